@@ -1,0 +1,1 @@
+"""Connectors: one file each, found through the entry point group ``feedq.connectors``."""

@@ -1,0 +1,60 @@
+"""The errors of feedq: one class per thing that a caller does differently.
+
+::
+
+    FeedqError
+    ├── InvalidInput          the request is wrong; say which option, and what would be right
+    │   └── NotFound          no feed, worker or file of that name
+    ├── Conflict              the name is taken, or somebody else changed it first
+    ├── Unavailable           a server is away; try again later
+    │   └── SchemaBehind      the database waits for `feedq db upgrade`
+    ├── LeaseLost             this worker no longer owns the feed; stop that one runner
+    ├── SourceUnavailable     the source refused, reset, or fell silent; reconnect with backoff
+    ├── SinkUnavailable       the sink database is away; keep the batches and try again
+    └── FeedMisconfigured     only an edit of the feed can help; do not retry
+
+A message says what happened, to which one, and what to do about it. Whatever may hold a secret
+(URLs, options) is masked before it gets into a message.
+"""
+
+from __future__ import annotations
+
+
+class FeedqError(Exception):
+    """Root of everything feedq raises on purpose."""
+
+
+class InvalidInput(FeedqError):
+    """A request, option or file that cannot be right."""
+
+
+class NotFound(InvalidInput):
+    """Something was named that does not exist."""
+
+
+class Conflict(FeedqError):
+    """The name is taken, or the thing changed in the meantime."""
+
+
+class Unavailable(FeedqError):
+    """A server that feedq needs does not answer."""
+
+
+class SchemaBehind(Unavailable):
+    """The control database lacks a migration of this release."""
+
+
+class LeaseLost(FeedqError):
+    """The feed has another owner, or none: this worker must stop writing it."""
+
+
+class SourceUnavailable(FeedqError):
+    """The feed's source cannot be reached or broke off; worth another try."""
+
+
+class SinkUnavailable(FeedqError):
+    """The sink database cannot be reached; worth another try with the same batches."""
+
+
+class FeedMisconfigured(FeedqError):
+    """The feed cannot run as it is declared; it waits for an edit."""

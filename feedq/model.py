@@ -1,0 +1,350 @@
+"""The nouns of feedq as frozen values.
+
+Everything that crosses a level is one of these, never a dict. Times are aware UTC datetimes as the
+database gave them; sizes are bytes; durations carry their unit in the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeAlias
+from uuid import UUID
+
+JSON: TypeAlias = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+"""Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector."""
+
+FeedKey: TypeAlias = tuple[int, int]
+"""``(feed_id, epoch)``: one tenure of one feed. Whatever a worker writes, it writes under a key."""
+
+
+class TargetState(StrEnum):
+    """What a person wants of a feed."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+class LeaseState(StrEnum):
+    """Who has a feed: see :mod:`feedq.lease` for the transitions."""
+
+    IDLE = "idle"
+    ASSIGNED = "assigned"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+class Reason(StrEnum):
+    """Why a lease is idle or stopping."""
+
+    NEW = "new"
+    EDITED = "edited"
+    PAUSED = "paused"
+    REMOVED = "removed"
+    DRAINED = "drained"
+    RELEASED = "released"
+    WORKER_GONE = "worker_gone"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+    NO_CAPACITY = "no_capacity"
+    NO_MATCH = "no_match"
+    SETTLING = "settling"
+
+
+class WorkerState(StrEnum):
+    """A worker session is born active, may drain, and ends gone. Gone never comes back."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class Status(StrEnum):
+    """What a person sees of a feed, derived from the lease and its progress: see `lease.status`."""
+
+    STREAMING = "streaming"
+    CONNECTING = "connecting"
+    STALLED = "stalled"
+    STARTING = "starting"
+    STOPPING = "stopping"
+    WAITING = "waiting"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+    PAUSED = "paused"
+    REMOVING = "removing"
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSpec:
+    """A feed as a person declares it.
+
+    ``source`` are the connector's options and ``sink`` the landing's, both as plain JSON: secrets in
+    them are references such as ``${env:ACME_TOKEN}``, resolved on the worker only.
+    """
+
+    name: str
+    connector: str
+    source: Mapping[str, Any]
+    sink: Mapping[str, Any]
+    tenant: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    weight: float = 1.0
+    target_state: TargetState = TargetState.RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A declared feed. Every edit makes ``generation`` one larger."""
+
+    id: int
+    spec: FeedSpec
+    generation: int
+    created_at: datetime
+    updated_at: datetime
+    removed_at: datetime | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The heartbeat row of a feed: who has it, under which epoch, and how it fares."""
+
+    feed_id: int
+    epoch: int = 0
+    state: LeaseState = LeaseState.IDLE
+    reason: Reason | None = Reason.NEW
+    worker_id: UUID | None = None
+    generation: int = 0
+    """Generation of the feed that the running stream was started with."""
+    assigned_at: datetime | None = None
+    running_since: datetime | None = None
+    retry_at: datetime | None = None
+    attempts: int = 0
+    last_error: str | None = None
+    last_error_at: datetime | None = None
+    connected: bool = False
+    stalled: bool = False
+    records_total: int = 0
+    bytes_total: int = 0
+    dead_letters_total: int = 0
+    last_record_at: datetime | None = None
+    cursor: JSON = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker says of itself with each heartbeat."""
+
+    feeds: int = 0
+    cpu: float = 0.0
+    """Cores in use since the last heartbeat."""
+    rss: int = 0
+    """Resident memory, in bytes."""
+    loop_lag_s: float = 0.0
+    """How late the event loop last ran a timer."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewWorker:
+    """A worker session about to register."""
+
+    id: UUID
+    name: str
+    queue: str
+    capacity: int
+    host: str
+    pid: int
+    version: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker *session*; a restarted process is a new one."""
+
+    id: UUID
+    name: str
+    queue: str
+    capacity: int
+    host: str
+    pid: int
+    version: str
+    labels: Mapping[str, str]
+    state: WorkerState
+    lock_key: int
+    """The second key of the session advisory lock that every database session of the worker holds."""
+    started_at: datetime
+    heartbeat_at: datetime
+    expires_at: datetime
+    load: Load = Load()
+    suspected_at: datetime | None = None
+    """When the beat last saw no session of this worker holding its lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedView:
+    """A feed with its lease and its worker's name, as lists and pages show it."""
+
+    feed: Feed
+    lease: Lease
+    worker: str | None
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker with what it holds by the leases, and the age of its heartbeat on the database's clock."""
+
+    worker: Worker
+    leases: int
+    heartbeat_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of history."""
+
+    at: datetime
+    kind: str
+    feed_id: int | None = None
+    worker_id: UUID | None = None
+    epoch: int | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The database's answer to a heartbeat."""
+
+    state: WorkerState
+    stops_pending: bool
+    """Whether some lease of this worker waits in `stopping`."""
+    pass_age_s: float | None
+    """Seconds since a reconcile pass last finished; None if none ever did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A feed given to a worker under a new epoch; the message that follows says just this."""
+
+    feed_id: int
+    epoch: int
+    worker_id: UUID
+    queue: str
+
+    @property
+    def key(self) -> FeedKey:
+        return (self.feed_id, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim that was granted: the feed as it was declared at that moment."""
+
+    feed: Feed
+    epoch: int
+    attempts: int
+
+    @property
+    def key(self) -> FeedKey:
+        return (self.feed.id, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """The control plane asks the owner to let go."""
+
+    feed_id: int
+    epoch: int
+    reason: Reason
+
+    @property
+    def key(self) -> FeedKey:
+        return (self.feed_id, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The owner lets go. ``retry_in_s`` holds the feed back, counted on the database's clock."""
+
+    feed_id: int
+    epoch: int
+    reason: Reason
+    retry_in_s: float = 0.0
+    attempts: int = 0
+    error: str | None = None
+
+    @property
+    def key(self) -> FeedKey:
+        return (self.feed_id, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a running feed fares; counters are for this tenure and are added up by the database."""
+
+    feed_id: int
+    epoch: int
+    records: int
+    """Records landed since the last report."""
+    bytes: int
+    dead_letters: int
+    last_record_ago_s: float | None
+    """Seconds since the last record was received, at the time of the report."""
+    cursor: JSON
+    connected: bool
+    stalled: bool
+    attempts: int
+    error: str | None
+
+    @property
+    def key(self) -> FeedKey:
+        return (self.feed_id, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one feed, in order, and the cursor to resume *after* the last of them.
+
+    Holds its records in one of two ways. ``lines`` is the fast path: whole records, none of them empty
+    or holding a newline or carriage return, each *ended* by ``\\n``. ``records`` is the general one.
+    """
+
+    count: int
+    size: int
+    """Bytes of all records, for limits and backpressure."""
+    cursor: JSON
+    received_at: datetime
+    lines: bytes | None = None
+    records: tuple[bytes, ...] | None = None
+
+    @classmethod
+    def of_lines(cls, lines: bytes, *, cursor: JSON, received_at: datetime) -> Batch:
+        return cls(lines.count(b"\n"), len(lines), cursor, received_at, lines=lines)
+
+    @classmethod
+    def of_records(cls, records: Iterable[bytes], *, cursor: JSON, received_at: datetime) -> Batch:
+        kept = tuple(records)
+        return cls(len(kept), sum(map(len, kept)), cursor, received_at, records=kept)
+
+    def split(self) -> tuple[bytes, ...]:
+        """The records one by one: the plain reference that the fast path must equal."""
+        if self.records is not None:
+            return self.records
+        assert self.lines is not None
+        return tuple(self.lines[:-1].split(b"\n")) if self.lines else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a feed stands in a sink: one row of ``feedq_checkpoint``."""
+
+    feed_id: int
+    epoch: int
+    cursor: JSON
+    records: int

@@ -1,0 +1,184 @@
+"""Settings: ``FEEDQ_*`` environment variables, read once per process.
+
+Every field's description is what `docs/reference/settings.md` says of it; a test keeps the two alike.
+URLs may hold passwords, so they are `SecretStr` and show as asterisks wherever they are printed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from feedq.backoff import BackoffPolicy
+from feedq.errors import InvalidInput
+
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
+DEFAULT_SINK = "default"
+
+
+class Settings(BaseSettings):
+    """All settings of a feedq process."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="FEEDQ_", env_nested_delimiter="__", extra="ignore", frozen=True
+    )
+
+    database_url: SecretStr = Field(
+        default=SecretStr("postgresql://localhost/feedq"),
+        description="Control database (PostgreSQL): feeds, leases, workers, history.",
+    )
+    broker_url: SecretStr = Field(
+        default=SecretStr("redis://localhost:6379/0"),
+        description="Celery broker: Valkey or Redis (`redis://`), or RabbitMQ (`amqp://`).",
+    )
+    sinks: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="Sink databases by name, `FEEDQ_SINKS__<NAME>=<url>`. "
+        "`default` is the control database unless set.",
+    )
+    environment: str = Field(
+        default="default",
+        min_length=1,
+        max_length=64,
+        description="Keeps the checkpoints of several feedq installations apart in one sink database.",
+    )
+
+    heartbeat_s: Seconds = Field(default=2.0, description="Interval of a worker's heartbeat.")
+    ttl_s: Seconds = Field(
+        default=6.0, description="A worker unheard of for this long is gone; three heartbeats."
+    )
+    trust_margin_s: Seconds = Field(
+        default=1.0,
+        description="How much sooner than its ttl a cut-off worker lets go by itself; "
+        "must exceed the drift of two clocks over one ttl.",
+    )
+    reconcile_interval_s: Seconds = Field(
+        default=5.0, description="Tick of `reconcile`; changes wake it at once besides."
+    )
+    dispatch_timeout_s: Seconds = Field(
+        default=10.0, description="An assignment not claimed for this long is sent again, with a new epoch."
+    )
+    settle_s: Seconds = Field(
+        default=2.0, description="A fleet that starts cold places nothing until one worker is this old."
+    )
+    sweep_interval_s: Seconds = Field(
+        default=60.0, description="Interval of the pass that compares everything and heals what was lost."
+    )
+    look_interval_s: Seconds = Field(
+        default=0.05, description="How often the elected beat looks for workers without a database session."
+    )
+    leader_ttl_s: Seconds = Field(
+        default=5.0, description="A frozen beat is replaced after this long; a killed one at once."
+    )
+    event_retention_days: int = Field(
+        default=14, ge=0, le=3650, description="Days of history kept in `feedq.event`."
+    )
+
+    job_slots: int = Field(default=4, ge=1, le=256, description="Threads for ordinary tasks on each worker.")
+    claim_window: int = Field(
+        default=256, ge=1, le=65_536, description="stream_feed messages a worker takes before acknowledging."
+    )
+    drain_timeout_s: Seconds = Field(
+        default=1.5, description="A stopping worker ends its streams within this, or is cut off."
+    )
+    visibility_timeout_s: int = Field(
+        default=3600, ge=1, description="Redis: after how long an unacknowledged ordinary task is run again."
+    )
+    worker_labels: dict[str, str] = Field(
+        default_factory=dict, description="Labels of this worker, as JSON, for feeds that select by label."
+    )
+    metrics_port: int = Field(
+        default=0, ge=0, le=65_535, description="Port of `/metrics`, `/healthz` and `/readyz`; 0 is off."
+    )
+    metrics_host: str = Field(default="127.0.0.1", description="Address that the metrics port listens on.")
+
+    flush_interval_s: Seconds = Field(
+        default=0.25, description="Longest wait of a received record for its group commit."
+    )
+    flush_bytes: int = Field(
+        default=8 * 2**20, ge=1, description="A group commit starts early when this many bytes wait."
+    )
+    inflight_bytes: int = Field(
+        default=2**20, ge=1, description="Unwritten bytes at which one feed stops reading its socket."
+    )
+    inflight_bytes_total: int = Field(
+        default=64 * 2**20, ge=1, description="Unwritten bytes at which the worker stops reading altogether."
+    )
+    fence_lock_timeout_s: Annotated[float, Field(gt=0, le=60)] = Field(
+        default=0.25,
+        description="How long a new owner waits for its predecessor's commit before it asks who is in the way.",
+    )
+
+    backoff_base_s: Seconds = Field(default=0.2, description="First reconnect delay, before jitter.")
+    backoff_max_s: Seconds = Field(default=30.0, description="Longest reconnect delay.")
+    backoff_attempts_in_place: int = Field(
+        default=5, ge=1, description="Failures in a row before another worker gets to try."
+    )
+    backoff_healthy_s: Seconds = Field(
+        default=60.0, description="A connection that held this long clears the failure count."
+    )
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        default="INFO", description="Least severe log event that is written."
+    )
+    log_format: Literal["console", "json"] = Field(
+        default="console", description="`json` writes one object a line."
+    )
+
+    @model_validator(mode="after")
+    def _check_trust(self) -> Settings:
+        if self.trust_margin_s > self.ttl_s:
+            raise ValueError(
+                f"trust_margin_s ({self.trust_margin_s:g}) must not exceed ttl_s ({self.ttl_s:g}): "
+                "a worker would never trust its own lease"
+            )
+        return self
+
+    @property
+    def backoff(self) -> BackoffPolicy:
+        return BackoffPolicy(
+            base_s=self.backoff_base_s,
+            max_s=self.backoff_max_s,
+            attempts_in_place=self.backoff_attempts_in_place,
+            healthy_s=self.backoff_healthy_s,
+        )
+
+    @property
+    def sink_names(self) -> tuple[str, ...]:
+        return tuple(sorted({DEFAULT_SINK, *(name.lower() for name in self.sinks)}))
+
+    def sink_url(self, name: str) -> str:
+        """The URL of a named sink, with its password; for the driver only, never for a message."""
+        named = {key.lower(): url for key, url in self.sinks.items()}
+        if name.lower() in named:
+            return named[name.lower()].get_secret_value()
+        if name.lower() == DEFAULT_SINK:
+            return self.database_url.get_secret_value()
+        raise InvalidInput(
+            f"sink {name!r} is not set up here: set FEEDQ_SINKS__{name.upper()} to its URL "
+            f"(known sinks: {', '.join(self.sink_names)})"
+        )
+
+
+@cache
+def settings() -> Settings:
+    """The settings of this process.
+
+    Raises:
+        InvalidInput: a variable is out of range; the message names it.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise InvalidInput(_explain(error)) from None
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_input=False, include_url=False):
+        name = "__".join(str(part) for part in problem["loc"]).upper()
+        lines.append(f"FEEDQ_{name}: {problem['msg']}" if name else problem["msg"])
+    return "; ".join(lines)

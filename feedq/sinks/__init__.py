@@ -1,0 +1,1 @@
+"""Sinks: the databases that records land in, found through the entry point group ``feedq.sinks``."""

@@ -1,0 +1,216 @@
+"""What the control database can do, as interfaces.
+
+Two implementations: `feedq.store.postgresql.PostgresStore`, the real one, and
+`feedq.testing.MemoryStore`, for scenarios ticked by hand. One contract suite (``tests/contract``) runs over
+both. Every method is one transaction and one decision; the database's clock is the only one that counts.
+
+All methods block and may raise `feedq.errors.Unavailable`; none is called from an event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+from uuid import UUID
+
+from feedq.lease import Edit, Quiet
+from feedq.model import (
+    Assignment,
+    Claim,
+    Event,
+    Feed,
+    FeedKey,
+    FeedSpec,
+    FeedView,
+    Heartbeat,
+    Lease,
+    Load,
+    NewWorker,
+    Progress,
+    Reason,
+    Release,
+    StopRequest,
+    TargetState,
+    Worker,
+    WorkerView,
+)
+from feedq.placement import Candidate, Waiting
+
+
+class Feeds(Protocol):
+    """Desired state. Every change marks the feed dirty, writes an event, and wakes reconcile."""
+
+    def add(self, spec: FeedSpec) -> Feed:
+        """Raises `Conflict` when a feed of that name exists."""
+
+    def edit(self, name: str, spec: FeedSpec) -> Feed:
+        """Replace the declaration. Unchanged declarations keep their generation. Raises `NotFound`."""
+
+    def set_target(self, name: str, target: TargetState) -> Feed: ...
+
+    def restart(self, name: str) -> Feed:
+        """Bump the generation without a change: the stream stops and starts anew, failures are forgotten."""
+
+    def remove(self, name: str) -> Feed:
+        """Mark as removed; the feed's rows go once nobody streams it."""
+
+    def get(self, name: str) -> Feed: ...
+
+    def view(self, name: str) -> FeedView: ...
+
+    def views(self, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
+        """All feeds by name, the ones being removed included."""
+
+    def events(self, name: str, *, limit: int = 50) -> list[Event]:
+        """Newest first."""
+
+
+class Workers(Protocol):
+    """Worker sessions."""
+
+    def register(self, new: NewWorker, *, ttl_s: float) -> Worker: ...
+
+    def heartbeat(self, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
+        """Renew every lease of the worker, in one statement. None: it was declared gone."""
+
+    def drain(self, worker_id: UUID, *, ask_to_stop: bool) -> bool:
+        """Take no more feeds. ``ask_to_stop`` also asks it to let go of those it has.
+
+        A worker that drains itself stops them without being asked. False when it is gone.
+        """
+
+    def leave(self, worker_id: UUID) -> None:
+        """Say goodbye: free what is left and end the session."""
+
+    def views(self, *, gone: bool = False) -> list[WorkerView]:
+        """By name; ``gone`` includes ended sessions."""
+
+
+class Leases(Protocol):
+    """The owner's side of the lease. Each statement matches feed, epoch and worker, or does nothing."""
+
+    def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
+        """assigned → running. Keys that do not match are left out: their messages are stale."""
+
+    def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
+        """running or stopping → idle; wakes reconcile. Returns what matched."""
+
+    def report(self, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
+        """Add up progress. Returns what matched; the rest has been lost and must be stopped."""
+
+    def stop_requests(self, worker_id: UUID) -> list[StopRequest]: ...
+
+    def held(self, worker_id: UUID) -> list[FeedKey]:
+        """What the database thinks this worker runs (running or stopping)."""
+
+    def raise_epoch(self, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
+        """Lift a running lease above the epoch its sink has seen (the control database is a restored one).
+
+        Returns the new key, or None when the lease is no longer held under ``key``.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A worker that may be gone, its row locked until the pass ends."""
+
+    worker: Worker
+    has_session: bool
+
+
+class ReconcilePass(Protocol):
+    """One pass of reconcile: one transaction, and only one in the fleet at a time."""
+
+    now: datetime
+    """The database's clock at the beginning of the pass."""
+
+    def quiet(self) -> Quiet: ...
+
+    def suspects(self) -> list[Suspect]:
+        """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
+
+    def bury(self, worker_ids: Sequence[UUID]) -> int:
+        """Declare gone *and* free every lease, in this transaction. Returns how many leases were freed."""
+
+    def dirty(self, *, limit: int) -> list[tuple[Feed, Lease]]:
+        """Feeds that a person touched, with their leases; a lease row that is missing is made."""
+
+    def apply_edits(self, edits: Sequence[tuple[int, Edit]]) -> None:
+        """Perform the decisions for these feed ids and mark them clean."""
+
+    def overdue(self, *, timeout_s: float) -> int:
+        """Withdraw assignments never claimed in time: back to idle, to be placed anew. Returns how many."""
+
+    def waiting(self, *, limit: int) -> list[Waiting]: ...
+
+    def candidates(self) -> list[Candidate]: ...
+
+    def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]: ...
+
+    def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
+        """Write why feeds wait, where that changed."""
+
+    def sweep(self) -> int:
+        """Compare everything: make missing lease rows, mark mismatches dirty, trim history. Returns repairs."""
+
+    def sweep_is_due(self, *, interval_s: float) -> bool: ...
+
+
+class Fleet(Protocol):
+    """What belongs to nobody in particular."""
+
+    def reconcile_pass(self) -> AbstractContextManager[ReconcilePass | None]:
+        """Begin a pass; None when another one is under way. Leaving the block commits and stamps it."""
+
+    def wake(self) -> None:
+        """Ask for a reconcile pass soon."""
+
+
+class Listener(Protocol):
+    """Notifications of one channel, on a database session of its own.
+
+    A worker's listener also holds the worker's lock for the life of its session.
+    """
+
+    def wait(self, timeout_s: float) -> bool:
+        """True when something came in time. Raises `Unavailable` when the session broke."""
+
+    def interrupt(self) -> None:
+        """End a `wait` under way in another thread."""
+
+    def close(self) -> None: ...
+
+
+class Session(Protocol):
+    """The keeper's own database session, which holds the worker's lock and carries its heartbeat."""
+
+    def heartbeat(self, load: Load) -> Heartbeat | None: ...
+
+    def close(self) -> None: ...
+
+
+class Store(Protocol):
+    """The control database."""
+
+    @property
+    def feeds(self) -> Feeds: ...
+    @property
+    def workers(self) -> Workers: ...
+    @property
+    def leases(self) -> Leases: ...
+    @property
+    def fleet(self) -> Fleet: ...
+
+    def session(self, worker: Worker, *, ttl_s: float) -> Session:
+        """Open the keeper's session. Raises `Unavailable`."""
+
+    def worker_listener(self, worker: Worker) -> Listener:
+        """Hears stop requests for this worker."""
+
+    def close(self) -> None: ...
+
+
+StoreFactory = Callable[[], Store]

@@ -1,0 +1,160 @@
+"""Names of what feedq says about itself: history events, log events and metrics, all in one place.
+
+A name that is not declared here cannot be written (`EventKind`, `LogEvent`), and a test checks that each is
+documented in ``docs/reference/``. Secrets never get this far: URLs are masked by `mask_url`.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.config
+import re
+import sys
+from enum import StrEnum
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from feedq.settings import Settings
+
+
+class EventKind(StrEnum):
+    """Lines of the history table ``feedq.event``."""
+
+    FEED_ADDED = "feed_added"
+    FEED_EDITED = "feed_edited"
+    FEED_PAUSED = "feed_paused"
+    FEED_RESUMED = "feed_resumed"
+    FEED_RESTARTED = "feed_restarted"
+    FEED_REMOVED = "feed_removed"
+    LEASE_ASSIGNED = "lease_assigned"
+    LEASE_CLAIMED = "lease_claimed"
+    LEASE_RELEASED = "lease_released"
+    LEASE_FREED = "lease_freed"
+    LEASE_OVERDUE = "lease_overdue"
+    LEASE_RAISED = "lease_raised"
+    STOP_REQUESTED = "stop_requested"
+    WORKER_JOINED = "worker_joined"
+    WORKER_DRAINING = "worker_draining"
+    WORKER_LEFT = "worker_left"
+    WORKER_GONE = "worker_gone"
+
+
+class LogEvent(StrEnum):
+    """Structured log events. The value is the event's text; what varies goes into its fields."""
+
+    WORKER_REGISTERED = "worker registered"
+    WORKER_DECLARED_GONE = "worker was declared gone; registering anew"
+    WORKER_DRAINING = "worker is draining"
+    WORKER_LEFT = "worker left"
+    WORKER_SUSPENDED = "streams suspended: the lease can no longer be trusted"
+    WORKER_RESUMED = "streams resumed: the lease is trusted again"
+    STOP_OVERDUE = "stream did not stop in time; its socket was cut"
+    DATABASE_AWAY = "control database does not answer"
+    DATABASE_BACK = "control database answers again"
+    SESSION_LOST = "a database session was lost"
+    MESSAGE_DROPPED = "stream_feed message dropped"
+    FEED_CLAIMED = "feed claimed"
+    FEED_CONNECTED = "feed connected"
+    FEED_BROKEN_OFF = "feed broke off"
+    FEED_STALLED = "feed is silent beyond its idle timeout"
+    FEED_RELEASED = "feed released"
+    FEED_FENCED = "feed lost: a newer epoch owns it"
+    FEED_FAILED = "feed failed; it waits for an edit"
+    FENCE_BLOCKED = "fence waits for a predecessor's transaction"
+    EPOCH_RAISED = "epoch raised above the one in the sink"
+    SINK_AWAY = "sink database does not answer; batches are kept"
+    SINK_BACK = "sink database answers again"
+    COMMIT_UNKNOWN = "answer to a commit was lost; asking the checkpoint"
+    DEAD_LETTERS = "records refused by the sink went to feedq_dead_letter"
+    RECONCILED = "reconcile pass"
+    RECONCILE_FAILED = "reconcile pass failed"
+    DISPATCH_FAILED = "message could not be sent; the dispatch time-out sends it again"
+    WATCHDOG = "no reconcile pass for too long; running one here"
+    BEAT_ELECTED = "beat elected"
+    BEAT_STEPPED_DOWN = "beat stepped down"
+    BEAT_REPLACED_FROZEN = "the elected beat is frozen; it was replaced"
+    WORKER_CRASHED = "worker has no database session left"
+    CRASH_SIGNAL_OFF = "session locks do not hold here (a pooler?); crash detection falls back to heartbeats"
+    UNEXPECTED = "unexpected error"
+
+
+REGISTRY = CollectorRegistry()
+
+FEEDS = Gauge("feedq_feeds", "Feeds held by this worker, by status", ["status"], registry=REGISTRY)
+RECORDS = Counter("feedq_records", "Records landed by this worker", registry=REGISTRY)
+BYTES = Counter("feedq_bytes", "Bytes of records landed by this worker", registry=REGISTRY)
+DEAD_LETTERS = Counter("feedq_dead_letters", "Records refused by the sink", registry=REGISTRY)
+FENCED = Counter("feedq_fenced", "Feeds lost to a newer epoch", registry=REGISTRY)
+RECONNECTS = Counter("feedq_reconnects", "Connections of feeds that broke off", registry=REGISTRY)
+COMMIT_SECONDS = Histogram("feedq_commit_seconds", "Duration of a group commit", registry=REGISTRY)
+COMMIT_DELAY_SECONDS = Histogram(
+    "feedq_commit_delay_seconds", "From receipt of a batch to its commit", registry=REGISTRY
+)
+INFLIGHT_BYTES = Gauge("feedq_inflight_bytes", "Bytes received and not yet committed", registry=REGISTRY)
+HEARTBEAT_AGE_SECONDS = Gauge(
+    "feedq_heartbeat_age_seconds", "Since the last heartbeat that the database answered", registry=REGISTRY
+)
+HEARTBEAT_SECONDS = Histogram("feedq_heartbeat_seconds", "Round trip of a heartbeat", registry=REGISTRY)
+LOOP_LAG_SECONDS = Gauge("feedq_loop_lag_seconds", "How late the event loop runs a timer", registry=REGISTRY)
+RECONCILE_SECONDS = Histogram("feedq_reconcile_seconds", "Duration of a reconcile pass", registry=REGISTRY)
+FEEDS_UNPLACED = Gauge(
+    "feedq_feeds_unplaced",
+    "Feeds that wait for a worker, by reason, as the last pass here saw it",
+    ["reason"],
+    registry=REGISTRY,
+)
+
+_PASSWORD = re.compile(r"(?P<head>\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s@]*(?=@)", re.IGNORECASE)
+
+
+def mask_url(text: str) -> str:
+    """``text`` with the password of every URL in it replaced by asterisks."""
+    return _PASSWORD.sub(r"\g<head>***", text)
+
+
+def log(name: str) -> structlog.stdlib.BoundLogger:
+    """The logger of a module; call it with `LogEvent` values and keyword fields."""
+    logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
+    return logger
+
+
+def configure_logging(settings: Settings) -> None:
+    """Send feedq's and Celery's log through one formatter to standard error, passwords masked."""
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+        _mask,
+    ]
+    renderer = (
+        structlog.processors.JSONRenderer()
+        if settings.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), sort_keys=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _mask, renderer],
+    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.log_level)
+
+
+def _mask(_logger: Any, _method: str, event: Any) -> Any:
+    return {key: mask_url(value) if isinstance(value, str) else value for key, value in event.items()}
