@@ -13,11 +13,10 @@ from time import perf_counter
 from uuid import UUID
 
 from feedq import lease, placement
-from feedq.connectors.base import parse_options
+from feedq.declaration import Action, Change, validate
 from feedq.errors import InvalidInput, NotFound
-from feedq.model import Assignment, FeedSpec, Reason, WorkerState, WorkerView
+from feedq.model import Assignment, Feed, FeedSpec, Reason, WorkerState, WorkerView
 from feedq.settings import Settings
-from feedq.sinks.base import landing_of, parse_sink
 from feedq.store.base import ReconcilePass, Store
 from feedq.telemetry import FEEDS_UNPLACED, RECONCILE_SECONDS, LogEvent, log
 
@@ -48,9 +47,7 @@ class PassReport:
 
     @property
     def did_something(self) -> bool:
-        return bool(
-            self.workers_gone or self.edits or self.overdue or self.repaired or self.assignments
-        )
+        return bool(self.workers_gone or self.edits or self.overdue or self.repaired or self.assignments)
 
 
 def reconcile(store: Store, dispatch: Dispatch, settings: Settings) -> PassReport | None:
@@ -73,7 +70,7 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings) -> PassRepor
     # Committed. Only now may a message leave: an epoch that was rolled back must never be heard of.
     if report.assignments:
         dispatch(report.assignments)
-    if report.more or Reason.SETTLING in report.unplaced:
+    if report.more:
         store.fleet.wake()
     RECONCILE_SECONDS.observe(perf_counter() - started)
     if report.did_something:
@@ -95,7 +92,7 @@ def _bury_the_gone(p: ReconcilePass, report: PassReport, *, ttl_s: float) -> Non
     suspects = p.suspects()
     if not suspects:
         return
-    quiet = p.quiet()
+    quiet = p.quiet(ttl_s=ttl_s)
     gone = [
         s.worker.id
         for s in suspects
@@ -131,13 +128,28 @@ def _place_the_waiting(p: ReconcilePass, report: PassReport, *, settle_s: float)
 # -- verbs -------------------------------------------------------------------------------------------
 
 
-def validate(spec: FeedSpec) -> None:
-    """Refuse a declaration that cannot run anywhere. Raises `InvalidInput`, naming feed and option."""
-    try:
-        options = parse_options(spec.connector, spec.source)
-        landing_of(parse_sink(spec.sink), options.format)
-    except InvalidInput as error:
-        raise InvalidInput(f"feed {spec.name!r}: {error}") from None
+def add_feed(store: Store, spec: FeedSpec) -> Feed:
+    """Declare a new feed. Raises `InvalidInput` or `Conflict` (the name is taken)."""
+    validate(spec)
+    return store.feeds.add(spec)
+
+
+def edit_feed(store: Store, spec: FeedSpec) -> Feed:
+    """Replace the declaration of the feed of that name. Raises `InvalidInput`, `NotFound`."""
+    validate(spec)
+    return store.feeds.edit(spec.name, spec)
+
+
+def carry_out(store: Store, change: Change) -> None:
+    """One change of a plan; repeating a plan that broke off half way does what is left of it."""
+    if change.action is Action.REMOVE:
+        store.feeds.remove(change.name)
+        return
+    assert change.spec is not None
+    if change.action is Action.ADD:
+        add_feed(store, change.spec)
+    else:
+        edit_feed(store, change.spec)
 
 
 def find_worker(store: Store, name: str) -> WorkerView:

@@ -10,6 +10,7 @@
     │   └── SchemaBehind      the database waits for `feedq db upgrade`
     ├── LeaseLost             this worker no longer owns the feed; stop that one runner
     ├── SourceUnavailable     the source refused, reset, or fell silent; reconnect with backoff
+    │   └── SourceSilent      connected, and nothing came for the idle timeout: the feed is stalled
     ├── SinkUnavailable       the sink database is away; keep the batches and try again
     └── FeedMisconfigured     only an edit of the feed can help; do not retry
 
@@ -50,6 +51,10 @@ class LeaseLost(FeedqError):
 
 class SourceUnavailable(FeedqError):
     """The feed's source cannot be reached or broke off; worth another try."""
+
+
+class SourceSilent(SourceUnavailable):
+    """The source is connected but sent nothing for the idle timeout."""
 
 
 class SinkUnavailable(FeedqError):

@@ -109,7 +109,8 @@ class Settings(BaseSettings):
     )
     fence_lock_timeout_s: Annotated[float, Field(gt=0, le=60)] = Field(
         default=0.25,
-        description="How long a new owner waits for its predecessor's commit before it asks who is in the way.",
+        description="How long a new owner waits for its predecessor's commit "
+        "before it looks who is in the way.",
     )
 
     backoff_base_s: Seconds = Field(default=0.2, description="First reconnect delay, before jitter.")

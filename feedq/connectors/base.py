@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from feedq.clock import Clock
+from feedq.connectors.template import RESERVED
 from feedq.errors import InvalidInput
 from feedq.model import JSON, Batch
+from feedq.secrets import check_secret_name, parse_reference
 
 ENTRY_POINT_GROUP = "feedq.connectors"
 
@@ -34,10 +37,28 @@ class ConnectorOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    format: RecordFormat = "json"
-    """What a record is: decides the type of the payload column, and how a cursor can be read from it."""
-    secrets: dict[str, str] = {}
-    """Names to references (`${env:NAME}` or `${file:/path}`), for `{name}` in other options."""
+    format: RecordFormat = Field(
+        default="json",
+        description="What a record is, `json`, `text` or `bytes`: decides the type of the payload column.",
+    )
+    secrets: dict[str, str] = Field(
+        default={},
+        description="Names to references, `${env:NAME}` or `${file:/path}`, for `{name}` in other options. "
+        "They are resolved on the worker; values are never stored or shown.",
+    )
+
+    @field_validator("secrets")
+    @classmethod
+    def _check_secrets(cls, secrets: dict[str, str]) -> dict[str, str]:
+        for name, reference in secrets.items():
+            check_secret_name(name)
+            if name in RESERVED:
+                raise ValueError(f"{name!r} stands for something else in a template; choose another name")
+            try:
+                parse_reference(reference)
+            except ValueError as error:
+                raise ValueError(f"{name!r} {error}") from None
+        return secrets
 
 
 class SocketGuard(Protocol):
@@ -77,8 +98,11 @@ def connector_kinds() -> dict[str, type[Connector]]:
     return {entry.name: load_connector(entry.name) for entry in entry_points(group=ENTRY_POINT_GROUP)}
 
 
+@cache
 def load_connector(kind: str) -> type[Connector]:
-    """Raises `InvalidInput` when there is no such connector or it cannot be imported."""
+    """Looked up once a process: reading the installed packages takes milliseconds, and each feed asks.
+
+    Raises `InvalidInput` when there is no such connector or it cannot be imported."""
     found = entry_points(group=ENTRY_POINT_GROUP, name=kind)
     if not found:
         known = ", ".join(sorted(e.name for e in entry_points(group=ENTRY_POINT_GROUP)))
@@ -108,5 +132,6 @@ def explain_options(where: str, error: ValidationError, options: type[BaseModel]
         if problem["type"] == "extra_forbidden":
             lines.append(f"{path}: unknown option; known are {', '.join(sorted(options.model_fields))}")
         else:
-            lines.append(f"{path}: {problem['msg']}")
+            # pydantic's words for "raised by our own validator", which says enough by itself.
+            lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')}")
     return "; ".join(lines)

@@ -9,7 +9,7 @@ All methods block and may raise `feedq.errors.Unavailable`; none is called from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,6 +35,7 @@ from feedq.model import (
     StopRequest,
     TargetState,
     Worker,
+    WorkerState,
     WorkerView,
 )
 from feedq.placement import Candidate, Waiting
@@ -88,6 +89,21 @@ class Workers(Protocol):
     def views(self, *, gone: bool = False) -> list[WorkerView]:
         """By name; ``gone`` includes ended sessions."""
 
+    def gone_among(self, worker_ids: Collection[UUID]) -> set[UUID]:
+        """Which of these are declared gone, or unknown by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A lease as seen by a process that streams the feed on behalf of another process's worker session."""
+
+    worker_id: UUID
+    worker_state: WorkerState
+    stopping: Reason | None
+    """Set when the owner was asked to stop."""
+    remaining_s: float
+    """Until the worker's last heartbeat expires, on the database's clock."""
+
 
 class Leases(Protocol):
     """The owner's side of the lease. Each statement matches feed, epoch and worker, or does nothing."""
@@ -105,6 +121,9 @@ class Leases(Protocol):
 
     def held(self, worker_id: UUID) -> list[FeedKey]:
         """What the database thinks this worker runs (running or stopping)."""
+
+    def follow(self, key: FeedKey) -> Followed | None:
+        """Who holds the lease under ``key``, and for how long. None: nobody does, under this epoch."""
 
     def raise_epoch(self, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
         """Lift a running lease above the epoch its sink has seen (the control database is a restored one).
@@ -127,7 +146,11 @@ class ReconcilePass(Protocol):
     now: datetime
     """The database's clock at the beginning of the pass."""
 
-    def quiet(self) -> Quiet: ...
+    def quiet(self, *, ttl_s: float) -> Quiet:
+        """Since when the database was heard from without a break of more than half a ttl.
+
+        Such a break may still be under way: the first to come back after an outage may be this very pass.
+        """
 
     def suspects(self) -> list[Suspect]:
         """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
@@ -154,7 +177,7 @@ class ReconcilePass(Protocol):
         """Write why feeds wait, where that changed."""
 
     def sweep(self) -> int:
-        """Compare everything: make missing lease rows, mark mismatches dirty, trim history. Returns repairs."""
+        """Compare everything, mark what does not add up as dirty, trim history. Returns repairs."""
 
     def sweep_is_due(self, *, interval_s: float) -> bool: ...
 
@@ -176,7 +199,7 @@ class Listener(Protocol):
     """
 
     def wait(self, timeout_s: float) -> bool:
-        """True when something came in time. Raises `Unavailable` when the session broke."""
+        """True when something came in time. Raises `Unavailable` as soon as the session breaks."""
 
     def interrupt(self) -> None:
         """End a `wait` under way in another thread."""
@@ -187,7 +210,17 @@ class Listener(Protocol):
 class Session(Protocol):
     """The keeper's own database session, which holds the worker's lock and carries its heartbeat."""
 
+    @property
+    def locks_hold(self) -> bool:
+        """Whether the session lock is really ours; not so behind a transaction pooler."""
+
     def heartbeat(self, load: Load) -> Heartbeat | None: ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for nothing but trouble: raises `Unavailable` as soon as the session breaks."""
+
+    def interrupt(self) -> None:
+        """End a `wait` under way in another thread."""
 
     def close(self) -> None: ...
 

@@ -1,0 +1,66 @@
+# Each target builds .venv when it is missing or older than what it was built from.
+# Needs make and Python 3.11 or newer; uses uv where there is one.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+FAST_TESTS := $(wildcard tests/unit tests/scenarios tests/simulation)
+
+# One virtual environment, one terminal: nothing here gains from -j.
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help venv run test check bench docs clean
+
+help:
+	@echo 'make run      start everything on this machine with a demo: PostgreSQL, Valkey, workers, beats, Flower'
+	@echo 'make test     all tests, real processes and servers included (up to 10 minutes)'
+	@echo 'make check    format, lint, types, import levels and the fast tests'
+	@echo 'make bench    measure throughput, memory and start-up here; ARGS="--help" says more'
+	@echo 'make docs     write the generated tables of docs/reference anew'
+	@echo 'make venv     only build .venv'
+	@echo 'make clean    delete .venv, caches and build products'
+	@echo
+	@echo 'PYTHON=python3.12 chooses the interpreter.'
+
+venv: $(INSTALLED)
+
+# exec: Ctrl-C reaches feedq itself, once, and its exit status is the target's.
+run: $(INSTALLED)
+	@exec $(RUN)/feedq up --demo $(ARGS)
+
+test: $(INSTALLED)
+	@$(RUN)/python -m pytest --durations=15 $(ARGS)
+
+check: $(INSTALLED)
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+	$(RUN)/lint-imports
+	$(RUN)/python -m pytest -q $(FAST_TESTS)
+
+bench: $(INSTALLED)
+	@exec $(RUN)/python -m bench $(ARGS)
+
+docs: $(INSTALLED)
+	@$(RUN)/python docs/reference/generate.py
+
+# What `feedq up` keeps in .feedq is data, not a build product: it stays.
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find feedq tests bench docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamp comes last, so that a build that was interrupted is done again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "feedq needs Python 3.11 or newer, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)" >&2; \
+	  echo "Name another one, for example: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo 'Building $(VENV) ...'
+	@if command -v uv >/dev/null 2>&1; then \
+	  { $(RUN)/python -c '' 2>/dev/null || uv venv --quiet --allow-existing --python '$(PYTHON)' $(VENV); } && \
+	  uv pip install --quiet --python $(RUN)/python -c constraints.txt -e '.[dev]'; \
+	else \
+	  { $(RUN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV); } && \
+	  $(RUN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'; \
+	fi
+	@touch $@

@@ -1,0 +1,50 @@
+"""``python -m bench [throughput] [fleet] [faults]``: measure all of it, or what is named; then one table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench import faults, fleet, throughput
+from bench.report import Figure, say, write_table
+
+BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
+    "throughput": throughput.measure,
+    "fleet": fleet.measure,
+    "faults": faults.measure,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("which", nargs="*", metavar="|".join(BENCHMARKS), help="all, unless named")
+    parser.add_argument("--keep", action="store_true", help="keep the directory with logs and data")
+    options = parser.parse_args()
+    unknown = sorted(set(options.which) - set(BENCHMARKS))
+    if unknown:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+
+    figures: list[Figure] = []
+    for name in options.which or BENCHMARKS:
+        directory = Path(tempfile.mkdtemp(prefix=f"feedq-bench-{name}-"))
+        directory.chmod(0o711)  # the servers' account must be able to enter it
+        try:
+            for figure in BENCHMARKS[name](directory):
+                figures.append(figure)
+        finally:
+            if options.keep:
+                say(f"{name}: logs and data are in {directory}")
+            else:
+                shutil.rmtree(directory, ignore_errors=True)
+    print(f"\n{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}\n")
+    return 0 if write_table(figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Writes the tables of these reference pages that the code already knows: settings and metrics.
+
+``make docs`` runs it; a test fails while a page differs from what it would write. A table stands between two
+comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around them is written by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+from prometheus_client.metrics import MetricWrapperBase
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from feedq import telemetry
+from feedq.settings import Settings
+
+HERE = Path(__file__).parent
+
+SECTIONS = {
+    "database_url": "Connections",
+    "heartbeat_s": "Ownership and the control plane",
+    "job_slots": "The worker",
+    "flush_interval_s": "Writing to the sink",
+    "backoff_base_s": "Reconnecting",
+    "log_level": "Log",
+}
+"""The setting that each section of the table begins with."""
+
+
+def settings_tables() -> str:
+    lines: list[str] = []
+    for name, field in Settings.model_fields.items():
+        if name in SECTIONS:
+            lines += ["", f"## {SECTIONS[name]}", ""]
+            lines += ["| variable | values | default | meaning |", "|---|---|---|---|"]
+        variable = f"FEEDQ_{name.upper()}" + ("__<NAME>" if name == "sinks" else "")
+        lines.append(f"| `{variable}` | {_values(field)} | {_default(field)} | {field.description} |")
+    return "\n".join(lines[1:])
+
+
+def metrics_table() -> str:
+    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    metrics = [m for m in vars(telemetry).values() if isinstance(m, MetricWrapperBase)]
+    for metric in metrics:
+        for family in metric.describe():
+            name = family.name + ("_total" if family.type == "counter" else "")
+            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
+            lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(lines)
+
+
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "settings.md": {"settings": settings_tables},
+    "metrics.md": {"metrics": metrics_table},
+}
+
+
+def render(page: str) -> str:
+    """The page as it should be: what stands there, with its generated tables made anew."""
+    text = (HERE / page).read_text()
+    for name, table in PAGES[page].items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        head, found_begin, rest = text.partition(begin)
+        _, found_end, tail = rest.partition(end)
+        if not (found_begin and found_end):
+            raise ValueError(f"{page}: {begin} … {end} is missing")
+        text = f"{head}{begin}\n\n{table()}\n\n{end}{tail}"
+    return text
+
+
+def _values(field: FieldInfo) -> str:
+    inner = get_args(field.annotation)
+    if inner == (str, SecretStr):
+        return "URL"
+    if inner == (str, str):
+        return "JSON object"
+    if inner:
+        return ", ".join(f"`{choice}`" for choice in inner)
+    kinds: dict[object, str] = {SecretStr: "URL", str: "text", int: "integer", float: "seconds"}
+    kind = kinds[field.annotation]
+    bounds = {b: getattr(m, b) for m in field.metadata for b in ("ge", "gt", "le") if hasattr(m, b)}
+    if "gt" in bounds:
+        return f"{kind}, over {bounds['gt']} to {bounds['le']}"
+    if "le" in bounds:
+        return f"{kind}, {bounds['ge']} to {bounds['le']}"
+    return f"{kind}, from {bounds['ge']}" if bounds else kind
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if value == {}:
+        return "none"
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    if isinstance(value, int) and value >= 2**20 and value % 2**20 == 0:
+        return f"`{value}` ({value // 2**20} MiB)"
+    return f"`{value}`"
+
+
+def main() -> None:
+    for page in PAGES:
+        (HERE / page).write_text(render(page))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Elected beats: any number may run, one of them schedules.
+
+`celery beat` runs the scheduler's ``tick`` in its own loop and sleeps between; the election lives on a thread
+beside it, because it listens, looks for crashed workers many times a second, and asks for a reconcile within
+milliseconds of a change. The scheduler only asks it whether to act.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from random import Random
+from threading import Event, Thread
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from celery.beat import Scheduler
+
+from feedq.errors import FeedqError, Unavailable
+from feedq.settings import Settings, settings
+from feedq.store.election import Election, Look
+from feedq.tasks import CONTROL_QUEUE, reconcile
+from feedq.telemetry import LogEvent, log
+
+CAMPAIGN_S = 0.2
+"""A killed leader is replaced within this, plus jitter."""
+RENEW_S = 1.0
+SECOND_LOOK_S = 0.02
+"""Between the two looks that make a crash: long enough for a reconnect under way to show up."""
+ASK_AGAIN_S = 0.5
+"""A reconcile asked for and not finished by then is asked for again: a frozen worker may have the message."""
+MAX_SLEEP_S = 1.0
+"""How late a new leader's first tick may be."""
+
+logger = log(__name__)
+
+
+class Candidate(Thread):
+    """One beat's part in the election."""
+
+    def __init__(self, s: Settings) -> None:
+        super().__init__(name="feedq-election", daemon=True)
+        self._settings = s
+        self._url = s.database_url.get_secret_value()
+        self._holder = uuid4()
+        self._rng = Random()
+        self._stopping = Event()
+        self._election: Election | None = None
+        self._leads_until = float("-inf")
+        self._look_after = float("-inf")
+        self._asked: tuple[int, float] | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this beat may act. A leader that was frozen finds its time over when it wakes."""
+        return monotonic() < self._leads_until
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._election is not None:
+            self._election.interrupt()
+        if self.is_alive():
+            self.join(2.0)
+
+    def run(self) -> None:
+        said_away = False
+        while not self._stopping.is_set():
+            try:
+                self._serve()
+                said_away = False
+            except Unavailable as error:
+                # Whoever lost its session saw an outage: nobody is taken for crashed until all had the time
+                # to come back.
+                self._look_after = monotonic() + self._settings.ttl_s
+                if not said_away:
+                    logger.warning(LogEvent.DATABASE_AWAY, where="beat", error=str(error))
+                said_away = True
+            except Exception:
+                logger.exception(LogEvent.UNEXPECTED, where="beat")
+            finally:
+                self._step_down()
+            self._stopping.wait(self._rng.uniform(0.5, 1.5) * CAMPAIGN_S)
+
+    def _serve(self) -> None:
+        """Campaign, lead as long as it lasts, and return when stopped or no longer leader."""
+        self._election = Election(
+            self._url,
+            holder=self._holder,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            ttl_s=self._settings.leader_ttl_s,
+        )
+        while not self._election.campaign():
+            if self._election.depose_frozen():
+                logger.warning(LogEvent.BEAT_REPLACED_FROZEN)
+                continue
+            self._election.wait(self._rng.uniform(0.5, 1.0) * CAMPAIGN_S)
+            if self._stopping.is_set():
+                return
+        logger.info(LogEvent.BEAT_ELECTED, pid=os.getpid())
+        self._lead(self._election)
+
+    def _lead(self, election: Election) -> None:
+        renew_at = monotonic()
+        # What happened while nobody led was heard by nobody.
+        self._ask()
+        while not self._stopping.is_set():
+            now = monotonic()
+            if now >= renew_at:
+                if not election.renew():
+                    return
+                # Anchored to before the round trip, like a worker's trust window.
+                self._leads_until = now + self._settings.leader_ttl_s
+                renew_at = now + RENEW_S
+            look = election.look()
+            self._judge(look)
+            pause_s = SECOND_LOOK_S if look.suspected else self._settings.look_interval_s
+            if election.wait(pause_s):
+                self._ask(look)
+
+    def _judge(self, look: Look) -> None:
+        if self._asked is not None:
+            seq, at = self._asked
+            if look.pass_seq > seq:
+                self._asked = None
+            elif monotonic() - at >= ASK_AGAIN_S:
+                self._ask(look)
+        if self._asked is None and (look.expired or (look.crashed and monotonic() >= self._look_after)):
+            if look.crashed:
+                logger.warning(LogEvent.WORKER_CRASHED, workers=look.crashed)
+            self._ask(look)
+
+    def _ask(self, look: Look | None = None) -> None:
+        """Enqueue a reconcile."""
+        self._asked = (look.pass_seq if look else -1, monotonic())
+        try:
+            reconcile.apply_async(queue=CONTROL_QUEUE, retry=False)
+        except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does; asked again soon
+            logger.warning(LogEvent.DISPATCH_FAILED, error=repr(error))
+
+    def _step_down(self) -> None:
+        if self.leads:
+            logger.info(LogEvent.BEAT_STEPPED_DOWN)
+        self._leads_until = float("-inf")
+        election, self._election = self._election, None
+        if election is not None:
+            election.close()
+
+
+class ElectedScheduler(Scheduler):
+    """Celery's scheduler, acting only while this beat is elected. Set as ``beat_scheduler``."""
+
+    max_interval = MAX_SLEEP_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("schedule_filename", None)
+        super().__init__(*args, **kwargs)
+        self.max_interval = min(self.max_interval, MAX_SLEEP_S)
+        self._candidate: Candidate | None = None
+        self._lazy = bool(kwargs.get("lazy"))
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        if self._candidate is None:
+            self._candidate = Candidate(settings())
+            self._candidate.start()
+        if not self._candidate.leads:
+            return CAMPAIGN_S
+        return float(min(super().tick(*args, **kwargs), self.max_interval))
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        try:
+            super().apply_entry(entry, producer=producer)
+        except FeedqError as error:
+            logger.warning(LogEvent.DISPATCH_FAILED, error=str(error))
+
+    def close(self) -> None:
+        if self._candidate is not None:
+            self._candidate.stop()
+        super().close()
+
+    @property
+    def info(self) -> str:
+        return "    . elected -> one of all running beats"

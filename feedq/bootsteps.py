@@ -1,0 +1,153 @@
+"""How feedq gets into a Celery worker: a bootstep that runs the supervisor, and the node's own queue.
+
+The step belongs to the *worker* blueprint, whose steps live as long as the process; consumer steps are made
+anew with each reconnect to the broker. The drain begins in Celery's shutdown signal, not in the step's `stop`,
+which comes only after all tasks have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from threading import Thread
+from time import monotonic, sleep
+from typing import Any
+from uuid import uuid4
+
+from celery import bootsteps, signals
+from celery.worker import state as worker_state
+from kombu import Queue
+
+from feedq import __version__
+from feedq.errors import FeedqError, SchemaBehind
+from feedq.model import NewWorker
+from feedq.pool import StreamPool
+from feedq.runtime.supervisor import Supervisor
+from feedq.settings import Settings, settings
+from feedq.store.migrate import require_current
+from feedq.tasks import run_reconcile, store
+from feedq.telemetry import LogEvent, log
+
+NODE_QUEUE_EXPIRES_S = 60
+"""A dead node's queue goes with what is in it: its messages are stale, because its leases are freed."""
+WAIT_FIRST_S = 0.5
+WAIT_MAX_S = 5.0
+
+logger = log(__name__)
+
+
+def node_queue(hostname: str) -> str:
+    return f"node.{hostname}"
+
+
+class FeedqStep(bootsteps.StartStopStep):
+    """Starts the supervisor once the pool is up, and joins it when the worker stops."""
+
+    name = "feedq"
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        self._supervisor: Supervisor | None = None
+        super().__init__(worker, **kwargs)
+
+    def create(self, worker: Any) -> None:
+        return None
+
+    def start(self, worker: Any) -> None:
+        s = settings()
+        if not wait_for_database(s):
+            return
+        streams_here = isinstance(worker.pool, StreamPool)
+        supervisor = Supervisor(
+            store(),
+            s,
+            lambda: _describe(worker.hostname, _capacity(worker, streams_here), s),
+            reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_aside,
+            hosts_streams=streams_here,
+        )
+        supervisor.start()
+        self._supervisor = worker.feedq = supervisor
+        if streams_here:
+            worker.pool.supervisor = supervisor
+            # Celery sizes the window by -c, which here counts feeds and not messages.
+            worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier
+        _current.append(supervisor)
+
+    def stop(self, worker: Any) -> None:
+        if self._supervisor is not None:
+            self._supervisor.drain()
+            self._supervisor.join()
+            self._supervisor = None
+
+    terminate = stop
+
+
+_current: list[Supervisor] = []
+"""The supervisor of this process, for the signal below, which Celery sends with a host name only."""
+
+
+@signals.worker_shutting_down.connect
+def _drain(**_: Any) -> None:
+    for supervisor in _current:
+        supervisor.drain()
+
+
+@signals.celeryd_after_setup.connect
+def _listen_on_node_queue(sender: str, instance: Any, **_: Any) -> None:
+    queue = Queue(node_queue(sender), expires=NODE_QUEUE_EXPIRES_S)
+    instance.app.amqp.queues.select_add(queue)
+
+
+def wait_for_database(s: Settings) -> bool:
+    """Wait until the control database is there and migrated, saying so; False when told to stop first."""
+    url = s.database_url.get_secret_value()
+    pause_s = WAIT_FIRST_S
+    said: str | None = None
+    while worker_state.should_stop is None and worker_state.should_terminate is None:
+        try:
+            require_current(url)
+        except (SchemaBehind, FeedqError) as error:
+            if str(error) != said:
+                logger.warning(LogEvent.DATABASE_AWAY, error=str(error), again_in_s=pause_s)
+                said = str(error)
+        else:
+            if said is not None:
+                logger.info(LogEvent.DATABASE_BACK)
+            return True
+        _sleep(pause_s)
+        pause_s = min(2 * pause_s, WAIT_MAX_S)
+    return False
+
+
+def _sleep(seconds: float) -> None:
+    """In slices: Celery's signal handler sets a flag and interrupts nothing."""
+    until = monotonic() + seconds
+    while monotonic() < until and worker_state.should_stop is None:
+        sleep(0.1)
+
+
+def _reconcile_in(pool: StreamPool) -> Callable[[], None]:
+    return lambda: pool.run_control(run_reconcile)
+
+
+def _reconcile_aside() -> None:
+    Thread(target=run_reconcile, name="feedq-watchdog", daemon=True).start()
+
+
+def _capacity(worker: Any, streams_here: bool) -> int:
+    # On Celery's own pools every feed takes a slot, and reconcile and other tasks need one as well.
+    return int(worker.concurrency) if streams_here else max(1, worker.concurrency - 1)
+
+
+def _describe(hostname: str, capacity: int, s: Settings) -> NewWorker:
+    return NewWorker(
+        id=uuid4(),
+        name=hostname,
+        queue=node_queue(hostname),
+        capacity=capacity,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=__version__,
+        labels=s.worker_labels,
+    )

@@ -1,0 +1,108 @@
+"""The composition root: the Celery app that ``celery -A feedq`` finds.
+
+Everything is put together here and nowhere else. Settings come from the environment; a mistake in them ends
+the process with one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from celery import Celery, signals
+from kombu import Queue
+
+from feedq.bootsteps import FeedqStep
+from feedq.errors import InvalidInput
+from feedq.settings import Settings, settings
+from feedq.tasks import CONTROL_QUEUE, RECONCILE
+from feedq.telemetry import configure_logging
+
+DEFAULT_QUEUE = "feedq"
+RECONCILE_EXPIRES_S = 60
+"""Keeps passes from piling up while no worker runs. Judged by the receiver's wall clock, so it must be far
+longer than clocks are apart; a worker beyond that drops its share, and the beat asks again."""
+
+
+def make_app(s: Settings) -> Celery:
+    """The app for these settings. Connects to nothing."""
+    app = Celery("feedq", include=["feedq.tasks"])
+    app.conf.update(
+        broker_url=s.broker_url.get_secret_value(),
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options=_transport_options(s),
+        result_backend=None,
+        task_ignore_result=True,
+        task_serializer="json",
+        accept_content=["json"],
+        task_default_queue=DEFAULT_QUEUE,
+        task_queues=(Queue(DEFAULT_QUEUE), Queue(CONTROL_QUEUE)),
+        task_routes={RECONCILE: {"queue": CONTROL_QUEUE}},
+        task_acks_late=True,
+        task_track_started=False,
+        task_publish_retry_policy={"max_retries": 2, "interval_start": 0.05, "interval_step": 0.2},
+        worker_pool="feedq.pool:StreamPool",
+        worker_prefetch_multiplier=1,
+        # Streams are acknowledged and still active: counted as unacknowledged, they would shrink the window
+        # to one message after a reconnect.
+        worker_enable_prefetch_count_reduction=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_disable_rate_limits=True,
+        worker_send_task_events=True,
+        worker_redirect_stdouts=False,
+        beat_scheduler="feedq.beat:ElectedScheduler",
+        beat_schedule=_beat_schedule(s),
+        timezone="UTC",
+        enable_utc=True,
+    )
+    app.steps["worker"].add(FeedqStep)
+    return app
+
+
+def _transport_options(s: Settings) -> dict[str, Any]:
+    if not s.broker_url.get_secret_value().startswith(("redis", "rediss", "valkey")):
+        return {}
+    return {
+        "visibility_timeout": s.visibility_timeout_s,
+        # A thousand acks at once take more than kombu's default of ten.
+        "max_connections": 64,
+        "socket_keepalive": True,
+        "socket_connect_timeout": 5,
+        "health_check_interval": 10,
+    }
+
+
+def _beat_schedule(s: Settings) -> dict[str, Any]:
+    """``beat_schedule.py`` of the working directory, if there is one; the reconcile tick in any case."""
+    entries: dict[str, Any] = {
+        "reconcile": {
+            "task": RECONCILE,
+            "schedule": max(s.reconcile_interval_s, 0.1),
+            "options": {"queue": CONTROL_QUEUE, "expires": RECONCILE_EXPIRES_S},
+        }
+    }
+    try:
+        own = importlib.import_module("beat_schedule")
+    except ModuleNotFoundError as error:
+        if error.name != "beat_schedule":
+            raise
+        return entries
+    return entries | dict(own.beat_schedule)
+
+
+@signals.setup_logging.connect
+def _setup_logging(**_: Any) -> None:
+    configure_logging(settings())
+
+
+def _settings_or_exit() -> Settings:
+    try:
+        return settings()
+    except InvalidInput as error:
+        sys.exit(f"feedq: {error}")
+
+
+app = make_app(_settings_or_exit())
+app.set_default()

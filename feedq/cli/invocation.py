@@ -1,0 +1,131 @@
+"""What a command works on: the store, the clock, and whether it speaks JSON.
+
+One `Invocation` a call of the command travels as click's context object. Tests pass their own, with a store in
+memory: ``main(args, obj=Invocation(store=…))``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from feedq.clock import Clock, SystemClock
+from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
+from feedq.settings import Settings, settings
+from feedq.store.base import Store
+
+if TYPE_CHECKING:
+    from feedq.store.insight import FleetState
+
+POLL_INTERVAL_S = 0.2
+"""How often ``--wait`` looks again: short beside the second that a handover takes."""
+
+# The store is imported where it is used: its driver takes longer to load than `feedq --help` may take.
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def open_store() -> Store:
+    """The control database of FEEDQ_DATABASE_URL. Connects when first used."""
+    from feedq.store.postgresql import PostgresStore
+
+    return PostgresStore(settings().database_url.get_secret_value(), application_name="feedq-cli")
+
+
+@dataclass(slots=True)
+class Invocation:
+    """State of one call of the command."""
+
+    json: bool = False
+    clock: Clock = field(default_factory=SystemClock)
+    injected_store: Store | None = None
+    injected_fleet: FleetState | None = None
+    """What `fleet_state` answers when the store was injected."""
+    _opened: Store | None = None
+
+    @property
+    def settings(self) -> Settings:
+        return settings()
+
+    @property
+    def store(self) -> Store:
+        if self.injected_store is not None:
+            return self.injected_store
+        if self._opened is None:
+            self._opened = open_store()
+            click.get_current_context().call_on_close(self._opened.close)
+        return self._opened
+
+    def fleet_state(self) -> FleetState | None:
+        """None when there is no telling."""
+        if self.injected_store is not None:
+            return self.injected_fleet
+        from feedq.store.insight import fleet_state
+
+        return fleet_state(self.settings.database_url.get_secret_value())
+
+    def explain(self, error: FeedqError) -> str:
+        """The line that a person sees of an error."""
+        if (
+            self._opened is not None
+            and isinstance(error, Unavailable)
+            and not isinstance(error, SchemaBehind)
+        ):
+            return (
+                f"{error}; start it, or set FEEDQ_DATABASE_URL to the one that is meant "
+                "(`feedq doctor` checks every part)"
+            )
+        return str(error)
+
+    def confirm(self, question: str) -> None:
+        """Ask on the terminal; where nobody can answer, refuse. Raises `InvalidInput` or `click.Abort`."""
+        if self.json or not sys.stdin.isatty():
+            raise InvalidInput(f"{question} There is nobody to ask here; say --yes")
+        click.confirm(question, abort=True, err=True)
+
+    def wait_until(self, condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+        """Look until the condition holds. Raises `FeedqError` when it takes too long."""
+        deadline = self.clock.monotonic() + timeout_s
+        while not condition():
+            if self.clock.monotonic() >= deadline:
+                raise FeedqError(f"{what}: not within {timeout_s:g} s; it may still happen")
+            time.sleep(POLL_INTERVAL_S)
+
+
+pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
+
+
+def json_option(command: Command) -> Command:
+    """``--json``, on the root and on each command alike."""
+
+    def remember(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.ensure_object(Invocation).json = True
+
+    return click.option(
+        "--json",
+        "json_",
+        is_flag=True,
+        expose_value=False,
+        callback=remember,
+        help="Print one JSON document instead of text.",
+    )(command)
+
+
+def wait_options(command: Command) -> Command:
+    """``--wait`` and ``--timeout``."""
+    timeout = click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="With --wait: give up after this long.",
+    )
+    return click.option("--wait", is_flag=True, help="Return only once it has happened.")(timeout(command))

@@ -1,0 +1,161 @@
+"""``key=value`` on the command line, as options of a feed.
+
+What the text means follows from the option's own type: a string is taken as it stands, anything else is read
+as JSON (``idle_timeout_s=30``, ``tls=true``), a list may also be written with commas. Dots lead into
+mappings: ``columns.seq=/seq``, ``secrets.token=${env:TOKEN}``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from feedq.connectors.base import load_connector
+from feedq.errors import InvalidInput
+from feedq.model import FeedSpec, TargetState
+from feedq.sinks.base import SinkOptions
+
+Schema = Mapping[str, Any]
+SETTABLE = "source.…, sink.…, labels.…, connector, tenant, weight, target_state"
+
+
+def split_assignment(text: str, *, option: str) -> tuple[str, str]:
+    """``key=value`` in two. Raises `InvalidInput`."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidInput(f"{option} {text!r}: write it as KEY=VALUE")
+    return key, value
+
+
+def parse_object(text: str, *, option: str) -> dict[str, Any]:
+    """A JSON object. Raises `InvalidInput`, without the text: it may hold a secret."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{option}: is no valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidInput(f'{option}: must be a JSON object, such as \'{{"url": "tcp://…"}}\'')
+    return value
+
+
+def merge_source(source: Mapping[str, Any], connector: str, assignments: Iterable[str]) -> dict[str, Any]:
+    """``-o`` assignments on top of a source."""
+    return _merge(source, assignments, load_connector(connector).Options.model_json_schema(), option="-o")
+
+
+def merge_sink(sink: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """``--sink`` assignments on top of a sink; a text in braces replaces it as a whole."""
+    for text in assignments:
+        if text.lstrip().startswith("{"):
+            sink = parse_object(text, option="--sink")
+        else:
+            sink = _merge(sink, [text], SinkOptions.model_json_schema(), option="--sink")
+    return dict(sink)
+
+
+def merge_labels(labels: Mapping[str, str], assignments: Iterable[str]) -> dict[str, str]:
+    return dict(labels) | dict(split_assignment(text, option="--label") for text in assignments)
+
+
+def set_options(spec: FeedSpec, assignments: Iterable[str]) -> FeedSpec:
+    """``--set`` assignments such as ``source.url=…`` or ``weight=2``. Raises `InvalidInput`."""
+    for text in assignments:
+        path, value = split_assignment(text, option="--set")
+        head, _, rest = path.partition(".")
+        match head, bool(rest):
+            case "source", True:
+                spec = replace(spec, source=merge_source(spec.source, spec.connector, [f"{rest}={value}"]))
+            case "sink", True:
+                spec = replace(spec, sink=merge_sink(spec.sink, [f"{rest}={value}"]))
+            case "labels", True:
+                spec = replace(spec, labels={**spec.labels, rest: value})
+            case "connector", False:
+                spec = replace(spec, connector=value)
+            case "tenant", False:
+                spec = replace(spec, tenant=value)
+            case "weight", False:
+                spec = replace(spec, weight=_number(value))
+            case "target_state", False:
+                spec = replace(spec, target_state=_target(value))
+            case _:
+                raise InvalidInput(f"--set {path}: no such option; known are {SETTABLE}")
+    return spec
+
+
+def unset_options(spec: FeedSpec, paths: Iterable[str]) -> FeedSpec:
+    """Take options away, so that they are at their default. Raises `InvalidInput` when one is not set."""
+    for path in paths:
+        head, _, rest = path.partition(".")
+        if head not in ("source", "sink", "labels") or not rest:
+            raise InvalidInput(f"--unset {path}: only source.…, sink.… and labels.… can be unset")
+        options = copy.deepcopy(dict(getattr(spec, head)))
+        keys = [rest] if head == "labels" else rest.split(".")
+        inner: Any = options
+        for key in keys[:-1]:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict) or keys[-1] not in inner:
+            raise InvalidInput(f"--unset {path}: is not set")
+        del inner[keys[-1]]
+        changed: dict[str, Any] = {head: options}
+        spec = replace(spec, **changed)
+    return spec
+
+
+def _merge(
+    options: Mapping[str, Any], texts: Iterable[str], schema: Schema, *, option: str
+) -> dict[str, Any]:
+    merged: dict[str, Any] = copy.deepcopy(dict(options))
+    for text in texts:
+        path, value = split_assignment(text, option=option)
+        *outer, last = path.split(".")
+        inner, its_schema = merged, schema
+        for key in outer:
+            its_schema = _property(its_schema, key, schema)
+            inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise InvalidInput(f"{option} {path}: {key!r} is not a mapping")
+        inner[last] = _typed(value, _property(its_schema, last, schema))
+    return merged
+
+
+def _property(schema: Schema, key: str, root: Schema) -> Schema:
+    """The schema of one property; empty when it is not known, which validation will say better."""
+    found = schema.get("properties", {}).get(key, schema.get("additionalProperties", {}))
+    if isinstance(found, Mapping) and "$ref" in found:
+        found = root.get("$defs", {}).get(str(found["$ref"]).rpartition("/")[2], {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def _typed(text: str, schema: Schema) -> Any:
+    alternatives = schema.get("anyOf", [schema])
+    kinds = {kind for one in alternatives for kind in _kinds(one)}
+    if not kinds or "string" in kinds:
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        # Not JSON: leave it to validation, which names the option and its type.
+        return text.split(",") if "array" in kinds else text
+
+
+def _kinds(schema: Schema) -> list[str]:
+    kind = schema.get("type", [])
+    return [kind] if isinstance(kind, str) else list(kind)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"weight: {text!r} is no number") from None
+
+
+def _target(text: str) -> TargetState:
+    try:
+        return TargetState(text)
+    except ValueError:
+        known = ", ".join(state.value for state in TargetState)
+        raise InvalidInput(f"target_state: {text!r} must be one of {known}") from None

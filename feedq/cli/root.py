@@ -1,0 +1,106 @@
+"""The root of the command: finds commands, and turns errors into a line and an exit status.
+
+Commands are imported when they are used, so that `feedq --help` answers at once and a missing optional
+dependency takes only its own command away.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, ClassVar
+
+import click
+
+import feedq
+from feedq.cli.invocation import Invocation, json_option
+from feedq.errors import FeedqError, InvalidInput
+
+
+class Failed(click.ClickException):
+    """Ends the command with a message."""
+
+    exit_code = 1
+
+
+class Refused(Failed):
+    """The same for what was asked wrongly."""
+
+    exit_code = 2
+
+
+class Root(click.Group):
+    """Commands by the place of their code; see the module's docstring."""
+
+    places: ClassVar[dict[str, str]] = {
+        "up": "feedq.cli.up:up",
+        "env": "feedq.cli.up:env",
+        "db": "feedq.cli.db:db",
+        "apply": "feedq.cli.apply:apply",
+        "feed": "feedq.cli.feed:feed",
+        "worker": "feedq.cli.worker:worker",
+        "status": "feedq.cli.status:status",
+        "top": "feedq.cli.top:top",
+        "doctor": "feedq.cli.doctor:doctor",
+        "connectors": "feedq.cli.connectors:connectors",
+    }
+    optional: ClassVar[frozenset[str]] = frozenset({"up", "env"})
+    """Commands that need the extra ``embedded``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.places)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.places:
+            return None
+        module, _, attribute = self.places[cmd_name].partition(":")
+        try:
+            command: click.Command = getattr(import_module(module), attribute)
+        except ImportError as error:
+            if cmd_name not in self.optional:
+                raise
+            return _missing(cmd_name, error)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # On the root, so that all commands below share it.
+        invocation = ctx.ensure_object(Invocation)
+        try:
+            return super().invoke(ctx)
+        except InvalidInput as error:
+            raise Refused(str(error)) from error
+        except FeedqError as error:
+            raise Failed(invocation.explain(error)) from error
+
+
+def _missing(name: str, error: ImportError) -> click.Command:
+    """Stands in for a command whose extra is not installed."""
+    why = f"`feedq {name}` needs the embedded servers: pip install 'feedq[embedded]' ({error})"
+
+    def fail(**_: Any) -> None:
+        raise Failed(why)
+
+    return click.Command(
+        name,
+        callback=fail,
+        help=why,
+        short_help="(not installed: pip install 'feedq[embedded]')",
+        context_settings={"ignore_unknown_options": True},
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+    )
+
+
+@click.command(cls=Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(feedq.__version__, prog_name="feedq")
+@json_option
+def main() -> None:
+    """Keep every feed running on exactly one worker, and land its data exactly once.
+
+    Settings come from FEEDQ_* environment variables, first of all FEEDQ_DATABASE_URL. Every command takes
+    --json and then prints one JSON document. Exit status: 0 done, 1 failed, 2 wrong usage or input.
+
+    \b
+    Example:
+      feedq up --demo                  everything on this machine, with a demo source
+      feedq apply -f feeds.yaml        declare feeds
+      feedq feed list                  see how they fare
+    """

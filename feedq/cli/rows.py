@@ -1,0 +1,108 @@
+"""What `--json` says of feeds, workers and events: the columns of the tables, under the same names.
+
+Fields may be added; none changes its meaning. Passwords in URLs are masked and secrets are references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from feedq.model import JSON, Event, FeedView, WorkerView
+from feedq.telemetry import mask_url
+
+
+def feed_row(view: FeedView) -> dict[str, Any]:
+    """One line of `feedq feed list --json`."""
+    spec, lease = view.feed.spec, view.lease
+    return {
+        "id": view.feed.id,
+        "name": spec.name,
+        "status": view.status.value,
+        "worker": view.worker,
+        "epoch": lease.epoch,
+        "records_total": lease.records_total,
+        "bytes_total": lease.bytes_total,
+        "dead_letters_total": lease.dead_letters_total,
+        "last_record_at": lease.last_record_at,
+        "reason": None if lease.reason is None else lease.reason.value,
+        "last_error": None if lease.last_error is None else mask_url(lease.last_error),
+        "last_error_at": lease.last_error_at,
+        "attempts": lease.attempts,
+        "retry_at": lease.retry_at,
+        "target_state": spec.target_state.value,
+        "state": lease.state.value,
+        "connected": lease.connected,
+        "stalled": lease.stalled,
+        "running_since": lease.running_since,
+        "tenant": spec.tenant,
+        "connector": spec.connector,
+        "labels": dict(spec.labels),
+        "weight": spec.weight,
+        "generation": view.feed.generation,
+    }
+
+
+def feed_document(view: FeedView) -> dict[str, Any]:
+    """`feedq feed show --json`: the line with the declaration and the rest of the lease."""
+    feed, lease = view.feed, view.lease
+    return feed_row(view) | {
+        "source": masked(feed.spec.source),
+        "sink": masked(feed.spec.sink),
+        "cursor": lease.cursor,
+        "worker_id": lease.worker_id,
+        "generation_running": lease.generation,
+        "assigned_at": lease.assigned_at,
+        "created_at": feed.created_at,
+        "updated_at": feed.updated_at,
+        "removed_at": feed.removed_at,
+    }
+
+
+def worker_row(view: WorkerView) -> dict[str, Any]:
+    """One line of `feedq worker list --json`; ``feeds`` are the leases it holds."""
+    worker, load = view.worker, view.worker.load
+    return {
+        "id": worker.id,
+        "name": worker.name,
+        "host": worker.host,
+        "pid": worker.pid,
+        "state": worker.state.value,
+        "feeds": view.leases,
+        "capacity": worker.capacity,
+        "heartbeat_age_s": round(view.heartbeat_age_s, 3),
+        "cpu": load.cpu,
+        "rss": load.rss,
+        "loop_lag_s": load.loop_lag_s,
+        "feeds_reported": load.feeds,
+        "queue": worker.queue,
+        "labels": dict(worker.labels),
+        "version": worker.version,
+        "started_at": worker.started_at,
+        "heartbeat_at": worker.heartbeat_at,
+        "expires_at": worker.expires_at,
+        "suspected_at": worker.suspected_at,
+    }
+
+
+def event_row(event: Event) -> dict[str, Any]:
+    return {
+        "at": event.at,
+        "kind": event.kind,
+        "feed_id": event.feed_id,
+        "worker_id": event.worker_id,
+        "epoch": event.epoch,
+        "detail": masked(event.detail),
+    }
+
+
+def masked(value: Any) -> JSON:
+    """Plain JSON with the password of every URL in it masked, should one have got in by another way."""
+    if isinstance(value, str):
+        return mask_url(value)
+    if isinstance(value, Mapping):
+        return {key: masked(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(inner) for inner in value]
+    plain: JSON = value
+    return plain

@@ -1,0 +1,106 @@
+"""`feedq status`: the fleet at a glance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from feedq.cli.invocation import Invocation, json_option, pass_invocation
+from feedq.cli.output import duration, printable, write_facts, write_json
+from feedq.cli.rows import worker_row
+from feedq.cli.views import write_workers
+from feedq.diagnosis import Check, Level, Overview, fleet_checks, overview
+from feedq.model import Status, WorkerView
+from feedq.store.insight import FleetState
+
+
+@click.command(short_help="The fleet at a glance, and what is wrong with it.")
+@json_option
+@pass_invocation
+def status(invocation: Invocation) -> None:
+    """Feeds by status, workers with load and spread, beat, reconcile, and warnings.
+
+    \b
+    Example:
+      feedq status
+    """
+    feeds, workers = invocation.store.feeds.views(), invocation.store.workers.views()
+    state = invocation.fleet_state()
+    numbers = overview(feeds, workers)
+    interval_s = invocation.settings.reconcile_interval_s
+    warnings = [
+        check
+        for check in fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s)
+        if check.level is not Level.OK
+    ]
+    if invocation.json:
+        write_json(_document(numbers, workers, state, warnings))
+        return
+    _write_numbers(numbers, state)
+    if workers:
+        click.echo()
+        write_workers(workers, now=invocation.clock.now())
+    if warnings:
+        click.echo()
+    for check in warnings:
+        click.echo(f"{check.level.value}: {check.name}: {printable(check.detail)}\n      -> {check.advice}")
+
+
+def _write_numbers(numbers: Overview, state: FleetState | None) -> None:
+    counts = ", ".join(f"{numbers.by_status[s]} {s}" for s in Status if numbers.by_status.get(s))
+    spread = "" if numbers.spread is None else f", {numbers.spread[0]} to {numbers.spread[1]} each"
+    leader = None if state is None else state.leader
+    facts = [
+        ("feeds", f"{numbers.feeds}" + (f": {counts}" if counts else "")),
+        ("records", f"{numbers.records_total:,}"),
+        ("workers", f"{numbers.active} active, {numbers.draining} draining"),
+        ("load", f"{numbers.held} of {numbers.capacity} places taken{spread}"),
+    ]
+    if state is not None:
+        led = (
+            printable(f"{leader.host}:{leader.pid}")
+            if leader is not None and leader.leads
+            else "nobody leads"
+        )
+        age = "never" if state.pass_age_s is None else f"{duration(state.pass_age_s)} ago"
+        facts += [("beat", led), ("reconcile", age)]
+    write_facts(facts)
+
+
+def _document(
+    numbers: Overview, workers: list[WorkerView], state: FleetState | None, warnings: list[Check]
+) -> dict[str, Any]:
+    leader = None if state is None else state.leader
+    return {
+        "feeds": {
+            "total": numbers.feeds,
+            "wanted": numbers.wanted,
+            "by_status": {s.value: numbers.by_status.get(s, 0) for s in Status},
+            "records_total": numbers.records_total,
+        },
+        "workers": {
+            "active": numbers.active,
+            "draining": numbers.draining,
+            "capacity": numbers.capacity,
+            "capacity_after_loss": numbers.capacity_after_loss,
+            "feeds": numbers.held,
+            "spread": None if numbers.spread is None else list(numbers.spread),
+            "list": [worker_row(view) for view in workers],
+        },
+        "beat": None
+        if leader is None
+        else {
+            "host": leader.host,
+            "pid": leader.pid,
+            "elected_at": leader.elected_at,
+            "expires_at": leader.expires_at,
+            "leads": leader.leads,
+        },
+        "reconcile": None
+        if state is None
+        else {"last_pass_at": state.pass_at, "last_pass_age_s": state.pass_age_s},
+        "warnings": [
+            {"name": c.name, "level": c.level.value, "detail": c.detail, "advice": c.advice} for c in warnings
+        ],
+    }

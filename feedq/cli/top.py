@@ -1,0 +1,241 @@
+"""`feedq top`: the fleet, live.
+
+In a terminal a view that fills it, until q or Ctrl-C; elsewhere a plain line, or with --json one JSON
+document a line, every interval.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from feedq.cli.invocation import Invocation, json_option, pass_invocation
+from feedq.cli.output import ago, duration, printable, rich_table, size, styled, write_json_line
+from feedq.cli.rows import feed_row, worker_row
+from feedq.cli.views import why
+from feedq.diagnosis import Overview, overview
+from feedq.errors import Unavailable
+from feedq.model import FeedView, Status, WorkerView
+
+LINES_BESIDE_FEEDS = 7
+"""Header, titles and blank lines of the live view."""
+_TROUBLED_FIRST = (Status.FAILED, Status.STALLED, Status.BACKOFF, Status.WAITING, Status.CONNECTING)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One look at the fleet, with rates since the look before."""
+
+    at: datetime
+    feeds: Sequence[FeedView]
+    workers: Sequence[WorkerView]
+    rates: dict[int, float]
+    """Records a second, by feed id; none in the first frame."""
+
+    @property
+    def rate(self) -> float:
+        return sum(self.rates.values())
+
+
+@click.command(short_help="The fleet, live; q or Ctrl-C to leave.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1, max=3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")
+@click.option("--tenant", help="Only this tenant's feeds.")
+@json_option
+@pass_invocation
+def top(invocation: Invocation, *, interval_s: float, count: int | None, tenant: str | None) -> None:
+    """Feeds with their rates and workers with their load, live.
+
+    Troubled feeds come first, then the busiest. Without a terminal it prints a line every interval.
+
+    \b
+    Example:
+      feedq top --interval 2
+    """
+    frames = _frames(invocation, tenant=tenant, count=count)
+    if invocation.json:
+        show: Callable[[Frame], None] = _write_document
+    elif not sys.stdout.isatty():
+        show = _write_line
+    else:
+        _live(frames, interval_s)
+        return
+    try:
+        for position, frame in enumerate(frames):
+            show(frame)
+            if count is None or position + 1 < count:
+                time.sleep(interval_s)
+    except KeyboardInterrupt:
+        return
+
+
+def _frames(invocation: Invocation, *, tenant: str | None, count: int | None) -> Iterator[Frame]:
+    before: dict[int, int] = {}
+    looked_at = 0.0
+    looks = 0
+    while count is None or looks < count:
+        feeds = invocation.store.feeds.views(tenant=tenant)
+        workers = invocation.store.workers.views()
+        now = invocation.clock.monotonic()
+        totals = {view.feed.id: view.lease.records_total for view in feeds}
+        passed_s = max(now - looked_at, 0.001)
+        rates = {i: (total - before[i]) / passed_s for i, total in totals.items() if i in before}
+        before, looked_at = totals, now
+        looks += 1
+        yield Frame(invocation.clock.now(), feeds, workers, rates)
+
+
+# -- without a terminal ------------------------------------------------------------------------------
+
+
+def _write_line(frame: Frame) -> None:
+    numbers = overview(frame.feeds, frame.workers)
+    click.echo(f"{frame.at:%H:%M:%S} {_summary(numbers, frame)}")
+    sys.stdout.flush()
+
+
+def _write_document(frame: Frame) -> None:
+    write_json_line(
+        {
+            "at": frame.at,
+            "records_per_s": round(frame.rate, 3),
+            "feeds": [
+                feed_row(view) | {"records_per_s": round(frame.rates.get(view.feed.id, 0.0), 3)}
+                for view in frame.feeds
+            ],
+            "workers": [worker_row(view) for view in frame.workers],
+        }
+    )
+
+
+def _summary(numbers: Overview, frame: Frame) -> str:
+    counts = ", ".join(f"{numbers.by_status[s]} {s}" for s in Status if numbers.by_status.get(s))
+    return (
+        f"{numbers.feeds} feeds ({counts or 'none'}), {numbers.active} workers "
+        f"({numbers.held}/{numbers.capacity}), {frame.rate:,.0f} records/s"
+    )
+
+
+# -- in a terminal -----------------------------------------------------------------------------------
+
+
+def _live(frames: Iterator[Frame], interval_s: float) -> None:
+    console = Console()
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+        for frame in _surviving(frames, live):
+            live.update(render(frame, height=console.size.height), refresh=True)
+            if pressed(interval_s):
+                return
+
+
+def _surviving(frames: Iterator[Frame], live: Live) -> Iterator[Frame]:
+    """A database that goes away ends the view with its error, once the screen is given back."""
+    try:
+        yield from frames
+    except Unavailable:
+        live.stop()
+        raise
+    except KeyboardInterrupt:
+        return
+
+
+def render(frame: Frame, *, height: int) -> RenderableType:
+    """The whole view: a summary, the workers, and as many feeds as fit."""
+    workers = rich_table(
+        ("WORKER", "STATE", "FEEDS", "CPU", "RSS", "HEARTBEAT"),
+        [
+            (
+                printable(view.worker.name),
+                styled(view.worker.state.value),
+                f"{view.leases}/{view.worker.capacity}",
+                f"{view.worker.load.cpu:.2f}",
+                size(view.worker.load.rss),
+                duration(view.heartbeat_age_s),
+            )
+            for view in frame.workers[: max(height // 3, 1)]
+        ],
+        right={"FEEDS", "CPU", "RSS", "HEARTBEAT"},
+    )
+    room = max(height - LINES_BESIDE_FEEDS - workers.row_count, 1)
+    ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame))
+    feeds = rich_table(
+        ("FEED", "STATUS", "WORKER", "EPOCH", "RECORDS", "PER S", "LAST", "WHY"),
+        [_feed_cells(view, frame) for view in ranked[:room]],
+        right={"EPOCH", "RECORDS", "PER S", "LAST"},
+    )
+    left_out = len(ranked) - room
+    numbers = overview(frame.feeds, frame.workers)
+    parts: list[RenderableType] = [
+        Text(f"{frame.at:%H:%M:%S}  {_summary(numbers, frame)}", style="bold"),
+        Text(),
+        workers,
+        Text(),
+        feeds,
+        Text((f"… {left_out} more feeds; " if left_out > 0 else "") + "q leaves", style="dim"),
+    ]
+    return Group(*parts)
+
+
+def _rank(view: FeedView, frame: Frame) -> tuple[int, float, str]:
+    trouble = _TROUBLED_FIRST.index(view.status) if view.status in _TROUBLED_FIRST else len(_TROUBLED_FIRST)
+    return (trouble, -frame.rates.get(view.feed.id, 0.0), view.feed.name)
+
+
+def _feed_cells(view: FeedView, frame: Frame) -> tuple[str | Text, ...]:
+    rate = frame.rates.get(view.feed.id)
+    return (
+        printable(view.feed.name),
+        styled(view.status.value),
+        view.worker or "-",
+        str(view.lease.epoch),
+        f"{view.lease.records_total:,}",
+        "-" if rate is None else f"{rate:,.0f}",
+        ago(view.lease.last_record_at, now=frame.at),
+        why(view, width=40),
+    )
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Yields a wait that returns True when q was pressed, or Ctrl-C; keys are not echoed meanwhile."""
+    descriptor = sys.stdin.fileno() if sys.stdin.isatty() else None
+    before = None if descriptor is None else termios.tcgetattr(descriptor)
+    if descriptor is not None:
+        tty.setcbreak(descriptor)
+
+    def pressed(timeout_s: float) -> bool:
+        try:
+            if descriptor is None:
+                time.sleep(timeout_s)
+                return False
+            ready, _, _ = select.select([descriptor], [], [], timeout_s)
+            return bool(ready) and os.read(descriptor, 1) in (b"q", b"Q", b"\x03", b"")
+        except KeyboardInterrupt:
+            return True
+
+    try:
+        yield pressed
+    finally:
+        if descriptor is not None and before is not None:
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

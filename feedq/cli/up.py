@@ -1,0 +1,177 @@
+"""`feedq up`: everything on this machine. `feedq env`: its settings, for other commands."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from feedq.cli.demo_view import summarize
+from feedq.cli.invocation import Invocation, json_option, pass_invocation
+from feedq.cli.output import write_json
+from feedq.cli.screen import Screen
+from feedq.embedded import demo, demo_source
+from feedq.embedded.datadir import DEFAULT, DataDir
+from feedq.embedded.fleet import answers_tcp
+from feedq.embedded.observer import Observer
+from feedq.embedded.stack import Interrupted, Stack, StackOptions, StopRequests
+from feedq.settings import DEFAULT_SINK, Settings
+
+TICK_S = 0.1
+
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DEFAULT,
+    show_default=True,
+    help="Where the databases, logs and ports are kept. Delete it to begin anew.",
+)
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(0, 64), default=3, show_default=True, help="Worker processes.")
+@click.option(
+    "--beats", type=click.IntRange(0, 16), default=2, show_default=True, help="Beats; one is elected."
+)
+@click.option(
+    "--capacity",
+    type=click.IntRange(1, 100_000),
+    default=500,
+    show_default=True,
+    help="Feeds that each worker may hold.",
+)
+@data_dir_option
+@click.option(
+    "--port-base",
+    type=click.IntRange(1024, 65_000),
+    help="PostgreSQL listens on this port, Valkey, Flower and the demo source on the next three. "
+    "Without it: the ports of last time, or free ones.",
+)
+@click.option(
+    "--demo", "with_demo", is_flag=True, help="Also replay AIS messages as a dozen feeds; show them live."
+)
+@json_option
+@pass_invocation
+def up(
+    invocation: Invocation,
+    *,
+    workers: int,
+    beats: int,
+    capacity: int,
+    data_dir: Path,
+    port_base: int | None,
+    with_demo: bool,
+) -> None:
+    """Run everything on this machine: PostgreSQL, Valkey, workers, beats and Flower.
+
+    The servers come from the wheels of feedq[embedded], else from the system; they listen on 127.0.0.1 only.
+    FEEDQ_DATABASE_URL and FEEDQ_BROKER_URL, where set, take their place. What dies is started again. Ctrl-C
+    drains and stops everything, a second one at once; nothing outlives this command, however it ends.
+
+    \b
+    Example:
+      feedq up --demo
+      env $(feedq env) feedq feed list          # in another terminal
+    """
+    options = StackOptions(data_dir, workers, beats, capacity, port_base)
+    screen = Screen(as_json=invocation.json)
+    with _stop_requests() as stops:
+        stack = Stack(options, screen, stops)
+        try:
+            stack.start(before_fleet=_prepare_demo if with_demo else None)
+            _run(stack, screen, with_demo=with_demo)
+        except Interrupted:
+            pass
+        finally:
+            screen.say("stopping" if not stops.forced() else "stopping at once")
+            in_order = stack.stop()
+    screen.say("stopped" if in_order else "stopped, not everything in order")
+    if stops.forced():
+        raise SystemExit(1)
+
+
+@click.command()
+@data_dir_option
+@click.option("--export", "as_export", is_flag=True, help="Put `export` before each, for eval in a shell.")
+@json_option
+@pass_invocation
+def env(invocation: Invocation, *, data_dir: Path, as_export: bool) -> None:
+    """Print the settings of the running `feedq up`, passwords included.
+
+    \b
+    Example:
+      env $(feedq env) feedq status
+      eval "$(feedq env --export)"
+    """
+    settings = DataDir(data_dir).read_state().settings
+    if invocation.json:
+        write_json(settings)
+        return
+    for name, value in sorted(settings.items()):
+        click.echo(f"{'export ' if as_export else ''}{name}={shlex.quote(value)}")
+
+
+def _run(stack: Stack, screen: Screen, *, with_demo: bool) -> None:
+    screen.say(f"everything is up; for other commands here: env $(feedq env{_named(stack)}) feedq feed list")
+    if not with_demo:
+        _tend_until_stopped(stack)
+        return
+    observer = Observer(stack.store, demo.Auditor(_sink_url(stack)))
+    observer.start()
+    try:
+        with screen.live(observer, flower_url=lambda: stack.flower_url) as refresh:
+            _tend_until_stopped(stack, refresh)
+    finally:
+        observer.close()
+    screen.say(summarize(observer.latest))
+
+
+def _tend_until_stopped(stack: Stack, refresh: Callable[[], None] = lambda: None) -> None:
+    while not stack.stops.requested:
+        stack.tend()
+        refresh()
+        time.sleep(TICK_S)
+
+
+def _prepare_demo(stack: Stack) -> None:
+    """The demo's source, table and feeds, before there are workers to stream them."""
+    port = stack.ports.choose("source")
+    source = demo.source_service(port, logs=stack.data_dir.logs)
+    stack.add(source, is_ready=lambda: answers_tcp(port), address=f"tcp://127.0.0.1:{port}")
+    demo.declare(stack.store, sink_url=_sink_url(stack), port=port)
+    stack.reporter.ready("feeds", note=f"{len(demo_source.RATES)} of the demo are declared")
+
+
+def _sink_url(stack: Stack) -> str:
+    # The servers' addresses are newer than the environment that settings come from.
+    known: Mapping[str, Any] = {"database_url": stack.database_url}
+    return Settings(**known).sink_url(DEFAULT_SINK)
+
+
+def _named(stack: Stack) -> str:
+    chosen = stack.options.data_dir
+    return "" if chosen == DEFAULT else f" --data-dir {shlex.quote(str(chosen))}"
+
+
+@contextmanager
+def _stop_requests() -> Iterator[StopRequests]:
+    """Count Ctrl-C, SIGTERM and a closed terminal, instead of dying of them."""
+    stops = StopRequests()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stops.add()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield stops
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

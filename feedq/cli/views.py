@@ -1,0 +1,194 @@
+"""Feeds, workers and events as tables and lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import click
+import orjson
+
+from feedq import documents
+from feedq.cli.output import ago, duration, printable, size, styled, write_facts, write_table
+from feedq.cli.rows import masked
+from feedq.declaration import ABSENT, OptionChange
+from feedq.model import Event, FeedView, Status, WorkerView
+from feedq.telemetry import mask_url
+
+ERROR_WIDTH = 100
+"""Characters of an error in a list; `feedq feed show` has all of it."""
+
+
+def write_feeds(views: Sequence[FeedView], *, now: datetime) -> None:
+    if not views:
+        click.echo("no feeds; declare some with `feedq apply` or `feedq feed add`")
+        return
+    rows = [
+        (
+            printable(view.feed.name),
+            styled(view.status.value),
+            view.worker or "-",
+            str(view.lease.epoch),
+            f"{view.lease.records_total:,}",
+            size(view.lease.bytes_total),
+            ago(view.lease.last_record_at, now=now),
+            why(view),
+        )
+        for view in views
+    ]
+    titles = ("NAME", "STATUS", "WORKER", "EPOCH", "RECORDS", "BYTES", "LAST", "WHY")
+    write_table(titles, rows, right="EPOCH RECORDS BYTES LAST")
+
+
+def why(view: FeedView, *, width: int = ERROR_WIDTH) -> str:
+    """What a feed that does not stream waits for, in one line."""
+    lease = view.lease
+    quiet = view.status in (Status.STREAMING, Status.PAUSED)
+    if quiet and not lease.dead_letters_total:
+        return ""
+    if quiet:
+        return f"{lease.dead_letters_total:,} dead letters"
+    reason = lease.reason.value if lease.reason and not lease.connected else ""
+    error = "" if lease.last_error is None else printable(mask_url(lease.last_error))
+    if len(error) > width:
+        error = error[: width - 1] + "…"
+    return ": ".join(part for part in (reason, error) if part)
+
+
+def write_feed(view: FeedView, *, now: datetime) -> None:
+    feed, lease = view.feed, view.lease
+    spec = feed.spec
+    error = None
+    if lease.last_error is not None:
+        error = f"{printable(mask_url(lease.last_error))} ({_when(lease.last_error_at, now)})"
+    write_facts(
+        [
+            ("name", printable(feed.name)),
+            ("status", styled(view.status.value)),
+            ("reason", lease.reason.value if lease.reason else None),
+            ("last error", error),
+            ("attempts", str(lease.attempts) if lease.attempts else None),
+            ("retry at", _stamp(lease.retry_at)),
+            ("worker", view.worker),
+            ("epoch", str(lease.epoch)),
+            ("lease", lease.state.value),
+            ("running since", _since(lease.running_since, now)),
+            ("records", f"{lease.records_total:,} ({size(lease.bytes_total)})"),
+            ("dead letters", f"{lease.dead_letters_total:,}" if lease.dead_letters_total else None),
+            ("last record", _since(lease.last_record_at, now)),
+            ("cursor", None if lease.cursor is None else printable(compact(lease.cursor))),
+            ("target state", spec.target_state.value),
+            ("generation", _generation(view)),
+            ("tenant", spec.tenant or None),
+            ("labels", ", ".join(f"{k}={v}" for k, v in spec.labels.items()) or None),
+            ("weight", f"{spec.weight:g}"),
+            ("created", _since(feed.created_at, now)),
+            ("updated", _since(feed.updated_at, now)),
+            ("connector", spec.connector),
+        ]
+    )
+    click.echo(_indented("source", spec.source) + _indented("sink", spec.sink), nl=False)
+
+
+def _generation(view: FeedView) -> str:
+    wanted, running = view.feed.generation, view.lease.generation
+    if view.lease.worker_id is None or running == wanted:
+        return str(wanted)
+    return f"{wanted} (running with {running})"
+
+
+def _indented(title: str, options: Mapping[str, Any]) -> str:
+    text = documents.dump(masked(options)) if options else "(none)\n"
+    return f"{title}\n" + "".join(f"  {line}\n" for line in text.splitlines())
+
+
+def write_events(events: Sequence[Event], *, workers: Mapping[UUID, str]) -> None:
+    rows = [
+        (
+            _stamp(event.at) or "-",
+            event.kind,
+            "-" if event.epoch is None else str(event.epoch),
+            "-" if event.worker_id is None else workers.get(event.worker_id, str(event.worker_id)),
+            printable(", ".join(f"{k}={compact(masked(v))}" for k, v in event.detail.items())),
+        )
+        for event in events
+    ]
+    write_table(("AT", "KIND", "EPOCH", "WORKER", "DETAIL"), rows, right="EPOCH")
+
+
+def write_workers(views: Sequence[WorkerView], *, now: datetime) -> None:
+    if not views:
+        click.echo("no workers; start one with `celery -A feedq worker`, or everything with `feedq up`")
+        return
+    rows = [
+        (
+            printable(view.worker.name),
+            styled(view.worker.state.value),
+            f"{view.leases}/{view.worker.capacity}",
+            f"{view.worker.load.cpu:.2f}",
+            size(view.worker.load.rss),
+            f"{1000 * view.worker.load.loop_lag_s:.0f} ms",
+            duration(view.heartbeat_age_s),
+            ago(view.worker.started_at, now=now),
+            printable(f"{view.worker.host}:{view.worker.pid}"),
+            str(view.worker.id)[:8],
+        )
+        for view in views
+    ]
+    titles = ("NAME", "STATE", "FEEDS", "CPU", "RSS", "LAG", "HEARTBEAT", "UP", "HOST:PID", "ID")
+    write_table(titles, rows, right="FEEDS CPU RSS LAG HEARTBEAT UP")
+
+
+def write_worker(view: WorkerView, *, now: datetime) -> None:
+    worker, load = view.worker, view.worker.load
+    write_facts(
+        [
+            ("name", printable(worker.name)),
+            ("id", str(worker.id)),
+            ("state", styled(worker.state.value)),
+            ("feeds", f"{view.leases} of {worker.capacity}"),
+            ("host", printable(worker.host)),
+            ("pid", str(worker.pid)),
+            ("queue", printable(worker.queue)),
+            ("version", printable(worker.version)),
+            ("labels", ", ".join(f"{k}={v}" for k, v in worker.labels.items()) or None),
+            ("started", _since(worker.started_at, now)),
+            ("heartbeat", f"{duration(view.heartbeat_age_s)} ago"),
+            ("cpu", f"{load.cpu:.2f} cores"),
+            ("rss", size(load.rss)),
+            ("loop lag", f"{1000 * load.loop_lag_s:.0f} ms"),
+            ("suspected", _since(worker.suspected_at, now)),
+        ]
+    )
+
+
+def write_difference(changes: Iterable[OptionChange]) -> None:
+    for change in changes:
+        click.echo(f"    {change.option}: {_shown(change.before)} -> {_shown(change.after)}")
+
+
+def _shown(value: Any) -> str:
+    return ABSENT if value is ABSENT else printable(compact(masked(value)))
+
+
+def compact(value: Any) -> str:
+    """JSON on one line."""
+    try:
+        return orjson.dumps(value, default=str).decode()
+    except TypeError:
+        # An integer beyond 64 bits.
+        return str(value)
+
+
+def _since(at: datetime | None, now: datetime) -> str | None:
+    return None if at is None else f"{_stamp(at)} ({ago(at, now=now)} ago)"
+
+
+def _when(at: datetime | None, now: datetime) -> str:
+    return "at an unknown time" if at is None else f"{ago(at, now=now)} ago"
+
+
+def _stamp(at: datetime | None) -> str | None:
+    return None if at is None else at.strftime("%Y-%m-%d %H:%M:%SZ")

@@ -1,0 +1,11 @@
+"""Is this installation healthy, and if not, what is to be mended?
+
+Checks read and measure; they change nothing but a message in a queue of their own and a lock that they
+release. Each is one `Check`: what was looked at, how it is, and what to do about it. `feedq doctor` runs
+all of them (`feedq.diagnosis.rounds`), `feedq status` those that only need the tables.
+"""
+
+from feedq.diagnosis.checks import Check, Level
+from feedq.diagnosis.fleet import Overview, fleet_checks, overview
+
+__all__ = ["Check", "Level", "Overview", "fleet_checks", "overview"]

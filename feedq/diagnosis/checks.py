@@ -1,0 +1,41 @@
+"""One check and its outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What was looked at, how it is, and what to do if it is not well."""
+
+    name: str
+    level: Level
+    detail: str
+    advice: str = ""
+
+
+def ok(name: str, detail: str) -> Check:
+    return Check(name, Level.OK, detail)
+
+
+def warn(name: str, detail: str, advice: str) -> Check:
+    return Check(name, Level.WARN, detail, advice)
+
+
+def fail(name: str, detail: str, advice: str) -> Check:
+    return Check(name, Level.FAIL, detail, advice)
+
+
+def one_line(error: BaseException) -> str:
+    """An error of a driver, which likes several lines, on one."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,174 @@
+"""The fleet as the tables show it: how many feeds fare how, and whether the workers suffice. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from feedq.diagnosis.checks import Check, fail, ok, warn
+from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerView
+from feedq.store.insight import FleetState
+from feedq.telemetry import mask_url
+
+NAMED_MAX = 5
+"""Feeds named in one warning; `feedq feed list --status` has them all."""
+PASS_OVERDUE = 3
+"""Intervals without a reconcile pass before it counts as missing: the watchdog's own measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The fleet in numbers."""
+
+    feeds: int
+    by_status: Mapping[Status, int]
+    wanted: int
+    """Feeds that ask for a place on a worker: neither paused nor failed nor being removed."""
+    active: int
+    draining: int
+    capacity: int
+    """Feeds that all active workers can hold."""
+    held: int
+    """Leases that active workers hold."""
+    spread: tuple[int, int] | None
+    """Fewest and most feeds on an active worker; None without any."""
+    capacity_after_loss: int
+    """What is left of the capacity when the largest active worker dies."""
+    records_total: int
+
+
+def overview(feeds: Sequence[FeedView], workers: Sequence[WorkerView]) -> Overview:
+    active = [view for view in workers if view.worker.state is WorkerState.ACTIVE]
+    held = [view.leases for view in active]
+    capacities = [view.worker.capacity for view in active]
+    return Overview(
+        feeds=len(feeds),
+        by_status=Counter(view.status for view in feeds),
+        wanted=sum(_wants_place(view) for view in feeds),
+        active=len(active),
+        draining=sum(view.worker.state is WorkerState.DRAINING for view in workers),
+        capacity=sum(capacities),
+        held=sum(held),
+        spread=(min(held), max(held)) if held else None,
+        capacity_after_loss=sum(capacities) - max(capacities, default=0),
+        records_total=sum(view.lease.records_total for view in feeds),
+    )
+
+
+def _wants_place(view: FeedView) -> bool:
+    return (
+        view.feed.removed_at is None
+        and view.feed.spec.target_state is TargetState.RUNNING
+        and view.status is not Status.FAILED
+    )
+
+
+def fleet_checks(
+    feeds: Sequence[FeedView],
+    workers: Sequence[WorkerView],
+    state: FleetState | None,
+    *,
+    reconcile_interval_s: float,
+) -> Iterator[Check]:
+    """Workers, capacity, beat, reconcile, and each kind of trouble that feeds are in."""
+    numbers = overview(feeds, workers)
+    yield _workers(numbers)
+    yield _capacity(numbers)
+    if state is not None:
+        yield _beat(state)
+        yield _reconcile(state, reconcile_interval_s)
+    troubles = list(_troubles(feeds))
+    yield from troubles
+    if not troubles:
+        yield ok("feeds", _statuses(numbers))
+
+
+def _workers(numbers: Overview) -> Check:
+    if not numbers.active:
+        return fail(
+            "workers",
+            f"no active worker ({numbers.draining} draining); nothing streams",
+            "start workers: celery -A feedq worker -c 500",
+        )
+    spread = "" if numbers.spread is None else f", {numbers.spread[0]} to {numbers.spread[1]} feeds each"
+    return ok("workers", f"{numbers.active} active, {numbers.draining} draining{spread}")
+
+
+def _capacity(numbers: Overview) -> Check:
+    places = f"{numbers.wanted} feeds want a place, {numbers.active} workers have {numbers.capacity}"
+    more = "start another worker, or give workers a larger -c"
+    if numbers.wanted > numbers.capacity:
+        return fail("capacity", f"{places}; {numbers.wanted - numbers.capacity} cannot run", more)
+    if numbers.wanted > numbers.capacity_after_loss:
+        without = numbers.wanted - numbers.capacity_after_loss
+        return warn(
+            "capacity",
+            f"{places}; when one worker dies, only {numbers.capacity_after_loss} are left "
+            f"and {without} feeds have nowhere to go",
+            more,
+        )
+    return ok("capacity", f"{places}, and {numbers.capacity_after_loss} when one dies")
+
+
+def _beat(state: FleetState) -> Check:
+    leader = state.leader
+    if leader is None or not leader.leads:
+        last = "none was ever elected" if leader is None else f"the last was {leader.host}:{leader.pid}"
+        return warn(
+            "beat",
+            f"no beat leads; {last}",
+            "start one or more: celery -A feedq beat; until then workers only notice overdue reconciles",
+        )
+    return ok("beat", f"{leader.host}:{leader.pid} leads since {leader.elected_at:%Y-%m-%d %H:%M:%SZ}")
+
+
+def _reconcile(state: FleetState, interval_s: float) -> Check:
+    limit_s = max(PASS_OVERDUE * interval_s, 1.0)
+    advice = "it is a task: see that a beat leads, that workers are up, and that the broker answers"
+    if state.pass_age_s is None:
+        return fail("reconcile", "no pass has ever finished; feeds are not placed", advice)
+    if state.pass_age_s > limit_s:
+        return fail("reconcile", f"the last pass finished {state.pass_age_s:.0f} s ago", advice)
+    return ok("reconcile", f"the last pass finished {state.pass_age_s:.1f} s ago")
+
+
+_ADVICE = {
+    Status.FAILED: "only an edit helps: feedq feed show NAME, then feedq feed edit NAME --set …",
+    Status.STALLED: "connected, but silent beyond idle_timeout_s: look at the source",
+    Status.BACKOFF: "the source or the sink refuses; it is tried again by itself",
+    Status.WAITING: "feedq feed show NAME says what for",
+}
+_WAITING_ADVICE = {
+    Reason.NO_CAPACITY: "start another worker, or give workers a larger -c",
+    Reason.NO_MATCH: "no worker has the labels that the feed asks for: set FEEDQ_WORKER_LABELS",
+}
+
+
+def _troubles(feeds: Sequence[FeedView]) -> Iterator[Check]:
+    groups: dict[tuple[Status, Reason | None], list[FeedView]] = {}
+    for view in feeds:
+        if view.status in _ADVICE:
+            # The reason says what a waiting feed waits for; for the others it only repeats the status.
+            reason = view.lease.reason if view.status is Status.WAITING else None
+            groups.setdefault((view.status, reason), []).append(view)
+    for (status, reason), views in sorted(groups.items(), key=lambda item: (item[0][0], str(item[0][1]))):
+        why = "" if reason is None else f" ({reason})"
+        named = ", ".join(_named(view) for view in views[:NAMED_MAX])
+        more = len(views) - NAMED_MAX
+        rest = f" and {more} more" if more > 0 else ""
+        advice = _ADVICE[status] if reason is None else _WAITING_ADVICE.get(reason, _ADVICE[status])
+        yield warn("feeds", f"{len(views)} {status}{why}: {named}{rest}", advice)
+
+
+def _named(view: FeedView) -> str:
+    if view.lease.last_error is None or view.status not in (Status.FAILED, Status.BACKOFF):
+        return view.feed.name
+    return f"{view.feed.name} ({mask_url(view.lease.last_error)[:80]})"
+
+
+def _statuses(numbers: Overview) -> str:
+    if not numbers.feeds:
+        return "none declared"
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(numbers.by_status.items()))
+    return f"{numbers.feeds}: {counts}"

@@ -1,0 +1,41 @@
+"""All checks in order: from what everything stands on to what people see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from feedq.diagnosis.broker import check_broker
+from feedq.diagnosis.checks import Check, Level, fail, one_line
+from feedq.diagnosis.database import check_database
+from feedq.diagnosis.fleet import fleet_checks
+from feedq.diagnosis.host import check_open_files
+from feedq.diagnosis.sinks import check_sinks
+from feedq.errors import FeedqError
+from feedq.model import FeedView, WorkerView
+from feedq.settings import Settings
+from feedq.store.base import Store
+from feedq.store.insight import FleetState
+
+
+def diagnose(
+    store: Store, fleet_state: Callable[[], FleetState | None], settings: Settings
+) -> Iterator[Check]:
+    """One check after the other, each as soon as it is done; every one of them is bounded in time."""
+    feeds: list[FeedView] = []
+    workers: list[WorkerView] = []
+    state: FleetState | None = None
+    unreadable: FeedqError | None = None
+    try:
+        feeds, workers, state = store.feeds.views(), store.workers.views(), fleet_state()
+    except FeedqError as error:
+        # The checks of the database say why, and better.
+        unreadable = error
+    database = list(check_database(settings.database_url.get_secret_value(), workers=len(workers)))
+    yield from database
+    yield from check_broker(settings.broker_url.get_secret_value())
+    yield from check_sinks(settings, [view.feed for view in feeds if view.feed.removed_at is None])
+    if unreadable is None:
+        yield from check_open_files(workers)
+        yield from fleet_checks(feeds, workers, state, reconcile_interval_s=settings.reconcile_interval_s)
+    elif not any(check.level is Level.FAIL for check in database):
+        yield fail("tables", one_line(unreadable), "see the checks of the database")

@@ -1,0 +1,94 @@
+"""The sink databases: do they answer, and may feedq keep its checkpoints and write its tables there?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import psycopg2
+
+from feedq.diagnosis.checks import Check, fail, ok, one_line, warn
+from feedq.errors import InvalidInput
+from feedq.model import Feed
+from feedq.settings import Settings
+from feedq.sinks.base import parse_sink
+from feedq.store.engine import driver_options, psycopg2_dsn
+from feedq.telemetry import mask_url
+
+BOOKKEEPING = ("feedq_checkpoint", "feedq_dead_letter")
+NAMED_MAX = 5
+
+_PERMISSIONS = """
+    SELECT current_user, current_schema(),
+        coalesce(has_schema_privilege(current_schema(), 'CREATE'), false),
+        (SELECT array_agg(t) FROM unnest(%s) AS t WHERE to_regclass(quote_ident(t)) IS NULL),
+        (SELECT array_agg(t) FROM unnest(%s) AS t
+         WHERE to_regclass(quote_ident(t)) IS NOT NULL AND NOT (
+            has_table_privilege(quote_ident(t), 'SELECT') AND has_table_privilege(quote_ident(t), 'INSERT')
+            AND has_table_privilege(quote_ident(t), 'UPDATE')))
+"""
+
+
+def check_sinks(settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
+    """Each sink that is set up here, and the sinks that feeds name and that are not."""
+    used = _used(feeds)
+    for name in settings.sink_names:
+        yield _check_sink(name, settings.sink_url(name), feeds=len(used.pop(name, [])))
+    for name, names in sorted(used.items()):
+        shown = ", ".join(names[:NAMED_MAX]) + (" …" if len(names) > NAMED_MAX else "")
+        yield warn(
+            f"sink {name}",
+            f"not set up here, but {len(names)} feeds name it: {shown}",
+            f"set FEEDQ_SINKS__{name.upper()} here and on every worker",
+        )
+
+
+def _used(feeds: Sequence[Feed]) -> dict[str, list[str]]:
+    """Names of feeds by the sink that they name; what cannot be parsed shows as a failed feed elsewhere."""
+    used: dict[str, list[str]] = {}
+    for feed in feeds:
+        try:
+            used.setdefault(parse_sink(feed.spec.sink).name.lower(), []).append(feed.name)
+        except InvalidInput:
+            continue
+    return used
+
+
+def _check_sink(name: str, url: str, *, feeds: int) -> Check:
+    title = f"sink {name}"
+    try:
+        with closing(psycopg2.connect(psycopg2_dsn(url), **driver_options("feedq-doctor"))) as connection:
+            return _permissions(title, connection, detail=f"{feeds} feeds, {mask_url(url)}")
+    except (psycopg2.Error, InvalidInput) as error:
+        return fail(
+            title,
+            f"{mask_url(url)}: {mask_url(one_line(error))}",
+            f"start it, or set FEEDQ_SINKS__{name.upper()} to the one that is meant",
+        )
+
+
+def _permissions(title: str, connection: Any, *, detail: str) -> Check:
+    tables = list(BOOKKEEPING)
+    with connection.cursor() as cursor:
+        cursor.execute(_PERMISSIONS, (tables, tables))
+        role, schema, may_create, missing, forbidden = cursor.fetchone()
+    if schema is None:
+        return fail(
+            title, f"{detail}: the search path of {role} names no schema", "ALTER ROLE … SET search_path"
+        )
+    if missing and not may_create:
+        return fail(
+            title,
+            f"{detail}: {role} may not create {', '.join(missing)} in schema {schema}",
+            f'GRANT CREATE, USAGE ON SCHEMA "{schema}" TO "{role}"',
+        )
+    if forbidden:
+        return fail(
+            title,
+            f"{detail}: {role} may not read and write {', '.join(forbidden)}",
+            f'GRANT SELECT, INSERT, UPDATE ON {", ".join(forbidden)} TO "{role}"',
+        )
+    if not may_create:
+        return ok(title, f"{detail}; may not create tables in {schema}, so landing tables must exist")
+    return ok(title, detail)

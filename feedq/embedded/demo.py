@@ -1,0 +1,136 @@
+"""The demonstration: declare its feeds, and prove from the table that nothing is lost or doubled.
+
+The landing table has no unique index on purpose: it must not be the database that keeps doubles out.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg2
+
+from feedq import control
+from feedq.embedded.demo_source import RATES
+from feedq.embedded.service import Service, inherited_env
+from feedq.errors import Unavailable
+from feedq.model import FeedSpec, TargetState
+from feedq.store.base import Store
+
+TABLE = "feedq_demo_ais"
+_CREATE = f"""
+    CREATE TABLE IF NOT EXISTS {TABLE} (
+        feed text NOT NULL, seq bigint NOT NULL, at timestamptz NOT NULL, nmea text NOT NULL
+    );
+    CREATE INDEX IF NOT EXISTS {TABLE}_feed_seq ON {TABLE} (feed, seq);
+"""
+# Every record up to the highest is there once, or it is not: counted, not inferred from what came last.
+_AUDIT = f"""
+    SELECT feed, count(*), count(DISTINCT seq), max(seq) FROM {TABLE} GROUP BY feed
+"""  # noqa: S608 - a constant
+AUDIT_PAUSE_MIN_S = 0.5
+AUDIT_SHARE = 10
+"""The audit reads the whole table: it pauses this many times as long as it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """One feed's rows in the table, against the numbers that its source gave them."""
+
+    rows: int = 0
+    distinct: int = 0
+    last_seq: int = 0
+
+    @property
+    def lost(self) -> int:
+        return self.last_seq - self.distinct
+
+    @property
+    def doubled(self) -> int:
+        return self.rows - self.distinct
+
+    @property
+    def is_exact(self) -> bool:
+        return self.lost == 0 and self.doubled == 0
+
+
+def source_service(port: int, *, logs: Path) -> Service:
+    argv = (sys.executable, "-m", "feedq.embedded.demo_source", f"--port={port}")
+    return Service("source", "source", lambda: argv, inherited_env({}), logs / "source.log")
+
+
+def demo_specs(port: int) -> list[FeedSpec]:
+    return [
+        FeedSpec(
+            name=name,
+            tenant="coastguard",
+            connector="tcp",
+            source={
+                "url": f"tcp://127.0.0.1:{port}",
+                "framing": "lines",
+                "format": "json",
+                "hello": '{"feed": {name}, "from": {cursor}}\\n',
+                "cursor": "/seq",
+                "idle_timeout_s": 30,
+            },
+            sink={
+                "name": "default",
+                "table": TABLE,
+                "columns": {"feed": "/feed", "seq": "/seq", "at": "/at", "nmea": "/nmea"},
+            },
+            labels={"demo": "ais"},
+            target_state=TargetState.RUNNING,
+        )
+        for name in RATES
+    ]
+
+
+def declare(store: Store, *, sink_url: str, port: int) -> None:
+    """Make the table and the feeds, or bring those of last time up to date."""
+    known = {view.feed.name for view in store.feeds.views() if view.feed.removed_at is None}
+    fresh = [name for name in RATES if name not in known]
+    connection = psycopg2.connect(sink_url, connect_timeout=5)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(_CREATE)
+            # A feed that is new begins with record 1, also when one of its name was there before.
+            cursor.execute(f"DELETE FROM {TABLE} WHERE feed = ANY(%s)", (fresh,))  # noqa: S608 - a constant
+    finally:
+        connection.close()
+    for spec in demo_specs(port):
+        if spec.name in known:
+            control.edit_feed(store, spec)
+        else:
+            control.add_feed(store, spec)
+
+
+class Auditor:
+    """Counts the table from time to time, at a bounded share of the database's time."""
+
+    def __init__(self, sink_url: str) -> None:
+        self._url = sink_url
+        self._next_at = 0.0
+        self.tallies: Mapping[str, Tally] = {}
+
+    def refresh(self) -> bool:
+        """Count anew if it is time. Raises `Unavailable`."""
+        began = time.monotonic()
+        if began < self._next_at:
+            return False
+        try:
+            connection = psycopg2.connect(self._url, connect_timeout=2, application_name="feedq-demo-audit")
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(_AUDIT)
+                    rows = cursor.fetchall()
+            finally:
+                connection.close()
+        except psycopg2.Error as error:
+            raise Unavailable(f"the demo's table cannot be counted: {error}") from error
+        self.tallies = {feed: Tally(count, distinct, last) for feed, count, distinct, last in rows}
+        ended = time.monotonic()
+        self._next_at = ended + max(AUDIT_PAUSE_MIN_S, AUDIT_SHARE * (ended - began))
+        return True

@@ -1,0 +1,206 @@
+"""What PostgreSQL and Valkey have in common when they run as our children.
+
+A server has a data directory of its own, a lock on it, a password that was made up once and is kept beside
+it, and a port on the loopback. It is never reachable without the password and never from another machine.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+from feedq.embedded.lock import FileLock
+from feedq.embedded.process import (
+    Account,
+    end,
+    free_port,
+    may_enter,
+    poll_until,
+    rotate,
+    server_account,
+    spawn,
+    tail,
+)
+from feedq.errors import FeedqError, Unavailable
+
+START_TIMEOUT_S = 60.0
+"""A server that has not answered by then never will; crash recovery of a large database included."""
+LOCK_TIMEOUT_S = 15.0
+"""How long to wait for the processes of a server that was just stopped or killed."""
+PORT_ATTEMPTS = 5
+HOMELESS = Path("/var/lib/feedq")
+"""Where servers of root keep their data when the chosen directory lies below a private one."""
+
+
+class Server(ABC):
+    """One server process and its data directory."""
+
+    kind: ClassVar[str]
+    stop_signals: ClassVar[tuple[tuple[signal.Signals, float], ...]]
+    death_signal: ClassVar[signal.Signals]
+
+    def __init__(self, data_dir: Path, *, port: int = 0) -> None:
+        """``data_dir`` may be shared by several servers; it is made when missing. Port 0 means a free one."""
+        self.account: Account | None = server_account()
+        self.data_dir = data_dir.absolute()
+        self.port = port
+        self._any_port = port == 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._home: Path | None = None
+        self._lock: FileLock | None = None
+
+    @property
+    def home(self) -> Path:
+        """The data directory as the server's account can reach it."""
+        if self._home is None:
+            self._home = prepare_home(self.data_dir, self.account)
+        return self._home
+
+    @property
+    def log(self) -> Path:
+        return self.data_dir / "logs" / f"{self.kind}.log"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise Unavailable(f"{self.kind} in {self.data_dir} is not running")
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start and wait until it answers. Raises `Conflict` (the directory is in use) or `Unavailable`."""
+        if self.is_running:
+            return
+        lock = FileLock(self.home / f"{self.kind}.lock", what=f"the {self.kind} data in {self.data_dir}")
+        lock.acquire(timeout_s=LOCK_TIMEOUT_S)
+        self._lock = lock
+        try:
+            self.log.parent.mkdir(exist_ok=True)
+            rotate(self.log)
+            self._prepare()
+            self._launch(lock.fd)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self, *, hurry: Callable[[], bool] = lambda: False) -> None:
+        """End it in good order, or by force when it takes too long or ``hurry`` says so."""
+        self._end(*self.stop_signals, hurry=hurry)
+
+    def kill(self) -> None:
+        """End it as a power failure would."""
+        self._end()
+
+    def restart(self) -> None:
+        """Stop and start, on the same port and data."""
+        self.stop()
+        self.start()
+
+    def _end(self, *steps: tuple[signal.Signals, float], hurry: Callable[[], bool] = lambda: False) -> None:
+        if self._process is not None:
+            end(self._process, *steps, hurry=hurry)
+            self._process = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _launch(self, lock_fd: int) -> None:
+        for attempt in range(1, PORT_ATTEMPTS + 1):
+            if self._any_port and self.port == 0:
+                self.port = free_port()
+            process = self._process = spawn(
+                self._argv(),
+                log=self.log,
+                # None of our own environment: PGDATA and its like would change what is started.
+                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+                cwd=self.home,
+                account=self.account,
+                death_signal=self.death_signal,
+                pass_fds=[lock_fd],
+            )
+            if self._wait_until_ready(process):
+                return
+            ended = process.poll() is not None
+            end(process)
+            why = "ended at once" if ended else f"does not answer within {START_TIMEOUT_S:g} s"
+            said = tail(self.log)
+            if not (self._any_port and "address already in use" in said.lower()) or attempt == PORT_ATTEMPTS:
+                raise Unavailable(f"{self.kind} in {self.data_dir} {why}; its log {self.log} ends:\n{said}")
+            self.port = 0  # somebody was faster; take another
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> bool:
+        poll_until(lambda: process.poll() is not None or self._answers(), timeout_s=START_TIMEOUT_S)
+        return process.poll() is None and self._answers()
+
+    def _password(self) -> str:
+        """The password, made up at the first call. Its file belongs to the server's account."""
+        file = self.home / f"{self.kind}.password"
+        if not file.exists():
+            write_private(file, secrets.token_urlsafe(24), account=self.account)
+        return file.read_text().strip()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make whatever must exist before the first start."""
+
+    @abstractmethod
+    def _argv(self) -> list[str]: ...
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether it lets us in and works."""
+
+
+def prepare_home(data_dir: Path, account: Account | None) -> Path:
+    """Make the data directory, and find a place that the server's account can reach.
+
+    That is ``data_dir`` itself unless it lies below a directory closed to the account (root's home, mostly);
+    then it is one below `HOMELESS`, which the link ``servers`` in ``data_dir`` leads to. Whoever deletes
+    ``data_dir`` gets an empty database next time.
+    """
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700 if account is None else 0o711)
+    link = data_dir / "servers"
+    if link.is_symlink() and link.exists():
+        return link.resolve()
+    if account is None or may_enter(data_dir, account):
+        return data_dir
+    HOMELESS.mkdir(parents=True, exist_ok=True, mode=0o711)
+    home = Path(tempfile.mkdtemp(prefix=f"{data_dir.name.lstrip('.') or 'data'}-", dir=HOMELESS))
+    home.chmod(0o711)
+    if not may_enter(home, account):
+        home.rmdir()
+        raise FeedqError(
+            f"servers run as {account.name} here, who can enter neither {data_dir} nor {HOMELESS}: "
+            "choose a data directory outside of private ones"
+        )
+    link.unlink(missing_ok=True)
+    link.symlink_to(home)
+    return home
+
+
+def make_private_dir(path: Path, *, account: Account | None) -> None:
+    path.mkdir(exist_ok=True, mode=0o700)
+    if account is not None:
+        os.chown(path, account.uid, account.gid)
+
+
+def write_private(path: Path, text: str, *, account: Account | None) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+    if account is not None:
+        os.chown(fresh, account.uid, account.gid)
+    fresh.replace(path)

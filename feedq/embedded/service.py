@@ -1,0 +1,118 @@
+"""One process of the fleet: start it, notice its end, start it again after a pause.
+
+The pause is there to be seen: a killed worker's feeds go on elsewhere, and it comes back to take its share.
+It grows while the process keeps dying young, so that a broken one does not take the machine with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from feedq.embedded.process import end, poll_until, release, rotate, spawn
+
+RESTART_PAUSE_S = 5.0
+RESTART_PAUSE_MAX_S = 60.0
+HEALTHY_S = 60.0
+"""A process that lived this long is restarted after the shortest pause again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process that ended by itself."""
+
+    name: str
+    pid: int
+    how: str
+    restart_in_s: float
+
+
+@dataclass(slots=True)
+class Service:
+    """A named process with a log of its own. Times are monotonic seconds, given by the caller."""
+
+    name: str
+    kind: str
+    argv: Callable[[], Sequence[str]]
+    """Asked anew at each start: a port may have been taken meanwhile."""
+    env: Mapping[str, str]
+    log: Path
+    deaths: int = 0
+    """Deaths in a row, each after less than `HEALTHY_S`."""
+    started_at: float = 0.0
+    restart_at: float | None = None
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process is not None else None
+
+    def start(self, *, now: float) -> None:
+        self.log.parent.mkdir(exist_ok=True)
+        if self.deaths == 0:
+            # A process that dies again and again must not push the reason out of its log.
+            rotate(self.log)
+        self.process = spawn(self.argv(), log=self.log, env=self.env, cwd=Path.cwd())
+        self.started_at, self.restart_at = now, None
+
+    def look(self, *, now: float) -> Ended | None:
+        """What happened since the last look: None, or its death, reported once and its restart planned."""
+        process = self.process
+        if process is None or process.poll() is None:
+            return None
+        self.deaths = next_deaths(self.deaths, uptime_s=now - self.started_at)
+        pause_s = restart_pause_s(self.deaths)
+        self.process, self.restart_at = None, now + pause_s
+        release(process)
+        return Ended(self.name, process.pid, describe_exit(process.returncode), pause_s)
+
+    def is_due(self, *, now: float) -> bool:
+        return self.process is None and self.restart_at is not None and now >= self.restart_at
+
+
+def next_deaths(deaths: int, *, uptime_s: float) -> int:
+    """Deaths in a row, after one that came ``uptime_s`` seconds after the start."""
+    return 1 if uptime_s >= HEALTHY_S else deaths + 1
+
+
+def restart_pause_s(deaths: int) -> float:
+    assert deaths >= 1, deaths
+    return float(min(RESTART_PAUSE_MAX_S, RESTART_PAUSE_S * 2.0 ** min(deaths - 1, 16)))
+
+
+def describe_exit(status: int) -> str:
+    """How a process ended, in words: ``Popen.returncode`` is negative for a signal."""
+    if status < 0:
+        try:
+            return f"killed by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"killed by signal {-status}"
+    return f"ended with status {status}"
+
+
+def stop_all(services: Sequence[Service], *, grace_s: float, hurry: Callable[[], bool]) -> list[str]:
+    """SIGTERM to all at once, SIGKILL to those left after the grace. Returns the names of the killed."""
+    running = [s for s in services if s.process is not None and s.process.poll() is None]
+    for service in running:
+        assert service.process is not None
+        service.process.send_signal(signal.SIGTERM)
+    poll_until(
+        lambda: hurry() or all(s.process is None or s.process.poll() is not None for s in running),
+        timeout_s=grace_s,
+        interval_s=0.02,
+    )
+    killed = [s.name for s in running if s.process is not None and s.process.poll() is None]
+    for service in services:
+        if service.process is not None:
+            end(service.process)
+        service.process, service.restart_at = None, None
+    return killed
+
+
+def inherited_env(settings: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a feedq process: ours, with these settings on top."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **settings}

@@ -1,0 +1,173 @@
+"""StreamPool: the Celery pool that holds thousands of streams and a few job threads in one process.
+
+``stream_feed`` becomes a coroutine on the supervisor's loop; its message is acknowledged when the claim is
+committed (`Hooks.accepted`), because from then on the lease brings the feed back, not the broker. Every other
+task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and reconcile in one reserved for it, so that neither 500
+streams nor a full set of jobs can starve it.
+
+Celery's callbacks send events, and may block while the broker is away. They are called on a thread of their
+own: never on the loop, and never on the desk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
+from typing import Any
+
+from celery.concurrency.base import BasePool, apply_target
+from kombu.serialization import loads
+
+from feedq.runtime.intake import Hooks
+from feedq.runtime.supervisor import Supervisor
+from feedq.settings import settings
+from feedq.tasks import RECONCILE, STREAM_FEED, parse_key
+from feedq.telemetry import LogEvent, log
+
+logger = log(__name__)
+
+
+class StreamPool(BasePool):
+    """``-c`` is the number of feeds this worker will hold; job threads come on top."""
+
+    body_can_be_buffer = True
+    signal_safe = False
+    task_join_will_block = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.supervisor: Supervisor | None = None
+        self._jobs: ThreadPoolExecutor | None = None
+        self._control: ThreadPoolExecutor | None = None
+        self._callbacks: ThreadPoolExecutor | None = None
+
+    @property
+    def num_processes(self) -> int:
+        """Celery's prefetch window, times the multiplier: messages taken and not acknowledged yet.
+
+        Running streams are acknowledged and do not count.
+        """
+        return settings().job_slots + settings().claim_window
+
+    def on_start(self) -> None:
+        self._jobs = ThreadPoolExecutor(settings().job_slots, "feedq-job")
+        self._control = ThreadPoolExecutor(1, "feedq-control")
+        self._callbacks = ThreadPoolExecutor(1, "feedq-callbacks")
+
+    def on_stop(self) -> None:
+        """Warm shutdown: running jobs may finish, waiting ones stay with the broker."""
+        for executor in (self._jobs, self._control, self._callbacks):
+            if executor is not None:
+                executor.shutdown(wait=True, cancel_futures=executor is not self._callbacks)
+
+    def on_terminate(self) -> None:
+        for executor in (self._jobs, self._control, self._callbacks):
+            if executor is not None:
+                executor.shutdown(wait=False, cancel_futures=True)
+
+    def run_control(self, job: Callable[[], object]) -> None:
+        """Run something in the reserved thread."""
+        if self._control is not None and self.active:
+            self._control.submit(job)
+
+    def on_apply(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        callback: Callable[..., Any] | None = None,
+        accept_callback: Callable[..., Any] | None = None,
+        **_: Any,
+    ) -> Running:
+        assert self._jobs is not None
+        assert self._control is not None
+        if args and args[0] == STREAM_FEED:
+            return self._stream(args, callback, accept_callback)
+        executor = self._control if args and args[0] == RECONCILE else self._jobs
+        future = executor.submit(apply_target, target, args, kwargs, callback, accept_callback)
+        return Running(future=future)
+
+    def _stream(
+        self,
+        args: tuple[Any, ...],
+        callback: Callable[..., Any] | None,
+        accept_callback: Callable[..., Any] | None,
+    ) -> Running:
+        started = monotonic()
+        # Celery's request, found through its own bound method: the way to send events under its task id.
+        request = getattr(accept_callback, "__self__", None)
+
+        def accepted() -> None:
+            if accept_callback is not None:
+                self._later(accept_callback, os.getpid(), monotonic())
+
+        def finished(why: str) -> None:
+            if callback is not None:
+                self._later(callback, (0, why, monotonic() - started))
+
+        def progress(text: str) -> None:
+            if request is not None:
+                self._later(request.send_event, "task-progress", name=STREAM_FEED, result=text)
+
+        hooks = Hooks(accepted, finished, progress)
+        try:
+            _, _, _, body, content_type, content_encoding = args
+            # JSON and nothing else: a forged content type must not choose the decoder.
+            positional, _, _ = loads(body, content_type, content_encoding, accept={"application/json"})
+            key = parse_key(positional)
+        except Exception as error:  # noqa: BLE001 -- whatever a forged message can make a decoder raise
+            logger.warning(LogEvent.MESSAGE_DROPPED, task_id=str(args[1])[:80], why=repr(error)[:200])
+            hooks.accepted()
+            hooks.finished("dropped: not a stream_feed message")
+            return Running()
+        if self.supervisor is None:
+            hooks.accepted()
+            hooks.finished("dropped: this worker is not ready")
+            return Running()
+        self.supervisor.offer(key, hooks)
+        return Running(cancel=lambda: self.supervisor.cancel(key[0]) if self.supervisor else None)
+
+    def terminate_job(self, pid: int, signal: Any = None) -> None:
+        """Nothing by pid: all tasks share this process. `Running.terminate` ends the one that is meant."""
+
+    def _later(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        assert self._callbacks is not None
+        try:
+            self._callbacks.submit(_safely, function, *args, **kwargs)
+        except RuntimeError:
+            # The pool is closing. An ack that is not sent lets the message come back: a stale one, dropped.
+            return
+
+    def _get_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = super()._get_info()
+        feeds = self.supervisor.feeds if self.supervisor else 0
+        return info | {"feeds": feeds, "job-slots": settings().job_slots}
+
+
+class Running:
+    """What Celery holds of a task under way, to terminate it by its id."""
+
+    def __init__(
+        self, *, future: Future[Any] | None = None, cancel: Callable[[], None] | None = None
+    ) -> None:
+        self._future = future
+        self._cancel = cancel
+
+    def get(self, timeout: float | None = None) -> Any:
+        return self._future.result(timeout) if self._future is not None else None
+
+    def terminate(self, signal: Any = None) -> None:
+        """A stream stops and its feed is placed again; a job that waits is dropped, one that runs goes on."""
+        if self._cancel is not None:
+            self._cancel()
+        elif self._future is not None:
+            self._future.cancel()
+
+
+def _safely(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    try:
+        function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 -- an event that cannot be sent, an ack on a connection that is gone
+        logger.debug(LogEvent.UNEXPECTED, where="celery callback", error=repr(error))

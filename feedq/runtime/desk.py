@@ -1,0 +1,131 @@
+"""The desk: one thread that talks to the control database about feeds, for the whole worker.
+
+Runners and the pool drop requests here and go on; the desk takes whatever has gathered and makes one statement
+of it: a thousand claims are one round trip. A database that is away is asked again with the same requests,
+which match an epoch and are therefore harmless when they come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from typing import TypeAlias
+from uuid import UUID
+
+from feedq.errors import FeedqError, Unavailable
+from feedq.model import Claim, FeedKey, Progress, Release
+from feedq.store.base import Store
+from feedq.telemetry import LogEvent, log
+
+GROUP_MAX = 2_000
+"""Requests a statement."""
+RETRY_S = 0.25
+
+logger = log(__name__)
+
+OnClaimed = Callable[[list[Claim], list[FeedKey]], None]
+"""Hears which claims were granted and which keys were stale; called on the desk's thread."""
+Job: TypeAlias = Callable[[], object]
+
+
+class Desk:
+    """Grouped claims, releases and reports of one worker process."""
+
+    def __init__(
+        self, store: Store, *, on_claimed: OnClaimed, on_lost: Callable[[list[FeedKey]], None]
+    ) -> None:
+        self._store = store
+        self._on_claimed, self._on_lost = on_claimed, on_lost
+        self._queue: SimpleQueue[tuple[UUID, FeedKey] | tuple[UUID, Release] | Job | None] = SimpleQueue()
+        self._stopping = Event()
+        self._thread = Thread(target=self._run, name="feedq-desk", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def claim(self, worker_id: UUID, key: FeedKey) -> None:
+        self._queue.put((worker_id, key))
+
+    def release(self, worker_id: UUID, release: Release) -> None:
+        self._queue.put((worker_id, release))
+
+    def do(self, job: Job) -> None:
+        """Run something else that talks to the store, after what was asked for before. Retried as the rest."""
+        self._queue.put(job)
+
+    def report(self, worker_id: UUID, progress: list[Progress]) -> None:
+        def job() -> None:
+            matched = set(self._store.leases.report(worker_id, progress))
+            if lost := [p.key for p in progress if p.key not in matched]:
+                self._on_lost(lost)
+
+        self.do(job)
+
+    def stop(self, *, timeout_s: float) -> None:
+        """Do what is queued, if that is possible in time, and end."""
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        self._stopping.set()
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        claims: dict[UUID, list[FeedKey]] = {}
+        releases: dict[UUID, list[Release]] = {}
+        jobs: list[Job] = []
+        done = False
+        while not done and not self._stopping.is_set():
+            item = self._queue.get()
+            for _ in range(GROUP_MAX):
+                if item is None:
+                    done = True
+                    break
+                if callable(item):
+                    jobs.append(item)
+                elif isinstance(item[1], Release):
+                    releases.setdefault(item[0], []).append(item[1])
+                else:
+                    claims.setdefault(item[0], []).append(item[1])
+                try:
+                    item = self._queue.get_nowait()
+                except Empty:
+                    break
+            # Jobs first: a drain must be known before the releases that follow it wake reconcile.
+            for job in jobs:
+                self._insist(job)
+            for worker_id, mine in releases.items():
+                self._insist(partial(self._release, worker_id, mine))
+            for worker_id, keys in claims.items():
+                self._insist(partial(self._claim, worker_id, keys))
+            claims, releases, jobs = {}, {}, []
+
+    def _claim(self, worker_id: UUID, keys: list[FeedKey]) -> None:
+        granted = self._store.leases.claim(worker_id, keys)
+        got = {claim.key for claim in granted}
+        self._on_claimed(granted, [key for key in keys if key not in got])
+
+    def _release(self, worker_id: UUID, releases: list[Release]) -> None:
+        self._store.leases.release(worker_id, releases)
+
+    def _insist(self, job: Job) -> None:
+        """Until it succeeds or the desk is closed; what fails for another reason than an outage is dropped."""
+        away = False
+        while not self._stopping.is_set():
+            try:
+                job()
+            except Unavailable as error:
+                if not away:
+                    logger.warning(LogEvent.DATABASE_AWAY, where="desk", error=str(error))
+                away = True
+                self._stopping.wait(RETRY_S)
+            except FeedqError as error:
+                logger.error(LogEvent.UNEXPECTED, where="desk", error=str(error))
+                return
+            except Exception:
+                logger.exception(LogEvent.UNEXPECTED, where="desk")
+                return
+            else:
+                return

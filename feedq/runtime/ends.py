@@ -1,0 +1,104 @@
+"""The worker's ends of its sinks: for each named sink a writer and a fencer, made when a feed first needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from uuid import UUID
+
+from feedq.model import JSON, FeedKey
+from feedq.runtime.fencer import Fencer, GoneWorkers
+from feedq.runtime.outlet import Budget, Outlet
+from feedq.runtime.writer import Writer
+from feedq.settings import Settings
+from feedq.sinks.base import FenceOutcome, FenceRequest, Landing, Sink, load_sink
+
+
+class SinkEnds:
+    """Writers and fencers by sink name. Thread-safe; `fence` and `open_outlet` on a runner's loop."""
+
+    def __init__(
+        self, settings: Settings, *, worker_id: Callable[[], UUID], gone_workers: GoneWorkers
+    ) -> None:
+        self._settings = settings
+        self._worker_id = worker_id
+        self._gone_workers = gone_workers
+        self._writers: dict[str, Writer] = {}
+        self._fencers: dict[str, Fencer] = {}
+        self._lock = Lock()
+        self.budget = Budget(settings.inflight_bytes_total)
+
+    async def fence(self, sink: str, request: FenceRequest) -> FenceOutcome:
+        """Raises `SinkUnavailable`, or `InvalidInput` when no such sink is set up here."""
+        return await self._fencer(sink).fence(request)
+
+    def open_outlet(
+        self,
+        sink: str,
+        key: FeedKey,
+        feed: str,
+        landing: Landing,
+        cursor: JSON,
+        on_change: Callable[[], None],
+    ) -> Outlet:
+        return Outlet(
+            key,
+            feed,
+            landing,
+            cursor=cursor,
+            budget=self.budget,
+            inflight_max=self._settings.inflight_bytes,
+            submit=self._writer(sink).submit,
+            on_change=on_change,
+        )
+
+    def hurry(self, sink: str) -> None:
+        """Ask the writer to commit now."""
+        if sink in self._writers:
+            self._writers[sink].hurry()
+
+    def renew(self) -> None:
+        """Sessions opened from now on carry the new worker's id; those under the old one are closed."""
+        for writer in list(self._writers.values()):
+            writer.renew()
+        for fencer in list(self._fencers.values()):
+            fencer.renew()
+
+    def stop(self, *, timeout_s: float) -> None:
+        for writer in list(self._writers.values()):
+            writer.stop(timeout_s=timeout_s)
+        for fencer in list(self._fencers.values()):
+            fencer.stop(timeout_s=timeout_s)
+
+    def _writer(self, sink: str) -> Writer:
+        with self._lock:
+            if sink not in self._writers:
+                writer = Writer(
+                    sink,
+                    self._maker(sink, "writer"),
+                    flush_interval_s=self._settings.flush_interval_s,
+                    flush_bytes=self._settings.flush_bytes,
+                )
+                writer.start()
+                self._writers[sink] = writer
+            return self._writers[sink]
+
+    def _fencer(self, sink: str) -> Fencer:
+        with self._lock:
+            if sink not in self._fencers:
+                fencer = Fencer(
+                    sink,
+                    self._maker(sink, "fencer"),
+                    gone_workers=self._gone_workers,
+                    lock_timeout_s=self._settings.fence_lock_timeout_s,
+                )
+                fencer.start()
+                self._fencers[sink] = fencer
+            return self._fencers[sink]
+
+    def _maker(self, name: str, role: str) -> Callable[[], Sink]:
+        url = self._settings.sink_url(name)
+        kind = load_sink(url)
+        return lambda: kind(
+            url, environment=self._settings.environment, worker_id=self._worker_id(), role=role
+        )

@@ -1,0 +1,160 @@
+"""Takes feeds over in a sink: raises the epoch of their checkpoints and reads where to resume.
+
+On a session and a thread of its own, because a fence may wait for a predecessor's commit, and the writer must
+not wait with it. Feeds that start together are fenced together. A predecessor that is frozen inside its
+transaction is not waited for: once the control database says that its worker is gone, its session is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
+from uuid import UUID
+
+from feedq.errors import FeedqError, SinkUnavailable
+from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink
+from feedq.telemetry import LogEvent, log
+
+GROUP_MAX = 1_000
+"""Feeds a statement: a cold start of thousands is a handful of statements, none of them long."""
+IDLE_CLOSE_S = 30.0
+"""A fencer with nothing to do gives its connection back."""
+RETRY_S = 0.2
+
+logger = log(__name__)
+
+GoneWorkers = Callable[[Collection[UUID]], set[UUID]]
+"""Which of these workers the control database has declared gone."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: FenceRequest
+    future: asyncio.Future[FenceOutcome]
+    loop: asyncio.AbstractEventLoop
+
+    def answer(self, outcome: FenceOutcome | FeedqError) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(_resolve, self.future, outcome)
+
+
+class Fencer:
+    """The fencing end of one sink."""
+
+    def __init__(
+        self, name: str, sink: Callable[[], Sink], *, gone_workers: GoneWorkers, lock_timeout_s: float
+    ) -> None:
+        self._name = name
+        self._make_sink = sink
+        self._sink: Sink | None = None
+        self._renew = False
+        self._gone_workers = gone_workers
+        self._lock_timeout_s = lock_timeout_s
+        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._stopping = False
+        self._thread = Thread(target=self._run, name=f"feedq-fencer-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def fence(self, request: FenceRequest) -> FenceOutcome:
+        """Never `Blocked`: that is tried again until it is decided or the caller is cancelled.
+
+        Raises `SinkUnavailable`.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[FenceOutcome] = loop.create_future()
+        self._queue.put(_Waiting(request, future, loop))
+        return await future
+
+    def renew(self) -> None:
+        """Use a new session from the next group on: the worker has a new name."""
+        self._renew = True
+
+    def stop(self, *, timeout_s: float) -> None:
+        self._stopping = True
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        blocked: list[_Waiting] = []
+        while not self._stopping:
+            group = [*blocked, *self._gather(wait_s=RETRY_S if blocked else IDLE_CLOSE_S)]
+            # Whoever was cancelled in the meantime wants no answer, and no fence either.
+            group = [w for w in group if not w.future.cancelled()]
+            if self._renew or not group:
+                self._renew = False
+                self._close()
+            blocked = self._fence(group) if group else []
+        self._close()
+
+    def _gather(self, *, wait_s: float) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        deadline = monotonic() + wait_s
+        while len(group) < GROUP_MAX and not self._stopping:
+            try:
+                timeout_s = max(0.0, deadline - monotonic())
+                waiting = self._queue.get(timeout=timeout_s) if not group else self._queue.get_nowait()
+            except Empty:
+                break
+            if waiting is not None:
+                group.append(waiting)
+        return group
+
+    def _fence(self, group: list[_Waiting]) -> list[_Waiting]:
+        """Fence a group; returns those still blocked."""
+        try:
+            outcomes = self._outcomes([w.request for w in group])
+        except FeedqError as error:
+            for waiting in group:
+                waiting.answer(error)
+            return []
+        except Exception as error:
+            logger.exception(LogEvent.UNEXPECTED, where="fencer", sink=self._name)
+            for waiting in group:
+                waiting.answer(SinkUnavailable(f"sink {self._name!r}: unexpected error: {error!r}"))
+            return []
+        blocked = []
+        for waiting in group:
+            outcome = outcomes[waiting.request.feed_id]
+            if isinstance(outcome, Blocked):
+                blocked.append(waiting)
+            else:
+                waiting.answer(outcome)
+        return blocked
+
+    def _outcomes(self, requests: list[FenceRequest]) -> dict[int, FenceOutcome]:
+        if self._sink is None:
+            self._sink = self._make_sink()
+        outcomes = {o.feed_id: o for o in self._sink.fence(requests, lock_timeout_s=self._lock_timeout_s)}
+        blocked = {o.feed_id: o.owner for o in outcomes.values() if isinstance(o, Blocked)}
+        owners = {owner for owner in blocked.values() if owner is not None}
+        # A live owner is committing, or about to be told to stop; only a dead one's session is in the way.
+        gone = self._gone_workers(owners) if owners else set()
+        if gone:
+            ended = self._sink.unblock(gone)
+            logger.warning(LogEvent.FENCE_BLOCKED, sink=self._name, feeds=len(blocked), sessions_ended=ended)
+            again = [r for r in requests if r.feed_id in blocked]
+            outcomes |= {o.feed_id: o for o in self._sink.fence(again, lock_timeout_s=self._lock_timeout_s)}
+        return outcomes
+
+    def _close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+
+
+def _resolve(future: asyncio.Future[FenceOutcome], outcome: FenceOutcome | FeedqError) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, FeedqError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

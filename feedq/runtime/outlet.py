@@ -1,0 +1,175 @@
+"""The end of a feed's pipe: where a runner puts its batches and learns what became of them.
+
+An outlet lives on its runner's event loop; the writer thread reaches it through `call_soon_threadsafe` only.
+It bounds what is received and not yet committed, for its feed and, through `Budget`, for the whole worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+from threading import Lock
+
+from feedq.errors import FeedqError
+from feedq.model import JSON, Batch, FeedKey
+from feedq.sinks.base import Landing
+from feedq.telemetry import INFLIGHT_BYTES
+
+
+class Budget:
+    """Bytes received and not yet committed, over all feeds of the worker. Thread-safe."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._lock = Lock()
+        self._waiting: set[Outlet] = set()
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= self._bytes_max
+
+    def take(self, size: int) -> None:
+        with self._lock:
+            self._bytes += size
+            INFLIGHT_BYTES.set(self._bytes)
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._bytes -= size
+            INFLIGHT_BYTES.set(self._bytes)
+            if self._bytes >= self._bytes_max or not self._waiting:
+                return
+            woken, self._waiting = self._waiting, set()
+        for outlet in woken:
+            outlet.wake_from_any_thread()
+
+    def wake_when_free(self, outlet: Outlet) -> None:
+        with self._lock:
+            self._waiting.add(outlet)
+
+
+class Outlet:
+    """One tenure's way into the sink.
+
+    ``cursor`` is where the sink stands: everything up to it has been committed. ``failure``, once set, is
+    why nothing more can be written: `LeaseLost` or `FeedMisconfigured`.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_inflight",
+        "_inflight_max",
+        "_on_change",
+        "_submit",
+        "_waiter",
+        "broken",
+        "bytes_landed",
+        "cursor",
+        "dead",
+        "failure",
+        "feed",
+        "key",
+        "landed",
+        "landing",
+        "last_record_at",
+        "loop",
+        "submitted",
+    )
+
+    def __init__(
+        self,
+        key: FeedKey,
+        feed: str,
+        landing: Landing,
+        *,
+        cursor: JSON,
+        budget: Budget,
+        inflight_max: int,
+        submit: Callable[[Outlet, Batch], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.key, self.feed, self.landing = key, feed, landing
+        self.cursor = cursor
+        self.submitted = cursor
+        """Cursor of the last batch handed to the writer, committed or not."""
+        self.landed = self.dead = self.bytes_landed = 0
+        self.last_record_at: datetime | None = None
+        self.failure: FeedqError | None = None
+        self.broken: FeedqError | None = None
+        """`failure` as the writer's thread knows it, sooner than the loop does: once a batch was refused, no
+        later one of this tenure may land, or there would be a gap before it."""
+        self.loop = asyncio.get_running_loop()
+        self._budget, self._inflight, self._inflight_max = budget, 0, inflight_max
+        self._submit, self._on_change = submit, on_change
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def put(self, batch: Batch) -> None:
+        """Hand over a batch as soon as there is room. Raises `failure` if there is one."""
+        while (
+            self.failure is None
+            and self._inflight
+            and (self._inflight >= self._inflight_max or self._budget.is_full)
+        ):
+            if self._budget.is_full:
+                self._budget.wake_when_free(self)
+            await self._wait()
+        if self.failure is not None:
+            raise self.failure
+        self._inflight += batch.size
+        self._budget.take(batch.size)
+        self.submitted = batch.cursor
+        self.last_record_at = batch.received_at
+        self._submit(self, batch)
+
+    async def drained(self) -> None:
+        """Wait until everything handed over is committed. Raises `failure` if there is one."""
+        while self.failure is None and self._inflight:
+            await self._wait()
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def is_drained(self) -> bool:
+        return not self._inflight
+
+    def committed(self, *, size: int, landed: int, dead: int, cursor: JSON) -> None:
+        """The writer's answer; on the loop."""
+        self._budget.give_back(size)
+        self._inflight -= size
+        self.cursor = cursor
+        self.landed += landed
+        self.dead += dead
+        self.bytes_landed += size
+        self._on_change()
+        self.wake()
+
+    def failed(self, *, size: int, failure: FeedqError) -> None:
+        """The writer's other answer: nothing of this was written, nor will be. On the loop."""
+        self._budget.give_back(size)
+        self._inflight -= size
+        self.failure = self.failure or failure
+        self._on_change()
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def wake_from_any_thread(self) -> None:
+        # A loop that has been closed has nobody left to wake.
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.wake)
+
+    async def _wait(self) -> None:
+        # One waiter is enough: an outlet belongs to one runner, which does one thing at a time.
+        self._waiter = self.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None

@@ -1,0 +1,341 @@
+"""One feed under one tenure: fence, connect, stream, try again; until it is stopped, lost, or let go.
+
+::
+
+    claim ──► fence ──► connect ──► batches ──► outlet ──► (committed) ──► progress
+                           ▲            │
+                           └── backoff ─┘  trouble at the source, with the lease still held
+
+A runner is one coroutine. It ends with a `Release`, or with None when the lease is lost and there is nothing
+left to release. It never decides about ownership: the supervisor interrupts it, the sink's epoch stops it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from random import Random
+from typing import cast
+
+from feedq.backoff import BackoffPolicy, LetGo, attempts_after, next_try
+from feedq.clock import Clock
+from feedq.connectors.base import (
+    Connector,
+    ConnectorOptions,
+    Context,
+    SocketGuard,
+    load_connector,
+    parse_options,
+)
+from feedq.errors import (
+    FeedMisconfigured,
+    InvalidInput,
+    LeaseLost,
+    SinkUnavailable,
+    SourceSilent,
+    SourceUnavailable,
+)
+from feedq.model import JSON, Batch, Claim, FeedKey, Progress, Reason, Release
+from feedq.runtime.outlet import Outlet
+from feedq.secrets import Masker, resolve_secrets
+from feedq.sinks.base import (
+    Fenced,
+    FenceOutcome,
+    FenceRequest,
+    Landing,
+    Superseded,
+    Unusable,
+    landing_of,
+    parse_sink,
+)
+from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
+
+logger = log(__name__)
+
+
+class Interrupt(Enum):
+    """Why a runner is woken from whatever it waits for."""
+
+    SUSPEND = auto()
+    """The lease cannot be trusted for the moment: cut the connection, wait, go on."""
+    STOP = auto()
+    """Commit what has been received, then let go."""
+    LOST = auto()
+    """Somebody else is owner, or may be: end without writing or releasing anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a runner needs of its worker."""
+
+    clock: Clock
+    rng: Random
+    backoff: BackoffPolicy
+    guard: SocketGuard
+    trusted: asyncio.Event
+    """Set while this worker may act as owner; belongs to the runner's loop."""
+    drain_timeout_s: float
+    fence: Callable[[str, FenceRequest], Awaitable[FenceOutcome]]
+    raise_epoch: Callable[[FeedKey, int], Awaitable[FeedKey | None]]
+    open_outlet: Callable[[str, FeedKey, str, Landing, JSON, Callable[[], None]], Outlet]
+    hurry: Callable[[str], None]
+    """Ask the writer of a sink to commit now."""
+    on_change: Callable[[FeedRunner], None]
+    """Progress was made; it will be collected with `progress`."""
+
+
+class FeedRunner:
+    """Runs one claim. All methods but `run` may be called from its loop only."""
+
+    def __init__(self, claim: Claim, worker: Surroundings) -> None:
+        self._worker = worker
+        self.feed = claim.feed
+        self.key = claim.key
+        self._attempts = claim.attempts
+        self._interrupt: Interrupt | None = None
+        self._stop_reason = Reason.RELEASED
+        self._task: asyncio.Task[Release | None] | None = None
+        self._outlet: Outlet | None = None
+        self._secrets: dict[str, str] = {}
+        self._masker: Masker | None = None
+        self._connected_at: float | None = None
+        self._stalled = False
+        self._error: str | None = None
+        self._reported = (0, 0, 0)
+
+    # -- what the supervisor does to it --------------------------------------------------------------
+
+    def interrupt(self, why: Interrupt, *, reason: Reason = Reason.RELEASED) -> None:
+        """Wake it up for ``why``; LOST overrides STOP overrides SUSPEND."""
+        rank = (Interrupt.SUSPEND, Interrupt.STOP, Interrupt.LOST)
+        if self._interrupt is not None and rank.index(why) <= rank.index(self._interrupt):
+            return
+        self._interrupt = why
+        if why is Interrupt.STOP:
+            self._stop_reason = reason
+        if self._task is not None:
+            self._task.cancel()
+
+    def progress(self) -> Progress:
+        """What happened since the last call."""
+        outlet = self._outlet
+        now = (outlet.landed, outlet.bytes_landed, outlet.dead) if outlet else (0, 0, 0)
+        before, self._reported = self._reported, now
+        error, self._error = self._error, None
+        ago_s = None
+        if outlet is not None and outlet.last_record_at is not None:
+            ago_s = max(0.0, (self._worker.clock.now() - outlet.last_record_at).total_seconds())
+        return Progress(
+            feed_id=self.key[0],
+            epoch=self.key[1],
+            records=now[0] - before[0],
+            bytes=now[1] - before[1],
+            dead_letters=now[2] - before[2],
+            last_record_ago_s=ago_s,
+            cursor=outlet.cursor if outlet else None,
+            connected=self._connected_at is not None,
+            stalled=self._stalled,
+            attempts=self._attempts,
+            error=error,
+        )
+
+    @property
+    def status(self) -> str:
+        """For the metrics of this worker."""
+        if self._stalled:
+            return "stalled"
+        return "streaming" if self._connected_at is not None else "connecting"
+
+    # -- its life ------------------------------------------------------------------------------------
+
+    async def run(self) -> Release | None:
+        """Until the end of the tenure. Never raises for what a feed, its source or its sink can do."""
+        self._task = asyncio.current_task()
+        try:
+            return await self._tenure()
+        except LeaseLost as error:
+            logger.warning(LogEvent.FEED_FENCED, feed=self.feed.name, epoch=self.key[1], error=str(error))
+            return None
+        except (FeedMisconfigured, InvalidInput) as error:
+            message = self._masked(error)
+            logger.error(LogEvent.FEED_FAILED, feed=self.feed.name, error=message)
+            return self._release(Reason.FAILED, error=message)
+        finally:
+            self._task = None
+
+    async def _tenure(self) -> Release | None:
+        options = parse_options(self.feed.spec.connector, self.feed.spec.source)
+        sink = parse_sink(self.feed.spec.sink)
+        landing = landing_of(sink, options.format)
+        if options.secrets:
+            self._secrets = await asyncio.to_thread(resolve_secrets, options.secrets)
+            self._masker = Masker(self._secrets.values())
+        kind = load_connector(self.feed.spec.connector)
+        while True:
+            ended = await self._attempt(kind, options, sink.name, landing)
+            if ended is not None:
+                return ended
+            if self._interrupt is Interrupt.LOST:
+                return None
+            if self._interrupt is Interrupt.STOP:
+                return await self._let_go(sink.name)
+            # Suspended, or a reconnect whose delay is over: wait until we may, then go round again.
+            self._interrupt = None
+
+    async def _attempt(
+        self, kind: type[Connector], options: ConnectorOptions, sink_name: str, landing: Landing
+    ) -> Release | None:
+        """One connection, from its fence to its end. None: go on as the interrupt says, or try again."""
+        try:
+            await self._worker.trusted.wait()
+            if self._outlet is None:
+                cursor = await self._fence(sink_name, landing)
+                self._outlet = self._worker.open_outlet(
+                    sink_name, self.key, self.feed.name, landing, cursor, self._changed
+                )
+            # What was received before the last connection broke must be decided before we ask again.
+            await self._outlet.drained()
+            await self._stream(kind(options, self._context()), self._outlet)
+        except asyncio.CancelledError:
+            self._disconnected()
+            if not self._was_interrupted():
+                raise
+        except (SourceUnavailable, SinkUnavailable) as error:
+            return await self._after_failure(error)
+        return None
+
+    async def _stream(self, connector: Connector, outlet: Outlet) -> None:
+        # The protocol promises an async iterator; those with an `aclose` get it called in time.
+        batches = cast("AsyncGenerator[Batch, None]", connector.stream(outlet.cursor))
+        try:
+            async with contextlib.aclosing(batches):
+                async for batch in batches:
+                    if self._stalled:
+                        self._stalled = False
+                        self._changed()
+                    await outlet.put(batch)
+        except (SourceUnavailable, FeedMisconfigured, LeaseLost, SinkUnavailable):
+            raise
+        except Exception as error:
+            logger.exception(LogEvent.UNEXPECTED, where="connector", feed=self.feed.name)
+            raise SourceUnavailable(f"unexpected error in connector: {error!r}") from error
+        raise SourceUnavailable("the source ended the stream")
+
+    async def _fence(self, sink_name: str, landing: Landing) -> JSON:
+        while True:
+            request = FenceRequest(self.key[0], self.feed.name, self.key[1], landing)
+            match await self._worker.fence(sink_name, request):
+                case Fenced(cursor=cursor):
+                    return cursor
+                case Unusable(error=error):
+                    raise FeedMisconfigured(error)
+                case Superseded(epoch_in_sink=above):
+                    raised = await self._worker.raise_epoch(self.key, above)
+                    if raised is None:
+                        raise LeaseLost(
+                            f"feed {self.key[0]} ({self.feed.name}): epoch {self.key[1]} was superseded by "
+                            f"{above} in sink {sink_name!r}"
+                        )
+                    logger.warning(
+                        LogEvent.EPOCH_RAISED, feed=self.feed.name, epoch=raised[1], sink_epoch=above
+                    )
+                    self.key = raised
+                case other:
+                    raise AssertionError(f"a fence ended with {other!r}")
+
+    async def _after_failure(self, error: SourceUnavailable | SinkUnavailable) -> Release | None:
+        held_s = 0.0
+        if self._connected_at is not None:
+            held_s = self._worker.clock.monotonic() - self._connected_at
+        self._attempts = attempts_after(self._attempts, connected_s=held_s, policy=self._worker.backoff)
+        decision = next_try(self._attempts, rng=self._worker.rng, policy=self._worker.backoff)
+        message = self._masked(error)
+        self._error = message
+        silent = isinstance(error, SourceSilent)
+        self._stalled = self._stalled or silent
+        self._disconnected()
+        RECONNECTS.inc()
+        logger.info(
+            LogEvent.FEED_STALLED if silent else LogEvent.FEED_BROKEN_OFF,
+            feed=self.feed.name,
+            error=message,
+            attempts=self._attempts,
+            again_in_s=round(decision.delay_s, 2),
+        )
+        try:
+            if isinstance(decision, LetGo):
+                await self._drain()
+                return self._release(Reason.BACKOFF, error=message, retry_in_s=decision.delay_s)
+            await asyncio.sleep(decision.delay_s)
+        except asyncio.CancelledError:
+            if not self._was_interrupted():
+                raise
+        return None
+
+    async def _let_go(self, sink_name: str) -> Release | None:
+        self._worker.hurry(sink_name)
+        try:
+            await self._drain()
+        except asyncio.CancelledError:
+            # Lost while we were letting go; or the loop is going down, which releases nothing either.
+            return None
+        return self._release(self._stop_reason)
+
+    async def _drain(self) -> None:
+        """Wait for the last commits, but not for ever: what is not committed, the successor asks for again."""
+        if self._outlet is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._worker.drain_timeout_s):
+                await self._outlet.drained()
+
+    def _was_interrupted(self) -> bool:
+        """Whether a cancellation is ours: an interrupt cancels the task to wake it. Anybody else's goes on."""
+        if self._interrupt is None:
+            return False
+        task = asyncio.current_task()
+        assert task is not None
+        while task.uncancel():
+            pass
+        return True
+
+    # -- small things --------------------------------------------------------------------------------
+
+    def _context(self) -> Context:
+        return Context(
+            feed=self.feed.name,
+            clock=self._worker.clock,
+            guard=self._worker.guard,
+            on_connected=self._connected,
+            secrets=self._secrets,
+        )
+
+    def _connected(self) -> None:
+        self._connected_at = self._worker.clock.monotonic()
+        logger.debug(LogEvent.FEED_CONNECTED, feed=self.feed.name)
+        self._changed()
+
+    def _disconnected(self) -> None:
+        self._connected_at = None
+        self._changed()
+
+    def _changed(self) -> None:
+        self._worker.on_change(self)
+
+    def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
+        keep = reason is Reason.BACKOFF
+        return Release(
+            feed_id=self.key[0],
+            epoch=self.key[1],
+            reason=reason,
+            retry_in_s=retry_in_s,
+            attempts=self._attempts if keep else 0,
+            error=error,
+        )
+
+    def _masked(self, error: Exception) -> str:
+        message = mask_url(str(error) or type(error).__name__)
+        return message if self._masker is None else self._masker.mask(message)

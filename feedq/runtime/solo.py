@@ -1,0 +1,166 @@
+"""One tenure on a thread or child process of Celery's own pools, with a loop of its own.
+
+For connectors that need a process to themselves. The keeper lives in the main process; here the lease is
+*followed*: asked for every half second, and trusted only as long as the worker's heartbeat reaches, counted
+from before the question was sent. A worker that drains is seen the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from random import Random
+from threading import Lock
+from time import monotonic, sleep
+from uuid import UUID
+
+import uvloop
+
+from feedq.clock import SystemClock
+from feedq.errors import Unavailable
+from feedq.lease import TrustWindow
+from feedq.model import Claim, FeedKey, Reason, Release, WorkerState
+from feedq.runtime.ends import SinkEnds
+from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
+from feedq.runtime.sockets import Sockets
+from feedq.settings import Settings
+from feedq.store.base import Followed, Store
+from feedq.telemetry import LogEvent, log
+
+FOLLOW_S = 0.5
+"""A stop request is heard within this; each question is one statement a feed."""
+RELEASE_TRIES = 8
+RELEASE_RETRY_S = 0.25
+
+logger = log(__name__)
+
+
+def run_tenure(key: FeedKey, store: Store, settings: Settings) -> str:
+    """Claim the feed and stream it until its tenure ends. Blocks; returns why it ended."""
+    assigned = store.leases.follow(key)
+    claims = store.leases.claim(assigned.worker_id, [key]) if assigned else []
+    if assigned is None or not claims:
+        why = "stale: no such assignment is waiting for this worker"
+        logger.info(LogEvent.MESSAGE_DROPPED, feed_id=key[0], epoch=key[1], why=why)
+        return f"dropped: {why}"
+    tenure = _Tenure(claims[0], assigned.worker_id, store, settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        release = loop.run(tenure.run())
+    if release is None:
+        return "lost"
+    _release(store, assigned.worker_id, release)
+    return release.reason.value
+
+
+_ends_of: dict[UUID, SinkEnds] = {}
+_ends_lock = Lock()
+
+
+def _ends(store: Store, settings: Settings, worker_id: UUID) -> SinkEnds:
+    """The sinks of this process, shared by its feeds; a new worker session has new ones."""
+    with _ends_lock:
+        if worker_id not in _ends_of:
+            # Those of an earlier session end by themselves: their feeds are lost, and so are their threads'
+            # last batches, which the epoch would refuse anyway.
+            for ended in _ends_of.values():
+                ended.renew()
+            _ends_of.clear()
+            _ends_of[worker_id] = SinkEnds(
+                settings, worker_id=lambda: worker_id, gone_workers=store.workers.gone_among
+            )
+        return _ends_of[worker_id]
+
+
+class _Tenure:
+    """A runner, and the coroutine that follows its lease."""
+
+    def __init__(self, claim: Claim, worker_id: UUID, store: Store, settings: Settings) -> None:
+        self._claim, self._worker_id = claim, worker_id
+        self._store, self._settings = store, settings
+        self._sockets = Sockets()
+        self._trusted = asyncio.Event()
+        self._runner: FeedRunner | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+
+    async def run(self) -> Release | None:
+        ends = _ends(self._store, self._settings, self._worker_id)
+        runner = FeedRunner(
+            self._claim,
+            Surroundings(
+                clock=SystemClock(),
+                rng=Random(),
+                backoff=self._settings.backoff,
+                guard=self._sockets,
+                trusted=self._trusted,
+                drain_timeout_s=self._settings.drain_timeout_s,
+                fence=ends.fence,
+                raise_epoch=self._raise_epoch,
+                open_outlet=ends.open_outlet,
+                hurry=ends.hurry,
+                on_change=lambda _: None,
+            ),
+        )
+        self._runner = runner
+        watch = asyncio.create_task(self._watch(runner))
+        try:
+            release = await runner.run()
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+        if release is not None:
+            with contextlib.suppress(Unavailable):
+                await asyncio.to_thread(self._store.leases.report, self._worker_id, [runner.progress()])
+        return release
+
+    async def _watch(self, runner: FeedRunner) -> None:
+        loop = asyncio.get_running_loop()
+        report_at = loop.time()
+        while True:
+            sent_at = monotonic()
+            try:
+                if loop.time() >= report_at:
+                    report_at = loop.time() + self._settings.heartbeat_s
+                    await asyncio.to_thread(self._store.leases.report, self._worker_id, [runner.progress()])
+                self._heed(runner, await asyncio.to_thread(self._store.leases.follow, runner.key), sent_at)
+            except Unavailable as error:
+                logger.warning(LogEvent.DATABASE_AWAY, where="tenure", error=str(error))
+            await asyncio.sleep(FOLLOW_S)
+
+    def _heed(self, runner: FeedRunner, followed: Followed | None, sent_at: float) -> None:
+        if followed is None or followed.worker_id != self._worker_id:
+            runner.interrupt(Interrupt.LOST)
+            return
+        if followed.stopping is not None or followed.worker_state is not WorkerState.ACTIVE:
+            runner.interrupt(Interrupt.STOP, reason=followed.stopping or Reason.RELEASED)
+        trust = TrustWindow.after_heartbeat(
+            sent_at=sent_at, ttl_s=followed.remaining_s, margin_s=self._settings.trust_margin_s
+        )
+        if self._expiry is not None:
+            self._expiry.cancel()
+        left_s = trust.until - monotonic()
+        if left_s > 0:
+            self._trusted.set()
+            self._expiry = asyncio.get_running_loop().call_later(left_s, self._suspend)
+        else:
+            self._suspend()
+
+    def _suspend(self) -> None:
+        self._trusted.clear()
+        self._sockets.cut_all()
+        if self._runner is not None:
+            self._runner.interrupt(Interrupt.SUSPEND)
+
+    async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
+        return await asyncio.to_thread(self._store.leases.raise_epoch, self._worker_id, key, above=above)
+
+
+def _release(store: Store, worker_id: UUID, release: Release) -> None:
+    for _ in range(RELEASE_TRIES):
+        try:
+            store.leases.release(worker_id, [release])
+        except Unavailable as error:
+            logger.warning(LogEvent.DATABASE_AWAY, where="release", error=str(error))
+            sleep(RELEASE_RETRY_S)
+        else:
+            return

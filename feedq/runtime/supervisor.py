@@ -1,0 +1,377 @@
+"""One worker process: its loop, its runners, and the threads around them.
+
+The supervisor owns no policy. It starts a runner for each granted claim, passes on what the keeper learns
+(suspend, resume, gone, stop requests), collects progress, and ends everything in order. Its public methods may
+be called from any thread; whatever touches a runner happens on that runner's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from threading import Event, Lock, Thread
+from typing import Any
+from uuid import UUID
+
+import uvloop
+
+from feedq.clock import Clock, SystemClock
+from feedq.errors import Unavailable
+from feedq.model import FeedKey, Load, NewWorker, Reason, Release, StopRequest, Worker
+from feedq.runtime.desk import Desk
+from feedq.runtime.ends import SinkEnds
+from feedq.runtime.intake import Granted, Hooks, Intake
+from feedq.runtime.keeper import Keeper
+from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
+from feedq.runtime.sockets import Sockets
+from feedq.runtime.vitals import Vitals
+from feedq.settings import Settings
+from feedq.store.base import Store
+from feedq.telemetry import FEEDS, LogEvent, log
+
+AUDIT_INTERVAL_S = 60.0
+"""How often what runs here is compared with what the database thinks runs here."""
+STOP_GRACE_S = 1.0
+"""What each thread gets to end by itself once the feeds are done."""
+FOLLOW_S = 0.5
+"""How often tenures beside us ask about their leases; see `feedq.runtime.solo`."""
+SHOW_TICKS = 15
+"""A running feed shows itself in Celery's event stream every so many heartbeats."""
+
+logger = log(__name__)
+
+
+class Supervisor:
+    """The data plane of one worker process."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        new_worker: Callable[[], NewWorker],
+        *,
+        reconcile: Callable[[], None],
+        hosts_streams: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._store, self._settings = store, settings
+        self._reconcile = reconcile
+        self._hosts_streams = hosts_streams
+        """False on Celery's own pools, where tenures run beside this and follow their leases themselves."""
+        self._clock = clock or SystemClock()
+        self._rng = Random()
+        self.keeper = Keeper(store, new_worker, self, settings=settings, clock=self._clock, rng=self._rng)
+        self._intake = Intake(refusal=self._refusal, claim=self._claim, begin=self._granted)
+        self.desk = Desk(store, on_claimed=self._intake.answered, on_lost=self._on_lost)
+        self.sockets = Sockets()
+        self._ends = SinkEnds(settings, worker_id=self._session_id, gone_workers=store.workers.gone_among)
+        self._lock = Lock()
+        self._running: dict[int, tuple[FeedRunner, Hooks]] = {}
+        self._changed: set[FeedRunner] = set()
+        self._draining = False
+        self._drained = Event()
+        self._stopped = Event()
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._trusted = asyncio.Event()
+        self._vitals = Vitals(self._loop)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Register and begin to serve. Raises `Unavailable` while the control database is away."""
+        self.keeper.start()
+        if self.keeper.trusted:
+            self._trusted.set()
+        self.desk.start()
+        self._thread.start()
+
+    @property
+    def worker(self) -> Worker | None:
+        return self.keeper.worker
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
+    def drain(self) -> None:
+        """Begin to let go of everything, and take nothing more. Returns at once; safe in a signal handler."""
+        if self._draining:
+            return
+        self._draining = True
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def join(self) -> None:
+        """Wait until the drain is over, at most ``drain_timeout_s``, then end every thread and say goodbye."""
+        if not self._drained.wait(self._settings.drain_timeout_s):
+            with self._lock:
+                left = [runner.feed.name for runner, _ in self._running.values()]
+            logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
+            self.sockets.cut_all()
+        worker = self.keeper.worker
+        if worker is not None:
+            if not self._hosts_streams:
+                self._await_tenures(worker.id)
+            self.desk.do(partial(self._store.workers.leave, worker.id))
+        self.desk.stop(timeout_s=STOP_GRACE_S)
+        self.keeper.stop(timeout_s=STOP_GRACE_S)
+        self._ends.stop(timeout_s=STOP_GRACE_S)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(STOP_GRACE_S)
+        logger.info(LogEvent.WORKER_LEFT, worker=worker.name if worker else None)
+
+    def _await_tenures(self, worker_id: UUID) -> None:
+        """Tenures beside us see the drain by themselves; leaving before they have let go would cut them off."""
+        deadline = self._clock.monotonic() + self._settings.drain_timeout_s + FOLLOW_S
+        with contextlib.suppress(Unavailable):
+            while self._store.leases.held(worker_id) and self._clock.monotonic() < deadline:
+                self._stopped.wait(FOLLOW_S / 5)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._vitals.start()
+        self._tick(0)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    # -- messages ------------------------------------------------------------------------------------
+
+    def offer(self, key: FeedKey, hooks: Hooks) -> None:
+        """A ``stream_feed`` message came in: claim the feed, or drop the message."""
+        self._intake.offer(key, hooks)
+
+    def cancel(self, feed_id: int) -> None:
+        """Stop one feed because somebody revoked its task; reconcile will start it again elsewhere."""
+        self._loop.call_soon_threadsafe(self._interrupt, feed_id, Interrupt.STOP, Reason.RELEASED)
+
+    @property
+    def feeds(self) -> int:
+        return len(self._running)
+
+    def _refusal(self, key: FeedKey, pending: int) -> str | None:
+        worker = self.keeper.worker
+        if self._draining or worker is None:
+            return "this worker is draining" if self._draining else "this worker is not registered yet"
+        held = self._running.get(key[0])
+        if held is not None and held[0].key == key:
+            return "a duplicate: this tenure is running here"
+        if len(self._running) + pending >= worker.capacity and held is None:
+            # The broker may hand out more than was asked for, after a reconnect for instance.
+            return f"this worker holds {worker.capacity} feeds already"
+        return None
+
+    def _claim(self, key: FeedKey) -> None:
+        self.desk.claim(self._session_id(), key)
+
+    def _granted(self, starting: Granted) -> None:
+        self._loop.call_soon_threadsafe(self._begin, starting)
+
+    # -- runners, on the loop ------------------------------------------------------------------------
+
+    def _begin(self, starting: Granted) -> None:
+        worker = self.keeper.worker
+        assert worker is not None
+        surroundings = self._surroundings()
+        for claim, hooks in starting:
+            runner = FeedRunner(claim, surroundings)
+            with self._lock:
+                self._running[claim.feed.id] = (runner, hooks)
+            if self._draining:
+                runner.interrupt(Interrupt.STOP)
+            task = self._loop.create_task(self._live(runner, hooks, worker.id), name=f"feed-{claim.feed.id}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _live(self, runner: FeedRunner, hooks: Hooks, worker_id: UUID) -> None:
+        logger.debug(LogEvent.FEED_CLAIMED, feed=runner.feed.name, epoch=runner.key[1])
+        release: Release | None = None
+        said = "lost"
+        try:
+            release = await runner.run()
+            said = release.reason.value if release else "lost"
+        except Exception as error:
+            logger.exception(LogEvent.UNEXPECTED, where="runner", feed=runner.feed.name)
+            said = f"failed: {error!r}"
+            release = Release(
+                runner.key[0], runner.key[1], Reason.BACKOFF, 5.0, 1, f"unexpected error: {error!r}"
+            )
+        finally:
+            self._end(runner, release, hooks, worker_id)
+            hooks.finished(said)
+
+    def _end(self, runner: FeedRunner, release: Release | None, hooks: Hooks, worker_id: UUID) -> None:
+        with self._lock:
+            if self._running.get(runner.key[0], (None,))[0] is runner:
+                del self._running[runner.key[0]]
+            self._changed.discard(runner)
+            left = len(self._running)
+        if release is not None:
+            # What it did since the last report belongs to its tenure: tell it before letting go.
+            self.desk.report(worker_id, [runner.progress()])
+            self.desk.release(worker_id, release)
+            logger.debug(LogEvent.FEED_RELEASED, feed=runner.feed.name, reason=release.reason.value)
+        if self._draining and not left:
+            self._drained.set()
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            clock=self._clock,
+            rng=self._rng,
+            backoff=self._settings.backoff,
+            guard=self.sockets,
+            trusted=self._trusted,
+            drain_timeout_s=self._settings.drain_timeout_s * 0.6,
+            fence=self._ends.fence,
+            raise_epoch=self._raise_epoch,
+            open_outlet=self._ends.open_outlet,
+            hurry=self._ends.hurry,
+            on_change=self._changed.add,
+        )
+
+    def _interrupt(self, feed_id: int, why: Interrupt, reason: Reason = Reason.RELEASED) -> None:
+        held = self._running.get(feed_id)
+        if held is not None:
+            held[0].interrupt(why, reason=reason)
+
+    def _interrupt_all(self, why: Interrupt) -> None:
+        for runner, _ in list(self._running.values()):
+            runner.interrupt(why)
+
+    def _drain(self) -> None:
+        worker = self.keeper.worker
+        logger.info(
+            LogEvent.WORKER_DRAINING, worker=worker.name if worker else None, feeds=len(self._running)
+        )
+        if worker is not None:
+            # Before the releases, on the same thread: reconcile must not place here what we let go.
+            self.desk.do(lambda: self._store.workers.drain(worker.id, ask_to_stop=False))
+        if not self._running:
+            self._drained.set()
+        self._interrupt_all(Interrupt.STOP)
+
+    def _tick(self, count: int) -> None:
+        """Every heartbeat: report what moved, compare notes with the database now and then."""
+        interval_s = max(self._settings.heartbeat_s, 0.05)
+        self._loop.call_later(interval_s, self._tick, count + 1)
+        changed, self._changed = self._changed, set()
+        worker = self.keeper.worker
+        if worker is None:
+            return
+        if changed:
+            self.desk.report(worker.id, [runner.progress() for runner in changed])
+        statuses = Counter(runner.status for runner, _ in self._running.values())
+        for status in ("streaming", "connecting", "stalled"):
+            FEEDS.labels(status).set(statuses[status])
+        self._show(count)
+        if self._hosts_streams and count and count % max(1, round(AUDIT_INTERVAL_S / interval_s)) == 0:
+            self._ask_for_audit(worker.id)
+
+    def _show(self, count: int) -> None:
+        # A slice a tick: ten thousand feeds must not all send an event at the same moment.
+        for feed_id, (runner, hooks) in self._running.items():
+            if feed_id % SHOW_TICKS == count % SHOW_TICKS:
+                hooks.progress(f"{runner.feed.name}: {runner.status}")
+
+    def _ask_for_audit(self, worker_id: UUID) -> None:
+        def job() -> None:
+            held = self._store.leases.held(worker_id)
+            self._loop.call_soon_threadsafe(self._audit, worker_id, set(held))
+
+        self.desk.do(job)
+
+    def _audit(self, worker_id: UUID, held: set[FeedKey]) -> None:
+        # Claims pass through the desk in the same order as this question did, and reach the loop in that
+        # order too: whatever was granted before it is in `_running` by now, whatever came later is not yet.
+        running = {runner.key for runner, _ in self._running.values()}
+        self._lose(running - held)
+        for feed_id, epoch in held - running:
+            self.desk.release(worker_id, Release(feed_id, epoch, Reason.RELEASED))
+
+    def _on_lost(self, keys: list[FeedKey]) -> None:
+        self._loop.call_soon_threadsafe(self._lose, set(keys))
+
+    def _lose(self, keys: set[FeedKey]) -> None:
+        for feed_id, epoch in keys:
+            held = self._running.get(feed_id)
+            if held is not None and held[0].key == (feed_id, epoch):
+                held[0].interrupt(Interrupt.LOST)
+
+    async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
+        answer: asyncio.Future[FeedKey | None] = self._loop.create_future()
+        worker_id = self._session_id()
+
+        def job() -> None:
+            raised = self._store.leases.raise_epoch(worker_id, key, above=above)
+            self._loop.call_soon_threadsafe(_resolve, answer, raised)
+
+        self.desk.do(job)
+        return await answer
+
+    def _session_id(self) -> UUID:
+        assert self.keeper.worker is not None
+        return self.keeper.worker.id
+
+    # -- what the keeper says (Tenant) ---------------------------------------------------------------
+
+    def registered(self, worker: Worker) -> None:
+        # Sessions with the sinks carry the id of a worker session that has ended.
+        self._ends.renew()
+
+    def suspend(self, why: str) -> None:
+        # First the sockets, from this thread: the loop may be what is stuck.
+        self.sockets.cut_all()
+        self._loop.call_soon_threadsafe(self._suspend)
+
+    def _suspend(self) -> None:
+        if not self.keeper.trusted:
+            self._trusted.clear()
+            self._interrupt_all(Interrupt.SUSPEND)
+
+    def resume(self) -> None:
+        self._loop.call_soon_threadsafe(self._trusted.set)
+
+    def gone(self) -> None:
+        self.sockets.cut_all()
+        self._loop.call_soon_threadsafe(self._gone)
+
+    def _gone(self) -> None:
+        self._interrupt_all(Interrupt.LOST)
+
+    def stops_pending(self) -> None:
+        worker = self.keeper.worker
+        if worker is None or not self._hosts_streams:
+            return
+
+        def job() -> None:
+            asked = self._store.leases.stop_requests(worker.id)
+            self._loop.call_soon_threadsafe(self._stop, asked)
+
+        self.desk.do(job)
+
+    def _stop(self, asked: list[StopRequest]) -> None:
+        for request in asked:
+            held = self._running.get(request.feed_id)
+            if held is not None and held[0].key == request.key:
+                held[0].interrupt(Interrupt.STOP, reason=request.reason)
+            else:
+                # The database thinks we run it, and we do not: let go of it, or it would wait for ever.
+                self.desk.release(self._session_id(), Release(request.feed_id, request.epoch, request.reason))
+
+    def reconcile_overdue(self) -> None:
+        self._reconcile()
+
+    def load(self) -> Load:
+        return self._vitals.load(feeds=len(self._running))
+
+
+def _resolve(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)

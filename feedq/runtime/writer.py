@@ -1,0 +1,254 @@
+"""Group commit: one thread a sink that lands the batches of all feeds in few transactions.
+
+It gathers what comes in until the oldest batch has waited ``flush_interval_s``, or ``flush_bytes`` wait, or
+somebody is in a hurry; then one transaction lands everything and advances every checkpoint. A sink that is
+away is tried again with the same batches for as long as the worker runs: backpressure stops the reading
+meanwhile. A commit whose answer was lost is decided by the checkpoint, never by guessing.
+
+Invariant: batches of one feed are written in the order they were received, and a batch is answered exactly
+once, through `Outlet.committed` or `Outlet.failed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from threading import Condition, Thread
+from time import monotonic
+from typing import NamedTuple
+
+from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkUnavailable
+from feedq.model import JSON, Batch
+from feedq.runtime.outlet import Outlet
+from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
+from feedq.telemetry import (
+    BYTES,
+    COMMIT_DELAY_SECONDS,
+    COMMIT_SECONDS,
+    DEAD_LETTERS,
+    FENCED,
+    RECORDS,
+    LogEvent,
+    log,
+)
+
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
+"""A sink that comes back is noticed within this; asking more often would only add to its troubles."""
+
+logger = log(__name__)
+
+
+class Entry(NamedTuple):
+    """A batch on its way."""
+
+    outlet: Outlet
+    batch: Batch
+    at: float
+    """Monotonic time of its arrival here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What to tell one outlet, with the sizes of all its batches in the group added up."""
+
+    outlet: Outlet
+    size: int
+    landed: int = 0
+    dead: int = 0
+    cursor: JSON = None
+    failure: FeedqError | None = None
+
+    def deliver(self) -> None:
+        if self.failure is not None:
+            self.outlet.failed(size=self.size, failure=self.failure)
+        else:
+            self.outlet.committed(size=self.size, landed=self.landed, dead=self.dead, cursor=self.cursor)
+
+
+class Writer:
+    """The writing end of one sink. `submit` is called on loops; everything else happens on its thread."""
+
+    def __init__(
+        self, name: str, sink: Callable[[], Sink], *, flush_interval_s: float, flush_bytes: int
+    ) -> None:
+        self._name = name
+        self._make_sink = sink
+        self._sink: Sink | None = None
+        self._renew = False
+        self._flush_interval_s, self._flush_bytes = flush_interval_s, flush_bytes
+        self._wakeup = Condition()
+        self._queue: deque[Entry] = deque()
+        self._bytes = 0
+        self._hurry = False
+        self._stopping = False
+        self._thread = Thread(target=self._run, name=f"feedq-writer-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, outlet: Outlet, batch: Batch) -> None:
+        with self._wakeup:
+            self._queue.append(Entry(outlet, batch, monotonic()))
+            self._bytes += batch.size
+            # The thread sleeps without a limit while there is nothing, and until the interval ends while
+            # there is something: only the first batch and a full buffer need to wake it.
+            if len(self._queue) == 1 or self._bytes >= self._flush_bytes:
+                self._wakeup.notify()
+
+    def hurry(self) -> None:
+        """Commit what is there without waiting for the interval to end."""
+        with self._wakeup:
+            self._hurry = True
+            self._wakeup.notify()
+
+    def renew(self) -> None:
+        """Use a new session from the next group on: the worker has a new name."""
+        self._renew = True
+
+    def stop(self, *, timeout_s: float) -> None:
+        """End the thread. What has not been written is dropped: the checkpoint says so to the successor."""
+        with self._wakeup:
+            self._stopping = True
+            self._wakeup.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (group := self._gather()) is not None:
+            if self._renew:
+                self._renew = False
+                self._close()
+            try:
+                self._commit(group)
+            except Exception as error:
+                logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name)
+                failure = SinkUnavailable(f"sink {self._name!r}: unexpected error: {error!r}")
+                self._answer([_refusal(o, bs, failure) for o, bs in group.items()])
+        self._close()
+
+    def _close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+
+    def _gather(self) -> dict[Outlet, list[Batch]] | None:
+        """Wait for a group that is due; None when the writer stops."""
+        with self._wakeup:
+            while not self._stopping:
+                if self._queue:
+                    due_in_s = self._queue[0].at + self._flush_interval_s - monotonic()
+                    if due_in_s <= 0 or self._hurry or self._bytes >= self._flush_bytes:
+                        return self._take()
+                    self._wakeup.wait(due_in_s)
+                else:
+                    self._hurry = False
+                    self._wakeup.wait(60.0)
+        return None
+
+    def _take(self) -> dict[Outlet, list[Batch]]:
+        # Twice the trigger bounds the memory of one transaction; the rest is due again at once.
+        size = 0
+        group: dict[Outlet, list[Batch]] = {}
+        while self._queue and size < 2 * self._flush_bytes:
+            outlet, batch, _ = self._queue.popleft()
+            group.setdefault(outlet, []).append(batch)
+            size += batch.size
+        self._bytes -= size
+        return group
+
+    def _commit(self, group: dict[Outlet, list[Batch]]) -> None:
+        writes = [
+            FeedWrite(o.key[0], o.feed, o.key[1], o.landing, tuple(bs))
+            for o, bs in group.items()
+            if o.broken is None
+        ]
+        started = monotonic()
+        written = self._write(writes) if writes else Written({}, {}, (), {})
+        if written is None:
+            return
+        COMMIT_SECONDS.observe(monotonic() - started)
+        self._answer([_answer(outlet, batches, written) for outlet, batches in group.items()])
+
+    def _write(self, writes: list[FeedWrite]) -> Written | None:
+        """Write until it is decided; None when the writer is stopped first."""
+        unknown: CommitUnknown | None = None
+        pause_s = RETRY_FIRST_S
+        away_since: float | None = None
+        while not self._stopping:
+            try:
+                if self._sink is None:
+                    self._sink = self._make_sink()
+                if unknown is not None:
+                    settled = self._sink.settle(unknown)
+                    unknown = None
+                    if settled is not None:
+                        return settled
+                written = self._sink.write(writes)
+            except CommitUnknown as error:
+                logger.warning(LogEvent.COMMIT_UNKNOWN, sink=self._name, feeds=len(error.writes))
+                unknown = error
+            except SinkUnavailable as error:
+                if away_since is None:
+                    away_since = monotonic()
+                    logger.warning(LogEvent.SINK_AWAY, sink=self._name, error=str(error))
+                self._pause(pause_s)
+                pause_s = min(2 * pause_s, RETRY_MAX_S)
+            else:
+                if away_since is not None:
+                    away_s = round(monotonic() - away_since, 1)
+                    logger.info(LogEvent.SINK_BACK, sink=self._name, away_s=away_s)
+                return written
+        return None
+
+    def _pause(self, seconds: float) -> None:
+        deadline = monotonic() + seconds
+        with self._wakeup:
+            while not self._stopping and (left_s := deadline - monotonic()) > 0:
+                self._wakeup.wait(left_s)
+
+    @staticmethod
+    def _answer(answers: Iterable[_Answer]) -> None:
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+        for answer in answers:
+            by_loop.setdefault(answer.outlet.loop, []).append(answer)
+        for loop, mine in by_loop.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_deliver, mine)
+
+
+def _deliver(answers: list[_Answer]) -> None:
+    for answer in answers:
+        answer.deliver()
+
+
+def _answer(outlet: Outlet, batches: list[Batch], written: Written) -> _Answer:
+    if outlet.broken is not None:
+        return _refusal(outlet, batches, outlet.broken)
+    if outlet.key in written.unusable:
+        return _refusal(outlet, batches, FeedMisconfigured(written.unusable[outlet.key]))
+    if outlet.key not in written.landed:
+        FENCED.inc()
+        feed_id, epoch = outlet.key
+        lost = f"feed {feed_id} ({outlet.feed}): epoch {epoch} was superseded; this worker stops writing"
+        return _refusal(outlet, batches, LeaseLost(lost))
+    size = sum(batch.size for batch in batches)
+    landed, dead = written.landed[outlet.key], written.dead.get(outlet.key, 0)
+    RECORDS.inc(landed)
+    BYTES.inc(size)
+    if dead:
+        DEAD_LETTERS.inc(dead)
+        logger.warning(LogEvent.DEAD_LETTERS, feed=outlet.feed, records=dead)
+    waited_s = (datetime.now(UTC) - batches[0].received_at).total_seconds()
+    COMMIT_DELAY_SECONDS.observe(max(0.0, waited_s))
+    return _Answer(outlet, size, landed=landed, dead=dead, cursor=batches[-1].cursor)
+
+
+def _refusal(outlet: Outlet, batches: list[Batch], failure: FeedqError) -> _Answer:
+    outlet.broken = failure
+    return _Answer(outlet, sum(batch.size for batch in batches), failure=failure)

@@ -1,0 +1,174 @@
+"""What a session knows of its database: feedq's own tables, and the landings it has looked at.
+
+Landings are read in one statement however many there are, judged by `feedq.sinks.landing`, and remembered
+for the life of the session until `Catalog.forget`. Only a fence creates tables: what disappears while a feed
+is being written was taken away by a person, who should be asked and not overruled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+import psycopg2
+from psycopg2 import sql
+
+from feedq.sinks.base import Landing
+from feedq.sinks.landing import Column, Shape, TableName, create_table, misdeclared, problem
+from feedq.sinks.plan import Plan
+from feedq.sinks.session import Session
+from feedq.sinks.sqlstate import Trouble, classify, explain
+from feedq.sinks.statements import (
+    BOOKKEEPING_EXISTS,
+    CREATE_BOOKKEEPING,
+    CREATION_LOCK,
+    DESCRIBE,
+    MAY_CREATE,
+)
+
+CREATION_LOCK_TIMEOUT_S: Final = 5.0
+STAGES_MAX: Final = 64
+"""Staging tables a session keeps between commits; each is emptied at every commit that touches one."""
+
+
+class Catalog:
+    """Landings as this session sees them. Methods raise `psycopg2.Error`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._plans: dict[Landing, Plan] = {}
+        self._stages: dict[Landing, Plan] = {}
+        self._stages_made = 0
+
+    def ensure_bookkeeping(self) -> None:
+        """Create feedq's own tables if they are not there."""
+        ((exists,),) = self._session.execute(BOOKKEEPING_EXISTS)
+        if not exists:
+            self._create(CREATE_BOOKKEEPING)
+
+    def plan(self, landing: Landing) -> Plan:
+        """How to write to a landing that `problems` found nothing wrong with."""
+        return self._plans[landing]
+
+    def problems(self, landings: Iterable[Landing], *, create: bool) -> dict[Landing, str]:
+        """Those that cannot work, and why. With ``create``, default landing tables that are missing are made."""
+        unknown = {landing for landing in landings if landing not in self._plans}
+        wrong = {landing: why for landing in unknown if (why := misdeclared(landing))}
+        unknown -= wrong.keys()
+        shapes = self._describe(unknown)
+        if create:
+            missing = [landing for landing in unknown if landing not in shapes and not landing.columns]
+            wrong |= self._create_landings(missing)
+            shapes |= self._describe(missing)
+        for landing in unknown - wrong.keys():
+            shape = shapes.get(landing)
+            if why := problem(landing, shape):
+                wrong[landing] = why
+            elif shape is not None:
+                self._plans[landing] = Plan(landing, shape)
+        return wrong
+
+    def may_create(self, landing: Landing) -> bool:
+        """Whether a fence could make the table of this default landing."""
+        schema = TableName.parse(landing.table).schema
+        ((allowed,),) = self._session.execute(MAY_CREATE, {"schema": schema})
+        return bool(allowed)
+
+    def forget(self, landing: Landing) -> None:
+        """Look at the landing again before it is next used."""
+        self._plans.pop(landing, None)
+        if stage := self._stages.pop(landing, None):
+            stage.drop_stage(self._session)
+
+    def open_stages(self, landings: Collection[Landing]) -> dict[Landing, str]:
+        """Make sure that landings with a key have their staging tables; outside any transaction.
+
+        Returns those for which that is not possible, and why.
+        """
+        keyed = [landing for landing in landings if landing.key]
+        missing = [landing for landing in keyed if landing not in self._stages]
+        if missing and len(self._stages) + len(missing) > STAGES_MAX:
+            for landing in self._stages.keys() - set(keyed):
+                self.forget(landing)
+        wrong = {}
+        for landing in missing:
+            self._stages_made += 1
+            plan = self._plans[landing].with_stage(f"feedq_stage_{self._stages_made}")
+            try:
+                plan.create_stage(self._session)
+            except psycopg2.Error as error:
+                if classify(error) is not Trouble.LANDING:
+                    raise
+                wrong[landing] = (
+                    f"table {landing.table!r}: sink.key needs a temporary table: {explain(error)}; "
+                    "GRANT TEMPORARY ON DATABASE to this role, or leave sink.key out"
+                )
+            else:
+                self._plans[landing] = self._stages[landing] = plan
+        return wrong
+
+    def _describe(self, landings: Collection[Landing]) -> dict[Landing, Shape]:
+        numbered = dict(enumerate(landings))
+        if not numbered:
+            return {}
+        names = [TableName.parse(landing.table) for landing in numbered.values()]
+        rows = self._session.execute(
+            DESCRIBE,
+            {
+                "numbers": list(numbered),
+                "schemas": [name.schema for name in names],
+                "names": [name.name for name in names],
+            },
+        )
+        return {
+            numbered[n]: Shape(
+                schema, name, kind, usable, role, _columns(columns or []), _keys(unique_keys or [])
+            )
+            for n, schema, name, kind, usable, role, columns, unique_keys in rows
+        }
+
+    def _create_landings(self, landings: Iterable[Landing]) -> dict[Landing, str]:
+        wrong = {}
+        for landing in landings:
+            try:
+                self._create_landing(landing)
+            except psycopg2.Error as error:
+                if classify(error) not in (Trouble.LANDING, Trouble.DATA):
+                    raise
+                wrong[landing] = (
+                    f"table {landing.table!r} does not exist and cannot be created: {explain(error)}; "
+                    "create it, or grant CREATE on its schema"
+                )
+        return wrong
+
+    def _create_landing(self, landing: Landing) -> None:
+        schema = TableName.parse(landing.table).schema
+        if schema is not None:
+            ((exists,),) = self._session.execute(
+                "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %(schema)s)", {"schema": schema}
+            )
+            if not exists:
+                self._create(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        self._create(create_table(landing))
+
+    def _create(self, statement: str | sql.Composable) -> None:
+        self._session.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
+        self._session.begin()
+        try:
+            self._session.execute(CREATION_LOCK)
+            self._session.execute(statement)
+            self._session.execute("COMMIT")
+        finally:
+            self._session.rollback()
+
+
+def _columns(described: Iterable[Mapping[str, object]]) -> dict[str, Column]:
+    columns = {}
+    for column in described:
+        facts = dict(column)
+        columns[str(facts.pop("name"))] = Column(**facts)  # type: ignore[arg-type] # as DESCRIBE builds it
+    return columns
+
+
+def _keys(described: Iterable[Iterable[str] | None]) -> frozenset[frozenset[str]]:
+    return frozenset(frozenset(key) for key in described if key)

@@ -1,0 +1,120 @@
+"""Rows of the default landing, in the binary format of COPY.
+
+A row is ``feed, epoch, received_at, payload``. Within a batch the first three never change, so a row is one
+of a few ready-made heads, chosen by the length of the record, followed by the record's own bytes: nothing is
+escaped, converted or looked at. The server in turn has no numbers or times to parse. Measured against
+COPY of the bare lines into a single jsonb column, this lands about as many records a second; the same rows
+in text format land two thirds of it.
+
+`DefaultRows.record` is the plain reference: `DefaultRows.chunks` must give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from struct import Struct
+from typing import Final
+
+from feedq.model import Batch
+from feedq.sinks.base import FeedWrite
+
+HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+"""Signature, flags, length of the header extension."""
+TRAILER: Final = b"\xff\xff"
+CHUNK_BYTES: Final = 64 * 1024
+"""Encoded at a time, so that the server parses one chunk while we make the next."""
+CHUNK_RECORDS: Final = 512
+JSONB_VERSION: Final = b"\x01"
+
+_POSTGRES_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_int16 = Struct(">h").pack
+_int32 = Struct(">i").pack
+_int64 = Struct(">q").pack
+
+
+def field(value: bytes | None) -> bytes:
+    """One field of a row: its length, then its bytes; None is NULL."""
+    return b"\xff\xff\xff\xff" if value is None else _int32(len(value)) + value
+
+
+def int8(value: int) -> bytes:
+    return _int64(value)
+
+
+def timestamptz(at: datetime) -> bytes:
+    return _int64((at - _POSTGRES_EPOCH) // _MICROSECOND)
+
+
+def row(fields: Sequence[bytes | None]) -> bytes:
+    return _int16(len(fields)) + b"".join(map(field, fields))
+
+
+class DefaultRows:
+    """Encodes batches for one default landing."""
+
+    header = HEADER
+    trailer = TRAILER
+
+    def __init__(self, payload_type: str) -> None:
+        self._version = JSONB_VERSION if payload_type == "jsonb" else b""
+
+    def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
+        """One row."""
+        return row(
+            (
+                write.feed.encode(),
+                int8(write.epoch),
+                timestamptz(batch.received_at),
+                self._version + record,
+            )
+        )
+
+    def chunks(self, write: FeedWrite, batch: Batch) -> Iterator[bytes]:
+        """All rows of a batch, some at a time."""
+        constant = (
+            _int16(4)
+            + field(write.feed.encode())
+            + field(int8(write.epoch))
+            + field(timestamptz(batch.received_at))
+        )
+        for records in split(batch):
+            yield self._rows(constant, records)
+
+    def _rows(self, constant: bytes, records: Sequence[bytes]) -> bytes:
+        lengths = list(map(len, records))
+        version = self._version
+        heads = {n: constant + _int32(n + len(version)) + version for n in set(lengths)}
+        # Head, record, head, record: filled in by slices, without a step of Python for each record.
+        parts: list[bytes] = [b""] * (2 * len(records))
+        parts[::2] = map(heads.__getitem__, lengths)
+        parts[1::2] = records
+        return b"".join(parts)
+
+
+def split(batch: Batch) -> Iterator[Sequence[bytes]]:
+    """The records of a batch, some at a time and never none."""
+    return _split_records(batch.records) if batch.records is not None else _split_lines(batch.lines or b"")
+
+
+def _split_lines(lines: bytes) -> Iterator[Sequence[bytes]]:
+    start = 0
+    while start < len(lines):
+        end = lines.rfind(b"\n", start, start + CHUNK_BYTES)
+        if end < 0:
+            end = lines.index(b"\n", start)
+        yield lines[start:end].split(b"\n")
+        start = end + 1
+
+
+def _split_records(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(records), CHUNK_RECORDS):
+        yield records[start : start + CHUNK_RECORDS]
+
+
+def framed(rows: Iterable[bytes]) -> Iterator[bytes]:
+    """A whole COPY of binary rows."""
+    yield HEADER
+    yield from rows
+    yield TRAILER

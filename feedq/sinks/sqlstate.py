@@ -1,0 +1,79 @@
+"""What an error of PostgreSQL means for us: the one place that reads SQLSTATE codes.
+
+Unknown codes count as `Trouble.UNAVAILABLE`: nothing is lost by trying again, and the error is seen.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Final
+
+import psycopg2
+
+ERROR_TEXT_MAX: Final = 1_000
+"""Characters of a server's message that are kept; its detail may quote a whole record."""
+
+
+class Trouble(Enum):
+    """What the caller does differently."""
+
+    UNAVAILABLE = auto()
+    """The server is away, shutting down, full, or says something unheard of: keep the batches, try again."""
+    DATA = auto()
+    """Some record cannot be stored: find it, and set it aside."""
+    LANDING = auto()
+    """The table itself cannot be written: gone, changed, or not permitted."""
+    LOCKED = auto()
+    """Somebody holds a lock for longer than we wait."""
+    CONFLICT = auto()
+    """Deadlock or serialization failure: the same transaction again."""
+
+
+_BY_CODE: Final = {
+    "55P03": Trouble.LOCKED,
+    "55000": Trouble.LANDING,  # a view, a rule: not in the prerequisite state
+    "40003": Trouble.UNAVAILABLE,  # statement completion unknown
+}
+_BY_CLASS: Final = {
+    "0A": Trouble.LANDING,  # not supported, e.g. COPY into this kind of relation
+    "21": Trouble.DATA,
+    "22": Trouble.DATA,
+    "23": Trouble.DATA,
+    "27": Trouble.DATA,  # a trigger's own change
+    "28": Trouble.LANDING,
+    "38": Trouble.DATA,  # a trigger's function
+    "39": Trouble.DATA,
+    "3F": Trouble.LANDING,
+    "40": Trouble.CONFLICT,
+    "42": Trouble.LANDING,
+    "44": Trouble.DATA,  # WITH CHECK OPTION
+    "54": Trouble.DATA,  # a value too long to index, JSON nested too deeply
+    "P0": Trouble.DATA,  # RAISE in a trigger
+}
+
+
+def classify(error: psycopg2.Error) -> Trouble:
+    """What to do about ``error``; without a code the connection broke."""
+    code = error.pgcode
+    if code is None:
+        return Trouble.UNAVAILABLE
+    return _BY_CODE.get(code) or _BY_CLASS.get(code[:2], Trouble.UNAVAILABLE)
+
+
+def explain(error: psycopg2.Error) -> str:
+    """The server's message with its detail and code, on one line."""
+    diag = error.diag
+    message = diag.message_primary or str(error)
+    if diag.message_detail:
+        message = f"{message.rstrip('.')}: {diag.message_detail}"
+    if error.pgcode:
+        message = f"{message} ({error.pgcode})"
+    return " ".join(message.replace("\0", "").split())[:ERROR_TEXT_MAX]
+
+
+def line_of(error: psycopg2.Error) -> int | None:
+    """The row of a COPY, from 0, that the server stopped at. A hint, nothing more."""
+    context = error.diag.context or ""
+    _, found, rest = context.partition(", line ")
+    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+    return int(digits) - 1 if found and digits else None

@@ -1,0 +1,179 @@
+"""The SQL of the sink, and the one condition that everything rests on: `EPOCH_MATCHES`.
+
+Rows of ``feedq_checkpoint`` are always locked in the order of their feed ids, so that group commits, fences
+and settlements wait for one another but never deadlock. A fence never touches ``commit_id``: it must go on
+telling whose commit was the last.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+EPOCH_MATCHES: Final = "c.epoch = m.epoch"
+"""Only the owner of this very epoch may lock, land and advance. Without it a worker that was paused would
+write beside its successor."""
+
+BOOKKEEPING_EXISTS: Final = """
+SELECT to_regclass('feedq_checkpoint') IS NOT NULL AND to_regclass('feedq_dead_letter') IS NOT NULL
+"""
+
+CREATE_BOOKKEEPING: Final = """
+CREATE TABLE IF NOT EXISTS feedq_checkpoint (
+    environment text NOT NULL,
+    feed_id bigint NOT NULL,
+    feed text NOT NULL,
+    epoch bigint NOT NULL,
+    owner uuid NOT NULL,
+    cursor jsonb,
+    records bigint NOT NULL DEFAULT 0,
+    commit_id uuid,
+    updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (environment, feed_id)
+) WITH (fillfactor = 50);
+CREATE TABLE IF NOT EXISTS feedq_dead_letter (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    environment text NOT NULL,
+    feed_id bigint NOT NULL,
+    feed text NOT NULL,
+    epoch bigint NOT NULL,
+    record bytea NOT NULL,
+    error text NOT NULL,
+    cursor jsonb,
+    at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX IF NOT EXISTS feedq_dead_letter_feed ON feedq_dead_letter (environment, feed_id, id);
+"""
+# fillfactor: every commit updates these rows; with room on their page the index is never touched.
+
+CREATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('feedq.create'))"
+"""IF NOT EXISTS fails when two sessions create the same thing at the same moment."""
+
+LOCK_MINE: Final = f"""
+WITH mine AS MATERIALIZED (
+    SELECT * FROM unnest(%(feed_ids)s::bigint[], %(epochs)s::bigint[]) AS m (feed_id, epoch)
+)
+SELECT m.feed_id, m.epoch
+FROM feedq_checkpoint AS c JOIN mine AS m ON m.feed_id = c.feed_id AND {EPOCH_MATCHES}
+WHERE c.environment = %(environment)s
+ORDER BY c.feed_id
+FOR NO KEY UPDATE OF c
+"""
+
+ADVANCE: Final = f"""
+UPDATE feedq_checkpoint AS c
+SET cursor = m.cursor::jsonb, records = c.records + m.records, commit_id = %(commit_id)s,
+    updated_at = clock_timestamp()
+FROM unnest(%(feed_ids)s::bigint[], %(epochs)s::bigint[], %(cursors)s::text[], %(records)s::bigint[])
+    AS m (feed_id, epoch, cursor, records)
+WHERE c.environment = %(environment)s AND c.feed_id = m.feed_id AND {EPOCH_MATCHES}
+RETURNING c.feed_id
+"""
+
+FENCE: Final = """
+INSERT INTO feedq_checkpoint AS c (environment, feed_id, feed, epoch, owner)
+SELECT %(environment)s, m.feed_id, m.feed, m.epoch, %(owner)s
+FROM unnest(%(feed_ids)s::bigint[], %(feeds)s::text[], %(epochs)s::bigint[]) AS m (feed_id, feed, epoch)
+ORDER BY m.feed_id
+ON CONFLICT (environment, feed_id) DO UPDATE
+SET epoch = excluded.epoch, owner = excluded.owner, feed = excluded.feed, updated_at = clock_timestamp()
+WHERE c.epoch <= excluded.epoch
+RETURNING c.feed_id, c.cursor, c.records
+"""
+# <= and not <: an owner that let go for a moment fences its own epoch again, and a claim of one epoch is
+# granted to one worker only.
+
+EPOCHS_IN_SINK: Final = """
+SELECT c.feed_id, c.epoch FROM feedq_checkpoint AS c
+WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
+"""
+
+LOCKED_BY_OTHERS: Final = """
+WITH free AS MATERIALIZED (
+    SELECT c.feed_id FROM feedq_checkpoint AS c
+    WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
+    ORDER BY c.feed_id
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT c.feed_id FROM feedq_checkpoint AS c
+WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
+    AND NOT EXISTS (SELECT FROM free WHERE free.feed_id = c.feed_id)
+"""
+
+LOCK_HOLDERS: Final = """
+SELECT c.feed_id, c.owner, a.application_name
+FROM feedq_checkpoint AS c LEFT JOIN pg_stat_activity AS a ON a.backend_xid = c.xmax
+WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
+"""
+# xmax names the transaction that has the row locked: the very session that is in the way.
+
+LAST_COMMITS: Final = """
+SELECT c.feed_id, c.epoch, c.commit_id FROM feedq_checkpoint AS c
+WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
+ORDER BY c.feed_id
+FOR NO KEY UPDATE
+"""
+
+END_BACKEND: Final = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE pid = %(pid)s AND backend_start = %(started_at)s AND pid <> pg_backend_pid()
+"""
+
+END_SESSIONS: Final = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = ANY(%(names)s) AND pid <> pg_backend_pid()
+"""
+
+DEAD_LETTER_COLUMNS: Final = ("environment", "feed_id", "feed", "epoch", "record", "error", "cursor")
+COPY_DEAD_LETTERS: Final = (
+    f"COPY feedq_dead_letter ({', '.join(DEAD_LETTER_COLUMNS)}) FROM STDIN (FORMAT binary)"
+)
+
+DEAD_LETTERS: Final = """
+SELECT id, feed_id, feed, epoch, record, error, cursor, at FROM feedq_dead_letter
+WHERE environment = %(environment)s
+    AND (%(feed_id)s::bigint IS NULL OR feed_id = %(feed_id)s)
+    AND (%(feed)s::text IS NULL OR feed = %(feed)s)
+ORDER BY id DESC
+LIMIT %(limit)s
+"""
+
+INPUT_ERRORS: Final = """
+SELECT t.n, e.message, e.detail, e.sql_error_code
+FROM unnest(%(texts)s::text[]) WITH ORDINALITY AS t (text, n),
+    LATERAL pg_input_error_info(t.text, %(type)s) AS e
+WHERE e.message IS NOT NULL
+"""
+# PostgreSQL 16 and later: asks input functions about many values at once, without an error for each.
+
+DESCRIBE: Final = """
+SELECT w.n, ns.nspname, c.relname, c.relkind::text, has_schema_privilege(ns.oid, 'USAGE'), current_user::text,
+    (SELECT json_agg(json_build_object(
+        'name', a.attname,
+        'type', format_type(a.atttypid, NULL),
+        'definition', format_type(a.atttypid, a.atttypmod),
+        'not_null', a.attnotnull,
+        'has_default', a.atthasdef OR a.attidentity <> '',
+        'generated', a.attgenerated <> '' OR a.attidentity = 'a',
+        'insertable', has_column_privilege(c.oid, a.attnum, 'INSERT'),
+        'selectable', has_column_privilege(c.oid, a.attnum, 'SELECT')) ORDER BY a.attnum)
+     FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
+    (SELECT json_agg((SELECT json_agg(a.attname) FROM pg_attribute AS a
+                      WHERE a.attrelid = c.oid
+                          AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])))
+     FROM pg_index AS i
+     WHERE i.indrelid = c.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
+        AND i.indpred IS NULL AND i.indexprs IS NULL)
+FROM unnest(%(numbers)s::int[], %(schemas)s::text[], %(names)s::text[]) AS w (n, schema, name)
+JOIN pg_class AS c ON c.relname = w.name AND c.relpersistence <> 't'
+JOIN pg_namespace AS ns ON ns.oid = c.relnamespace
+WHERE CASE WHEN w.schema IS NULL THEN pg_table_is_visible(c.oid) ELSE ns.nspname = w.schema END
+    AND c.relkind IN ('r', 'p', 'f', 'v', 'm', 'S')
+"""
+
+MAY_CREATE: Final = """
+SELECT CASE
+    WHEN s.name IS NULL THEN has_database_privilege(current_database(), 'CREATE')
+    ELSE has_schema_privilege(s.oid, 'CREATE') END
+FROM (SELECT COALESCE(%(schema)s, current_schema()) AS wanted) AS w
+LEFT JOIN (SELECT oid, nspname AS name FROM pg_namespace) AS s ON s.name = w.wanted
+"""

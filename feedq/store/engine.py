@@ -1,0 +1,107 @@
+"""Connections to the control database, and the one place where the driver's errors become ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import NullPool
+
+from feedq.errors import InvalidInput, SchemaBehind, Unavailable
+from feedq.telemetry import mask_url
+
+CONNECT_TIMEOUT_S = 5
+STATEMENT_TIMEOUT_MS = 60_000
+"""Nothing feedq asks of the control database takes this long; a lock that does is better given up."""
+LOCK_TIMEOUT_MS = 10_000
+POOL_SIZE = 2
+"""Connections kept open a process: one for the leases, one for jobs; more are opened in a rush only."""
+POOL_OVERFLOW = 3
+UNDEFINED_TABLE = "42P01"
+UNDEFINED_COLUMN = "42703"
+
+
+def driver_options(application_name: str) -> dict[str, Any]:
+    """libpq options of every session: a dead network is noticed in seconds, a dead client in 100 ms."""
+    return {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "application_name": application_name[:63],
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+        "options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c lock_timeout={LOCK_TIMEOUT_MS} "
+        # A killed worker's backend must notice, even in a query, or its lock would outlive it.
+        "-c client_connection_check_interval=100 -c timezone=UTC",
+    }
+
+
+def make_engine(url: str, *, application_name: str) -> Engine:
+    """An engine with a small pool. Does not connect yet. Raises `InvalidInput` on a URL of another kind."""
+    return create_engine(
+        _psycopg2_url(url),
+        pool_size=POOL_SIZE,
+        max_overflow=POOL_OVERFLOW,
+        pool_timeout=15,
+        pool_pre_ping=True,
+        connect_args=driver_options(application_name),
+        json_serializer=lambda value: orjson.dumps(value).decode(),
+        json_deserializer=json.loads,
+    )
+
+
+def psycopg2_dsn(url: str) -> str:
+    """The URL in the form that psycopg2 takes."""
+    return str(_psycopg2_url(url).set(drivername="postgresql").render_as_string(hide_password=False))
+
+
+@contextmanager
+def connect_once(url: str) -> Iterator[Connection]:
+    """One transaction on a connection of its own. Raises `Unavailable`."""
+    engine = create_engine(_psycopg2_url(url), poolclass=NullPool, connect_args=driver_options("feedq-admin"))
+    with translate_errors(url), engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def translate_errors(url: str) -> Iterator[None]:
+    """Driver errors as `Unavailable` or `SchemaBehind`; anything else is a bug and passes through."""
+    try:
+        yield
+    except (OperationalError, InterfaceError, PoolTimeout) as error:
+        raise Unavailable(_explain(url, error)) from error
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise Unavailable(_explain(url, error)) from error
+        if getattr(error.orig, "pgcode", None) in (UNDEFINED_TABLE, UNDEFINED_COLUMN):
+            raise SchemaBehind(
+                f"the control database lacks a table or column of this release "
+                f"({str(error.orig).splitlines()[0]}): run `feedq db upgrade`"
+            ) from error
+        raise
+
+
+def _explain(url: str, error: Exception) -> str:
+    cause = getattr(error, "orig", None) or error
+    said = " ".join(str(cause).split()) or type(cause).__name__
+    return f"control database {mask_url(url)}: {said}"
+
+
+def _psycopg2_url(url: str) -> Any:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise InvalidInput(f"{mask_url(url)!r} is no database URL; try postgresql://user@host/db") from None
+    if parsed.get_backend_name() not in ("postgresql", "postgres"):
+        raise InvalidInput(
+            f"the control database must be PostgreSQL, not {parsed.get_backend_name()!r}: "
+            "set FEEDQ_DATABASE_URL=postgresql://…"
+        )
+    return parsed.set(drivername="postgresql+psycopg2")

@@ -1,0 +1,235 @@
+"""The owner's side of the lease: claim, release, report. Grouped: one statement for many feeds.
+
+Every statement names feed, epoch and worker, and has no effect on a row that no longer matches. Rows are
+locked in the order of feed ids, here and in the passes, so that two statements cannot deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import orjson
+from sqlalchemy import Connection, text
+
+from feedq.lease import Move, states_before
+from feedq.model import JSON, Claim, FeedKey, Progress, Reason, Release, StopRequest, WorkerState
+from feedq.store.base import Followed
+from feedq.store.channels import WAKE_SQL
+from feedq.store.database import Database
+from feedq.store.rows import FEED_COLUMNS, feed_from
+from feedq.telemetry import EventKind
+
+ERROR_CHARS_MAX = 2_000
+"""Longer messages are cut: a source's error page must not fill the table."""
+
+_CLAIM = f"""
+    WITH wanted AS (
+        SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[])) AS t (feed_id, epoch)
+    ), held AS (
+        -- FOR SHARE on the feed: an edit that commits while we wait for the lease must be read, not missed.
+        SELECT {FEED_COLUMNS}
+        FROM feedq.lease l
+        JOIN wanted USING (feed_id, epoch)
+        JOIN feedq.feed f ON f.id = l.feed_id
+        JOIN feedq.worker w ON w.id = l.worker_id
+        WHERE l.worker_id = :worker_id AND l.state = 'assigned' AND w.state = 'active'
+        ORDER BY l.feed_id FOR UPDATE OF l FOR SHARE OF f
+    ), claimed AS (
+        UPDATE feedq.lease l SET state = 'running', reason = NULL, generation = held.feed_generation,
+            running_since = clock_timestamp(), connected = false, stalled = false
+        FROM held WHERE l.feed_id = held.id RETURNING l.feed_id, l.epoch, l.attempts
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+        SELECT :kind, feed_id, :worker_id, epoch FROM claimed
+    )
+    SELECT held.*, claimed.epoch, claimed.attempts FROM held JOIN claimed ON claimed.feed_id = held.id
+"""
+
+_RELEASE = """
+    WITH given AS (
+        SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:reasons AS text[]),
+            CAST(:delays AS float8[]), CAST(:attempts AS int[]), CAST(:errors AS text[]))
+            AS t (feed_id, epoch, reason, delay_s, attempts, error)
+    ), held AS (
+        SELECT given.* FROM feedq.lease l JOIN given USING (feed_id, epoch)
+        WHERE l.worker_id = :worker_id AND l.state = ANY(:states) ORDER BY l.feed_id FOR UPDATE OF l
+    ), released AS (
+        UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = held.reason,
+            connected = false, stalled = false, attempts = held.attempts,
+            retry_at = CASE WHEN held.delay_s > 0
+                            THEN clock_timestamp() + make_interval(secs => held.delay_s) END,
+            last_error = coalesce(held.error, l.last_error),
+            last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END
+        FROM held WHERE l.feed_id = held.feed_id
+        RETURNING l.feed_id, l.epoch, l.generation, held.reason, held.error
+    ), dirty AS (
+        -- Edited, paused or removed while it ran: looked at again now that it is idle.
+        UPDATE feedq.feed f SET dirty = true FROM released
+        WHERE f.id = released.feed_id AND NOT f.dirty
+          AND (f.removed_at IS NOT NULL OR f.target_state <> 'running'
+               OR f.generation > released.generation)
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT :kind, feed_id, :worker_id, epoch,
+               jsonb_strip_nulls(jsonb_build_object('reason', reason, 'error', error)) FROM released
+    )
+    SELECT feed_id, epoch FROM released
+"""
+
+_REPORT = """
+    WITH given AS (
+        SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[]),
+            CAST(:records AS bigint[]), CAST(:bytes AS bigint[]), CAST(:dead AS bigint[]),
+            CAST(:ages AS float8[]), CAST(:cursors AS jsonb[]), CAST(:connected AS boolean[]),
+            CAST(:stalled AS boolean[]), CAST(:attempts AS int[]), CAST(:errors AS text[]))
+            AS t (feed_id, epoch, records, bytes, dead, age_s, cursor, connected, stalled, attempts, error)
+    ), held AS (
+        SELECT given.* FROM feedq.lease l JOIN given USING (feed_id, epoch)
+        WHERE l.worker_id = :worker_id AND l.state = ANY(:states) ORDER BY l.feed_id FOR UPDATE OF l
+    )
+    UPDATE feedq.lease l SET
+        records_total = l.records_total + held.records,
+        bytes_total = l.bytes_total + held.bytes,
+        dead_letters_total = l.dead_letters_total + held.dead,
+        last_record_at = coalesce(clock_timestamp() - make_interval(secs => held.age_s), l.last_record_at),
+        cursor = held.cursor, connected = held.connected, stalled = held.stalled, attempts = held.attempts,
+        last_error = coalesce(held.error, l.last_error),
+        last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END
+    FROM held WHERE l.feed_id = held.feed_id RETURNING l.feed_id, l.epoch
+"""
+
+
+BIGINT_MAX = 2**63 - 1
+
+
+class PostgresLeases:
+    """`feedq.store.base.Leases` on PostgreSQL."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
+        parameters = {
+            "worker_id": worker_id,
+            "kind": EventKind.LEASE_CLAIMED.value,
+            # Keys come from messages, which anybody may have forged: a number too large for its column
+            # would fail the statement, and with it the claims of all the others.
+            **_key_columns([key for key in keys if all(0 < n <= BIGINT_MAX for n in key)]),
+        }
+        with self._database.transaction() as c:
+            rows = c.execute(text(_CLAIM), parameters).all()
+        return [Claim(feed_from(row), row.epoch, row.attempts) for row in rows]
+
+    def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
+        parameters = {
+            "worker_id": worker_id,
+            "kind": EventKind.LEASE_RELEASED.value,
+            "states": [s.value for s in states_before(Move.RELEASE)],
+            **_key_columns([r.key for r in releases]),
+            "reasons": [r.reason.value for r in releases],
+            "delays": [r.retry_in_s for r in releases],
+            "attempts": [r.attempts for r in releases],
+            "errors": [_cut(r.error) for r in releases],
+        }
+        with self._database.transaction() as c:
+            matched = _keys(c, _RELEASE, parameters)
+            if matched:
+                c.execute(text(WAKE_SQL))
+        return matched
+
+    def report(self, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
+        parameters = {
+            "worker_id": worker_id,
+            "states": [s.value for s in states_before(Move.RELEASE)],
+            **_key_columns([p.key for p in progress]),
+            "records": [p.records for p in progress],
+            "bytes": [p.bytes for p in progress],
+            "dead": [p.dead_letters for p in progress],
+            "ages": [p.last_record_ago_s for p in progress],
+            "cursors": [_shown(p.cursor) for p in progress],
+            "connected": [p.connected for p in progress],
+            "stalled": [p.stalled for p in progress],
+            "attempts": [p.attempts for p in progress],
+            "errors": [_cut(p.error) for p in progress],
+        }
+        with self._database.transaction() as c:
+            return _keys(c, _REPORT, parameters)
+
+    def stop_requests(self, worker_id: UUID) -> list[StopRequest]:
+        sql = """
+            SELECT feed_id, epoch, reason FROM feedq.lease
+            WHERE worker_id = :worker_id AND state = 'stopping' ORDER BY feed_id
+        """
+        with self._database.transaction() as c:
+            rows = c.execute(text(sql), {"worker_id": worker_id}).all()
+        return [StopRequest(row.feed_id, row.epoch, Reason(row.reason or "released")) for row in rows]
+
+    def held(self, worker_id: UUID) -> list[FeedKey]:
+        sql = """
+            SELECT feed_id, epoch FROM feedq.lease
+            WHERE worker_id = :worker_id AND state IN ('running', 'stopping') ORDER BY feed_id
+        """
+        with self._database.transaction() as c:
+            return _keys(c, sql, {"worker_id": worker_id})
+
+    def follow(self, key: FeedKey) -> Followed | None:
+        sql = """
+            SELECT l.worker_id, w.state AS worker_state, l.state, l.reason,
+                   extract(epoch FROM w.expires_at - clock_timestamp())::float8 AS remaining_s
+            FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
+            WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND w.state <> 'gone'
+        """
+        with self._database.transaction() as c:
+            row = c.execute(text(sql), {"feed_id": key[0], "epoch": key[1]}).one_or_none()
+        if row is None:
+            return None
+        stopping = Reason(row.reason or "released") if row.state == "stopping" else None
+        return Followed(row.worker_id, WorkerState(row.worker_state), stopping, row.remaining_s)
+
+    def raise_epoch(self, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
+        sql = """
+            WITH raised AS (
+                UPDATE feedq.lease SET epoch = greatest(epoch, CAST(:above AS bigint)) + 1
+                WHERE feed_id = :feed_id AND epoch = :epoch AND worker_id = :worker_id AND state = 'running'
+                RETURNING feed_id, epoch
+            ), history AS (
+                INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+                SELECT :kind, feed_id, :worker_id, epoch, jsonb_build_object('from', CAST(:epoch AS bigint))
+                FROM raised
+            )
+            SELECT feed_id, epoch FROM raised
+        """
+        parameters = {
+            "worker_id": worker_id,
+            "feed_id": key[0],
+            "epoch": key[1],
+            "above": above,
+            "kind": EventKind.LEASE_RAISED.value,
+        }
+        with self._database.transaction() as c:
+            raised = _keys(c, sql, parameters)
+        return raised[0] if raised else None
+
+
+def _key_columns(keys: Sequence[FeedKey]) -> dict[str, list[int]]:
+    return {"feed_ids": [feed_id for feed_id, _ in keys], "epochs": [epoch for _, epoch in keys]}
+
+
+def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:
+    return [(row.feed_id, row.epoch) for row in c.execute(text(sql), parameters)]
+
+
+def _cut(error: str | None) -> str | None:
+    # NUL cannot be stored in a text column, and a source may well send one in its error message.
+    return None if error is None else error.replace("\x00", "�")[:ERROR_CHARS_MAX]
+
+
+def _shown(cursor: JSON) -> str:
+    """The cursor as JSON that a jsonb column can hold: here it is for show, the sink keeps the exact one."""
+    try:
+        encoded = orjson.dumps(cursor).decode()
+    except TypeError:
+        encoded = orjson.dumps(repr(cursor)).decode()  # beyond 64 bits, or half a surrogate pair
+    return encoded.replace("\\u0000", "\\ufffd")

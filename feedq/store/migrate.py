@@ -1,0 +1,90 @@
+"""Migrations of the control database: bring it to this release, and say how far it is.
+
+Two processes may migrate at once (a release phase and an impatient operator): a lock makes the second wait
+and then find nothing to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import Script, ScriptDirectory
+from sqlalchemy import Connection, text
+
+from feedq.errors import SchemaBehind
+from feedq.store.engine import connect_once
+from feedq.store.tables import SCHEMA
+
+MIGRATION_LOCK = 0x_FEED_0001
+"""Key of the advisory lock that serialises migrations."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationStatus:
+    """Where a database stands: `pending` revisions lie between `current` and `head`."""
+
+    current: str | None
+    head: str
+    pending: int
+
+    @property
+    def is_current(self) -> bool:
+        return self.pending == 0
+
+
+def upgrade(url: str) -> list[str]:
+    """Apply what is pending and return the revisions applied. Raises `Unavailable`."""
+    with connect_once(url) as connection:
+        # For the transaction: whoever comes second waits here, then reads the first one's result.
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+        before = _current(connection)
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+        return [r.revision for r in _between(before)]
+
+
+def status(url: str) -> MigrationStatus:
+    """Raises `Unavailable`."""
+    with connect_once(url) as connection:
+        current = _current(connection)
+    return MigrationStatus(current, _script().get_current_head() or "", len(_between(current)))
+
+
+def require_current(url: str) -> None:
+    """Raises `SchemaBehind` unless the database is at this release's revision, or `Unavailable`."""
+    found = status(url)
+    if not found.is_current:
+        raise SchemaBehind(
+            f"the control database is at revision {found.current or 'none'}, "
+            f"this release needs {found.head}: run `feedq db upgrade`"
+        )
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config
+
+
+def _script() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
+
+
+def _current(connection: Connection) -> str | None:
+    return MigrationContext.configure(
+        connection, opts={"version_table_schema": SCHEMA}
+    ).get_current_revision()
+
+
+def _between(current: str | None) -> list[Script]:
+    script = _script()
+    if current is not None and current not in {r.revision for r in script.walk_revisions()}:
+        # Newer than this release: an older worker may go on beside it while a deploy rolls.
+        return []
+    return list(reversed(list(script.iterate_revisions("head", current or "base"))))

@@ -1,0 +1,1 @@
+"""Alembic migrations of the control database; run by `feedq db upgrade`."""

@@ -1,0 +1,36 @@
+"""The real store: PostgreSQL, behind the interfaces of `feedq.store.base`."""
+
+from __future__ import annotations
+
+from feedq.model import Worker
+from feedq.store.database import Database
+from feedq.store.feeds import PostgresFeeds
+from feedq.store.leases import PostgresLeases
+from feedq.store.passes import PostgresFleet
+from feedq.store.session import PostgresListener, PostgresSession, worker_listener
+from feedq.store.workers import PostgresWorkers
+
+RETENTION_DAYS = 14
+
+
+class PostgresStore:
+    """`feedq.store.base.Store` on a migrated database. Connects when it is first used. Thread-safe."""
+
+    def __init__(
+        self, url: str, *, application_name: str = "feedq", retention_days: int = RETENTION_DAYS
+    ) -> None:
+        self._url = url
+        self._database = Database(url, application_name=application_name)
+        self.feeds = PostgresFeeds(self._database)
+        self.workers = PostgresWorkers(self._database)
+        self.leases = PostgresLeases(self._database)
+        self.fleet = PostgresFleet(self._database, retention_days=retention_days)
+
+    def session(self, worker: Worker, *, ttl_s: float) -> PostgresSession:
+        return PostgresSession(self._url, worker, ttl_s=ttl_s)
+
+    def worker_listener(self, worker: Worker) -> PostgresListener:
+        return worker_listener(self._url, worker)
+
+    def close(self) -> None:
+        self._database.close()

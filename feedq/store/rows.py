@@ -1,0 +1,109 @@
+"""Rows of the control tables as values of `feedq.model`, and the column lists that select them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from feedq import lease as policy
+from feedq.model import (
+    Event,
+    Feed,
+    FeedSpec,
+    FeedView,
+    Lease,
+    LeaseState,
+    Load,
+    Reason,
+    TargetState,
+    Worker,
+    WorkerState,
+    WorkerView,
+)
+
+FEED_COLUMNS = (
+    "f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.weight, f.target_state, "
+    "f.generation AS feed_generation, f.created_at, f.updated_at, f.removed_at"
+)
+LEASE_COLUMNS = (
+    "l.epoch, l.state, l.reason, l.worker_id, l.generation, l.assigned_at, l.running_since, l.retry_at, "
+    "l.attempts, l.last_error, l.last_error_at, l.connected, l.stalled, l.records_total, l.bytes_total, "
+    "l.dead_letters_total, l.last_record_at, l.cursor"
+)
+WORKER_COLUMNS = (
+    "w.id, w.name, w.queue, w.capacity, w.labels, w.host, w.pid, w.version, w.state, w.lock_key, "
+    "w.started_at, w.heartbeat_at, w.expires_at, w.suspected_at, w.feeds, w.cpu, w.rss, w.loop_lag_s"
+)
+
+
+def feed_from(row: Any) -> Feed:
+    spec = FeedSpec(
+        name=row.name,
+        connector=row.connector,
+        source=row.source,
+        sink=row.sink,
+        tenant=row.tenant,
+        labels=row.labels,
+        weight=row.weight,
+        target_state=TargetState(row.target_state),
+    )
+    return Feed(row.id, spec, row.feed_generation, row.created_at, row.updated_at, row.removed_at)
+
+
+def lease_from(row: Any, feed_id: int) -> Lease:
+    return Lease(
+        feed_id=feed_id,
+        epoch=row.epoch,
+        state=LeaseState(row.state),
+        reason=None if row.reason is None else Reason(row.reason),
+        worker_id=row.worker_id,
+        generation=row.generation,
+        assigned_at=row.assigned_at,
+        running_since=row.running_since,
+        retry_at=row.retry_at,
+        attempts=row.attempts,
+        last_error=row.last_error,
+        last_error_at=row.last_error_at,
+        connected=row.connected,
+        stalled=row.stalled,
+        records_total=row.records_total,
+        bytes_total=row.bytes_total,
+        dead_letters_total=row.dead_letters_total,
+        last_record_at=row.last_record_at,
+        cursor=row.cursor,
+    )
+
+
+def feed_view_from(row: Any) -> FeedView:
+    """From `FEED_COLUMNS`, `LEASE_COLUMNS` and ``worker_name``, joined from the left."""
+    feed = feed_from(row)
+    # No lease row yet (or any more): the next pass makes one.
+    its_lease = Lease(feed.id) if row.epoch is None else lease_from(row, feed.id)
+    return FeedView(feed, its_lease, row.worker_name, policy.status(feed, its_lease))
+
+
+def worker_from(row: Any) -> Worker:
+    return Worker(
+        id=row.id,
+        name=row.name,
+        queue=row.queue,
+        capacity=row.capacity,
+        host=row.host,
+        pid=row.pid,
+        version=row.version,
+        labels=row.labels,
+        state=WorkerState(row.state),
+        lock_key=row.lock_key,
+        started_at=row.started_at,
+        heartbeat_at=row.heartbeat_at,
+        expires_at=row.expires_at,
+        load=Load(row.feeds, row.cpu, row.rss, row.loop_lag_s),
+        suspected_at=row.suspected_at,
+    )
+
+
+def worker_view_from(row: Any) -> WorkerView:
+    return WorkerView(worker_from(row), row.leases, row.heartbeat_age_s)
+
+
+def event_from(row: Any) -> Event:
+    return Event(row.at, row.kind, row.feed_id, row.worker_id, row.epoch, row.detail)

@@ -1,0 +1,166 @@
+"""Database sessions that outlive a transaction: the keeper's, and those that listen.
+
+Each holds the shared session lock of its worker for as long as it lives. When the process dies, the kernel
+closes its sockets, the backends exit, and the locks are gone within milliseconds: that is the crash signal
+(`feedq.store.election`). Two kinds of session a worker, so that one dropped connection is not a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg2
+from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
+
+from feedq.errors import Unavailable
+from feedq.model import Heartbeat, Load, Worker
+from feedq.store.channels import WORKER_LOCK_CLASS, worker_channel
+from feedq.store.engine import driver_options, psycopg2_dsn
+from feedq.store.workers import HEARTBEAT, heartbeat_from, heartbeat_parameters
+from feedq.telemetry import mask_url
+
+KEEPER_STATEMENT_TIMEOUT_S = 2.0
+"""A heartbeat that takes longer is given up and tried again: it must not use up the ttl on one attempt."""
+
+
+def connect(url: str, *, application_name: str) -> Connection:
+    """An autocommit session. Raises `Unavailable`."""
+    try:
+        connection: Connection = psycopg2.connect(psycopg2_dsn(url), **driver_options(application_name))
+    except psycopg2.Error as error:
+        raise unavailable(url, error) from error
+    connection.autocommit = True
+    return connection
+
+
+def unavailable(url: str, error: Exception) -> Unavailable:
+    said = " ".join(str(error).split()) or type(error).__name__
+    return Unavailable(f"control database {mask_url(url)}: {mask_url(said)}")
+
+
+@contextmanager
+def translated(url: str) -> Iterator[None]:
+    """Whatever the driver raises on a session of ours means that the session cannot go on."""
+    try:
+        yield
+    except psycopg2.Error as error:
+        raise unavailable(url, error) from error
+
+
+def hold_worker_lock(connection: Connection, worker: Worker) -> bool:
+    """Take the worker's shared lock for the life of the session.
+
+    False behind a pooler that hands each transaction to another backend: a session lock says nothing
+    about us there. Two backends seen in a row, or a lock that is not ours, give it away.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_advisory_lock_shared(%s, %s), pg_backend_pid()", (WORKER_LOCK_CLASS, worker.lock_key)
+        )
+        (_, locked_by) = cursor.fetchone() or (None, None)
+        cursor.execute(
+            "SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted "
+            "AND pid = pg_backend_pid() AND classid = %s AND objid = %s)",
+            (WORKER_LOCK_CLASS, worker.lock_key),
+        )
+        return bool(cursor.fetchone() == (locked_by, True) and locked_by == connection.info.backend_pid)
+
+
+class _Waiting:
+    """A session that one thread waits on and any thread may wake."""
+
+    def __init__(self, url: str, *, application_name: str) -> None:
+        self._url = url
+        self._connection = connect(url, application_name=application_name)
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_w, False)
+
+    def wait(self, timeout_s: float) -> bool:
+        with translated(self._url):
+            fd = self._connection.fileno()
+            ready, _, _ = select.select([fd, self._wake_r], [], [], max(timeout_s, 0.0))
+            if self._wake_r in ready:
+                os.read(self._wake_r, 4096)
+            if fd in ready:
+                self._connection.poll()
+            heard = bool(self._connection.notifies)
+            # What was heard is only that something changed; many notifications mean the same as one.
+            self._connection.notifies.clear()
+            return heard
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_w, b"\0")
+
+    def close(self) -> None:
+        with contextlib.suppress(psycopg2.Error):
+            self._connection.close()
+        for end in (self._wake_r, self._wake_w):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+class PostgresSession(_Waiting):
+    """The keeper's session: `feedq.store.base.Session`."""
+
+    def __init__(self, url: str, worker: Worker, *, ttl_s: float) -> None:
+        super().__init__(url, application_name=f"feedq-keeper/{worker.id}")
+        self._worker = worker
+        self._ttl_s = ttl_s
+        try:
+            with translated(url), self._connection.cursor() as cursor:
+                cursor.execute(f"SET statement_timeout = {int(1000 * KEEPER_STATEMENT_TIMEOUT_S)}")
+                self.locks_hold = hold_worker_lock(self._connection, worker)
+                cursor.execute(
+                    "UPDATE feedq.worker SET session_locks = %s WHERE id = %s AND session_locks <> %s",
+                    (self.locks_hold, str(worker.id), self.locks_hold),
+                )
+        except Unavailable:
+            self.close()
+            raise
+
+    def heartbeat(self, load: Load) -> Heartbeat | None:
+        with translated(self._url), self._connection.cursor() as cursor:
+            cursor.execute(HEARTBEAT, heartbeat_parameters(self._worker.id, load, self._ttl_s))
+            return heartbeat_from(cursor.fetchone())
+
+
+class PostgresListener(_Waiting):
+    """LISTEN on one channel: `feedq.store.base.Listener`."""
+
+    def __init__(
+        self, url: str, channel: str, *, application_name: str, worker: Worker | None = None
+    ) -> None:
+        super().__init__(url, application_name=application_name)
+        try:
+            with translated(url), self._connection.cursor() as cursor:
+                if worker is not None:
+                    hold_worker_lock(self._connection, worker)
+                cursor.execute(f"LISTEN {channel}")
+        except Unavailable:
+            self.close()
+            raise
+
+    def execute(self, sql: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+        """Run a statement on the listening session; for the beat, whose lock lives there too."""
+        with translated(self._url), self._connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    @property
+    def backend_pid(self) -> int:
+        return int(self._connection.info.backend_pid)
+
+
+def worker_listener(url: str, worker: Worker) -> PostgresListener:
+    return PostgresListener(
+        url,
+        worker_channel(worker.lock_key),
+        application_name=f"feedq-listener/{worker.id}",
+        worker=worker,
+    )

@@ -1,0 +1,195 @@
+"""Worker sessions: register, heartbeat, drain, leave."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+from uuid import UUID
+
+import orjson
+from sqlalchemy import Connection, text
+
+from feedq.model import Heartbeat, LeaseState, Load, NewWorker, Worker, WorkerState, WorkerView
+from feedq.store.channels import WAKE_SQL
+from feedq.store.database import Database
+from feedq.store.rows import WORKER_COLUMNS, worker_from, worker_view_from
+from feedq.telemetry import EventKind
+
+ALIVE_STAMP_S = 1.0
+"""The fleet row is stamped at most this often: a thousand heartbeats must not queue for one row. With a
+short ttl more often, or every stamp would look like the end of a silence."""
+
+# Who hears from the database says so in `fleet.alive_at`. A gap of more than half a ttl means that nobody
+# could renew, and starts the quiet period anew (see feedq.lease.Quiet): a heartbeat interval may have
+# passed before the gap, and the rest of the ttl must still be ahead when the first one is back.
+STAMP_ALIVE = f"""
+    UPDATE feedq.fleet SET
+        alive_since = CASE WHEN clock_timestamp() - alive_at > make_interval(secs => :ttl_s / 2.0)
+                           THEN clock_timestamp() ELSE alive_since END,
+        alive_at = clock_timestamp()
+    WHERE alive_at < clock_timestamp() - make_interval(secs => least({ALIVE_STAMP_S}, :ttl_s / 8.0))
+"""
+
+# One statement a worker and interval, however many feeds it runs. `%(name)s` is for the driver: the keeper
+# sends it on a session of its own.
+HEARTBEAT = f"""
+    WITH alive AS ({STAMP_ALIVE.replace(":ttl_s", "%(ttl_s)s")})
+    UPDATE feedq.worker w SET
+        heartbeat_at = clock_timestamp(),
+        expires_at = clock_timestamp() + make_interval(secs => %(ttl_s)s),
+        suspected_at = NULL,
+        feeds = %(feeds)s, cpu = %(cpu)s, rss = %(rss)s, loop_lag_s = %(loop_lag_s)s
+    WHERE w.id = %(worker_id)s AND w.state <> 'gone'
+    RETURNING w.state,
+        EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id AND l.state = 'stopping'),
+        (SELECT extract(epoch FROM clock_timestamp() - pass_at)::float8 FROM feedq.fleet)
+"""
+
+
+def heartbeat_parameters(worker_id: UUID, load: Load, ttl_s: float) -> dict[str, Any]:
+    return {
+        "worker_id": str(worker_id),
+        "ttl_s": ttl_s,
+        "feeds": load.feeds,
+        "cpu": load.cpu,
+        "rss": load.rss,
+        "loop_lag_s": load.loop_lag_s,
+    }
+
+
+def heartbeat_from(row: tuple[Any, ...] | None) -> Heartbeat | None:
+    return None if row is None else Heartbeat(WorkerState(row[0]), row[1], row[2])
+
+
+class PostgresWorkers:
+    """`feedq.store.base.Workers` on PostgreSQL."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def register(self, new: NewWorker, *, ttl_s: float) -> Worker:
+        sql = f"""
+            INSERT INTO feedq.worker AS w (id, name, queue, capacity, labels, host, pid, version, expires_at)
+            VALUES (:id, :name, :queue, :capacity, CAST(:labels AS jsonb), :host, :pid, :version,
+                    clock_timestamp() + make_interval(secs => :ttl_s))
+            RETURNING {WORKER_COLUMNS}
+        """
+        parameters = {
+            "id": new.id,
+            "name": new.name,
+            "queue": new.queue,
+            "capacity": new.capacity,
+            "labels": orjson.dumps(dict(new.labels)).decode(),
+            "host": new.host,
+            "pid": new.pid,
+            "version": new.version,
+            "ttl_s": ttl_s,
+        }
+        with self._database.transaction() as c:
+            worker = worker_from(c.execute(text(sql), parameters).one())
+            c.execute(text(STAMP_ALIVE), {"ttl_s": ttl_s})
+            _record(c, EventKind.WORKER_JOINED, new.id)
+        return worker
+
+    def heartbeat(self, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
+        with self._database.transaction() as c:
+            row = c.exec_driver_sql(HEARTBEAT, heartbeat_parameters(worker_id, load, ttl_s)).one_or_none()
+        return heartbeat_from(None if row is None else tuple(row))
+
+    def drain(self, worker_id: UUID, *, ask_to_stop: bool) -> bool:
+        sql = "UPDATE feedq.worker SET state = 'draining' WHERE id = :id AND state <> 'gone' RETURNING id"
+        with self._database.transaction() as c:
+            if c.execute(text(sql), {"id": worker_id}).one_or_none() is None:
+                return False
+            _record(c, EventKind.WORKER_DRAINING, worker_id)
+        # A transaction of its own: to hold the worker's row while waiting for leases is what a pass does
+        # the other way round. Killed in between, a dispatch time-out or a second drain does the rest.
+        with self._database.transaction() as c:
+            # Not claimed yet: nobody streams it, so it may go elsewhere at once. A claim that races with
+            # this waits for the row and then finds it idle.
+            free_leases(c, [worker_id], states=(LeaseState.ASSIGNED,), reason="drained")
+            if ask_to_stop:
+                ask = """
+                    WITH held AS (
+                        SELECT feed_id FROM feedq.lease WHERE worker_id = :id AND state = 'running'
+                        ORDER BY feed_id FOR UPDATE
+                    ), asked AS (
+                        UPDATE feedq.lease l SET state = 'stopping', reason = 'drained'
+                        FROM held WHERE l.feed_id = held.feed_id RETURNING l.feed_id, l.epoch, l.worker_id
+                    )
+                    INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+                    SELECT :kind, feed_id, worker_id, epoch, '{"reason": "drained"}' FROM asked
+                """
+                c.execute(text(ask), {"id": worker_id, "kind": EventKind.STOP_REQUESTED.value})
+                ring_workers(c, [worker_id])
+            c.execute(text(WAKE_SQL))
+        return True
+
+    def leave(self, worker_id: UUID) -> None:
+        sql = "UPDATE feedq.worker SET state = 'gone' WHERE id = :id AND state <> 'gone' RETURNING id"
+        with self._database.transaction() as c:
+            if c.execute(text(sql), {"id": worker_id}).one_or_none() is None:
+                return
+            free_leases(c, [worker_id], states=tuple(LeaseState)[1:], reason="released")
+            _record(c, EventKind.WORKER_LEFT, worker_id)
+
+    def views(self, *, gone: bool = False) -> list[WorkerView]:
+        sql = f"""
+            SELECT {WORKER_COLUMNS},
+                extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS heartbeat_age_s,
+                (SELECT count(*) FROM feedq.lease l WHERE l.worker_id = w.id) AS leases
+            FROM feedq.worker w WHERE :gone OR w.state <> 'gone' ORDER BY w.name, w.started_at
+        """
+        with self._database.transaction() as c:
+            return [worker_view_from(row) for row in c.execute(text(sql), {"gone": gone})]
+
+    def gone_among(self, worker_ids: Collection[UUID]) -> set[UUID]:
+        sql = "SELECT id FROM feedq.worker WHERE id = ANY(:ids) AND state <> 'gone'"
+        with self._database.transaction() as c:
+            alive = {row.id for row in c.execute(text(sql), {"ids": list(worker_ids)})}
+        return set(worker_ids) - alive
+
+
+def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseState, ...], reason: str) -> int:
+    """Back to idle with what these workers hold; the next tenure has another epoch."""
+    sql = """
+        WITH held AS (
+            SELECT feed_id, worker_id FROM feedq.lease
+            WHERE worker_id = ANY(:ids) AND state = ANY(:states) ORDER BY feed_id FOR UPDATE
+        ), freed AS (
+            UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = :reason, connected = false,
+                stalled = false, retry_at = NULL
+            FROM held WHERE l.feed_id = held.feed_id
+            RETURNING l.feed_id, held.worker_id, l.epoch, l.generation
+        ), dirty AS (
+            -- What was edited, paused or removed while it ran is looked at again now that it is idle.
+            UPDATE feedq.feed f SET dirty = true FROM freed
+            WHERE f.id = freed.feed_id AND NOT f.dirty
+              AND (f.removed_at IS NOT NULL OR f.target_state <> 'running' OR f.generation > freed.generation)
+        )
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT :kind, feed_id, worker_id, epoch, jsonb_build_object('reason', CAST(:reason AS text))
+        FROM freed
+    """
+    done = c.execute(
+        text(sql),
+        {
+            "ids": worker_ids,
+            "states": [s.value for s in states],
+            "reason": reason,
+            "kind": EventKind.LEASE_FREED.value,
+        },
+    )
+    return done.rowcount
+
+
+def ring_workers(c: Connection, worker_ids: list[UUID]) -> None:
+    """Tell these workers that a stop request waits for them."""
+    sql = "SELECT pg_notify('feedq_worker_' || lock_key, '') FROM feedq.worker WHERE id = ANY(:ids)"
+    c.execute(text(sql), {"ids": worker_ids})
+
+
+def _record(c: Connection, kind: EventKind, worker_id: UUID) -> None:
+    sql = "INSERT INTO feedq.event (kind, worker_id) VALUES (:kind, :worker_id)"
+    c.execute(text(sql), {"kind": kind.value, "worker_id": worker_id})
+    c.execute(text(WAKE_SQL))

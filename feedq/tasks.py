@@ -1,0 +1,98 @@
+"""The Celery tasks. Each is a few lines around `feedq.control` or `feedq.runtime`.
+
+``stream_feed`` runs on `feedq.pool.StreamPool` without ever entering its body here: the pool hands the message
+to the supervisor. The body is for Celery's own pools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from time import sleep
+from typing import Any
+
+from celery import shared_task
+from kombu import Queue
+
+from feedq import control
+from feedq.errors import FeedqError
+from feedq.model import Assignment, FeedKey, Reason
+from feedq.settings import settings
+from feedq.store.postgresql import PostgresStore
+from feedq.telemetry import LogEvent, log
+
+STREAM_FEED = "feedq.stream_feed"
+RECONCILE = "feedq.reconcile"
+CONTROL_QUEUE = "feedq.control"
+"""Reconcile has a queue of its own: it must not wait behind a thousand ordinary tasks."""
+SETTLING_POLL_S = 0.25
+
+logger = log(__name__)
+
+
+@cache
+def store() -> PostgresStore:
+    """The control database of this process."""
+    s = settings()
+    return PostgresStore(s.database_url.get_secret_value(), retention_days=s.event_retention_days)
+
+
+@shared_task(name=STREAM_FEED, bind=True, acks_late=False, ignore_result=True, max_retries=0)
+def stream_feed(self: Any, feed_id: int, epoch: int) -> str:
+    """Stream one feed until its tenure ends. Returns why it ended."""
+    from feedq.runtime.solo import run_tenure
+
+    return str(run_tenure(parse_key((feed_id, epoch)), store(), settings()))
+
+
+@shared_task(name=RECONCILE, ignore_result=True, max_retries=0)
+def reconcile() -> str:
+    """One reconcile pass."""
+    return run_reconcile()
+
+
+def run_reconcile() -> str:
+    """One reconcile pass, here and now; also what the watchdog calls. Never raises for a server that is away."""
+    try:
+        report = control.reconcile(store(), dispatch, settings())
+        while report is not None and set(report.unplaced) == {Reason.SETTLING}:
+            # A fleet that starts cold: look again until it has settled, which takes `settle_s` at the most.
+            sleep(SETTLING_POLL_S)
+            report = control.reconcile(store(), dispatch, settings())
+    except FeedqError as error:
+        logger.warning(LogEvent.RECONCILE_FAILED, error=str(error))
+        return f"failed: {error}"
+    return "another pass is under way" if report is None else f"assigned {len(report.assignments)}"
+
+
+def dispatch(assignments: Sequence[Assignment]) -> None:
+    """One message an assignment, to the worker's own queue.
+
+    What cannot be sent is sent again by the dispatch time-out, under a new epoch. Messages carry no expiry:
+    the receiver would judge it by its wall clock, and the epoch makes an old one harmless anyway.
+    """
+    from feedq.celery import app
+
+    sent = 0
+    try:
+        with app.producer_or_acquire() as producer:
+            for assignment in assignments:
+                stream_feed.apply_async(
+                    assignment.key,
+                    task_id=f"{assignment.feed_id}-{assignment.epoch}",
+                    # The worker declares its queue; a publisher that declared it too would outlive the worker.
+                    queue=Queue(assignment.queue),
+                    declare=(),
+                    producer=producer,
+                )
+                sent += 1
+    except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does
+        logger.warning(LogEvent.DISPATCH_FAILED, error=repr(error), unsent=len(assignments) - sent)
+
+
+def parse_key(args: Sequence[object]) -> FeedKey:
+    """``(feed_id, epoch)`` of a message. Raises `ValueError` when it says anything else."""
+    match args:
+        case [int() as feed_id, int() as epoch] if feed_id > 0 and 0 < epoch < 2**63 and feed_id < 2**63:
+            return (feed_id, epoch)
+    raise ValueError("a stream_feed message says (feed_id, epoch), two positive integers")

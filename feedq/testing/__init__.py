@@ -1,0 +1,10 @@
+"""Test doubles that are real implementations: for feedq's own tests, and for those of its users.
+
+`MemoryStore` is the control database on dicts with a `ManualClock`; `PaperFleet` puts whole workers, a
+source and a sink on paper and ticks them by hand. Nothing in feedq imports this package.
+"""
+
+from feedq.testing.clock import ManualClock, SkewedClock
+from feedq.testing.memory import MemoryStore
+
+__all__ = ["ManualClock", "MemoryStore", "SkewedClock"]

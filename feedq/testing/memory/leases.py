@@ -1,0 +1,135 @@
+"""`feedq.store.base.Leases` in memory: the owner's side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+from feedq.lease import Move, states_before, transition
+from feedq.model import Claim, FeedKey, LeaseState, Progress, Reason, Release, StopRequest, WorkerState
+from feedq.store.base import Followed
+from feedq.telemetry import EventKind
+from feedq.testing.memory.tables import MemoryDatabase, statement
+
+
+class MemoryLeases:
+    """Each statement matches feed, epoch and worker, or does nothing."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._db = database
+
+    @statement
+    def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
+        tables = self._db.tables
+        worker = tables.workers.get(worker_id)
+        claims = []
+        for key in keys:
+            lease = self._db.matched(worker_id, key, Move.CLAIM)
+            if lease is None or worker is None or worker.state is not WorkerState.ACTIVE:
+                continue
+            feed = tables.feeds[lease.feed_id]
+            tables.leases[feed.id] = replace(
+                lease,
+                state=transition(lease.state, Move.CLAIM),
+                reason=None,
+                generation=feed.generation,
+                running_since=self._db.now(),
+                connected=False,
+                stalled=False,
+            )
+            self._record(EventKind.LEASE_CLAIMED, key, worker_id)
+            claims.append(Claim(feed, lease.epoch, lease.attempts))
+        return claims
+
+    @statement
+    def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
+        now = self._db.now()
+        matched = []
+        for r in releases:
+            lease = self._db.matched(worker_id, r.key, Move.RELEASE)
+            if lease is None:
+                continue
+            self._db.set_idle(
+                lease,
+                Move.RELEASE,
+                reason=r.reason,
+                retry_at=now + timedelta(seconds=r.retry_in_s) if r.retry_in_s > 0 else None,
+                attempts=r.attempts,
+                last_error=lease.last_error if r.error is None else r.error,
+                last_error_at=lease.last_error_at if r.error is None else now,
+            )
+            said = {} if r.error is None else {"error": r.error}
+            self._record(EventKind.LEASE_RELEASED, r.key, worker_id, reason=r.reason.value, **said)
+            matched.append(r.key)
+        if matched:
+            self._db.wake()
+        return matched
+
+    @statement
+    def report(self, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
+        now = self._db.now()
+        matched = []
+        for p in progress:
+            # Whoever may release may report: running and stopping alike.
+            lease = self._db.matched(worker_id, p.key, Move.RELEASE)
+            if lease is None:
+                continue
+            ago_s = p.last_record_ago_s
+            self._db.tables.leases[p.feed_id] = replace(
+                lease,
+                records_total=lease.records_total + p.records,
+                bytes_total=lease.bytes_total + p.bytes,
+                dead_letters_total=lease.dead_letters_total + p.dead_letters,
+                last_record_at=lease.last_record_at if ago_s is None else now - timedelta(seconds=ago_s),
+                cursor=p.cursor,
+                connected=p.connected,
+                stalled=p.stalled,
+                attempts=p.attempts,
+                last_error=lease.last_error if p.error is None else p.error,
+                last_error_at=lease.last_error_at if p.error is None else now,
+            )
+            matched.append(p.key)
+        return matched
+
+    @statement
+    def stop_requests(self, worker_id: UUID) -> list[StopRequest]:
+        return [
+            StopRequest(lease.feed_id, lease.epoch, lease.reason or Reason.RELEASED)
+            for lease in self._db.tables.leases.values()
+            if lease.worker_id == worker_id and lease.state is LeaseState.STOPPING
+        ]
+
+    @statement
+    def held(self, worker_id: UUID) -> list[FeedKey]:
+        return [
+            (lease.feed_id, lease.epoch)
+            for lease in self._db.tables.leases.values()
+            if lease.worker_id == worker_id and lease.state in states_before(Move.RELEASE)
+        ]
+
+    @statement
+    def follow(self, key: FeedKey) -> Followed | None:
+        lease = self._db.tables.leases.get(key[0])
+        if lease is None or lease.epoch != key[1] or lease.worker_id is None:
+            return None
+        worker = self._db.tables.workers[lease.worker_id]
+        if worker.state is WorkerState.GONE:
+            return None
+        stopping = (lease.reason or Reason.RELEASED) if lease.state is LeaseState.STOPPING else None
+        remaining_s = (worker.expires_at - self._db.now()).total_seconds()
+        return Followed(worker.id, worker.state, stopping, remaining_s)
+
+    @statement
+    def raise_epoch(self, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
+        lease = self._db.matched(worker_id, key, Move.ASK_TO_STOP)  # running, that is
+        if lease is None:
+            return None
+        raised = replace(lease, epoch=max(lease.epoch, above) + 1)
+        self._db.tables.leases[lease.feed_id] = raised
+        self._record(EventKind.LEASE_RAISED, (raised.feed_id, raised.epoch), worker_id)
+        return (raised.feed_id, raised.epoch)
+
+    def _record(self, kind: EventKind, key: FeedKey, worker_id: UUID, **detail: str) -> None:
+        self._db.record(kind, feed_id=key[0], worker_id=worker_id, epoch=key[1], **detail)

@@ -1,0 +1,146 @@
+"""`feedq.store.base.Store` in memory, with the sessions that hold a worker's lock, and the faults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from feedq.errors import Unavailable
+from feedq.model import Heartbeat, Load, Worker, WorkerState
+from feedq.store.base import Store
+from feedq.testing.clock import ManualClock
+from feedq.testing.memory.feeds import MemoryFeeds
+from feedq.testing.memory.leases import MemoryLeases
+from feedq.testing.memory.passes import MemoryFleet
+from feedq.testing.memory.tables import MemoryDatabase
+from feedq.testing.memory.workers import MemoryWorkers, renew
+
+
+class MemoryStore:
+    """The control database on dicts; ``clock`` is the database's clock."""
+
+    def __init__(self, clock: ManualClock, *, retention_days: int = 14) -> None:
+        self.clock = clock
+        self.database = MemoryDatabase(clock)
+        self.feeds = MemoryFeeds(self.database)
+        self.workers = MemoryWorkers(self.database)
+        self.leases = MemoryLeases(self.database)
+        self.fleet = MemoryFleet(self.database, retention_days=retention_days)
+
+    def session(self, worker: Worker, *, ttl_s: float) -> MemorySession:
+        return MemorySession(self.database, worker.id, ttl_s)
+
+    def worker_listener(self, worker: Worker) -> MemoryListener:
+        return MemoryListener(self.database, worker.id)
+
+    def close(self) -> None:
+        """Nothing to close: the rows stay as long as the object does."""
+
+    # -- the beat's side of the crash signal ---------------------------------------------------------
+
+    def look(self) -> list[UUID]:
+        """One look of the elected beat: workers that had no session in two looks in a row.
+
+        The first look only suspects; a heartbeat in between clears the suspicion.
+        """
+        self.database.require()
+        crashed = []
+        for worker in list(self.database.tables.workers.values()):
+            if worker.state is WorkerState.GONE or worker.id not in self.database.session_locks:
+                continue
+            if self.database.sessions.get(worker.id):
+                continue
+            if worker.suspected_at is not None:
+                crashed.append(worker.id)
+            else:
+                suspected = replace(worker, suspected_at=self.database.now())
+                self.database.tables.workers[worker.id] = suspected
+        return crashed
+
+    # -- faults --------------------------------------------------------------------------------------
+
+    def go_away(self) -> None:
+        """From now on every call raises `Unavailable`; sessions stay, as on a network that drops packets."""
+        self.database.away = True
+
+    def come_back(self) -> None:
+        self.database.away = False
+
+    def restart(self) -> None:
+        """The server starts anew: rows stay, every session breaks."""
+        self.database.started_at = self.database.now()
+        self.database.sessions.clear()
+        self.database.rings.clear()
+
+    def lose_answers(self, count: int) -> None:
+        """The next ``count`` statements take effect, and their callers are told `Unavailable`."""
+        self.database.answers_to_lose = count
+
+    def drop_sessions(self, worker_id: UUID) -> None:
+        """What the kernel does for a killed process: its sockets close, its locks are gone."""
+        self.database.sessions.pop(worker_id, None)
+
+    def delete_lease(self, feed_id: int) -> None:
+        """What a person at a SQL prompt may do."""
+        del self.database.tables.leases[feed_id]
+
+
+if TYPE_CHECKING:
+
+    def _is_a_store(store: MemoryStore) -> Store:
+        return store
+
+
+class _Held:
+    """A database session that holds its worker's lock until it breaks or is closed."""
+
+    def __init__(self, database: MemoryDatabase, worker_id: UUID) -> None:
+        database.require()
+        self._db = database
+        self._worker_id = worker_id
+        database.sessions.setdefault(worker_id, set()).add(self)
+        database.session_locks.add(worker_id)
+
+    @property
+    def is_open(self) -> bool:
+        return self in self._db.sessions.get(self._worker_id, ())
+
+    def close(self) -> None:
+        self._db.sessions.get(self._worker_id, set()).discard(self)
+
+    def interrupt(self) -> None:
+        """Nobody waits here."""
+
+    def _require_open(self) -> None:
+        self._db.require()
+        if not self.is_open:
+            raise Unavailable("control database (in memory): this session is broken")
+
+
+class MemorySession(_Held):
+    """`feedq.store.base.Session`; it never really waits either."""
+
+    locks_hold = True
+
+    def __init__(self, database: MemoryDatabase, worker_id: UUID, ttl_s: float) -> None:
+        super().__init__(database, worker_id)
+        self._ttl_s = ttl_s
+
+    def heartbeat(self, load: Load) -> Heartbeat | None:
+        self._require_open()
+        answer = renew(self._db, self._worker_id, load, self._ttl_s)
+        self._db.answer()
+        return answer
+
+    def wait(self, timeout_s: float) -> bool:
+        self._require_open()
+        return False
+
+
+class MemoryListener(_Held):
+    """`feedq.store.base.Listener`; it never really waits, time is the test's to move."""
+
+    def wait(self, timeout_s: float) -> bool:
+        self._require_open()
+        return bool(self._db.rings.pop(self._worker_id, 0))

@@ -1,0 +1,191 @@
+"""The rows of the control database in memory, and what can happen to such a database.
+
+It can be away (every call raises `Unavailable`), lose an answer (the statement took effect, the caller is
+told `Unavailable`), be restarted (every session breaks), and break single sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from uuid import UUID
+
+from feedq.errors import Unavailable
+from feedq.lease import Move, states_before, transition
+from feedq.model import Event, Feed, FeedKey, Lease, Reason, TargetState, Worker
+from feedq.telemetry import EventKind
+from feedq.testing.clock import ManualClock
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Tables:
+    """All rows. Values are frozen, so that a shallow copy is a snapshot."""
+
+    alive_at: datetime
+    alive_since: datetime
+    feeds: dict[int, Feed] = field(default_factory=dict)
+    dirty: set[int] = field(default_factory=set)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    workers: dict[UUID, Worker] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    pass_at: datetime | None = None
+    swept_at: datetime | None = None
+    wakes: int = 0
+    """Notifications that ask for a pass; whoever runs passes takes them back to 0."""
+
+    def copy(self) -> Tables:
+        return Tables(
+            self.alive_at,
+            self.alive_since,
+            dict(self.feeds),
+            set(self.dirty),
+            dict(self.leases),
+            dict(self.workers),
+            list(self.events),
+            self.pass_at,
+            self.swept_at,
+            self.wakes,
+        )
+
+
+class MemoryDatabase:
+    """The server: rows, clock, sessions, and faults."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.tables = Tables(clock.now(), clock.now())
+        self.started_at = clock.now()
+        self.sessions: dict[UUID, set[object]] = {}
+        self.session_locks: set[UUID] = set()
+        """Workers that have held a session; before the first one its absence is no crash."""
+        self.rings: dict[UUID, int] = {}
+        """Notifications that a worker's listener has not heard yet."""
+        self.pass_open = False
+        self.away = False
+        self.answers_to_lose = 0
+        self._last_feed_id = 0
+        self._last_lock_key = 0
+
+    def now(self) -> datetime:
+        return self.clock.now()
+
+    def next_feed_id(self) -> int:
+        self._last_feed_id += 1
+        return self._last_feed_id
+
+    def next_lock_key(self) -> int:
+        self._last_lock_key += 1
+        return self._last_lock_key
+
+    def require(self) -> None:
+        if self.away:
+            raise Unavailable("control database (in memory): away")
+
+    def answer(self) -> None:
+        """The way back of a statement that has taken effect."""
+        self.require()
+        if self.answers_to_lose:
+            self.answers_to_lose -= 1
+            raise Unavailable("control database (in memory): the answer was lost")
+
+    # -- what statements have in common --------------------------------------------------------------
+
+    def record(
+        self,
+        kind: EventKind,
+        *,
+        feed_id: int | None = None,
+        worker_id: UUID | None = None,
+        epoch: int | None = None,
+        **detail: Any,
+    ) -> None:
+        self.tables.events.append(Event(self.now(), kind.value, feed_id, worker_id, epoch, detail))
+
+    def wake(self) -> None:
+        self.tables.wakes += 1
+
+    def ring(self, worker_ids: Iterable[UUID]) -> None:
+        for worker_id in worker_ids:
+            self.rings[worker_id] = self.rings.get(worker_id, 0) + 1
+
+    def stamp_alive(self, gap_s: float) -> None:
+        """Somebody was heard from; a silence longer than ``gap_s`` before it starts the quiet period anew."""
+        tables = self.tables
+        if self.now() - tables.alive_at > timedelta(seconds=gap_s):
+            tables.alive_since = self.now()
+        tables.alive_at = self.now()
+
+    def matched(self, worker_id: UUID, key: FeedKey, move: Move) -> Lease | None:
+        """The lease, if this worker holds it under this key and in a state that ``move`` starts from."""
+        feed_id, epoch = key
+        lease = self.tables.leases.get(feed_id)
+        if lease is None or lease.epoch != epoch or lease.worker_id != worker_id:
+            return None
+        return lease if lease.state in states_before(move) else None
+
+    def set_idle(self, lease: Lease, move: Move, **columns: Any) -> Lease:
+        """Back to idle: nobody owns it, and what was touched meanwhile is looked at again."""
+        idle = replace(
+            lease,
+            state=transition(lease.state, move),
+            worker_id=None,
+            connected=False,
+            stalled=False,
+            **columns,
+        )
+        self.tables.leases[lease.feed_id] = idle
+        feed = self.tables.feeds[lease.feed_id]
+        # A pause that was taken back before the owner let go, a failure of a declaration that has been
+        # edited since, a removal: each was absorbed while the lease was held, and must not be forgotten.
+        if (
+            feed.removed_at is not None
+            or feed.spec.target_state is not TargetState.RUNNING
+            or lease.generation < feed.generation
+        ):
+            self.tables.dirty.add(lease.feed_id)
+        return idle
+
+    def free(self, worker_ids: Collection[UUID], move: Move, reason: Reason) -> int:
+        """Back to idle with everything that these workers hold in a state that ``move`` starts from."""
+        held = [
+            lease
+            for lease in self.tables.leases.values()
+            if lease.worker_id in worker_ids and lease.state in states_before(move)
+        ]
+        for lease in held:
+            self.set_idle(lease, move, reason=reason, retry_at=None)
+            self.record(
+                EventKind.LEASE_FREED,
+                feed_id=lease.feed_id,
+                worker_id=lease.worker_id,
+                epoch=lease.epoch,
+                reason=reason.value,
+            )
+        return len(held)
+
+
+class _OnDatabase(Protocol):
+    _db: MemoryDatabase
+
+
+Self = TypeVar("Self", bound=_OnDatabase)
+
+
+def statement(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], R]:
+    """A method that is one transaction: it raises `Unavailable` when the database is away, and when the
+    answer is lost after it took effect."""
+
+    @wraps(method)
+    def call(self: Self, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._db.require()
+        result = method(self, *args, **kwargs)
+        self._db.answer()
+        return result
+
+    return cast(Callable[Concatenate[Self, P], R], call)

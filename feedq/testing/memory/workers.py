@@ -1,0 +1,128 @@
+"""`feedq.store.base.Workers` in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import timedelta
+from uuid import UUID
+
+from feedq.lease import Move, states_before, transition
+from feedq.model import Heartbeat, LeaseState, Load, NewWorker, Reason, Worker, WorkerState, WorkerView
+from feedq.telemetry import EventKind
+from feedq.testing.memory.tables import MemoryDatabase, statement
+
+
+class MemoryWorkers:
+    """Worker sessions."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._db = database
+
+    @statement
+    def register(self, new: NewWorker, *, ttl_s: float) -> Worker:
+        now = self._db.now()
+        worker = Worker(
+            id=new.id,
+            name=new.name,
+            queue=new.queue,
+            capacity=new.capacity,
+            host=new.host,
+            pid=new.pid,
+            version=new.version,
+            labels=new.labels,
+            state=WorkerState.ACTIVE,
+            lock_key=self._db.next_lock_key(),
+            started_at=now,
+            heartbeat_at=now,
+            expires_at=now + timedelta(seconds=ttl_s),
+        )
+        self._db.tables.workers[new.id] = worker
+        self._db.stamp_alive(ttl_s / 2)
+        self._db.record(EventKind.WORKER_JOINED, worker_id=new.id)
+        self._db.wake()
+        return worker
+
+    @statement
+    def heartbeat(self, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
+        return renew(self._db, worker_id, load, ttl_s)
+
+    @statement
+    def drain(self, worker_id: UUID, *, ask_to_stop: bool) -> bool:
+        worker = self._alive(worker_id)
+        if worker is None:
+            return False
+        tables = self._db.tables
+        tables.workers[worker_id] = replace(worker, state=WorkerState.DRAINING)
+        # Not claimed yet: nobody streams it, so it may go elsewhere at once.
+        self._db.free({worker_id}, Move.WITHDRAW, Reason.DRAINED)
+        if ask_to_stop:
+            for lease in list(tables.leases.values()):
+                if lease.worker_id == worker_id and lease.state in states_before(Move.ASK_TO_STOP):
+                    stopping = transition(lease.state, Move.ASK_TO_STOP)
+                    tables.leases[lease.feed_id] = replace(lease, state=stopping, reason=Reason.DRAINED)
+                    self._db.record(
+                        EventKind.STOP_REQUESTED,
+                        feed_id=lease.feed_id,
+                        worker_id=worker_id,
+                        epoch=lease.epoch,
+                        reason=Reason.DRAINED.value,
+                    )
+            self._db.ring([worker_id])
+        self._db.record(EventKind.WORKER_DRAINING, worker_id=worker_id)
+        self._db.wake()
+        return True
+
+    @statement
+    def leave(self, worker_id: UUID) -> None:
+        worker = self._alive(worker_id)
+        if worker is None:
+            return
+        self._db.tables.workers[worker_id] = replace(worker, state=WorkerState.GONE)
+        self._db.free({worker_id}, Move.LOSE_WORKER, Reason.RELEASED)
+        self._db.record(EventKind.WORKER_LEFT, worker_id=worker_id)
+        self._db.wake()
+
+    @statement
+    def views(self, *, gone: bool = False) -> list[WorkerView]:
+        leases = self._db.tables.leases.values()
+        return [
+            WorkerView(
+                w,
+                sum(lease.worker_id == w.id for lease in leases),
+                (self._db.now() - w.heartbeat_at).total_seconds(),
+            )
+            for w in sorted(self._db.tables.workers.values(), key=lambda w: (w.name, w.started_at))
+            if gone or w.state is not WorkerState.GONE
+        ]
+
+    @statement
+    def gone_among(self, worker_ids: Collection[UUID]) -> set[UUID]:
+        return {worker_id for worker_id in worker_ids if self._alive(worker_id) is None}
+
+    def _alive(self, worker_id: UUID) -> Worker | None:
+        worker = self._db.tables.workers.get(worker_id)
+        return None if worker is None or worker.state is WorkerState.GONE else worker
+
+
+def renew(db: MemoryDatabase, worker_id: UUID, load: Load, ttl_s: float) -> Heartbeat | None:
+    """The heartbeat statement. None: the worker was declared gone."""
+    db.stamp_alive(ttl_s / 2)
+    worker = db.tables.workers.get(worker_id)
+    if worker is None or worker.state is WorkerState.GONE:
+        return None
+    db.tables.workers[worker_id] = replace(
+        worker,
+        heartbeat_at=db.now(),
+        expires_at=db.now() + timedelta(seconds=ttl_s),
+        suspected_at=None,
+        load=load,
+    )
+    stops_pending = any(
+        lease.worker_id == worker_id and lease.state is LeaseState.STOPPING
+        for lease in db.tables.leases.values()
+    )
+    pass_at = db.tables.pass_at
+    return Heartbeat(
+        worker.state, stops_pending, None if pass_at is None else (db.now() - pass_at).total_seconds()
+    )

@@ -1,0 +1,1 @@
+"""Tests of feedq, and the programs they share."""

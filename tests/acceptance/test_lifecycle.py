@@ -1,0 +1,144 @@
+"""A feed from its declaration to its removal, as an operator sees it on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from tests.cluster import Cluster, feed, feed_names, wait_until
+from tests.invariants import check_invariants, landed, mark, wait_resumed, wait_streaming
+from tests.source_process import Source
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+FEEDS = feed_names(6, prefix="life")
+
+
+class Operator:
+    """A cluster of two workers with six feeds, and the commands to look after it."""
+
+    def __init__(self, cluster: Cluster, source: Source) -> None:
+        self.cluster = cluster
+        self.source = source
+
+    def ask(self, *arguments: str) -> Any:
+        return json.loads(self.cluster.feedq(*arguments, "--json"))
+
+    def feeds(self) -> dict[str, dict[str, Any]]:
+        return {row["name"]: row for row in self.ask("feed", "list")}
+
+
+@pytest.fixture(scope="module")
+def operator(
+    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey
+) -> Iterator[Operator]:
+    client = valkey.client()
+    client.flushall()
+    client.close()
+    url = postgres.create_database("lifecycle")
+    with (
+        Source(rate=20) as source,
+        Cluster(tmp_path_factory.mktemp("lifecycle"), database_url=url, broker_url=valkey.url()) as cluster,
+    ):
+        cluster.add_beat("b1")
+        cluster.add_worker("w1", ready=False)
+        cluster.add_worker("w2", ready=False)
+        cluster.wait_worker("w1")
+        cluster.wait_worker("w2")
+        cluster.apply([feed(name, source.url) for name in FEEDS])
+        wait_streaming(source, FEEDS)
+        yield Operator(cluster, source)
+    postgres.drop_database("lifecycle")
+
+
+def test_the_list_of_feeds_says_who_streams_where_and_how_far(operator: Operator) -> None:
+    wait_until(
+        lambda: all(
+            row["status"] == "streaming" and row["records_total"] > 0 for row in operator.feeds().values()
+        ),
+        limit_s=20,
+        what="every feed shows as streaming, with records",
+    )
+    rows = operator.feeds()
+    assert set(rows) == set(FEEDS)
+    for row in rows.values():
+        assert {"name", "status", "worker", "epoch", "records_total", "last_record_at", "reason"} <= set(row)
+        assert row["epoch"] >= 1
+        assert row["last_record_at"]
+
+
+def test_the_list_of_workers_shows_an_even_spread(operator: Operator) -> None:
+    rows = operator.ask("worker", "list")
+    assert {row["state"] for row in rows} == {"active"}
+    assert sorted(row["feeds"] for row in rows) == [3, 3]
+    assert {row["pid"] for row in rows} == {node.pid for node in operator.cluster.workers.values()}
+
+
+def test_a_paused_feed_lets_go_and_resumes_where_it_was_without_touching_others(operator: Operator) -> None:
+    chosen = FEEDS[0]
+    others = operator.cluster.epochs(FEEDS[1:])
+    before = mark(operator.source)
+    operator.cluster.feedq("feed", "pause", chosen)
+    wait_until(lambda: chosen not in operator.source.live(), limit_s=15, what="the paused feed lets go")
+    wait_until(
+        lambda: operator.feeds()[chosen]["status"] == "paused", limit_s=15, what="the feed shows as paused"
+    )
+    operator.cluster.feedq("feed", "resume", chosen)
+    wait_resumed(operator.source, [chosen], after=before, limit_s=20)
+    check_invariants(operator.cluster, operator.source, FEEDS, untouched=others)
+
+
+def test_an_edit_restarts_only_the_feed_that_changed(operator: Operator) -> None:
+    chosen = FEEDS[1]
+    others = operator.cluster.epochs([name for name in FEEDS if name != chosen])
+    before = mark(operator.source)
+    operator.cluster.apply(edited(operator.source))
+    wait_resumed(operator.source, [chosen], after=before, limit_s=20)
+    assert [c.feed for c in operator.source.connections(since=before.connections)] == [chosen]
+    check_invariants(operator.cluster, operator.source, FEEDS, untouched=others)
+
+
+def test_declaring_the_same_again_changes_nothing(operator: Operator) -> None:
+    operator.cluster.apply(edited(operator.source))
+    epochs = operator.cluster.epochs(FEEDS)
+    before = mark(operator.source)
+    operator.cluster.apply(edited(operator.source))
+    check_invariants(operator.cluster, operator.source, FEEDS, untouched=epochs)
+    assert operator.source.connections(since=before.connections) == []
+
+
+def edited(source: Source) -> list[dict[str, Any]]:
+    """The declarations, with another option for one of them."""
+    declared = [feed(name, source.url) for name in FEEDS]
+    declared[1]["source"]["idle_timeout_s"] = 45
+    return declared
+
+
+def test_a_drained_worker_hands_over_and_takes_nothing_more(operator: Operator) -> None:
+    victim = operator.cluster.workers["w1"]
+    (name,) = [row["name"] for row in operator.ask("worker", "list") if row["pid"] == victim.pid]
+    mine = operator.cluster.feeds_of(victim)
+    others = operator.cluster.epochs([feed_name for feed_name in FEEDS if feed_name not in mine])
+    before = mark(operator.source)
+    operator.cluster.feedq("worker", "drain", name)
+    wait_resumed(operator.source, mine, after=before, limit_s=20)
+    assert victim.is_running()
+    assert {row["name"]: row["state"] for row in operator.ask("worker", "list")}[name] == "draining"
+    assert operator.cluster.feeds_of(victim) == []
+    check_invariants(operator.cluster, operator.source, FEEDS, untouched=others)
+
+
+def test_a_removed_feed_ends_and_keeps_what_it_landed(operator: Operator) -> None:
+    chosen = FEEDS[2]
+    others = operator.cluster.epochs([name for name in FEEDS if name != chosen])
+    operator.cluster.feedq("feed", "remove", chosen, "--yes")
+    wait_until(lambda: chosen not in operator.source.live(), limit_s=15, what="the removed feed lets go")
+    wait_until(lambda: chosen not in operator.feeds(), limit_s=15, what="the removed feed is gone")
+    kept = landed(operator.cluster)[chosen]
+    assert kept.count == kept.distinct == kept.last
+    check_invariants(operator.cluster, operator.source, sorted(others), untouched=others)

@@ -1,0 +1,114 @@
+"""Brokers and databases that go away and come back: the feeds stream on, and nothing needs a hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from celery import Celery
+
+from tests import faults
+from tests.cluster import wait_until
+from tests.invariants import Mark, mark, wait_resumed
+from tests.stage import Stage
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+Measured = Callable[[str, object], None]
+
+OUTAGE_S = 20.0
+
+
+def test_feeds_stream_on_while_the_broker_is_away_for_twenty_seconds(stage: Stage) -> None:
+    epochs, before = stage.cluster.epochs(stage.feeds), mark(stage.source)
+    stage.valkey.stop()
+    try:
+        end = time.monotonic() + OUTAGE_S
+        while time.monotonic() < end:
+            stage.wait_landing(limit_s=10)
+    finally:
+        stage.valkey.start()
+    assert_undisturbed(stage, before, epochs)
+    assert_heals(stage)
+
+
+def test_cut_broker_connections_disturb_no_feed(stage: Stage) -> None:
+    epochs, before = stage.cluster.epochs(stage.feeds), mark(stage.source)
+    client = stage.valkey.client()
+    try:
+        for kind in ("normal", "pubsub"):
+            client.client_kill_filter(_type=kind, skipme=True)
+    finally:
+        client.close()
+    stage.wait_landing(limit_s=10)
+    assert_undisturbed(stage, before, epochs)
+    assert_heals(stage)
+
+
+def test_an_emptied_broker_disturbs_no_feed_and_learns_everything_anew(stage: Stage) -> None:
+    epochs, before = stage.cluster.epochs(stage.feeds), mark(stage.source)
+    client = stage.valkey.client()
+    client.flushall()
+    client.close()
+    stage.wait_landing(limit_s=10)
+    assert_undisturbed(stage, before, epochs)
+    assert_heals(stage)
+
+
+def test_a_restart_of_postgresql_is_no_failover(stage: Stage, measured: Measured) -> None:
+    epochs = stage.cluster.epochs(stage.feeds)
+    since_stop, since_return = faults.restart_database(stage)
+    measured("PostgreSQL restarted, all land again after its stop", since_stop)
+    measured("PostgreSQL restarted, all land again after its return", since_return)
+    stage.check(untouched=epochs)
+    assert_all_run(stage)
+    assert since_return < 15.0
+
+
+def test_no_session_of_a_worker_is_missed_for_long_when_it_is_terminated(
+    stage: Stage, measured: Measured
+) -> None:
+    victim = stage.busiest()
+    epochs = stage.cluster.epochs(stage.feeds)
+    kinds = sorted({row["application_name"] for row in stage.cluster.backends(victim)})
+    assert kinds
+    for kind in kinds:
+        backends = [row for row in stage.cluster.backends(victim) if row["application_name"] == kind]
+        if backends:
+            took = faults.terminate_backend(stage, backends[0])
+            measured(f"session terminated ({kind.partition('/')[0]}), all land again after", took)
+            assert took < 15.0
+    stage.check(untouched=epochs)
+    assert_all_run(stage)
+
+
+def assert_undisturbed(stage: Stage, before: Mark, epochs: dict[str, int]) -> None:
+    """No feed reconnected or changed hands, and every process is alive."""
+    reconnected = [c.feed for c in stage.source.connections(since=before.connections)]
+    assert reconnected == []
+    stage.check(untouched=epochs)
+    assert_all_run(stage)
+
+
+def assert_all_run(stage: Stage) -> None:
+    nodes = [*stage.cluster.workers.values(), *stage.cluster.beats.values()]
+    ended = [node.name for node in nodes if not node.is_running()]
+    assert ended == []
+
+
+def assert_heals(stage: Stage) -> None:
+    """Celery's remote control reaches every worker again, and a restarted feed gets its new message."""
+    app = Celery(broker=stage.cluster.broker_url)
+    try:
+        wait_until(
+            lambda: len(app.control.ping(timeout=1.0)) == len(stage.cluster.workers),
+            limit_s=60,
+            what="every worker answers a ping through the broker",
+        )
+    finally:
+        app.close()
+    chosen = stage.feeds[0]
+    before = mark(stage.source)
+    stage.cluster.feedq("feed", "restart", chosen)
+    wait_resumed(stage.source, [chosen], after=before, limit_s=30)
+    stage.check()

@@ -1,0 +1,96 @@
+"""Workers that are killed, frozen or stopped: their feeds go on elsewhere, exactly once, and no other moves.
+
+The limits are for a noisy machine; `make bench` holds the figures to the promise itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from tests import faults
+from tests.cluster import Cluster, feed, feed_names
+from tests.invariants import check_invariants, wait_streaming
+from tests.source_process import Source
+from tests.stage import Stage
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+Measured = Callable[[str, object], None]
+
+
+def test_the_feeds_of_a_killed_worker_stream_elsewhere_long_before_its_ttl(
+    stage: Stage, measured: Measured
+) -> None:
+    took, untouched = faults.kill_worker(stage)
+    measured("kill -9 of a worker", took)
+    stage.check(untouched=untouched)
+    assert took.median_s < 1.5
+    assert took.last_s < 4.0
+
+
+def test_a_frozen_worker_is_replaced_writes_nothing_on_waking_and_serves_again(
+    stage: Stage, measured: Measured
+) -> None:
+    took, untouched, victim = faults.freeze_worker(stage)
+    measured("SIGSTOP of a worker", took)
+    assert took.last_s < 10.0
+    stage.cluster.wait_worker(victim.name)
+    stage.check(untouched=untouched)
+
+    # It serves again: least loaded as it is, it must get feeds of the next worker that dies.
+    assert stage.cluster.feeds_of(victim) == []
+    faults.kill_worker(stage)
+    assert stage.cluster.feeds_of(victim) != []
+    stage.check()
+
+
+def test_a_worker_frozen_inside_its_transaction_does_not_hold_up_its_successor(
+    stage: Stage, measured: Measured
+) -> None:
+    took, victim = faults.freeze_inside_transaction(stage)
+    measured("SIGSTOP inside the transaction, from gone to streaming", took)
+    stage.cluster.wait_worker(victim.name)
+    stage.check()
+    assert took.last_s < 3.0
+
+
+def test_a_stopped_worker_hands_its_feeds_over_and_exits_with_status_zero(
+    stage: Stage, measured: Measured
+) -> None:
+    took, untouched = faults.terminate_worker(stage)
+    measured("SIGTERM of a worker", took)
+    stage.check(untouched=untouched)
+    assert took.median_s < 1.5
+    assert took.last_s < 4.0
+    assert took.exit_s is not None
+    assert took.exit_s < 4.0
+
+
+def test_a_worker_with_five_hundred_feeds_hands_them_over_as_well(
+    tmp_path: Path,
+    database_url: str,
+    broker_url: str,
+    postgres: Postgres,
+    valkey: Valkey,
+    measured: Measured,
+) -> None:
+    feeds = feed_names(500)
+    with (
+        Source(rate=1.0) as source,
+        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
+    ):
+        cluster.add_beat("b1")
+        cluster.add_worker("w1", capacity=500)
+        cluster.apply([feed(name, source.url) for name in feeds])
+        wait_streaming(source, feeds)
+        cluster.add_worker("w2", capacity=500)
+        took, _ = faults.terminate_worker(Stage(cluster, source, feeds, postgres=postgres, valkey=valkey))
+        measured("SIGTERM of a worker with 500 feeds", took)
+        check_invariants(cluster, source, feeds)
+    assert took.exit_s is not None
+    assert took.exit_s < 5.0
+    assert took.last_s < 10.0

@@ -1,0 +1,300 @@
+"""`Cluster`: feedq as an operator runs it, workers and beats as plain Celery processes, seen from outside.
+
+Nodes are started by the commands of the Procfile on an embedded PostgreSQL and Valkey. What they do is read
+from the control tables, the landing table and the source's log, never asked of feedq's own code. Everything
+started is ended by `close`, by its own process id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import psycopg2
+import psycopg2.extras
+
+from tests.node import Node
+
+ROOT = Path(__file__).resolve().parent.parent
+FEEDQ = Path(sys.executable).with_name("feedq")
+READY_TIMEOUT_S = 40.0
+CLI_TIMEOUT_S = 60.0
+STATEMENT_TIMEOUT_S = 30
+INHERITED = ("PATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A feed's lease, with the names of feed and worker."""
+
+    feed: str
+    feed_id: int
+    epoch: int
+    state: str
+    reason: str | None
+    worker: str | None
+    worker_id: str | None
+    connected: bool
+    last_error: str | None
+    records_total: int
+    dead_letters_total: int
+
+
+class CommandFailed(AssertionError):
+    """A feedq command ended with another exit status than 0."""
+
+    def __init__(self, ran: subprocess.CompletedProcess[str]) -> None:
+        super().__init__(f"{ran.args} ended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+        self.ran = ran
+
+
+def wait_until(
+    condition: Callable[[], Any], *, limit_s: float, what: str | Callable[[], str], interval_s: float = 0.02
+) -> float:
+    """Poll until the condition holds; returns the monotonic moment. Fails with ``what`` after the limit."""
+    end = time.monotonic() + limit_s
+    while True:
+        if condition():
+            return time.monotonic()
+        if time.monotonic() >= end:
+            said = what if isinstance(what, str) else what()
+            raise AssertionError(f"not within {limit_s:g} s: {said}")
+        time.sleep(interval_s)
+
+
+class Cluster:
+    """Workers and beats on one control database and one broker."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        database_url: str,
+        broker_url: str,
+        env: Mapping[str, str] | None = None,
+        migrate: bool = True,
+    ) -> None:
+        self.directory = directory
+        self.database_url = database_url
+        self.broker_url = broker_url
+        self.env = {
+            **{name: os.environ[name] for name in INHERITED if name in os.environ},
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+            "FEEDQ_DATABASE_URL": database_url,
+            "FEEDQ_BROKER_URL": broker_url,
+            "FEEDQ_LOG_FORMAT": "json",
+            **(env or {}),
+        }
+        self.workers: dict[str, Node] = {}
+        self.beats: dict[str, Node] = {}
+        self._sql: Any = None
+        if migrate:
+            self.feedq("db", "upgrade")
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every node: beats and workers in good order where they still can, by force where not."""
+        nodes = [*self.beats.values(), *self.workers.values()]
+        for node in nodes:
+            if node.status == "running":
+                node.kill("SIGTERM")
+        end = time.monotonic() + 4.0
+        while any(node.status == "running" for node in nodes) and time.monotonic() < end:
+            time.sleep(0.02)
+        for node in nodes:
+            node.end()
+        if self._sql is not None:
+            self._sql.close()
+            self._sql = None
+
+    # -- nodes ---------------------------------------------------------------------------------------
+
+    def add_worker(
+        self,
+        name: str,
+        *options: str,
+        capacity: int = 100,
+        env: Mapping[str, str] | None = None,
+        ready: bool = True,
+    ) -> Node:
+        """Start a worker; with ``ready``, wait until its row is active."""
+        node_id = f"{name}feedqtest"[:12].ljust(12, "0")
+        argv = [sys.executable, "-m", "celery", "-A", "feedq", "worker", "-n", f"{name}@{node_id}"]
+        argv += ["-c", str(capacity), "--without-mingle", "--without-gossip", *options]
+        node = self.workers[name] = self._node(name, argv, env=env, id=node_id)
+        if ready:
+            self.wait_worker(name)
+        return node
+
+    def add_beat(self, name: str, *, env: Mapping[str, str] | None = None) -> Node:
+        node = self._node(name, [sys.executable, "-m", "celery", "-A", "feedq", "beat"], env=env)
+        self.beats[name] = node
+        return node
+
+    def _node(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None, id: str = "") -> Node:
+        log = self.directory / f"{name}.log"
+        node = Node(name, argv, env={**self.env, **(env or {})}, cwd=ROOT, log=log, id=id)
+        node.start()
+        return node
+
+    def wait_worker(self, name: str, *, limit_s: float = READY_TIMEOUT_S) -> None:
+        node = self.workers[name]
+        wait_until(
+            lambda: self._is_registered(node),
+            limit_s=limit_s,
+            what=lambda: f"worker {name} registered ({node.status}); its log ends:\n{node.text()[-4000:]}",
+        )
+
+    def _is_registered(self, node: Node) -> bool:
+        assert node.is_running(), f"{node.name} ended by itself:\n{node.text()[-4000:]}"
+        try:
+            return bool(
+                self.sql("SELECT 1 FROM feedq.worker WHERE state = 'active' AND pid = %s", (node.pid,))
+            )
+        except psycopg2.Error:
+            return False
+
+    def wait_leader(self, *, limit_s: float = READY_TIMEOUT_S) -> Node:
+        wait_until(lambda: self.leader() is not None, limit_s=limit_s, what="a beat is elected")
+        leader = self.leader()
+        assert leader is not None
+        return leader
+
+    def leader(self) -> Node | None:
+        """The elected beat, if its tenure has not expired."""
+        rows = self.sql("SELECT pid FROM feedq.leader WHERE expires_at > clock_timestamp()")
+        pids = {row["pid"] for row in rows}
+        return next((beat for beat in self.beats.values() if beat.is_running() and beat.pid in pids), None)
+
+    def heal(self, *, workers: Iterable[str], capacity: int = 100) -> None:
+        """Start again whichever of these workers and of the beats has ended."""
+        for name in workers:
+            if name not in self.workers or not self.workers[name].is_running():
+                self.add_worker(name, capacity=capacity)
+        for name, beat in list(self.beats.items()):
+            if not beat.is_running():
+                self.add_beat(name)
+
+    # -- the command line ----------------------------------------------------------------------------
+
+    def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """A feedq command, whatever its outcome."""
+        return subprocess.run(
+            [str(FEEDQ), *arguments],
+            env={**self.env, **(env or {})},
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=CLI_TIMEOUT_S,
+            check=False,
+        )
+
+    def feedq(self, *arguments: str) -> str:
+        """A feedq command that must succeed; returns what it printed."""
+        ran = self.run(*arguments)
+        if ran.returncode != 0:
+            raise CommandFailed(ran)
+        return ran.stdout
+
+    def apply(self, feeds: Sequence[Mapping[str, Any]]) -> str:
+        """Declare feeds with ``feedq apply -f``."""
+        file = self.directory / "feeds.json"
+        file.write_text(json.dumps({"feeds": list(feeds)}))
+        return self.feedq("apply", "-f", str(file))
+
+    # -- the tables ----------------------------------------------------------------------------------
+
+    def sql(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Run one statement on the control database, through a session that is opened anew when it broke."""
+        for attempt in (1, 2):
+            try:
+                if self._sql is None or self._sql.closed:
+                    self._sql = psycopg2.connect(
+                        self.database_url,
+                        connect_timeout=5,
+                        application_name="feedq-tests",
+                        options=f"-c statement_timeout={STATEMENT_TIMEOUT_S}s",
+                    )
+                    self._sql.autocommit = True
+                with self._sql.cursor(cursor_factory=psycopg2.extras.RealDictCursor) as cursor:
+                    cursor.execute(statement, parameters or None)
+                    return [dict(row) for row in cursor.fetchall()] if cursor.description else []
+            except (psycopg2.OperationalError, psycopg2.InterfaceError):
+                if attempt == 2:
+                    raise
+        raise AssertionError("unreachable")
+
+    def leases(self) -> dict[str, Row]:
+        rows = self.sql(
+            """
+            SELECT f.name AS feed, f.id AS feed_id, l.epoch, l.state, l.reason, w.name AS worker,
+                   l.worker_id::text, l.connected, l.last_error, l.records_total, l.dead_letters_total
+            FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+            LEFT JOIN feedq.worker w ON w.id = l.worker_id
+            WHERE f.removed_at IS NULL
+            """
+        )
+        return {row["feed"]: Row(**row) for row in rows}
+
+    def epochs(self, feeds: Iterable[str] | None = None) -> dict[str, int]:
+        wanted = None if feeds is None else set(feeds)
+        return {name: row.epoch for name, row in self.leases().items() if wanted is None or name in wanted}
+
+    def worker_id(self, node: Node) -> str:
+        """The id of a node's live session."""
+        rows = self.sql(
+            "SELECT id::text FROM feedq.worker WHERE pid = %s AND state <> 'gone' ORDER BY started_at DESC",
+            (node.pid,),
+        )
+        assert rows, f"{node.name} has no live session"
+        found: str = rows[0]["id"]
+        return found
+
+    def feeds_of(self, node: Node) -> list[str]:
+        """The feeds that a node holds by the leases."""
+        worker_id = self.worker_id(node)
+        return sorted(name for name, row in self.leases().items() if row.worker_id == worker_id)
+
+    def backends(self, node: Node) -> list[dict[str, Any]]:
+        """The database sessions of a node: rows of ``pg_stat_activity`` with its client ports."""
+        port = int(self.database_url.rpartition(":")[2].partition("/")[0])
+        mine = [
+            c.laddr.port
+            for c in psutil.Process(node.pid).net_connections(kind="tcp")
+            if c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED
+        ]
+        return self.sql("SELECT * FROM pg_stat_activity WHERE client_port = ANY(%s)", (mine,))
+
+
+def feed(name: str, url: str, *, table: str = "landed", **source: Any) -> dict[str, Any]:
+    """The declaration of a feed of `tests.source`, as feeds.yaml has it."""
+    return {
+        "name": name,
+        "connector": "tcp",
+        "source": {"url": url, "hello": HELLO, "cursor": "/seq", **source},
+        "sink": {"name": "default", "table": table},
+    }
+
+
+HELLO = '{"feed": {name}, "from": {cursor}}\n'
+
+
+def feed_names(count: int, *, prefix: str = "f") -> list[str]:
+    return [f"{prefix}/{n:04d}" for n in range(count)]

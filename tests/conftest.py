@@ -1,0 +1,64 @@
+"""Servers for the tests: one embedded PostgreSQL and one Valkey for the session, emptied for each test."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+
+SERVER_FIXTURES = {"postgres", "valkey", "database_url", "broker_url"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.servers)
+
+
+@pytest.fixture(scope="session")
+def servers_dir() -> Iterator[Path]:
+    """A directory that the servers' account can enter, which pytest's own temporary ones are not."""
+    directory = Path(tempfile.mkdtemp(prefix="feedq-tests-"))
+    directory.chmod(0o711)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres(servers_dir: Path) -> Iterator[Postgres]:
+    server = Postgres(servers_dir, settings={"fsync": "off"})
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def valkey(servers_dir: Path) -> Iterator[Valkey]:
+    server = Valkey(servers_dir)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def database_url(postgres: Postgres) -> Iterator[str]:
+    """A new, empty database."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def broker_url(valkey: Valkey) -> str:
+    """An emptied broker."""
+    client = valkey.client()
+    client.flushall()
+    client.close()
+    return valkey.url()

@@ -1,0 +1,1 @@
+"""One suite per interface, over all its implementations."""

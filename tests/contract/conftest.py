@@ -1,0 +1,39 @@
+"""The stores under contract: each test of them runs once per implementation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.store import migrate
+from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
+
+
+@pytest.fixture(scope="session")
+def control_database_url(postgres: Postgres) -> Iterator[str]:
+    """A migrated control database; each harness empties it."""
+    url = postgres.create_database("contract_of_the_store")
+    migrate.upgrade(url)
+    yield url
+    postgres.drop_database("contract_of_the_store")
+
+
+@pytest.fixture(params=["memory", pytest.param("postgresql", marks=pytest.mark.servers)])
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    """Each implementation of the store in turn."""
+    if request.param == "memory":
+        made: Harness = MemoryHarness()
+    else:
+        made = PostgresHarness(request.getfixturevalue("control_database_url"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def postgres_harness(control_database_url: str) -> Iterator[PostgresHarness]:
+    """PostgreSQL alone, for what only threads can show."""
+    made = PostgresHarness(control_database_url)
+    yield made
+    made.close()

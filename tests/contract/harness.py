@@ -1,0 +1,219 @@
+"""What the contract suite needs of a store beyond its interface: to move its clock and to break things.
+
+One per implementation. A harness also makes the rows that tests start from, in as few words as possible.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import closing
+from uuid import UUID, uuid4
+
+import psycopg2
+
+from feedq import lease as policy
+from feedq.control import PassReport, reconcile
+from feedq.model import (
+    JSON,
+    Assignment,
+    Feed,
+    FeedKey,
+    FeedSpec,
+    Lease,
+    LeaseState,
+    NewWorker,
+    Progress,
+    Worker,
+)
+from feedq.settings import Settings
+from feedq.store.base import Store
+from feedq.store.election import Election
+from feedq.store.postgresql import PostgresStore
+from feedq.testing import ManualClock, MemoryStore
+
+TTL_S = 60.0
+"""Longer than any test: a worker expires when a test lets time elapse, and not before."""
+
+
+def spec(name: str = "acme/orders", **changes: object) -> FeedSpec:
+    plain = FeedSpec(
+        name=name,
+        connector="tcp",
+        source={"url": "tcp://127.0.0.1:7001"},
+        sink={"table": "orders"},
+    )
+    return FeedSpec(**{**{f: getattr(plain, f) for f in plain.__slots__}, **changes})
+
+
+def progress(key: FeedKey, *, cursor: JSON = None, error: str | None = None, **changes: object) -> Progress:
+    values: dict[str, object] = {
+        "records": 10,
+        "bytes": 100,
+        "dead_letters": 0,
+        "last_record_ago_s": 1.0,
+        "connected": True,
+        "stalled": False,
+        "attempts": 0,
+    }
+    return Progress(*key, cursor=cursor, error=error, **{**values, **changes})  # type: ignore[arg-type]
+
+
+class Harness(ABC):
+    """A store with nothing in it, swept just now."""
+
+    store: Store
+
+    @abstractmethod
+    def elapse(self, seconds: float) -> None:
+        """Let time pass for everything in the database (but not for the server's own start)."""
+
+    @abstractmethod
+    def look(self) -> int:
+        """One look of the elected beat; how many workers it found crashed."""
+
+    @abstractmethod
+    def delete_lease(self, feed_id: int) -> None: ...
+
+    @abstractmethod
+    def break_sessions(self, worker: Worker) -> None: ...
+
+    @abstractmethod
+    def dirty_feeds(self) -> int:
+        """How many feeds a pass would look at."""
+
+    def close(self) -> None:
+        self.store.close()
+
+    # -- rows to start from --------------------------------------------------------------------------
+
+    def worker(self, name: str = "a", *, capacity: int = 100, ttl_s: float = TTL_S) -> Worker:
+        new = NewWorker(uuid4(), name, f"node.{name}", capacity, "host", 1, "0")
+        return self.store.workers.register(new, ttl_s=ttl_s)
+
+    def feed(self, name: str = "acme/orders", **changes: object) -> Feed:
+        return self.store.feeds.add(spec(name, **changes))
+
+    def lease(self, feed: Feed) -> Lease:
+        return self.store.feeds.view(feed.name).lease
+
+    def absorb_edits(self) -> None:
+        with self.store.fleet.reconcile_pass() as p:
+            assert p is not None
+            dirty = p.dirty(limit=1000)
+            p.apply_edits([(feed.id, policy.on_edit(feed, lease)) for feed, lease in dirty])
+
+    def assign(self, feed: Feed, worker: Worker) -> FeedKey:
+        self.absorb_edits()
+        with self.store.fleet.reconcile_pass() as p:
+            assert p is not None
+            (assignment,) = p.assign([(feed.id, worker.id)])
+        return assignment.key
+
+    def run(self, feed: Feed, worker: Worker) -> FeedKey:
+        key = self.assign(feed, worker)
+        (claim,) = self.store.leases.claim(worker.id, [key])
+        assert self.lease(feed).state is LeaseState.RUNNING
+        return claim.key
+
+    def stop(self, feed: Feed) -> None:
+        """A running lease asked to stop, because its feed is paused."""
+        self.store.feeds.set_target(feed.name, feed.spec.target_state.PAUSED)
+        self.absorb_edits()
+        assert self.lease(feed).state is LeaseState.STOPPING
+
+    def bury(self, worker: Worker) -> int:
+        with self.store.fleet.reconcile_pass() as p:
+            assert p is not None
+            return p.bury([worker.id])
+
+    def reconcile(self, **changes: object) -> tuple[PassReport, list[Assignment]]:
+        """A whole pass, with no settle time, and the messages it sent."""
+        sent: list[Assignment] = []
+        report = self.reconcile_if_free(sent, **changes)
+        assert report is not None
+        return report, sent
+
+    def reconcile_if_free(self, sent: list[Assignment] | None = None, **changes: object) -> PassReport | None:
+        """The same, but None when another pass is under way."""
+        settings = Settings.model_construct(**{"settle_s": 0.0, "sweep_interval_s": 3600.0, **changes})
+        return reconcile(self.store, [].extend if sent is None else sent.extend, settings)
+
+
+class MemoryHarness(Harness):
+    def __init__(self) -> None:
+        self.memory = MemoryStore(ManualClock())
+        self.memory.database.tables.swept_at = self.memory.clock.now()
+        self.store = self.memory
+
+    def elapse(self, seconds: float) -> None:
+        self.memory.clock.advance(seconds)
+
+    def look(self) -> int:
+        return len(self.memory.look())
+
+    def delete_lease(self, feed_id: int) -> None:
+        self.memory.delete_lease(feed_id)
+
+    def break_sessions(self, worker: Worker) -> None:
+        self.memory.drop_sessions(worker.id)
+
+    def dirty_feeds(self) -> int:
+        return len(self.memory.database.tables.dirty)
+
+
+class PostgresHarness(Harness):
+    """On a migrated database, which it empties first."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.store = PostgresStore(url)
+        self.execute(
+            "TRUNCATE feedq.feed, feedq.lease, feedq.worker, feedq.event, feedq.leader "
+            "RESTART IDENTITY CASCADE"
+        )
+        self.execute(
+            "UPDATE feedq.fleet SET alive_at = clock_timestamp(), alive_since = clock_timestamp(), "
+            "pass_at = NULL, pass_seq = 0, sweep_at = clock_timestamp()"
+        )
+
+    def execute(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
+        with closing(psycopg2.connect(self.url)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def elapse(self, seconds: float) -> None:
+        # That everything happened earlier is the same as that it is later now.
+        columns = self.execute(
+            "SELECT table_name, column_name FROM information_schema.columns "
+            "WHERE table_schema = 'feedq' AND data_type = 'timestamp with time zone'"
+        )
+        for table in {table for table, _ in columns}:
+            mine = [column for t, column in columns if t == table]
+            shifts = ", ".join(f"{column} = {column} - make_interval(secs => {seconds})" for column in mine)
+            self.execute(f"UPDATE feedq.{table} SET {shifts}")
+
+    def look(self) -> int:
+        election = Election(self.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S)
+        try:
+            return election.look().crashed
+        finally:
+            election.close()
+
+    def delete_lease(self, feed_id: int) -> None:
+        self.execute("DELETE FROM feedq.lease WHERE feed_id = %s", feed_id)
+
+    def break_sessions(self, worker: Worker) -> None:
+        # With a time-out the function waits until the backend, and with it the lock, is gone.
+        self.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE %s",
+            f"%/{worker.id}",
+        )
+
+    def dirty_feeds(self) -> int:
+        ((count,),) = self.execute("SELECT count(*) FROM feedq.feed WHERE dirty")
+        assert isinstance(count, int)
+        return count
+
+
+def worker_ids(*workers: Worker) -> list[UUID]:
+    return [worker.id for worker in workers]

@@ -1,0 +1,285 @@
+"""The tcp connector over TLS: whom it trusts, what it says when it does not, and that it never hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+import uvloop
+from cryptography.hazmat.primitives import serialization
+
+from feedq.connectors.tls import TlsFiles, client_context
+from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from tests.contract.loopback import PATIENCE_S, Harness, records_of, run_on, serving, until, until_closed
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return partial(run_on, request.param)
+
+
+class Certificates:
+    """An authority, a server it vouches for under two names, and a client."""
+
+    def __init__(self, directory: Path) -> None:
+        self._authority = trustme.CA()
+        self._server = self._authority.issue_cert("127.0.0.1", "feeds.example")
+        client = self._authority.issue_cert("worker@feeds.example")
+        self.ca_file = str(directory / "ca.pem")
+        self.cert_file = str(directory / "client.pem")
+        self.key_file = str(directory / "client.key")
+        self._authority.cert_pem.write_to_path(self.ca_file)
+        client.cert_chain_pems[0].write_to_path(self.cert_file)
+        client.private_key_pem.write_to_path(self.key_file)
+
+    def server(self, *, wants_client: bool = False) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._server.configure_cert(context)
+        if wants_client:
+            self._authority.configure_trust(context)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+async def send_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"1\n")
+    await until_closed(reader)
+
+
+def url(port: int, host: str = "127.0.0.1") -> str:
+    return f"tls://{host}:{port}"
+
+
+async def first_record(port: int, **source: Any) -> bytes:
+    harness = Harness()
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        aclosing(harness.connector(url(port), **source).stream(None)) as stream,
+    ):
+        (record,) = (await anext(stream)).split()
+    assert not harness.guard.watched
+    return record
+
+
+async def refusal(port: int, **source: Any) -> str:
+    harness = Harness()
+    batches, error = await harness.read_to_end(url(port), **source)
+    assert batches == []
+    assert isinstance(error, SourceUnavailable)
+    assert not isinstance(error, SourceSilent)
+    assert not harness.guard.watched
+    assert str(error).startswith(f"{url(port)}: ")
+    return str(error)
+
+
+def test_a_trusted_source_streams_over_tls(run: Run, certificates: Certificates) -> None:
+    async def main() -> None:
+        async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            for n in range(1_000):
+                writer.write(b'{"seq": %d, "pad": "%s"}\n' % (n, b"x" * 1_000))
+                await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+
+        async with serving(script, tls=certificates.server()) as port:
+            batches, error = await Harness().read_to_end(
+                url(port), cursor="/seq", ca_file=certificates.ca_file, buffer_bytes=10_000
+            )
+        assert len(records_of(batches)) == 1_000
+        assert batches[-1].cursor == 999
+        assert "closed by the peer" in str(error)
+
+    run(main())
+
+
+def test_a_certificate_of_an_unknown_authority_is_not_accepted(run: Run, certificates: Certificates) -> None:
+    async def main() -> None:
+        async with serving(send_one, tls=certificates.server()) as port:
+            message = await refusal(port)
+            assert "its certificate is not accepted: unable to get local issuer certificate" in message
+            assert "source.ca_file" in message
+            assert await first_record(port, verify=False) == b"1"
+
+    run(main())
+
+
+def test_a_certificate_for_another_name_is_not_accepted(run: Run, certificates: Certificates) -> None:
+    async def main() -> None:
+        trusted = {"ca_file": certificates.ca_file}
+        async with serving(send_one, tls=certificates.server()) as port:
+            message = await refusal(port, server_name="other.example", **trusted)
+            assert "Hostname mismatch" in message
+            assert "source.server_name" in message
+            assert await first_record(port, server_name="feeds.example", **trusted) == b"1"
+
+    run(main())
+
+
+def test_a_source_that_wants_a_client_certificate_gets_it(run: Run, certificates: Certificates) -> None:
+    async def main() -> None:
+        trusted = {"ca_file": certificates.ca_file}
+        client = {"cert_file": certificates.cert_file, "key_file": certificates.key_file}
+        async with serving(send_one, tls=certificates.server(wants_client=True)) as port:
+            assert await first_record(port, **trusted, **client) == b"1"
+            await refusal(port, **trusted)
+
+    run(main())
+
+
+def test_a_source_that_does_not_speak_tls_says_so(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"220 hello, this is not TLS\r\n")
+            await until_closed(reader)
+
+        async with serving(script) as port:
+            assert "TLS failed: " in await refusal(port)
+
+    run(main())
+
+
+def test_a_source_that_hangs_up_on_the_handshake_says_so(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+
+        async with serving(script) as port:
+            await refusal(port)
+
+    run(main())
+
+
+def test_a_handshake_that_is_never_answered_ends_with_the_connect_timeout(run: Run) -> None:
+    async def main() -> None:
+        closed = asyncio.Event()
+
+        async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await until_closed(reader)
+            closed.set()
+
+        async with serving(script) as port:
+            message = await refusal(port, connect_timeout_s=0.2)
+            assert message == f"{url(port)}: no connection within 0.2 s (source.connect_timeout_s)"
+            async with asyncio.timeout(PATIENCE_S):
+                await closed.wait()
+
+    run(main())
+
+
+def test_cancelling_during_the_handshake_closes_the_socket(run: Run) -> None:
+    async def main() -> None:
+        opened, closed = asyncio.Event(), asyncio.Event()
+        harness = Harness()
+
+        async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await reader.readexactly(1)
+            opened.set()
+            await until_closed(reader)
+            closed.set()
+
+        async with serving(script) as port:
+            task = asyncio.ensure_future(anext(harness.connector(url(port)).stream(None)))
+            async with asyncio.timeout(PATIENCE_S):
+                await opened.wait()
+            assert len(harness.guard.watched) == 1
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not harness.guard.watched
+            async with asyncio.timeout(PATIENCE_S):
+                await closed.wait()
+
+    run(main())
+
+
+def test_a_broken_tls_stream_ends_with_an_error_and_forgets_its_socket_in_time(
+    run: Run, certificates: Certificates
+) -> None:
+    async def main() -> None:
+        harness = Harness()
+
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"1\n")
+            await writer.drain()
+            await go_on.wait()
+            # Past the TLS layer, onto the wire: no TLS record looks like this.
+            descriptor = os.dup(writer.get_extra_info("socket").fileno())
+            with socket.socket(fileno=descriptor) as sock:
+                sock.send(b"garbage" * 10)
+            await until_closed(reader)
+
+        async with serving(script, tls=certificates.server()) as port:
+            go_on = asyncio.Event()
+            stream = harness.connector(url(port), ca_file=certificates.ca_file).stream(None)
+            await anext(stream)
+            go_on.set()
+            with pytest.raises(SourceUnavailable, match="TLS failed: "):
+                await anext(stream)
+            await until(lambda: not harness.guard.watched)
+
+    run(main())
+
+
+@pytest.mark.parametrize("option", ["ca_file", "cert_file"])
+def test_a_tls_file_that_is_missing_or_no_certificate_fails_the_feed(
+    run: Run, certificates: Certificates, tmp_path: Path, option: str
+) -> None:
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("nonsense")
+
+    async def main() -> None:
+        async with serving(send_one, tls=certificates.server()) as port:
+            _, error = await Harness().read_to_end(url(port), **{option: str(tmp_path / "missing.pem")})
+            assert isinstance(error, FeedMisconfigured)
+            assert str(error).startswith(f"source.{option}: {tmp_path / 'missing.pem'} cannot be read")
+            _, error = await Harness().read_to_end(url(port), **{option: str(nonsense)})
+            assert isinstance(error, FeedMisconfigured)
+            assert str(error).startswith(f"source.{option}: {nonsense}")
+
+    run(main())
+
+
+def test_feeds_with_the_same_files_share_a_context_until_a_file_changes(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(Path(certificates.ca_file).read_bytes())
+    context = client_context(TlsFiles(ca_file=str(ca_file)))
+    assert client_context(TlsFiles(ca_file=str(ca_file))) is context
+    assert client_context(TlsFiles(ca_file=str(ca_file), verify=False)) is not context
+    trustme.CA().cert_pem.write_to_path(str(ca_file), append=True)
+    assert client_context(TlsFiles(ca_file=str(ca_file))) is not context
+
+
+def test_an_encrypted_key_is_refused_without_asking_for_its_password(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+
+    key = serialization.load_pem_private_key(Path(certificates.key_file).read_bytes(), password=None)
+    encrypted = tmp_path / "encrypted.key"
+    encrypted.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"password"),
+        )
+    )
+    files = TlsFiles(cert_file=certificates.cert_file, key_file=str(encrypted))
+    with pytest.raises(FeedMisconfigured, match="unencrypted private key"):
+        client_context(files)

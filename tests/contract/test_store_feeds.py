@@ -1,0 +1,205 @@
+"""The store's contract: desired state, its history, and what a person sees of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from feedq.errors import Conflict, NotFound
+from feedq.model import LeaseState, Reason, Release, Status, TargetState
+from feedq.telemetry import EventKind
+from tests.contract.harness import Harness, progress, spec
+
+
+def kinds(harness: Harness, name: str) -> list[str]:
+    return [event.kind for event in harness.store.feeds.events(name)]
+
+
+def test_a_new_feed_is_idle_new_and_waiting(harness: Harness) -> None:
+    feed = harness.feed()
+    view = harness.store.feeds.view(feed.name)
+    assert (feed.generation, feed.removed_at) == (1, None)
+    assert (view.lease.state, view.lease.reason, view.lease.epoch) == (LeaseState.IDLE, Reason.NEW, 0)
+    assert (view.status, view.worker) == (Status.WAITING, None)
+
+
+def test_a_declaration_is_read_back_as_it_was_written(harness: Harness) -> None:
+    declared = spec(
+        "müller/børs 'quoted' \"%s\" :x",
+        tenant="müller",
+        source={"url": "tcp://h:1", "nested": {"a": [1, 2.5, None, True, "ü"]}},
+        sink={"table": 'odd "name"', "key": ["a"]},
+        labels={"region": "eu"},
+        weight=2.5,
+        target_state=TargetState.PAUSED,
+    )
+    feed = harness.store.feeds.add(declared)
+    assert feed.spec == declared
+    assert harness.store.feeds.get(declared.name) == feed
+
+
+def test_a_taken_name_is_a_conflict_that_names_the_feed(harness: Harness) -> None:
+    harness.feed("acme/orders")
+    with pytest.raises(Conflict, match="acme/orders"):
+        harness.feed("acme/orders")
+    assert len(harness.store.feeds.views()) == 1
+
+
+@pytest.mark.parametrize("verb", ["get", "view", "events", "restart", "remove"])
+def test_an_unknown_name_is_not_found_and_named(harness: Harness, verb: str) -> None:
+    with pytest.raises(NotFound, match="acme/typo"):
+        getattr(harness.store.feeds, verb)("acme/typo")
+
+
+def test_editing_or_pausing_an_unknown_feed_is_not_found(harness: Harness) -> None:
+    with pytest.raises(NotFound, match="acme/typo"):
+        harness.store.feeds.edit("acme/typo", spec("acme/typo"))
+    with pytest.raises(NotFound, match="acme/typo"):
+        harness.store.feeds.set_target("acme/typo", TargetState.PAUSED)
+
+
+def test_an_edit_bumps_the_generation_and_says_what_changed(harness: Harness) -> None:
+    feed = harness.feed()
+    edited = harness.store.feeds.edit(feed.name, replace(feed.spec, weight=3.0, tenant="acme"))
+    assert edited.generation == feed.generation + 1
+    assert edited.updated_at >= feed.updated_at
+    newest = harness.store.feeds.events(feed.name)[0]
+    assert newest.kind == EventKind.FEED_EDITED
+    assert sorted(newest.detail["changed"]) == ["tenant", "weight"]
+
+
+def test_an_edit_without_a_change_keeps_the_generation_and_writes_no_history(harness: Harness) -> None:
+    feed = harness.feed()
+    harness.absorb_edits()
+    assert harness.store.feeds.edit(feed.name, spec()) == feed
+    assert kinds(harness, feed.name) == [EventKind.FEED_ADDED]
+    assert harness.dirty_feeds() == 0
+
+
+def test_a_rename_to_a_taken_name_is_a_conflict_and_changes_nothing(harness: Harness) -> None:
+    harness.feed("a")
+    b = harness.feed("b")
+    with pytest.raises(Conflict):
+        harness.store.feeds.edit("b", spec("a"))
+    assert harness.store.feeds.get("b") == b
+
+
+def test_a_restart_bumps_the_generation_without_a_change(harness: Harness) -> None:
+    feed = harness.feed()
+    restarted = harness.store.feeds.restart(feed.name)
+    assert (restarted.generation, restarted.spec) == (feed.generation + 1, feed.spec)
+    assert kinds(harness, feed.name)[0] == EventKind.FEED_RESTARTED
+
+
+def test_pausing_twice_is_the_same_as_pausing_once(harness: Harness) -> None:
+    feed = harness.feed()
+    paused = harness.store.feeds.set_target(feed.name, TargetState.PAUSED)
+    assert harness.store.feeds.set_target(feed.name, TargetState.PAUSED) == paused
+    assert kinds(harness, feed.name) == [EventKind.FEED_PAUSED, EventKind.FEED_ADDED]
+
+
+def test_every_change_marks_the_feed_dirty(harness: Harness) -> None:
+    feed = harness.feed()
+    feeds = harness.store.feeds
+    changes = [
+        lambda: None,
+        lambda: feeds.edit(feed.name, spec(weight=9.0)),
+        lambda: feeds.set_target(feed.name, TargetState.PAUSED),
+        lambda: feeds.set_target(feed.name, TargetState.RUNNING),
+        lambda: feeds.restart(feed.name),
+        lambda: feeds.remove(feed.name),
+    ]
+    for change in changes:
+        change()
+        assert harness.dirty_feeds() == 1
+        harness.absorb_edits()
+        assert harness.dirty_feeds() == 0
+
+
+def test_a_name_is_free_again_as_soon_as_its_feed_is_removed(harness: Harness) -> None:
+    worker = harness.worker()
+    old = harness.feed("acme/orders")
+    harness.run(old, worker)
+    harness.store.feeds.remove("acme/orders")
+    new = harness.feed("acme/orders")
+    assert new.id != old.id
+    assert harness.store.feeds.get("acme/orders") == new
+    assert [v.feed.id for v in harness.store.feeds.views()] == [old.id, new.id]
+    with pytest.raises(Conflict):
+        harness.feed("acme/orders")
+
+
+def test_a_removed_feed_is_shown_until_its_rows_are_gone(harness: Harness) -> None:
+    feed = harness.feed()
+    harness.run(feed, harness.worker())
+    harness.store.feeds.remove(feed.name)
+    harness.absorb_edits()
+    assert harness.store.feeds.view(feed.name).status is Status.REMOVING
+    assert [v.status for v in harness.store.feeds.views()] == [Status.REMOVING]
+
+
+def test_removing_twice_is_not_found(harness: Harness) -> None:
+    feed = harness.feed()
+    harness.store.feeds.remove(feed.name)
+    with pytest.raises(NotFound):
+        harness.store.feeds.remove(feed.name)
+
+
+def test_views_are_by_name_and_filtered_by_tenant_and_worker(harness: Harness) -> None:
+    a, b = harness.worker("a"), harness.worker("b")
+    for name, tenant, worker in [("3", "x", a), ("1", "y", a), ("2", "x", b)]:
+        harness.run(harness.feed(name, tenant=tenant), worker)
+    harness.feed("4", tenant="x")
+    views = harness.store.feeds.views
+    assert [v.feed.name for v in views()] == ["1", "2", "3", "4"]
+    assert [v.feed.name for v in views(tenant="x")] == ["2", "3", "4"]
+    assert [v.feed.name for v in views(worker="a")] == ["1", "3"]
+    assert [v.feed.name for v in views(tenant="x", worker="a")] == ["3"]
+    assert views(worker="nobody") == []
+
+
+def test_the_status_follows_the_lease_and_its_progress(harness: Harness) -> None:
+    worker = harness.worker()
+    feed = harness.feed()
+
+    def status() -> Status:
+        return harness.store.feeds.view(feed.name).status
+
+    key = harness.assign(feed, worker)
+    assert status() is Status.STARTING
+    harness.store.leases.claim(worker.id, [key])
+    assert status() is Status.CONNECTING
+    harness.store.leases.report(worker.id, [progress(key)])
+    assert status() is Status.STREAMING
+    harness.store.leases.report(worker.id, [progress(key, stalled=True)])
+    assert status() is Status.STALLED
+    harness.stop(feed)
+    assert status() is Status.STOPPING
+    harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
+    assert status() is Status.PAUSED
+
+
+def test_a_view_names_the_worker_that_has_the_feed(harness: Harness) -> None:
+    feed, worker = harness.feed(), harness.worker("node-7")
+    key = harness.run(feed, worker)
+    assert harness.store.feeds.view(feed.name).worker == "node-7"
+    harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)])
+    assert harness.store.feeds.view(feed.name).worker is None
+
+
+def test_history_is_newest_first_and_limited(harness: Harness) -> None:
+    feed, worker = harness.feed(), harness.worker()
+    key = harness.run(feed, worker)
+    harness.store.leases.release(worker.id, [Release(*key, Reason.BACKOFF, error="refused")])
+    assert kinds(harness, feed.name) == [
+        EventKind.LEASE_RELEASED,
+        EventKind.LEASE_CLAIMED,
+        EventKind.LEASE_ASSIGNED,
+        EventKind.FEED_ADDED,
+    ]
+    released, claimed = harness.store.feeds.events(feed.name, limit=2)
+    assert (released.epoch, released.worker_id) == (key[1], worker.id)
+    assert released.detail["reason"] == "backoff"
+    assert released.detail["error"] == "refused"
+    assert claimed.at <= released.at

@@ -1,0 +1,366 @@
+"""The store's contract: the owner's side of the lease. Each statement matches feed, epoch and worker."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from feedq.model import JSON, Feed, FeedKey, LeaseState, Reason, Release, TargetState, Worker, WorkerState
+from feedq.telemetry import EventKind
+from tests.contract.harness import Harness, progress, spec
+
+STALE = pytest.mark.parametrize("shift", [-1, 1, 1_000])
+
+
+def test_a_claim_matches_what_was_assigned_and_stamps_the_tenure(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.assign(feed, worker)
+    feed = harness.store.feeds.edit(feed.name, spec(weight=5.0))
+    (claim,) = harness.store.leases.claim(worker.id, [key])
+    assert (claim.key, claim.feed, claim.attempts) == (key, feed, 0)
+    lease = harness.lease(feed)
+    assert (lease.state, lease.reason, lease.worker_id) == (LeaseState.RUNNING, None, worker.id)
+    assert lease.epoch == key[1] == 1
+    assert lease.generation == feed.generation == 2
+    assert lease.running_since is not None
+    assert lease.assigned_at is not None
+    assert lease.running_since >= lease.assigned_at
+
+
+def test_a_message_delivered_twice_is_claimed_once(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.assign(feed, worker)
+    assert len(harness.store.leases.claim(worker.id, [key])) == 1
+    assert harness.store.leases.claim(worker.id, [key]) == []
+
+
+def test_a_message_that_stands_twice_in_one_claim_is_granted_once(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.assign(feed, worker)
+    assert [c.key for c in harness.store.leases.claim(worker.id, [key, key])] == [key]
+
+
+@STALE
+def test_a_claim_under_another_epoch_does_nothing(harness: Harness, shift: int) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    feed_id, epoch = harness.assign(feed, worker)
+    assert harness.store.leases.claim(worker.id, [(feed_id, epoch + shift)]) == []
+    assert harness.lease(feed).state is LeaseState.ASSIGNED
+
+
+@pytest.mark.parametrize("key", [(999, 1), (-1, 1), (1, -1), (2**70, 1), (1, 2**70), (-(2**70), 0)], ids=str)
+def test_a_forged_message_does_nothing_to_the_others(harness: Harness, key: FeedKey) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    good = harness.assign(feed, worker)
+    assert [c.key for c in harness.store.leases.claim(worker.id, [key, good])] == [good]
+
+
+def test_another_worker_cannot_claim(harness: Harness) -> None:
+    worker, other, feed = harness.worker("a"), harness.worker("b"), harness.feed()
+    key = harness.assign(feed, worker)
+    assert harness.store.leases.claim(other.id, [key]) == []
+    assert harness.store.leases.claim(uuid4(), [key]) == []
+    assert harness.lease(feed).state is LeaseState.ASSIGNED
+
+
+def test_a_gone_worker_cannot_claim(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.assign(feed, worker)
+    harness.bury(worker)
+    assert harness.store.leases.claim(worker.id, [key]) == []
+
+
+def test_many_claims_are_granted_together_and_stale_ones_left_out(harness: Harness) -> None:
+    worker = harness.worker()
+    feeds = [harness.feed(f"f{i}") for i in range(5)]
+    keys = [harness.assign(feed, worker) for feed in feeds]
+    stale = (keys[2][0], 99)
+    granted = harness.store.leases.claim(worker.id, [keys[4], stale, keys[0], keys[1]])
+    assert {c.key for c in granted} == {keys[0], keys[1], keys[4]}
+    assert {c.feed.name for c in granted} == {"f0", "f1", "f4"}
+    assert sorted(harness.store.leases.held(worker.id)) == sorted([keys[0], keys[1], keys[4]])
+
+
+def test_nothing_asked_is_nothing_done(harness: Harness) -> None:
+    worker = harness.worker()
+    assert harness.store.leases.claim(worker.id, []) == []
+    assert harness.store.leases.release(worker.id, []) == []
+    assert harness.store.leases.report(worker.id, []) == []
+    assert harness.store.leases.held(worker.id) == []
+
+
+# -- release -----------------------------------------------------------------------------------------
+
+
+def test_a_release_makes_the_lease_idle_and_says_why(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.store.leases.report(worker.id, [progress(key, stalled=True)])
+    released = Release(*key, Reason.BACKOFF, retry_in_s=30.0, attempts=5, error="connection refused")
+    assert harness.store.leases.release(worker.id, [released]) == [key]
+    lease = harness.lease(feed)
+    assert (lease.state, lease.worker_id, lease.reason) == (LeaseState.IDLE, None, Reason.BACKOFF)
+    assert (lease.connected, lease.stalled, lease.attempts) == (False, False, 5)
+    assert lease.epoch == key[1], "only an assignment grows the epoch"
+    assert lease.last_error == "connection refused"
+    assert lease.last_error_at is not None
+    assert lease.retry_at is not None
+    assert abs(lease.retry_at - lease.last_error_at - timedelta(seconds=30)) < timedelta(seconds=0.1)
+
+
+def test_a_release_without_delay_or_error_keeps_the_last_error_and_no_retry_time(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.store.leases.report(worker.id, [progress(key, error="reset by peer")])
+    harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)])
+    lease = harness.lease(feed)
+    assert (lease.retry_at, lease.last_error) == (None, "reset by peer")
+
+
+def test_a_release_is_heard_by_whoever_waits_for_a_pass(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)])
+    assert harness.lease(feed).state is LeaseState.IDLE
+    _, sent = harness.reconcile()
+    assert [a.key for a in sent] == [(feed.id, key[1] + 1)]
+
+
+@STALE
+def test_a_stale_epoch_cannot_release(harness: Harness, shift: int) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    feed_id, epoch = harness.run(feed, worker)
+    before = harness.lease(feed)
+    stale = Release(feed_id, epoch + shift, Reason.FAILED, error="from the past")
+    assert harness.store.leases.release(worker.id, [stale]) == []
+    assert harness.lease(feed) == before
+
+
+def test_another_worker_cannot_release(harness: Harness) -> None:
+    worker, other, feed = harness.worker("a"), harness.worker("b"), harness.feed()
+    key = harness.run(feed, worker)
+    assert harness.store.leases.release(other.id, [Release(*key, Reason.RELEASED)]) == []
+    assert harness.lease(feed).worker_id == worker.id
+
+
+def test_releasing_twice_is_the_same_as_releasing_once(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    assert harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)]) == [key]
+    assert harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED, error="no")]) == []
+    assert harness.lease(feed).reason is Reason.RELEASED
+
+
+def test_an_assignment_never_claimed_cannot_be_released(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.assign(feed, worker)
+    assert harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)]) == []
+    assert harness.lease(feed).state is LeaseState.ASSIGNED
+
+
+def test_a_pause_taken_back_before_the_owner_let_go_starts_the_feed_again(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.stop(feed)
+    harness.store.feeds.set_target(feed.name, TargetState.RUNNING)
+    harness.absorb_edits()
+    harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
+    _, sent = harness.reconcile()
+    assert [a.feed_id for a in sent] == [feed.id]
+
+
+def test_a_failure_of_a_declaration_edited_meanwhile_does_not_outlive_the_edit(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.store.feeds.edit(feed.name, spec(weight=2.0))
+    harness.absorb_edits()
+    harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED, error="the old option")])
+    _, sent = harness.reconcile()
+    assert [a.feed_id for a in sent] == [feed.id]
+
+
+def test_a_failed_feed_waits_for_an_edit(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED, error="bad option")])
+    assert harness.reconcile()[1] == []
+    harness.elapse(100)
+    harness.store.workers.heartbeat(worker.id, worker.load, ttl_s=60)
+    assert harness.reconcile(sweep_interval_s=0.0)[1] == []
+    harness.store.feeds.edit(feed.name, spec(weight=2.0))
+    assert [a.key for a in harness.reconcile()[1]] == [(feed.id, key[1] + 1)]
+
+
+# -- report ------------------------------------------------------------------------------------------
+
+
+def test_reports_add_up_and_show_the_newest_state(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    first = progress(key, records=10, bytes=100, dead_letters=1, cursor={"seq": 10}, attempts=2)
+    second = progress(key, records=5, bytes=50, cursor=[15, "ü", None], connected=False, stalled=True)
+    assert harness.store.leases.report(worker.id, [first]) == [key]
+    assert harness.store.leases.report(worker.id, [second]) == [key]
+    lease = harness.lease(feed)
+    assert (lease.records_total, lease.bytes_total, lease.dead_letters_total) == (15, 150, 1)
+    assert lease.cursor == [15, "ü", None]
+    assert (lease.connected, lease.stalled, lease.attempts) == (False, True, 0)
+
+
+def test_the_time_of_the_last_record_is_on_the_databases_clock(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.elapse(20)
+    harness.store.leases.report(worker.id, [progress(key, last_record_ago_s=5.0)])
+    harness.store.leases.report(worker.id, [progress(key, last_record_ago_s=None)])
+    lease = harness.lease(feed)
+    assert lease.last_record_at is not None
+    assert lease.running_since is not None
+    since = (lease.last_record_at - lease.running_since).total_seconds()
+    assert since == pytest.approx(15, abs=5)
+
+
+def test_an_error_is_kept_until_the_next_one(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.store.leases.report(worker.id, [progress(key, error="reset by peer", attempts=1)])
+    harness.store.leases.report(worker.id, [progress(key)])
+    lease = harness.lease(feed)
+    assert (lease.last_error, lease.attempts) == ("reset by peer", 0)
+    assert lease.last_error_at is not None
+
+
+@STALE
+def test_a_report_under_another_epoch_does_nothing(harness: Harness, shift: int) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    feed_id, epoch = harness.run(feed, worker)
+    before = harness.lease(feed)
+    assert harness.store.leases.report(worker.id, [progress((feed_id, epoch + shift))]) == []
+    assert harness.lease(feed) == before
+
+
+def test_a_report_says_which_feeds_are_lost(harness: Harness) -> None:
+    worker = harness.worker()
+    kept, lost = harness.feed("kept"), harness.feed("lost")
+    keys = [harness.run(kept, worker), harness.run(lost, worker)]
+    harness.delete_lease(lost.id)
+    assert harness.store.leases.report(worker.id, [progress(k) for k in keys]) == [keys[0]]
+
+
+def test_a_feed_that_is_stopping_may_still_report(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.stop(feed)
+    assert harness.store.leases.report(worker.id, [progress(key, records=3)]) == [key]
+    assert harness.lease(feed).records_total == 3
+    assert harness.lease(feed).reason is Reason.PAUSED
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [None, 0, "x", "a\x00b", {"k\x00": ["\x00"]}, {"deep": [{"er": 1.5}]}, 10**30, "\u2028"],
+    ids=repr,
+)
+def test_no_cursor_or_message_of_one_feed_holds_up_the_report_of_another(
+    harness: Harness, cursor: JSON
+) -> None:
+    worker = harness.worker()
+    odd, plain = harness.feed("odd"), harness.feed("plain")
+    keys = [harness.run(odd, worker), harness.run(plain, worker)]
+    reports = [progress(keys[0], cursor=cursor, error="bad \x00 byte"), progress(keys[1], cursor=7)]
+    assert sorted(harness.store.leases.report(worker.id, reports)) == sorted(keys)
+    assert harness.lease(plain).cursor == 7
+
+
+def test_a_release_with_an_odd_message_is_a_release(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    odd = Release(*key, Reason.BACKOFF, retry_in_s=1e6, attempts=10**9, error="\x00" + "x" * 100_000)
+    assert harness.store.leases.release(worker.id, [odd]) == [key]
+    assert harness.lease(feed).attempts == 10**9
+
+
+# -- stop requests, what is held, raising the epoch --------------------------------------------------
+
+
+def test_stop_requests_carry_key_and_reason_until_released(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    assert harness.store.leases.stop_requests(worker.id) == []
+    harness.stop(feed)
+    (request,) = harness.store.leases.stop_requests(worker.id)
+    assert (request.key, request.reason) == (key, Reason.PAUSED)
+    harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
+    assert harness.store.leases.stop_requests(worker.id) == []
+
+
+def test_held_are_the_running_and_the_stopping(harness: Harness) -> None:
+    worker, other = harness.worker("a"), harness.worker("b")
+    stopping, running, assigned, theirs = (harness.feed(n) for n in ("s", "r", "a", "t"))
+    keys = [harness.run(stopping, worker)]
+    harness.stop(stopping)
+    keys.append(harness.run(running, worker))
+    harness.assign(assigned, worker)
+    harness.run(theirs, other)
+    assert sorted(harness.store.leases.held(worker.id)) == sorted(keys)
+
+
+def test_a_tenure_beside_its_worker_can_follow_its_lease(harness: Harness) -> None:
+    worker, feed = harness.worker(ttl_s=60), harness.feed()
+    key = harness.run(feed, worker)
+    harness.elapse(20)
+    followed = harness.store.leases.follow(key)
+    assert followed is not None
+    assert (followed.worker_id, followed.worker_state) == (worker.id, WorkerState.ACTIVE)
+    assert followed.stopping is None
+    assert followed.remaining_s == pytest.approx(40, abs=5)
+    harness.stop(feed)
+    followed = harness.store.leases.follow(key)
+    assert followed is not None
+    assert followed.stopping is Reason.PAUSED
+    assert harness.store.leases.follow((key[0], key[1] + 1)) is None
+    harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
+    assert harness.store.leases.follow(key) is None
+
+
+def test_there_is_nothing_to_follow_once_the_worker_is_gone(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.bury(worker)
+    assert harness.store.leases.follow(key) is None
+
+
+@pytest.mark.parametrize(("above", "raised_to"), [(41, 42), (1, 2), (0, 2)])
+def test_a_raised_epoch_is_above_both(harness: Harness, above: int, raised_to: int) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    new = harness.store.leases.raise_epoch(worker.id, key, above=above)
+    assert new == (feed.id, raised_to)
+    assert (harness.lease(feed).epoch, harness.lease(feed).state) == (raised_to, LeaseState.RUNNING)
+    assert harness.store.leases.report(worker.id, [progress(key)]) == [], "the old key is stale now"
+    assert harness.store.leases.report(worker.id, [progress(new)]) == [new]
+    assert harness.store.feeds.events(feed.name)[0].kind == EventKind.LEASE_RAISED
+
+
+def _stale(harness: Harness, feed: Feed, worker: Worker) -> FeedKey:
+    feed_id, epoch = harness.run(feed, worker)
+    return (feed_id, epoch + 1)
+
+
+def _unclaimed(harness: Harness, feed: Feed, worker: Worker) -> FeedKey:
+    return harness.assign(feed, worker)
+
+
+def _foreign(harness: Harness, feed: Feed, worker: Worker) -> FeedKey:
+    return harness.run(feed, harness.worker("other"))
+
+
+@pytest.mark.parametrize("arrange", [_stale, _unclaimed, _foreign])
+def test_an_epoch_is_raised_only_by_its_owner(harness: Harness, arrange: object) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = arrange(harness, feed, worker)  # type: ignore[operator]
+    before = harness.lease(feed)
+    assert harness.store.leases.raise_epoch(worker.id, key, above=100) is None
+    assert harness.lease(feed) == before

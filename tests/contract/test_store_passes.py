@@ -1,0 +1,459 @@
+"""The store's contract: the reconcile pass, one transaction and one at a time."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from feedq.lease import Edit, Move
+from feedq.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerState
+from feedq.store.base import Suspect
+from feedq.telemetry import EventKind
+from tests.contract.harness import TTL_S, Harness, progress, spec
+
+
+def suspects(harness: Harness) -> list[Suspect]:
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        return p.suspects()
+
+
+def alive_for_s(harness: Harness, *, ttl_s: float) -> float:
+    """Since when the database was heard from, as a pass sees it."""
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        return (p.now - p.quiet(ttl_s=ttl_s).fleet_alive_since).total_seconds()
+
+
+# -- one at a time, all or nothing -------------------------------------------------------------------
+
+
+def test_a_second_pass_at_the_same_time_is_none(harness: Harness) -> None:
+    with harness.store.fleet.reconcile_pass() as first:
+        assert first is not None
+        with harness.store.fleet.reconcile_pass() as second:
+            assert second is None
+    with harness.store.fleet.reconcile_pass() as third:
+        assert third is not None
+
+
+def test_a_pass_that_fails_leaves_nothing_behind(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    harness.absorb_edits()
+    before = harness.lease(feed)
+
+    def die_halfway() -> None:
+        with harness.store.fleet.reconcile_pass() as p:
+            assert p is not None
+            p.assign([(feed.id, worker.id)])
+            raise RuntimeError("killed here")
+
+    with pytest.raises(RuntimeError, match="killed here"):
+        die_halfway()
+    assert harness.lease(feed) == before
+    assert len(harness.store.feeds.events(feed.name)) == 1
+    assert harness.assign(feed, worker) == (feed.id, 1), "the epoch of the failed pass was never given out"
+
+
+def test_a_pass_with_nothing_to_do_does_nothing(harness: Harness) -> None:
+    feed = harness.feed()
+    harness.run(feed, harness.worker())
+    harness.reconcile()
+    before = harness.lease(feed)
+    report, sent = harness.reconcile()
+    assert (report.did_something, sent) == (False, [])
+    assert harness.lease(feed) == before
+
+
+# -- the gone ----------------------------------------------------------------------------------------
+
+
+def test_only_the_expired_are_suspects(harness: Harness) -> None:
+    expired = harness.worker("a", ttl_s=5)
+    harness.worker("b", ttl_s=500)
+    assert suspects(harness) == []
+    harness.elapse(10)
+    assert [s.worker.id for s in suspects(harness)] == [expired.id]
+
+
+def test_burying_frees_the_leases_in_the_same_transaction(harness: Harness) -> None:
+    worker, other = harness.worker("a"), harness.worker("b")
+    stopping, running, assigned, theirs = (harness.feed(n) for n in ("s", "r", "a", "t"))
+    harness.run(stopping, worker)
+    harness.stop(stopping)
+    key = harness.run(running, worker)
+    harness.store.leases.report(worker.id, [progress(key, stalled=True, cursor=7)])
+    harness.assign(assigned, worker)
+    harness.run(theirs, other)
+    assert harness.bury(worker) == 3
+    for feed in (stopping, running, assigned):
+        lease = harness.lease(feed)
+        assert (lease.state, lease.worker_id, lease.reason) == (LeaseState.IDLE, None, Reason.WORKER_GONE)
+        assert (lease.connected, lease.stalled, lease.retry_at) == (False, False, None)
+        assert lease.epoch == 1
+    assert harness.lease(running).cursor == 7
+    assert harness.lease(theirs).state is LeaseState.RUNNING
+    assert [v.worker.state for v in harness.store.workers.views(gone=True)] == [
+        WorkerState.GONE,
+        WorkerState.ACTIVE,
+    ]
+    assert harness.store.feeds.events("r")[0].kind == EventKind.LEASE_FREED
+    assert harness.bury(worker) == 0
+
+
+def test_what_a_gone_worker_still_says_has_no_effect(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.bury(worker)
+    before = harness.lease(feed)
+    assert harness.store.leases.report(worker.id, [progress(key)]) == []
+    assert harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED)]) == []
+    assert harness.store.leases.raise_epoch(worker.id, key, above=9) is None
+    assert harness.store.leases.held(worker.id) == []
+    assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S) is None
+    assert harness.lease(feed) == before
+
+
+def _keep_alive(harness: Harness, worker: Worker, *, for_s: float, every_s: float, ttl_s: float) -> None:
+    for _ in range(round(for_s / every_s)):
+        harness.elapse(every_s)
+        assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=ttl_s) is not None
+
+
+@pytest.mark.parametrize("ttl_s", [0.6, 1.5, 3.0, 6.0, 60.0, 86_400.0])
+def test_a_steady_rhythm_of_heartbeats_is_no_break(harness: Harness, ttl_s: float) -> None:
+    worker = harness.worker(ttl_s=ttl_s)
+    _keep_alive(harness, worker, for_s=2 * ttl_s, every_s=ttl_s / 3, ttl_s=ttl_s)
+    assert alive_for_s(harness, ttl_s=ttl_s) >= 1.6 * ttl_s
+
+
+def test_a_silence_of_everybody_begins_the_quiet_period_anew(harness: Harness) -> None:
+    worker = harness.worker(ttl_s=60)
+    _keep_alive(harness, worker, for_s=100, every_s=20, ttl_s=60)
+    harness.elapse(31)
+    assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=60) is not None
+    _keep_alive(harness, worker, for_s=20, every_s=20, ttl_s=60)
+    assert alive_for_s(harness, ttl_s=60) == pytest.approx(20, abs=5)
+
+
+def test_a_pass_that_comes_back_before_any_heartbeat_sees_the_silence(harness: Harness) -> None:
+    worker = harness.worker(ttl_s=60)
+    _keep_alive(harness, worker, for_s=100, every_s=20, ttl_s=60)
+    harness.elapse(300)
+    assert alive_for_s(harness, ttl_s=60) == pytest.approx(0, abs=5)
+
+
+def test_an_outage_of_everybody_buries_nobody(harness: Harness) -> None:
+    worker, feed = harness.worker(ttl_s=60), harness.feed()
+    key = harness.run(feed, worker)
+    harness.elapse(300)
+    report, sent = harness.reconcile(ttl_s=60.0)
+    assert (report.workers_gone, sent) == (0, [])
+    assert harness.lease(feed).epoch == key[1]
+
+
+# -- edits -------------------------------------------------------------------------------------------
+
+
+def test_dirty_feeds_come_with_their_leases_by_id_and_limited(harness: Harness) -> None:
+    feeds = [harness.feed(f"f{i}") for i in range(4)]
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        found = p.dirty(limit=3)
+        assert [(feed.id, lease.feed_id) for feed, lease in found] == [(f.id, f.id) for f in feeds[:3]]
+        p.apply_edits([(feed.id, Edit(None)) for feed, _ in found])
+        assert [feed.id for feed, _ in p.dirty(limit=3)] == [feeds[3].id]
+
+
+def test_edits_of_each_kind_are_performed(harness: Harness) -> None:
+    worker = harness.worker()
+    running, assigned, idle, purged, same = (harness.feed(n) for n in ("r", "a", "i", "p", "s"))
+    key = harness.run(running, worker)
+    harness.assign(assigned, worker)
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        p.apply_edits(
+            [
+                (running.id, Edit(Move.ASK_TO_STOP, Reason.EDITED)),
+                (assigned.id, Edit(Move.WITHDRAW, Reason.PAUSED)),
+                (idle.id, Edit(None, Reason.PAUSED)),
+                (purged.id, Edit(None, Reason.REMOVED, purge=True)),
+                (same.id, Edit(None)),
+            ]
+        )
+    asked, withdrawn = harness.lease(running), harness.lease(assigned)
+    assert (asked.state, asked.reason, asked.epoch) == (LeaseState.STOPPING, Reason.EDITED, key[1])
+    assert asked.worker_id == worker.id
+    assert (withdrawn.state, withdrawn.reason, withdrawn.worker_id) == (LeaseState.IDLE, Reason.PAUSED, None)
+    assert harness.lease(idle).reason is Reason.PAUSED
+    assert harness.lease(same).reason is Reason.NEW
+    assert [v.feed.name for v in harness.store.feeds.views()] == ["a", "i", "r", "s"]
+
+
+def test_a_fresh_start_forgets_the_backoff(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    held_back = Release(*key, Reason.BACKOFF, retry_in_s=1000, attempts=5)
+    harness.store.leases.release(worker.id, [held_back])
+    assert harness.reconcile()[1] == []
+    harness.store.feeds.restart(feed.name)
+    assert [a.feed_id for a in harness.reconcile()[1]] == [feed.id]
+    assert harness.lease(feed).attempts == 0
+
+
+def test_a_removed_feed_is_purged_once_nobody_streams_it(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.store.feeds.remove(feed.name)
+    harness.reconcile()
+    assert harness.lease(feed).state is LeaseState.STOPPING
+    harness.store.leases.release(worker.id, [Release(*key, Reason.REMOVED)])
+    harness.reconcile()
+    assert harness.store.feeds.views() == []
+
+
+@pytest.mark.parametrize("state", ["idle", "assigned", "lost"])
+def test_a_removed_feed_that_nobody_streams_is_purged_at_once(harness: Harness, state: str) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    if state == "assigned":
+        harness.assign(feed, worker)
+    if state == "lost":
+        harness.run(feed, worker)
+        harness.bury(worker)
+    harness.store.feeds.remove(feed.name)
+    harness.reconcile()
+    harness.reconcile()
+    assert harness.store.feeds.views() == []
+
+
+def test_a_feed_removed_while_its_worker_dies_is_purged(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    harness.run(feed, worker)
+    harness.store.feeds.remove(feed.name)
+    harness.reconcile()
+    harness.bury(worker)
+    harness.reconcile()
+    assert harness.store.feeds.views() == []
+
+
+# -- overdue -----------------------------------------------------------------------------------------
+
+
+def test_an_assignment_never_claimed_goes_out_again_under_a_new_epoch(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    old = harness.assign(feed, worker)
+    report, _ = harness.reconcile(dispatch_timeout_s=10.0)
+    assert report.overdue == 0
+    harness.elapse(11)
+    report, sent = harness.reconcile(dispatch_timeout_s=10.0)
+    assert report.overdue == 1
+    assert [a.key for a in sent] == [(feed.id, old[1] + 1)]
+    assert harness.store.leases.claim(worker.id, [old]) == [], "the late message is stale"
+    assert len(harness.store.leases.claim(worker.id, [sent[0].key])) == 1
+    assert EventKind.LEASE_OVERDUE in [e.kind for e in harness.store.feeds.events(feed.name)]
+
+
+@pytest.mark.parametrize(("timeout_s", "overdue"), [(0.0, 1), (86_400.0, 0)])
+def test_the_dispatch_timeout_at_its_ends(harness: Harness, timeout_s: float, overdue: int) -> None:
+    harness.assign(harness.feed(), harness.worker())
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.overdue(timeout_s=timeout_s) == overdue
+
+
+def test_what_runs_or_stops_is_never_overdue(harness: Harness) -> None:
+    worker = harness.worker()
+    running, stopping = harness.feed("r"), harness.feed("s")
+    harness.run(running, worker)
+    harness.run(stopping, worker)
+    harness.stop(stopping)
+    harness.elapse(1000)
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.overdue(timeout_s=0.0) == 0
+
+
+# -- placement ---------------------------------------------------------------------------------------
+
+
+def test_waiting_are_the_idle_that_may_start(harness: Harness) -> None:
+    worker = harness.worker()
+    names = ("new", "paused", "failed", "backoff", "due", "running", "assigned", "freed", "removed")
+    feeds = {name: harness.feed(name, weight=2.0) for name in names}
+    keys = {n: harness.run(feeds[n], worker) for n in ("failed", "backoff", "due", "running", "freed")}
+    harness.assign(feeds["assigned"], worker)
+    harness.store.leases.release(
+        worker.id,
+        [
+            Release(*keys["failed"], Reason.FAILED),
+            Release(*keys["backoff"], Reason.BACKOFF, retry_in_s=1000),
+            Release(*keys["due"], Reason.BACKOFF, retry_in_s=5),
+            Release(*keys["freed"], Reason.RELEASED),
+        ],
+    )
+    harness.store.feeds.set_target("paused", TargetState.PAUSED)
+    harness.store.feeds.remove("removed")
+    harness.elapse(10)
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        waiting = {w.feed_id: w for w in p.waiting(limit=100)}
+        assert set(waiting) == {feeds[n].id for n in ("new", "due", "freed")}
+        assert waiting[feeds["new"].id].reason is Reason.NEW
+        assert waiting[feeds["due"].id].reason is Reason.BACKOFF
+        assert {w.weight for w in waiting.values()} == {2.0}
+        assert [w.feed_id for w in p.waiting(limit=2)] == sorted(waiting)[:2]
+
+
+def test_candidates_are_the_active_with_what_they_hold(harness: Harness) -> None:
+    busy, idle = harness.worker("busy", capacity=5), harness.worker("idle", capacity=9)
+    draining, gone = harness.worker("draining"), harness.worker("gone")
+    harness.worker("expired", ttl_s=5)
+    feeds = [harness.feed(f"f{i}", weight=float(i + 1)) for i in range(3)]
+    harness.run(feeds[0], busy)
+    harness.stop(feeds[0])
+    harness.run(feeds[1], busy)
+    harness.assign(feeds[2], busy)
+    harness.store.workers.drain(draining.id, ask_to_stop=True)
+    harness.bury(gone)
+    harness.elapse(10)
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        found = {c.worker_id: c for c in p.candidates()}
+    assert set(found) == {busy.id, idle.id}
+    b, i = found[busy.id], found[idle.id]
+    assert (b.feeds, b.load, b.capacity, b.queue) == (3, 6.0, 5, "node.busy")
+    assert (i.feeds, i.load, i.capacity, i.queue) == (0, 0.0, 9, "node.idle")
+
+
+def test_assigning_grows_the_epoch_by_exactly_one(harness: Harness) -> None:
+    worker = harness.worker()
+    feeds = [harness.feed(f"f{i}") for i in range(3)]
+    harness.absorb_edits()
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        sent = p.assign([(feed.id, worker.id) for feed in feeds])
+    assert {(a.feed_id, a.epoch, a.worker_id, a.queue) for a in sent} == {
+        (feed.id, 1, worker.id, worker.queue) for feed in feeds
+    }
+    lease = harness.lease(feeds[0])
+    assert (lease.state, lease.worker_id, lease.reason) == (LeaseState.ASSIGNED, worker.id, None)
+    assert (lease.retry_at, lease.assigned_at is None) == (None, False)
+
+
+@pytest.mark.parametrize("held_as", ["assigned", "running", "stopping"])
+def test_a_feed_that_is_held_cannot_be_assigned(harness: Harness, held_as: str) -> None:
+    worker, other, feed = harness.worker("a"), harness.worker("b"), harness.feed()
+    if held_as == "assigned":
+        harness.assign(feed, worker)
+    else:
+        harness.run(feed, worker)
+    if held_as == "stopping":
+        harness.stop(feed)
+    before = harness.lease(feed)
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.assign([(feed.id, other.id)]) == []
+    assert harness.lease(feed) == before
+
+
+def test_nothing_is_assigned_to_a_worker_that_takes_no_more(harness: Harness) -> None:
+    draining, gone, feed = harness.worker("a"), harness.worker("b"), harness.feed()
+    harness.store.workers.drain(draining.id, ask_to_stop=False)
+    harness.store.workers.leave(gone.id)
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.assign([(feed.id, draining.id)]) == []
+        assert p.assign([(feed.id, gone.id)]) == []
+
+
+def test_an_explanation_is_written_to_the_idle_only(harness: Harness) -> None:
+    worker = harness.worker()
+    idle, running = harness.feed("i"), harness.feed("r")
+    harness.run(running, worker)
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        p.explain([(idle.id, Reason.NO_CAPACITY), (running.id, Reason.NO_CAPACITY)])
+    assert harness.lease(idle).reason is Reason.NO_CAPACITY
+    assert harness.lease(running).reason is None
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert [(w.feed_id, w.reason) for w in p.waiting(limit=9)] == [(idle.id, Reason.NO_CAPACITY)]
+
+
+def test_asking_for_nothing_in_a_pass_is_fine(harness: Harness) -> None:
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.bury([]) == 0
+        assert p.assign([]) == []
+        p.apply_edits([])
+        p.explain([])
+        assert (p.dirty(limit=0), p.waiting(limit=0)) == ([], [])
+
+
+# -- sweep -------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_due_once_an_interval(harness: Harness) -> None:
+    def is_due(interval_s: float) -> bool:
+        with harness.store.fleet.reconcile_pass() as p:
+            assert p is not None
+            return p.sweep_is_due(interval_s=interval_s)
+
+    assert not is_due(60)
+    assert is_due(0)
+    harness.elapse(61)
+    assert not is_due(86_400)
+    assert is_due(60)
+    harness.reconcile(sweep_interval_s=60.0)
+    assert not is_due(60)
+
+
+def test_a_deleted_lease_row_is_made_anew_by_the_sweep(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    harness.run(feed, worker)
+    harness.delete_lease(feed.id)
+    assert harness.store.feeds.view(feed.name).lease.state is LeaseState.IDLE
+    assert harness.reconcile()[1] == [], "an ordinary pass does not look for it"
+    report, sent = harness.reconcile(sweep_interval_s=0.0)
+    assert report.repaired == 1
+    assert [a.feed_id for a in sent] == [feed.id]
+
+
+def test_an_edit_of_a_feed_without_a_lease_makes_one(harness: Harness) -> None:
+    feed = harness.feed()
+    harness.worker()
+    harness.delete_lease(feed.id)
+    harness.store.feeds.edit(feed.name, spec(weight=2.0))
+    assert [a.key for a in harness.reconcile()[1]] == [(feed.id, 1)]
+
+
+def test_a_sweep_finds_nothing_in_a_fleet_that_adds_up(harness: Harness) -> None:
+    worker = harness.worker()
+    names = ("new", "paused", "failed", "backoff", "running", "assigned", "stopping")
+    feeds = {name: harness.feed(name) for name in names}
+    keys = {n: harness.run(feeds[n], worker) for n in ("failed", "backoff", "running", "stopping")}
+    harness.store.leases.release(
+        worker.id,
+        [
+            Release(*keys["failed"], Reason.FAILED),
+            Release(*keys["backoff"], Reason.BACKOFF, retry_in_s=1000, attempts=3),
+        ],
+    )
+    harness.stop(feeds["stopping"])
+    harness.store.feeds.set_target("paused", TargetState.PAUSED)
+    harness.assign(feeds["assigned"], worker)
+    before = [v.lease for v in harness.store.feeds.views()]
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.sweep() == 0
+    assert [v.lease for v in harness.store.feeds.views()] == before
+    assert harness.dirty_feeds() == 0
+
+
+def test_history_is_trimmed_after_its_retention(harness: Harness) -> None:
+    feed = harness.feed()
+    harness.elapse(timedelta(days=20).total_seconds())
+    harness.store.feeds.restart(feed.name)
+    harness.reconcile(sweep_interval_s=0.0)
+    assert [e.kind for e in harness.store.feeds.events(feed.name)] == [EventKind.FEED_RESTARTED]

@@ -1,0 +1,186 @@
+"""What only a real database can show: two transactions at once, decided by row locks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from feedq.model import LeaseState, Load, Reason, Release, TargetState, Worker
+from tests.contract.harness import TTL_S, PostgresHarness, progress
+
+WAIT_S = 10.0
+HAMMER_S = 1.5
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(max_workers=8) as executor:
+        yield executor
+
+
+def wait_until_blocked(harness: PostgresHarness, blocked: Future[object]) -> None:
+    """Until some statement waits for another transaction's row lock."""
+    deadline = time.monotonic() + WAIT_S
+    sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    while not harness.execute(sql):
+        assert not blocked.done(), "it did not wait for the lock"
+        assert time.monotonic() < deadline, "nothing waits for a lock"
+
+
+def test_a_claim_that_races_with_a_burial_finds_the_lease_freed(
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+) -> None:
+    h = postgres_harness
+    worker, feed = h.worker(), h.feed()
+    key = h.assign(feed, worker)
+    with h.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.bury([worker.id]) == 1
+        claim = threads.submit(h.store.leases.claim, worker.id, [key])
+        wait_until_blocked(h, claim)
+    assert claim.result(WAIT_S) == []
+    assert h.lease(feed).state is LeaseState.IDLE
+
+
+def test_a_claim_that_races_with_a_withdrawal_finds_the_lease_idle(
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+) -> None:
+    h = postgres_harness
+    worker, feed = h.worker(), h.feed()
+    key = h.assign(feed, worker)
+    with h.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.overdue(timeout_s=0.0) == 1
+        (again,) = p.assign([(feed.id, worker.id)])
+        claim = threads.submit(h.store.leases.claim, worker.id, [key])
+        wait_until_blocked(h, claim)
+    assert claim.result(WAIT_S) == []
+    assert len(h.store.leases.claim(worker.id, [again.key])) == 1
+
+
+def test_a_release_that_races_with_a_burial_has_no_effect(
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+) -> None:
+    h = postgres_harness
+    worker, feed = h.worker(), h.feed()
+    key = h.run(feed, worker)
+    with h.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        p.bury([worker.id])
+        release = threads.submit(h.store.leases.release, worker.id, [Release(*key, Reason.FAILED)])
+        wait_until_blocked(h, release)
+    assert release.result(WAIT_S) == []
+    assert h.lease(feed).reason is Reason.WORKER_GONE
+
+
+def test_a_heartbeat_that_races_with_a_burial_learns_that_the_worker_is_gone(
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+) -> None:
+    h = postgres_harness
+    worker = h.worker(ttl_s=5)
+    h.elapse(10)
+    with h.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        (suspect,) = p.suspects()
+        beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=5)
+        wait_until_blocked(h, beat)
+        p.bury([suspect.worker.id])
+    assert beat.result(WAIT_S) is None
+
+
+def test_a_heartbeat_that_races_with_a_pass_that_spares_the_worker_renews(
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+) -> None:
+    h = postgres_harness
+    worker = h.worker(ttl_s=5)
+    h.elapse(10)
+    with h.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        p.suspects()
+        beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=5)
+        wait_until_blocked(h, beat)
+    assert beat.result(WAIT_S) is not None
+
+
+def test_of_many_passes_at_once_one_is_let_in(
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+) -> None:
+    h = postgres_harness
+    all_are_in = threading.Barrier(4)
+
+    def enter() -> bool:
+        with h.store.fleet.reconcile_pass() as p:
+            all_are_in.wait(WAIT_S)
+            return p is not None
+
+    entered = [threads.submit(enter) for _ in range(4)]
+    assert sorted(e.result(WAIT_S) for e in entered) == [False, False, False, True]
+
+
+def test_a_message_claimed_by_many_at_once_is_granted_once(
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+) -> None:
+    h = postgres_harness
+    worker = h.worker()
+    keys = [h.assign(h.feed(f"f{i}"), worker) for i in range(10)]
+    at_once = threading.Barrier(4)
+
+    def claim(order: int) -> int:
+        at_once.wait(WAIT_S)
+        return len(h.store.leases.claim(worker.id, keys[::order]))
+
+    claims = [threads.submit(claim, order) for order in (1, -1, 1, -1)]
+    assert sum(c.result(WAIT_S) for c in claims) == len(keys)
+
+
+def test_everything_at_once_never_deadlocks(
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+) -> None:
+    """Owners, people and passes on the same few rows; a deadlock would surface as `Unavailable`."""
+    h = postgres_harness
+    workers = [h.worker("a"), h.worker("b")]
+    feeds = [h.feed(f"f{i}") for i in range(8)]
+    deadline = time.monotonic() + HAMMER_S
+
+    def repeat(work: Callable[[], object]) -> int:
+        rounds = 0
+        while time.monotonic() < deadline:
+            work()
+            rounds += 1
+        return rounds
+
+    def own(worker: Worker) -> None:
+        wanted = [(v.feed.id, v.lease.epoch) for v in h.store.feeds.views(worker=worker.name)]
+        h.store.leases.claim(worker.id, wanted)
+        h.store.leases.report(worker.id, [progress(key) for key in wanted])
+        h.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+        asked = h.store.leases.stop_requests(worker.id)
+        h.store.leases.release(worker.id, [Release(*s.key, s.reason) for s in asked])
+
+    def edit() -> None:
+        for feed in feeds:
+            h.store.feeds.set_target(feed.name, TargetState.PAUSED)
+        for feed in reversed(feeds):
+            h.store.feeds.restart(feed.name)
+            h.store.feeds.set_target(feed.name, TargetState.RUNNING)
+
+    def come_and_go() -> None:
+        worker = h.worker("c")
+        h.reconcile_if_free()
+        own(worker)
+        h.store.workers.drain(worker.id, ask_to_stop=True)
+        own(worker)
+        h.store.workers.leave(worker.id)
+
+    jobs = [
+        *(threads.submit(repeat, partial(own, worker)) for worker in workers),
+        threads.submit(repeat, edit),
+        threads.submit(repeat, come_and_go),
+        threads.submit(repeat, partial(h.reconcile_if_free, sweep_interval_s=0.0, dispatch_timeout_s=0.01)),
+    ]
+    assert all(job.result(HAMMER_S + WAIT_S) > 1 for job in jobs)

@@ -1,0 +1,269 @@
+"""The store's contract: worker sessions, heartbeats, the crash signal."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from feedq.model import LeaseState, Load, Reason, Release, WorkerState
+from tests.contract.harness import TTL_S, Harness
+
+
+def test_a_registered_worker_is_active_until_its_ttl(harness: Harness) -> None:
+    worker = harness.worker("a", capacity=7, ttl_s=30.0)
+    assert (worker.state, worker.capacity, worker.suspected_at) == (WorkerState.ACTIVE, 7, None)
+    assert abs(worker.expires_at - worker.heartbeat_at - timedelta(seconds=30)) < timedelta(seconds=0.1)
+    (view,) = harness.store.workers.views()
+    assert (view.worker, view.leases) == (worker, 0)
+
+
+def test_two_sessions_of_one_name_are_two_workers_with_locks_of_their_own(harness: Harness) -> None:
+    first, second = harness.worker("a"), harness.worker("a")
+    assert first.lock_key != second.lock_key
+    assert [v.worker.id for v in harness.store.workers.views()] == [first.id, second.id]
+
+
+def test_a_heartbeat_renews_and_carries_the_load(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.elapse(40)
+    load = Load(feeds=3, cpu=0.5, rss=1000, loop_lag_s=0.25)
+    beat = harness.store.workers.heartbeat(worker.id, load, ttl_s=TTL_S)
+    assert beat is not None
+    assert (beat.state, beat.stops_pending) == (WorkerState.ACTIVE, False)
+    (view,) = harness.store.workers.views()
+    assert view.worker.load == load
+    assert view.heartbeat_age_s == pytest.approx(0, abs=5)
+    left = view.worker.expires_at - view.worker.heartbeat_at
+    assert abs(left - timedelta(seconds=TTL_S)) < timedelta(seconds=0.1)
+
+
+def test_the_age_of_a_heartbeat_is_told_by_the_databases_clock(harness: Harness) -> None:
+    harness.worker()
+    harness.elapse(40)
+    (view,) = harness.store.workers.views()
+    assert view.heartbeat_age_s == pytest.approx(40, abs=5)
+
+
+def test_a_heartbeat_of_a_gone_or_unknown_worker_is_refused(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.bury(worker)
+    assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S) is None
+    assert harness.store.workers.heartbeat(uuid4(), Load(), ttl_s=TTL_S) is None
+    assert harness.store.workers.views() == []
+
+
+def test_a_late_heartbeat_saves_a_worker_that_was_not_buried_yet(harness: Harness) -> None:
+    worker = harness.worker(ttl_s=5)
+    harness.elapse(10)
+    assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=5) is not None
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.suspects() == []
+
+
+def test_a_heartbeat_says_that_stop_requests_wait(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.stop(feed)
+    beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    assert beat is not None
+    assert beat.stops_pending
+    harness.store.leases.release(worker.id, [Release(*key, Reason.PAUSED)])
+    beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    assert beat is not None
+    assert not beat.stops_pending
+
+
+def test_a_heartbeat_says_how_long_ago_a_pass_finished(harness: Harness) -> None:
+    worker = harness.worker()
+    beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    assert beat is not None
+    assert beat.pass_age_s is None
+    harness.absorb_edits()
+    harness.elapse(30)
+    beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    assert beat is not None
+    assert beat.pass_age_s == pytest.approx(30, abs=5)
+
+
+def test_a_worker_that_drains_itself_keeps_what_runs_and_gives_back_what_it_never_claimed(
+    harness: Harness,
+) -> None:
+    worker = harness.worker()
+    running, assigned = harness.feed("running"), harness.feed("assigned")
+    harness.run(running, worker)
+    stale = harness.assign(assigned, worker)
+    assert harness.store.workers.drain(worker.id, ask_to_stop=False)
+    assert harness.lease(running).state is LeaseState.RUNNING
+    assert harness.lease(assigned).state is LeaseState.IDLE
+    assert harness.lease(assigned).reason is Reason.DRAINED
+    assert harness.store.leases.claim(worker.id, [stale]) == []
+
+
+def test_a_worker_asked_to_drain_is_asked_for_each_running_feed(harness: Harness) -> None:
+    worker, other = harness.worker("a"), harness.worker("b")
+    mine, theirs = harness.feed("mine"), harness.feed("theirs")
+    key = harness.run(mine, worker)
+    harness.run(theirs, other)
+    assert harness.store.workers.drain(worker.id, ask_to_stop=True)
+    (request,) = harness.store.leases.stop_requests(worker.id)
+    assert (request.key, request.reason) == (key, Reason.DRAINED)
+    assert harness.lease(theirs).state is LeaseState.RUNNING
+    assert harness.store.leases.stop_requests(other.id) == []
+
+
+def test_a_drain_asked_for_after_a_drain_begun_still_asks_to_stop(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    harness.run(feed, worker)
+    assert harness.store.workers.drain(worker.id, ask_to_stop=False)
+    assert harness.store.workers.drain(worker.id, ask_to_stop=True)
+    assert harness.lease(feed).state is LeaseState.STOPPING
+
+
+def test_draining_or_leaving_a_gone_worker_changes_nothing(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.store.workers.leave(worker.id)
+    assert not harness.store.workers.drain(worker.id, ask_to_stop=True)
+    assert not harness.store.workers.drain(uuid4(), ask_to_stop=True)
+    harness.store.workers.leave(worker.id)
+    (view,) = harness.store.workers.views(gone=True)
+    assert view.worker.state is WorkerState.GONE
+
+
+def test_a_draining_worker_goes_on_renewing_and_is_no_candidate(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.store.workers.drain(worker.id, ask_to_stop=False)
+    beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    assert beat is not None
+    assert beat.state is WorkerState.DRAINING
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.candidates() == []
+
+
+def test_leaving_frees_whatever_is_left(harness: Harness) -> None:
+    worker, other = harness.worker("a"), harness.worker("b")
+    feeds = [harness.feed(name) for name in ("assigned", "running", "stopping")]
+    harness.run(feeds[2], worker)
+    harness.stop(feeds[2])
+    harness.run(feeds[1], worker)
+    harness.assign(feeds[0], worker)
+    theirs = harness.feed("theirs")
+    harness.run(theirs, other)
+    harness.store.workers.leave(worker.id)
+    for feed in feeds:
+        lease = harness.lease(feed)
+        assert (lease.state, lease.worker_id, lease.reason) == (LeaseState.IDLE, None, Reason.RELEASED)
+    assert harness.lease(theirs).state is LeaseState.RUNNING
+    assert [v.worker.name for v in harness.store.workers.views()] == ["b"]
+
+
+def test_views_count_leases_and_show_the_gone_only_when_asked(harness: Harness) -> None:
+    worker, gone = harness.worker("a"), harness.worker("b")
+    harness.run(harness.feed("1"), worker)
+    harness.assign(harness.feed("2"), worker)
+    harness.store.workers.leave(gone.id)
+    assert [(v.worker.name, v.leases) for v in harness.store.workers.views()] == [("a", 2)]
+    assert [v.worker.name for v in harness.store.workers.views(gone=True)] == ["a", "b"]
+
+
+def test_the_gone_among_some_are_the_ended_and_the_unknown(harness: Harness) -> None:
+    active, draining, left, buried = (harness.worker(name) for name in "abcd")
+    harness.store.workers.drain(draining.id, ask_to_stop=False)
+    harness.store.workers.leave(left.id)
+    harness.bury(buried)
+    unknown = uuid4()
+    asked = [active.id, draining.id, left.id, buried.id, unknown]
+    assert harness.store.workers.gone_among(asked) == {left.id, buried.id, unknown}
+    assert harness.store.workers.gone_among([]) == set()
+
+
+# -- the crash signal --------------------------------------------------------------------------------
+
+
+def test_a_worker_without_a_session_is_crashed_at_the_second_look(harness: Harness) -> None:
+    worker, other = harness.worker("a"), harness.worker("b")
+    harness.store.session(worker, ttl_s=TTL_S)
+    kept = harness.store.session(other, ttl_s=TTL_S)
+    harness.break_sessions(worker)
+    assert harness.look() == 0
+    assert harness.look() == 1
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        (suspect,) = p.suspects()
+        assert (suspect.worker.id, suspect.has_session) == (worker.id, False)
+        assert suspect.worker.suspected_at is not None
+    kept.close()
+
+
+def test_one_broken_connection_of_two_is_no_crash(harness: Harness) -> None:
+    worker = harness.worker()
+    session = harness.store.session(worker, ttl_s=TTL_S)
+    listener = harness.store.worker_listener(worker)
+    session.close()
+    assert harness.look() == 0
+    assert harness.look() == 0
+    listener.close()
+
+
+def test_a_heartbeat_between_two_looks_clears_the_suspicion(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.store.session(worker, ttl_s=TTL_S).close()
+    assert harness.look() == 0
+    again = harness.store.session(worker, ttl_s=TTL_S)
+    assert again.heartbeat(Load()) is not None
+    again.close()
+    assert harness.look() == 0, "the first look of a new suspicion"
+
+
+def test_a_worker_that_came_back_after_the_first_look_has_a_session(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.store.session(worker, ttl_s=TTL_S).close()
+    harness.look()
+    again = harness.store.session(worker, ttl_s=TTL_S)
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        (suspect,) = p.suspects()
+        assert suspect.has_session
+    again.close()
+
+
+def test_a_worker_that_has_not_opened_its_first_session_yet_is_no_crash(harness: Harness) -> None:
+    harness.worker()
+    assert harness.look() == 0
+    assert harness.look() == 0
+
+
+def test_a_suspected_worker_is_given_no_feeds(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.store.session(worker, ttl_s=TTL_S).close()
+    harness.look()
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.candidates() == []
+
+
+def test_a_session_carries_the_heartbeat_until_the_worker_is_gone(harness: Harness) -> None:
+    worker = harness.worker()
+    session = harness.store.session(worker, ttl_s=TTL_S)
+    beat = session.heartbeat(Load(feeds=1))
+    assert beat is not None
+    assert harness.store.workers.views()[0].worker.load.feeds == 1
+    harness.bury(worker)
+    assert session.heartbeat(Load()) is None
+    session.close()
+
+
+def test_a_listener_hears_stop_requests_for_its_worker_only(harness: Harness) -> None:
+    worker, other = harness.worker("a"), harness.worker("b")
+    feed = harness.feed()
+    harness.run(feed, worker)
+    mine, theirs = harness.store.worker_listener(worker), harness.store.worker_listener(other)
+    assert not mine.wait(0)
+    harness.stop(feed)
+    assert mine.wait(5)
+    assert not theirs.wait(0)
+    mine.close()
+    theirs.close()

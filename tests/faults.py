@@ -1,0 +1,177 @@
+"""The faults of the promise, as procedures: each does one thing to a stage, and measures what it cost.
+
+The chaos tests assert on them with limits for a noisy machine; `bench.faults` repeats them and compares the
+figures with the promise itself. None of them waits for the fleet to be whole again: `Stage.heal` does.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg2
+
+from tests.cluster import Cluster, wait_until
+from tests.invariants import Took, connections_of, mark, wait_resumed
+from tests.node import Node
+from tests.stage import Stage, wall_clock
+
+FAILOVER_LIMIT_S = 30.0
+DRAIN_LIMIT_S = 15.0
+
+
+def kill_worker(stage: Stage) -> tuple[Took, dict[str, int]]:
+    """``kill -9`` of the busiest worker. Returns what it took, and the epochs it must not have changed."""
+    victim = stage.busiest()
+    feeds = stage.cluster.feeds_of(victim)
+    untouched = stage.epochs_but(feeds)
+    took = stage.wait_resumed(feeds, lambda: victim.signal(signal.SIGKILL), limit_s=FAILOVER_LIMIT_S)
+    victim.wait(5)
+    return took, untouched
+
+
+def terminate_worker(stage: Stage) -> tuple[Took, dict[str, int]]:
+    """SIGTERM of the busiest worker, which must exit with status 0."""
+    victim = stage.busiest()
+    feeds = stage.cluster.feeds_of(victim)
+    untouched = stage.epochs_but(feeds)
+    ended: list[float] = []
+
+    def fault() -> float:
+        moment = victim.signal(signal.SIGTERM)
+        try:
+            status = victim.wait(DRAIN_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{victim.name} did not end:\n{victim.text()[-4000:]}") from None
+        ended.append(time.monotonic() - moment)
+        assert status == 0, f"{victim.name} ended with {status}:\n{victim.text()[-4000:]}"
+        return moment
+
+    took = stage.wait_resumed(feeds, fault, limit_s=FAILOVER_LIMIT_S)
+    return Took(took.delays_s, exit_s=ended[0]), untouched
+
+
+@contextmanager
+def frozen_worker(stage: Stage, victim: Node) -> Iterator[tuple[list[str], float]]:
+    """A worker that is stopped for the length of the block: its feeds, and the moment it stopped."""
+    feeds = stage.cluster.feeds_of(victim)
+    stage.frozen.update(connections_of(stage.source, feeds))
+    moment = victim.freeze()
+    try:
+        yield feeds, moment
+    finally:
+        victim.thaw()
+
+
+def freeze_worker(stage: Stage) -> tuple[Took, dict[str, int], Node]:
+    """SIGSTOP of the busiest worker until its feeds stream elsewhere, then SIGCONT."""
+    victim = stage.busiest()
+    untouched = stage.epochs_but(stage.cluster.feeds_of(victim))
+    before = mark(stage.source)
+    with frozen_worker(stage, victim) as (feeds, moment):
+        took = wait_resumed(stage.source, feeds, after=before, since=moment, limit_s=FAILOVER_LIMIT_S)
+    return took, untouched, victim
+
+
+def freeze_inside_transaction(stage: Stage) -> tuple[Took, Node]:
+    """SIGSTOP of a worker while its writer's transaction is open; delays count from the moment it was gone.
+
+    A lock on the landing table makes every writer wait inside its transaction, the checkpoint rows locked.
+    The victim is frozen there, then the lock goes: the others commit, the victim's transaction stays open.
+    """
+    victim = stage.busiest()
+    worker_id = stage.cluster.worker_id(victim)
+    before = mark(stage.source)
+    lock = psycopg2.connect(stage.cluster.database_url)
+    try:
+        lock.cursor().execute("LOCK TABLE landed IN EXCLUSIVE MODE")
+        backends = [row["pid"] for row in stage.cluster.backends(victim)]
+        wait_until(
+            lambda: waiting_in_transaction(stage.cluster, backends),
+            limit_s=10,
+            what=f"{victim.name}'s writer waits inside its transaction",
+        )
+        with frozen_worker(stage, victim) as (feeds, _):
+            lock.rollback()
+            wait_until(
+                lambda: gone_at(stage.cluster, worker_id) is not None,
+                limit_s=FAILOVER_LIMIT_S,
+                what=f"{victim.name} is declared gone",
+            )
+            gone = gone_at(stage.cluster, worker_id)
+            assert gone is not None
+            since = gone - wall_clock(0.0)
+            took = wait_resumed(stage.source, feeds, after=before, since=since, limit_s=FAILOVER_LIMIT_S)
+    finally:
+        lock.close()
+    return took, victim
+
+
+def waiting_in_transaction(cluster: Cluster, backends: list[int]) -> bool:
+    """Whether one of these backends waits for a lock on a table, its transaction open."""
+    return bool(
+        cluster.sql(
+            """
+            SELECT 1 FROM pg_locks k JOIN pg_stat_activity a USING (pid)
+            WHERE k.pid = ANY(%s) AND NOT k.granted AND k.locktype = 'relation' AND a.xact_start IS NOT NULL
+            """,
+            (backends,),
+        )
+    )
+
+
+def gone_at(cluster: Cluster, worker_id: str) -> float | None:
+    """The epoch second at which a worker was declared gone, if it was."""
+    rows = cluster.sql(
+        "SELECT extract(epoch FROM at)::float8 AS at FROM feedq.event "
+        "WHERE kind = 'worker_gone' AND worker_id = %s",
+        (worker_id,),
+    )
+    return rows[0]["at"] if rows else None
+
+
+def kill_leader(stage: Stage) -> float:
+    """``kill -9`` of the elected beat. Returns the seconds until another one is."""
+    leader = stage.cluster.wait_leader()
+    moment = leader.signal(signal.SIGKILL)
+    leader.wait(5)
+    return wait_other_leader(stage.cluster, leader) - moment
+
+
+def freeze_leader(stage: Stage) -> tuple[float, Node]:
+    """SIGSTOP of the elected beat until another one is elected, then SIGCONT."""
+    leader = stage.cluster.wait_leader()
+    moment = leader.freeze()
+    try:
+        took = wait_other_leader(stage.cluster, leader) - moment
+    finally:
+        leader.thaw()
+    return took, leader
+
+
+def wait_other_leader(cluster: Cluster, previous: Node) -> float:
+    def other() -> bool:
+        rows = cluster.sql("SELECT pid FROM feedq.leader WHERE expires_at > clock_timestamp()")
+        return any(row["pid"] != previous.pid for row in rows)
+
+    return wait_until(other, limit_s=FAILOVER_LIMIT_S, what="another beat is elected", interval_s=0.005)
+
+
+def restart_database(stage: Stage) -> tuple[float, float]:
+    """A fast restart of PostgreSQL. Returns the seconds until all land, since its stop and its return."""
+    moment = time.monotonic()
+    stage.postgres.restart()
+    back = time.monotonic()
+    all_land = stage.wait_landing(limit_s=FAILOVER_LIMIT_S)
+    return all_land - moment, all_land - back
+
+
+def terminate_backend(stage: Stage, backend: dict[str, Any]) -> float:
+    """End one database session of a worker. Returns the seconds until everything sent by then had landed."""
+    moment = time.monotonic()
+    stage.cluster.sql("SELECT pg_terminate_backend(%s)", (backend["pid"],))
+    return stage.wait_landing(limit_s=FAILOVER_LIMIT_S) - moment

@@ -1,0 +1,87 @@
+"""Cursors read from records: the last record that has one decides."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.connectors.cursor import CURSOR_BYTES_MAX, CursorReader, show_cursor
+from feedq.connectors.framing import Framed
+from feedq.errors import FeedMisconfigured
+from feedq.model import JSON
+
+SEQ = CursorReader("/seq")
+
+with_cursor = st.integers(-(2**63), 2**64 - 1) | st.text(
+    st.characters(codec="ascii", exclude_characters="\0")
+)
+without_cursor = st.sampled_from(
+    [b"garbage", b"{", b"\xff\xfe", b'{"other": 1}', b'{"seq": null}', b"[]", b"1", b'{"seq": }']
+)
+records = st.lists(with_cursor | without_cursor, max_size=12)
+
+
+def encode(record: int | str | bytes) -> bytes:
+    return record if isinstance(record, bytes) else orjson.dumps({"seq": record})
+
+
+def lines(*encoded: bytes) -> Framed:
+    return Framed(lines=b"".join(record + b"\n" for record in encoded))
+
+
+@given(records, st.booleans())
+def test_the_last_record_that_has_a_cursor_decides(drawn: list[int | str | bytes], as_lines: bool) -> None:
+    encoded = tuple(map(encode, drawn))
+    framed = lines(*encoded) if as_lines else Framed(records=encoded)
+    cursors = [record for record in drawn if not isinstance(record, bytes)]
+    assert SEQ.after(framed, "previous") == (cursors[-1] if cursors else "previous")
+
+
+def test_falsy_cursors_count_and_null_does_not() -> None:
+    assert SEQ.after(lines(b'{"seq": 0}'), 7) == 0
+    assert SEQ.after(lines(b'{"seq": ""}'), 7) == ""
+    assert SEQ.after(lines(b'{"seq": false}'), 7) is False
+    assert SEQ.after(lines(b'{"seq": null}'), 7) == 7
+
+
+def test_the_pointer_may_lead_anywhere() -> None:
+    assert CursorReader("/meta/0").after(lines(b'{"meta": [{"a": 1}]}'), None) == {"a": 1}
+    assert CursorReader("").after(lines(b"17"), None) == 17
+
+
+@pytest.mark.parametrize("number", ["18446744073709551616", "-9223372036854775809", "1e30"])
+def test_a_number_that_cannot_be_kept_exactly_stops_the_feed(number: str) -> None:
+    with pytest.raises(FeedMisconfigured, match=r"source\.cursor /seq: a number beyond 64 bits"):
+        SEQ.after(lines(b'{"seq": %s}' % number.encode()), None)
+
+
+def test_numbers_up_to_64_bits_and_fractions_are_kept() -> None:
+    assert SEQ.after(lines(b'{"seq": 18446744073709551615}'), None) == 2**64 - 1
+    assert SEQ.after(lines(b'{"seq": -9223372036854775808}'), None) == -(2**63)
+    assert SEQ.after(lines(b'{"seq": 1767225600.25}'), None) == 1767225600.25
+
+
+@pytest.mark.parametrize("cursor", [b'"a\\u0000"', b'["\\u0000"]', b'{"\\u0000": 1}', b'"\\\\\\u0000"'])
+def test_a_nul_which_the_database_cannot_keep_stops_the_feed(cursor: bytes) -> None:
+    with pytest.raises(FeedMisconfigured, match=r"source\.cursor /seq: a NUL"):
+        SEQ.after(lines(b'{"seq": %s}' % cursor), None)
+
+
+def test_a_backslash_before_u0000_is_no_nul() -> None:
+    assert SEQ.after(lines(rb'{"seq": "\\u0000"}'), None) == r"\u0000"
+
+
+def test_a_cursor_beyond_its_size_limit_stops_the_feed() -> None:
+    fits = "x" * (CURSOR_BYTES_MAX - 2)
+    assert SEQ.after(lines(orjson.dumps({"seq": fits})), None) == fits
+    with pytest.raises(FeedMisconfigured, match=r"source\.cursor /seq: 8193 bytes, at most 8192"):
+        SEQ.after(lines(orjson.dumps({"seq": fits + "x"})), None)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "shown"), [(None, "null"), (17, "17"), ("x" * 300, '"' + "x" * 198 + "…")]
+)
+def test_a_cursor_in_a_message_is_short(cursor: JSON, shown: str) -> None:
+    assert show_cursor(cursor) == shown

@@ -1,0 +1,97 @@
+"""JSON pointers, with the examples of RFC 6901."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.connectors.pointer import MISSING, compile_pointer, parse_pointer
+from feedq.model import JSON
+
+RFC_DOCUMENT: JSON = {
+    "foo": ["bar", "baz"],
+    "": 0,
+    "a/b": 1,
+    "c%d": 2,
+    "e^f": 3,
+    "g|h": 4,
+    "i\\j": 5,
+    'k"l': 6,
+    " ": 7,
+    "m~n": 8,
+}
+
+names = st.text(max_size=5) | st.sampled_from(["~", "/", "~1", "0", "-", "01"])
+documents: st.SearchStrategy[JSON] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "value"),
+    [
+        ("", RFC_DOCUMENT),
+        ("/foo", ["bar", "baz"]),
+        ("/foo/0", "bar"),
+        ("/", 0),
+        ("/a~1b", 1),
+        ("/c%d", 2),
+        ("/e^f", 3),
+        ("/g|h", 4),
+        ("/i\\j", 5),
+        ('/k"l', 6),
+        ("/ ", 7),
+        ("/m~0n", 8),
+    ],
+)
+def test_the_examples_of_the_rfc(pointer: str, value: JSON) -> None:
+    assert compile_pointer(pointer)(RFC_DOCUMENT) == value
+
+
+@pytest.mark.parametrize(
+    "pointer", ["/foo/2", "/foo/-", "/foo/00", "/foo/-1", "/foo/bar", "/bar", "/foo/0/0", "//"]
+)
+def test_what_is_not_there_is_missing(pointer: str) -> None:
+    assert compile_pointer(pointer)(RFC_DOCUMENT) is MISSING
+
+
+def test_null_is_not_missing() -> None:
+    assert compile_pointer("/a/b")({"a": {"b": None}}) is None
+    assert compile_pointer("/a/b/c")({"a": {"b": None}}) is MISSING
+
+
+def test_an_index_is_also_a_name() -> None:
+    assert compile_pointer("/0")({"0": "by name"}) == "by name"
+    assert compile_pointer("/0")(["by place"]) == "by place"
+
+
+@pytest.mark.parametrize("text", ["seq", "a/b", " /a", "/~", "/a~2", "/~~0"])
+def test_what_is_no_pointer_is_refused_with_its_text(text: str) -> None:
+    with pytest.raises(ValueError, match="is no JSON pointer"):
+        compile_pointer(text)
+
+
+def escape(name: str) -> str:
+    return "/" + name.replace("~", "~0").replace("/", "~1")
+
+
+@given(st.lists(names, max_size=4))
+def test_escaping_and_parsing_are_inverse(tokens: list[str]) -> None:
+    assert parse_pointer("".join(map(escape, tokens))) == tuple(tokens)
+
+
+@given(documents)
+def test_every_value_of_a_document_is_found_by_its_path(document: JSON) -> None:
+    def check(pointer: str, value: JSON) -> None:
+        assert compile_pointer(pointer)(document) == value
+        if isinstance(value, dict):
+            for name, item in value.items():
+                check(pointer + escape(name), item)
+        if isinstance(value, list):
+            for index, item in enumerate(value):
+                check(f"{pointer}/{index}", item)
+
+    check("", document)

@@ -1,0 +1,98 @@
+"""Templates: only placeholders are replaced, and what replaces them is not looked at again."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.connectors.template import compile_template, unescape, wire_values
+from feedq.model import JSON
+
+HELLO = r'{"feed": {name}, "from": {cursor}}\n'
+
+
+def render(text: str, *, feed: str = "acme/orders", cursor: JSON = None, **secrets: str) -> bytes:
+    template = compile_template(text, secrets=secrets)
+    return template.render(wire_values(feed=feed, cursor=cursor, secrets=secrets))
+
+
+def test_the_example_of_the_tutorial() -> None:
+    assert render(HELLO) == b'{"feed": "acme/orders", "from": null}\n'
+    assert render(HELLO, cursor=17) == b'{"feed": "acme/orders", "from": 17}\n'
+
+
+def test_a_cursor_of_any_json_is_rendered_as_json() -> None:
+    assert render("{cursor}", cursor={"shard": 1, "at": "ä"}) == '{"shard":1,"at":"ä"}'.encode()
+    assert render("{cursor}", cursor="17") == b'"17"'
+
+
+@given(st.text(), st.integers() | st.text() | st.none())
+def test_a_json_hello_stays_json_whatever_fills_it(feed: str, cursor: int | str | None) -> None:
+    try:
+        orjson.dumps([feed, cursor])
+    except TypeError:  # beyond 64 bits or not Unicode: such never become a name or a cursor
+        return
+    assert orjson.loads(render(HELLO, feed=feed, cursor=cursor)) == {"feed": feed, "from": cursor}
+
+
+def test_secrets_are_inserted_as_they_stand() -> None:
+    assert render(r"AUTH {token}\r\n", token='a"b') == b'AUTH a"b\r\n'
+
+
+def test_what_is_filled_in_is_not_looked_at_again() -> None:
+    assert render("{token} {cursor}", cursor="{token}", token=r"{cursor}\n") == rb'{cursor}\n "{token}"'
+
+
+def test_a_secret_that_is_not_utf8_goes_out_as_it_came_in() -> None:
+    assert render("{token}", token=b"\xff!".decode("utf-8", "surrogateescape")) == b"\xff!"
+
+
+@pytest.mark.parametrize("text", ["{}", "{ name }", '{"name"}', "{{", "{na me}", "{1}", "{name", "name}", ""])
+def test_other_braces_are_literal(text: str) -> None:
+    assert render(text) == text.encode()
+
+
+def test_braces_around_a_placeholder_are_literal() -> None:
+    assert render('{{name}}{"a":{name}}') == b'{"acme/orders"}{"a":"acme/orders"}'
+
+
+def test_an_unknown_placeholder_is_refused_and_the_known_are_named() -> None:
+    with pytest.raises(ValueError, match=r"\{tokn\} is no placeholder; known are cursor, name, token"):
+        compile_template("{tokn}", secrets={"token"})
+
+
+def test_an_escaped_brace_never_begins_a_placeholder() -> None:
+    assert render(r"\x7bname} \x7btokn}") == b"{name} {tokn}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"\n\r\t\0", b"\n\r\t\0"),
+        (r"\\n", b"\\n"),
+        (r"\\", b"\\"),
+        (r"\x00\xfF\x41", b"\x00\xffA"),
+        ("\n", b"\n"),
+        ("ä", "ä".encode()),
+        ("", b""),
+    ],
+)
+def test_escapes(text: str, expected: bytes) -> None:
+    assert unescape(text) == expected
+
+
+def test_a_placeholder_may_follow_an_escaped_backslash() -> None:
+    assert render(r"\\{name}") == b'\\"acme/orders"'
+
+
+@pytest.mark.parametrize("text", [r"\q", r"\x4", r"\xzz", "\\", r"\u0041", "\\\n", r"\{name}"])
+def test_an_unknown_escape_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"unknown escape .*known are"):
+        compile_template(text)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=("Cs",), exclude_characters="\\{")))
+def test_text_without_backslash_and_brace_is_itself(text: str) -> None:
+    assert render(text) == text.encode()

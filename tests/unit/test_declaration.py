@@ -1,0 +1,173 @@
+"""What is refused of a declaration, and what tells two of them apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from feedq.declaration import ABSENT, Action, OptionChange, Plan, difference, plan, problems, validate
+from feedq.errors import InvalidInput
+from feedq.model import Feed, FeedSpec, TargetState
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SPEC = FeedSpec("acme/orders", "tcp", {"url": "tcp://127.0.0.1:7001"}, {"table": "orders"})
+
+
+def with_source(**options: object) -> FeedSpec:
+    return replace(SPEC, source={**SPEC.source, **options})
+
+
+def stored(*specs: FeedSpec) -> list[Feed]:
+    return [Feed(i, spec, 1, NOW, NOW) for i, spec in enumerate(specs, start=1)]
+
+
+def actions(the_plan: Plan) -> list[tuple[str, str]]:
+    return [(change.action.value, change.name) for change in the_plan.changes]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        replace(SPEC, name="名前", tenant="Übung", weight=0.5),
+        with_source(hello="{token}", secrets={"token": "${env:ACME_TOKEN}"}),
+        with_source(hello="{token}", secrets={"token": "${file:/run/secrets/acme}"}),
+        with_source(hello='{"feed": {name}, "from": {cursor}}', cursor="/seq", idle_timeout_s=30),
+    ],
+)
+def test_a_right_declaration_has_no_problems(spec: FeedSpec) -> None:
+    assert problems(spec) == []
+    validate(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (replace(SPEC, name=""), "name: must not be empty"),
+        (replace(SPEC, name="a b"), "name: must be printable"),
+        (replace(SPEC, name="-rf"), "name: must be printable"),
+        (replace(SPEC, name="a\x1b[2J"), "name: must be printable"),
+        (replace(SPEC, name="x" * 201), "name: has 201 characters"),
+        (replace(SPEC, tenant="a\nb"), "tenant: must be printable"),
+        (replace(SPEC, weight=0), "weight: must be a number greater than 0"),
+        (replace(SPEC, weight=float("nan")), "weight"),
+        (replace(SPEC, weight=float("inf")), "weight"),
+        (replace(SPEC, labels={"a": True}), "labels.a: must be a string"),
+        (replace(SPEC, labels={"a": "\0"}), "labels.a"),
+        (replace(SPEC, connector="tpc"), "unknown connector 'tpc'; installed are: "),
+        (replace(SPEC, source={}), "source.url: Field required"),
+        (with_source(colour="red"), "source.colour: unknown option; known are"),
+        (replace(SPEC, sink={}), "sink.table: Field required"),
+        (replace(SPEC, sink={"table": "t", "colums": {}}), "sink.colums: unknown option"),
+        (replace(with_source(format="text"), sink={"table": "t", "columns": {"a": "/a"}}), "sink.columns"),
+        (with_source(secrets={"token": "hunter2"}), "source.secrets.token: is no reference"),
+        (with_source(secrets={"token": 12}), "source.secrets.token: is no reference"),
+        (with_source(secrets={"my token": "${env:A}"}), "cannot name a secret"),
+        (with_source(hello="${env:ACME_TOKEN}"), "source.hello: ${env:…} and ${file:…} stand only under"),
+        (with_source(url="tcp://me:hunter2@h:1"), "source.url: holds a password in a URL; put it under"),
+        (with_source(url="tcp://:hunter2@h:1"), "source.url: holds a password in a URL"),
+        (with_source(hello="GET http://h/?a=1&password=hunter2"), "source.hello: holds a password"),
+        (replace(SPEC, sink={"table": "postgresql://me:hunter2@h/t"}), "FEEDQ_SINKS__<NAME>"),
+        (with_source(hello="a\0b"), "NUL"),
+        (with_source(hello="\ud800"), "surrogate"),
+        (with_source(idle_timeout_s=2**70), "beyond 64 bits"),
+        (with_source(idle_timeout_s=float("inf")), "finite"),
+        (with_source(hello=NOW), "datetime is not a JSON value"),
+        (with_source(hello="x" * 70_000), "source: too large"),
+        (replace(SPEC, source={1: 2}), "must be a string; quote it"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_with_the_option_named(spec: FeedSpec, problem: str) -> None:
+    found = problems(spec)
+    assert any(problem in line for line in found), found
+
+
+def test_nesting_is_bounded() -> None:
+    deep: object = 1
+    for _ in range(10_000):
+        deep = [deep]
+    assert problems(with_source(hello=deep)) == ["source: nested more than 32 deep"]
+
+
+def test_a_placeholder_may_stand_for_a_password() -> None:
+    found = problems(with_source(hello="http://me:{token}@h", secrets={"token": "${env:ACME_TOKEN}"}))
+    assert not any("password" in line for line in found)
+
+
+def test_no_message_repeats_a_secret() -> None:
+    spec = replace(
+        with_source(
+            secrets={"token": "hunter2"},
+            url="tcp://me:hunter2@h:1",
+            hello="x://a:hunter2@b",
+            colour="hunter2",
+        ),
+        sink={"table": "t", "name": "postgresql://me:hunter2@h"},
+    )
+    with pytest.raises(InvalidInput) as raised:
+        validate(spec)
+    assert "hunter2" not in str(raised.value)
+    assert str(raised.value).startswith("feed 'acme/orders': ")
+
+
+# -- plans -------------------------------------------------------------------------------------------
+
+
+def test_a_plan_adds_changes_and_leaves_alone() -> None:
+    same, edited, new = (replace(SPEC, name=name) for name in "abc")
+    there = stored(same, edited)
+    the_plan = plan([same, replace(edited, weight=2), new], there)
+    assert actions(the_plan) == [("change", "b"), ("add", "c")]
+    assert the_plan.unchanged == 1
+    assert the_plan.changes[0].options == (OptionChange("weight", 1.0, 2.0),)
+
+
+def test_only_pruning_removes_and_only_of_the_tenant() -> None:
+    there = stored(replace(SPEC, name="a", tenant="x"), replace(SPEC, name="b", tenant="y"))
+    assert actions(plan([], there)) == []
+    assert actions(plan([], there, prune=True)) == [("remove", "a"), ("remove", "b")]
+    assert actions(plan([], there, prune=True, tenant="y")) == [("remove", "b")]
+    assert plan([], there, prune=True).count(Action.REMOVE) == 2
+
+
+def test_a_feed_being_removed_is_as_good_as_gone() -> None:
+    (going,) = stored(SPEC)
+    going = replace(going, removed_at=NOW)
+    assert actions(plan([SPEC], [going], prune=True)) == [("add", SPEC.name)]
+    assert actions(plan([], [going], prune=True)) == []
+
+
+def test_a_paused_feed_stays_paused_unless_told_otherwise() -> None:
+    there = stored(replace(SPEC, target_state=TargetState.PAUSED))
+    assert plan([SPEC], there, keep_target={SPEC.name}).unchanged == 1
+    (change,) = plan([SPEC], there).changes
+    assert change.options == (OptionChange("target_state", "paused", "running"),)
+    (change,) = plan([replace(SPEC, weight=2)], there, keep_target={SPEC.name}).changes
+    assert change.spec == replace(SPEC, weight=2, target_state=TargetState.PAUSED)
+
+
+def test_differences_are_named_by_dotted_option() -> None:
+    after = replace(
+        with_source(secrets={"token": "${env:A}"}, hello="hi"),
+        sink={"table": "orders", "columns": {"a": "/a"}, "key": ("a",)},
+        labels={"region": "eu"},
+    )
+    changed = {change.option: (change.before, change.after) for change in difference(SPEC, after)}
+    assert changed == {
+        "labels.region": (ABSENT, "eu"),
+        "sink.columns.a": (ABSENT, "/a"),
+        "sink.key": (ABSENT, ["a"]),
+        "source.hello": (ABSENT, "hi"),
+        "source.secrets.token": (ABSENT, "${env:A}"),
+    }
+
+
+def test_numbers_of_equal_value_are_equal_and_booleans_are_no_numbers() -> None:
+    assert difference(with_source(idle_timeout_s=30), with_source(idle_timeout_s=30.0)) == ()
+    assert difference(with_source(verify=1), with_source(verify=True)) != ()
+
+
+def test_names_with_dots_are_told_apart() -> None:
+    assert difference(replace(SPEC, source={"a.b": 1}), replace(SPEC, source={"a": {"b": 1}})) != ()

@@ -1,0 +1,165 @@
+"""Procfile, Dockerfile, docker-compose.yml, Makefile and constraints.txt agree with the package."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tomllib
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from celery.bin.celery import celery as celery_command
+from click import Command, Context, Group
+from flower.options import options as flower_options
+
+from beat_schedule import beat_schedule
+from feedq.cli import main as feedq_command
+from feedq.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = ("release", "worker", "beat", "flower")
+PROCFILE = dict(line.split(": ", 1) for line in (ROOT / "Procfile").read_text().splitlines())
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def normalised(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def requirements() -> list[str]:
+    project = PYPROJECT["project"]
+    listed = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    names = [re.match(r"[\w.-]+", line) for line in listed]
+    return sorted({normalised(m.group()) for m in names if m} - {"feedq"})
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {normalised(name): version for name, version in (line.split("==") for line in lines)}
+
+
+def check(command: list[str]) -> None:
+    """Fails unless ``command`` names commands and options that exist."""
+    program, *arguments = command
+    if program == "celery":
+        assert arguments[:2] == ["-A", "feedq"]
+        found: Command = celery_command
+        arguments = arguments[2:]
+    else:
+        assert program == "feedq"
+        found = feedq_command
+    while isinstance(found, Group) and arguments and not arguments[0].startswith("-"):
+        name = arguments.pop(0)
+        inner = found.get_command(Context(found), name)
+        assert inner is not None, f"{program}: no command {name!r}"
+        found = inner
+    known = {o for p in found.params for o in p.opts}
+    if found.name == "flower":
+        # Flower takes its own options in tornado's way: importing it declares them.
+        known |= {f"--{name}" for name in flower_options}
+    for argument in arguments:
+        assert not argument.startswith("-") or argument.split("=")[0] in known, f"{command}: {argument}"
+
+
+@pytest.mark.parametrize("process", sorted(PROCFILE))
+def test_the_procfile_runs_commands_that_exist(process: str) -> None:
+    check(shlex.split(PROCFILE[process]))
+
+
+def test_the_procfile_has_every_kind_of_process() -> None:
+    assert sorted(PROCFILE) == sorted(OURS)
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_compose_runs_commands_that_exist(service: str) -> None:
+    check(SERVICES[service]["command"])
+
+
+def test_the_image_runs_a_worker_by_default() -> None:
+    text = (ROOT / "Dockerfile").read_text()
+    default = re.search(r"^CMD (\[.*\])$", text, re.MULTILINE)
+    assert default is not None
+    check(yaml.safe_load(default.group(1)))
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_compose_sets_variables_that_exist(service: str) -> None:
+    known = {f"FEEDQ_{name.upper()}" for name in Settings.model_fields}
+    named = {name for name in SERVICES[service].get("environment", {}) if name.startswith("FEEDQ_")}
+    assert named <= known
+
+
+@pytest.mark.parametrize("service", sorted(SERVICES))
+def test_compose_publishes_on_the_loopback_address_only(service: str) -> None:
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[service].get("ports", []))
+
+
+@pytest.mark.parametrize("service", sorted(SERVICES))
+def test_compose_takes_every_password_from_the_environment(service: str) -> None:
+    values = {k: str(v) for k, v in SERVICES[service].get("environment", {}).items()}
+    secret = {k: v for k, v in values.items() if "PASSWORD" in k or "AUTH" in k or "URL" in k}
+    assert all(re.search(r"\$\{\w+:\?", value) for value in secret.values())
+
+
+def test_compose_has_spares_of_whatever_may_die() -> None:
+    assert SERVICES["worker"]["deploy"]["replicas"] >= 2
+    assert SERVICES["beat"]["deploy"]["replicas"] >= 2
+
+
+def test_compose_migrates_before_anything_else_starts() -> None:
+    for service in ("worker", "beat", "flower"):
+        assert SERVICES[service]["depends_on"]["release"]["condition"] == "service_completed_successfully"
+
+
+def test_the_image_copies_files_that_are_not_ignored() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [
+        source
+        for line in re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+        for source in line.split()[:-1]
+    ]
+    assert copied
+    assert set(copied) <= allowed
+    assert all((ROOT / source).exists() for source in copied)
+
+
+def test_constraints_hold_names_and_versions_only() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!-]+", line)] == []
+
+
+@pytest.mark.parametrize("package", requirements())
+def test_every_dependency_is_pinned_by_the_constraints(package: str) -> None:
+    assert package in pins()
+
+
+def test_every_dependency_says_why_it_is_there() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    block = text[text.index("dependencies = [") : text.index("[project.scripts]")]
+    bare = [
+        line
+        for line in block.splitlines()
+        if line.strip().startswith('"') and "#" not in line and "feedq[" not in line
+    ]
+    assert bare == []
+
+
+def test_beat_asks_for_a_task_that_exists() -> None:
+    from feedq.celery import app
+
+    app.loader.import_default_modules()
+    assert {entry["task"] for entry in beat_schedule.values()} <= set(app.tasks)
+
+
+@pytest.mark.parametrize("target", ["help", "venv", "run", "test", "check", "bench", "docs", "clean"])
+def test_make_knows_the_target(target: str) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "--silent", target], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

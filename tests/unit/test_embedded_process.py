@@ -1,0 +1,162 @@
+"""Children that do not outlive their parent, locks that outlive it with them, and the ports they get."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from random import Random
+
+import psutil
+import pytest
+
+from feedq.embedded import process
+from feedq.embedded.lock import FileLock, is_locked
+from feedq.embedded.process import (
+    Account,
+    end,
+    free_port,
+    is_free,
+    may_enter,
+    poll_until,
+    rotate,
+    spawn,
+    tail,
+)
+from feedq.errors import Conflict
+
+GENEROUS_S = 20.0
+SLEEP = ["/bin/sleep", "600"]
+DEAF = ["/bin/sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.05; done"]
+
+PARENT = """
+    import os, sys, time
+    from pathlib import Path
+    from feedq.embedded import process
+    if sys.argv[1] == "tether":
+        process._libc = None
+    child = process.spawn(["/bin/sleep", "600"], log=Path(sys.argv[2]), env=dict(os.environ), cwd=Path("/"))
+    print(child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("way", ["kernel", "tether"])
+def test_a_child_ends_when_its_parent_is_killed(way: str, tmp_path: Path) -> None:
+    if way == "kernel" and sys.platform != "linux":
+        way = "tether"  # what spawn uses there
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PARENT), way, str(tmp_path / "log")], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        child = int(parent.stdout.readline())
+        assert is_running(child)
+        parent.kill()
+    assert poll_until(lambda: not is_running(child), timeout_s=GENEROUS_S)
+
+
+def test_a_child_is_out_of_reach_of_the_terminals_ctrl_c(tmp_path: Path) -> None:
+    child = spawn(SLEEP, log=tmp_path / "log", env=os.environ, cwd=tmp_path)
+    try:
+        assert os.getsid(child.pid) == child.pid != os.getsid(0)
+    finally:
+        assert end(child, (signal.SIGTERM, GENEROUS_S)) == -signal.SIGTERM
+
+
+def test_a_child_that_ignores_its_signal_is_killed_after_the_grace(tmp_path: Path) -> None:
+    child = spawn(DEAF, log=tmp_path / "log", env=os.environ, cwd=tmp_path)
+    assert poll_until(lambda: "deaf" in tail(tmp_path / "log"), timeout_s=GENEROUS_S)
+    assert end(child, (signal.SIGTERM, 0.1)) == -signal.SIGKILL
+
+
+def test_a_hurry_ends_the_grace(tmp_path: Path) -> None:
+    child = spawn(DEAF, log=tmp_path / "log", env=os.environ, cwd=tmp_path)
+    assert poll_until(lambda: "deaf" in tail(tmp_path / "log"), timeout_s=GENEROUS_S)
+    # Without the hurry this would take longer than the test may.
+    assert end(child, (signal.SIGTERM, 3_600.0), hurry=lambda: True) == -signal.SIGKILL
+
+
+def test_a_directory_closed_to_others_cannot_be_entered_by_them(tmp_path: Path) -> None:
+    inner = tmp_path / "closed" / "inner"
+    inner.mkdir(parents=True)
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory.stat().st_uid == os.getuid() and not directory.stat().st_mode & 0o001:
+            directory.chmod(directory.stat().st_mode | 0o001)
+    stranger = Account("stranger", 59_999, 59_999)
+    inner.chmod(0o711)
+    inner.parent.chmod(0o711)
+    assert may_enter(inner, stranger)
+    inner.parent.chmod(0o700)
+    assert not may_enter(inner, stranger)
+    assert may_enter(inner, Account("owner", os.getuid(), os.getgid()))
+
+
+def test_a_lock_names_its_holder(tmp_path: Path) -> None:
+    first, second = (FileLock(tmp_path / "lock", what="the data") for _ in range(2))
+    first.acquire()
+    assert is_locked(first.path)
+    with pytest.raises(Conflict, match=f"the data is in use by process {os.getpid()}"):
+        second.acquire()
+    first.release()
+    assert not is_locked(first.path)
+    second.acquire()
+    second.release()
+
+
+def test_a_lock_is_held_until_the_child_that_inherited_it_ends(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "lock", what="the data")
+    lock.acquire()
+    child = spawn(SLEEP, log=tmp_path / "log", env=os.environ, cwd=tmp_path, pass_fds=[lock.fd])
+    lock.release()
+    try:
+        assert is_locked(lock.path)
+    finally:
+        end(child)
+    lock.acquire(timeout_s=GENEROUS_S)
+    lock.release()
+
+
+def test_nothing_is_locked_where_there_is_no_file(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "lock")
+
+
+def test_a_taken_port_is_not_free() -> None:
+    port = free_port(rng=Random(7))
+    assert port in process.PORTS
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        assert not is_free(port)
+        assert free_port(rng=Random(7)) != port
+    assert is_free(port)
+
+
+def test_a_rotated_log_keeps_the_end_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LOG_BYTES_KEPT", 10)
+    log = tmp_path / "worker1.log"
+    rotate(log)
+    log.write_text("a long beginning and the end")
+    rotate(log)
+    assert not log.exists()
+    assert (tmp_path / "worker1.log.1").read_text() == "nd the end"
+
+
+def test_the_tail_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "worker1.log"
+    assert tail(log) == ""
+    log.write_bytes(b"".join(b"line %d\n" % n for n in range(10_000)) + b"\xff\n")
+    assert tail(log, lines=3) == "line 9998\nline 9999\n�"

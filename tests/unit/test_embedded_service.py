@@ -1,0 +1,114 @@
+"""When a process of the fleet is started again, and how the fleet is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from feedq.embedded.process import poll_until, tail
+from feedq.embedded.service import (
+    HEALTHY_S,
+    RESTART_PAUSE_MAX_S,
+    RESTART_PAUSE_S,
+    Service,
+    describe_exit,
+    next_deaths,
+    restart_pause_s,
+    stop_all,
+)
+
+GENEROUS_S = 20.0
+
+
+@contextmanager
+def service(directory: Path, code: str, *, name: str = "worker1") -> Iterator[Service]:
+    made = Service(
+        name, "worker", lambda: ["/bin/sh", "-c", code], dict(os.environ), directory / f"{name}.log"
+    )
+    try:
+        yield made
+    finally:
+        stop_all([made], grace_s=0, hurry=lambda: True)
+
+
+def wait_for_death(made: Service) -> None:
+    process = made.process
+    assert process is not None
+    assert poll_until(lambda: process.poll() is not None, timeout_s=GENEROUS_S)
+
+
+def test_a_death_is_told_once_and_restarted_after_a_pause(tmp_path: Path) -> None:
+    with service(tmp_path, "exit 3") as made:
+        made.start(now=100.0)
+        pid = made.pid
+        wait_for_death(made)
+        ended = made.look(now=101.0)
+        assert ended is not None
+        assert (ended.name, ended.pid, ended.how) == ("worker1", pid, "ended with status 3")
+        assert made.look(now=101.5) is None
+        assert not made.is_due(now=101.0 + ended.restart_in_s - 0.01)
+        assert made.is_due(now=101.0 + ended.restart_in_s)
+        made.start(now=106.0)
+        assert made.pid not in (None, pid)
+
+
+def test_a_live_process_is_left_alone(tmp_path: Path) -> None:
+    with service(tmp_path, "exec sleep 600") as made:
+        made.start(now=0.0)
+        assert made.look(now=1.0) is None
+        assert not made.is_due(now=1e9)
+
+
+def test_the_pause_grows_while_a_process_dies_young_and_has_a_bound() -> None:
+    deaths, pauses = 0, []
+    for _ in range(200):
+        deaths = next_deaths(deaths, uptime_s=1.0)
+        pauses.append(restart_pause_s(deaths))
+    assert pauses[0] == RESTART_PAUSE_S
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == RESTART_PAUSE_MAX_S
+
+
+def test_a_process_that_lived_long_is_restarted_after_the_shortest_pause() -> None:
+    assert restart_pause_s(next_deaths(9, uptime_s=HEALTHY_S)) == RESTART_PAUSE_S
+
+
+def test_the_log_of_a_process_that_dies_again_and_again_is_not_rotated_away(tmp_path: Path) -> None:
+    with service(tmp_path, "echo the reason; exit 1") as made:
+        for round_number in range(3):
+            made.start(now=10.0 * round_number)
+            wait_for_death(made)
+            made.look(now=10.0 * round_number + 1)
+        assert tail(made.log).count("the reason") == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (0, "ended with status 0"),
+        (-9, "killed by SIGKILL"),
+        (-15, "killed by SIGTERM"),
+        (-250, "killed by signal 250"),
+    ],
+)
+def test_an_exit_is_told_in_words(status: int, words: str) -> None:
+    assert describe_exit(status) == words
+
+
+def test_all_are_asked_to_stop_and_only_the_deaf_are_killed(tmp_path: Path) -> None:
+    deaf = "trap '' TERM; echo up; while :; do sleep 0.05; done"
+    polite = "trap 'exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    with service(tmp_path, deaf, name="deaf") as one, service(tmp_path, polite, name="polite") as other:
+        for made in (one, other):
+            made.start(now=0.0)
+            assert poll_until(lambda made=made: tail(made.log) == "up", timeout_s=GENEROUS_S)  # type: ignore[misc]
+        processes = [made.process for made in (one, other)]
+        assert stop_all([one, other], grace_s=0.5, hurry=lambda: False) == ["deaf"]
+        assert [p.returncode for p in processes if p is not None] == [-signal.SIGKILL, 0]
+        assert one.pid is None
+        assert not one.is_due(now=1e9)

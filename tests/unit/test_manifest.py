@@ -1,0 +1,231 @@
+"""feeds.yaml: what it may say, where it is wrong, and the way back."""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq import declaration, documents, manifest
+from feedq.errors import InvalidInput
+from feedq.model import FeedSpec, TargetState
+
+DESIGN = r"""
+feeds:
+  - name: coastguard/ais
+    tenant: coastguard
+    connector: tcp
+    source: {url: "tcp://127.0.0.1:5631", framing: lines, format: text}
+    sink: {name: default, table: ais_raw}
+    labels: {region: eu}
+  - name: acme/orders
+    connector: tcp
+    source:
+      url: "tcp://127.0.0.1:7001"
+      hello: '{"feed": {name}, "from": {cursor}}\n'   # sent on connect
+      cursor: /seq
+      idle_timeout_s: 30
+      secrets: {token: "${env:ACME_TOKEN}"}
+    sink: {name: default, table: orders, columns: {seq: /seq, at: /ts, payload: ""}, key: [seq]}
+    target_state: paused
+"""
+
+MINIMAL = "feeds:\n  - {name: a, connector: tcp, sink: {table: t}}\n"
+
+
+def problems(text: str) -> list[str]:
+    return [str(problem) for problem in manifest.parse(text, origin="f.yaml").problems]
+
+
+def one_problem(text: str) -> str:
+    (found,) = problems(text)
+    return found
+
+
+def specs(text: str) -> list[FeedSpec]:
+    return manifest.parse_specs(text, origin="f.yaml")
+
+
+def test_a_manifest_declares_feeds() -> None:
+    ais, orders = specs(DESIGN)
+    assert (ais.name, ais.tenant, ais.labels) == ("coastguard/ais", "coastguard", {"region": "eu"})
+    assert ais.source == {"url": "tcp://127.0.0.1:5631", "framing": "lines", "format": "text"}
+    assert orders.source["hello"] == '{"feed": {name}, "from": {cursor}}\\n'
+    assert orders.source["idle_timeout_s"] == 30
+    assert orders.sink["columns"] == {"seq": "/seq", "at": "/ts", "payload": ""}
+    assert orders.sink["key"] == ["seq"]
+    assert orders.target_state is TargetState.PAUSED
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    (spec,) = specs(MINIMAL)
+    assert spec == FeedSpec(name="a", connector="tcp", source={}, sink={"table": "t"})
+
+
+def test_a_declaration_knows_its_line_and_whether_it_says_target_state() -> None:
+    found = manifest.parse(DESIGN, origin="f.yaml").declarations
+    assert [(d.where, d.says_target) for d in found] == [("f.yaml:3", False), ("f.yaml:9", True)]
+
+
+def test_documents_add_up_and_empty_ones_do_not_count() -> None:
+    assert [s.name for s in specs(f"---\n{MINIMAL}---\n---\n{MINIMAL.replace('a,', 'b,')}")] == ["a", "b"]
+    assert specs("") == []
+    assert specs("# nothing yet\n") == []
+
+
+def test_json_is_read_too_with_tabs_and_surrogate_pairs() -> None:
+    text = '{\n\t"feeds": [{"name": "\\ud83d\\ude00", "connector": "tcp", "sink": {"table": "t"}}]\n}'
+    assert specs(text)[0].name == "😀"
+
+
+def test_several_json_documents_add_up() -> None:
+    lines = [
+        json.dumps({"feeds": [{"name": name, "connector": "tcp", "sink": {"table": "t"}}]}) for name in "ab"
+    ]
+    assert [s.name for s in specs("\n " + "\n".join(lines) + "\n")] == ["a", "b"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
+    assert len(specs("\ufeff" + MINIMAL)) == 1
+
+
+def test_plain_words_mean_what_they_mean_in_json() -> None:
+    text = MINIMAL.replace(
+        "sink:", "labels: {a: no, b: on, c: 2026-01-01, d: 1_000, e: '1', f: 12:30:00, g: .inf}, sink:"
+    )
+    (spec,) = specs(text)
+    assert list(spec.labels.values()) == ["no", "on", "2026-01-01", "1_000", "1", "12:30:00", ".inf"]
+    (spec,) = specs(
+        MINIMAL.replace("sink:", "source: {a: true, b: null, c: 12, d: 1e3, e: -1.5, f: 010}, sink:")
+    )
+    assert list(spec.source.values()) == [True, None, 12, 1000.0, -1.5, 10]
+
+
+def test_anchors_save_repetition() -> None:
+    text = """
+x-defaults: &defaults
+  connector: tcp
+  sink: {table: t}
+feeds:
+  - {<<: *defaults, name: a}
+  - {<<: *defaults, name: b, connector: other}
+"""
+    assert [(s.name, s.connector) for s in specs(text)] == [("a", "tcp"), ("b", "other")]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("schedules: []\n" + MINIMAL, "f.yaml:1: schedules are not supported yet in this release"),
+        ("feed: []\n", "f.yaml:1: unknown key 'feed'; known are feeds"),
+        ("- name: a\n", "f.yaml:1: must be a mapping with a list of feeds"),
+        ("feeds: {a: 1}\n", "f.yaml:1: feeds: must be a list"),
+        ("feeds: [a]\n", "f.yaml:1: a feed must be a mapping"),
+        (
+            "feeds:\n  - name: a\n    conector: tcp\n    connector: tcp\n    sink: {table: t}\n",
+            "f.yaml:3: feed 'a': unknown key 'conector'; known are name, tenant, connector",
+        ),
+        ("feeds:\n  - name: a\n    connector: tcp\n", "f.yaml:2: feed 'a': sink: is missing"),
+        (MINIMAL.replace("a,", "12,"), "f.yaml:2: feed: name: must be a string; quote it"),
+        (MINIMAL.replace("tcp,", "tcp, source: [],"), "source: must be a mapping"),
+        (MINIMAL.replace("tcp,", "tcp, weight: heavy,"), "weight: must be a number"),
+        (MINIMAL.replace("tcp,", "tcp, weight: true,"), "weight: must be a number"),
+        (MINIMAL.replace("tcp,", "tcp, target_state: on,"), "target_state: must be one of running, paused"),
+        ("feeds:\n  - name: a\n    name: b\n", "f.yaml:3: the key 'name' is given twice"),
+        ("feeds:\n  - {1: a}\n", "f.yaml:2: the key '1' must be a string; quote it"),
+        ("feeds:\n  - {[a]: a}\n", "f.yaml:2: a key must be a string"),
+        ("feeds:\n  - !!python/object/apply:os.system [id]\n", "f.yaml:2: the tag"),
+        ("feeds:\n  - !!binary aGk=\n", "f.yaml:2: the tag"),
+        ("feeds: [\n", "f.yaml:2: no valid YAML"),
+        ("feeds:\n\t- a\n", "f.yaml:2: no valid YAML"),
+        ("feeds: \x00\n", "no valid YAML"),
+        ('{"feeds": [], "feeds": []}', "f.yaml: the key 'feeds' is given twice"),
+        ('{"feeds": [{"name": NaN}]}', "f.yaml: NaN is not a JSON value"),
+        ('{"feeds": [{}, {"name": "a"}]}', "f.yaml: feed 2: feed 'a': connector: is missing"),
+        ("feeds:\n  - {name: !!int x}\n", "no valid YAML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(text: str, problem: str) -> None:
+    found = problems(text)
+    assert any(problem in line for line in found), found
+
+
+def test_all_mistakes_of_all_feeds_are_named_at_once() -> None:
+    text = "feeds:\n- {name: a}\n- {name: b, connector: tcp, sink: {table: t}, source: 1}\nx: 1\n"
+    assert len(problems(text)) == 4
+    with pytest.raises(InvalidInput, match=r"f.yaml:2.*\n.*f.yaml:3"):
+        specs(text)
+
+
+def test_a_feed_declared_twice_is_refused_with_both_places() -> None:
+    one, other = (manifest.parse(MINIMAL, origin=name) for name in ("one.yaml", "other.yaml"))
+    (problem,) = manifest.join([one, other]).problems
+    assert str(problem) == "other.yaml:2: feed 'a' was declared before, at one.yaml:2"
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, "- " * 5_000 + "a", "{a: " * 200_000])
+def test_deep_nesting_is_refused(text: str) -> None:
+    assert "deep" in one_problem(text) or "no valid YAML" in one_problem(text)
+
+
+def test_an_alias_that_contains_itself_is_refused() -> None:
+    assert "contains it" in one_problem("feeds: &a [*a]\n")
+
+
+def test_aliases_that_explode_are_refused() -> None:
+    lines = ["x-0: &x0 [a, a, a, a, a, a, a, a, a, a]"]
+    lines += [f"x-{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]" for i in range(1, 9)]
+    assert "aliases written out" in one_problem("\n".join(lines))
+    merges = ["x-0: &x0 {a: 1}"]
+    merges += [f"x-{i}: &x{i} {{<<: [{', '.join([f'*x{i - 1}'] * 10)}]}}" for i in range(1, 9)]
+    assert "aliases written out" in one_problem("\n".join(merges))
+
+
+def test_a_long_chain_of_aliases_does_no_harm() -> None:
+    lines = ["x-0: &x0 [a]"] + [f"x-{i}: &x{i} [*x{i - 1}]" for i in range(1, 1_500)]
+    feed = MINIMAL.replace("sink:", "source: {url: *x1499}, sink:")
+    (spec,) = specs("\n".join([*lines, feed]))
+    assert "source: nested more than 32 deep" in declaration.problems(spec)
+
+
+def test_a_text_that_is_too_long_is_refused() -> None:
+    assert "at most" in one_problem("#" * (documents.LENGTH_MAX + 1))
+
+
+names = st.text(min_size=1, max_size=20)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**62), 2**62)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20)
+    | st.sampled_from(["no", "1e3", "0x10", "1_0", "=", "<<", "~", "", "2026-01-01", "1:30", ".5", "+1", "-"])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    name=names,
+    options=st.dictionaries(names, values, max_size=3),
+    labels=st.dictionaries(names, st.text(max_size=20), max_size=2),
+    weight=st.floats(min_value=0.001, max_value=1e6),
+    target=st.sampled_from(TargetState),
+)
+def test_what_is_dumped_reads_back_alike(
+    name: str, options: dict[str, object], labels: dict[str, str], weight: float, target: TargetState
+) -> None:
+    spec = FeedSpec(name, "tcp", options, {"table": name}, name, labels, weight, target)
+    assert specs(manifest.dump([spec])) == [spec]
+
+
+@given(st.text(max_size=200) | st.text(alphabet="feds:- {}[]&*a\n!|>'\"#%", max_size=60))
+def test_no_text_makes_the_reader_raise(text: str) -> None:
+    found = manifest.parse(text, origin="f.yaml")
+    assert all(isfinite(declaration.spec.weight) for declaration in found.declarations)
