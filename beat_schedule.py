@@ -17,7 +17,7 @@ beat_schedule = {
     # The safety net under NOTIFY, which wakes reconcile within milliseconds of a change.
     "reconcile": {
         "task": "feedq.reconcile",
-        "schedule": settings().reconcile_interval_s,
+        "schedule": max(settings().reconcile_interval_s, 0.1),
         # Passes that nobody took would otherwise pile up; only the latest is of any use.
         "options": {"expires": 60, "queue": "feedq.control"},
     },

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from random import Random
 from threading import Event, Thread
 from time import monotonic
@@ -29,11 +30,23 @@ RENEW_S = 1.0
 SECOND_LOOK_S = 0.02
 """Between the two looks that make a crash: long enough for a reconnect under way to show up."""
 ASK_AGAIN_S = 0.5
-"""A reconcile asked for and not finished by then is asked for again: a frozen worker may have the message."""
+"""A reconcile asked for and not finished by then is asked for again: a frozen worker may have the message.
+Each time the wait doubles, up to the tick, so that a fleet without workers does not pile up messages."""
+ASK_EXPIRES_S = 60
 MAX_SLEEP_S = 1.0
 """How late a new leader's first tick may be."""
 
 logger = log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A reconcile that was asked for and has not been seen to finish."""
+
+    pass_seq: int
+    """Passes finished when it was asked for."""
+    wait_s: float
+    again_at: float
 
 
 class Candidate(Thread):
@@ -49,7 +62,7 @@ class Candidate(Thread):
         self._election: Election | None = None
         self._leads_until = float("-inf")
         self._look_after = float("-inf")
-        self._asked: tuple[int, float] | None = None
+        self._asked: _Asked | None = None
 
     @property
     def leads(self) -> bool:
@@ -120,22 +133,21 @@ class Candidate(Thread):
                 self._ask(look)
 
     def _judge(self, look: Look) -> None:
-        if self._asked is not None:
-            seq, at = self._asked
-            if look.pass_seq > seq:
-                self._asked = None
-            elif monotonic() - at >= ASK_AGAIN_S:
-                self._ask(look)
+        if self._asked is not None and look.pass_seq > self._asked.pass_seq:
+            self._asked = None
+        elif self._asked is not None and monotonic() >= self._asked.again_at:
+            self._ask(look, waited_s=2 * self._asked.wait_s)
         if self._asked is None and (look.expired or (look.crashed and monotonic() >= self._look_after)):
             if look.crashed:
                 logger.warning(LogEvent.WORKER_CRASHED, workers=look.crashed)
             self._ask(look)
 
-    def _ask(self, look: Look | None = None) -> None:
-        """Enqueue a reconcile."""
-        self._asked = (look.pass_seq if look else -1, monotonic())
+    def _ask(self, look: Look | None = None, *, waited_s: float = ASK_AGAIN_S) -> None:
+        """Enqueue a reconcile, and remember to ask again if it is not served."""
+        wait_s = min(waited_s, max(self._settings.reconcile_interval_s, ASK_AGAIN_S))
+        self._asked = _Asked(look.pass_seq if look else -1, wait_s, monotonic() + wait_s)
         try:
-            reconcile.apply_async(queue=CONTROL_QUEUE, retry=False)
+            reconcile.apply_async(queue=CONTROL_QUEUE, retry=False, expires=ASK_EXPIRES_S)
         except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does; asked again soon
             logger.warning(LogEvent.DISPATCH_FAILED, error=repr(error))
 

@@ -13,6 +13,7 @@ from typing import Any
 from celery import Celery, signals
 from kombu import Queue
 
+from feedq import broker
 from feedq.bootsteps import FeedqStep
 from feedq.errors import InvalidInput
 from feedq.settings import Settings, settings
@@ -27,6 +28,7 @@ longer than clocks are apart; a worker beyond that drops its share, and the beat
 
 def make_app(s: Settings) -> Celery:
     """The app for these settings. Connects to nothing."""
+    broker.install()
     app = Celery("feedq", include=["feedq.tasks"])
     app.conf.update(
         broker_url=s.broker_url.get_secret_value(),

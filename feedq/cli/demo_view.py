@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -11,12 +12,16 @@ from feedq.cli.output import duration, printable, rich_table, size, styled
 from feedq.embedded.demo import Tally
 from feedq.embedded.observer import Snapshot
 from feedq.model import FeedView, Status, WorkerState, WorkerView
+from feedq.telemetry import mask_url
+
+TROUBLED = {Status.BACKOFF, Status.FAILED, Status.CONNECTING, Status.STALLED}
 
 
 def render(snapshot: Snapshot, *, flower_url: str, news: Sequence[str]) -> RenderableType:
     """The whole view."""
     parts: list[RenderableType] = [_feeds(snapshot), Text(), _workers(snapshot), Text()]
     parts.append(Text.assemble(("Check  ", "bold"), _verdict(snapshot)))
+    parts += [Text(line, style="yellow") for line in _complaints(snapshot)]
     if snapshot.trouble:
         parts.append(Text(printable(snapshot.trouble), style="yellow"))
     parts += [Text(printable(line), style="yellow") for line in news]
@@ -44,7 +49,8 @@ def summarize(snapshot: Snapshot) -> str:
         f"{streaming} of {len(snapshot.feeds)} feeds streaming on {active} workers, "
         f"{rows:,} rows ({rate:.0f}/s), {_verdict(snapshot).plain}"
     )
-    return f"{line}; {snapshot.trouble}" if snapshot.trouble else line
+    complaints = [*_complaints(snapshot), *([snapshot.trouble] if snapshot.trouble else [])]
+    return "; ".join([line, *complaints])
 
 
 def _feeds(snapshot: Snapshot) -> RenderableType:
@@ -92,6 +98,12 @@ def _check(tally: Tally) -> Text:
     if tally.is_exact:
         return Text(f"1…{tally.last_seq:,} each once", style="green")
     return Text(f"{tally.lost:,} lost, {tally.doubled:,} doubled of {tally.last_seq:,}", style="bold red")
+
+
+def _complaints(snapshot: Snapshot) -> list[str]:
+    """What the first feed in trouble says; the others mostly say the same."""
+    troubled = (v for v in snapshot.feeds if v.status in TROUBLED and v.lease.last_error)
+    return [f"{v.feed.name}: {printable(mask_url(v.lease.last_error or ''))}" for v in islice(troubled, 1)]
 
 
 def _verdict(snapshot: Snapshot) -> Text:

@@ -18,6 +18,7 @@ from feedq.clock import Clock, SystemClock
 from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
 from feedq.settings import Settings, settings
 from feedq.store.base import Store
+from feedq.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from feedq.store.insight import FleetState
@@ -34,6 +35,8 @@ def open_store() -> Store:
     """The control database of FEEDQ_DATABASE_URL. Connects when first used."""
     from feedq.store.postgresql import PostgresStore
 
+    # The log goes to standard error, and only what a person should know.
+    configure_logging(settings().model_copy(update={"log_level": "WARNING"}))
     return PostgresStore(settings().database_url.get_secret_value(), application_name="feedq-cli")
 
 

@@ -23,6 +23,7 @@ from feedq.embedded.fleet import answers_tcp
 from feedq.embedded.observer import Observer
 from feedq.embedded.stack import Interrupted, Stack, StackOptions, StopRequests
 from feedq.settings import DEFAULT_SINK, Settings
+from feedq.settings import settings as check_settings
 
 TICK_S = 0.1
 
@@ -72,14 +73,17 @@ def up(
     """Run everything on this machine: PostgreSQL, Valkey, workers, beats and Flower.
 
     The servers come from the wheels of feedq[embedded], else from the system; they listen on 127.0.0.1 only.
-    FEEDQ_DATABASE_URL and FEEDQ_BROKER_URL, where set, take their place. What dies is started again. Ctrl-C
-    drains and stops everything, a second one at once; nothing outlives this command, however it ends.
+    FEEDQ_DATABASE_URL and FEEDQ_BROKER_URL, where set, take their place; from FEEDQ_METRICS_PORT the workers
+    count upwards. What dies is started again. Ctrl-C
+    drains and stops everything, a second one at once; nothing outlives this command, however it ends. With
+    --json it prints one object a line.
 
     \b
     Example:
       feedq up --demo
       env $(feedq env) feedq feed list          # in another terminal
     """
+    check_settings()  # what is wrong with them should not take a start to find out
     options = StackOptions(data_dir, workers, beats, capacity, port_base)
     screen = Screen(as_json=invocation.json)
     with _stop_requests() as stops:
@@ -121,6 +125,7 @@ def env(invocation: Invocation, *, data_dir: Path, as_export: bool) -> None:
 def _run(stack: Stack, screen: Screen, *, with_demo: bool) -> None:
     screen.say(f"everything is up; for other commands here: env $(feedq env{_named(stack)}) feedq feed list")
     if not with_demo:
+        _mention_demo_feeds(stack, screen)
         _tend_until_stopped(stack)
         return
     observer = Observer(stack.store, demo.Auditor(_sink_url(stack)))
@@ -147,6 +152,15 @@ def _prepare_demo(stack: Stack) -> None:
     stack.add(source, is_ready=lambda: answers_tcp(port), address=f"tcp://127.0.0.1:{port}")
     demo.declare(stack.store, sink_url=_sink_url(stack), port=port)
     stack.reporter.ready("feeds", note=f"{len(demo_source.RATES)} of the demo are declared")
+
+
+def _mention_demo_feeds(stack: Stack, screen: Screen) -> None:
+    orphans = [v for v in stack.store.feeds.views() if demo.is_demo(v.feed)]
+    if orphans:
+        screen.say(
+            f"{len(orphans)} feeds of the demo are declared here and find no source: it runs with --demo only "
+            f"(`feedq feed remove` ends them)"
+        )
 
 
 def _sink_url(stack: Stack) -> str:

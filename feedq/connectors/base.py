@@ -102,7 +102,8 @@ def connector_kinds() -> dict[str, type[Connector]]:
 def load_connector(kind: str) -> type[Connector]:
     """Looked up once a process: reading the installed packages takes milliseconds, and each feed asks.
 
-    Raises `InvalidInput` when there is no such connector or it cannot be imported."""
+    Raises `InvalidInput` when there is no such connector or it cannot be imported.
+    """
     found = entry_points(group=ENTRY_POINT_GROUP, name=kind)
     if not found:
         known = ", ".join(sorted(e.name for e in entry_points(group=ENTRY_POINT_GROUP)))

@@ -22,7 +22,7 @@ from pathlib import Path
 from feedq.embedded.lock import FileLock, is_locked
 from feedq.embedded.process import free_port, is_free, server_account
 from feedq.embedded.server import prepare_home, write_private
-from feedq.errors import InvalidInput, NotFound
+from feedq.errors import InvalidInput, Unavailable
 
 DEFAULT = Path(".feedq")
 PORTS = ("postgres", "valkey", "flower", "source")
@@ -69,15 +69,17 @@ class DataDir:
         write_private(self._state, json.dumps(asdict(state)), account=None)
 
     def read_state(self) -> StackState:
-        """The stack that runs here just now. Raises `NotFound` when there is none, or not yet."""
+        """The stack that runs here just now. Raises `Unavailable` when there is none, or not yet."""
         if not is_locked(self._lock.path):
-            raise NotFound(
+            raise Unavailable(
                 f"no feedq up runs in {self.path}: start one, or name its directory with --data-dir"
             )
         try:
             return StackState(**json.loads(self._state.read_text()))
         except FileNotFoundError:
-            raise NotFound(f"the feedq up in {self.path} is not ready yet; try again in a moment") from None
+            raise Unavailable(
+                f"the feedq up in {self.path} is not ready yet; try again in a moment"
+            ) from None
 
     @property
     def _state(self) -> Path:

@@ -17,10 +17,11 @@ from feedq import control
 from feedq.embedded.demo_source import RATES
 from feedq.embedded.service import Service, inherited_env
 from feedq.errors import Unavailable
-from feedq.model import FeedSpec, TargetState
+from feedq.model import Feed, FeedSpec, TargetState
 from feedq.store.base import Store
 
 TABLE = "feedq_demo_ais"
+LABELS = {"demo": "ais"}
 _CREATE = f"""
     CREATE TABLE IF NOT EXISTS {TABLE} (
         feed text NOT NULL, seq bigint NOT NULL, at timestamptz NOT NULL, nmea text NOT NULL
@@ -81,11 +82,15 @@ def demo_specs(port: int) -> list[FeedSpec]:
                 "table": TABLE,
                 "columns": {"feed": "/feed", "seq": "/seq", "at": "/at", "nmea": "/nmea"},
             },
-            labels={"demo": "ais"},
+            labels=dict(LABELS),
             target_state=TargetState.RUNNING,
         )
         for name in RATES
     ]
+
+
+def is_demo(feed: Feed) -> bool:
+    return LABELS.items() <= dict(feed.spec.labels).items()
 
 
 def declare(store: Store, *, sink_url: str, port: int) -> None:

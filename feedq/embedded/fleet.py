@@ -15,6 +15,7 @@ from feedq.store.base import Store
 from feedq.store.insight import fleet_state
 
 CELERY = (sys.executable, "-m", "celery", "-A", "feedq")
+METRICS_PORT = "FEEDQ_METRICS_PORT"
 FLOWER_SETTINGS = {
     # Whoever may open a loopback port of this machine may use it: one person's computer, not a server.
     "FLOWER_UNAUTHENTICATED_API": "true",
@@ -23,6 +24,10 @@ FLOWER_SETTINGS = {
 
 def worker(number: int, *, capacity: int, settings: Mapping[str, str], logs: Path) -> Service:
     name = f"worker{number}"
+    metrics_port = int(settings.get(METRICS_PORT) or 0)
+    if metrics_port:
+        # One port cannot serve them all: the first worker has the port that was asked for.
+        settings = {**settings, METRICS_PORT: str(metrics_port + number - 1)}
     argv = (*CELERY, "worker", f"--hostname={name}@%h", f"--concurrency={capacity}", "--loglevel=INFO")
     return Service(name, "worker", lambda: argv, inherited_env(settings), logs / f"{name}.log")
 

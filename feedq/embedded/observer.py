@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from feedq.embedded.demo import Auditor, Tally
+from feedq.embedded.demo import Auditor, Tally, is_demo
 from feedq.errors import Unavailable
 from feedq.model import FeedView, WorkerView
 from feedq.store.base import Store
@@ -83,6 +83,6 @@ class Observer:
         if self._auditor.refresh():
             counts = {name: tally.rows for name, tally in self._auditor.tallies.items()}
             self._meter.add(counts, now=time.monotonic())
-        feeds = tuple(v for v in self._store.feeds.views() if v.feed.spec.labels.get("demo") == "ais")
+        feeds = tuple(v for v in self._store.feeds.views() if is_demo(v.feed))
         workers = tuple(self._store.workers.views())
         return Snapshot(feeds, workers, self._auditor.tallies, self._meter.rates())

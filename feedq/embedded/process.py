@@ -169,7 +169,7 @@ def free_port(*, rng: Random | None = None) -> int:
     """A loopback port that was free a moment ago; whoever binds it must be ready to try another."""
     # Not the kernel's choice: that is one of those it gives to outgoing connections, of which one might
     # have it just when a server restarts on its port.
-    draw = rng or Random()  # noqa: S311 - not a secret
+    draw = rng or Random()
     for _ in range(1_000):
         port = draw.choice(PORTS)
         if is_free(port):

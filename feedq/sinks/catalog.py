@@ -68,6 +68,9 @@ class Catalog:
                 self._plans[landing] = Plan(landing, shape)
         return wrong
 
+    def exists(self, landing: Landing) -> bool:
+        return bool(self._describe([landing]))
+
     def may_create(self, landing: Landing) -> bool:
         """Whether a fence could make the table of this default landing."""
         schema = TableName.parse(landing.table).schema
@@ -122,9 +125,16 @@ class Catalog:
         )
         return {
             numbered[n]: Shape(
-                schema, name, kind, usable, role, _columns(columns or []), _keys(unique_keys or [])
+                schema,
+                name,
+                kind,
+                usable_schema=usable,
+                role=role,
+                has_triggers=triggers,
+                columns=_columns(columns or []),
+                unique_keys=_keys(unique_keys or []),
             )
-            for n, schema, name, kind, usable, role, columns, unique_keys in rows
+            for n, schema, name, kind, usable, role, triggers, columns, unique_keys in rows
         }
 
     def _create_landings(self, landings: Iterable[Landing]) -> dict[Landing, str]:
@@ -166,7 +176,8 @@ def _columns(described: Iterable[Mapping[str, object]]) -> dict[str, Column]:
     columns = {}
     for column in described:
         facts = dict(column)
-        columns[str(facts.pop("name"))] = Column(**facts)  # type: ignore[arg-type] # as DESCRIBE builds it
+        name = str(facts.pop("name"))
+        columns[name] = Column(**facts)  # type: ignore[arg-type] # as DESCRIBE builds it
     return columns
 
 

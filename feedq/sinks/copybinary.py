@@ -11,13 +11,15 @@ in text format land two thirds of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from struct import Struct
 from typing import Final
 
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite
+from feedq.sinks.jsontext import NestedTooDeeply, decode, parse_quickly
 
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Signature, flags, length of the header extension."""
@@ -59,6 +61,19 @@ class DefaultRows:
 
     def __init__(self, payload_type: str) -> None:
         self._version = JSONB_VERSION if payload_type == "jsonb" else b""
+        self._type = payload_type
+
+    def fields(self, record: bytes) -> list[str | None]:
+        """The payload as text for its input function; None if any bytes will do.
+
+        Raises `UnreadableRecord` for what no payload column of this type could hold.
+        """
+        if self._type == "bytea":
+            return [None]
+        if self._type in ("json", "jsonb"):
+            with suppress(NestedTooDeeply):
+                parse_quickly(record)
+        return [decode(record)]
 
     def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
         """One row."""
@@ -111,10 +126,3 @@ def _split_lines(lines: bytes) -> Iterator[Sequence[bytes]]:
 def _split_records(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     for start in range(0, len(records), CHUNK_RECORDS):
         yield records[start : start + CHUNK_RECORDS]
-
-
-def framed(rows: Iterable[bytes]) -> Iterator[bytes]:
-    """A whole COPY of binary rows."""
-    yield HEADER
-    yield from rows
-    yield TRAILER

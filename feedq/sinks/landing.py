@@ -79,6 +79,8 @@ class Shape:
     kind: str
     usable_schema: bool
     role: str
+    has_triggers: bool
+    """They may change a row before it is judged."""
     columns: Mapping[str, Column]
     unique_keys: frozenset[frozenset[str]]
 

@@ -42,6 +42,9 @@ class Plan:
             if landing.columns
             else DefaultRows(shape.columns["payload"].type)
         )
+        names = [column for column, _ in landing.columns] or ["payload"]
+        self.field_types = tuple(shape.columns[name].definition for name in names)
+        """Types of what ``rows.fields`` gives for a record."""
         self._columns = sql.SQL(", ").join(map(sql.Identifier, written_columns(landing)))
         self._stage = sql.Identifier("pg_temp", stage) if stage else None
         self._copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
@@ -69,6 +72,14 @@ class Plan:
         """Write records by the plain reference. Raises `psycopg2.Error`, `UnreadableRecord`."""
         self._load(session, (self.rows.record(*suspect) for suspect in suspects))
 
+    def null_violation(self, fields: Sequence[str | None]) -> str | None:
+        """The error that a NULL in these fields of a record surely raises, if any."""
+        if not self.shape.has_triggers:
+            for (name, _), text in zip(self.landing.columns, fields, strict=False):
+                if text is None and self.shape.columns[name].not_null:
+                    return f'null value in column "{name}" violates not-null constraint (23502)'
+        return None
+
     def create_stage(self, session: Session) -> None:
         assert self._stage is not None
         columns = sql.SQL(", ").join(
@@ -76,9 +87,7 @@ class Plan:
             for name in written_columns(self.landing)
         )
         session.execute(
-            sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DELETE ROWS").format(
-                sql.Identifier(*self._stage.strings[1:]), columns
-            )
+            sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DELETE ROWS").format(self._stage, columns)
         )
 
     def clear_stage(self, session: Session) -> None:

@@ -89,15 +89,11 @@ class Session:
     """A connection in autocommit mode. Methods raise `psycopg2.Error`."""
 
     def __init__(self, url: str, *, application_name: str) -> None:
-        self._connection = psycopg2.connect(
-            driver_url(url), application_name=application_name, **_LIBPQ
-        )
+        self._connection = psycopg2.connect(driver_url(url), application_name=application_name, **_LIBPQ)
         try:
             self._connection.autocommit = True
-            extras.register_uuid(conn_or_curs=self._connection)
-            self.execute(
-                _SET_WHAT_IS_KNOWN, {"names": list(_SETTINGS), "values": list(_SETTINGS.values())}
-            )
+            extras.register_uuid(conn_or_curs=self._connection)  # type: ignore[no-untyped-call]
+            self.execute(_SET_WHAT_IS_KNOWN, {"names": list(_SETTINGS), "values": list(_SETTINGS.values())})
             self._notice_a_dead_client()
             ((pid, started_at),) = self.execute(_WHO_AM_I)
         except BaseException:
@@ -105,14 +101,16 @@ class Session:
             raise
         self.backend = Backend(pid, started_at)
         self._lock_timeout_ms = 0
+        self.has_begun = False
+        """Whether a transaction is open, or was when the connection broke."""
 
     @property
     def is_broken(self) -> bool:
-        return self._connection.closed != 0
+        return bool(self._connection.closed)
 
     @property
     def server_version(self) -> int:
-        return self._connection.info.server_version
+        return int(self._connection.info.server_version)
 
     def execute(self, statement: Statement, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Run a statement; returns its rows, if it has any."""
@@ -140,6 +138,7 @@ class Session:
 
     def begin(self) -> None:
         self.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        self.has_begun = True
 
     def commit(self) -> None:
         """Commit.
@@ -159,17 +158,19 @@ class Session:
                 raise AnswerLost(str(error).strip()) from error
             # The server answers ROLLBACK to the commit of a transaction that had failed.
             assert cursor.statusmessage == "COMMIT", f"COMMIT was answered by {cursor.statusmessage}"
+        self.has_begun = False
 
     def rollback(self) -> None:
         """End a transaction, if one is open; a connection that cannot is closed."""
         if self.is_broken:
             return
-        if self._connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE:
-            return
         try:
-            self.execute("ROLLBACK")
+            if self._connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
+                self.execute("ROLLBACK")
         except psycopg2.Error:
             self.close()
+        else:
+            self.has_begun = False
 
     def close(self) -> None:
         self._connection.close()

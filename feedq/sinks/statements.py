@@ -1,5 +1,7 @@
 """The SQL of the sink, and the one condition that everything rests on: `EPOCH_MATCHES`.
 
+Statements are composed from constants of this module only; values always travel as parameters.
+
 Rows of ``feedq_checkpoint`` are always locked in the order of their feed ids, so that group commits, fences
 and settlements wait for one another but never deadlock. A fence never touches ``commit_id``: it must go on
 telling whose commit was the last.
@@ -147,6 +149,7 @@ WHERE e.message IS NOT NULL
 
 DESCRIBE: Final = """
 SELECT w.n, ns.nspname, c.relname, c.relkind::text, has_schema_privilege(ns.oid, 'USAGE'), current_user::text,
+    c.relhastriggers,
     (SELECT json_agg(json_build_object(
         'name', a.attname,
         'type', format_type(a.atttypid, NULL),

@@ -5,6 +5,19 @@ source and a sink on paper and ticks them by hand. Nothing in feedq imports this
 """
 
 from feedq.testing.clock import ManualClock, SkewedClock
+from feedq.testing.fleet import InvariantBroken, PaperFleet
 from feedq.testing.memory import MemoryStore
+from feedq.testing.paper import PaperBroker, PaperSink, PaperSource
+from feedq.testing.worker import PaperWorker
 
-__all__ = ["ManualClock", "MemoryStore", "SkewedClock"]
+__all__ = [
+    "InvariantBroken",
+    "ManualClock",
+    "MemoryStore",
+    "PaperBroker",
+    "PaperFleet",
+    "PaperSink",
+    "PaperSource",
+    "PaperWorker",
+    "SkewedClock",
+]

@@ -188,9 +188,8 @@ def test_every_page_is_reachable_from_the_index() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)
 def test_commands_that_pages_name_exist(page: Path) -> None:
-    lines = re.findall(
-        r"^(?:ExecStart=\S*|\w+: )?(feedq [a-z].*?)(?:  #.*)?$", page.read_text(), re.MULTILINE
-    )
+    fenced = "\n".join(re.findall(r"^```[^\n]*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+    lines = re.findall(r"^(?:\w+: )?(feedq [a-z].*?)(?:  +#.*)?$", fenced, re.MULTILINE)
     inline = re.findall(r"`(feedq [a-z][^`]*)`", page.read_text())
     wrong = []
     for line in [*lines, *inline]:

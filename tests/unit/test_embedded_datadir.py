@@ -11,7 +11,7 @@ import pytest
 
 from feedq.embedded.datadir import PORTS, DataDir, Ports, StackState
 from feedq.embedded.process import free_port
-from feedq.errors import Conflict, InvalidInput, NotFound
+from feedq.errors import Conflict, InvalidInput, Unavailable
 
 STATE = StackState(
     4711, {"FEEDQ_DATABASE_URL": "postgresql://feedq:secret@127.0.0.1/feedq"}, "http://127.0.0.1:1"
@@ -36,23 +36,23 @@ def test_a_second_user_of_a_directory_is_refused(data_dir: DataDir) -> None:
 
 def test_the_state_is_readable_by_its_owner_alone_and_only_while_the_stack_runs(data_dir: DataDir) -> None:
     reader = DataDir(data_dir.path)
-    with pytest.raises(NotFound, match="no feedq up runs in"):
+    with pytest.raises(Unavailable, match="no feedq up runs in"):
         reader.read_state()
     data_dir.open()
-    with pytest.raises(NotFound, match="not ready yet"):
+    with pytest.raises(Unavailable, match="not ready yet"):
         reader.read_state()
     data_dir.write_state(STATE)
     assert reader.read_state() == STATE
     mode = (data_dir.path / "stack.json").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600
     data_dir.close()
-    with pytest.raises(NotFound):
+    with pytest.raises(Unavailable):
         reader.read_state()
 
 
 def test_the_state_of_a_stack_that_was_killed_is_not_believed(data_dir: DataDir) -> None:
     (data_dir.path / "stack.json").write_text(json.dumps({"pid": 1, "settings": {}, "flower_url": ""}))
-    with pytest.raises(NotFound, match="no feedq up runs in"):
+    with pytest.raises(Unavailable, match="no feedq up runs in"):
         data_dir.read_state()
 
 

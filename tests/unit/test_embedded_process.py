@@ -64,7 +64,11 @@ def test_a_child_ends_when_its_parent_is_killed(way: str, tmp_path: Path) -> Non
         child = int(parent.stdout.readline())
         assert is_running(child)
         parent.kill()
-    assert poll_until(lambda: not is_running(child), timeout_s=GENEROUS_S)
+    try:
+        assert poll_until(lambda: not is_running(child), timeout_s=GENEROUS_S)
+    finally:
+        if is_running(child):
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_child_is_out_of_reach_of_the_terminals_ctrl_c(tmp_path: Path) -> None:

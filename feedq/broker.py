@@ -1,0 +1,98 @@
+"""The Redis transport of kombu, with a guard: a message that cannot be read must not end the worker.
+
+kombu takes whatever lies in a queue's list for one of its own messages. Bytes that are no JSON, or JSON that is
+no message, raise out of Celery's event loop, which ends the worker and every stream in it. Here such an item is
+dropped with one log line; it was taken from the list before it was looked at, so it cannot come again.
+
+Invariants: nothing that this transport reads is kept from Celery if it has the form of a message, and errors
+of the connection are never mistaken for bad messages. What Celery finds wrong *inside* a message (an unknown
+task, a content type that is not accepted) is its own affair and dropped by it.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from queue import Empty
+from typing import Any
+
+from kombu.transport import TRANSPORT_ALIASES, redis
+
+from feedq.telemetry import LogEvent, log
+
+SHOWN_BYTES = 200
+
+logger = log(__name__)
+
+# kombu counts KeyError among the errors of a connection; here it is what a message without a key raises.
+_CONNECTION_ERRORS = tuple(error for error in redis.Transport.connection_errors if error is not KeyError)
+
+
+def install() -> None:
+    """Have kombu use it for ``redis://`` and ``rediss://`` in this process. May be called again."""
+    for scheme in ("redis", "rediss"):
+        TRANSPORT_ALIASES[scheme] = f"{__name__}:{RedisTransport.__name__}"
+
+
+class RedisChannel(redis.Channel):
+    """A channel that survives what it cannot read."""
+
+    def _brpop_read(self, **options: Any) -> Any:
+        self.connection.handing_over = False
+        try:
+            return super()._brpop_read(**options)  # type: ignore[no-untyped-call]  # as all of kombu
+        except (Empty, *_CONNECTION_ERRORS):
+            raise
+        except Exception as error:
+            # Once a message was handed over, what goes wrong is not a matter of reading it.
+            if self.connection.handing_over:
+                raise
+            logger.warning(LogEvent.MESSAGE_DROPPED, why=repr(error)[:SHOWN_BYTES])
+            return True
+
+
+class RedisTransport(redis.Transport):
+    """kombu's transport with that channel, and a look at each message before it is handed over."""
+
+    Channel = RedisChannel
+    handing_over = False
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        problem = _problem(message)
+        if problem is not None:
+            logger.warning(
+                LogEvent.MESSAGE_DROPPED, queue=queue, why=problem, message=repr(message)[:SHOWN_BYTES]
+            )
+            return
+        self.handing_over = True
+        super()._deliver(message, queue)  # type: ignore[no-untyped-call]  # as all of kombu
+
+
+def _problem(message: Any) -> str | None:
+    """Why this is no message that kombu and Celery can take in without an exception; None if it is one."""
+    match message:
+        case {"properties": {"delivery_tag": str(), "delivery_info": dict() as info, **properties}}:
+            pass
+        case _:
+            return "not the form of a message"
+    if not ("exchange" in info and "routing_key" in info):
+        return "delivery_info without exchange and routing_key"
+    headers = message.get("headers")
+    if not isinstance(headers, dict) and headers is not None:
+        return "headers are no object"
+    if headers and not isinstance(headers.get("task", ""), str):
+        return "the name of the task is no text"
+    return _body_problem(message.get("body"), properties.get("body_encoding"))
+
+
+def _body_problem(body: Any, encoding: Any) -> str | None:
+    if not isinstance(body, str) or not body:
+        return "body is no text"
+    if encoding is None or encoding == "utf-8":
+        return None
+    if encoding != "base64":
+        return "unknown body_encoding"
+    try:
+        b64decode(body, validate=True)
+    except ValueError as error:
+        return f"body is no base64: {error}"
+    return None

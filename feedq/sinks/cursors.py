@@ -1,0 +1,30 @@
+"""Cursors as jsonb: what can be kept, and what cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+from feedq.model import JSON
+
+_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def cursor_text(cursor: JSON) -> str | None:
+    """A cursor for a jsonb column; None is NULL.
+
+    Raises:
+        ValueError: PostgreSQL could not give it back as it is; the message says why.
+    """
+    if cursor is None:
+        return None
+    try:
+        # The standard library and not orjson: a cursor may be an integer of more than 64 bits.
+        text = json.dumps(cursor, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the cursor cannot be kept: {error}") from None
+    if "\\u0000" in text and _NUL.search(text):
+        raise ValueError("the cursor cannot be kept: PostgreSQL has no NUL character in jsonb")
+    return text

@@ -1,0 +1,212 @@
+"""One attempt at a group commit: one transaction, from the locks to the commit.
+
+::
+
+    begin ─ lock my checkpoints ─ land, a COPY per landing ─ advance checkpoints ─ bury the dead ─ commit
+                  │ no row back: that feed is fenced,
+                  └ nothing of it is written
+
+The locks come first: a successor's fence waits for them, and so for the outcome. Killed, frozen or cut off
+at any point before the commit, nothing has happened.
+
+The attempt is `Care.OPTIMISTIC` at first: whatever goes wrong ends it, and the caller makes another one with
+more care, which lands under savepoints and finds out which record, feed or landing is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from itertools import accumulate
+from typing import Final
+from uuid import uuid4
+
+import psycopg2
+
+from feedq.model import FeedKey
+from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
+from feedq.sinks.catalog import Catalog
+from feedq.sinks.cursors import cursor_text
+from feedq.sinks.deadletters import DeadRecord, bury, count_by_feed
+from feedq.sinks.isolate import Refusal, isolate
+from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.plan import Plan, Suspect
+from feedq.sinks.screen import screen
+from feedq.sinks.session import AnswerLost, Session
+from feedq.sinks.sqlstate import Trouble, classify, explain, line_of
+from feedq.sinks.statements import ADVANCE, LOCK_MINE
+
+LOCK_TIMEOUT_S: Final = 10.0
+"""For a checkpoint row or a landing table that somebody else has locked; fences take much less."""
+
+
+class Care(IntEnum):
+    """How closely an attempt looks."""
+
+    OPTIMISTIC = 0
+    CAREFUL = 1
+    """Under savepoints: refused records go to the dead letters, broken landings are left out."""
+    IMMEDIATE = 2
+    """Besides, constraints deferred to the commit are checked at once, because the commit was refused."""
+
+
+class LandingBroken(Exception):
+    """The table cannot be written now, whatever the records."""
+
+
+class GroupCommit:
+    """One transaction. Used once."""
+
+    def __init__(
+        self,
+        session: Session,
+        catalog: Catalog,
+        environment: str,
+        *,
+        care: Care,
+        unusable: Mapping[FeedKey, str],
+    ) -> None:
+        self._session = session
+        self._catalog = catalog
+        self._environment = environment
+        self._care = care
+        self._landed: dict[FeedKey, int] = {}
+        self._dead: list[DeadRecord] = []
+        self._unusable = dict(unusable)
+
+    def run(self, writes: Sequence[FeedWrite]) -> Written:
+        """Land and advance.
+
+        Raises:
+            CommitUnknown: the answer to the commit was lost; the session is closed.
+            psycopg2.Error, UnreadableRecord: nothing was written; the transaction is still open, or broken.
+        """
+        if not writes:
+            return Written(landed={}, dead={}, fenced=(), unusable=self._unusable)
+        self._session.set_lock_timeout(LOCK_TIMEOUT_S)
+        self._session.begin()
+        if self._care is Care.IMMEDIATE:
+            self._session.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        mine = self._lock(writes)
+        for landing, admitted in by_landing(w for w in writes if w.key in mine).items():
+            plan = self._catalog.plan(landing)
+            if self._care is Care.OPTIMISTIC:
+                plan.land(self._session, admitted)
+                self._landed |= {write.key: write.records for write in admitted}
+            else:
+                self._land_carefully(plan, admitted)
+        fenced = tuple(write.key for write in writes if write.key not in mine)
+        return self._commit(writes, fenced)
+
+    def _lock(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
+        """Lock the checkpoints whose epoch is still ours; they stay locked to the end."""
+        rows = self._session.execute(
+            LOCK_MINE,
+            {
+                "environment": self._environment,
+                "feed_ids": [write.feed_id for write in writes],
+                "epochs": [write.epoch for write in writes],
+            },
+        )
+        return {(feed_id, epoch) for feed_id, epoch in rows}
+
+    def _commit(self, writes: Sequence[FeedWrite], fenced: tuple[FeedKey, ...]) -> Written:
+        dead = count_by_feed(self._dead)
+        written = Written(landed=self._landed, dead=dead, fenced=fenced, unusable=self._unusable)
+        if not self._landed:
+            self._session.rollback()
+            return written
+        commit_id = uuid4()
+        advancing = [write for write in writes if write.key in self._landed]
+        rows = self._session.execute(
+            ADVANCE,
+            {
+                "environment": self._environment,
+                "commit_id": commit_id,
+                "feed_ids": [write.feed_id for write in advancing],
+                "epochs": [write.epoch for write in advancing],
+                "cursors": [cursor_text(write.cursor) for write in advancing],
+                "records": [self._landed[write.key] for write in advancing],
+            },
+        )
+        assert len(rows) == len(advancing), "a locked checkpoint did not advance"
+        if self._dead:
+            bury(self._session, self._environment, self._dead)
+        try:
+            self._session.commit()
+        except AnswerLost as lost:
+            raise CommitUnknown(commit_id, writes, written) from lost
+        return written
+
+    # -- with care -----------------------------------------------------------------------------------
+
+    def _land_carefully(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
+        """Land all feeds of a landing that can be, or none of them if it is the landing that is broken."""
+
+        def attempt(part: Sequence[FeedWrite]) -> Refusal | None:
+            refusal = self._attempt(plan, lambda: plan.land(self._session, part))
+            return refusal and Refusal(refusal.error, _feed_at(part, refusal.position))
+
+        landed = {write.key: write.records for write in writes}
+        dead: list[DeadRecord] = []
+        self._session.execute("SAVEPOINT landing")
+        try:
+            for write, _ in isolate(writes, attempt):
+                refused = self._land_records(plan, write)
+                landed[write.key] -= len(refused)
+                dead += refused
+        except LandingBroken as broken:
+            self._session.execute("ROLLBACK TO SAVEPOINT landing")
+            self._unusable |= {write.key: str(broken) for write in writes}
+            return
+        self._landed |= landed
+        self._dead += dead
+
+    def _land_records(self, plan: Plan, write: FeedWrite) -> list[DeadRecord]:
+        """Land what can be of a feed, record by record where need be; returns the others."""
+
+        def attempt(part: Sequence[Suspect]) -> Refusal | None:
+            return self._attempt(plan, lambda: plan.land_singly(self._session, part))
+
+        suspects = [Suspect(write, batch, record) for batch in write.batches for record in batch.split()]
+        kept, refused = screen(self._session, plan, suspects)
+        return refused + isolate(kept, attempt)
+
+    def _attempt(self, plan: Plan, land: Callable[[], None]) -> Refusal | None:
+        """Land under a savepoint. Raises `LandingBroken`, and `psycopg2.Error` for what savepoints cannot mend."""
+        self._session.execute("SAVEPOINT attempt")
+        try:
+            plan.clear_stage(self._session)
+            land()
+        except UnreadableRecord as unreadable:
+            refusal = Refusal(str(unreadable))
+        except psycopg2.Error as error:
+            trouble = classify(error)
+            if trouble is Trouble.LANDING:
+                raise LandingBroken(
+                    f"table {plan.landing.table!r} cannot be written: {explain(error)}; "
+                    "mend the table or edit the feed"
+                ) from error
+            if trouble is not Trouble.DATA:
+                raise
+            refusal = Refusal(explain(error), line_of(error))
+        else:
+            self._session.execute("RELEASE SAVEPOINT attempt")
+            return None
+        self._session.execute("ROLLBACK TO SAVEPOINT attempt; RELEASE SAVEPOINT attempt")
+        return refusal
+
+
+def by_landing(writes: Iterable[FeedWrite]) -> dict[Landing, list[FeedWrite]]:
+    groups: dict[Landing, list[FeedWrite]] = {}
+    for write in writes:
+        groups.setdefault(write.landing, []).append(write)
+    return groups
+
+
+def _feed_at(writes: Sequence[FeedWrite], row: int | None) -> int | None:
+    """Index of the feed that a row of their common COPY belongs to."""
+    if row is None:
+        return None
+    ends = accumulate(write.records for write in writes)
+    return next((index for index, end in enumerate(ends) if row < end), None)

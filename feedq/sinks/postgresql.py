@@ -1,0 +1,245 @@
+"""The PostgreSQL sink: data and checkpoint in one transaction, gated by the epoch.
+
+`PostgresSink` holds one session, opened when it is first needed and again after it broke, and decides what an
+error means for the caller. How a group is committed is in `feedq.sinks.groupcommit`, how feeds are fenced in
+`feedq.sinks.fencing`; all SQL is in `feedq.sinks.statements`.
+
+What it relies on: whoever commits a feed's records holds the feed's checkpoint row locked from before the
+first record to the commit, under an epoch that the row still has. So a stale owner can commit nothing, and
+a successor that has fenced sees all that its predecessor ever committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeVar
+from uuid import UUID
+
+import psycopg2
+
+from feedq.errors import SinkUnavailable
+from feedq.model import FeedKey
+from feedq.sinks.base import (
+    CommitUnknown,
+    DeadLetter,
+    FeedWrite,
+    FenceOutcome,
+    FenceRequest,
+    Landing,
+    Unusable,
+    Written,
+)
+from feedq.sinks.catalog import Catalog
+from feedq.sinks.cursors import cursor_text
+from feedq.sinks.fencing import Fencing
+from feedq.sinks.groupcommit import Care, GroupCommit
+from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.landing import misdeclared
+from feedq.sinks.session import Backend, Session, application_name
+from feedq.sinks.settlement import LastCommit, decide
+from feedq.sinks.sqlstate import Trouble, classify, explain
+from feedq.sinks.statements import DEAD_LETTERS, END_BACKEND, END_SESSIONS, LAST_COMMITS
+from feedq.telemetry import mask_url
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX: Final = 5
+"""Transactions that end in a deadlock or a serialization failure are tried this often."""
+SETTLE_LOCK_TIMEOUT_S: Final = 5.0
+ROLES: Final = ("writer", "fencer")
+
+
+class PostgresSink:
+    """One session with a PostgreSQL database, on behalf of one worker. Belongs to one thread."""
+
+    def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
+        self._url = url
+        self._environment = environment
+        self._worker_id = worker_id
+        self._name = application_name(role, worker_id)
+        self._session: Session | None = None
+        self._catalog: Catalog | None = None
+        self._lost: dict[UUID, Backend] = {}
+
+    def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
+        """Fence many feeds in few statements. Raises `SinkUnavailable`."""
+
+        def fence(session: Session, catalog: Catalog) -> list[FenceOutcome]:
+            wrong = catalog.problems({request.landing for request in requests}, create=True)
+            unusable: list[FenceOutcome] = [
+                Unusable(request.feed_id, request.epoch, wrong[request.landing])
+                for request in requests
+                if request.landing in wrong
+            ]
+            usable = [request for request in requests if request.landing not in wrong]
+            fencing = Fencing(session, self._environment, self._worker_id)
+            return unusable + fencing.fence(usable, lock_timeout_s=lock_timeout_s)
+
+        return self._read(fence)
+
+    def write(self, writes: Sequence[FeedWrite]) -> Written:
+        """Land and checkpoint in one transaction. Raises `SinkUnavailable` (nothing was written) or
+        `CommitUnknown`."""
+        assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
+        care = Care.OPTIMISTIC
+        for _ in range(ATTEMPTS_MAX):
+            session, catalog = self._connect()
+            try:
+                return self._write(session, catalog, writes, care)
+            except (psycopg2.Error, UnreadableRecord) as error:
+                trouble = Trouble.DATA if isinstance(error, UnreadableRecord) else classify(error)
+                session.rollback()
+                last = error
+                if trouble in (Trouble.DATA, Trouble.LANDING) and care < max(Care):
+                    care = Care(care + 1)
+                elif trouble is not Trouble.CONFLICT and not _died_idle(session):
+                    break
+            except CommitUnknown as unknown:
+                self._lost[unknown.commit_id] = session.backend
+                self.close()
+                raise
+            except BaseException:
+                # Whatever it was, the transaction must not stay open behind it.
+                self.close()
+                raise
+        raise self._unavailable(last, "nothing was written") from last
+
+    def settle(self, unknown: CommitUnknown) -> Written | None:
+        """Whether the lost commit happened; None: nothing of it did. Raises `SinkUnavailable`."""
+        backend = self._lost.get(unknown.commit_id)
+
+        def last_commits(session: Session, _: Catalog) -> dict[int, LastCommit]:
+            if backend is not None:
+                # It may still hold a COMMIT that it has not read: without this, we would wait for it.
+                session.execute(END_BACKEND, {"pid": backend.pid, "started_at": backend.started_at})
+            session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
+            # Locking waits for a commit in flight; a plain read would miss it.
+            rows = session.execute(
+                LAST_COMMITS,
+                {
+                    "environment": self._environment,
+                    "feed_ids": [feed_id for feed_id, _ in unknown.written.landed],
+                },
+            )
+            return {feed_id: LastCommit(epoch, commit_id) for feed_id, epoch, commit_id in rows}
+
+        written = decide(unknown, self._read(last_commits))
+        self._lost.pop(unknown.commit_id, None)
+        return written
+
+    def unblock(self, worker_ids: Collection[UUID]) -> int:
+        """End the sessions of these workers, which the caller knows to be gone. Returns how many."""
+        names = [
+            application_name(role, worker_id)
+            for worker_id in worker_ids
+            if worker_id != self._worker_id
+            for role in ROLES
+        ]
+        if not names:
+            return 0
+        ended = self._read(lambda session, _: session.execute(END_SESSIONS, {"names": names}))
+        return sum(1 for (done,) in ended if done)
+
+    def check(self, landing: Landing) -> str | None:
+        """Why the landing cannot work; None when it can. Writes nothing. Raises `SinkUnavailable`."""
+
+        def check(_: Session, catalog: Catalog) -> str | None:
+            catalog.forget(landing)
+            if not landing.columns and not misdeclared(landing) and not catalog.exists(landing):
+                return (
+                    None
+                    if catalog.may_create(landing)
+                    else (
+                        f"table {landing.table!r} does not exist and this role may not create it: create it, "
+                        "or grant CREATE on its schema"
+                    )
+                )
+            return catalog.problems([landing], create=False).get(landing)
+
+        return self._read(check)
+
+    def dead_letters(
+        self, feed: str | None = None, *, feed_id: int | None = None, limit: int = 50
+    ) -> list[DeadLetter]:
+        """Refused records, newest first; of one feed, by name or id, or of all. Raises `SinkUnavailable`."""
+        wanted = {"environment": self._environment, "feed": feed, "feed_id": feed_id, "limit": limit}
+        rows = self._read(lambda session, _: session.execute(DEAD_LETTERS, wanted))
+        return [
+            DeadLetter(id_, feed_id_, feed_, epoch, bytes(record), error, cursor, at)
+            for id_, feed_id_, feed_, epoch, record, error, cursor, at in rows
+        ]
+
+    def close(self) -> None:
+        """End the session. The sink can be used again, and opens another one then."""
+        if self._session is not None:
+            self._session.close()
+        self._session = self._catalog = None
+
+    # -- private -------------------------------------------------------------------------------------
+
+    def _write(self, session: Session, catalog: Catalog, writes: Sequence[FeedWrite], care: Care) -> Written:
+        """One attempt, without the feeds that cannot be written in any case."""
+        landings = {write.landing for write in writes}
+        if care is not Care.OPTIMISTIC:
+            for landing in landings:
+                catalog.forget(landing)
+        wrong = catalog.problems(landings, create=False)
+        wrong |= catalog.open_stages(landings - wrong.keys())
+        unusable: dict[FeedKey, str] = {}
+        for write in writes:
+            if why := wrong.get(write.landing) or _unkeepable(write):
+                unusable[write.key] = why
+        usable = [write for write in writes if write.key not in unusable]
+        group = GroupCommit(session, catalog, self._environment, care=care, unusable=unusable)
+        return group.run(usable)
+
+    def _read(self, work: Callable[[Session, Catalog], T]) -> T:
+        """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
+        for _ in range(ATTEMPTS_MAX):
+            session, catalog = self._connect()
+            try:
+                return work(session, catalog)
+            except psycopg2.Error as error:
+                session.rollback()
+                last = error
+                if classify(error) is not Trouble.CONFLICT and not session.is_broken:
+                    break
+            except BaseException:
+                self.close()
+                raise
+        raise self._unavailable(last) from last
+
+    def _connect(self) -> tuple[Session, Catalog]:
+        """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""
+        if self._session is not None and self._session.is_broken:
+            self.close()
+        if self._session is None or self._catalog is None:
+            try:
+                session = Session(self._url, application_name=self._name)
+                self._session, self._catalog = session, Catalog(session)
+                self._catalog.ensure_bookkeeping()
+            except psycopg2.Error as error:
+                raise self._unavailable(error) from error
+        return self._session, self._catalog
+
+    def _unavailable(self, error: Exception, consequence: str = "") -> SinkUnavailable:
+        """The error for the caller; the session starts afresh, whatever state it was in."""
+        self.close()
+        text = explain(error) if isinstance(error, psycopg2.Error) else str(error)
+        if isinstance(error, psycopg2.Error) and classify(error) is Trouble.LOCKED:
+            text = f"{text}: another session holds the lock ({error.diag.context or 'no more is known'})"
+        parts = [f"sink {mask_url(self._url)}: {mask_url(text)}", *filter(None, [consequence])]
+        return SinkUnavailable("; ".join(parts))
+
+
+def _died_idle(session: Session) -> bool:
+    """Whether the connection was dead before the transaction began: then a new one is worth a try at once."""
+    return session.is_broken and not session.has_begun
+
+
+def _unkeepable(write: FeedWrite) -> str | None:
+    try:
+        cursor_text(write.cursor)
+    except ValueError as error:
+        return str(error)
+    return None

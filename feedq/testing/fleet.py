@@ -1,0 +1,304 @@
+"""A whole fleet on paper: workers, beat, broker, source, sink and control database, ticked by hand.
+
+Every step is logged in words, so that a story can be read and compared as a transcript, and every step ends
+with the invariants: no feed is read by two living workers, no row is lost or doubled, no two tenures share
+an epoch, and nobody who is gone holds a lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from feedq.control import PassReport, drain_worker, reconcile
+from feedq.errors import Unavailable
+from feedq.model import Event, FeedKey, FeedSpec, LeaseState, Status, TargetState, WorkerState
+from feedq.settings import Settings
+from feedq.telemetry import EventKind
+from feedq.testing.clock import ManualClock, SkewedClock
+from feedq.testing.memory import MemoryStore
+from feedq.testing.paper import PaperBroker, PaperSink, PaperSource
+from feedq.testing.worker import PaperWorker, numbers
+
+STEP_S = 0.1
+
+
+class InvariantBroken(AssertionError):
+    """The protocol failed; the message ends with the transcript up to that moment."""
+
+
+class PaperFleet:
+    """Everything on one sheet. ``step`` moves time; the verbs are faults and what people do."""
+
+    def __init__(
+        self,
+        *,
+        step_s: float = STEP_S,
+        rate_hz: float = 2.0,
+        settings: Settings | None = None,
+        worker_type: type[PaperWorker] = PaperWorker,
+        sink: PaperSink | None = None,
+    ) -> None:
+        # Not from the environment: a transcript must not depend on it.
+        self.settings = settings or Settings.model_construct()
+        self.clock = ManualClock()
+        self.store = MemoryStore(self.clock)
+        self.broker = PaperBroker()
+        self.source = PaperSource(self.clock, rate_hz=rate_hz)
+        self.sink = sink or PaperSink()
+        self.workers: dict[str, PaperWorker] = {}
+        self.lines: list[str] = []
+        self.has_beat = True
+        self._worker_type = worker_type
+        self._step_s = step_s
+        self._next_pass_at = 0.0
+        self._events_told = 0
+        self._unplaced: dict[str, int] = {}
+        self._was_away = False
+        self._tenures: dict[FeedKey, str] = {}
+        self._rows_seen: dict[int, int] = {}
+
+    # -- what people do, and what happens ------------------------------------------------------------
+
+    def add_worker(self, name: str, *, capacity: int = 100, offset_s: float = 0.0, rate: float = 1.0) -> None:
+        self.workers[name] = self._worker_type(
+            name,
+            store=self.store,
+            broker=self.broker,
+            source=self.source,
+            sink=self.sink,
+            settings=self.settings,
+            clock=SkewedClock(self.clock, offset_s=offset_s, rate=rate),
+            capacity=capacity,
+            say=lambda words: self.say(f"worker {name}", words),
+            reconcile=self._reconcile,
+        )
+        self.say(f"worker {name}", "starts")
+
+    def add_feeds(self, count: int, *, weight: float = 1.0) -> None:
+        added = [
+            self.store.feeds.add(FeedSpec(f"feed-{n}", "paper", {}, {"table": "paper"}, weight=weight)).id
+            for n in range(len(self.store.database.tables.feeds) + 1, self._feeds_ever() + count + 1)
+        ]
+        self.say("person", f"adds {numbers(added)}")
+
+    def pause(self, feed_id: int) -> None:
+        self.store.feeds.set_target(self._name(feed_id), TargetState.PAUSED)
+        self.say("person", f"pauses feed {feed_id}")
+
+    def resume(self, feed_id: int) -> None:
+        self.store.feeds.set_target(self._name(feed_id), TargetState.RUNNING)
+        self.say("person", f"resumes feed {feed_id}")
+
+    def edit(self, feed_id: int) -> None:
+        feed = self.store.feeds.get(self._name(feed_id))
+        labels = {"edited": str(feed.generation)}
+        self.store.feeds.edit(feed.name, replace(feed.spec, labels=labels))
+        self.say("person", f"edits feed {feed_id}")
+
+    def remove(self, feed_id: int) -> None:
+        self.store.feeds.remove(self._name(feed_id))
+        self.say("person", f"removes feed {feed_id}")
+
+    def kill(self, name: str) -> None:
+        self.say(f"worker {name}", "is killed")
+        self.workers.pop(name).kill()
+
+    def freeze(self, name: str) -> None:
+        self.say(f"worker {name}", "freezes")
+        self.workers[name].freeze()
+
+    def thaw(self, name: str) -> None:
+        self.say(f"worker {name}", "wakes up")
+        self.workers[name].thaw()
+
+    def terminate(self, name: str) -> None:
+        self.say(f"worker {name}", "gets SIGTERM")
+        self.workers[name].terminate()
+
+    def drain(self, name: str) -> None:
+        self.say("person", f"drains worker {name}")
+        drain_worker(self.store, name)
+
+    def cut_off(self, name: str) -> None:
+        self.say(f"worker {name}", "is cut off from the database")
+        self.workers[name].is_cut_off = True
+
+    def reconnect(self, name: str) -> None:
+        self.say(f"worker {name}", "reaches the database again")
+        self.workers[name].is_cut_off = False
+
+    def database_goes_away(self) -> None:
+        self.say("database", "goes away")
+        self.store.go_away()
+
+    def database_comes_back(self) -> None:
+        self.say("database", "comes back")
+        self.store.come_back()
+
+    def database_restarts(self) -> None:
+        self.say("database", "restarts")
+        self.store.restart()
+
+    def delete_lease(self, feed_id: int) -> None:
+        self.say("person", f"deletes the lease of feed {feed_id}")
+        self.store.delete_lease(feed_id)
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        until = self.clock.monotonic() + seconds
+        while self.clock.monotonic() < until - 1e-9:
+            self.step()
+
+    def run_until(self, condition: Callable[[], bool], *, limit_s: float) -> None:
+        until = self.clock.monotonic() + limit_s
+        while not condition():
+            if self.clock.monotonic() >= until:
+                raise self._broken(f"still not so after {limit_s:g} s")
+            self.step()
+
+    def step(self, order: Sequence[str] | None = None) -> None:
+        """One step of everybody: the workers in ``order``, then the beat; then the invariants."""
+        self.clock.advance(self._step_s)
+        for name in order or list(self.workers):
+            worker = self.workers[name]
+            worker.tick()
+            if worker.is_dead:
+                del self.workers[name]
+        self._tell_events()
+        if self.has_beat:
+            self._beat()
+        self.check()
+
+    def _beat(self) -> None:
+        try:
+            crashed = self.store.look()
+            due = self.clock.monotonic() >= self._next_pass_at
+            if crashed or due or self.store.database.tables.wakes:
+                self._reconcile()
+        except Unavailable:
+            if not self._was_away:
+                self.say("beat", "finds no database")
+            self._was_away = True
+        else:
+            self._was_away = False
+
+    def _reconcile(self) -> None:
+        self.store.database.require()
+        self.store.database.tables.wakes = 0
+        self._next_pass_at = self.clock.monotonic() + self.settings.reconcile_interval_s
+        report = reconcile(self.store, self.broker.send, self.settings)
+        self._tell_events()
+        if report is not None:
+            self._tell_unplaced(report)
+
+    # -- what it says --------------------------------------------------------------------------------
+
+    def say(self, who: str, what: str) -> None:
+        self.lines.append(f"t={self.clock.monotonic():.1f} {who}: {what}")
+
+    @property
+    def transcript(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+    def _tell_events(self) -> None:
+        events = self.store.database.tables.events
+        news = [e for e in events[self._events_told :] if e.kind in _TOLD]
+        self._events_told = len(events)
+        alike: dict[object, list[Event]] = {}
+        for event in news:
+            alike.setdefault((event.kind, event.worker_id, event.detail.get("reason")), []).append(event)
+        for group in alike.values():
+            self._tell(EventKind(group[0].kind), group)
+
+    def _tell(self, kind: EventKind, events: list[Event]) -> None:
+        worker_id = events[0].worker_id
+        name = self.store.database.tables.workers[worker_id].name if worker_id else "nobody"
+        feeds = numbers(e.feed_id for e in events if e.feed_id is not None)
+        keys = ",".join(f"{e.feed_id}@{e.epoch}" for e in events)
+        match kind:
+            case EventKind.WORKER_GONE:
+                self.say(f"worker {name}", "gone")
+            case EventKind.LEASE_FREED:
+                self.say("reconcile", f"frees {feeds} of {name} ({events[0].detail['reason']})")
+            case EventKind.LEASE_ASSIGNED:
+                self.say("reconcile", f"assigns {keys} to {name}")
+            case EventKind.LEASE_OVERDUE:
+                self.say("reconcile", f"withdraws {keys}, never claimed by {name}")
+            case EventKind.STOP_REQUESTED:
+                self.say("reconcile", f"asks {name} to stop {feeds} ({events[0].detail['reason']})")
+
+    def _tell_unplaced(self, report: PassReport) -> None:
+        unplaced = {reason.value: count for reason, count in report.unplaced.items()}
+        if unplaced and unplaced != self._unplaced:
+            waiting = ", ".join(f"{count} {reason}" for reason, count in sorted(unplaced.items()))
+            self.say("reconcile", f"cannot place {waiting}")
+        self._unplaced = unplaced
+
+    # -- what must hold ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises `InvariantBroken`."""
+        for problem in self._problems():
+            raise self._broken(problem)
+
+    def _problems(self) -> Iterator[str]:
+        frozen = {name for name, worker in self.workers.items() if worker.is_frozen}
+        tables = self.store.database.tables
+        for feed_id, lease in tables.leases.items():
+            reading = [owner for owner in self.source.owners(feed_id) if owner not in frozen]
+            if len(reading) > 1:
+                yield f"feed {feed_id} is read by {' and '.join(reading)} at once"
+            if (lease.worker_id is None) != (lease.state is LeaseState.IDLE):
+                yield f"feed {feed_id} is {lease.state} and belongs to {lease.worker_id}"
+            if lease.worker_id and tables.workers[lease.worker_id].state is WorkerState.GONE:
+                yield f"feed {feed_id} belongs to a worker that is gone"
+        for feed_id, rows in self.sink.rows.items():
+            seen = self._rows_seen.get(feed_id, 0)
+            if rows[seen:] != list(range(seen + 1, len(rows) + 1)):
+                yield f"feed {feed_id} landed {summary(rows)}: lost, doubled or out of order"
+            self._rows_seen[feed_id] = len(rows)
+        for worker in self.workers.values():
+            for stream in worker.streams.values():
+                session = f"{worker.name}/{worker.sessions_begun}"
+                if self._tenures.setdefault(stream.key, session) != session:
+                    yield f"{stream.key} was held by {self._tenures[stream.key]} and by {session}"
+
+    def everything_streams(self) -> bool:
+        """Whether each feed that should run is connected, exactly once, and its rows keep up."""
+        views = [v for v in self.store.feeds.views() if v.status not in (Status.PAUSED, Status.FAILED)]
+        return all(
+            len(self.source.owners(v.feed.id)) == 1
+            and len(self.sink.rows.get(v.feed.id, ())) >= self.source.sent(v.feed.id) - 2
+            for v in views
+        )
+
+    def _broken(self, problem: str) -> InvariantBroken:
+        return InvariantBroken(f"t={self.clock.monotonic():.1f}: {problem}\n{self.transcript}")
+
+    def _name(self, feed_id: int) -> str:
+        return self.store.database.tables.feeds[feed_id].name
+
+    def _feeds_ever(self) -> int:
+        return len(self.store.database.tables.feeds)
+
+
+_TOLD = {
+    EventKind.WORKER_GONE.value,
+    EventKind.LEASE_FREED.value,
+    EventKind.LEASE_ASSIGNED.value,
+    EventKind.LEASE_OVERDUE.value,
+    EventKind.STOP_REQUESTED.value,
+}
+
+
+def summary(rows: Sequence[int]) -> str:
+    """Rows as the runs of consecutive numbers they consist of, the last few of them."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row == runs[-1][1] + 1:
+            runs[-1][1] = row
+        else:
+            runs.append([row, row])
+    return " ".join(f"{first}-{last}" for first, last in runs[-5:])

@@ -1,0 +1,387 @@
+"""A worker on paper: one object that does, a tick at a time, what a worker process does on its threads.
+
+It follows the protocol of `feedq.lease` and nothing else: heartbeat with a trust window anchored where it was
+sent, grouped claims, fence before connecting, writes gated by the epoch, releases. It can be killed, frozen,
+cut off from the database, and told to leave.
+
+A tick begins with the writes that were pending: a frozen worker that wakes up writes first and thinks later,
+which is the worst order there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+from feedq.clock import Clock
+from feedq.errors import Unavailable
+from feedq.lease import TrustWindow
+from feedq.model import FeedKey, Heartbeat, Load, NewWorker, Progress, Reason, Release, Worker
+from feedq.settings import Settings
+from feedq.testing.memory import MemoryStore
+from feedq.testing.memory.store import MemoryListener, MemorySession
+from feedq.testing.paper import PaperBroker, PaperConnection, PaperSink, PaperSource
+
+RETRY_S = 0.5
+"""How soon a heartbeat that found no database is tried again."""
+WATCHDOG_INTERVALS = 3
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class PaperStream:
+    """A feed that this worker holds."""
+
+    key: FeedKey
+    connection: PaperConnection | None = None
+    pending: list[int] = field(default_factory=list)
+    """Received, and not yet committed."""
+    unreported: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A heartbeat that the database has answered and whose answer is still on its way."""
+
+    sent_at: float
+    due: float
+    answer: Heartbeat | None
+
+
+class PaperWorker:
+    """One worker process, through as many worker sessions as it takes."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: MemoryStore,
+        broker: PaperBroker,
+        source: PaperSource,
+        sink: PaperSink,
+        settings: Settings,
+        clock: Clock,
+        capacity: int,
+        say: Say,
+        reconcile: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.clock = clock
+        self._store, self._broker, self._source, self._sink = store, broker, source, sink
+        self._settings = settings
+        self._capacity = capacity
+        self._say = say
+        self._reconcile = reconcile
+        self.streams: dict[int, PaperStream] = {}
+        self.worker: Worker | None = None
+        self.sessions_begun = 0
+        self.is_dead = False
+        self.is_frozen = False
+        self.is_cut_off = False
+        """Whether the network drops everything between this worker and the database."""
+        self.answers_take_s = 0.0
+        """How long the way back of a heartbeat takes."""
+        self._session: MemorySession | None = None
+        self._listener: MemoryListener | None = None
+        self._trust = TrustWindow()
+        self._is_suspended = False
+        self._next_beat = float("-inf")
+        self._in_flight: _InFlight | None = None
+        self._releases: list[Release] = []
+        self._must_audit = False
+        self._is_leaving = False
+
+    # -- what may happen to it -----------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """``kill -9``: the kernel closes every socket, those to the database too."""
+        self.is_dead = True
+        self._disconnect(self.streams)
+        if self.worker is not None:
+            self._store.drop_sessions(self.worker.id)
+
+    def freeze(self) -> None:
+        """SIGSTOP: nothing runs, every socket stays open."""
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        self.is_frozen = False
+
+    def terminate(self) -> None:
+        """SIGTERM: from the next tick on, drain and leave."""
+        self._is_leaving = True
+
+    # -- a tick --------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        if self.is_dead or self.is_frozen:
+            return
+        self._commit(self.streams)
+        try:
+            self._keep()
+        except Unavailable:
+            self._next_beat = self.clock.monotonic() + RETRY_S
+        self._heed_trust()
+        if self._is_suspended or self.worker is None:
+            return
+        try:
+            self._talk(self.worker.id)
+        except Unavailable:
+            # Whether the statement took effect is anybody's guess: compare notes when the database is back.
+            self._must_audit = True
+        for stream in self.streams.values():
+            if stream.connection is not None:
+                stream.pending.extend(stream.connection.read())
+
+    def _talk(self, worker_id: UUID) -> None:
+        if self._is_leaving:
+            self._leave(worker_id)
+            return
+        self._release(worker_id)
+        if self._must_audit:
+            self._audit(worker_id)
+        if self._listener is not None and self._listener.is_open and self._listener.wait(0):
+            self._stop_what_is_asked(worker_id)
+        self._claim(worker_id)
+        self._connect(worker_id)
+
+    # -- the lease -----------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Heartbeats: sent when due, heeded when the answer is here."""
+        if self.worker is None:
+            self._register()
+        self._keep_sessions()
+        now = self.clock.monotonic()
+        if self._in_flight is None and now >= self._next_beat:
+            assert self._session is not None
+            answer = self._session.heartbeat(Load(feeds=len(self.streams))) if self._reach() else None
+            self._in_flight = _InFlight(now, now + self.answers_take_s, answer)
+            self._next_beat = now + self._settings.heartbeat_s
+        if self._in_flight is not None and now >= self._in_flight.due:
+            arrived, self._in_flight = self._in_flight, None
+            self._heed(arrived, received_at=now)
+
+    def _heed(self, arrived: _InFlight, *, received_at: float) -> None:
+        if arrived.answer is None:
+            self._start_anew()
+            return
+        self._trust = self._window(sent_at=arrived.sent_at, received_at=received_at)
+        assert self.worker is not None
+        self._report(self.worker.id)
+        if arrived.answer.stops_pending:
+            self._stop_what_is_asked(self.worker.id)
+        age_s = arrived.answer.pass_age_s
+        if age_s is not None and age_s > WATCHDOG_INTERVALS * self._settings.reconcile_interval_s:
+            self._say("no pass for too long; runs one here")
+            self._reconcile()
+
+    def _window(self, *, sent_at: float, received_at: float) -> TrustWindow:
+        del received_at  # the answer may take as long as it likes
+        return TrustWindow.after_heartbeat(
+            sent_at=sent_at, ttl_s=self._settings.ttl_s, margin_s=self._settings.trust_margin_s
+        )
+
+    def _register(self) -> None:
+        self._reach()
+        self.sessions_begun += 1
+        session_id = uuid5(NAMESPACE_OID, f"{self.name}/{self.sessions_begun}")
+        queue = f"node.{self.name}"
+        new = NewWorker(session_id, self.name, queue, self._capacity, self.name, self.sessions_begun, "paper")
+        self.worker = self._store.workers.register(new, ttl_s=self._settings.ttl_s)
+
+    def _keep_sessions(self) -> None:
+        """Two sessions hold the worker's lock; a broken one is opened again, and the lease renewed at once."""
+        assert self.worker is not None
+        if self._session is not None and not self._session.is_open:
+            self._session = None
+        if self._listener is not None and not self._listener.is_open:
+            self._listener = None
+        if self._session is None and self._listener is None:
+            self._trust = TrustWindow()  # the beat may take us for crashed any moment now
+            self._heed_trust()
+        if self._session is None:
+            self._reach()
+            self._session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
+            self._next_beat = self.clock.monotonic()
+        if self._listener is None:
+            self._reach()
+            self._listener = self._store.worker_listener(self.worker)
+
+    def _start_anew(self) -> None:
+        """Declared gone: let go of everything and begin a new worker session."""
+        self._say(f"was declared gone; drops {numbers(self.streams)} and joins anew")
+        self._forget(self.streams)
+        for held in (self._session, self._listener):
+            if held is not None:
+                held.close()
+        self._session = self._listener = self.worker = None
+        self._trust = TrustWindow()
+        self._releases.clear()
+        self._next_beat = float("-inf")
+        self._keep()
+
+    def _heed_trust(self) -> None:
+        trusted = self._trust.holds(self.clock.monotonic())
+        if not trusted and not self._is_suspended:
+            if self.streams:
+                self._say(f"suspends {numbers(self.streams)}")
+            self._disconnect(self.streams)
+        if trusted and self._is_suspended and self.streams:
+            self._say(f"resumes {numbers(self.streams)}")
+        self._is_suspended = not trusted
+
+    def _reach(self) -> bool:
+        """True, or raises `Unavailable`: what a call to the database does on a cut network."""
+        if self.is_cut_off:
+            raise Unavailable(f"control database: worker {self.name} is cut off")
+        self._store.database.require()
+        return True
+
+    # -- feeds ---------------------------------------------------------------------------------------
+
+    def _claim(self, worker_id: UUID) -> None:
+        keys = self._broker.take(f"node.{self.name}") if self._reach() else []
+        if not keys:
+            return
+        granted = self._store.leases.claim(worker_id, keys)
+        for claim in granted:
+            if claim.feed.id in self.streams:
+                self._forget([claim.feed.id])  # a tenure of ours that ended without our hearing of it
+            self.streams[claim.feed.id] = PaperStream(claim.key)
+        if granted:
+            self._say(f"streams {numbers(c.feed.id for c in granted)}")
+        stale = len(keys) - len(granted)
+        if stale:
+            self._say(f"drops {stale} stale message{'s' if stale > 1 else ''}")
+
+    def _connect(self, worker_id: UUID) -> None:
+        """Take over in the sink, then connect where it says: for feeds just claimed, and after a suspension."""
+        for stream in [s for s in self.streams.values() if s.connection is None]:
+            cursor = self._take_over(worker_id, stream)
+            if cursor is None:
+                self._fenced(stream)
+            else:
+                feed_id = stream.key[0]
+                stream.connection = self._source.connect(feed_id, self.name, cursor=cursor)
+
+    def _take_over(self, worker_id: UUID, stream: PaperStream) -> int | None:
+        """The cursor to go on after; None: the feed has another owner."""
+        cursor = self._sink.cursor(stream.key)
+        if cursor is None:
+            cursor = self._sink.fence(stream.key)
+        if cursor is None:
+            # The sink is ahead of us: either we are stale, or the control database is (its lease row was
+            # lost or restored), which then lets us raise the epoch.
+            above = self._sink.epoch(stream.key[0])
+            raised = self._store.leases.raise_epoch(worker_id, stream.key, above=above)
+            if raised is not None:
+                self._say(f"raises feed {raised[0]} from epoch {stream.key[1]} to {raised[1]}")
+                stream.key = raised
+                cursor = self._sink.fence(raised)
+        return cursor
+
+    def _fenced(self, stream: PaperStream) -> None:
+        self._say(f"is fenced off feed {stream.key[0]}@{stream.key[1]}")
+        self._forget([stream.key[0]])
+
+    def _commit(self, feed_ids: Iterable[int]) -> None:
+        for feed_id in list(feed_ids):
+            stream = self.streams[feed_id]
+            records, stream.pending = stream.pending, []
+            if not records:
+                continue
+            if self._sink.write(stream.key, records):
+                stream.unreported += len(records)
+            else:
+                self._fenced(stream)
+
+    def _report(self, worker_id: UUID) -> None:
+        progress = []
+        for stream in self.streams.values():
+            connected = stream.connection is not None
+            cursor = self._sink.cursor(stream.key)
+            progress.append(
+                Progress(*stream.key, stream.unreported, 0, 0, None, cursor, connected, False, 0, None)
+            )
+            stream.unreported = 0
+        self._reach()
+        matched = self._store.leases.report(worker_id, progress)
+        lost = [p.feed_id for p in progress if p.key not in matched]
+        if lost:
+            self._say(f"lost {numbers(lost)}")
+            self._forget(lost)
+
+    def _stop_what_is_asked(self, worker_id: UUID) -> None:
+        self._reach()
+        for request in self._store.leases.stop_requests(worker_id):
+            stream = self.streams.get(request.feed_id)
+            if stream is None or stream.key != request.key:
+                continue
+            self._let_go([request.feed_id], request.reason)
+            self._say(f"releases feed {request.feed_id} ({request.reason})")
+        self._release(worker_id)
+
+    def _let_go(self, feed_ids: Iterable[int], reason: Reason) -> None:
+        """Close the sockets first, commit what came in, then queue the release."""
+        for feed_id in list(feed_ids):
+            stream = self.streams[feed_id]
+            if stream.connection is not None:
+                stream.connection.close()
+            self._commit([feed_id])
+            if feed_id in self.streams:
+                self._releases.append(Release(*stream.key, reason))
+                self._forget([feed_id])
+
+    def _release(self, worker_id: UUID) -> None:
+        if self._releases and self._reach():
+            self._store.leases.release(worker_id, self._releases)
+            self._releases = []
+
+    def _audit(self, worker_id: UUID) -> None:
+        """Compare what runs here with what the database thinks runs here."""
+        self._reach()
+        held = set(self._store.leases.held(worker_id))
+        running = {stream.key: feed_id for feed_id, stream in self.streams.items()}
+        if lost := [feed_id for key, feed_id in running.items() if key not in held]:
+            self._say(f"lost {numbers(lost)}")
+            self._forget(lost)
+        if orphans := sorted(held - running.keys()):
+            self._say(f"hands back {numbers(feed_id for feed_id, _ in orphans)}, held here and not running")
+            self._releases.extend(Release(*key, Reason.RELEASED) for key in orphans)
+        self._release(worker_id)
+        self._must_audit = False
+
+    def _leave(self, worker_id: UUID) -> None:
+        self._reach()
+        self._store.workers.drain(worker_id, ask_to_stop=False)
+        left = numbers(self.streams)
+        self._let_go(self.streams, Reason.DRAINED)
+        self._release(worker_id)
+        self._store.workers.leave(worker_id)
+        self._say(f"drains {left} and leaves")
+        self.kill()
+
+    def _disconnect(self, feed_ids: Iterable[int]) -> None:
+        """Cut the sockets and keep the leases; what was not committed will be sent again."""
+        for feed_id in list(feed_ids):
+            stream = self.streams[feed_id]
+            stream.pending.clear()
+            if stream.connection is not None:
+                stream.connection.close()
+                stream.connection = None
+
+    def _forget(self, feed_ids: Iterable[int]) -> None:
+        for feed_id in list(feed_ids):
+            self._disconnect([feed_id])
+            del self.streams[feed_id]
+
+
+def numbers(feed_ids: Iterable[int]) -> str:
+    """``feeds 1,2,3`` or ``feed 1`` or ``nothing``."""
+    ids = sorted(feed_ids)
+    if not ids:
+        return "nothing"
+    return f"feed{'s' if len(ids) > 1 else ''} {','.join(map(str, ids))}"

@@ -1,0 +1,295 @@
+"""`feedq up` as a person meets it: it starts, streams, survives its own workers, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import psycopg2
+import pytest
+
+from feedq.embedded.demo import TABLE
+from feedq.embedded.demo_source import RATES
+from tests.cluster import wait_until
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.servers, pytest.mark.timeout(300)]
+
+START_S = 120.0
+STOP_S = 60.0
+FEEDQ = [sys.executable, "-c", "from feedq.cli import main; main()"]
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Up:
+    """A `feedq up` in a process of its own."""
+
+    def __init__(self, data_dir: Path, *options: str, env: Mapping[str, str], cwd: Path) -> None:
+        self.data_dir, self.env = data_dir, dict(env)
+        self._log = data_dir.with_suffix(".out")
+        with self._log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*FEEDQ, "up", "--data-dir", str(data_dir), *options],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env=self.env, cwd=cwd, start_new_session=True,
+            )  # fmt: skip
+        self._seen: dict[int, psutil.Process] = {}
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def says(self, pattern: str, *, limit_s: float = START_S) -> re.Match[str]:
+        """Wait until the output matches, and the process lives."""
+
+        def found() -> re.Match[str] | None:
+            self.family()
+            matched = re.search(pattern, self.output)
+            if matched is None and self.process.poll() is not None:
+                pytest.fail(
+                    f"ended with {self.process.returncode} before it said {pattern!r}:\n{self.output}"
+                )
+            return matched
+
+        wait_until(found, limit_s=limit_s, what=lambda: f"{pattern!r} in:\n{self.output}")
+        matched = re.search(pattern, self.output)
+        assert matched is not None
+        return matched
+
+    def says_again(self, pattern: str, *, limit_s: float = START_S) -> None:
+        """Wait until a line that is yet to come matches."""
+        begin = len(self.output)
+        wait_until(
+            lambda: re.search(pattern, self.output[begin:]),
+            limit_s=limit_s,
+            what=lambda: f"{pattern!r} in:\n{self.output[begin:]}",
+        )
+
+    def family(self) -> list[psutil.Process]:
+        """Every process that it has ever been seen to have started."""
+        try:
+            me = psutil.Process(self.process.pid)
+            self._seen |= {p.pid: p for p in me.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            pass
+        return list(self._seen.values())
+
+    def survivors(self) -> list[psutil.Process]:
+        named = [
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if any(str(self.data_dir) in a for a in p.info["cmdline"] or ()) and p.pid != self.process.pid
+        ]
+        return [p for p in {*self.family(), *named} if is_running(p)]
+
+    def exits(self, *, limit_s: float = STOP_S) -> int:
+        return self.process.wait(limit_s)
+
+    def leaves_nothing(self, *, limit_s: float = STOP_S) -> None:
+        assert self._seen, "nothing was seen running"
+        wait_until(lambda: not self.survivors(), limit_s=limit_s, what=lambda: f"left: {self.survivors()}")
+
+    def settings(self) -> dict[str, str]:
+        ran = run_feedq("env", "--json", "--data-dir", str(self.data_dir), env=self.env)
+        assert ran.returncode == 0, ran.stderr
+        return dict(json.loads(ran.stdout))
+
+    def worker_pid(self, number: int) -> int:
+        return int(self.says(rf"worker{number} +\(pid (\d+)\)").group(1))
+
+
+def run_feedq(*arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*FEEDQ, *arguments], env=dict(env), capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def plain_env() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("FEEDQ_")}
+
+
+@contextmanager
+def directory() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="feedq-up-"))
+    made.chmod(0o711)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def running(where: Path, *options: str, **settings: str) -> Iterator[Up]:
+    up = Up(where / "data", *options, env={**plain_env(), **settings}, cwd=where)
+    try:
+        yield up
+    finally:
+        if up.process.poll() is None:
+            up.process.kill()
+            up.process.wait(STOP_S)
+        up.leaves_nothing()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Up]:
+    with directory() as where, running(where, "--demo") as up:
+        up.says("12 of 12 feeds streaming on 3 workers")
+        yield up
+
+
+def counts(database_url: str) -> dict[str, tuple[int, int, int]]:
+    """Rows, distinct numbers and the highest number of each feed."""
+    connection = psycopg2.connect(database_url)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT feed, count(*), count(DISTINCT seq), max(seq) FROM {TABLE} GROUP BY feed")
+            return {feed: (rows, distinct, last) for feed, rows, distinct, last in cursor.fetchall()}
+    finally:
+        connection.close()
+
+
+def are_exact(counted: Mapping[str, tuple[int, int, int]]) -> bool:
+    return len(counted) == len(RATES) and all(r == d == last for r, d, last in counted.values())
+
+
+def test_the_demo_lands_every_feed_gapless(demo: Up) -> None:
+    demo.says(r"12 of 12 feeds streaming on 3 workers, [\d,]{4,} rows \(\d+/s\), 0 lost, 0 doubled")
+    assert are_exact(counts(demo.settings()["FEEDQ_DATABASE_URL"]))
+
+
+def test_no_password_is_shown(demo: Up) -> None:
+    passwords = re.findall(r":([^:@/]{8,})@", " ".join(demo.settings().values()))
+    assert len(passwords) == 2
+    assert not [p for p in passwords if p in demo.output]
+    for process in demo.survivors():
+        assert not [p for p in passwords if p in " ".join(process.cmdline())]
+
+
+def test_the_settings_of_the_running_stack_work_for_other_commands(demo: Up) -> None:
+    printed = run_feedq("env", "--data-dir", str(demo.data_dir), env=plain_env())
+    assert printed.returncode == 0
+    lines = dict(line.split("=", 1) for line in printed.stdout.splitlines())
+    assert {"FEEDQ_DATABASE_URL", "FEEDQ_BROKER_URL"} <= set(lines)
+    listed = run_feedq("feed", "list", "--json", env={**plain_env(), **lines})
+    assert listed.returncode == 0, listed.stderr
+    assert {feed["name"] for feed in json.loads(listed.stdout)} == set(RATES)
+
+
+def test_a_second_one_on_the_same_directory_is_refused(demo: Up) -> None:
+    second = run_feedq("up", "--data-dir", str(demo.data_dir), env=plain_env())
+    assert second.returncode == 1
+    assert f"is in use by process {demo.process.pid}" in second.stderr
+    assert demo.process.poll() is None
+
+
+def test_feeds_of_a_killed_worker_go_on_elsewhere_and_the_worker_comes_back(demo: Up) -> None:
+    victim = demo.worker_pid(1)
+    os.kill(victim, signal.SIGKILL)
+    demo.says(rf"worker1 \(pid {victim}\) killed by SIGKILL; starting it again")
+    demo.says_again(r"12 of 12 feeds streaming on 2 workers")
+    demo.says(r"worker1 started again \(pid (\d+)\)")
+    demo.says_again(r"12 of 12 feeds streaming on 3 workers, .* 0 lost, 0 doubled")
+    assert are_exact(counts(demo.settings()["FEEDQ_DATABASE_URL"]))
+
+
+@pytest.mark.parametrize("kind", ["valkey", "postgres"])
+def test_a_killed_server_comes_back_and_nothing_is_lost(kind: str, demo: Up) -> None:
+    pattern = {"valkey": r"\(Valkey, pid (\d+)\)", "postgres": r"\(PostgreSQL \d+, pid (\d+)\)"}[kind]
+    os.kill(int(demo.says(pattern).group(1)), signal.SIGKILL)
+    demo.says(rf"{kind} started again")
+    demo.says_again(r"12 of 12 feeds streaming on 3 workers, .* 0 lost, 0 doubled\n")
+    assert are_exact(counts(demo.settings()["FEEDQ_DATABASE_URL"]))
+
+
+def test_nothing_outlives_a_kill_and_the_next_start_goes_on_where_it_was() -> None:
+    with directory() as where:
+        with running(where, "--demo", "--workers", "2") as up:
+            up.says(r"12 of 12 feeds streaming on 2 workers, [\d,]{3,} rows")
+            before = counts(up.settings()["FEEDQ_DATABASE_URL"])
+            up.process.kill()
+            up.leaves_nothing(limit_s=10)
+        told = run_feedq("env", "--data-dir", str(up.data_dir), env=plain_env())
+        assert (told.returncode, "no feedq up runs in" in told.stderr) == (1, True)
+        with running(where, "--demo", "--workers", "2") as up:
+            up.says(r"12 of 12 feeds streaming on 2 workers, .* 0 lost, 0 doubled")
+            after = counts(up.settings()["FEEDQ_DATABASE_URL"])
+            up.process.send_signal(signal.SIGTERM)
+            assert up.exits() == 0
+            assert not up.survivors()
+            assert up.output.rstrip().endswith("stopped")
+    assert are_exact(after)
+    assert all(after[feed][2] > before[feed][2] for feed in before), "goes on, does not begin anew"
+
+
+def test_ctrl_c_during_the_start_ends_it() -> None:
+    with directory() as where, running(where, "--workers", "1", "--beats", "1") as up:
+        up.says("broker")
+        up.process.send_signal(signal.SIGINT)
+        assert up.exits() == 0
+        up.leaves_nothing()
+
+
+def test_a_second_signal_does_not_wait_for_a_frozen_worker() -> None:
+    with directory() as where, running(where, "--workers", "1", "--beats", "0") as up:
+        worker = up.worker_pid(1)
+        up.says("everything is up")
+        os.kill(worker, signal.SIGSTOP)
+        up.process.send_signal(signal.SIGTERM)
+        up.says("stopping")
+        up.process.send_signal(signal.SIGTERM)
+        assert up.exits() == 1
+        assert not up.survivors()
+
+
+def test_urls_in_the_environment_take_the_place_of_the_servers(database_url: str, broker_url: str) -> None:
+    settings = {"FEEDQ_DATABASE_URL": database_url, "FEEDQ_BROKER_URL": broker_url}
+    with directory() as where, running(where, "--workers", "1", "--beats", "1", **settings) as up:
+        up.says("everything is up")
+        assert up.settings().items() >= settings.items()
+        assert not list(up.data_dir.glob("pg*"))
+        assert not (up.data_dir / "valkey").exists()
+        up.process.send_signal(signal.SIGTERM)
+        assert up.exits() == 0
+
+
+def test_a_worker_that_does_not_start_is_an_error_with_the_end_of_its_log() -> None:
+    with directory() as where:
+        (where / "beat_schedule.py").write_text("raise RuntimeError('this schedule is broken')\n")
+        with running(where, "--workers", "1", "--beats", "1") as up:
+            up.says(r"broker +redis")
+            assert up.exits(limit_s=START_S) == 1
+            assert "this schedule is broken" in up.output
+            assert re.search(r"Error: \w+ ended with status \d+; its log .*\.log ends:", up.output)
+            up.leaves_nothing()
+
+
+def test_a_database_that_is_not_there_is_an_error(broker_url: str) -> None:
+    settings = {"FEEDQ_DATABASE_URL": "postgresql://127.0.0.1:1/feedq", "FEEDQ_BROKER_URL": broker_url}
+    with directory() as where:
+        ran = run_feedq("up", "--data-dir", str(where / "data"), env={**plain_env(), **settings})
+    assert ran.returncode == 1
+    assert "127.0.0.1" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_wrong_setting_is_named_before_anything_starts() -> None:
+    with directory() as where:
+        ran = run_feedq("up", "--data-dir", str(where / "data"), env={**plain_env(), "FEEDQ_TTL_S": "soon"})
+        assert ran.returncode == 2
+        assert "FEEDQ_TTL_S" in ran.stderr
+        assert not (where / "data").exists()

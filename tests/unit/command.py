@@ -1,0 +1,117 @@
+"""The `feedq` command in this process, on a control database in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import orjson
+from click.testing import CliRunner, Result
+
+from feedq import control
+from feedq.cli import main
+from feedq.cli.invocation import Invocation
+from feedq.model import Assignment, FeedSpec, FeedView, Load, NewWorker, Progress, Reason, Release, Worker
+from feedq.settings import Settings
+from feedq.store.insight import FleetState
+from feedq.testing import ManualClock, MemoryStore
+
+URL = "tcp://127.0.0.1:7001"
+
+
+class Command:
+    """Runs commands and keeps the fleet that they see."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(self.clock)
+        self.fleet: FleetState | None = None
+
+    def run(self, *arguments: str, given: str | bytes | None = None) -> Result:
+        invocation = Invocation(clock=self.clock, injected_store=self.store, injected_fleet=self.fleet)
+        return CliRunner().invoke(main, list(arguments), obj=invocation, input=given)
+
+    def ok(self, *arguments: str, given: str | bytes | None = None) -> str:
+        """Standard output of a command that must succeed."""
+        result = self.run(*arguments, given=given)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def json(self, *arguments: str, given: str | None = None) -> Any:
+        return orjson.loads(self.ok(*arguments, "--json", given=given))
+
+    def refused(self, *arguments: str, given: str | bytes | None = None, status: int = 2) -> str:
+        """Standard error of a command that must fail with a message and nothing on standard output."""
+        result = self.run(*arguments, given=given)
+        assert result.exit_code == status, result.output
+        assert "Traceback" not in result.output
+        assert result.stdout == ""
+        return result.stderr
+
+    # -- the fleet -----------------------------------------------------------------------------------
+
+    def feed(self, name: str, **changes: Any) -> FeedSpec:
+        fields: dict[str, Any] = {"connector": "tcp", "source": {"url": URL}, "sink": {"table": "t"}}
+        spec = FeedSpec(name=name, **(fields | changes))
+        self.store.feeds.add(spec)
+        return spec
+
+    def spec(self, name: str) -> FeedSpec:
+        return self.store.feeds.get(name).spec
+
+    def view(self, name: str) -> FeedView:
+        return self.store.feeds.view(name)
+
+    def worker(self, name: str, *, capacity: int = 10) -> Worker:
+        """A worker that has settled."""
+        new = NewWorker(uuid4(), name, f"node.{name}", capacity, "host", 4711, "0.1.0")
+        worker = self.store.workers.register(new, ttl_s=1e6)
+        self.store.workers.heartbeat(worker.id, Load(feeds=1, cpu=0.25, rss=50_000_000), ttl_s=1e6)
+        self.clock.advance(60)
+        return worker
+
+    def reconcile(self) -> list[Assignment]:
+        sent: list[Assignment] = []
+        control.reconcile(self.store, sent.extend, Settings())
+        return sent
+
+    def stream(self) -> None:
+        """Place what waits; the workers claim it and report 1,000 records each."""
+        for assignment in self.reconcile():
+            self.store.leases.claim(assignment.worker_id, [assignment.key])
+            self.report(assignment.worker_id, assignment.feed_id, assignment.epoch)
+
+    def report(self, worker_id: UUID, feed_id: int, epoch: int, **changes: Any) -> None:
+        fields: dict[str, Any] = {
+            "records": 1_000,
+            "bytes": 123_456,
+            "dead_letters": 0,
+            "last_record_ago_s": 0.0,
+            "cursor": {"seq": 1},
+            "connected": True,
+            "stalled": False,
+            "attempts": 0,
+            "error": None,
+        }
+        self.store.leases.report(worker_id, [Progress(feed_id, epoch, **(fields | changes))])
+
+    def release(self, name: str, reason: Reason, *, error: str | None = None) -> None:
+        lease = self.view(name).lease
+        assert lease.worker_id is not None
+        self.store.leases.release(lease.worker_id, [Release(lease.feed_id, lease.epoch, reason, error=error)])
+
+    def during_waits(self, act: Callable[[], None]) -> None:
+        """Do ``act`` whenever a command looks at the clock to see how long it has waited."""
+        clock = self.clock
+        look = clock.monotonic
+
+        class Acting(ManualClock):
+            def monotonic(self) -> float:
+                act()
+                return look()
+
+            def now(self) -> Any:
+                return clock.now()
+
+        self.clock = Acting()

@@ -1,0 +1,178 @@
+"""`feedq apply`: all or nothing, and what changes is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from feedq.model import TargetState
+from tests.unit.command import URL, Command
+
+FEED = f"{{connector: tcp, source: {{url: '{URL}'}}, sink: {{table: t}}, name: "
+
+
+@pytest.fixture
+def command() -> Command:
+    return Command()
+
+
+def feeds(*lines: str) -> str:
+    return "feeds:\n" + "".join(f"- {FEED}{line}}}\n" for line in lines)
+
+
+def names(command: Command) -> list[str]:
+    return [view.feed.name for view in command.store.feeds.views() if view.feed.removed_at is None]
+
+
+def test_apply_shows_and_makes_the_difference(command: Command) -> None:
+    command.ok("apply", "-f", "-", given=feeds("a", "b", "c"))
+    out = command.ok("apply", "-f", "-", "--prune", "--yes", given=feeds("a", "b, weight: 2", "d"))
+    assert out.splitlines() == [
+        "~ b",
+        "    weight: 1.0 -> 2.0",
+        "+ d",
+        "- c",
+        "1 added, 1 changed, 1 removed, = 1 unchanged",
+    ]
+    assert names(command) == ["a", "b", "d"]
+    assert command.spec("b").weight == 2.0
+
+
+def test_applying_again_changes_nothing(command: Command) -> None:
+    command.ok("apply", "-f", "-", given=feeds("a", "b"))
+    out = command.ok("apply", "-f", "-", given=feeds("a", "b"))
+    assert out == "0 added, 0 changed, 0 removed, = 2 unchanged\n"
+    assert command.store.feeds.get("a").generation == 1
+
+
+def test_a_dry_run_changes_nothing(command: Command) -> None:
+    command.feed("z")
+    out = command.ok("apply", "-f", "-", "--dry-run", "--prune", given=feeds("a"))
+    assert out.splitlines() == ["+ a", "- z", "1 added, 0 changed, 1 removed, = 0 unchanged (dry run)"]
+    assert names(command) == ["z"]
+
+
+def test_files_add_up_and_json_reports_the_changes(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(feeds("a"))
+    (tmp_path / "two.json").write_text(
+        f'{{"feeds": [{{"name": "b", "connector": "tcp", "source": {{"url": "{URL}"}}, '
+        '"sink": {"table": "t"}}]}'
+    )
+    report = command.json("apply", "-f", str(tmp_path / "one.yaml"), "-f", str(tmp_path / "two.json"))
+    assert report == {
+        "dry_run": False,
+        "added": 2,
+        "changed": 0,
+        "removed": 0,
+        "unchanged": 0,
+        "changes": [
+            {"name": "a", "action": "add", "options": []},
+            {"name": "b", "action": "add", "options": []},
+        ],
+    }
+
+
+def test_one_mistake_and_nothing_is_applied(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "feeds.yaml"
+    file.write_text(
+        feeds("good")
+        + "- {name: bad, connector: tpc, sink: {table: t}}\n"
+        + f"- {{name: worse, connector: tcp, source: {{url: '{URL}', colour: red}}, sink: {{}}}}\n"
+        + f"- {FEED}good}}\n"
+        + "- {name: shapeless, sources: 1}\n"
+    )
+    error = command.refused("apply", "-f", str(file))
+    assert error.startswith("Error: 7 mistakes; nothing was applied\n")
+    for line in (
+        f"{file}:3: feed 'bad': unknown connector 'tpc'; installed are: ",
+        f"{file}:4: feed 'worse': source.colour: unknown option; known are ",
+        f"{file}:4: feed 'worse': sink.table: Field required",
+        f"{file}:5: feed 'good' was declared before, at {file}:2",
+        f"{file}:6: feed 'shapeless': unknown key 'sources'; known are name, tenant",
+        f"{file}:6: feed 'shapeless': connector: is missing",
+        f"{file}:6: feed 'shapeless': sink: is missing",
+    ):
+        assert f"  {line}" in error
+    assert names(command) == []
+
+
+def test_mistakes_of_all_files_are_listed(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("feeds: [")
+    (tmp_path / "two.yaml").write_bytes(b"feeds: \xff")
+    error = command.refused("apply", "-f", str(tmp_path / "one.yaml"), "-f", str(tmp_path / "two.yaml"))
+    assert "one.yaml:2: no valid YAML" in error
+    assert "two.yaml: is not UTF-8 text (byte 7)" in error
+
+
+def test_a_literal_secret_is_refused_and_not_repeated(command: Command) -> None:
+    text = feeds("a").replace("url:", "secrets: {token: hunter2}, hello: 'x://me:hunter2@h', url:")
+    error = command.refused("apply", "-f", "-", given=text)
+    assert "${env:NAME}" in error
+    assert "hunter2" not in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Missing option '-f'"),
+        (("-f", "nowhere.yaml"), "does not exist"),
+        (("-f", "-", "--tenant", "x"), "--tenant limits --prune"),
+    ],
+)
+def test_wrong_usage_is_refused(command: Command, arguments: tuple[str, ...], message: str) -> None:
+    assert message in command.refused("apply", *arguments, given="")
+
+
+def test_schedules_are_not_supported_yet(command: Command) -> None:
+    assert "not supported yet in this release" in command.refused("apply", "-f", "-", given="schedules: []\n")
+
+
+def test_pruning_asks_first_and_refuses_where_nobody_answers(command: Command) -> None:
+    command.feed("z")
+    result = command.run("apply", "-f", "-", "--prune", given=feeds("a"))
+    assert result.exit_code == 2
+    assert "Remove 1 feeds that are not declared?" in result.stderr
+    assert names(command) == ["z"]
+
+
+def test_pruning_can_be_limited_to_a_tenant(command: Command) -> None:
+    command.feed("x", tenant="x")
+    command.feed("y", tenant="y")
+    command.ok("apply", "-f", "-", "--prune", "--tenant", "x", "--yes", given="")
+    assert names(command) == ["y"]
+
+
+def test_applying_does_not_wake_what_a_person_paused(command: Command) -> None:
+    command.ok("apply", "-f", "-", given=feeds("a"))
+    command.ok("feed", "pause", "a")
+    command.ok("apply", "-f", "-", given=feeds("a, weight: 2"))
+    assert command.spec("a").target_state is TargetState.PAUSED
+    out = command.ok("apply", "-f", "-", given=feeds("a, weight: 2, target_state: running"))
+    assert '    target_state: "paused" -> "running"\n' in out
+    assert command.spec("a").target_state is TargetState.RUNNING
+
+
+def test_a_name_can_be_used_again_while_its_feed_is_being_removed(command: Command) -> None:
+    command.feed("a")
+    command.store.feeds.remove("a")
+    assert command.ok("apply", "-f", "-", given=feeds("a")).startswith("+ a\n")
+
+
+def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(command: Command) -> None:
+    add, added = command.store.feeds.add, []
+
+    def add_one_only(spec: object) -> object:
+        if added:
+            command.store.go_away()
+        added.append(spec)
+        return add(spec)  # type: ignore[arg-type]
+
+    command.store.feeds.add = add_one_only  # type: ignore[method-assign,assignment]
+    result = command.run("apply", "-f", "-", given=feeds("a", "b", "c"))
+    assert result.exit_code == 1
+    assert "feed 'b': " in result.stderr
+    assert "1 of 3 changes were made before; applying again makes the rest" in result.stderr
+    command.store.come_back()
+    added.clear()
+    assert names(command) == ["a"]

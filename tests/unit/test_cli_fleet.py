@@ -1,0 +1,273 @@
+"""`feedq worker`, `status`, `top` and `connectors`: the fleet, as people and programs see it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+
+import orjson
+import pytest
+
+from feedq.model import Reason, TargetState
+from feedq.store.insight import FleetState, Leader
+from tests.unit.command import Command
+
+
+@pytest.fixture
+def command() -> Command:
+    return Command()
+
+
+def fleet_state(command: Command, *, pass_age_s: float | None = 1.0, leads: bool = True) -> FleetState:
+    now = command.clock.now()
+    leader = Leader("host", 99, now, now + timedelta(seconds=5 if leads else -5), leads=leads)
+    return FleetState(now, now, pass_age_s, leader)
+
+
+def warnings(command: Command) -> dict[str, str]:
+    return {w["name"]: w["detail"] for w in command.json("status")["warnings"]}
+
+
+# -- worker ------------------------------------------------------------------------------------------
+
+
+def test_workers_are_listed_with_load_and_spread(command: Command) -> None:
+    command.worker("one")
+    command.worker("two")
+    for name in "abc":
+        command.feed(name)
+    command.stream()
+    out = command.ok("worker", "list").splitlines()
+    assert out[0].split()[:3] == ["NAME", "STATE", "FEEDS"]
+    assert out[1].split()[:2] == ["one", "active"]
+    assert out[-1] == "spread: 1 to 2 feeds a worker"
+
+
+def test_workers_as_json_have_the_columns_of_the_tables(command: Command) -> None:
+    worker = command.worker("one")
+    command.feed("a")
+    command.stream()
+    (row,) = command.json("worker", "list")
+    assert row["id"] == str(worker.id)
+    assert (row["name"], row["host"], row["pid"], row["state"]) == ("one", "host", 4711, "active")
+    assert (row["feeds"], row["capacity"], row["cpu"]) == (1, 10, 0.25)
+    assert row["heartbeat_age_s"] == 60
+
+
+def test_a_worker_is_found_by_name_or_id_and_shown_with_its_feeds(command: Command) -> None:
+    worker = command.worker("one")
+    command.feed("acme/orders")
+    command.stream()
+    for name in ("one", str(worker.id), str(worker.id)[:8]):
+        out = command.ok("worker", "show", name)
+        assert "acme/orders" in out
+        assert "1 of 10" in out
+    assert [f["name"] for f in command.json("worker", "show", "one")["held"]] == ["acme/orders"]
+    assert "no worker 'two'; alive are: one" in command.refused("worker", "show", "two")
+
+
+def test_drain_asks_a_worker_to_let_go(command: Command) -> None:
+    worker = command.worker("one")
+    command.feed("a")
+    command.stream()
+    assert command.json("worker", "drain", "one")["result"] == "draining"
+    assert [request.feed_id for request in command.store.leases.stop_requests(worker.id)] == [1]
+
+
+def test_drain_waits_until_the_worker_holds_nothing(command: Command) -> None:
+    command.worker("one")
+    command.feed("a")
+    command.stream()
+    error = command.refused("worker", "drain", "one", "--wait", "--timeout", "0", status=1)
+    assert "one hands over its 1 feeds: not within 0 s" in error
+
+    def let_go() -> None:
+        if command.view("a").lease.worker_id is not None:
+            command.release("a", Reason.DRAINED)
+
+    command.during_waits(let_go)
+    assert command.ok("worker", "drain", "one", "--wait") == "one drained\n"
+
+
+def test_no_workers_says_what_to_do(command: Command) -> None:
+    assert "celery -A feedq worker" in command.ok("worker", "list")
+
+
+# -- status ------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_fleet_has_no_warnings(command: Command) -> None:
+    command.worker("one")
+    command.worker("two")
+    command.feed("a")
+    command.feed("b")
+    command.stream()
+    command.fleet = fleet_state(command)
+    document = command.json("status")
+    assert document["warnings"] == []
+    assert document["feeds"]["by_status"]["streaming"] == 2
+    assert document["feeds"]["records_total"] == 2_000
+    assert (document["workers"]["spread"], document["workers"]["capacity"]) == ([1, 1], 20)
+    assert (document["beat"]["pid"], document["reconcile"]["last_pass_age_s"]) == (99, 1.0)
+    out = command.ok("status")
+    for expected in ("2: 2 streaming", "2 active, 0 draining", "2 of 20 places taken, 1 to 1", "host:99"):
+        assert expected in out
+
+
+def test_capacity_that_leaves_no_room_for_a_lost_worker_is_warned_of(command: Command) -> None:
+    command.worker("one", capacity=2)
+    command.worker("two", capacity=2)
+    for name in "abc":
+        command.feed(name)
+    command.stream()
+    assert (
+        "when one worker dies, only 2 are left and 1 feeds have nowhere to go"
+        in warnings(command)["capacity"]
+    )
+    assert "nowhere to go" in command.ok("status")
+
+
+def test_too_little_capacity_is_said(command: Command) -> None:
+    command.worker("one", capacity=1)
+    for name in "abc":
+        command.feed(name)
+    command.stream()
+    found = warnings(command)
+    assert "2 cannot run" in found["capacity"]
+    assert found["feeds"].startswith("2 waiting (no_capacity): ")
+
+
+def test_paused_and_failed_feeds_want_no_place(command: Command) -> None:
+    command.worker("one", capacity=1)
+    command.worker("two", capacity=1)
+    command.feed("a")
+    command.stream()
+    command.feed("b", target_state=TargetState.PAUSED)
+    command.reconcile()
+    assert command.json("status")["feeds"]["wanted"] == 1
+    assert warnings(command) == {}
+
+
+def test_troubled_feeds_are_named_with_their_error(command: Command) -> None:
+    worker = command.worker("one")
+    for position in range(7):
+        command.feed(f"f{position}")
+    command.stream()
+    for position in range(6):
+        command.release(f"f{position}", Reason.FAILED, error="bad option at tcp://me:hunter2@h")
+    command.report(worker.id, 7, 1, stalled=True)
+    details = [w["detail"] for w in command.json("status")["warnings"] if w["name"] == "feeds"]
+    assert details[0].startswith("6 failed: f0 (bad option at tcp://me:***@h), f1")
+    assert details[0].endswith("and 1 more")
+    assert details[1] == "1 stalled: f6"
+
+
+def test_a_missing_beat_and_a_late_pass_are_warned_of(command: Command) -> None:
+    command.worker("one")
+    command.worker("two")
+    command.fleet = fleet_state(command, pass_age_s=100, leads=False)
+    found = warnings(command)
+    assert found["beat"] == "no beat leads; the last was host:99"
+    assert found["reconcile"] == "the last pass finished 100 s ago"
+    command.fleet = FleetState(command.clock.now(), None, None, None)
+    found = warnings(command)
+    assert found["beat"] == "no beat leads; none was ever elected"
+    assert "no pass has ever finished" in found["reconcile"]
+
+
+def test_an_empty_installation_has_a_status(command: Command) -> None:
+    assert warnings(command)["workers"].startswith("no active worker")
+    assert "0" in command.ok("status")
+
+
+def test_a_database_that_is_away_is_one_line(command: Command) -> None:
+    command.store.go_away()
+    error = command.refused("status", status=1)
+    assert error.startswith("Error: control database")
+    assert error.count("\n") == 1
+
+
+# -- top ---------------------------------------------------------------------------------------------
+
+
+def test_top_prints_a_line_a_look_without_a_terminal(command: Command) -> None:
+    command.worker("one")
+    command.feed("a")
+    command.stream()
+    lines = command.ok("top", "--count", "2", "--interval", "0.1").splitlines()
+    assert lines[0] == "00:01:00 1 feeds (1 streaming), 1 workers (1/10), 0 records/s"
+    assert len(lines) == 2
+
+
+def test_top_counts_records_a_second(command: Command) -> None:
+    worker = command.worker("one")
+    command.feed("a")
+    command.stream()
+
+    clock = command.clock
+
+    def pass_five_seconds() -> None:
+        clock.advance(5)
+        command.report(worker.id, 1, 1, records=50)
+
+    command.during_waits(pass_five_seconds)
+    first, second = command.ok("top", "--count", "2", "--interval", "0.1", "--json").splitlines()
+    assert orjson.loads(first)["records_per_s"] == 0
+    assert orjson.loads(second)["records_per_s"] == 10
+    assert orjson.loads(second)["feeds"][0]["name"] == "a"
+
+
+# -- connectors and the root ---------------------------------------------------------------------------
+
+
+def test_connectors_show_their_options(command: Command) -> None:
+    out = command.ok("connectors")
+    assert "tcp: " in out
+    assert "  idle_timeout_s  " in out
+    assert command.ok("connectors", "tcp") in out
+    assert "url" in command.json("connectors")["tcp"]["required"]
+    assert "unknown connector 'tpc'" in command.refused("connectors", "tpc")
+
+
+def test_the_version_is_told(command: Command) -> None:
+    assert command.ok("--version").startswith("feedq, version ")
+
+
+def test_the_root_answers_without_loading_a_driver() -> None:
+    code = (
+        "import sys; from feedq.cli import main; main(['--version'], standalone_mode=False); "
+        "heavy = {'sqlalchemy', 'psycopg2', 'kombu', 'celery', 'alembic'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_extra_takes_only_its_own_commands_away() -> None:
+    code = "import sys; sys.modules['feedq.embedded'] = None; from feedq.cli import main; main(sys.argv[1:])"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    up = run("up", "--demo")
+    assert up.returncode == 1
+    assert up.stderr.startswith("Error: `feedq up` needs the embedded servers: pip install 'feedq[embedded]'")
+    assert run("--help").returncode == 0
+    assert run("connectors").returncode == 0
+
+
+@pytest.mark.parametrize("variable", ["FEEDQ_TTL_S", "FEEDQ_JOB_SLOTS"])
+def test_a_setting_out_of_range_is_named(variable: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from feedq.cli import main; main()", "status"],
+        env={variable: "nonsense"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"Error: {variable}: ")
+    assert "Traceback" not in done.stderr
