@@ -99,10 +99,10 @@ class Settings(BaseSettings):
         default=0.25, description="Longest wait of a received record for its group commit."
     )
     flush_bytes: int = Field(
-        default=8 * 2**20, ge=1, description="A group commit starts early when this many bytes wait."
+        default=4 * 2**20, ge=1, description="A group commit starts early when this many bytes wait."
     )
     inflight_bytes: int = Field(
-        default=2**20, ge=1, description="Unwritten bytes at which one feed stops reading its socket."
+        default=8 * 2**20, ge=1, description="Unwritten bytes at which one feed stops reading its socket."
     )
     inflight_bytes_total: int = Field(
         default=64 * 2**20, ge=1, description="Unwritten bytes at which the worker stops reading altogether."

@@ -15,12 +15,13 @@ import click
 
 from feedq import control, manifest
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import printable, write_json
-from feedq.cli.rows import masked
+from feedq.cli.output import write_json
 from feedq.cli.views import write_difference
 from feedq.declaration import Action, Plan, plan, problems
 from feedq.errors import FeedqError, InvalidInput
 from feedq.manifest import Declaration, Manifest, Problem
+from feedq.report import masked
+from feedq.wording import printable
 
 STDIN = "-"
 BYTES_MAX = 64 * 2**20

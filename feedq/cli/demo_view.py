@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from feedq.cli.output import duration, printable, rich_table, size, styled
+from feedq.cli.output import rich_table, styled
 from feedq.embedded.demo import Tally
 from feedq.embedded.observer import Snapshot
 from feedq.model import FeedView, Status, WorkerState, WorkerView
 from feedq.telemetry import mask_url
+from feedq.wording import duration, printable, size
 
 TROUBLED = {Status.BACKOFF, Status.FAILED, Status.CONNECTING, Status.STALLED}
 
@@ -41,12 +43,14 @@ def render(snapshot: Snapshot, *, flower_url: str, news: Sequence[str]) -> Rende
 
 def summarize(snapshot: Snapshot) -> str:
     """The same in one line, for a log."""
-    streaming = sum(v.status is Status.STREAMING for v in snapshot.feeds)
+    statuses = Counter(v.status for v in snapshot.feeds)
+    others = ", ".join(f"{n} {s.value}" for s, n in statuses.items() if s is not Status.STREAMING)
     active = sum(v.worker.state is WorkerState.ACTIVE for v in snapshot.workers)
     rows = sum(tally.rows for tally in snapshot.tallies.values())
     rate = sum(snapshot.rates.values())
     line = (
-        f"{streaming} of {len(snapshot.feeds)} feeds streaming on {active} workers, "
+        f"{statuses[Status.STREAMING]} of {len(snapshot.feeds)} feeds streaming"
+        f"{f' ({others})' if others else ''} on {active} workers, "
         f"{rows:,} rows ({rate:.0f}/s), {_verdict(snapshot).plain}"
     )
     complaints = [*_complaints(snapshot), *([snapshot.trouble] if snapshot.trouble else [])]

@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import printable, write_json
+from feedq.cli.output import write_json
 from feedq.diagnosis import Check, Level
 from feedq.diagnosis.rounds import diagnose
+from feedq.wording import printable
 
 STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 NAME_WIDTH = 18

@@ -12,11 +12,11 @@ from feedq import control, manifest
 from feedq.cli import options
 from feedq.cli.invocation import Invocation, json_option, pass_invocation, wait_options
 from feedq.cli.output import write_json
-from feedq.cli.rows import event_row, feed_document, feed_row
 from feedq.cli.views import write_difference, write_events, write_feed, write_feeds
 from feedq.declaration import difference
 from feedq.errors import NotFound
 from feedq.model import Feed, FeedSpec, FeedView, Status, TargetState
+from feedq.report import event_row, feed_document, feed_row
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 import click
@@ -97,31 +96,3 @@ def warn(text: str) -> None:
 def styled(word: str) -> Text:
     """A status or state in its colour."""
     return Text(word, style=STYLES.get(word, ""))
-
-
-def printable(text: str) -> str:
-    """``text`` with everything that would steer a terminal written as an escape."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def ago(at: datetime | None, *, now: datetime) -> str:
-    """How long ago, in one unit."""
-    return "-" if at is None else duration(max(0.0, (now - at).total_seconds()))
-
-
-def duration(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    for limit, divisor, unit in ((100, 1, "s"), (6_000, 60, "m"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / divisor:.0f}{unit}"
-    return f"{seconds / 86_400:.0f}d"
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

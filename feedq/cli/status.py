@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import duration, printable, write_facts, write_json
-from feedq.cli.rows import worker_row
+from feedq.cli.output import write_facts, write_json
 from feedq.cli.views import write_workers
-from feedq.diagnosis import Check, Level, Overview, fleet_checks, overview
-from feedq.model import Status, WorkerView
+from feedq.diagnosis import Level, Overview, fleet_checks, overview
+from feedq.model import Status
+from feedq.report import status_document
 from feedq.store.insight import FleetState
+from feedq.wording import duration, printable
 
 
 @click.command(short_help="The fleet at a glance, and what is wrong with it.")
@@ -35,7 +34,7 @@ def status(invocation: Invocation) -> None:
         if check.level is not Level.OK
     ]
     if invocation.json:
-        write_json(_document(numbers, workers, state, warnings))
+        write_json(status_document(numbers, workers, state, warnings))
         return
     _write_numbers(numbers, state)
     if workers:
@@ -66,41 +65,3 @@ def _write_numbers(numbers: Overview, state: FleetState | None) -> None:
         age = "never" if state.pass_age_s is None else f"{duration(state.pass_age_s)} ago"
         facts += [("beat", led), ("reconcile", age)]
     write_facts(facts)
-
-
-def _document(
-    numbers: Overview, workers: list[WorkerView], state: FleetState | None, warnings: list[Check]
-) -> dict[str, Any]:
-    leader = None if state is None else state.leader
-    return {
-        "feeds": {
-            "total": numbers.feeds,
-            "wanted": numbers.wanted,
-            "by_status": {s.value: numbers.by_status.get(s, 0) for s in Status},
-            "records_total": numbers.records_total,
-        },
-        "workers": {
-            "active": numbers.active,
-            "draining": numbers.draining,
-            "capacity": numbers.capacity,
-            "capacity_after_loss": numbers.capacity_after_loss,
-            "feeds": numbers.held,
-            "spread": None if numbers.spread is None else list(numbers.spread),
-            "list": [worker_row(view) for view in workers],
-        },
-        "beat": None
-        if leader is None
-        else {
-            "host": leader.host,
-            "pid": leader.pid,
-            "elected_at": leader.elected_at,
-            "expires_at": leader.expires_at,
-            "leads": leader.leads,
-        },
-        "reconcile": None
-        if state is None
-        else {"last_pass_at": state.pass_at, "last_pass_age_s": state.pass_age_s},
-        "warnings": [
-            {"name": c.name, "level": c.level.value, "detail": c.detail, "advice": c.advice} for c in warnings
-        ],
-    }

@@ -23,12 +23,12 @@ from rich.live import Live
 from rich.text import Text
 
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import ago, duration, printable, rich_table, size, styled, write_json_line
-from feedq.cli.rows import feed_row, worker_row
-from feedq.cli.views import why
+from feedq.cli.output import rich_table, styled, write_json_line
 from feedq.diagnosis import Overview, overview
 from feedq.errors import Unavailable
 from feedq.model import FeedView, Status, WorkerView
+from feedq.report import feed_row, worker_row
+from feedq.wording import ago, duration, printable, size, why
 
 LINES_BESIDE_FEEDS = 7
 """Header, titles and blank lines of the live view."""

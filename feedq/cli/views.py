@@ -11,14 +11,12 @@ import click
 import orjson
 
 from feedq import documents
-from feedq.cli.output import ago, duration, printable, size, styled, write_facts, write_table
-from feedq.cli.rows import masked
+from feedq.cli.output import styled, write_facts, write_table
 from feedq.declaration import ABSENT, OptionChange
-from feedq.model import Event, FeedView, Status, WorkerView
+from feedq.model import Event, FeedView, WorkerView
+from feedq.report import masked
 from feedq.telemetry import mask_url
-
-ERROR_WIDTH = 100
-"""Characters of an error in a list; `feedq feed show` has all of it."""
+from feedq.wording import ago, duration, printable, size, why
 
 
 def write_feeds(views: Sequence[FeedView], *, now: datetime) -> None:
@@ -40,21 +38,6 @@ def write_feeds(views: Sequence[FeedView], *, now: datetime) -> None:
     ]
     titles = ("NAME", "STATUS", "WORKER", "EPOCH", "RECORDS", "BYTES", "LAST", "WHY")
     write_table(titles, rows, right="EPOCH RECORDS BYTES LAST")
-
-
-def why(view: FeedView, *, width: int = ERROR_WIDTH) -> str:
-    """What a feed that does not stream waits for, in one line."""
-    lease = view.lease
-    quiet = view.status in (Status.STREAMING, Status.PAUSED)
-    if quiet and not lease.dead_letters_total:
-        return ""
-    if quiet:
-        return f"{lease.dead_letters_total:,} dead letters"
-    reason = lease.reason.value if lease.reason and not lease.connected else ""
-    error = "" if lease.last_error is None else printable(mask_url(lease.last_error))
-    if len(error) > width:
-        error = error[: width - 1] + "…"
-    return ": ".join(part for part in (reason, error) if part)
 
 
 def write_feed(view: FeedView, *, now: datetime) -> None:

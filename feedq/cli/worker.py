@@ -7,9 +7,9 @@ import click
 from feedq import control
 from feedq.cli.invocation import Invocation, json_option, pass_invocation, wait_options
 from feedq.cli.output import write_json
-from feedq.cli.rows import feed_row, worker_row
 from feedq.cli.views import write_feeds, write_worker, write_workers
 from feedq.model import WorkerView
+from feedq.report import feed_row, worker_row
 
 
 @click.group(short_help="List, show and drain workers.")

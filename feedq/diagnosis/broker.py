@@ -69,10 +69,13 @@ def _messages(url: str) -> Check:
 
 
 def _there_and_back(connection: Any, sent: Any) -> Any:
-    """Through a queue of its own, which goes away with it."""
-    options = {"durable": False, "auto_delete": True, "expires": 60}
+    """Through a queue of its own, which goes away with the connection at the latest."""
+    options = {"durable": False, "auto_delete": True, "exclusive": True}
+    exchange = {"durable": False, "auto_delete": True}
     name = f"feedq.doctor.{uuid4()}"
-    with closing(connection.SimpleQueue(name, serializer="json", queue_opts=options)) as queue:
+    with closing(
+        connection.SimpleQueue(name, serializer="json", queue_opts=options, exchange_opts=exchange)
+    ) as queue:
         queue.put(sent)
         message = queue.get(timeout=TIMEOUT_S)
         message.ack()

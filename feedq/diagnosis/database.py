@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg2
 
-from feedq.diagnosis.checks import Check, fail, ok, one_line, warn
+from feedq.diagnosis.checks import Check, counted, fail, ok, one_line, warn
 from feedq.errors import FeedqError
 from feedq.store import migrate
 from feedq.store.engine import driver_options, psycopg2_dsn
@@ -102,7 +102,11 @@ def _clock(connection: Any) -> Check:
         if after - before < best_round_trip:
             best_round_trip = after - before
             difference = there - (before + (after - before) / 2)
-    seconds = difference.total_seconds()
+    return judge_clock(difference.total_seconds())
+
+
+def judge_clock(seconds: float) -> Check:
+    """``seconds`` is how far the database is ahead of this machine."""
     if abs(seconds) > CLOCK_DIFFERENCE_MAX_S:
         ahead = "ahead of" if seconds > 0 else "behind"
         return warn(
@@ -126,7 +130,7 @@ def _connections(connection: Any, workers: int) -> Check:
     if free < needed:
         return warn(
             "connections",
-            f"{detail}; a deploy that starts {max(workers, 1)} workers beside the old ones needs {needed}",
+            f"{detail}; a deploy that starts {counted(max(workers, 1), 'worker')} beside the old needs {needed}",
             "raise max_connections of PostgreSQL",
         )
     return ok("connections", detail)
@@ -139,16 +143,22 @@ def _notifications(listener: Any, sender: Any) -> Check:
     with sender.cursor() as cursor:
         cursor.execute("SELECT pg_notify(%s, '')", (channel,))
     started = time.monotonic()
-    while not listener.notifies and (left := started + WAIT_S - time.monotonic()) > 0:
+    while (
+        not (arrived := _has_heard(listener, channel)) and (left := started + WAIT_S - time.monotonic()) > 0
+    ):
         select.select([listener], [], [], left)
         listener.poll()
-    if not listener.notifies:
+    if not arrived:
         return warn(
             "notifications",
             f"NOTIFY did not arrive within {WAIT_S:g} s (a pooler in between?); changes wait for the next tick",
             DIRECT,
         )
     return ok("notifications", f"NOTIFY arrives in {1000 * (time.monotonic() - started):.1f} ms")
+
+
+def _has_heard(listener: Any, channel: str) -> bool:
+    return any(notification.channel == channel for notification in listener.notifies)
 
 
 def _session_locks(holder: Any, other: Any) -> Check:

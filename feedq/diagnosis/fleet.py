@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from feedq.diagnosis.checks import Check, fail, ok, warn
+from feedq.diagnosis.checks import Check, counted, fail, ok, warn
 from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerView
 from feedq.store.insight import FleetState
+from feedq.store.listing import Tally
 from feedq.telemetry import mask_url
 
 NAMED_MAX = 5
@@ -39,21 +40,45 @@ class Overview:
 
 
 def overview(feeds: Sequence[FeedView], workers: Sequence[WorkerView]) -> Overview:
+    return summary(tallies_of(feeds), workers)
+
+
+def summary(tallies: Sequence[Tally], workers: Sequence[WorkerView]) -> Overview:
+    """`overview` of feeds that were counted where they are, in the database."""
+    by_status: Counter[Status] = Counter()
+    for tally in tallies:
+        by_status[tally.status] += tally.feeds
     active = [view for view in workers if view.worker.state is WorkerState.ACTIVE]
     held = [view.leases for view in active]
     capacities = [view.worker.capacity for view in active]
     return Overview(
-        feeds=len(feeds),
-        by_status=Counter(view.status for view in feeds),
-        wanted=sum(_wants_place(view) for view in feeds),
+        feeds=by_status.total(),
+        by_status=by_status,
+        wanted=sum(tally.wanted for tally in tallies),
         active=len(active),
         draining=sum(view.worker.state is WorkerState.DRAINING for view in workers),
         capacity=sum(capacities),
         held=sum(held),
         spread=(min(held), max(held)) if held else None,
         capacity_after_loss=sum(capacities) - max(capacities, default=0),
-        records_total=sum(view.lease.records_total for view in feeds),
+        records_total=sum(tally.records_total for tally in tallies),
     )
+
+
+def tallies_of(feeds: Sequence[FeedView]) -> list[Tally]:
+    groups: dict[tuple[Status, Reason | None], list[FeedView]] = {}
+    for view in feeds:
+        groups.setdefault((view.status, view.lease.reason), []).append(view)
+    return [
+        Tally(
+            status=status,
+            reason=reason,
+            feeds=len(views),
+            wanted=sum(map(_wants_place, views)),
+            records_total=sum(view.lease.records_total for view in views),
+        )
+        for (status, reason), views in groups.items()
+    ]
 
 
 def _wants_place(view: FeedView) -> bool:
@@ -73,15 +98,33 @@ def fleet_checks(
 ) -> Iterator[Check]:
     """Workers, capacity, beat, reconcile, and each kind of trouble that feeds are in."""
     numbers = overview(feeds, workers)
-    yield _workers(numbers)
-    yield _capacity(numbers)
-    if state is not None:
-        yield _beat(state)
-        yield _reconcile(state, reconcile_interval_s)
+    yield from number_checks(numbers, state, reconcile_interval_s=reconcile_interval_s)
     troubles = list(_troubles(feeds))
     yield from troubles
     if not troubles:
         yield ok("feeds", _statuses(numbers))
+
+
+def number_checks(
+    numbers: Overview, state: FleetState | None, *, reconcile_interval_s: float
+) -> Iterator[Check]:
+    """Those that take no more than numbers: workers, capacity, beat and reconcile."""
+    yield _workers(numbers)
+    if numbers.active:
+        yield _capacity(numbers)
+    if state is not None:
+        yield _beat(state)
+        yield _reconcile(state, reconcile_interval_s)
+
+
+def tally_checks(tallies: Sequence[Tally]) -> Iterator[Check]:
+    """Each kind of trouble that feeds are in, by number alone."""
+    counts: Counter[tuple[Status, Reason | None]] = Counter()
+    for tally in tallies:
+        if tally.status in _ADVICE:
+            counts[_trouble(tally.status, tally.reason)] += tally.feeds
+    for (status, reason), count in sorted(counts.items(), key=_by_name):
+        yield warn("feeds", f"{count} {_described(status, reason)}", _advice(status, reason))
 
 
 def _workers(numbers: Overview) -> Check:
@@ -96,7 +139,8 @@ def _workers(numbers: Overview) -> Check:
 
 
 def _capacity(numbers: Overview) -> Check:
-    places = f"{numbers.wanted} feeds want a place, {numbers.active} workers have {numbers.capacity}"
+    wanted, workers = counted(numbers.wanted, "feed"), counted(numbers.active, "worker")
+    places = f"places: {numbers.capacity} on {workers} for {wanted}"
     more = "start another worker, or give workers a larger -c"
     if numbers.wanted > numbers.capacity:
         return fail("capacity", f"{places}; {numbers.wanted - numbers.capacity} cannot run", more)
@@ -105,10 +149,10 @@ def _capacity(numbers: Overview) -> Check:
         return warn(
             "capacity",
             f"{places}; when one worker dies, only {numbers.capacity_after_loss} are left "
-            f"and {without} feeds have nowhere to go",
+            f"and {counted(without, 'feed')} cannot run",
             more,
         )
-    return ok("capacity", f"{places}, and {numbers.capacity_after_loss} when one dies")
+    return ok("capacity", f"{places}; {numbers.capacity_after_loss} when one worker dies")
 
 
 def _beat(state: FleetState) -> Check:
@@ -149,16 +193,32 @@ def _troubles(feeds: Sequence[FeedView]) -> Iterator[Check]:
     groups: dict[tuple[Status, Reason | None], list[FeedView]] = {}
     for view in feeds:
         if view.status in _ADVICE:
-            # The reason says what a waiting feed waits for; for the others it only repeats the status.
-            reason = view.lease.reason if view.status is Status.WAITING else None
-            groups.setdefault((view.status, reason), []).append(view)
-    for (status, reason), views in sorted(groups.items(), key=lambda item: (item[0][0], str(item[0][1]))):
-        why = "" if reason is None else f" ({reason})"
+            groups.setdefault(_trouble(view.status, view.lease.reason), []).append(view)
+    for (status, reason), views in sorted(groups.items(), key=_by_name):
         named = ", ".join(_named(view) for view in views[:NAMED_MAX])
         more = len(views) - NAMED_MAX
         rest = f" and {more} more" if more > 0 else ""
-        advice = _ADVICE[status] if reason is None else _WAITING_ADVICE.get(reason, _ADVICE[status])
-        yield warn("feeds", f"{len(views)} {status}{why}: {named}{rest}", advice)
+        yield warn(
+            "feeds", f"{len(views)} {_described(status, reason)}: {named}{rest}", _advice(status, reason)
+        )
+
+
+def _trouble(status: Status, reason: Reason | None) -> tuple[Status, Reason | None]:
+    # The reason says what a waiting feed waits for; for the others it only repeats the status.
+    return status, reason if status is Status.WAITING else None
+
+
+def _by_name(item: tuple[tuple[Status, Reason | None], object]) -> tuple[str, str]:
+    (status, reason), _ = item
+    return status, str(reason)
+
+
+def _described(status: Status, reason: Reason | None) -> str:
+    return status if reason is None else f"{status} ({reason})"
+
+
+def _advice(status: Status, reason: Reason | None) -> str:
+    return _ADVICE[status] if reason is None else _WAITING_ADVICE.get(reason, _ADVICE[status])
 
 
 def _named(view: FeedView) -> str:

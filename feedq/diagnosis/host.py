@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import psutil
 
-from feedq.diagnosis.checks import Check, ok, warn
+from feedq.diagnosis.checks import Check, counted, ok, warn
 from feedq.model import WorkerView
 
 FILES_BESIDE_FEEDS = 100
@@ -44,7 +44,7 @@ def _is_short(limit: int, capacity: int) -> bool:
 def _too_few(who: str, capacity: int) -> Check:
     return warn(
         "open files",
-        f"{who}, fewer than the {capacity + FILES_BESIDE_FEEDS} that {capacity} feeds need",
+        f"{who}, fewer than the {capacity + FILES_BESIDE_FEEDS} that {counted(capacity, 'feed')} need",
         f"raise the limit before starting it: ulimit -n {2 * (capacity + FILES_BESIDE_FEEDS)}",
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg2
 
-from feedq.diagnosis.checks import Check, fail, ok, one_line, warn
+from feedq.diagnosis.checks import Check, counted, fail, ok, one_line, warn
 from feedq.errors import InvalidInput
 from feedq.model import Feed
 from feedq.settings import Settings
@@ -39,7 +39,7 @@ def check_sinks(settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
         shown = ", ".join(names[:NAMED_MAX]) + (" …" if len(names) > NAMED_MAX else "")
         yield warn(
             f"sink {name}",
-            f"not set up here, but {len(names)} feeds name it: {shown}",
+            f"not set up here, but named by {counted(len(names), 'feed')}: {shown}",
             f"set FEEDQ_SINKS__{name.upper()} here and on every worker",
         )
 
@@ -59,7 +59,7 @@ def _check_sink(name: str, url: str, *, feeds: int) -> Check:
     title = f"sink {name}"
     try:
         with closing(psycopg2.connect(psycopg2_dsn(url), **driver_options("feedq-doctor"))) as connection:
-            return _permissions(title, connection, detail=f"{feeds} feeds, {mask_url(url)}")
+            return _permissions(title, connection, detail=f"{counted(feeds, 'feed')}, {mask_url(url)}")
     except (psycopg2.Error, InvalidInput) as error:
         return fail(
             title,

@@ -49,6 +49,7 @@ class SinkEnds:
             budget=self.budget,
             inflight_max=self._settings.inflight_bytes,
             submit=self._writer(sink).submit,
+            hurry=self._writer(sink).hurry,
             on_change=on_change,
         )
 

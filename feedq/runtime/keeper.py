@@ -226,6 +226,9 @@ class Keeper:
             if self._suspended:
                 return
             self._suspended = True
+            if self._session is not None:
+                # Ask at once whether we are still known, rather than at the next interval.
+                self._session.interrupt()
         logger.warning(LogEvent.WORKER_SUSPENDED, why=why)
         self._tenant.suspend(why)
 
@@ -245,7 +248,8 @@ class Keeper:
                 self._drop_session()
                 self._lost("keeper", error)
                 next_at = self._clock.monotonic()
-            if self._stopping.is_set() or (self._session and self._clock.monotonic() < next_at):
+            in_time = self._session is not None and self._clock.monotonic() < next_at
+            if self._stopping.is_set() or (in_time and not self._suspended):
                 continue
             answered = self._beat_safely()
             pause_s = RETRY_FIRST_S if answered else min(2 * pause_s, RETRY_MAX_S)

@@ -63,6 +63,7 @@ class Outlet:
 
     __slots__ = (
         "_budget",
+        "_hurry",
         "_inflight",
         "_inflight_max",
         "_on_change",
@@ -92,6 +93,7 @@ class Outlet:
         budget: Budget,
         inflight_max: int,
         submit: Callable[[Outlet, Batch], None],
+        hurry: Callable[[], None],
         on_change: Callable[[], None],
     ) -> None:
         self.key, self.feed, self.landing = key, feed, landing
@@ -106,7 +108,7 @@ class Outlet:
         later one of this tenure may land, or there would be a gap before it."""
         self.loop = asyncio.get_running_loop()
         self._budget, self._inflight, self._inflight_max = budget, 0, inflight_max
-        self._submit, self._on_change = submit, on_change
+        self._submit, self._hurry, self._on_change = submit, hurry, on_change
         self._waiter: asyncio.Future[None] | None = None
 
     async def put(self, batch: Batch) -> None:
@@ -116,6 +118,8 @@ class Outlet:
             and self._inflight
             and (self._inflight >= self._inflight_max or self._budget.is_full)
         ):
+            # Nothing more can come in: waiting for the interval to end would only cap the throughput.
+            self._hurry()
             if self._budget.is_full:
                 self._budget.wake_when_free(self)
             await self._wait()

@@ -233,7 +233,8 @@ class Supervisor:
             raise_epoch=self._raise_epoch,
             open_outlet=self._ends.open_outlet,
             hurry=self._ends.hurry,
-            on_change=self._changed.add,
+            # Looked up at each call: every tick puts a new set in its place.
+            on_change=lambda runner: self._changed.add(runner),
         )
 
     def _interrupt(self, feed_id: int, why: Interrupt, reason: Reason = Reason.RELEASED) -> None:

@@ -147,7 +147,6 @@ class Writer:
                         return self._take()
                     self._wakeup.wait(due_in_s)
                 else:
-                    self._hurry = False
                     self._wakeup.wait(60.0)
         return None
 
@@ -160,6 +159,7 @@ class Writer:
             group.setdefault(outlet, []).append(batch)
             size += batch.size
         self._bytes -= size
+        self._hurry = False
         return group
 
     def _commit(self, group: dict[Outlet, list[Batch]]) -> None:

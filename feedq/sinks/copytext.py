@@ -29,7 +29,7 @@ from feedq.sinks.jsontext import (
     decode,
     dump,
     encode,
-    has_long_number,
+    may_lose_digits,
     parse,
     parse_quickly,
 )
@@ -79,7 +79,7 @@ class ColumnRows:
         """All rows of a batch, some at a time. Raises `UnreadableRecord`."""
         for records in split(batch):
             text = b" ".join(records)
-            if _needs_escapes(text) or has_long_number(text):
+            if _needs_escapes(text) or may_lose_digits(text):
                 yield b"".join([self.record(write, batch, record) for record in records])
             else:
                 yield self._rows(records)

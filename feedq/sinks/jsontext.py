@@ -8,6 +8,7 @@ was written (`Literal`). What neither can read, PostgreSQL cannot either.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 import orjson
@@ -22,6 +23,7 @@ _LONG_NUMBER: Final = b"0" * 17
 """Digits beyond what 64 bits surely hold."""
 _LONG_EXPONENT: Final = b"0e000"
 """An exponent beyond what a double surely has."""
+_LONG_RUN: Final = re.compile(rb"[0-9][0-9.]{16,}(?:[eE][-+]?[0-9]+)?")
 
 
 class UnreadableRecord(Exception):
@@ -43,11 +45,11 @@ class Literal:
 
 def parse(record: bytes) -> Any:
     """The record, numbers that 64 bits might not hold as `Literal`. Raises `UnreadableRecord`."""
-    return parse_exactly(record) if has_long_number(record) else parse_quickly(record)
+    return parse_exactly(record) if may_lose_digits(record) else parse_quickly(record)
 
 
 def parse_quickly(record: bytes) -> Any:
-    """The record, unless `has_long_number`. Raises `UnreadableRecord`."""
+    """The record, unless `may_lose_digits`. Raises `UnreadableRecord`."""
     try:
         return orjson.loads(record)
     except orjson.JSONDecodeError:
@@ -67,10 +69,12 @@ def parse_exactly(record: bytes) -> Any:
         raise NestedTooDeeply("invalid JSON: nested too deeply") from None
 
 
-def has_long_number(text: bytes) -> bool:
-    """Whether some number in it might not fit into 64 bits; may err on the side of yes."""
+def may_lose_digits(text: bytes) -> bool:
+    """Whether some number in it might not come back out of 64 bits as it is; may err on the side of yes."""
     classes = text.translate(_CLASSES, b"+-")
-    return _LONG_NUMBER in classes or _LONG_EXPONENT in classes
+    if _LONG_EXPONENT in classes:
+        return True
+    return _LONG_NUMBER in classes and not all(map(_is_exact, _LONG_RUN.findall(text)))
 
 
 def dump(value: object) -> str:
@@ -96,6 +100,14 @@ def encode(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise UnreadableRecord(f"invalid text: {error.reason}") from None
+
+
+def _is_exact(number: bytes) -> bool:
+    """Whether 64 bits hold it; most long numbers are doubles, written with the digits that tell them apart."""
+    try:
+        return int(number) < 2**63 if number.isdigit() else repr(float(number)) == number.decode()
+    except ValueError:
+        return False
 
 
 def _refuse_constant(name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from feedq.control import PassReport, drain_worker, reconcile
 from feedq.errors import Unavailable
@@ -42,6 +43,7 @@ class PaperFleet:
         # Not from the environment: a transcript must not depend on it.
         self.settings = settings or Settings.model_construct()
         self.clock = ManualClock()
+        self._began = self.clock.now()
         self.store = MemoryStore(self.clock)
         self.broker = PaperBroker()
         self.source = PaperSource(self.clock, rate_hz=rate_hz)
@@ -52,6 +54,7 @@ class PaperFleet:
         self._worker_type = worker_type
         self._step_s = step_s
         self._next_pass_at = 0.0
+        self._feeds_added = 0
         self._events_told = 0
         self._unplaced: dict[str, int] = {}
         self._was_away = False
@@ -76,11 +79,15 @@ class PaperFleet:
         self.say(f"worker {name}", "starts")
 
     def add_feeds(self, count: int, *, weight: float = 1.0) -> None:
-        added = [
-            self.store.feeds.add(FeedSpec(f"feed-{n}", "paper", {}, {"table": "paper"}, weight=weight)).id
-            for n in range(len(self.store.database.tables.feeds) + 1, self._feeds_ever() + count + 1)
-        ]
+        added = []
+        for _ in range(count):
+            self._feeds_added += 1
+            spec = FeedSpec(f"feed-{self._feeds_added}", "paper", {}, {"table": "paper"}, weight=weight)
+            added.append(self.store.feeds.add(spec).id)
         self.say("person", f"adds {numbers(added)}")
+
+    def target(self, feed_id: int) -> TargetState:
+        return self.store.feeds.get(self._name(feed_id)).spec.target_state
 
     def pause(self, feed_id: int) -> None:
         self.store.feeds.set_target(self._name(feed_id), TargetState.PAUSED)
@@ -173,9 +180,9 @@ class PaperFleet:
 
     def _beat(self) -> None:
         try:
-            crashed = self.store.look()
+            lost = self.store.look()
             due = self.clock.monotonic() >= self._next_pass_at
-            if crashed or due or self.store.database.tables.wakes:
+            if lost or due or self.store.database.tables.wakes:
                 self._reconcile()
         except Unavailable:
             if not self._was_away:
@@ -195,12 +202,14 @@ class PaperFleet:
 
     # -- what it says --------------------------------------------------------------------------------
 
-    def say(self, who: str, what: str) -> None:
-        self.lines.append(f"t={self.clock.monotonic():.1f} {who}: {what}")
+    def say(self, who: str, what: str, *, at: datetime | None = None) -> None:
+        self._tell_events()  # what was written before comes first
+        t = self.clock.monotonic() if at is None else (at - self._began).total_seconds()
+        self.lines.append(f"t={t:.1f} {who}: {what}")
 
     @property
     def transcript(self) -> str:
-        return "\n".join(self.lines) + "\n"
+        return "".join(f"{line}\n" for line in self.lines)
 
     def _tell_events(self) -> None:
         events = self.store.database.tables.events
@@ -219,21 +228,22 @@ class PaperFleet:
         keys = ",".join(f"{e.feed_id}@{e.epoch}" for e in events)
         match kind:
             case EventKind.WORKER_GONE:
-                self.say(f"worker {name}", "gone")
+                who, what = f"worker {name}", "gone"
             case EventKind.LEASE_FREED:
-                self.say("reconcile", f"frees {feeds} of {name} ({events[0].detail['reason']})")
+                who, what = "control", f"frees {feeds} of {name} ({events[0].detail['reason']})"
             case EventKind.LEASE_ASSIGNED:
-                self.say("reconcile", f"assigns {keys} to {name}")
+                who, what = "control", f"assigns {keys} to {name}"
             case EventKind.LEASE_OVERDUE:
-                self.say("reconcile", f"withdraws {keys}, never claimed by {name}")
-            case EventKind.STOP_REQUESTED:
-                self.say("reconcile", f"asks {name} to stop {feeds} ({events[0].detail['reason']})")
+                who, what = "control", f"withdraws {keys}, never claimed by {name}"
+            case _:
+                who, what = "control", f"asks {name} to stop {feeds} ({events[0].detail['reason']})"
+        self.say(who, what, at=events[0].at)
 
     def _tell_unplaced(self, report: PassReport) -> None:
         unplaced = {reason.value: count for reason, count in report.unplaced.items()}
         if unplaced and unplaced != self._unplaced:
             waiting = ", ".join(f"{count} {reason}" for reason, count in sorted(unplaced.items()))
-            self.say("reconcile", f"cannot place {waiting}")
+            self.say("control", f"cannot place {waiting}")
         self._unplaced = unplaced
 
     # -- what must hold ------------------------------------------------------------------------------
@@ -279,9 +289,6 @@ class PaperFleet:
 
     def _name(self, feed_id: int) -> str:
         return self.store.database.tables.feeds[feed_id].name
-
-    def _feeds_ever(self) -> int:
-        return len(self.store.database.tables.feeds)
 
 
 _TOLD = {

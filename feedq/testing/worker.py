@@ -35,6 +35,7 @@ class PaperStream:
     """A feed that this worker holds."""
 
     key: FeedKey
+    is_fenced: bool = False
     connection: PaperConnection | None = None
     pending: list[int] = field(default_factory=list)
     """Received, and not yet committed."""
@@ -109,6 +110,11 @@ class PaperWorker:
     def thaw(self) -> None:
         self.is_frozen = False
 
+    def break_a_session(self) -> None:
+        """One of its two connections to the database breaks."""
+        assert self._session is not None
+        self._session.close()
+
     def terminate(self) -> None:
         """SIGTERM: from the next tick on, drain and leave."""
         self._is_leaving = True
@@ -126,11 +132,12 @@ class PaperWorker:
         self._heed_trust()
         if self._is_suspended or self.worker is None:
             return
-        try:
-            self._talk(self.worker.id)
-        except Unavailable:
-            # Whether the statement took effect is anybody's guess: compare notes when the database is back.
-            self._must_audit = True
+        for work in (self._talk, self._connect):
+            try:
+                work(self.worker.id)
+            except Unavailable:
+                # Whether it took effect is anybody's guess: compare notes when the database is back.
+                self._must_audit = True
         for stream in self.streams.values():
             if stream.connection is not None:
                 stream.pending.extend(stream.connection.read())
@@ -145,7 +152,6 @@ class PaperWorker:
         if self._listener is not None and self._listener.is_open and self._listener.wait(0):
             self._stop_what_is_asked(worker_id)
         self._claim(worker_id)
-        self._connect(worker_id)
 
     # -- the lease -----------------------------------------------------------------------------------
 
@@ -229,8 +235,6 @@ class PaperWorker:
             if self.streams:
                 self._say(f"suspends {numbers(self.streams)}")
             self._disconnect(self.streams)
-        if trusted and self._is_suspended and self.streams:
-            self._say(f"resumes {numbers(self.streams)}")
         self._is_suspended = not trusted
 
     def _reach(self) -> bool:
@@ -251,14 +255,13 @@ class PaperWorker:
             if claim.feed.id in self.streams:
                 self._forget([claim.feed.id])  # a tenure of ours that ended without our hearing of it
             self.streams[claim.feed.id] = PaperStream(claim.key)
-        if granted:
-            self._say(f"streams {numbers(c.feed.id for c in granted)}")
         stale = len(keys) - len(granted)
         if stale:
             self._say(f"drops {stale} stale message{'s' if stale > 1 else ''}")
 
     def _connect(self, worker_id: UUID) -> None:
         """Take over in the sink, then connect where it says: for feeds just claimed, and after a suspension."""
+        begun = []
         for stream in [s for s in self.streams.values() if s.connection is None]:
             cursor = self._take_over(worker_id, stream)
             if cursor is None:
@@ -266,21 +269,25 @@ class PaperWorker:
             else:
                 feed_id = stream.key[0]
                 stream.connection = self._source.connect(feed_id, self.name, cursor=cursor)
+                begun.append(feed_id)
+        if begun:
+            self._say(f"streams {numbers(begun)}")
 
     def _take_over(self, worker_id: UUID, stream: PaperStream) -> int | None:
         """The cursor to go on after; None: the feed has another owner."""
-        cursor = self._sink.cursor(stream.key)
+        if stream.is_fenced:
+            return self._sink.cursor(stream.key)
+        cursor = self._sink.fence(stream.key)
         if cursor is None:
-            cursor = self._sink.fence(stream.key)
-        if cursor is None:
-            # The sink is ahead of us: either we are stale, or the control database is (its lease row was
-            # lost or restored), which then lets us raise the epoch.
+            # The sink is ahead of the lease: either we are stale, or the control database is (its lease row
+            # was lost or restored), which then lets us raise the epoch.
             above = self._sink.epoch(stream.key[0])
             raised = self._store.leases.raise_epoch(worker_id, stream.key, above=above)
             if raised is not None:
                 self._say(f"raises feed {raised[0]} from epoch {stream.key[1]} to {raised[1]}")
                 stream.key = raised
                 cursor = self._sink.fence(raised)
+        stream.is_fenced = cursor is not None
         return cursor
 
     def _fenced(self, stream: PaperStream) -> None:

@@ -57,7 +57,10 @@ class RecordingGuard:
 
 
 def is_socket(fileno: int) -> bool:
-    return stat.S_ISSOCK(os.fstat(fileno).st_mode)
+    try:
+        return stat.S_ISSOCK(os.fstat(fileno).st_mode)
+    except OSError:
+        return False
 
 
 @dataclass
@@ -89,13 +92,13 @@ class Harness:
 
 
 def run_on(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Coroutine[Any, Any, None]) -> None:
-    """Run a test; afterwards no task, no descriptor and no unhandled error of it may remain."""
+    """Run a test; afterwards no task, no socket and no unhandled error of it may remain."""
     unhandled: list[dict[str, Any]] = []
 
     async def watched() -> None:
-        before = open_descriptors()
+        before = open_sockets()
         await main
-        await until(lambda: len(asyncio.all_tasks()) == 1 and open_descriptors() <= before)
+        await until(lambda: len(asyncio.all_tasks()) == 1 and open_sockets() <= before)
 
     gc.collect()  # so that nothing of an earlier test is closed, and counted, during this one
     with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -104,8 +107,8 @@ def run_on(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Coroutin
     assert not unhandled
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/dev/fd"))
+def open_sockets() -> int:
+    return sum(map(is_socket, map(int, os.listdir("/dev/fd"))))
 
 
 def records_of(batches: list[Batch]) -> list[bytes]:

@@ -122,10 +122,10 @@ def test_capacity_that_leaves_no_room_for_a_lost_worker_is_warned_of(command: Co
         command.feed(name)
     command.stream()
     assert (
-        "when one worker dies, only 2 are left and 1 feeds have nowhere to go"
+        "when one worker dies, only 2 are left and 1 feed cannot run"
         in warnings(command)["capacity"]
     )
-    assert "nowhere to go" in command.ok("status")
+    assert "1 feed cannot run" in command.ok("status")
 
 
 def test_too_little_capacity_is_said(command: Command) -> None:

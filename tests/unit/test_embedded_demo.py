@@ -197,4 +197,4 @@ def test_the_view_has_something_to_say_before_anything_is_known() -> None:
 
 def test_the_summary_is_one_line() -> None:
     line = summarize(SNAPSHOT)
-    assert line == "1 of 2 feeds streaming on 2 workers, 1,244 rows (2/s), 3 lost, 1 doubled"
+    assert line == "1 of 2 feeds streaming (1 waiting) on 2 workers, 1,244 rows (2/s), 3 lost, 1 doubled"

@@ -40,23 +40,25 @@ class MemoryStore:
     # -- the beat's side of the crash signal ---------------------------------------------------------
 
     def look(self) -> list[UUID]:
-        """One look of the elected beat: workers that had no session in two looks in a row.
+        """One look of the elected beat: the workers for which a pass should run now.
 
-        The first look only suspects; a heartbeat in between clears the suspicion.
+        That is who has expired, and who had no session in two looks in a row: the first look only
+        suspects, and a heartbeat in between clears the suspicion.
         """
         self.database.require()
-        crashed = []
+        lost = []
         for worker in list(self.database.tables.workers.values()):
-            if worker.state is WorkerState.GONE or worker.id not in self.database.session_locks:
+            if worker.state is WorkerState.GONE:
                 continue
-            if self.database.sessions.get(worker.id):
-                continue
-            if worker.suspected_at is not None:
-                crashed.append(worker.id)
-            else:
-                suspected = replace(worker, suspected_at=self.database.now())
-                self.database.tables.workers[worker.id] = suspected
-        return crashed
+            has_crashed = False
+            if worker.id in self.database.session_locks and not self.database.sessions.get(worker.id):
+                has_crashed = worker.suspected_at is not None
+                if not has_crashed:
+                    suspected = replace(worker, suspected_at=self.database.now())
+                    self.database.tables.workers[worker.id] = suspected
+            if has_crashed or worker.expires_at < self.database.now():
+                lost.append(worker.id)
+        return lost
 
     # -- faults --------------------------------------------------------------------------------------
 

@@ -1,14 +1,17 @@
-"""What `--json` says of feeds, workers and events: the columns of the tables, under the same names.
+"""What `--json` and the HTTP API say of feeds, workers, events and the fleet: the columns of the tables, under
+the same names.
 
 Fields may be added; none changes its meaning. Passwords in URLs are masked and secrets are references.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feedq.model import JSON, Event, FeedView, WorkerView
+from feedq.diagnosis import Check, Overview
+from feedq.model import JSON, Event, FeedView, Status, WorkerView
+from feedq.store.insight import FleetState
 from feedq.telemetry import mask_url
 
 
@@ -93,6 +96,45 @@ def event_row(event: Event) -> dict[str, Any]:
         "worker_id": event.worker_id,
         "epoch": event.epoch,
         "detail": masked(event.detail),
+    }
+
+
+def status_document(
+    numbers: Overview, workers: Sequence[WorkerView], state: FleetState | None, warnings: Sequence[Check]
+) -> dict[str, Any]:
+    """`feedq status --json`; ``warnings`` are the checks that did not come out well."""
+    leader = None if state is None else state.leader
+    return {
+        "feeds": {
+            "total": numbers.feeds,
+            "wanted": numbers.wanted,
+            "by_status": {s.value: numbers.by_status.get(s, 0) for s in Status},
+            "records_total": numbers.records_total,
+        },
+        "workers": {
+            "active": numbers.active,
+            "draining": numbers.draining,
+            "capacity": numbers.capacity,
+            "capacity_after_loss": numbers.capacity_after_loss,
+            "feeds": numbers.held,
+            "spread": None if numbers.spread is None else list(numbers.spread),
+            "list": [worker_row(view) for view in workers],
+        },
+        "beat": None
+        if leader is None
+        else {
+            "host": leader.host,
+            "pid": leader.pid,
+            "elected_at": leader.elected_at,
+            "expires_at": leader.expires_at,
+            "leads": leader.leads,
+        },
+        "reconcile": None
+        if state is None
+        else {"last_pass_at": state.pass_at, "last_pass_age_s": state.pass_age_s},
+        "warnings": [
+            {"name": c.name, "level": c.level.value, "detail": c.detail, "advice": c.advice} for c in warnings
+        ],
     }
 
 

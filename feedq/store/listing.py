@@ -1,0 +1,179 @@
+"""Feeds for pages that must stay quick with a million of them: one page at a time, and numbers.
+
+The database filters, sorts and counts; what crosses is one page of rows. The status of a feed, elsewhere decided
+by `feedq.lease.status`, is said once more here, in SQL; a test compares the two over every combination. Reads
+only, one transaction a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import text
+
+from feedq.model import FeedView, Reason, Status
+from feedq.store.database import Database
+from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, feed_view_from
+
+PAGE_MAX = 1000
+"""Rows of one page: what a browser still shows at once, and one answer of the API holds."""
+OFFSET_MAX = 100_000_000
+"""Beyond any table; keeps the number within what the database takes."""
+STATEMENT_TIMEOUT_S = 30
+"""A page that nobody waits for any more must not keep the control database busy."""
+
+
+class Sort(StrEnum):
+    """What a page is in order of; equal ones in order of name."""
+
+    NAME = "name"
+    STATUS = "status"
+    WORKER = "worker"
+    EPOCH = "epoch"
+    RECORDS = "records"
+    LAST_RECORD = "last_record"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which feeds, and which page of them. ``search`` is plain text, looked for wherever a feed shows some."""
+
+    search: str = ""
+    status: Status | None = None
+    worker: str | None = None
+    tenant: str | None = None
+    sort: Sort = Sort.NAME
+    descending: bool = False
+    limit: int = PAGE_MAX
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Feeds that share a status and a reason, counted."""
+
+    status: Status
+    reason: Reason | None
+    feeds: int
+    wanted: int
+    """Those that ask for a place on a worker: neither paused nor failed nor being removed."""
+    records_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of feeds, with the numbers of all that the search found, whatever their status."""
+
+    now: datetime
+    """The database's clock, for ages."""
+    views: Sequence[FeedView]
+    tallies: Sequence[Tally]
+    matching: int
+    """Feeds on all pages together."""
+
+
+# The same decision as `feedq.lease.status`; a feed without a lease row counts as idle.
+_STATUS = """
+    CASE
+        WHEN l.state = 'stopping' AND f.removed_at IS NOT NULL THEN 'removing'
+        WHEN l.state = 'stopping' THEN 'stopping'
+        WHEN l.state = 'assigned' THEN 'starting'
+        WHEN l.state = 'running' AND l.stalled THEN 'stalled'
+        WHEN l.state = 'running' AND l.connected THEN 'streaming'
+        WHEN l.state = 'running' THEN 'connecting'
+        WHEN f.removed_at IS NOT NULL THEN 'removing'
+        WHEN f.target_state = 'paused' THEN 'paused'
+        WHEN l.reason = 'failed' THEN 'failed'
+        WHEN l.reason = 'backoff' THEN 'backoff'
+        ELSE 'waiting'
+    END
+"""
+_WANTED = "f.removed_at IS NULL AND f.target_state = 'running'"
+_FROM = """
+    FROM feedq.feed f
+    LEFT JOIN feedq.lease l ON l.feed_id = f.id
+    LEFT JOIN feedq.worker w ON w.id = l.worker_id
+"""
+# Text in front of a separator that nobody types, so that no match reaches over two columns.
+_HAYSTACK = (
+    "lower(concat_ws(chr(1), f.name, f.tenant, f.connector, w.name, l.reason, l.last_error, "
+    f"{_STATUS}, CAST(f.labels AS text)))"
+)
+_CONDITIONS = {
+    "search": f"strpos({_HAYSTACK}, lower(:search)) > 0",
+    "worker": "w.name = :worker",
+    "tenant": "f.tenant = :tenant",
+}
+_ORDER = {
+    Sort.NAME: "f.name",
+    Sort.STATUS: _STATUS,
+    Sort.WORKER: "w.name",
+    Sort.EPOCH: "l.epoch",
+    Sort.RECORDS: "l.records_total",
+    Sort.LAST_RECORD: "l.last_record_at",
+}
+
+
+class PostgresListing:
+    """Pages of feeds on a migrated database. Thread-safe; every method may raise `Unavailable`."""
+
+    def __init__(self, url: str, *, application_name: str = "feedq-listing") -> None:
+        self._database = Database(url, application_name=application_name)
+
+    def page(self, query: Query) -> Page:
+        conditions, parameters = _where(query)
+        tally_sql = f"""
+            SELECT status, reason, count(*) AS feeds, count(*) FILTER (WHERE wanted) AS wanted,
+                CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total
+            FROM (SELECT {_STATUS} AS status, coalesce(l.reason, CASE WHEN l.feed_id IS NULL THEN 'new' END)
+                         AS reason, {_WANTED} AS wanted, l.records_total {_FROM} {conditions}) found
+            GROUP BY status, reason ORDER BY status, reason
+        """
+        order = f"{_ORDER[query.sort]} {'DESC' if query.descending else 'ASC'} NULLS LAST, f.name, f.id"
+        # The ids first: wide rows would make the sort of a large table spill to disk.
+        page_sql = f"""
+            WITH page AS (
+                SELECT f.id {_FROM} {conditions} {"AND" if conditions else "WHERE"}
+                    ({_STATUS} = :status OR :status IS NULL)
+                ORDER BY {order} LIMIT :limit OFFSET :offset
+            )
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, w.name AS worker_name
+            {_FROM} WHERE f.id IN (SELECT id FROM page) ORDER BY {order}
+        """
+        with self._database.transaction() as c:
+            c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
+            now = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+            tallies = [_tally_from(row) for row in c.execute(text(tally_sql), parameters)]
+            views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
+        matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
+        return Page(now, views, tallies, matching)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _where(query: Query) -> tuple[str, dict[str, Any]]:
+    asked = {"search": query.search or None, "worker": query.worker, "tenant": query.tenant}
+    given = {name: value for name, value in asked.items() if value is not None}
+    parameters = given | {
+        "status": None if query.status is None else query.status.value,
+        "limit": min(max(query.limit, 0), PAGE_MAX),
+        "offset": min(max(query.offset, 0), OFFSET_MAX),
+    }
+    conditions = " AND ".join(_CONDITIONS[name] for name in given)
+    return (f"WHERE {conditions}" if conditions else ""), parameters
+
+
+def _tally_from(row: Any) -> Tally:
+    return Tally(
+        status=Status(row.status),
+        reason=None if row.reason is None else Reason(row.reason),
+        feeds=row.feeds,
+        # A failed feed wants no place: only an edit can help it.
+        wanted=0 if row.status == Status.FAILED else row.wanted,
+        records_total=row.records_total,
+    )

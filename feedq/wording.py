@@ -1,0 +1,54 @@
+"""Numbers, times and troubles in words for people; the command line and the web pages say them alike."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from feedq.model import FeedView, Status
+from feedq.telemetry import mask_url
+
+ERROR_WIDTH = 100
+"""Characters of an error in a list; one feed's own page has all of it."""
+
+
+def printable(text: str) -> str:
+    """``text`` with everything that would steer a terminal written as an escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def ago(at: datetime | None, *, now: datetime) -> str:
+    """How long ago, in one unit."""
+    return "-" if at is None else duration(max(0.0, (now - at).total_seconds()))
+
+
+def duration(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    for limit, divisor, unit in ((100, 1, "s"), (6_000, 60, "m"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.0f}{unit}"
+    return f"{seconds / 86_400:.0f}d"
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def why(view: FeedView, *, width: int = ERROR_WIDTH) -> str:
+    """What a feed that does not stream waits for, in one line."""
+    lease = view.lease
+    quiet = view.status in (Status.STREAMING, Status.PAUSED)
+    if quiet and not lease.dead_letters_total:
+        return ""
+    if quiet:
+        return f"{lease.dead_letters_total:,} dead letters"
+    reason = lease.reason.value if lease.reason and not lease.connected else ""
+    error = "" if lease.last_error is None else printable(mask_url(lease.last_error))
+    if len(error) > width:
+        error = error[: width - 1] + "…"
+    return ": ".join(part for part in (reason, error) if part)

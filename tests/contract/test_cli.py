@@ -1,0 +1,253 @@
+"""The `feedq` command on a real PostgreSQL and a real broker, and what `feedq doctor` makes of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import orjson
+import psycopg2
+import pytest
+
+from feedq.diagnosis.broker import check_broker
+from feedq.diagnosis.checks import Check, Level
+from feedq.diagnosis.database import _notifications, _session_locks, check_database, judge_clock
+from feedq.diagnosis.sinks import check_sinks
+from feedq.embedded.process import free_port
+from feedq.settings import Settings
+from feedq.store import migrate
+
+MANIFEST = """
+feeds:
+  - name: acme/orders
+    connector: tcp
+    source: {url: "tcp://127.0.0.1:7001", secrets: {token: "${env:ACME_TOKEN}"}}
+    sink: {table: orders, columns: {seq: /seq}, key: [seq]}
+    labels: {region: eu}
+    weight: 2
+"""
+
+
+class Shell:
+    """Runs the command as a process of its own."""
+
+    def __init__(self, database_url: str, broker_url: str) -> None:
+        self.environment = {"FEEDQ_DATABASE_URL": database_url, "FEEDQ_BROKER_URL": broker_url}
+
+    def run(self, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", "from feedq.cli import main; main()", *arguments],
+            env={**os.environ, **self.environment},
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def json(self, *arguments: str, status: int = 0, given: str = "") -> Any:
+        done = self.run(*arguments, "--json", given=given)
+        assert done.returncode == status, done.stderr
+        return orjson.loads(done.stdout)
+
+
+@pytest.fixture
+def shell(database_url: str, broker_url: str) -> Shell:
+    return Shell(database_url, broker_url)
+
+
+@pytest.fixture
+def migrated_url(database_url: str) -> str:
+    migrate.upgrade(database_url)
+    return database_url
+
+
+@pytest.fixture
+def plain_role_url(migrated_url: str) -> Iterator[str]:
+    """The database as a role sees it that nobody has granted anything."""
+    role = f"plain_{urlsplit(migrated_url).path.strip('/')}"
+    with closing(connect(migrated_url)) as owner, owner.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'plain'")
+        cursor.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    parts = urlsplit(migrated_url)
+    yield urlunsplit(parts._replace(netloc=f"{role}:plain@{parts.hostname}:{parts.port}"))
+    with closing(connect(migrated_url)) as owner, owner.cursor() as cursor:
+        cursor.execute(f"DROP OWNED BY {role}")
+        cursor.execute(f"DROP ROLE {role}")
+
+
+def connect(url: str) -> Any:
+    connection = psycopg2.connect(url)
+    connection.autocommit = True
+    return connection
+
+
+def by_name(checks: Iterator[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+# -- the command -------------------------------------------------------------------------------------
+
+
+def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: Shell) -> None:
+    assert shell.json("db", "status", status=1)["pending"] > 0
+    behind = shell.run("feed", "list")
+    assert (behind.returncode, behind.stdout) == (1, "")
+    assert "feedq db upgrade" in behind.stderr
+    assert shell.json("db", "upgrade")["applied"]
+    assert shell.json("db", "status")["pending"] == 0
+
+    assert shell.json("apply", "-f", "-", given=MANIFEST)["added"] == 1
+    (row,) = shell.json("feed", "list")
+    assert (row["name"], row["status"], row["epoch"], row["weight"]) == ("acme/orders", "waiting", 0, 2.0)
+    assert shell.json("feed", "edit", "acme/orders", "--set", "weight=3")[0]["result"] == "edited"
+    shown = shell.json("feed", "show", "acme/orders")
+    assert (shown["weight"], shown["generation"]) == (3.0, 2)
+    kinds = [event["kind"] for event in shell.json("feed", "events", "acme/orders")]
+    assert kinds == ["feed_edited", "feed_added"]
+    exported = shell.run("feed", "export").stdout
+    assert shell.json("apply", "-f", "-", "--prune", given=exported)["changes"] == []
+    status = shell.json("status")
+    assert (status["feeds"]["total"], status["beat"]) == (1, None)
+    assert shell.json("feed", "remove", "acme/orders", "--yes")[0]["result"] == "removed"
+
+
+def test_a_database_that_is_not_there_is_one_line_with_its_address(shell: Shell) -> None:
+    port = free_port()
+    shell.environment["FEEDQ_DATABASE_URL"] = f"postgresql://me:hunter2@127.0.0.1:{port}/feedq"
+    for arguments in (("feed", "list"), ("db", "upgrade"), ("status",)):
+        done = shell.run(*arguments, given=MANIFEST)
+        assert done.returncode == 1
+        assert done.stderr.startswith("Error: control database postgresql://me:***@127.0.0.1:")
+        assert done.stderr.count("\n") == 1
+        assert "hunter2" not in done.stderr
+
+
+# -- doctor ------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_servers_well_and_a_fleet_missing(shell: Shell) -> None:
+    shell.run("db", "upgrade")
+    report = shell.json("doctor", status=1)
+    levels = {check["name"]: check["level"] for check in report["checks"]}
+    assert not report["healthy"]
+    for name in (
+        *("database", "migrations", "clock", "connections", "notifications", "session locks", "broker"),
+        *("messages", "broker eviction", "broker persistence", "sink default", "open files", "feeds"),
+    ):
+        assert levels[name] == "ok", name
+    assert (levels["workers"], levels["beat"], levels["reconcile"]) == ("FAIL", "warn", "FAIL")
+    lines = shell.run("doctor").stdout.splitlines()
+    assert lines[0].startswith("ok   database")
+    assert any(line.startswith("FAIL workers") for line in lines)
+    assert any(line.strip().startswith("-> start workers") for line in lines)
+
+
+def test_doctor_leaves_nothing_behind(shell: Shell, broker_url: str) -> None:
+    shell.run("db", "upgrade")
+    shell.run("doctor")
+    url = shell.environment["FEEDQ_DATABASE_URL"]
+    with closing(connect(url)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+        assert cursor.fetchone() == (0,)
+
+
+def test_doctor_says_that_migrations_are_due(database_url: str) -> None:
+    found = by_name(check_database(database_url, workers=0))
+    assert (found["migrations"].level, found["migrations"].advice) == (Level.FAIL, "feedq db upgrade")
+
+
+def test_doctor_says_what_does_not_answer(shell: Shell) -> None:
+    port = free_port()
+    shell.environment |= {
+        "FEEDQ_DATABASE_URL": f"postgresql://me:hunter2@127.0.0.1:{port}/feedq",
+        "FEEDQ_BROKER_URL": f"redis://:hunter2@127.0.0.1:{port}/0",
+    }
+    done = shell.run("doctor")
+    assert done.returncode == 1
+    assert "hunter2" not in done.stdout + done.stderr
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAIL")]
+    assert failed == ["database", "broker", "sink"]
+    assert "FEEDQ_DATABASE_URL" in done.stdout
+    assert "FEEDQ_BROKER_URL" in done.stdout
+
+
+def test_doctor_notices_that_sessions_are_shared(database_url: str) -> None:
+    # What a pooler by transaction does: two clients, one session of the server.
+    shared = connect(database_url)
+    check = _session_locks(shared, connect(database_url))
+    assert check.level is Level.OK
+    shared = connect(database_url)
+    check = _session_locks(shared, shared)
+    assert check.level is Level.WARN
+    assert "shared between sessions" in check.detail
+
+
+def test_doctor_notices_that_notifications_do_not_arrive(database_url: str) -> None:
+    with closing(connect(database_url)) as listener, closing(connect(database_url)) as sender:
+        assert _notifications(listener, sender).level is Level.OK
+        # A transaction that stays open keeps its notification to itself, like a session that was swapped.
+        sender.autocommit = False
+        assert _notifications(listener, sender).level is Level.WARN
+
+
+@pytest.mark.parametrize(
+    ("seconds", "level"), [(0.0, Level.OK), (1.0, Level.OK), (1.1, Level.WARN), (-3600, Level.WARN)]
+)
+def test_doctor_warns_of_clocks_that_differ_by_more_than_a_second(seconds: float, level: Level) -> None:
+    assert judge_clock(seconds).level is level
+
+
+def test_doctor_warns_when_connections_run_short(migrated_url: str) -> None:
+    assert by_name(check_database(migrated_url, workers=1))["connections"].level is Level.OK
+    assert by_name(check_database(migrated_url, workers=1_000))["connections"].level is Level.WARN
+
+
+def test_doctor_says_which_grant_a_sink_lacks(migrated_url: str, plain_role_url: str) -> None:
+    settings = Settings(database_url=migrated_url, sinks={"other": plain_role_url})
+    found = by_name(check_sinks(settings, []))
+    assert found["sink default"].level is Level.OK
+    assert found["sink other"].level is Level.FAIL
+    assert "may not create feedq_checkpoint, feedq_dead_letter" in found["sink other"].detail
+    assert found["sink other"].advice.startswith('GRANT CREATE, USAGE ON SCHEMA "public" TO "plain_')
+    role = urlsplit(plain_role_url).username
+    with closing(connect(migrated_url)) as owner, owner.cursor() as cursor:
+        for table in ("feedq_checkpoint", "feedq_dead_letter"):
+            cursor.execute(f"CREATE TABLE public.{table} (feed_id bigint)")
+        assert "may not read and write" in by_name(check_sinks(settings, []))["sink other"].detail
+        for table in ("feedq_checkpoint", "feedq_dead_letter"):
+            cursor.execute(f"GRANT SELECT, INSERT, UPDATE ON public.{table} TO {role}")
+    check = by_name(check_sinks(settings, []))["sink other"]
+    assert (check.level, "landing tables must exist" in check.detail) == (Level.OK, True)
+
+
+def test_doctor_names_feeds_whose_sink_is_not_set_up(shell: Shell) -> None:
+    shell.run("db", "upgrade")
+    done = shell.run("apply", "-f", "-", given=MANIFEST.replace("{table:", "{name: far, table:"))
+    assert done.returncode == 0, done.stderr
+    (check,) = [c for c in shell.json("doctor", status=1)["checks"] if c["name"] == "sink far"]
+    assert check["detail"] == "not set up here, but named by 1 feed: acme/orders"
+    assert "FEEDQ_SINKS__FAR" in check["advice"]
+
+
+def test_doctor_warns_of_a_broker_that_throws_queues_away(broker_url: str, valkey: Any) -> None:
+    with closing(valkey.client()) as client:
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            check = by_name(check_broker(broker_url))["broker eviction"]
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "0")
+    assert (check.level, check.advice) == (Level.WARN, "CONFIG SET maxmemory-policy noeviction")
+
+
+def test_doctor_leaves_the_broker_as_it_was(broker_url: str, valkey: Any) -> None:
+    assert all(check.level is Level.OK for check in check_broker(broker_url))
+    with closing(valkey.client()) as client:
+        assert client.keys("*") == []

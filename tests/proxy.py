@@ -1,0 +1,312 @@
+"""A TCP proxy before PostgreSQL that breaks connections at a chosen statement, to the byte.
+
+::
+
+    with PostgresProxy(database_url) as proxy:
+        trap = proxy.arm(Fault.CUT_AFTER, "COMMIT", application="feedq-writer/")
+        ... a client of proxy.url commits ...
+        assert trap.tripped.wait(10)
+
+It reads what clients send just far enough to know the simple queries in it, and passes everything on as it
+is. A trap goes off once, at the first query of a matching session that begins with its statement:
+
+===============  ==========================================  ==========================================
+`Fault`          the server                                  the client
+===============  ==========================================  ==========================================
+``CUT_BEFORE``   loses the client, never gets the query      loses the connection
+``CUT_AFTER``    carries the query out                       loses the connection, gets no answer
+``HOLD``         gets the query at ``trap.release()``        waits; gets the answer after the release
+``STRAND``       keeps its side of the connection open, and  loses the connection at once
+                 gets the query at ``trap.release()``
+===============  ==========================================  ==========================================
+
+It knows nothing of TLS: sessions through it are in the clear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from types import TracebackType
+from urllib.parse import urlsplit, urlunsplit
+
+CONNECT_TIMEOUT_S = 5.0
+RELEASE_TIMEOUT_S = 120.0
+"""A held query is dropped after this long, so that a failed test does not hang."""
+CHUNK_BYTES = 256 * 1024
+PROTOCOL_3 = 3
+READY_FOR_QUERY = b"Z"
+
+
+class Fault(Enum):
+    """What happens at the statement."""
+
+    CUT_BEFORE = auto()
+    CUT_AFTER = auto()
+    HOLD = auto()
+    STRAND = auto()
+
+
+@dataclass(slots=True)
+class Trap:
+    """A fault waiting for its statement."""
+
+    fault: Fault
+    statement: str
+    application: str
+    tripped: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def release(self) -> None:
+        """Let a held or stranded query go on to the server."""
+        self.released.set()
+
+    def matches(self, query: str, application: str) -> bool:
+        return query.lstrip().upper().startswith(self.statement.upper()) and application.startswith(
+            self.application
+        )
+
+
+class PostgresProxy:
+    """Listens on a free loopback port until `close`."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "127.0.0.1", parts.port or 5432)
+        self._lock = threading.Lock()
+        self._traps: list[Trap] = []
+        self._links: set[_Link] = set()
+        self._closed = False
+        self._refusing = False
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.port: int = self._listener.getsockname()[1]
+        credentials, at, _ = parts.netloc.rpartition("@")
+        self.url: str = urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self.port}"))
+        """The server's URL, through this proxy."""
+        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+
+    def arm(self, fault: Fault, statement: str = "COMMIT", *, application: str = "") -> Trap:
+        """Break the next query that begins with ``statement``, of a session whose application_name begins
+        with ``application``."""
+        trap = Trap(fault, statement, application)
+        with self._lock:
+            self._traps.append(trap)
+        return trap
+
+    def disarm(self) -> None:
+        """Forget the traps that have not gone off, and release the others."""
+        with self._lock:
+            self._traps.clear()
+            links = list(self._links)
+        for link in links:
+            link.release()
+
+    def cut(self, *, application: str = "") -> int:
+        """Reset every connection of matching sessions, as a network does. Returns how many."""
+        with self._lock:
+            links = [link for link in self._links if link.application.startswith(application)]
+        for link in links:
+            link.cut()
+        return len(links)
+
+    def refuse(self) -> None:
+        """Be unreachable: cut all connections and let nobody in."""
+        self._refusing = True
+        self.cut()
+
+    def admit(self) -> None:
+        """Be reachable again."""
+        self._refusing = False
+
+    def close(self) -> None:
+        self._closed = True
+        self._listener.close()
+        self.disarm()
+        self.cut()
+
+    def __enter__(self) -> PostgresProxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._refusing:
+                _reset(client)
+                continue
+            try:
+                server = socket.create_connection(self._target, timeout=CONNECT_TIMEOUT_S)
+            except OSError:
+                _reset(client)
+                continue
+            server.settimeout(None)
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _Link(self, client, server).start()
+
+    def _trip(self, query: str, application: str) -> Trap | None:
+        with self._lock:
+            for trap in self._traps:
+                if trap.matches(query, application):
+                    self._traps.remove(trap)
+                    return trap
+        return None
+
+    def _add(self, link: _Link) -> None:
+        with self._lock:
+            self._links.add(link)
+
+    def _remove(self, link: _Link) -> None:
+        with self._lock:
+            self._links.discard(link)
+
+
+class _Link:
+    """One client's connection and ours to the server for it, with a thread for each direction."""
+
+    def __init__(self, proxy: PostgresProxy, client: socket.socket, server: socket.socket) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._server = server
+        self._trap: Trap | None = None
+        self._answered = threading.Event()
+        self.application = ""
+
+    def start(self) -> None:
+        self._proxy._add(self)
+        for work in (self._upstream, self._downstream):
+            threading.Thread(target=work, name="proxy-link", daemon=True).start()
+
+    def release(self) -> None:
+        if self._trap is not None:
+            self._trap.release()
+
+    def cut(self) -> None:
+        _reset(self._client)
+        _reset(self._server)
+        self._proxy._remove(self)
+
+    def _upstream(self) -> None:
+        try:
+            for message, query in self._messages():
+                trap = self._proxy._trip(query, self.application) if query else None
+                if trap is None:
+                    self._server.sendall(message)
+                elif not self._spring(trap, message):
+                    return
+        except OSError:
+            pass
+        finally:
+            if self._trap is None or self._trap.fault is not Fault.STRAND:
+                self.cut()
+
+    def _spring(self, trap: Trap, message: bytes) -> bool:
+        """Carry out a fault; returns whether the connection goes on."""
+        if trap.fault is Fault.CUT_AFTER:
+            self._trap = trap
+            self._server.sendall(message)
+            self._answered.wait(RELEASE_TIMEOUT_S)
+            self.cut()
+            trap.tripped.set()
+        elif trap.fault is Fault.CUT_BEFORE:
+            self.cut()
+            trap.tripped.set()
+        elif trap.fault is Fault.HOLD:
+            trap.tripped.set()
+            self._trap = trap
+            trap.released.wait(RELEASE_TIMEOUT_S)
+            self._trap = None
+            self._server.sendall(message)
+            return True
+        else:
+            self._trap = trap
+            _reset(self._client)
+            trap.tripped.set()
+            trap.released.wait(RELEASE_TIMEOUT_S)
+            with contextlib.suppress(OSError):
+                self._server.sendall(message)
+                self._answered.wait(CONNECT_TIMEOUT_S)
+            self.cut()
+        return False
+
+    def _downstream(self) -> None:
+        """Pass the server's answers on, or swallow them when a fault says so."""
+        swallowed = bytearray()
+        try:
+            while data := self._server.recv(CHUNK_BYTES):
+                if self._trap is None or self._trap.fault is Fault.HOLD:
+                    self._client.sendall(data)
+                    continue
+                swallowed += data
+                if READY_FOR_QUERY in (kind for kind, _ in _typed_messages(swallowed)):
+                    self._answered.set()
+        except OSError:
+            pass
+        finally:
+            self._answered.set()
+            if self._trap is None:
+                self.cut()
+
+    def _messages(self) -> Iterator[tuple[bytes, str]]:
+        """What the client sends, message by message, with the text of each simple query."""
+        buffer = bytearray()
+        started = False
+        while data := self._client.recv(CHUNK_BYTES):
+            buffer += data
+            while not started and (message := _take(buffer, typed=False)):
+                started = self._is_startup(message)
+                yield message, ""
+            if started:
+                for kind, message in _typed_messages(buffer):
+                    query = message[5:-1].decode(errors="replace") if kind == b"Q" else ""
+                    yield message, query
+
+    def _is_startup(self, message: bytes) -> bool:
+        """Whether it opens the session; requests for encryption come before, and are refused in one byte."""
+        (major,) = struct.unpack_from(">H", message, 4)
+        if major != PROTOCOL_3:
+            return False
+        words = message[8:].decode(errors="replace").split("\0")
+        options = dict(zip(words[::2], words[1::2], strict=False))
+        self.application = options.get("application_name", "")
+        return True
+
+
+def _typed_messages(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:
+    """Take the complete messages off the front of a buffer: ``(type, whole message)``."""
+    while message := _take(buffer, typed=True):
+        yield message[:1], message
+
+
+def _take(buffer: bytearray, *, typed: bool) -> bytes:
+    """Take one complete message off the front; empty when there is none yet."""
+    start = 1 if typed else 0
+    if len(buffer) < start + 4:
+        return b""
+    (length,) = struct.unpack_from(">I", buffer, start)
+    if len(buffer) < start + length:
+        return b""
+    message = bytes(buffer[: start + length])
+    del buffer[: start + length]
+    return message
+
+
+def _reset(end: socket.socket) -> None:
+    """Close with a RST: the other side learns of it at once, and no byte still under way gets there."""
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()

@@ -1,0 +1,5 @@
+"""Stories of several workers, ticked by hand and compared as transcripts."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.scenarios.story")

@@ -1,0 +1,29 @@
+"""How the stories begin and how they are compared."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+from typing import Any
+
+from feedq.testing import PaperFleet
+
+
+def streaming_fleet(*, workers: str = "abc", feeds: int = 4, **options: Any) -> PaperFleet:
+    """Every feed streams, the quiet period after the start is over, and the transcript is empty.
+
+    With the defaults worker a has feed 2, b has feed 3, and c has feeds 1 and 4; it is t=10.
+    """
+    fleet = PaperFleet(**options)
+    fleet.add_feeds(feeds)
+    for name in workers:
+        fleet.add_worker(name)
+    fleet.run(10)
+    assert fleet.everything_streams(), fleet.transcript
+    fleet.lines.clear()
+    return fleet
+
+
+def expect(fleet: PaperFleet, story: str) -> None:
+    """The transcript since the last comparison reads like this."""
+    assert fleet.transcript == dedent(story).lstrip()
+    fleet.lines.clear()

@@ -1,0 +1,185 @@
+"""From the decision to the claim: placement, capacity, and a broker that cannot be relied on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from feedq.model import Reason, Status
+from feedq.testing import PaperFleet
+from tests.scenarios.story import expect, streaming_fleet
+
+
+def spread(fleet: PaperFleet) -> list[int]:
+    """How many feeds each worker streams."""
+    held = Counter(view.worker for view in fleet.store.feeds.views() if view.worker)
+    return sorted(held[name] for name in fleet.workers)
+
+
+def test_a_cold_start_settles_and_then_spreads() -> None:
+    fleet = PaperFleet()
+    fleet.add_feeds(7)
+    fleet.add_worker("a")
+    fleet.run(1)
+    fleet.add_worker("b")
+    fleet.run(0.5)
+    fleet.add_worker("c")
+    fleet.run(8)
+    expect(
+        fleet,
+        """
+        t=0.0 person: adds feeds 1,2,3,4,5,6,7
+        t=0.0 worker a: starts
+        t=0.1 control: cannot place 7 settling
+        t=1.0 worker b: starts
+        t=1.5 worker c: starts
+        t=6.6 control: assigns 1@1,4@1 to c
+        t=6.6 control: assigns 2@1,5@1 to a
+        t=6.6 control: assigns 3@1,6@1,7@1 to b
+        t=6.7 worker a: streams feeds 2,5
+        t=6.7 worker b: streams feeds 3,6,7
+        t=6.7 worker c: streams feeds 1,4
+        """,
+    )
+    assert spread(fleet) == [2, 2, 3]
+    assert fleet.everything_streams()
+
+
+def test_what_finds_no_room_says_so_and_is_placed_when_there_is_some() -> None:
+    fleet = PaperFleet()
+    fleet.add_worker("a", capacity=2)
+    fleet.add_feeds(4)
+    fleet.run(12)
+    assert [(v.status, v.lease.reason) for v in fleet.store.feeds.views()] == [
+        (Status.STREAMING, None),
+        (Status.STREAMING, None),
+        (Status.WAITING, Reason.NO_CAPACITY),
+        (Status.WAITING, Reason.NO_CAPACITY),
+    ]
+    fleet.add_worker("b", capacity=2)
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=0.0 worker a: starts
+        t=0.0 person: adds feeds 1,2,3,4
+        t=0.1 control: cannot place 4 settling
+        t=5.1 control: assigns 1@1,2@1 to a
+        t=5.1 control: cannot place 2 no_capacity
+        t=5.2 worker a: streams feeds 1,2
+        t=12.0 worker b: starts
+        t=12.1 control: assigns 3@1,4@1 to b
+        t=12.2 worker b: streams feeds 3,4
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_a_fleet_without_room_for_a_dead_workers_feeds_keeps_them_waiting() -> None:
+    fleet = PaperFleet()
+    for name in "ab":
+        fleet.add_worker(name, capacity=2)
+    fleet.add_feeds(4)
+    fleet.run(20)
+    fleet.kill("a")
+    fleet.run(3)
+    waiting = [v for v in fleet.store.feeds.views() if v.status is Status.WAITING]
+    assert [v.lease.reason for v in waiting] == [Reason.NO_CAPACITY, Reason.NO_CAPACITY]
+    fleet.add_worker("a", capacity=2)
+    fleet.run(3)
+    assert fleet.everything_streams()
+
+
+def test_a_lost_message_is_overdue_and_goes_out_again_under_a_new_epoch() -> None:
+    fleet = streaming_fleet()
+    fleet.broker.to_lose = 1
+    fleet.add_feeds(1)
+    fleet.run(13)
+    expect(
+        fleet,
+        """
+        t=10.0 person: adds feed 5
+        t=10.1 control: assigns 5@1 to a
+        t=20.1 control: withdraws 5@1, never claimed by a
+        t=20.1 control: assigns 5@2 to a
+        t=20.2 worker a: streams feed 5
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_a_message_that_comes_after_it_was_overdue_is_dropped() -> None:
+    fleet = streaming_fleet()
+    fleet.broker.to_lose = 1
+    fleet.add_feeds(1)
+    fleet.run(13)
+    fleet.lines.clear()
+    late = next(m for m in fleet.broker.sent if m.key == (5, 1))
+    fleet.broker.deliver(late)
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=23.1 worker a: drops 1 stale message
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_every_message_delivered_three_times_and_again_later_changes_nothing() -> None:
+    fleet = streaming_fleet()
+    fleet.broker.copies = 3
+    fleet.add_feeds(1)
+    fleet.run(3)
+    for message in fleet.broker.sent:
+        fleet.broker.deliver(message)
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=10.0 person: adds feed 5
+        t=10.1 control: assigns 5@1 to a
+        t=10.2 worker a: drops 2 stale messages
+        t=10.2 worker a: streams feed 5
+        t=13.1 worker a: drops 2 stale messages
+        t=13.1 worker b: drops 1 stale message
+        t=13.1 worker c: drops 2 stale messages
+        """,
+    )
+    assert fleet.everything_streams()
+    assert {view.lease.epoch for view in fleet.store.feeds.views()} == {1}
+
+
+def test_a_claim_whose_answer_is_lost_is_handed_back_and_streams_again() -> None:
+    fleet = streaming_fleet()
+    fleet.add_feeds(1)
+    fleet.run(0.1)
+    fleet.store.lose_answers(1)
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=10.0 person: adds feed 5
+        t=10.1 control: assigns 5@1 to a
+        t=10.3 worker a: hands back feed 5, held here and not running
+        t=10.3 control: assigns 5@2 to a
+        t=10.4 worker a: streams feed 5
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_a_lease_row_deleted_by_hand_is_made_anew_and_raised_above_the_sink() -> None:
+    fleet = streaming_fleet()
+    fleet.delete_lease(1)
+    fleet.run(55)
+    expect(
+        fleet,
+        """
+        t=10.0 person: deletes the lease of feed 1
+        t=10.1 worker c: lost feed 1
+        t=60.1 control: assigns 1@1 to c
+        t=60.2 worker c: raises feed 1 from epoch 1 to 2
+        t=60.2 worker c: streams feed 1
+        """,
+    )
+    assert fleet.everything_streams()

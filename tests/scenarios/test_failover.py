@@ -1,0 +1,254 @@
+"""Workers and databases that die, freeze, or cannot be reached."""
+
+from __future__ import annotations
+
+from feedq.testing import PaperFleet
+from tests.scenarios.story import expect, streaming_fleet
+
+
+def epochs(fleet: PaperFleet) -> list[int]:
+    return [view.lease.epoch for view in fleet.store.feeds.views()]
+
+
+def test_a_killed_workers_feeds_stream_elsewhere_at_once() -> None:
+    fleet = streaming_fleet()
+    fleet.run(1)
+    fleet.kill("c")
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=11.0 worker c: is killed
+        t=11.2 worker c: gone
+        t=11.2 control: frees feeds 1,4 of c (worker_gone)
+        t=11.2 control: assigns 1@2 to a
+        t=11.2 control: assigns 4@2 to b
+        t=11.3 worker a: streams feed 1
+        t=11.3 worker b: streams feed 4
+        """,
+    )
+    assert fleet.everything_streams()
+    assert epochs(fleet) == [2, 1, 1, 2], "the feeds of the others were not touched"
+
+
+def test_a_frozen_worker_is_replaced_after_its_ttl_and_can_write_nothing_when_it_wakes() -> None:
+    fleet = streaming_fleet()
+    fleet.freeze("a")
+    fleet.run(12)
+    assert fleet.everything_streams() is False, "the frozen process still has its socket open"
+    fleet.thaw("a")
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=10.0 worker a: freezes
+        t=14.2 worker a: gone
+        t=14.2 control: frees feed 2 of a (worker_gone)
+        t=14.2 control: assigns 2@2 to b
+        t=14.3 worker b: streams feed 2
+        t=22.0 worker a: wakes up
+        t=22.1 worker a: is fenced off feed 2@1
+        t=22.1 worker a: was declared gone; drops nothing and joins anew
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_a_worker_that_wakes_between_its_successors_fence_and_first_commit_writes_nothing() -> None:
+    fleet = streaming_fleet(rate_hz=20.0)
+    fleet.freeze("a")
+    fleet.run_until(lambda: "b" in fleet.source.owners(2), limit_s=10)
+    landed = len(fleet.sink.rows[2])
+    fleet.thaw("a")
+    fleet.step(order=["a"])
+    assert len(fleet.sink.rows[2]) == landed, "a wrote under an epoch that had passed"
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=10.0 worker a: freezes
+        t=14.2 worker a: gone
+        t=14.2 control: frees feed 2 of a (worker_gone)
+        t=14.2 control: assigns 2@2 to b
+        t=14.3 worker b: streams feed 2
+        t=14.3 worker a: wakes up
+        t=14.4 worker a: is fenced off feed 2@1
+        t=14.4 worker a: was declared gone; drops nothing and joins anew
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_a_worker_that_wakes_before_its_ttl_goes_on() -> None:
+    fleet = streaming_fleet()
+    fleet.freeze("a")
+    fleet.run(4)
+    fleet.thaw("a")
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=10.0 worker a: freezes
+        t=14.0 worker a: wakes up
+        """,
+    )
+    assert fleet.everything_streams()
+    assert epochs(fleet) == [1, 1, 1, 1]
+
+
+def test_a_worker_that_is_cut_off_stops_before_its_feeds_begin_elsewhere() -> None:
+    fleet = streaming_fleet()
+    fleet.cut_off("b")
+    fleet.run(10)
+    assert fleet.everything_streams()
+    fleet.reconnect("b")
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=10.0 worker b: is cut off from the database
+        t=13.1 worker b: suspends feed 3
+        t=14.2 worker b: gone
+        t=14.2 control: frees feed 3 of b (worker_gone)
+        t=14.2 control: assigns 3@2 to a
+        t=14.3 worker a: streams feed 3
+        t=20.0 worker b: reaches the database again
+        t=20.1 worker b: was declared gone; drops feed 3 and joins anew
+        """,
+    )
+
+
+def test_a_heartbeat_whose_answer_is_slow_does_not_stretch_the_lease() -> None:
+    """The heartbeat sent at t=10.1 is answered at t=14.6, and is good until t=15.1 all the same."""
+    fleet = streaming_fleet()
+    fleet.workers["b"].answers_take_s = 4.5
+    fleet.run(3)
+    fleet.cut_off("b")
+    fleet.run(12)
+    expect(
+        fleet,
+        """
+        t=13.0 worker b: is cut off from the database
+        t=13.1 worker b: suspends feed 3
+        t=14.6 worker b: streams feed 3
+        t=15.2 worker b: suspends feed 3
+        t=16.2 worker b: gone
+        t=16.2 control: frees feed 3 of b (worker_gone)
+        t=16.2 control: assigns 3@2 to a
+        t=16.3 worker a: streams feed 3
+        """,
+    )
+
+
+def test_one_broken_connection_of_two_changes_nothing() -> None:
+    fleet = streaming_fleet()
+    fleet.workers["b"].break_a_session()
+    fleet.run(3)
+    expect(fleet, "")
+    assert epochs(fleet) == [1, 1, 1, 1]
+
+
+def test_an_outage_of_the_database_fails_nobody_over() -> None:
+    fleet = streaming_fleet()
+    fleet.database_goes_away()
+    fleet.run(30)
+    fleet.database_comes_back()
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=10.0 database: goes away
+        t=10.1 beat: finds no database
+        t=13.1 worker a: suspends feed 2
+        t=13.1 worker b: suspends feed 3
+        t=13.1 worker c: suspends feeds 1,4
+        t=40.0 database: comes back
+        t=40.1 worker a: no pass for too long; runs one here
+        t=40.1 worker a: streams feed 2
+        t=40.1 worker b: streams feed 3
+        t=40.1 worker c: streams feeds 1,4
+        """,
+    )
+    assert fleet.everything_streams()
+    assert epochs(fleet) == [1, 1, 1, 1]
+
+
+def test_a_worker_that_dies_in_an_outage_is_replaced_one_ttl_after_it() -> None:
+    fleet = streaming_fleet()
+    fleet.database_goes_away()
+    fleet.run(15)
+    fleet.kill("c")
+    fleet.run(15)
+    fleet.lines.clear()
+    fleet.database_comes_back()
+    fleet.run(8)
+    expect(
+        fleet,
+        """
+        t=40.0 database: comes back
+        t=40.1 worker a: no pass for too long; runs one here
+        t=40.1 worker a: streams feed 2
+        t=40.1 worker b: streams feed 3
+        t=46.1 worker c: gone
+        t=46.1 control: frees feeds 1,4 of c (worker_gone)
+        t=46.1 control: assigns 1@2 to a
+        t=46.1 control: assigns 4@2 to b
+        t=46.2 worker a: streams feed 1
+        t=46.2 worker b: streams feed 4
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_a_restart_of_the_database_fails_nobody_over() -> None:
+    fleet = streaming_fleet()
+    fleet.database_restarts()
+    fleet.run(8)
+    expect(
+        fleet,
+        """
+        t=10.0 database: restarts
+        t=10.1 worker a: suspends feed 2
+        t=10.1 worker a: streams feed 2
+        t=10.1 worker b: suspends feed 3
+        t=10.1 worker b: streams feed 3
+        t=10.1 worker c: suspends feeds 1,4
+        t=10.1 worker c: streams feeds 1,4
+        """,
+    )
+    assert fleet.everything_streams()
+    assert epochs(fleet) == [1, 1, 1, 1]
+
+
+def test_a_fleet_without_a_beat_heals_by_its_watchdogs() -> None:
+    fleet = streaming_fleet()
+    fleet.has_beat = False
+    fleet.kill("c")
+    fleet.run(14)
+    expect(
+        fleet,
+        """
+        t=10.0 worker c: is killed
+        t=22.1 worker a: no pass for too long; runs one here
+        t=22.1 worker c: gone
+        t=22.1 control: frees feeds 1,4 of c (worker_gone)
+        t=22.1 control: assigns 1@2 to a
+        t=22.1 control: assigns 4@2 to b
+        t=22.1 worker a: streams feed 1
+        t=22.1 worker b: streams feed 4
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_a_worker_whose_clock_is_wrong_by_years_and_runs_fast_is_as_good_as_any() -> None:
+    fleet = PaperFleet()
+    fleet.add_feeds(4)
+    fleet.add_worker("a", offset_s=-3e8, rate=1.02)
+    fleet.add_worker("b", offset_s=3e8, rate=0.98)
+    fleet.run(20)
+    assert fleet.everything_streams()
+    fleet.cut_off("b")
+    fleet.run(10)
+    assert fleet.everything_streams()
+    assert all(fleet.source.owners(feed_id) == ["a"] for feed_id in (1, 2, 3, 4))

@@ -1,0 +1,1 @@
+"""Whole fleets on paper under random faults; the seed is printed and replays."""

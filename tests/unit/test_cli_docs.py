@@ -1,0 +1,87 @@
+"""`docs/reference/cli.md` has a section for each command, and a line for each of its options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from feedq import manifest
+from feedq.cli import main
+from feedq.declaration import problems
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "reference" / "cli.md").read_text()
+GLOBAL_OPTIONS = {"--json", "--help"}
+
+
+def leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from leaves(inner, f"{path} {name}")
+    else:
+        yield path, command
+
+
+COMMANDS = dict(leaves(main, "feedq"))
+
+
+def sections() -> dict[str, str]:
+    """Text by command."""
+    parts = re.split(r"^## `(feedq [a-z ]+)`$", PAGE, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def options(command: click.Command) -> set[str]:
+    found = (p for p in command.params if isinstance(p, click.Option))
+    return {option for p in found for option in p.opts} - GLOBAL_OPTIONS
+
+
+def test_the_page_has_exactly_the_commands_there_are() -> None:
+    assert sections().keys() == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_page_has_exactly_the_options_of(path: str) -> None:
+    cells = re.findall(r"^\| (`-[^|]*`) \|", sections()[path], re.MULTILINE)
+    documented = {option for cell in cells for option in re.findall(r"`(-[^`]+)`", cell)}
+    assert documented == options(COMMANDS[path])
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_every_command_explains_itself_with_an_example_and_takes_json(path: str) -> None:
+    command = COMMANDS[path]
+    assert command.help is not None
+    assert "Example:" in command.help
+    assert path in command.help
+    assert {"--json"} & {option for p in command.params for option in p.opts}
+    assert all(p.help for p in command.params if isinstance(p, click.Option))
+
+
+def test_arguments_are_documented() -> None:
+    for path, command in COMMANDS.items():
+        if any(isinstance(p, click.Argument) for p in command.params):
+            assert re.search(rf"^`{path} \[?NAME", sections()[path], re.MULTILINE), path
+
+
+def test_the_manifests_of_the_guide_are_right() -> None:
+    guide = (DOCS / "howto" / "declare-feeds.md").read_text()
+    blocks = [b for b in re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL) if "feeds:" in b]
+    assert blocks
+    for block in blocks:
+        found = manifest.parse_specs(block, origin="declare-feeds.md")
+        assert found
+        assert [problem for spec in found for problem in problems(spec)] == []
+
+
+def test_the_guide_has_exactly_the_keys_of_a_feed() -> None:
+    guide = (DOCS / "howto" / "declare-feeds.md").read_text()
+    assert tuple(sorted(re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE))) == tuple(
+        sorted(manifest.FEED_KEYS)
+    )

@@ -1,0 +1,66 @@
+"""Isolation: whatever is refused by itself is refused, all else is taken, once and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.sinks.isolate import Refusal, isolate
+
+
+class Table:
+    """Takes a batch whole or not at all, as a COPY does."""
+
+    def __init__(self, bad: set[int], hint: Callable[[int], int | None]) -> None:
+        self.bad = bad
+        self.hint = hint
+        self.taken: list[int] = []
+        self.attempts = 0
+
+    def attempt(self, part: Sequence[int]) -> Refusal | None:
+        assert part, "an empty attempt is a wasted round trip"
+        self.attempts += 1
+        for position, unit in enumerate(part):
+            if unit in self.bad:
+                return Refusal(f"bad {unit}", self.hint(position))
+        self.taken += part
+        return None
+
+
+HINTS: dict[str, Callable[[int], int | None]] = {
+    "none": lambda position: None,
+    "right": lambda position: position,
+    "too early": lambda position: position - 1,
+    "too late": lambda position: position + 1,
+    "absurd": lambda position: 10**9,
+}
+
+
+@given(
+    size=st.integers(0, 60),
+    bad=st.sets(st.integers(0, 59)),
+    hint=st.sampled_from(sorted(HINTS)),
+)
+def test_everything_but_the_bad_is_taken_once_and_in_order(size: int, bad: set[int], hint: str) -> None:
+    table = Table(bad, HINTS[hint])
+    refused = isolate(range(size), table.attempt)
+    assert table.taken == [unit for unit in range(size) if unit not in bad]
+    assert refused == [(unit, f"bad {unit}") for unit in range(size) if unit in bad]
+
+
+def test_one_bad_record_among_many_costs_few_attempts() -> None:
+    with_hint = Table({7_000}, HINTS["right"])
+    isolate(range(10_000), with_hint.attempt)
+    assert with_hint.attempts == 5
+
+    without = Table({7_000}, HINTS["none"])
+    isolate(range(10_000), without.attempt)
+    assert without.attempts <= 2 * 14 + 1
+
+
+def test_nothing_to_take_is_no_attempt() -> None:
+    table = Table(set(), HINTS["none"])
+    assert isolate([], table.attempt) == []
+    assert table.attempts == 0

@@ -1,0 +1,58 @@
+"""A lost commit is told from the checkpoints, and from nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+
+import pytest
+
+from feedq.model import Batch, FeedKey
+from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
+from feedq.sinks.settlement import LastCommit, decide
+
+LOST, OTHER = uuid4(), uuid4()
+LANDING = Landing("t", "json")
+
+
+def unknown(*keys: FeedKey, **changes: object) -> CommitUnknown:
+    batch = Batch.of_lines(b"1\n", cursor=1, received_at=datetime.now(UTC))
+    writes = [FeedWrite(feed_id, f"f{feed_id}", epoch, LANDING, (batch,)) for feed_id, epoch in keys]
+    facts: dict[str, object] = {"landed": dict.fromkeys(keys, 1), "dead": {}, "fenced": (), "unusable": {}}
+    return CommitUnknown(LOST, writes, Written(**{**facts, **changes}))  # type: ignore[arg-type]
+
+
+def at(epoch: int, commit_id: UUID | None) -> LastCommit:
+    return LastCommit(epoch, commit_id)
+
+
+def test_our_commit_id_in_a_checkpoint_means_that_it_happened() -> None:
+    lost = unknown((1, 5), (2, 6))
+    assert decide(lost, {1: at(5, LOST), 2: at(6, LOST)}) == lost.written
+
+
+def test_another_commit_under_our_epoch_means_that_it_did_not_happen() -> None:
+    assert decide(unknown((1, 5), (2, 6)), {1: at(5, OTHER), 2: at(6, None)}) is None
+
+
+def test_a_successors_fence_does_not_hide_that_it_happened() -> None:
+    lost = unknown((1, 5))
+    assert decide(lost, {1: at(9, LOST)}) == lost.written
+
+
+def test_a_feed_that_a_successor_has_committed_since_is_fenced_and_the_rest_decides() -> None:
+    lost = unknown((1, 5), (2, 6), dead={(1, 5): 2, (2, 6): 3}, fenced=((3, 7),), unusable={(4, 8): "gone"})
+    settled = decide(lost, {1: at(9, OTHER), 2: at(6, LOST)})
+    assert settled == Written(
+        landed={(2, 6): 1}, dead={(2, 6): 3}, fenced=((3, 7), (1, 5)), unusable={(4, 8): "gone"}
+    )
+
+
+def test_nothing_happened_if_a_feed_still_ours_says_so_whatever_became_of_the_others() -> None:
+    assert decide(unknown((1, 5), (2, 6)), {1: at(9, OTHER), 2: at(6, OTHER)}) is None
+
+
+@pytest.mark.parametrize("checkpoints", [{}, {1: at(9, OTHER)}, {1: at(9, None)}])
+def test_feeds_that_are_all_overtaken_or_gone_are_fenced(checkpoints: dict[int, LastCommit]) -> None:
+    settled = decide(unknown((1, 5)), checkpoints)
+    assert settled == Written(landed={}, dead={}, fenced=((1, 5),), unusable={})
