@@ -87,7 +87,10 @@ class StreamPool(BasePool):
             return self._stream(args, callback, accept_callback)
         executor = self._control if args and args[0] == RECONCILE else self._jobs
         future = executor.submit(apply_target, target, args, kwargs, callback, accept_callback)
-        return Running(future=future)
+        running = Running(future=future)
+        # Celery itself keeps a weak reference only.
+        future.add_done_callback(running.done)
+        return running
 
     def _stream(
         self,
@@ -98,12 +101,15 @@ class StreamPool(BasePool):
         started = monotonic()
         # Celery's request, found through its own bound method: the way to send events under its task id.
         request = getattr(accept_callback, "__self__", None)
+        running = Running()
 
         def accepted() -> None:
             if accept_callback is not None:
                 self._later(accept_callback, os.getpid(), monotonic())
 
         def finished(why: str) -> None:
+            # Celery itself keeps a weak reference only: this one holds as long as the tenure does.
+            running.done()
             if callback is not None:
                 self._later(callback, (0, why, monotonic() - started))
 
@@ -121,13 +127,15 @@ class StreamPool(BasePool):
             logger.warning(LogEvent.MESSAGE_DROPPED, task_id=str(args[1])[:80], why=repr(error)[:200])
             hooks.accepted()
             hooks.finished("dropped: not a stream_feed message")
-            return Running()
-        if self.supervisor is None:
+            return running
+        supervisor = self.supervisor
+        if supervisor is None:
             hooks.accepted()
             hooks.finished("dropped: this worker is not ready")
-            return Running()
-        self.supervisor.offer(key, hooks)
-        return Running(cancel=lambda: self.supervisor.cancel(key[0]) if self.supervisor else None)
+            return running
+        running.cancel_with(lambda: supervisor.cancel(key[0]))
+        supervisor.offer(key, hooks)
+        return running
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
         """Nothing by pid: all tasks share this process. `Running.terminate` ends the one that is meant."""
@@ -149,11 +157,17 @@ class StreamPool(BasePool):
 class Running:
     """What Celery holds of a task under way, to terminate it by its id."""
 
-    def __init__(
-        self, *, future: Future[Any] | None = None, cancel: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, *, future: Future[Any] | None = None) -> None:
         self._future = future
+        self._cancel: Callable[[], None] | None = None
+
+    def cancel_with(self, cancel: Callable[[], None]) -> None:
+        """What ends it, from any thread, until it is `done`."""
         self._cancel = cancel
+
+    def done(self, _: object = None) -> None:
+        """It is over: there is nothing left to end."""
+        self._cancel = self._future = None
 
     def get(self, timeout: float | None = None) -> Any:
         return self._future.result(timeout) if self._future is not None else None

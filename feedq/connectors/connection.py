@@ -276,7 +276,6 @@ async def _connect(
     address: Any,
     context: ssl.SSLContext | None,
 ) -> Connection:
-    loop = asyncio.get_running_loop()
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -284,31 +283,36 @@ async def _connect(
     except BaseException:
         sock.close()
         raise
+    tls: dict[str, Any] = {}
+    if context is not None:
+        tls = {
+            "ssl": context,
+            "server_hostname": options.server_name or options.endpoint.host,
+            "ssl_handshake_timeout": options.connect_timeout_s,
+        }
     try:
-        try:
-            if options.keepalive:
-                _keep_alive(sock)
-            await loop.sock_connect(sock, address)
-            # A port of this machine that nobody listens on can be drawn for our own end of the connection:
-            # TCP then connects the socket to itself, and the feed would read its own hello.
-            if sock.getsockname() == sock.getpeername():
-                raise ConnectionRefusedError
-        except BaseException:
-            sock.close()
-            raise
+        await _dial(sock, address, keepalive=options.keepalive)
         # From here on `sock` belongs to the transport, which closes it in its own time.
-        tls: dict[str, Any] = {}
-        if context is not None:
-            tls = {
-                "ssl": context,
-                "server_hostname": options.server_name or options.endpoint.host,
-                "ssl_handshake_timeout": options.connect_timeout_s,
-            }
-        await loop.create_connection(lambda: connection, sock=sock, **tls)
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock, **tls)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+async def _dial(sock: socket.socket, address: Any, *, keepalive: bool) -> None:
+    """Connect a socket, or close it."""
+    try:
+        if keepalive:
+            _keep_alive(sock)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+        # A port of this machine that nobody listens on can be drawn for our own end of the connection: TCP
+        # then connects the socket to itself, and the feed would read its own hello.
+        if sock.getsockname() == sock.getpeername():
+            raise ConnectionRefusedError
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _keep_alive(sock: socket.socket) -> None:
@@ -345,7 +349,8 @@ def reason(error: Exception) -> str:
                 "check source.ca_file, source.server_name, or the certificate"
             )
         case ssl.SSLError():
-            detail = (error.reason or error.strerror or "unknown").replace("_", " ").lower()
+            # Only errors that come out of OpenSSL have a `reason`.
+            detail = (getattr(error, "reason", None) or error.strerror or "unknown").replace("_", " ").lower()
             return (
                 f"TLS failed: {detail}; does the source speak TLS on that port, and accept our certificate?"
             )

@@ -46,7 +46,7 @@ def _reachable(url: str) -> Check:
 def _connection(url: str) -> Any:
     options = {"socket_connect_timeout": TIMEOUT_S, "socket_timeout": TIMEOUT_S}
     redis_options = options if url.partition("://")[0] in REDIS_SCHEMES else {}
-    return Connection(url, connect_timeout=TIMEOUT_S, transport_options=redis_options)  # type: ignore[no-untyped-call]  # partly typed
+    return Connection(url, connect_timeout=TIMEOUT_S, transport_options=redis_options)
 
 
 def _messages(url: str) -> Check:

@@ -21,8 +21,8 @@ _CLASSES: Final = bytes(
 )
 _LONG_NUMBER: Final = b"0" * 17
 """Digits beyond what 64 bits surely hold."""
-_LONG_EXPONENT: Final = b"0e000"
-"""An exponent beyond what a double surely has."""
+_INEXACT: Final = (b"0" * 16 + b"e", b"0e000")
+"""An exponent behind more digits than a double surely has, or beyond what it surely has itself."""
 _LONG_RUN: Final = re.compile(rb"[0-9][0-9.]{16,}(?:[eE][-+]?[0-9]+)?")
 
 
@@ -72,7 +72,7 @@ def parse_exactly(record: bytes) -> Any:
 def may_lose_digits(text: bytes) -> bool:
     """Whether some number in it might not come back out of 64 bits as it is; may err on the side of yes."""
     classes = text.translate(_CLASSES, b"+-")
-    if _LONG_EXPONENT in classes:
+    if any(map(classes.__contains__, _INEXACT)):
         return True
     return _LONG_NUMBER in classes and not all(map(_is_exact, _LONG_RUN.findall(text)))
 

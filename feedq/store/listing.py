@@ -133,16 +133,19 @@ class PostgresListing:
                          AS reason, {_WANTED} AS wanted, l.records_total {_FROM} {conditions}) found
             GROUP BY status, reason ORDER BY status, reason
         """
-        order = f"{_ORDER[query.sort]} {'DESC' if query.descending else 'ASC'} NULLS LAST, f.name, f.id"
-        # The ids first: wide rows would make the sort of a large table spill to disk.
+        key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
+        # The ids first: wide rows would make the sort of a large table spill to disk. OFFSET 0 is a fence:
+        # the limit must not talk the planner into going through a million rows one by one in their order.
         page_sql = f"""
             WITH page AS (
-                SELECT f.id {_FROM} {conditions} {"AND" if conditions else "WHERE"}
-                    ({_STATUS} = :status OR :status IS NULL)
-                ORDER BY {order} LIMIT :limit OFFSET :offset
+                SELECT id FROM (
+                    SELECT f.id, f.name, {key} AS key {_FROM} {conditions} {"AND" if conditions else "WHERE"}
+                        ({_STATUS} = :status OR :status IS NULL) OFFSET 0
+                ) found ORDER BY key {direction} NULLS LAST, name, id LIMIT :limit OFFSET :offset
             )
             SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, w.name AS worker_name
-            {_FROM} WHERE f.id IN (SELECT id FROM page) ORDER BY {order}
+            {_FROM} WHERE f.id IN (SELECT id FROM page)
+            ORDER BY {key} {direction} NULLS LAST, f.name, f.id
         """
         with self._database.transaction() as c:
             c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))

@@ -77,7 +77,6 @@ class PaperWorker:
         self._reconcile = reconcile
         self.streams: dict[int, PaperStream] = {}
         self.worker: Worker | None = None
-        self.sessions_begun = 0
         self.is_dead = False
         self.is_frozen = False
         self.is_cut_off = False
@@ -192,10 +191,11 @@ class PaperWorker:
 
     def _register(self) -> None:
         self._reach()
-        self.sessions_begun += 1
-        session_id = uuid5(NAMESPACE_OID, f"{self.name}/{self.sessions_begun}")
+        # The same in every run, and never the same twice in one: each session is a row of its own.
+        number = 1 + sum(w.name == self.name for w in self._store.database.tables.workers.values())
+        session_id = uuid5(NAMESPACE_OID, f"{self.name}/{number}")
         queue = f"node.{self.name}"
-        new = NewWorker(session_id, self.name, queue, self._capacity, self.name, self.sessions_begun, "paper")
+        new = NewWorker(session_id, self.name, queue, self._capacity, self.name, number, "paper")
         self.worker = self._store.workers.register(new, ttl_s=self._settings.ttl_s)
 
     def _keep_sessions(self) -> None:

@@ -29,7 +29,9 @@ TABLES = """
     CREATE TABLE narrow (seq bigint);
     CREATE TABLE typed (seq bigint, at date);
     CREATE TABLE strict (seq bigint, need text NOT NULL);
+    CREATE TABLE forbidden (feed text, epoch bigint, received_at timestamptz, payload jsonb);
     CREATE ROLE limited LOGIN PASSWORD 'limited';
+    CREATE SCHEMA limited AUTHORIZATION limited;
 """
 
 
@@ -45,7 +47,7 @@ def declarations(source: Source, *, closed_port: int, mute_port: int) -> list[di
         feed("bad/no-column", source.url) | {"sink": columns("narrow", seq="/seq", pad="/pad")},
         feed("bad/wrong-type", source.url) | {"sink": columns("typed", seq="/seq", at="/pad")},
         feed("bad/no-value", source.url) | {"sink": columns("strict", seq="/seq", need="/absent")},
-        feed("bad/forbidden", source.url) | {"sink": {"name": "limited", "table": "landed"}},
+        feed("bad/forbidden", source.url) | {"sink": {"name": "limited", "table": "public.forbidden"}},
         feed("bad/oversize", source.url, max_record_bytes=64),
         feed("bad/spoiled", source.url, table="spoiled"),
         feed("bad/garbage", source.url, table="garbage"),
@@ -121,7 +123,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
     mute.close()
     postgres.drop_database("bad_input")
     with psycopg2.connect(postgres.url("postgres")) as connection, connection.cursor() as cursor:
-        cursor.execute("DROP ROLE limited")
+        cursor.execute("DROP ROLE limited")  # what it owned went with the database
     connection.close()
 
 

@@ -40,5 +40,9 @@ def test_feeds_stream_pause_and_drain_on_the_pool(
         worker.signal(signal.SIGTERM)
         assert worker.wait(15) == 0, worker.text()[-4000:]
         wait_until(lambda: not source.live(), limit_s=5, what="every connection is closed")
-        check_invariants(cluster, source, feeds)
         assert {row.state for row in cluster.leases().values()} == {"idle"}
+
+        # What it had not committed when it let go is asked for again by whoever comes next.
+        cluster.add_worker("w2")
+        wait_streaming(source, feeds)
+        check_invariants(cluster, source, feeds)

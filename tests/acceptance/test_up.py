@@ -20,6 +20,7 @@ import pytest
 
 from feedq.embedded.demo import TABLE
 from feedq.embedded.demo_source import RATES
+from feedq.embedded.process import tail
 from tests.cluster import wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.servers, pytest.mark.timeout(300)]
@@ -142,6 +143,9 @@ def running(where: Path, *options: str, **settings: str) -> Iterator[Up]:
         if up.process.poll() is None:
             up.process.kill()
             up.process.wait(STOP_S)
+        print(up.output)  # for whoever reads of a failure
+        for log in sorted((where / "data" / "logs").glob("*.log")):
+            print(f"== {log.name}", tail(log, lines=40), sep="\n")
         up.leaves_nothing()
 
 

@@ -7,7 +7,6 @@ fixed order; waiting is for events, never for time.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 import ssl
@@ -100,7 +99,6 @@ def run_on(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Coroutin
         await main
         await until(lambda: len(asyncio.all_tasks()) == 1 and open_sockets() <= before)
 
-    gc.collect()  # so that nothing of an earlier test is closed, and counted, during this one
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.get_loop().set_exception_handler(lambda _, context: unhandled.append(context))
         runner.run(watched())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import logging
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -13,13 +11,16 @@ from urllib.parse import urlsplit, urlunsplit
 import orjson
 import psycopg2
 import pytest
+import structlog
+from click.testing import CliRunner, Result
 
+from feedq.cli import main
 from feedq.diagnosis.broker import check_broker
 from feedq.diagnosis.checks import Check, Level
 from feedq.diagnosis.database import _notifications, _session_locks, check_database, judge_clock
 from feedq.diagnosis.sinks import check_sinks
 from feedq.embedded.process import free_port
-from feedq.settings import Settings
+from feedq.settings import Settings, settings
 from feedq.store import migrate
 
 MANIFEST = """
@@ -34,31 +35,31 @@ feeds:
 
 
 class Shell:
-    """Runs the command as a process of its own."""
+    """Runs the command with an environment of its own, in this process: loading the drivers takes longer than
+    the commands do."""
 
     def __init__(self, database_url: str, broker_url: str) -> None:
         self.environment = {"FEEDQ_DATABASE_URL": database_url, "FEEDQ_BROKER_URL": broker_url}
 
-    def run(self, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", "from feedq.cli import main; main()", *arguments],
-            env={**os.environ, **self.environment},
-            input=given,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    def run(self, *arguments: str, given: str = "") -> Result:
+        settings.cache_clear()
+        return CliRunner(env=self.environment).invoke(main, list(arguments), input=given)
 
     def json(self, *arguments: str, status: int = 0, given: str = "") -> Any:
         done = self.run(*arguments, "--json", given=given)
-        assert done.returncode == status, done.stderr
+        assert done.exit_code == status, done.output
         return orjson.loads(done.stdout)
 
 
 @pytest.fixture
-def shell(database_url: str, broker_url: str) -> Shell:
-    return Shell(database_url, broker_url)
+def shell(database_url: str, broker_url: str) -> Iterator[Shell]:
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield Shell(database_url, broker_url)
+    # As it was before a command set up its log and read its settings.
+    settings.cache_clear()
+    structlog.reset_defaults()
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def by_name(checks: Iterator[Check]) -> dict[str, Check]:
 def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: Shell) -> None:
     assert shell.json("db", "status", status=1)["pending"] > 0
     behind = shell.run("feed", "list")
-    assert (behind.returncode, behind.stdout) == (1, "")
+    assert (behind.exit_code, behind.stdout) == (1, "")
     assert "feedq db upgrade" in behind.stderr
     assert shell.json("db", "upgrade")["applied"]
     assert shell.json("db", "status")["pending"] == 0
@@ -122,7 +123,7 @@ def test_a_database_that_is_not_there_is_one_line_with_its_address(shell: Shell)
     shell.environment["FEEDQ_DATABASE_URL"] = f"postgresql://me:hunter2@127.0.0.1:{port}/feedq"
     for arguments in (("feed", "list"), ("db", "upgrade"), ("status",)):
         done = shell.run(*arguments, given=MANIFEST)
-        assert done.returncode == 1
+        assert done.exit_code == 1
         assert done.stderr.startswith("Error: control database postgresql://me:***@127.0.0.1:")
         assert done.stderr.count("\n") == 1
         assert "hunter2" not in done.stderr
@@ -169,7 +170,7 @@ def test_doctor_says_what_does_not_answer(shell: Shell) -> None:
         "FEEDQ_BROKER_URL": f"redis://:hunter2@127.0.0.1:{port}/0",
     }
     done = shell.run("doctor")
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "hunter2" not in done.stdout + done.stderr
     failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAIL")]
     assert failed == ["database", "broker", "sink"]
@@ -209,8 +210,8 @@ def test_doctor_warns_when_connections_run_short(migrated_url: str) -> None:
 
 
 def test_doctor_says_which_grant_a_sink_lacks(migrated_url: str, plain_role_url: str) -> None:
-    settings = Settings(database_url=migrated_url, sinks={"other": plain_role_url})
-    found = by_name(check_sinks(settings, []))
+    here = Settings(database_url=migrated_url, sinks={"other": plain_role_url})
+    found = by_name(check_sinks(here, []))
     assert found["sink default"].level is Level.OK
     assert found["sink other"].level is Level.FAIL
     assert "may not create feedq_checkpoint, feedq_dead_letter" in found["sink other"].detail
@@ -219,17 +220,17 @@ def test_doctor_says_which_grant_a_sink_lacks(migrated_url: str, plain_role_url:
     with closing(connect(migrated_url)) as owner, owner.cursor() as cursor:
         for table in ("feedq_checkpoint", "feedq_dead_letter"):
             cursor.execute(f"CREATE TABLE public.{table} (feed_id bigint)")
-        assert "may not read and write" in by_name(check_sinks(settings, []))["sink other"].detail
+        assert "may not read and write" in by_name(check_sinks(here, []))["sink other"].detail
         for table in ("feedq_checkpoint", "feedq_dead_letter"):
             cursor.execute(f"GRANT SELECT, INSERT, UPDATE ON public.{table} TO {role}")
-    check = by_name(check_sinks(settings, []))["sink other"]
+    check = by_name(check_sinks(here, []))["sink other"]
     assert (check.level, "landing tables must exist" in check.detail) == (Level.OK, True)
 
 
 def test_doctor_names_feeds_whose_sink_is_not_set_up(shell: Shell) -> None:
     shell.run("db", "upgrade")
     done = shell.run("apply", "-f", "-", given=MANIFEST.replace("{table:", "{name: far, table:"))
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     (check,) = [c for c in shell.json("doctor", status=1)["checks"] if c["name"] == "sink far"]
     assert check["detail"] == "not set up here, but named by 1 feed: acme/orders"
     assert "FEEDQ_SINKS__FAR" in check["advice"]

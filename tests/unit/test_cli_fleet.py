@@ -121,10 +121,7 @@ def test_capacity_that_leaves_no_room_for_a_lost_worker_is_warned_of(command: Co
     for name in "abc":
         command.feed(name)
     command.stream()
-    assert (
-        "when one worker dies, only 2 are left and 1 feed cannot run"
-        in warnings(command)["capacity"]
-    )
+    assert "when one worker dies, only 2 are left and 1 feed cannot run" in warnings(command)["capacity"]
     assert "1 feed cannot run" in command.ok("status")
 
 

@@ -21,6 +21,7 @@ class MemoryWorkers:
 
     @statement
     def register(self, new: NewWorker, *, ttl_s: float) -> Worker:
+        assert new.id not in self._db.tables.workers, "a session registers once"
         now = self._db.now()
         worker = Worker(
             id=new.id,

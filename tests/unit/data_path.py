@@ -1,0 +1,87 @@
+"""A piece of data path for the unit tests: writers and fencers over a sink on dicts, and small helpers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+
+from feedq.model import JSON, Batch, FeedKey
+from feedq.runtime.fencer import Fencer
+from feedq.runtime.outlet import Budget, Outlet
+from feedq.runtime.writer import Writer
+from feedq.sinks.base import Landing
+from feedq.testing.sink import MemorySink, MemoryTables
+
+LANDING = Landing("landed", "json")
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+LIMIT_S = 10.0
+
+
+class DataPath:
+    """One sink, its writer and its fencer, for one worker."""
+
+    def __init__(
+        self,
+        tables: MemoryTables | None = None,
+        *,
+        flush_interval_s: float = 0.01,
+        flush_bytes: int = 2**20,
+        inflight_max: int = 2**20,
+        budget: int = 2**24,
+        gone: set[UUID] | None = None,
+    ) -> None:
+        self.tables = tables if tables is not None else MemoryTables()
+        self.worker_id = uuid4()
+        self.inflight_max = inflight_max
+        self.budget = Budget(budget)
+        self.writer = Writer(
+            "default", self.make_sink, flush_interval_s=flush_interval_s, flush_bytes=flush_bytes
+        )
+        self.fencer = Fencer(
+            "default",
+            self.make_sink,
+            gone_workers=lambda ids: set(ids) & (gone or set()),
+            lock_timeout_s=0.01,
+        )
+
+    def __enter__(self) -> DataPath:
+        self.writer.start()
+        self.fencer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.stop(timeout_s=LIMIT_S)
+        self.fencer.stop(timeout_s=LIMIT_S)
+
+    def make_sink(self) -> MemorySink:
+        return MemorySink(
+            "memory://", environment="test", worker_id=self.worker_id, role="writer", tables=self.tables
+        )
+
+    def open_outlet(
+        self, key: FeedKey, feed: str, *, cursor: JSON = None, on_change: Callable[[], None] = lambda: None
+    ) -> Outlet:
+        return Outlet(
+            key,
+            feed,
+            LANDING,
+            cursor=cursor,
+            budget=self.budget,
+            inflight_max=self.inflight_max,
+            submit=self.writer.submit,
+            hurry=self.writer.hurry,
+            on_change=on_change,
+        )
+
+
+def batch(*records: bytes, cursor: JSON) -> Batch:
+    return Batch.of_records(records, cursor=cursor, received_at=AT)
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+    assert condition(), what

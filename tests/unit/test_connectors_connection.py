@@ -1,0 +1,288 @@
+"""A connection's timing and bounds, on an event loop whose clock is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from feedq.connectors.connection import (
+    Connection,
+    ConnectionOptions,
+    GuardedSocket,
+    SourceSilent,
+    explain,
+    reason,
+)
+from feedq.connectors.endpoint import Endpoint
+from feedq.connectors.tls import TlsFiles
+from feedq.errors import SourceUnavailable
+
+ENDPOINT = Endpoint("feeds.example", 7001, tls=False)
+DAY_S = 86_400.0
+
+
+class ManualLoop(asyncio.SelectorEventLoop):
+    """Timers fire when `advance` has brought the clock past them."""
+
+    def __init__(self) -> None:
+        self._now_s = 1_000.0
+        super().__init__()
+
+    def time(self) -> float:
+        return self._now_s
+
+    async def advance(self, seconds: float) -> None:
+        self._now_s += seconds
+        for _ in range(3):  # a timer may set another one that is due as well
+            await asyncio.sleep(0)
+
+
+class Wire(asyncio.Transport):
+    """The event loop's side of a connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_reading_paused = False
+        self.is_aborted = False
+
+    def pause_reading(self) -> None:
+        assert not self.is_reading_paused
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        assert self.is_reading_paused
+        self.is_reading_paused = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class Guard:
+    """Counts the sockets it was told of."""
+
+    def __init__(self) -> None:
+        self.watched: list[int] = []
+
+    def watch(self, fileno: int) -> None:
+        self.watched.append(fileno)
+
+    def forget(self, fileno: int) -> None:
+        self.watched.remove(fileno)
+
+
+class Bench:
+    """A connection with both of its sides at hand."""
+
+    def __init__(self, loop: ManualLoop, *, idle_timeout_s: float, buffer_bytes: int = 100) -> None:
+        self.loop = loop
+        self.wire = Wire()
+        self.guard = Guard()
+        ours, self._theirs = socket.socketpair()
+        options = ConnectionOptions(
+            endpoint=ENDPOINT,
+            connect_timeout_s=10.0,
+            idle_timeout_s=idle_timeout_s,
+            buffer_bytes=buffer_bytes,
+            keepalive=True,
+            tls_files=TlsFiles(),
+            server_name=None,
+        )
+        with ours:
+            self.connection = Connection(options, GuardedSocket(ours, self.guard))
+        self.connection.connection_made(self.wire)
+
+    def end(self) -> None:
+        self.connection.close()
+        self._theirs.close()
+        assert not self.guard.watched
+
+    async def advance(self, seconds: float) -> None:
+        await self.loop.advance(seconds)
+
+
+def on_manual_loop(test: Callable[[Bench], Coroutine[Any, Any, None]], **options: Any) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, ManualLoop)
+        bench = Bench(loop, **options)
+        try:
+            await test(bench)
+        finally:
+            bench.end()
+
+    with asyncio.Runner(loop_factory=ManualLoop) as runner:
+        runner.run(main())
+
+
+def test_silence_for_the_idle_timeout_ends_the_connection() -> None:
+    async def check(bench: Bench) -> None:
+        waiting = asyncio.ensure_future(bench.connection.receive())
+        await bench.advance(59.9)
+        assert not waiting.done()
+        await bench.advance(0.1)
+        with pytest.raises(SourceSilent, match=r"nothing received for 60 s \(source\.idle_timeout_s\)"):
+            await waiting
+        assert bench.wire.is_aborted
+        assert not bench.guard.watched
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_each_byte_postpones_the_idle_timeout() -> None:
+    async def check(bench: Bench) -> None:
+        for _ in range(10):
+            await bench.advance(59.0)
+            bench.connection.data_received(b"\n")
+            assert await bench.connection.receive() == b"\n"
+        await bench.advance(59.9)
+        assert not bench.wire.is_aborted
+        await bench.advance(0.1)
+        assert bench.wire.is_aborted
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_what_came_before_the_silence_is_delivered_first() -> None:
+    async def check(bench: Bench) -> None:
+        bench.connection.data_received(b"a")
+        await bench.advance(60.0)
+        assert await bench.connection.receive() == b"a"
+        with pytest.raises(SourceSilent):
+            await bench.connection.receive()
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_a_source_that_we_hold_back_is_not_silent() -> None:
+    async def check(bench: Bench) -> None:
+        bench.connection.data_received(b"x" * 100)
+        assert bench.wire.is_reading_paused
+        await bench.advance(DAY_S)
+        assert not bench.wire.is_aborted
+        assert len(await bench.connection.receive()) == 100
+        assert not bench.wire.is_reading_paused
+        # Silence counts from when we listened again.
+        await bench.advance(59.9)
+        assert not bench.wire.is_aborted
+        await bench.advance(0.1)
+        assert bench.wire.is_aborted
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_an_idle_timeout_of_zero_never_ends_a_connection() -> None:
+    async def check(bench: Bench) -> None:
+        await bench.advance(1_000 * DAY_S)
+        assert not bench.wire.is_aborted
+
+    on_manual_loop(check, idle_timeout_s=0.0)
+
+
+def test_the_longest_idle_timeout_is_kept() -> None:
+    async def check(bench: Bench) -> None:
+        await bench.advance(DAY_S - 1)
+        assert not bench.wire.is_aborted
+        await bench.advance(1)
+        assert bench.wire.is_aborted
+
+    on_manual_loop(check, idle_timeout_s=DAY_S)
+
+
+def test_everything_that_arrived_is_taken_at_once() -> None:
+    async def check(bench: Bench) -> None:
+        bench.connection.data_received(b"ab")
+        bench.connection.data_received(b"cd")
+        assert bench.connection.buffered == 4
+        assert await bench.connection.receive() == b"abcd"
+        assert bench.connection.buffered == 0
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_reading_pauses_at_the_bound_and_goes_on_when_the_data_is_taken() -> None:
+    async def check(bench: Bench) -> None:
+        bench.connection.data_received(b"x" * 99)
+        assert not bench.connection.is_paused
+        bench.connection.data_received(b"x")
+        assert bench.connection.is_paused
+        # Event loops may deliver what they had already read.
+        bench.connection.data_received(b"x" * 50)
+        assert len(await bench.connection.receive()) == 150
+        assert not bench.connection.is_paused
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_the_end_comes_after_the_data() -> None:
+    async def check(bench: Bench) -> None:
+        bench.connection.data_received(b"ab")
+        bench.connection.connection_lost(None)
+        assert await bench.connection.receive() == b"ab"
+        assert await bench.connection.receive() == b""
+        assert not bench.guard.watched
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_an_error_of_the_network_comes_after_the_data_and_names_the_endpoint() -> None:
+    async def check(bench: Bench) -> None:
+        bench.connection.data_received(b"ab")
+        bench.connection.connection_lost(ConnectionResetError())
+        assert await bench.connection.receive() == b"ab"
+        for _ in range(2):
+            with pytest.raises(
+                SourceUnavailable, match=r"^tcp://feeds\.example:7001: connection reset by the peer$"
+            ):
+                await bench.connection.receive()
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_closing_again_or_hearing_more_afterwards_does_nothing() -> None:
+    async def check(bench: Bench) -> None:
+        bench.connection.close()
+        bench.connection.close()
+        bench.connection.data_received(b"late")
+        bench.connection.connection_lost(None)
+        assert bench.connection.buffered == 0
+        assert bench.wire.is_aborted
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_a_connection_that_is_made_after_it_was_given_up_is_cut() -> None:
+    async def check(bench: Bench) -> None:
+        bench.connection.close()
+        late = Wire()
+        bench.connection.connection_made(late)
+        assert late.is_aborted
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "x"), "connection refused; does the source run"),
+        (ConnectionResetError(), "connection reset by the peer"),
+        (BrokenPipeError(), "connection reset by the peer"),
+        (
+            socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+            "(Name or service not known); check",
+        ),
+        (TimeoutError(), "no answer (timed out)"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "Network is unreachable"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER]"), "TLS failed: "),
+        (OSError("no number"), "OSError: no number"),
+    ],
+)
+def test_every_error_of_the_network_is_told_in_words(error: OSError, words: str) -> None:
+    assert words in reason(error)
+    assert str(explain(error, ENDPOINT)) == f"tcp://feeds.example:7001: {reason(error)}"

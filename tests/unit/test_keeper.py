@@ -1,0 +1,226 @@
+"""The keeper, beaten by hand: no thread, a database on dicts, a clock that moves when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from uuid import uuid4
+
+import pytest
+
+from feedq.model import FeedSpec, Load, NewWorker, Reason, Worker
+from feedq.runtime.keeper import Keeper
+from feedq.settings import Settings
+from feedq.testing import ManualClock, MemoryStore
+
+SETTINGS = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1, reconcile_interval_s=5)
+
+
+class Tenant:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def registered(self, worker: Worker) -> None:
+        self.heard.append("registered")
+
+    def suspend(self, why: str) -> None:
+        self.heard.append("suspend")
+
+    def resume(self) -> None:
+        self.heard.append("resume")
+
+    def gone(self) -> None:
+        self.heard.append("gone")
+
+    def stops_pending(self) -> None:
+        self.heard.append("stops pending")
+
+    def reconcile_overdue(self) -> None:
+        self.heard.append("reconcile overdue")
+
+    def load(self) -> Load:
+        return Load()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def tenant() -> Tenant:
+    return Tenant()
+
+
+@pytest.fixture
+def keeper(store: MemoryStore, tenant: Tenant, clock: ManualClock) -> Keeper:
+    return make_keeper(store, tenant, clock)
+
+
+def make_keeper(store: MemoryStore, tenant: Tenant, clock: ManualClock) -> Keeper:
+    def describe() -> NewWorker:
+        return NewWorker(uuid4(), "w1", "node.w1", 10, "host", 1, "0")
+
+    return Keeper(store, describe, tenant, settings=SETTINGS, clock=clock, rng=Random(1))
+
+
+def test_a_registered_worker_is_trusted_at_once(keeper: Keeper, tenant: Tenant) -> None:
+    keeper.register()
+    assert keeper.trusted
+    assert tenant.heard == ["registered"]
+
+
+def test_trust_ends_before_the_database_may_declare_the_worker_gone(
+    keeper: Keeper, store: MemoryStore, clock: ManualClock
+) -> None:
+    keeper.register()
+    (view,) = store.workers.views()
+    clock.advance(4.99)
+    assert keeper.trusted
+    clock.advance(0.02)
+    assert not keeper.trusted
+    assert store.clock.now() < view.worker.expires_at
+
+
+def test_a_slow_heartbeat_does_not_stretch_the_lease(
+    keeper: Keeper, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper.register()
+    session = keeper._open_session()
+    answer: Callable[[Load], object] = session.heartbeat
+
+    def slow(load: Load) -> object:
+        # The database stamps the heartbeat as it arrives; the answer takes four seconds to come back.
+        given = answer(load)
+        clock.advance(4)
+        return given
+
+    monkeypatch.setattr(session, "heartbeat", slow)
+    keeper.beat()
+    clock.advance(1.01)
+    assert not keeper.trusted, "trusted beyond sent_at + ttl - margin"
+
+
+def test_an_answer_that_comes_too_late_does_not_resume_a_suspended_worker(
+    keeper: Keeper, tenant: Tenant, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper.register()
+    keeper._suspend("for the test")
+    session = keeper._open_session()
+    answer = session.heartbeat
+
+    def very_slow(load: Load) -> object:
+        given = answer(load)
+        clock.advance(7)
+        return given
+
+    monkeypatch.setattr(session, "heartbeat", very_slow)
+    keeper.beat()
+    assert not keeper.trusted
+    assert "resume" not in tenant.heard
+
+
+def test_a_worker_declared_gone_drops_everything_and_registers_anew(
+    keeper: Keeper, store: MemoryStore, tenant: Tenant, clock: ManualClock
+) -> None:
+    keeper.register()
+    first = keeper.worker
+    assert first is not None
+    clock.advance(30)
+    store.workers.leave(first.id)
+    keeper.beat()
+    assert keeper.worker is not None
+    assert keeper.worker.id != first.id
+    assert tenant.heard[:4] == ["registered", "gone", "registered", "resume"]
+    assert keeper.trusted
+
+
+def test_one_lost_session_is_no_reason_to_stop(keeper: Keeper, tenant: Tenant, store: MemoryStore) -> None:
+    keeper.register()
+    keeper._live.add("listener")
+    assert keeper.worker is not None
+    store.drop_sessions(keeper.worker.id)
+    assert not keeper.beat()
+    assert "suspend" not in tenant.heard
+    assert keeper.beat()
+
+
+def test_the_loss_of_the_last_session_cuts_the_streams_at_once(
+    keeper: Keeper, tenant: Tenant, store: MemoryStore
+) -> None:
+    keeper.register()
+    assert keeper.worker is not None
+    store.drop_sessions(keeper.worker.id)
+    keeper.beat()
+    assert tenant.heard[-1] == "suspend"
+    assert not keeper.trusted
+    keeper.beat()
+    assert tenant.heard[-1] == "resume"
+    assert keeper.trusted
+
+
+def test_an_outage_shorter_than_the_window_changes_nothing(
+    keeper: Keeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
+) -> None:
+    keeper.register()
+    keeper._live.add("listener")
+    store.go_away()
+    clock.advance(3)
+    assert not keeper.beat()
+    store.come_back()
+    assert keeper.beat()
+    assert tenant.heard == ["registered"]
+
+
+def test_stop_requests_are_heard_with_the_heartbeat(
+    keeper: Keeper, tenant: Tenant, store: MemoryStore
+) -> None:
+    keeper.register()
+    assert keeper.worker is not None
+    feed = store.feeds.add(FeedSpec("a", "tcp", {}, {}))
+    with store.fleet.reconcile_pass() as p:
+        assert p is not None
+        (given,) = p.assign([(feed.id, keeper.worker.id)])
+    store.leases.claim(keeper.worker.id, [given.key])
+    keeper.beat()
+    assert "stops pending" not in tenant.heard
+    store.workers.drain(keeper.worker.id, ask_to_stop=True)
+    keeper.beat()
+    assert tenant.heard[-1] == "stops pending"
+    (request,) = store.leases.stop_requests(keeper.worker.id)
+    assert request.reason is Reason.DRAINED
+
+
+def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
+    keeper: Keeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
+) -> None:
+    keeper.register()
+    with store.fleet.reconcile_pass():
+        pass
+    for _ in range(7):
+        clock.advance(2)
+        keeper.beat()
+    assert "reconcile overdue" not in tenant.heard
+    for _ in range(3):
+        clock.advance(2)
+        keeper.beat()
+    assert tenant.heard.count("reconcile overdue") == 1
+
+
+def test_the_watchdog_is_quiet_while_passes_finish(
+    keeper: Keeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
+) -> None:
+    keeper.register()
+    for _ in range(30):
+        clock.advance(2)
+        with store.fleet.reconcile_pass():
+            pass
+        keeper.beat()
+    assert "reconcile overdue" not in tenant.heard

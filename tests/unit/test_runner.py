@@ -1,0 +1,344 @@
+"""One feed's life, over the real ``tcp`` connector on a loopback source and a sink on dicts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import orjson
+
+from feedq.backoff import BackoffPolicy
+from feedq.clock import SystemClock
+from feedq.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release
+from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
+from feedq.runtime.sockets import Sockets
+from feedq.testing.sink import MemoryCheckpoint, MemoryTables
+from tests.unit.data_path import AT, DataPath, until
+
+FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
+
+
+class NumberedSource:
+    """Sends ``{"seq": n}`` lines after the cursor it is told, up to ``count`` a connection."""
+
+    def __init__(self) -> None:
+        self.count = 1_000_000
+        self.hellos: list[Any] = []
+        self.open = 0
+        self.most_open = 0
+        self.port = 0
+        self.garbage = b""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            hello = orjson.loads(await reader.readline())
+            self.hellos.append(hello)
+            n = hello["from"] or 0
+            for _ in range(self.count):
+                n += 1
+                writer.write(b'{"seq": %d}\n' % n + self.garbage)
+                await writer.drain()
+                await asyncio.sleep(0.001)
+        except (ConnectionError, orjson.JSONDecodeError):
+            pass
+        finally:
+            self.open -= 1
+            writer.close()
+
+
+@asynccontextmanager
+async def numbered_source() -> AsyncIterator[NumberedSource]:
+    source = NumberedSource()
+    server = await asyncio.start_server(source.serve, "127.0.0.1", 0)
+    source.port = server.sockets[0].getsockname()[1]
+    try:
+        yield source
+    finally:
+        server.close()
+
+
+class Bench:
+    """A runner and what surrounds it."""
+
+    def __init__(
+        self, path: DataPath, source: dict[str, Any], *, epoch: int = 1, table: str = "landed"
+    ) -> None:
+        self.path = path
+        self.sockets = Sockets()
+        self.trusted = asyncio.Event()
+        self.trusted.set()
+        self.raised: list[int] = []
+        self.may_raise = True
+        spec = FeedSpec("acme/orders", "tcp", source, {"table": table})
+        self.runner = FeedRunner(Claim(Feed(1, spec, 1, AT, AT), epoch, 0), self._surroundings())
+        self.task: asyncio.Task[Release | None] | None = None
+
+    def start(self) -> asyncio.Task[Release | None]:
+        self.task = asyncio.create_task(self.runner.run())
+        return self.task
+
+    async def end(self) -> Release | None:
+        assert self.task is not None
+        async with asyncio.timeout(10):
+            return await self.task
+
+    async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
+        self.raised.append(above)
+        return (key[0], above + 1) if self.may_raise else None
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            clock=SystemClock(),
+            rng=Random(1),
+            backoff=FAST,
+            guard=self.sockets,
+            trusted=self.trusted,
+            drain_timeout_s=2.0,
+            fence=lambda _, request: self.path.fencer.fence(request),
+            raise_epoch=self._raise_epoch,
+            open_outlet=lambda _s, key, feed, _l, cursor, on_change: self.path.open_outlet(
+                key, feed, cursor=cursor, on_change=on_change
+            ),
+            hurry=lambda _: self.path.writer.hurry(),
+            on_change=lambda _: None,
+        )
+
+    @property
+    def landed(self) -> list[int]:
+        rows = self.path.tables.rows.get("acme/orders", [])
+        return [orjson.loads(row)["seq"] for row in rows]
+
+    async def landed_at_least(self, count: int) -> None:
+        await until(lambda: len(self.landed) >= count, f"{count} landed")
+
+
+def options(source: NumberedSource, **more: Any) -> dict[str, Any]:
+    return {
+        "url": f"tcp://127.0.0.1:{source.port}",
+        "hello": '{"feed": {name}, "from": {cursor}}\\n',
+        "cursor": "/seq",
+        **more,
+    }
+
+
+
+
+async def test_it_resumes_after_the_cursor_that_the_predecessor_left() -> None:
+    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(4, uuid4(), cursor=41)})
+    async with numbered_source() as source:
+        with DataPath(tables) as path:
+            bench = Bench(path, options(source), epoch=5)
+            bench.start()
+            await bench.landed_at_least(10)
+            bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
+            release = await bench.end()
+    assert release is not None
+    assert (release.reason, release.epoch) == (Reason.PAUSED, 5)
+    assert source.hellos == [{"feed": "acme/orders", "from": 41}]
+    assert bench.landed == list(range(42, 42 + len(bench.landed)))
+
+
+async def test_a_stop_commits_what_was_received_before_it_lets_go() -> None:
+    async with numbered_source() as source:
+        with DataPath(flush_interval_s=3600) as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await until(lambda: path.budget.bytes > 100, "something was received")
+            bench.runner.interrupt(Interrupt.STOP)
+            release = await bench.end()
+            await until(lambda: source.open == 0, "the socket is closed")
+    assert release is not None
+    assert bench.landed == list(range(1, len(bench.landed) + 1))
+    assert path.tables.checkpoints[1].cursor == len(bench.landed) > 0
+
+
+async def test_a_connection_that_breaks_is_made_again_without_loss_or_double() -> None:
+    async with numbered_source() as source:
+        source.count = 7
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            release = await bench.end()
+    assert release is not None
+    assert release.reason is Reason.BACKOFF, "after three failures in a row another worker may try"
+    assert (release.attempts, release.error) == (3, release.error)
+    assert release.error is not None
+    assert "closed" in release.error
+    assert bench.landed == list(range(1, 22))
+    assert source.most_open == 1
+
+
+async def test_a_suspended_runner_cuts_its_connection_and_goes_on_where_it_was() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(5)
+            bench.trusted.clear()
+            bench.sockets.cut_all()
+            bench.runner.interrupt(Interrupt.SUSPEND)
+            await until(lambda: source.open == 0, "cut")
+            await asyncio.sleep(0.05)
+            assert len(source.hellos) == 1, "connected while the lease was not trusted"
+            before = len(bench.landed)
+            bench.trusted.set()
+            await bench.landed_at_least(before + 5)
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+    assert bench.landed == list(range(1, len(bench.landed) + 1))
+    assert source.most_open == 1
+
+
+async def test_a_lost_lease_ends_it_without_a_release() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(3)
+            bench.runner.interrupt(Interrupt.LOST)
+            assert await bench.end() is None
+            await until(lambda: source.open == 0, "the socket is closed")
+
+
+async def test_a_newer_epoch_in_the_sink_ends_it_without_a_release() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(3)
+            with path.tables.lock:
+                path.tables.checkpoints[1].epoch = 2
+                landed = len(bench.landed)
+            assert await bench.end() is None
+            assert len(bench.landed) == landed, "it wrote after it was fenced"
+
+
+async def test_lost_overrides_a_stop_that_is_under_way() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(3)
+            path.tables.away = True
+            bench.runner.interrupt(Interrupt.STOP)
+            await asyncio.sleep(0.05)
+            bench.runner.interrupt(Interrupt.LOST)
+            assert await bench.end() is None
+            path.tables.away = False
+
+
+async def test_a_sink_ahead_of_a_restored_control_database_raises_the_epoch() -> None:
+    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(99, uuid4(), cursor=5)})
+    async with numbered_source() as source:
+        with DataPath(tables) as path:
+            bench = Bench(path, options(source), epoch=1)
+            bench.start()
+            await bench.landed_at_least(3)
+            assert bench.raised == [99]
+            assert bench.runner.key == (1, 100)
+            bench.runner.interrupt(Interrupt.STOP)
+            release = await bench.end()
+    assert release is not None
+    assert release.epoch == 100
+
+
+async def test_a_superseded_fence_of_a_lost_lease_ends_it() -> None:
+    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(99, uuid4())})
+    async with numbered_source() as source:
+        with DataPath(tables) as path:
+            bench = Bench(path, options(source), epoch=1)
+            bench.may_raise = False
+            bench.start()
+            assert await bench.end() is None
+    assert source.hellos == []
+
+
+async def test_a_frozen_predecessor_is_ended_once_its_worker_is_gone() -> None:
+    frozen = uuid4()
+    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, frozen, cursor=7)}, locked={1})
+    async with numbered_source() as source:
+        with DataPath(tables, gone={frozen}) as path:
+            bench = Bench(path, options(source), epoch=2)
+            bench.start()
+            await bench.landed_at_least(2)
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+    assert bench.landed[0] == 8
+
+
+async def test_a_live_predecessor_is_waited_for() -> None:
+    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, uuid4(), cursor=7)}, locked={1})
+    async with numbered_source() as source:
+        with DataPath(tables) as path:
+            bench = Bench(path, options(source), epoch=2)
+            bench.start()
+            await asyncio.sleep(0.1)
+            assert source.hellos == []
+            with tables.lock:
+                tables.locked.clear()
+            await bench.landed_at_least(2)
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+
+
+async def test_a_landing_that_cannot_work_fails_the_feed_with_the_reason() -> None:
+    tables = MemoryTables(unusable={"landed": "table landed does not exist"})
+    async with numbered_source() as source:
+        with DataPath(tables) as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            release = await bench.end()
+    assert release is not None
+    assert (release.reason, release.error) == (Reason.FAILED, "table landed does not exist")
+
+
+async def test_a_secret_that_is_not_there_fails_the_feed_and_names_it() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source, secrets={"token": "${env:FEEDQ_TEST_NOT_SET}"}))
+            bench.start()
+            release = await bench.end()
+    assert release is not None
+    assert release.reason is Reason.FAILED
+    assert "FEEDQ_TEST_NOT_SET" in (release.error or "")
+
+
+async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> None:
+    with DataPath() as path:
+        bench = Bench(path, {"url": "tcp://127.0.0.1:1"})
+        bench.start()
+        release = await bench.end()
+    assert release is not None
+    assert (release.reason, release.attempts) == (Reason.BACKOFF, 3)
+    assert "127.0.0.1:1" in (release.error or "")
+
+
+async def test_somebody_elses_cancellation_is_not_swallowed() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            task = bench.start()
+            await bench.landed_at_least(2)
+            task.cancel()
+            async with asyncio.timeout(10):
+                await asyncio.wait([task])
+            assert task.cancelled()
+
+
+async def test_progress_is_told_once() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(5)
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+            first, second = bench.runner.progress(), bench.runner.progress()
+    assert (first.records, second.records) == (len(bench.landed), 0)
+    assert first.cursor == len(bench.landed)

@@ -1,0 +1,161 @@
+"""A landing that cannot work is told apart beforehand, in words that name table, column and remedy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from psycopg2 import sql
+
+from feedq.connectors.base import RecordFormat
+from feedq.sinks.base import Landing
+from feedq.sinks.landing import Column, Shape, TableName, misdeclared, problem, written_columns
+
+DEFAULT = Landing("raw", "json")
+TYPED = Landing("raw", "json", (("seq", "/seq"), ("payload", "")), ("seq",))
+
+
+def column(type_name: str = "text", **changes: object) -> Column:
+    plain = Column(
+        type=type_name,
+        definition=type_name,
+        not_null=False,
+        has_default=False,
+        generated=False,
+        insertable=True,
+        selectable=True,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def table(**changes: object) -> Shape:
+    plain = Shape(
+        schema="public",
+        name="raw",
+        kind="r",
+        usable_schema=True,
+        role="importer",
+        has_triggers=False,
+        columns={
+            "feed": column("text"),
+            "epoch": column("bigint"),
+            "received_at": column("timestamp with time zone"),
+            "payload": column("jsonb"),
+        },
+        unique_keys=frozenset(),
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def typed_table(**columns: Column) -> Shape:
+    return table(
+        columns={"seq": column("bigint"), "payload": column("text"), **columns},
+        unique_keys=frozenset({frozenset({"seq"})}),
+    )
+
+
+def test_a_table_of_ours_and_a_typed_one_are_fine() -> None:
+    assert problem(DEFAULT, table()) is None
+    assert problem(TYPED, typed_table()) is None
+    assert problem(DEFAULT, table(kind="p")) is None
+
+
+@pytest.mark.parametrize(
+    ("record_format", "payload"),
+    [("json", "json"), ("text", "text"), ("text", "character varying"), ("bytes", "bytea")],
+)
+def test_the_payload_column_fits_the_format(record_format: RecordFormat, payload: str) -> None:
+    shape = table(columns={**table().columns, "payload": column(payload)})
+    assert problem(Landing("raw", record_format), shape) is None
+
+
+@pytest.mark.parametrize(
+    ("landing", "shape", "words"),
+    [
+        (DEFAULT, None, "table 'raw' does not exist: create it"),
+        (DEFAULT, table(kind="v"), "'raw' is not a table"),
+        (DEFAULT, table(usable_schema=False), "GRANT USAGE ON SCHEMA public TO importer"),
+        (
+            DEFAULT,
+            table(columns={"feed": column(), "epoch": column("bigint")}),
+            "exists and has no column 'received_at', 'payload'.*payload jsonb.*sink.columns",
+        ),
+        (
+            DEFAULT,
+            table(columns={**table().columns, "payload": column("text")}),
+            "column 'payload' is text, and must be jsonb for source.format json",
+        ),
+        (
+            DEFAULT,
+            table(columns={**table().columns, "epoch": column("integer")}),
+            "column 'epoch' is integer, and must be bigint",
+        ),
+        (
+            DEFAULT,
+            table(columns={**table().columns, "payload": column("jsonb", insertable=False)}),
+            "role 'importer' may not insert into table 'raw': GRANT INSERT ON public.raw TO importer",
+        ),
+        (
+            DEFAULT,
+            table(columns={**table().columns, "note": column(not_null=True)}),
+            "column 'note' is NOT NULL without a default",
+        ),
+        (
+            TYPED,
+            table(),
+            r"has no column 'seq'.*correct sink.columns \(the table has 'feed', 'epoch', 'received_at',",
+        ),
+        (TYPED, typed_table(seq=column("bigint", generated=True)), "column 'seq' is generated"),
+        (TYPED, typed_table(payload=column("bytea")), "column 'payload' is bytea, and the whole record"),
+        (
+            TYPED,
+            replace(typed_table(), unique_keys=frozenset({frozenset({"seq", "payload"})})),
+            r"no unique index on exactly \(seq\).*CREATE UNIQUE INDEX ON public.raw \(seq\)",
+        ),
+        (TYPED, typed_table(seq=column("bigint", selectable=False)), r"GRANT SELECT \(seq\) ON public.raw"),
+    ],
+)
+def test_a_problem_names_table_column_and_remedy(landing: Landing, shape: Shape | None, words: str) -> None:
+    why = problem(landing, shape)
+    assert why is not None
+    assert re.search(words, why), why
+
+
+def test_what_the_database_fills_in_need_not_be_mapped() -> None:
+    extra = {
+        "id": column("bigint", not_null=True, has_default=True),
+        "sum": column(generated=True, not_null=True),
+    }
+    assert problem(TYPED, typed_table(**extra)) is None
+
+
+@pytest.mark.parametrize(
+    ("landing", "words"),
+    [
+        (Landing("a.b.c", "json"), "neither a table nor schema.table"),
+        (Landing(".b", "json"), "neither a table nor schema.table"),
+        (Landing("ä" * 32, "json"), "longer than 63 bytes"),
+        (Landing("feedq_checkpoint", "json"), "feedq's own"),
+        (Landing("public.feedq_dead_letter", "json"), "feedq's own"),
+        (
+            Landing("raw", "json", key=("seq",)),
+            "sink.key: 'seq' is not among the columns written: feed, epoch",
+        ),
+    ],
+)
+def test_a_declaration_can_be_wrong_by_itself(landing: Landing, words: str) -> None:
+    why = misdeclared(landing)
+    assert why is not None
+    assert words in why
+
+
+def test_a_dot_separates_schema_and_table_and_nothing_else_is_special() -> None:
+    assert TableName.parse('we"ird; drop') == TableName(None, 'we"ird; drop')
+    assert TableName.parse("Sch ema.Ta'ble") == TableName("Sch ema", "Ta'ble")
+    assert TableName.parse("s.t").identifier == sql.Identifier("s", "t")
+
+
+def test_columns_are_written_in_the_order_they_are_declared() -> None:
+    assert written_columns(TYPED) == ("seq", "payload")
+    assert written_columns(DEFAULT) == ("feed", "epoch", "received_at", "payload")

@@ -1,0 +1,131 @@
+"""Numbers, cursors, errors and session names: the small decisions of the sink."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import psycopg2
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from psycopg2 import errors
+
+from feedq.sinks.cursors import cursor_text
+from feedq.sinks.jsontext import may_lose_digits
+from feedq.sinks.session import application_name, driver_url, worker_of
+from feedq.sinks.sqlstate import Trouble, classify
+
+digits = st.text("0123456789", min_size=1, max_size=24)
+
+
+@st.composite
+def numbers(draw: st.DrawFn) -> str:
+    whole = draw(digits).lstrip("0") or "0"
+    fraction = draw(st.just("") | digits.map(lambda d: f".{d}"))
+    exponent = draw(
+        st.just("") | st.integers(-400, 400).map(lambda e: f"{draw(st.sampled_from('eE'))}{e:+d}")
+    )
+    return draw(st.sampled_from(["", "-"])) + whole + fraction + exponent
+
+
+@given(number=numbers())
+@example("0.1000000000000000055511151231257827")
+@example("18446744073709551616")
+@example("1e-400")
+@example("7485645145364153e36")
+def test_a_number_read_in_64_bits_is_the_number_that_was_written(number: str) -> None:
+    record = f'{{"n":{number}}}'.encode()
+    if not may_lose_digits(record):
+        # What is written to a column is the shortest text of a double: it must be the same number.
+        assert Decimal(repr(orjson.loads(record)["n"])) == Decimal(number)
+
+
+@given(number=st.floats(allow_nan=False, allow_infinity=False).filter(lambda f: 1e-4 < abs(f) < 1e16))
+def test_doubles_are_read_quickly_however_many_digits_they_have(number: float) -> None:
+    assert not may_lose_digits(json.dumps({"n": number}).encode())
+
+
+cursors = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(cursor=cursors)
+def test_a_cursor_comes_back_as_it_is_unless_it_is_no_text(cursor: Any) -> None:
+    plain = json.dumps(cursor)
+    if "\\u0000" not in plain and "\\ud" not in plain:
+        text = cursor_text(cursor)
+        assert (text is None) == (cursor is None)
+        assert json.loads(text or "null") == cursor
+
+
+@pytest.mark.parametrize("cursor", ["a\0b", {"k\0": 1}, ["\\\0"], "\ud800", float("nan"), float("inf")])
+def test_a_cursor_that_postgresql_could_not_give_back_is_refused(cursor: Any) -> None:
+    with pytest.raises(ValueError, match="cannot be kept"):
+        cursor_text(cursor)
+
+
+def test_a_backslash_before_u0000_is_no_nul() -> None:
+    assert cursor_text("\\u0000") == '"\\\\u0000"'
+
+
+@pytest.mark.parametrize(
+    ("code", "trouble"),
+    [
+        ("08006", Trouble.UNAVAILABLE),
+        ("57P01", Trouble.UNAVAILABLE),
+        ("57P03", Trouble.UNAVAILABLE),
+        ("57014", Trouble.UNAVAILABLE),
+        ("53100", Trouble.UNAVAILABLE),
+        ("25006", Trouble.UNAVAILABLE),
+        ("XX000", Trouble.UNAVAILABLE),
+        ("40003", Trouble.UNAVAILABLE),
+        ("22P02", Trouble.DATA),
+        ("22021", Trouble.DATA),
+        ("23505", Trouble.DATA),
+        ("54001", Trouble.DATA),
+        ("P0001", Trouble.DATA),
+        ("42P01", Trouble.LANDING),
+        ("42703", Trouble.LANDING),
+        ("42501", Trouble.LANDING),
+        ("3F000", Trouble.LANDING),
+        ("55P03", Trouble.LOCKED),
+        ("40P01", Trouble.CONFLICT),
+        ("40001", Trouble.CONFLICT),
+    ],
+)
+def test_an_error_is_classified_by_its_code(code: str, trouble: Trouble) -> None:
+    error = errors.lookup(code)() if code != "40003" else psycopg2.OperationalError()
+    error.__setstate__({"pgcode": code})  # as unpickling does: the attribute itself is read-only
+    assert classify(error) is trouble
+
+
+def test_an_error_without_a_code_is_a_broken_connection() -> None:
+    assert classify(psycopg2.OperationalError("server closed the connection")) is Trouble.UNAVAILABLE
+
+
+def test_a_session_names_its_worker_within_what_postgresql_keeps() -> None:
+    worker = uuid4()
+    for role in ("writer", "fencer"):
+        name = application_name(role, worker)
+        assert name == f"feedq-{role}/{worker}"
+        assert len(name.encode()) <= 63
+        assert worker_of(name) == worker
+
+
+@pytest.mark.parametrize(
+    "name", [None, "", "psql", "feedq-writer/", "feedq-writer/nobody", f"other/{uuid4()}"]
+)
+def test_other_sessions_name_no_worker(name: str | None) -> None:
+    assert worker_of(name) is None
+
+
+def test_a_driver_in_the_url_is_left_out_for_libpq() -> None:
+    assert driver_url("postgresql+psycopg2://u:p+w@h/d?x=1") == "postgresql://u:p+w@h/d?x=1"
+    assert driver_url("postgres://h/d") == "postgres://h/d"
+    assert driver_url("host=h dbname=a+b") == "host=h dbname=a+b"

@@ -1,0 +1,190 @@
+"""Group commit: order, grouping, refusal, outages and lost answers, over a sink on dicts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from feedq.errors import FeedMisconfigured, LeaseLost
+from feedq.testing.sink import MemoryCheckpoint
+from tests.unit.data_path import DataPath, batch, until
+
+
+@pytest.fixture
+def path() -> Iterator[DataPath]:
+    with DataPath() as made:
+        yield made
+
+
+def own(path: DataPath, *feed_ids: int, epoch: int = 1) -> None:
+    for feed_id in feed_ids:
+        path.tables.checkpoints[feed_id] = MemoryCheckpoint(epoch, uuid4())
+
+
+async def test_batches_land_in_the_order_they_were_received(path: DataPath) -> None:
+    own(path, 1)
+    outlet = path.open_outlet((1, 1), "a")
+    for n in range(50):
+        await outlet.put(batch(b"%d" % n, cursor=n))
+    await outlet.drained()
+    assert path.tables.rows["a"] == [b"%d" % n for n in range(50)]
+    assert (outlet.cursor, outlet.landed) == (49, 50)
+
+
+async def test_many_feeds_share_few_commits() -> None:
+    with DataPath(flush_interval_s=0.2) as path:
+        own(path, *range(1, 101))
+        outlets = [path.open_outlet((n, 1), f"feed-{n}") for n in range(1, 101)]
+        for outlet in outlets:
+            await outlet.put(batch(b"x", cursor=1))
+        for outlet in outlets:
+            await outlet.drained()
+        assert path.tables.commits <= 3
+
+
+async def test_hurry_commits_before_the_interval_ends() -> None:
+    with DataPath(flush_interval_s=3600) as path:
+        own(path, 1)
+        outlet = path.open_outlet((1, 1), "a")
+        await outlet.put(batch(b"x", cursor=1))
+        path.writer.hurry()
+        await until(lambda: outlet.is_drained, "committed")
+
+
+async def test_a_full_feed_does_not_wait_for_the_interval() -> None:
+    with DataPath(flush_interval_s=3600, inflight_max=10) as path:
+        own(path, 1)
+        outlet = path.open_outlet((1, 1), "a")
+        async with asyncio.timeout(10):
+            for n in range(20):
+                await outlet.put(batch(b"ten bytes.", cursor=n))
+        assert len(path.tables.rows["a"]) >= 19
+
+
+async def test_a_superseded_feed_is_told_and_the_others_land(path: DataPath) -> None:
+    own(path, 1, 2)
+    path.tables.checkpoints[1].epoch = 7
+    lost, kept = path.open_outlet((1, 1), "a"), path.open_outlet((2, 1), "b")
+    await lost.put(batch(b"x", cursor=1))
+    await kept.put(batch(b"y", cursor=1))
+    await kept.drained()
+    with pytest.raises(LeaseLost, match="epoch 1 was superseded"):
+        await lost.drained()
+    assert path.tables.rows == {"b": [b"y"]}
+
+
+async def test_nothing_lands_after_a_refused_batch_even_if_the_table_is_back(path: DataPath) -> None:
+    own(path, 1)
+    path.tables.unusable["landed"] = "table is gone"
+    outlet = path.open_outlet((1, 1), "a")
+    await outlet.put(batch(b"1", cursor=1))
+    await until(lambda: outlet.broken, "refused")
+    path.tables.unusable.clear()
+    path.writer.submit(outlet, batch(b"2", cursor=2))
+    with pytest.raises(FeedMisconfigured, match="table is gone"):
+        await outlet.drained()
+    await until(lambda: outlet.is_drained, "answered")
+    assert path.tables.rows == {}, "a gap: record 2 landed and record 1 did not"
+    assert path.tables.checkpoints[1].cursor is None
+
+
+@pytest.mark.parametrize("happened", [True, False])
+async def test_a_lost_answer_neither_loses_nor_doubles(path: DataPath, happened: bool) -> None:
+    own(path, 1)
+    outlet = path.open_outlet((1, 1), "a")
+    path.tables.lose_answer = happened
+    for n in range(3):
+        await outlet.put(batch(b"%d" % n, cursor=n))
+    await outlet.drained()
+    assert path.tables.rows["a"] == [b"0", b"1", b"2"]
+    assert (outlet.cursor, outlet.landed) == (2, 3)
+
+
+async def test_a_sink_that_is_away_gets_the_same_batches_when_it_is_back(path: DataPath) -> None:
+    own(path, 1)
+    outlet = path.open_outlet((1, 1), "a")
+    path.tables.away = True
+    await outlet.put(batch(b"1", cursor=1))
+    await asyncio.sleep(0.15)
+    assert not outlet.is_drained
+    path.tables.away = False
+    await outlet.drained()
+    assert path.tables.rows["a"] == [b"1"]
+
+
+async def test_backpressure_bounds_what_a_feed_holds_while_the_sink_is_away() -> None:
+    with DataPath(inflight_max=100) as path:
+        own(path, 1)
+        path.tables.away = True
+        outlet = path.open_outlet((1, 1), "a")
+        put = 0
+
+        async def fill() -> None:
+            nonlocal put
+            while True:
+                await outlet.put(batch(b"ten bytes.", cursor=put))
+                put += 1
+
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(fill(), 0.3)
+        assert put == 10
+        path.tables.away = False
+
+
+async def test_the_budget_of_the_worker_stops_every_feed_and_lets_them_go_on() -> None:
+    with DataPath(budget=50) as path:
+        own(path, *range(1, 11))
+        path.tables.away = True
+        outlets = [path.open_outlet((n, 1), f"feed-{n}") for n in range(1, 11)]
+
+        async def fill(n: int) -> None:
+            for i in range(20):
+                await outlets[n].put(batch(b"ten bytes.", cursor=i))
+
+        filling = [asyncio.create_task(fill(n)) for n in range(10)]
+        await asyncio.sleep(0.2)
+        # Each feed may hold one batch beyond the budget, or a single large one could never pass.
+        assert path.budget.bytes <= 50 + 10 * 10
+        path.tables.away = False
+        async with asyncio.timeout(20):
+            await asyncio.gather(*filling)
+        assert sum(len(rows) for rows in path.tables.rows.values()) >= 190
+
+
+async def test_dead_letters_are_counted_and_the_cursor_passes_over_them(path: DataPath) -> None:
+    own(path, 1)
+    path.tables.poison = b"bad"
+    outlet = path.open_outlet((1, 1), "a")
+    await outlet.put(batch(b"good", b"bad", b"fine", cursor=3))
+    await outlet.drained()
+    assert (outlet.landed, outlet.dead, outlet.cursor) == (2, 1, 3)
+
+
+async def test_a_bug_in_a_sink_is_told_to_its_feeds_and_does_not_end_the_thread(
+    path: DataPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(path, 1, 2)
+    monkeypatch.setattr("feedq.testing.sink.MemorySink._apply", None)
+    outlet = path.open_outlet((1, 1), "a")
+    await outlet.put(batch(b"1", cursor=1))
+    with pytest.raises(Exception, match="unexpected error"):
+        await outlet.drained()
+    monkeypatch.undo()
+    other = path.open_outlet((2, 1), "b")
+    await other.put(batch(b"2", cursor=1))
+    await other.drained()
+    assert path.tables.rows == {"b": [b"2"]}
+
+
+async def test_a_stopped_writer_ends_at_once_with_the_sink_away() -> None:
+    with DataPath() as path:
+        own(path, 1)
+        path.tables.away = True
+        outlet = path.open_outlet((1, 1), "a")
+        await outlet.put(batch(b"1", cursor=1))
+        await asyncio.sleep(0.05)
+        path.writer.stop(timeout_s=5)
+        assert not path.writer._thread.is_alive()
