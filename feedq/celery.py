@@ -17,7 +17,7 @@ from feedq import broker
 from feedq.bootsteps import FeedqStep
 from feedq.errors import InvalidInput
 from feedq.settings import Settings, settings
-from feedq.tasks import CONTROL_QUEUE, RECONCILE
+from feedq.tasks import CONTROL_QUEUE, RECONCILE, STREAM_FEED
 from feedq.telemetry import configure_logging
 
 DEFAULT_QUEUE = "feedq"
@@ -96,7 +96,7 @@ def _beat_schedule(s: Settings) -> dict[str, Any]:
 
 @signals.setup_logging.connect
 def _setup_logging(**_: Any) -> None:
-    configure_logging(settings())
+    configure_logging(settings(), quiet_tasks=(STREAM_FEED, RECONCILE))
 
 
 def _settings_or_exit() -> Settings:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 from uuid import UUID
 
-JSON: TypeAlias = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 """Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector."""
 
 FeedKey: TypeAlias = tuple[int, int]

@@ -10,6 +10,7 @@ import logging
 import logging.config
 import re
 import sys
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Any
 
@@ -77,6 +78,9 @@ class LogEvent(StrEnum):
     BEAT_REPLACED_FROZEN = "the elected beat is frozen; it was replaced"
     WORKER_CRASHED = "worker has no database session left"
     CRASH_SIGNAL_OFF = "session locks do not hold here (a pooler?); crash detection falls back to heartbeats"
+    METRICS_SERVED = "metrics served"
+    METRICS_OFF = "metrics port cannot be used; this worker serves none"
+    TABS_LEFT_OUT = "Flower's navigation is not as expected; the tabs of feedq are left out"
     UNEXPECTED = "unexpected error"
 
 
@@ -120,8 +124,25 @@ def log(name: str) -> structlog.stdlib.BoundLogger:
     return logger
 
 
-def configure_logging(settings: Settings) -> None:
-    """Send feedq's and Celery's log through one formatter to standard error, passwords masked."""
+class _WithoutTasks(logging.Filter):
+    """Drops what Celery logs of some tasks' comings and goings; their errors pass."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names = frozenset(names)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        data = getattr(record, "data", None)
+        return not (
+            record.levelno <= logging.INFO and isinstance(data, dict) and data.get("name") in self._names
+        )
+
+
+def configure_logging(settings: Settings, *, quiet_tasks: Collection[str] = ()) -> None:
+    """Send feedq's and Celery's log through one formatter to standard error, passwords masked.
+
+    ``quiet_tasks`` say themselves what they do: Celery's two lines about each run would only be volume.
+    """
     shared: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -151,6 +172,9 @@ def configure_logging(settings: Settings) -> None:
     )
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
+    if settings.log_level != "DEBUG":
+        for name in ("celery.worker.strategy", "celery.app.trace"):
+            logging.getLogger(name).addFilter(_WithoutTasks(quiet_tasks))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level)

@@ -125,6 +125,9 @@ class PostgresProxy:
 
     def close(self) -> None:
         self._closed = True
+        # Closing alone would leave the thread in accept(), and it would let one more client in.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.disarm()
         self.cut()
@@ -256,8 +259,10 @@ class _Link:
             pass
         finally:
             self._answered.set()
-            if self._trap is None:
-                self.cut()
+            if self._trap is None or self._trap.fault is Fault.HOLD:
+                # The server hung up: pass that on after its last words, which a reset would swallow.
+                with contextlib.suppress(OSError):
+                    self._client.shutdown(socket.SHUT_WR)
 
     def _messages(self) -> Iterator[tuple[bytes, str]]:
         """What the client sends, message by message, with the text of each simple query."""

@@ -291,7 +291,7 @@ async def _connect(
             "ssl_handshake_timeout": options.connect_timeout_s,
         }
     try:
-        await _dial(sock, address, keepalive=options.keepalive)
+        await dial(sock, address, keepalive=options.keepalive)
         # From here on `sock` belongs to the transport, which closes it in its own time.
         await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock, **tls)
     except BaseException:
@@ -300,7 +300,7 @@ async def _connect(
     return connection
 
 
-async def _dial(sock: socket.socket, address: Any, *, keepalive: bool) -> None:
+async def dial(sock: socket.socket, address: Any, *, keepalive: bool) -> None:
     """Connect a socket, or close it."""
     try:
         if keepalive:

@@ -79,6 +79,8 @@ def _there_and_back(connection: Any, sent: Any) -> Any:
         queue.put(sent)
         message = queue.get(timeout=TIMEOUT_S)
         message.ack()
+        # RabbitMQ tells a consumer whose queue is deleted, and kombu takes that for an error.
+        queue.consumer.cancel()
         queue.queue.delete()
         return message.payload
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from feedq.connectors.connection import dial
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from tests.contract.loopback import (
     Harness,
@@ -173,6 +174,18 @@ def test_a_refused_connection_says_so(run: Run) -> None:
         assert not harness.connected.is_set()
         assert harness.guard.seen == 1
         assert not harness.guard.watched
+
+    run(main())
+
+
+def test_a_socket_that_tcp_connected_to_itself_counts_as_refused(run: Run) -> None:
+    async def main() -> None:
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectionRefusedError):
+            await dial(sock, sock.getsockname(), keepalive=False)
+        assert sock.fileno() == -1
 
     run(main())
 

@@ -27,7 +27,6 @@ from tests.contract.loopback import (
     until_closed,
 )
 
-HELLO = r'{"feed": {name}, "from": {cursor}}\n'
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 

@@ -32,6 +32,20 @@ def wait_until_blocked(harness: PostgresHarness, blocked: Future[object]) -> Non
         assert time.monotonic() < deadline, "nothing waits for a lock"
 
 
+def test_a_burial_and_the_leases_it_frees_become_visible_together(postgres_harness: PostgresHarness) -> None:
+    h = postgres_harness
+    worker, feed = h.worker(), h.feed()
+    h.run(feed, worker)
+    with h.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.bury([worker.id]) == 1
+        assert [w.feed_id for w in p.waiting(limit=9)] == [feed.id], "freed within the pass"
+        assert h.lease(feed).worker_id == worker.id, "and for nobody else to see"
+        assert [v.worker.id for v in h.store.workers.views()] == [worker.id]
+    assert h.lease(feed).state is LeaseState.IDLE
+    assert h.store.workers.views() == []
+
+
 def test_a_claim_that_races_with_a_burial_finds_the_lease_freed(
     postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
 ) -> None:

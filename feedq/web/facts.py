@@ -1,0 +1,91 @@
+"""What the pages and the API show, as values: read from the control tables in one go each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from feedq.diagnosis import Check, Level, Overview
+from feedq.diagnosis.fleet import number_checks, summary, tally_checks
+from feedq.model import Event, FeedView, WorkerView
+from feedq.settings import Settings
+from feedq.store.insight import FleetState, fleet_state
+from feedq.store.listing import Page, PostgresListing, Query, Tally
+from feedq.store.postgresql import PostgresStore
+from feedq.web.reading import Reader
+
+EVENTS_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FeedFacts:
+    """One feed with its history."""
+
+    now: datetime
+    view: FeedView
+    events: Sequence[Event]
+    workers: dict[UUID, str]
+    """Names of the workers that are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFacts:
+    """The whole fleet in numbers, and its workers one by one."""
+
+    state: FleetState
+    numbers: Overview
+    tallies: Sequence[Tally]
+    workers: Sequence[WorkerView]
+    warnings: Sequence[Check]
+
+
+class Facts:
+    """The control tables for one Flower. Every method may raise `Unavailable`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._url = settings.database_url.get_secret_value()
+        self._store = PostgresStore(self._url, application_name="feedq-web")
+        self._listing = PostgresListing(self._url, application_name="feedq-web")
+        self._reader: Reader | None = None
+
+    @property
+    def _reading(self) -> Reader:
+        # Made with the first request: it belongs to the event loop, which does not run before.
+        if self._reader is None:
+            self._reader = Reader(self._url)
+        return self._reader
+
+    async def page(self, query: Query) -> Page:
+        return await self._reading.read(query, lambda: self._listing.page(query))
+
+    async def feed(self, name: str) -> FeedFacts:
+        """Raises `NotFound` as well."""
+        return await self._reading.read(("feed", name), lambda: self._read_feed(name))
+
+    async def workers(self) -> list[WorkerView]:
+        return await self._reading.read("workers", self._store.workers.views)
+
+    async def fleet(self) -> FleetFacts:
+        return await self._reading.read("fleet", self._read_fleet)
+
+    def _read_feed(self, name: str) -> FeedFacts:
+        view = self._store.feeds.view(name)
+        events = self._store.feeds.events(name, limit=EVENTS_SHOWN)
+        workers = {v.worker.id: v.worker.name for v in self._store.workers.views()}
+        return FeedFacts(fleet_state(self._url).now, view, events, workers)
+
+    def _read_fleet(self) -> FleetFacts:
+        workers = self._store.workers.views()
+        tallies = self._listing.page(Query(limit=0)).tallies
+        state = fleet_state(self._url)
+        numbers = summary(tallies, workers)
+        interval_s = self._settings.reconcile_interval_s
+        checks = [
+            *number_checks(numbers, state, reconcile_interval_s=interval_s),
+            *tally_checks(tallies),
+        ]
+        warnings = [check for check in checks if check.level is not Level.OK]
+        return FleetFacts(state, numbers, tallies, workers, warnings)

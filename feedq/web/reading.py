@@ -1,0 +1,113 @@
+"""Reads of the control database for pages, kept off Flower's event loop.
+
+Store calls block, and a database that is away or frozen blocks them for long. Each read runs on a daemon thread of
+its own; the page waits for it with a timeout and says so when it is over.
+
+Invariants: at most `READS_MAX` reads at a time; one read per question, however many ask it; an answer is kept for
+`KEPT_S`, or for ten times as long as it took, so that all the browsers in the world cost the database a tenth of
+one connection per question. Threads are daemons: a frozen database must not keep Flower from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Thread
+from typing import Any, TypeVar
+
+from feedq.errors import Unavailable
+from feedq.telemetry import mask_url
+
+T = TypeVar("T")
+
+READ_TIMEOUT_S = 10.0
+"""Longer than the driver's own time-out for a connection, whose message says more."""
+READS_MAX = 4
+KEPT_S = 1.0
+KEPT_TIMES = 10.0
+ANSWERS_MAX = 64
+"""Answers kept at a time; each may hold a page of feeds."""
+
+
+class Reader:
+    """Answers questions with what a blocking function returns. To be used from one event loop."""
+
+    def __init__(self, url: str, *, timeout_s: float = READ_TIMEOUT_S) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._slots = asyncio.Semaphore(READS_MAX)
+        self._running: dict[Hashable, asyncio.Future[Any]] = {}
+        self._answers: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
+
+    async def read(self, question: Hashable, job: Callable[[], T]) -> T:
+        """The answer to ``question``, which ``job`` finds out. Raises `Unavailable`, or what ``job`` raises."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._read(question, job)
+        except TimeoutError:
+            raise Unavailable(
+                f"control database {mask_url(self._url)}: no answer within {self._timeout_s:g} s"
+            ) from None
+
+    async def _read(self, question: Hashable, job: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        running = self._running.get(question)
+        if running is None:
+            kept = self._kept(question, now=loop.time())
+            if kept is not None:
+                answer: T = kept[1]
+                return answer
+            await self._slots.acquire()
+            running = self._running.get(question)
+            if running is None:
+                running = self._begin(question, job, loop)
+            else:
+                # Somebody else has asked it while this one waited for a slot.
+                self._slots.release()
+        # Shielded: whoever gives up waiting does not take the answer from the others.
+        found: T = await asyncio.shield(running)
+        return found
+
+    def _kept(self, question: Hashable, *, now: float) -> tuple[float, Any] | None:
+        kept = self._answers.get(question)
+        return kept if kept is not None and now < kept[0] else None
+
+    def _begin(
+        self, question: Hashable, job: Callable[[], T], loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = loop.create_future()
+        self._running[question] = future
+        began = loop.time()
+
+        def finish(answer: T | None, error: BaseException | None) -> None:
+            self._slots.release()
+            del self._running[question]
+            if error is not None:
+                future.set_exception(error)
+                # Retrieved here: perhaps nobody waits for it any more.
+                future.exception()
+                return
+            now = loop.time()
+            self._keep(question, answer, until=now + max(KEPT_S, KEPT_TIMES * (now - began)))
+            future.set_result(answer)  # type: ignore[arg-type] # None only if T allows it
+
+        def work() -> None:
+            answer, error = None, None
+            try:
+                answer = job()
+            except BaseException as raised:  # noqa: BLE001 -- it is raised again where the page waits
+                error = raised
+            # The loop is closed when Flower has ended meanwhile.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(finish, answer, error)
+
+        Thread(target=work, name="feedq-read", daemon=True).start()
+        return future
+
+    def _keep(self, question: Hashable, answer: Any, *, until: float) -> None:
+        self._answers[question] = (until, answer)
+        self._answers.move_to_end(question)
+        while len(self._answers) > ANSWERS_MAX:
+            self._answers.popitem(last=False)

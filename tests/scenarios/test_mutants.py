@@ -1,0 +1,106 @@
+"""Do the stories bite? The protocol is broken on paper in four ways, and the stories named must fail.
+
+`tests/contract/test_mutants.py` does the same to the code that runs in production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import pytest
+
+from feedq.lease import TrustWindow
+from feedq.model import FeedKey
+from feedq.testing import PaperSink, PaperWorker
+from feedq.testing.memory.passes import MemoryPass
+from feedq.testing.paper import PaperCheckpoint
+from tests.scenarios import test_failover as failover
+from tests.simulation.test_fleet import (
+    test_no_fault_loses_or_doubles_a_record_and_everything_heals as simulate,
+)
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_epoch_in_the_checkpoint_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    def admit_anybody(self: PaperSink, seen: PaperCheckpoint, epoch: int) -> bool:
+        return True
+
+    monkeypatch.setattr(PaperSink, "_admits", admit_anybody)
+
+
+def no_fence_on_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The successor reads the cursor and leaves the epoch alone; its first write will raise it."""
+
+    def only_read(self: PaperSink, key: FeedKey) -> int | None:
+        seen = self.checkpoints.setdefault(key[0], PaperCheckpoint(0, 0))
+        return seen.cursor if seen.epoch < key[1] else None
+
+    def write(self: PaperSink, key: FeedKey, records: Sequence[int]) -> bool:
+        if self.checkpoints[key[0]].epoch > key[1]:
+            return False
+        self.rows.setdefault(key[0], []).extend(records)
+        self.checkpoints[key[0]] = PaperCheckpoint(key[1], records[-1])
+        return True
+
+    monkeypatch.setattr(PaperSink, "fence", only_read)
+    monkeypatch.setattr(PaperSink, "write", write)
+
+
+def trust_window_anchored_at_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stretched(self: PaperWorker, *, sent_at: float, received_at: float) -> TrustWindow:
+        return TrustWindow.after_heartbeat(
+            sent_at=received_at, ttl_s=self._settings.ttl_s, margin_s=self._settings.trust_margin_s
+        )
+
+    monkeypatch.setattr(PaperWorker, "_window", stretched)
+
+
+def gone_without_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
+    bury = MemoryPass.bury
+
+    def forget_the_leases(self: MemoryPass, worker_ids: Sequence[UUID]) -> int:
+        monkeypatch.setattr(self._db, "free", lambda *_: 0)
+        return bury(self, worker_ids)
+
+    monkeypatch.setattr(MemoryPass, "bury", forget_the_leases)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "story"),
+    [
+        (
+            no_epoch_in_the_checkpoint_update,
+            failover.test_a_frozen_worker_is_replaced_after_its_ttl_and_can_write_nothing_when_it_wakes,
+        ),
+        (
+            no_fence_on_start,
+            failover.test_a_worker_that_wakes_between_its_successors_fence_and_first_commit_writes_nothing,
+        ),
+        (
+            trust_window_anchored_at_the_reply,
+            failover.test_a_heartbeat_whose_answer_is_slow_does_not_stretch_the_lease,
+        ),
+        (gone_without_freeing, failover.test_a_killed_workers_feeds_stream_elsewhere_at_once),
+    ],
+)
+def test_a_story_fails_when_the_protocol_is_broken(
+    mutate: Mutate, story: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story()
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        story()
+
+
+@pytest.mark.parametrize("mutate", [no_epoch_in_the_checkpoint_update, gone_without_freeing])
+def test_random_faults_find_it_too(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch)
+
+    def run_some_seeds() -> None:
+        for seed in range(5):
+            simulate(seed)
+
+    with pytest.raises(AssertionError):
+        run_some_seeds()
