@@ -50,5 +50,8 @@ def next_try(attempts: int, *, rng: Random, policy: BackoffPolicy) -> Reconnect 
 
 
 def attempts_after(attempts: int, *, connected_s: float, policy: BackoffPolicy) -> int:
-    """The count to go on with after a connection that held ``connected_s`` seconds broke off."""
-    return 1 if connected_s >= policy.healthy_s else attempts + 1
+    """The count to go on with after a connection that held ``connected_s`` seconds broke off.
+
+    One that was never made (0 s) clears nothing, whatever ``healthy_s`` is.
+    """
+    return 1 if 0 < connected_s and connected_s >= policy.healthy_s else attempts + 1

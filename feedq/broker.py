@@ -1,4 +1,5 @@
-"""The Redis transport of kombu, with a guard: a message that cannot be read must not end the worker.
+"""The Redis transport of kombu, with two guards: neither a message that cannot be read nor an acknowledgement
+that comes too late may end the worker.
 
 kombu takes whatever lies in a queue's list for one of its own messages. Bytes that are no JSON, or JSON that is
 no message, raise out of Celery's event loop, which ends the worker and every stream in it. Here such an item is
@@ -48,6 +49,14 @@ class RedisChannel(redis.Channel):
                 raise
             logger.warning(LogEvent.MESSAGE_DROPPED, why=repr(error)[:SHOWN_BYTES])
             return True
+
+
+    def _connparams(self, asynchronous: bool = False) -> Any:
+        # An acknowledgement that comes after the broker went away finds its channel closed. Celery takes a
+        # connection error for what it is and logs it; kombu's AttributeError would end the worker.
+        if self.connection.client is None:
+            raise ConnectionError("the connection of this channel is closed")
+        return super()._connparams(asynchronous=asynchronous)
 
 
 class RedisTransport(redis.Transport):

@@ -19,6 +19,7 @@ from feedq.errors import InvalidInput
 from feedq.settings import Settings, settings
 from feedq.tasks import CONTROL_QUEUE, RECONCILE, STREAM_FEED
 from feedq.telemetry import configure_logging
+from feedq.web.hook import extend_flower
 
 DEFAULT_QUEUE = "feedq"
 RECONCILE_EXPIRES_S = 60
@@ -108,3 +109,4 @@ def _settings_or_exit() -> Settings:
 
 app = make_app(_settings_or_exit())
 app.set_default()
+extend_flower()

@@ -240,7 +240,7 @@ def _check_keys(node: yaml.MappingNode) -> None:
             raise Unreadable(line, "a key must be a string")
         if not key.tag.endswith((":str", ":merge")):
             raise Unreadable(line, f"the key {key.value!r} must be a string; quote it")
-        if False:
+        if key.value in seen:
             raise Unreadable(line, f"the key {key.value!r} is given twice in one mapping")
         seen.add(key.value)
 

@@ -9,9 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
+
+# No deadline: how long an example takes says more about the machine's other work than about the code.
+settings.register_profile("feedq", deadline=None, max_examples=50, print_blob=True)
+settings.load_profile("feedq")
 
 SERVER_FIXTURES = {"postgres", "valkey", "database_url", "broker_url"}
 

@@ -23,6 +23,7 @@ RATE = 20.0
 WORKERS = ("w1", "w2", "w3")
 BEATS = ("b1", "b2")
 CAPACITY = 100
+TTL_S = 6.0
 
 
 class Stage:
@@ -44,6 +45,16 @@ class Stage:
         self.cluster.heal(workers=workers, capacity=CAPACITY)
         self.cluster.wait_leader()
         wait_streaming(self.source, self.feeds)
+        wait_until(self._is_settled, limit_s=30, what="the fleet's first ttl is over")
+
+    def _is_settled(self) -> bool:
+        """Whether crashes count as such: after a start or an outage everyone gets one full ttl first."""
+        rows = self.cluster.sql(
+            "SELECT greatest(alive_since, pg_postmaster_start_time()) "
+            "+ make_interval(secs => %s) < clock_timestamp() AS settled FROM feedq.fleet",
+            (TTL_S,),
+        )
+        return bool(rows[0]["settled"])
 
     def busiest(self) -> Node:
         """The worker that holds most feeds."""

@@ -7,13 +7,13 @@ only, one transaction a call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from feedq.model import FeedView, Reason, Status
 from feedq.store.database import Database
@@ -126,13 +126,6 @@ class PostgresListing:
 
     def page(self, query: Query) -> Page:
         conditions, parameters = _where(query)
-        tally_sql = f"""
-            SELECT status, reason, count(*) AS feeds, count(*) FILTER (WHERE wanted) AS wanted,
-                CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total
-            FROM (SELECT {_STATUS} AS status, coalesce(l.reason, CASE WHEN l.feed_id IS NULL THEN 'new' END)
-                         AS reason, {_WANTED} AS wanted, l.records_total {_FROM} {conditions}) found
-            GROUP BY status, reason ORDER BY status, reason
-        """
         key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
         # The ids first: wide rows would make the sort of a large table spill to disk. OFFSET 0 is a fence:
         # the limit must not talk the planner into going through a million rows one by one in their order.
@@ -150,10 +143,16 @@ class PostgresListing:
         with self._database.transaction() as c:
             c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
             now = c.execute(text("SELECT clock_timestamp()")).scalar_one()
-            tallies = [_tally_from(row) for row in c.execute(text(tally_sql), parameters)]
+            tallies = _tallies(c, conditions, parameters)
             views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
         return Page(now, views, tallies, matching)
+
+    def tallies(self) -> list[Tally]:
+        """All feeds, counted."""
+        with self._database.transaction() as c:
+            c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
+            return _tallies(c, "", {})
 
     def close(self) -> None:
         self._database.close()
@@ -169,6 +168,20 @@ def _where(query: Query) -> tuple[str, dict[str, Any]]:
     }
     conditions = " AND ".join(_CONDITIONS[name] for name in given)
     return (f"WHERE {conditions}" if conditions else ""), parameters
+
+
+def _tallies(c: Connection, conditions: str, parameters: Mapping[str, Any]) -> list[Tally]:
+    reason = "CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END"
+    sql = f"""
+        SELECT status, reason, count(*) AS feeds, count(*) FILTER (WHERE wanted) AS wanted,
+            CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total
+        FROM (
+            SELECT {_STATUS} AS status, {reason} AS reason, {_WANTED} AS wanted, l.records_total
+            {_FROM} {conditions}
+        ) found
+        GROUP BY status, reason ORDER BY status, reason
+    """
+    return [_tally_from(row) for row in c.execute(text(sql), parameters)]
 
 
 def _tally_from(row: Any) -> Tally:

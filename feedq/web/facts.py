@@ -49,27 +49,20 @@ class Facts:
         self._url = settings.database_url.get_secret_value()
         self._store = PostgresStore(self._url, application_name="feedq-web")
         self._listing = PostgresListing(self._url, application_name="feedq-web")
-        self._reader: Reader | None = None
-
-    @property
-    def _reading(self) -> Reader:
-        # Made with the first request: it belongs to the event loop, which does not run before.
-        if self._reader is None:
-            self._reader = Reader(self._url)
-        return self._reader
+        self._reader = Reader(self._url)
 
     async def page(self, query: Query) -> Page:
-        return await self._reading.read(query, lambda: self._listing.page(query))
+        return await self._reader.read(query, lambda: self._listing.page(query))
 
     async def feed(self, name: str) -> FeedFacts:
         """Raises `NotFound` as well."""
-        return await self._reading.read(("feed", name), lambda: self._read_feed(name))
+        return await self._reader.read(("feed", name), lambda: self._read_feed(name))
 
     async def workers(self) -> list[WorkerView]:
-        return await self._reading.read("workers", self._store.workers.views)
+        return await self._reader.read("workers", self._store.workers.views)
 
     async def fleet(self) -> FleetFacts:
-        return await self._reading.read("fleet", self._read_fleet)
+        return await self._reader.read("fleet", self._read_fleet)
 
     def _read_feed(self, name: str) -> FeedFacts:
         view = self._store.feeds.view(name)
@@ -79,7 +72,7 @@ class Facts:
 
     def _read_fleet(self) -> FleetFacts:
         workers = self._store.workers.views()
-        tallies = self._listing.page(Query(limit=0)).tallies
+        tallies = self._listing.tallies()
         state = fleet_state(self._url)
         numbers = summary(tallies, workers)
         interval_s = self._settings.reconcile_interval_s

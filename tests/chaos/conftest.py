@@ -44,7 +44,7 @@ class Stages:
         self._open.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stages(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Stages]:
     keeper = Stages(tmp_path_factory.mktemp("chaos"), postgres, valkey)
     yield keeper

@@ -1,0 +1,95 @@
+"""What a feed's own page says of it, line by line: the lease and the declaration in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import orjson
+
+from feedq.model import Event, FeedView
+from feedq.report import masked
+from feedq.telemetry import mask_url
+from feedq.wording import duration, size
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A name and what stands beside it; ``code`` keeps its spaces and line breaks."""
+
+    name: str
+    text: str
+    code: bool = False
+
+
+def lease_lines(view: FeedView, *, now: datetime) -> Iterator[Line]:
+    lease = view.lease
+    yield Line("State", lease.state)
+    if lease.reason is not None:
+        yield Line("Reason", lease.reason)
+    yield Line("Epoch", str(lease.epoch))
+    if view.worker is not None:
+        yield Line("Worker", view.worker)
+    yield from _moment("Assigned", lease.assigned_at, now)
+    yield from _moment("Running since", lease.running_since, now)
+    yield from _moment("Next try", lease.retry_at, now)
+    if lease.attempts:
+        yield Line("Failures in a row", str(lease.attempts))
+    if lease.last_error is not None:
+        yield Line("Last error", mask_url(lease.last_error))
+    yield from _moment("Last error at", lease.last_error_at, now)
+    yield Line("Bytes", size(lease.bytes_total))
+    yield from _moment("Last record", lease.last_record_at, now)
+    if lease.cursor is not None:
+        yield Line("Cursor", as_json(lease.cursor), code=True)
+
+
+def declaration_lines(view: FeedView, *, now: datetime) -> Iterator[Line]:
+    feed, lease, spec = view.feed, view.lease, view.feed.spec
+    yield Line("Connector", spec.connector)
+    yield Line("Source", as_json(spec.source, indented=True), code=True)
+    yield Line("Sink", as_json(spec.sink, indented=True), code=True)
+    yield Line("Target state", spec.target_state)
+    if spec.tenant:
+        yield Line("Tenant", spec.tenant)
+    if spec.labels:
+        yield Line("Labels", ", ".join(f"{name}={value}" for name, value in spec.labels.items()))
+    yield Line("Weight", f"{spec.weight:g}")
+    running_old = lease.worker_id is not None and lease.generation != feed.generation
+    running = f" (running with {lease.generation})" if running_old else ""
+    yield Line("Generation", f"{feed.generation}{running}")
+    yield from _moment("Declared", feed.created_at, now)
+    yield from _moment("Changed", feed.updated_at, now)
+    yield from _moment("Removed", feed.removed_at, now)
+
+
+def detail(event: Event) -> str:
+    """What an event says besides its kind, on one line."""
+    parts: Mapping[str, Any] = event.detail
+    return ", ".join(
+        f"{name}: {mask_url(value) if isinstance(value, str) else as_json(value)}"
+        for name, value in parts.items()
+    )
+
+
+def as_json(value: Any, *, indented: bool = False) -> str:
+    """Plain JSON, passwords of URLs masked."""
+    plain = masked(value)
+    try:
+        return orjson.dumps(plain, default=str, option=orjson.OPT_INDENT_2 if indented else None).decode()
+    except TypeError:
+        # An integer beyond 64 bits.
+        return str(plain)
+
+
+def stamp(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _moment(name: str, at: datetime | None, now: datetime) -> Iterator[Line]:
+    if at is not None:
+        seconds = (now - at).total_seconds()
+        distance = f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
+        yield Line(name, f"{stamp(at)} UTC ({distance})")

@@ -1,0 +1,42 @@
+"""The table of feedq's addresses, and their installation into Flower's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tornado.web import StaticFileHandler, url
+
+from feedq.settings import settings
+from feedq.web.api import FeedDetail, FeedList, FleetStatus, WorkerList
+from feedq.web.facts import Facts
+from feedq.web.overlay import OverlayLoader
+from feedq.web.pages import FeedPage, FeedsPage, FleetPage
+
+STATIC = Path(__file__).with_name("static")
+
+
+def addresses(facts: Facts) -> list[Any]:
+    """Everything as `url`, never as a tuple: with ``--url-prefix`` Flower drops what a tuple holds beside the class."""
+    shared = {"facts": facts}
+    return [
+        url(r"/feeds", FeedsPage, shared, name="feeds"),
+        url(r"/feed", FeedPage, shared, name="feed"),
+        url(r"/fleet", FleetPage, shared, name="fleet"),
+        url(r"/api/feedq/feeds", FeedList, shared),
+        url(r"/api/feedq/feeds/(.+)", FeedDetail, shared),
+        url(r"/api/feedq/workers", WorkerList, shared),
+        url(r"/api/feedq/status", FleetStatus, shared),
+        url(r"/feedq/static/(.*)", StaticFileHandler, {"path": str(STATIC)}, name="feedq_static"),
+    ]
+
+
+def install() -> None:
+    """Add the pages to Flower's tables. To be called before a ``flower.app.Flower`` is made; once is enough."""
+    from flower import urls
+
+    if isinstance(urls.settings.get("template_loader"), OverlayLoader):
+        return
+    # In front: Flower's last address matches everything.
+    urls.handlers[:0] = addresses(Facts(settings()))
+    urls.settings["template_loader"] = OverlayLoader(urls.settings["template_path"])

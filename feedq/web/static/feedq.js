@@ -1,0 +1,258 @@
+/* Keeps the live part of a page fresh: asks the server for it again and again and puts it in the place of the old
+   one. The server renders and escapes; this script makes no markup. Rates are counted here, from the totals of the
+   last few answers. Without it the pages work all the same, one load at a time. */
+(function () {
+  "use strict";
+
+  var live = document.getElementById("feedq-live");
+  var trouble = document.getElementById("feedq-trouble");
+  var dot = document.getElementById("feedq-dot");
+  var refreshed = document.getElementById("feedq-refreshed");
+  var form = document.getElementById("feedq-filter");
+  if (!live) {
+    return;
+  }
+
+  var RATE_WINDOW_S = 12; // Workers report every two seconds: shorter windows would jitter.
+  var TIMEOUT_MS = 20000;
+  var refreshMs = Number(live.dataset.refreshMs);
+  var samples = new Map(); // key → [[seconds, records], …], the oldest first
+  var byRate = 0; // 1: rows with the highest rate first, -1: with the lowest
+  var timer = null;
+  var asking = null;
+
+  document.documentElement.classList.add("feedq-scripted");
+
+  // -- rates ---------------------------------------------------------------------------------------
+
+  function rateOf(key, now, records) {
+    var seen = samples.get(key) || [];
+    if (seen.length && (records < seen[seen.length - 1][1] || now < seen[seen.length - 1][0])) {
+      seen = [];
+    }
+    if (!seen.length || now > seen[seen.length - 1][0]) {
+      seen.push([now, records]);
+    }
+    while (seen.length > 2 && now - seen[1][0] >= RATE_WINDOW_S) {
+      seen.shift();
+    }
+    samples.set(key, seen);
+    var first = seen[0], last = seen[seen.length - 1];
+    return last[0] > first[0] ? (last[1] - first[1]) / (last[0] - first[0]) : null;
+  }
+
+  function showRates() {
+    var root = live.querySelector("[data-now]");
+    var kept = new Set();
+    if (!root) {
+      return;
+    }
+    live.querySelectorAll("[data-records]").forEach(function (element) {
+      var key = element.dataset.key;
+      var rate = rateOf(key, Number(root.dataset.now), Number(element.dataset.records));
+      var cell = element.querySelector("[data-rate]");
+      kept.add(key);
+      element.dataset.rate = rate === null ? -1 : rate;
+      if (cell && rate !== null) {
+        cell.textContent = (rate > 0 && rate < 10 ? rate.toFixed(1) : Math.round(rate).toLocaleString("en")) + "/s";
+      }
+    });
+    Array.from(samples.keys()).forEach(function (key) {
+      if (!kept.has(key)) {
+        samples.delete(key);
+      }
+    });
+  }
+
+  function orderByRate() {
+    var button = document.getElementById("feedq-by-rate");
+    if (!button) {
+      return;
+    }
+    button.hidden = false;
+    button.nextElementSibling.hidden = true;
+    if (!byRate) {
+      return;
+    }
+    live.querySelectorAll("[aria-sort]").forEach(function (heading) {
+      heading.removeAttribute("aria-sort");
+    });
+    button.parentElement.setAttribute("aria-sort", byRate > 0 ? "descending" : "ascending");
+    var body = live.querySelector("tbody");
+    Array.from(body.querySelectorAll("tr[data-rate]")).sort(function (a, b) {
+      return byRate * (Number(b.dataset.rate) - Number(a.dataset.rate));
+    }).forEach(function (row) {
+      body.appendChild(row);
+    });
+  }
+
+  // -- asking --------------------------------------------------------------------------------------
+
+  function say(text, state) {
+    refreshed.textContent = text;
+    dot.className = "status-dot" + (state ? " status-dot-" + state : "");
+  }
+
+  function complain(text) {
+    trouble.textContent = text;
+    trouble.hidden = false;
+    live.classList.add("feedq-outdated");
+    say("Trying again", "error");
+  }
+
+  function isBeingRead() {
+    // Whoever is selecting text must not lose the selection.
+    var selection = window.getSelection();
+    return selection && !selection.isCollapsed && live.contains(selection.anchorNode);
+  }
+
+  function put(html) {
+    var focused = live.contains(document.activeElement) ? document.activeElement : null;
+    var href = focused && focused.getAttribute("href");
+    var id = focused && focused.id;
+    var parsed = new DOMParser().parseFromString(html, "text/html");
+    live.replaceChildren.apply(live, Array.from(parsed.body.childNodes));
+    showRates();
+    orderByRate();
+    if (focused) {
+      var again = (id && document.getElementById(id)) || Array.from(live.querySelectorAll("a")).find(function (link) {
+        return link.getAttribute("href") === href;
+      });
+      if (again) {
+        again.focus({preventScroll: true});
+      }
+    }
+  }
+
+  function ask(asked) {
+    var address = new URL(window.location.href);
+    var patience = window.setTimeout(function () { asked.abort(); }, TIMEOUT_MS);
+    address.searchParams.set("live", "1");
+    return fetch(address, {signal: asked.signal, cache: "no-store", credentials: "same-origin", redirect: "error"})
+      .then(function (answer) {
+        return answer.text().then(function (text) {
+          if (answer.ok) {
+            return text;
+          }
+          if ((answer.headers.get("Content-Type") || "").startsWith("application/json")) {
+            throw new Error(JSON.parse(text).error);
+          }
+          throw new Error("Flower answered " + answer.status + (answer.status === 401 ? ": load the page again to log in." : "."));
+        });
+      })
+      .finally(function () { window.clearTimeout(patience); });
+  }
+
+  function refresh(isWanted) {
+    if (asking) {
+      asking.abort();
+    }
+    window.clearTimeout(timer);
+    var asked = asking = new AbortController();
+    ask(asked).then(function (html) {
+      if (asking !== asked) {
+        return;
+      }
+      trouble.hidden = true;
+      live.classList.remove("feedq-outdated");
+      say(refreshMs ? "Live" : "Not refreshing", refreshMs ? "live" : "");
+      if (isWanted || !isBeingRead()) {
+        put(html);
+      }
+    }).catch(function (error) {
+      if (asking === asked) {
+        complain(error.name === "TypeError" || error.name === "AbortError" ? "Flower does not answer." : error.message);
+      }
+    }).finally(function () {
+      if (asking === asked) {
+        asking = null;
+        later();
+      }
+    });
+  }
+
+  function later() {
+    window.clearTimeout(timer);
+    if (refreshMs && !document.hidden) {
+      timer = window.setTimeout(refresh, refreshMs);
+    }
+  }
+
+  // -- what people do ------------------------------------------------------------------------------
+
+  function go(address, isNewPlace) {
+    window.history[isNewPlace ? "pushState" : "replaceState"](null, "", address);
+    refresh(true);
+  }
+
+  live.addEventListener("click", function (event) {
+    var link = event.target.closest("a[data-live]");
+    if (event.target.closest("#feedq-by-rate")) {
+      byRate = byRate === 1 ? -1 : 1;
+      orderByRate();
+    } else if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey && event.button === 0) {
+      event.preventDefault();
+      if (link.closest("thead")) {
+        byRate = 0;
+      }
+      go(link.href, true);
+      fillForm();
+    }
+  });
+
+  function fillForm() {
+    var given = new URL(window.location.href).searchParams;
+    if (form && (given.get("worker") || given.get("tenant"))) {
+      // The form has to show one filter more or less: only the server knows how.
+      window.location.reload();
+    } else if (form) {
+      form.elements.status.value = given.get("status") || "";
+      form.elements.search.value = given.get("search") || "";
+    }
+  }
+
+  if (form) {
+    var typing = null;
+    var submit = function () {
+      // The order may have changed since the form was made: only what it shows comes from it.
+      var address = new URL(window.location.href);
+      ["search", "status", "worker", "tenant", "offset"].forEach(function (name) {
+        address.searchParams.delete(name);
+      });
+      new FormData(form).forEach(function (value, name) {
+        if (value && form.elements[name].type !== "hidden") {
+          address.searchParams.set(name, value);
+        }
+      });
+      go(address, false);
+    };
+    form.addEventListener("submit", function (event) {
+      event.preventDefault();
+      submit();
+    });
+    form.addEventListener("input", function () {
+      window.clearTimeout(typing);
+      typing = window.setTimeout(submit, 250);
+    });
+    window.addEventListener("popstate", function () {
+      window.location.reload();
+    });
+  }
+
+  document.addEventListener("visibilitychange", function () {
+    if (document.hidden) {
+      window.clearTimeout(timer);
+    } else {
+      refresh();
+    }
+  });
+
+  showRates();
+  orderByRate();
+  if (trouble.hidden) {
+    say(refreshMs ? "Live" : "Not refreshing", refreshMs ? "live" : "");
+  } else {
+    say("Trying again", "error");
+  }
+  later();
+}());

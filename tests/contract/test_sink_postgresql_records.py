@@ -1,0 +1,352 @@
+"""Records into PostgreSQL: formats, columns, keys, and whatever bytes a source may send."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from feedq.connectors.base import RecordFormat
+from feedq.embedded.postgres import Postgres
+from feedq.model import Batch
+from feedq.sinks import screen
+from feedq.sinks.base import FeedWrite, FenceRequest, Landing
+from tests.contract.sink_harness import (
+    PATIENCE_S,
+    RAW,
+    PostgresSinkHarness,
+    batch,
+    fence,
+    lines,
+    request,
+    write,
+)
+
+TYPED = Landing("orders", "json", (("seq", "/seq"), ("at", "/ts"), ("sku", "/lines/0/sku"), ("payload", "")))
+KEYED = Landing("orders", "json", TYPED.columns, ("seq",))
+ORDERS = "CREATE TABLE orders (seq bigint, at timestamptz, sku varchar(5), payload jsonb)"
+
+
+@pytest.fixture
+def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
+    made = PostgresSinkHarness(postgres)
+    yield made
+    made.close()
+
+
+# -- formats -----------------------------------------------------------------------------------------
+
+NASTY = [
+    b"",
+    b"\\N",
+    b"\\.",
+    b"a\tb",
+    b"a\\tb\\",
+    b"\x01\x7f\x1f",
+    "ö😀\u2028".encode(),
+    b"'; DROP TABLE raw; --",
+    b'"quoted", "csv"',
+    b"cr\rlf\n",
+    b" spaces ",
+]
+INVALID = [b"nul\x00nul", b"\xff\xfe", b"\xed\xa0\x80", b"cut \xf0\x9f\x98"]
+
+
+@pytest.mark.parametrize("record_format", ["text", "bytes"])
+def test_any_bytes_land_as_they_are_or_go_to_the_dead_letters(
+    harness: PostgresSinkHarness, record_format: RecordFormat
+) -> None:
+    landing = Landing("raw", record_format)
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    written = sink.write([write(1, 1, batch(*NASTY, *INVALID), landing=landing)])
+    shown = harness.query("SELECT payload FROM raw")
+    if record_format == "text":
+        assert [text.encode() for (text,) in shown] == NASTY
+        assert [record for _, _, record, _ in harness.dead()] == INVALID
+        assert written.dead == {(1, 1): len(INVALID)}
+    else:
+        assert [bytes(payload) for (payload,) in shown] == NASTY + INVALID
+        assert written.dead == {}
+
+
+nasty_lines = st.one_of(
+    st.binary(min_size=1, max_size=30),
+    st.text(min_size=1, max_size=30).map(lambda text: text.encode(errors="replace")),
+    st.text(max_size=10).map(lambda text: json.dumps({"k": text}).encode()),
+    st.sampled_from([record for record in NASTY + INVALID if record]),
+).filter(lambda record: not {10, 13} & set(record))
+
+
+@pytest.mark.parametrize("record_format", ["text", "bytes", "json"])
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(records=st.lists(nasty_lines, min_size=1, max_size=30))
+def test_lines_and_records_land_alike(
+    harness: PostgresSinkHarness, records: list[bytes], record_format: RecordFormat
+) -> None:
+    landing = Landing("raw", record_format)
+    sink = harness.sink()
+    sink.fence([request(n, 1, landing) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
+    harness.query("TRUNCATE raw, feedq_dead_letter")
+    written = sink.write([write(1, 1, lines(*records), landing=landing)])
+    written_singly = sink.write([write(2, 1, batch(*records), landing=landing)])
+    landed: dict[str, Counter[str]] = {"feed/1": Counter(), "feed/2": Counter()}
+    for feed, _, payload in harness.landed(landing).elements():
+        landed[feed][payload] += 1
+    dead = [(feed, record) for feed, _, record, _ in harness.dead()]
+    assert landed["feed/1"] == landed["feed/2"]
+    assert [r for feed, r in dead if feed == "feed/1"] == [r for feed, r in dead if feed == "feed/2"]
+    assert list(written.landed.values()) == list(written_singly.landed.values())
+    assert landed["feed/1"].total() + len(dead) // 2 == len(records)
+    sink.close()
+
+
+def test_received_at_is_when_the_batch_was_received(harness: PostgresSinkHarness) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    for at in (datetime(1970, 1, 1, tzinfo=UTC), datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)):
+        sink.write([write(1, 1, Batch.of_lines(b"1\n", cursor=None, received_at=at))])
+        assert harness.query("SELECT max(received_at) FROM raw") == [(at,)]
+
+
+def test_feeds_with_odd_names_land_under_them(harness: PostgresSinkHarness) -> None:
+    sink = harness.sink()
+    name = "acme/\\N\t'\"\\ ö"
+    sink.fence([FenceRequest(1, name, 1, RAW)], lock_timeout_s=PATIENCE_S)
+    sink.write([FeedWrite(1, name, 1, RAW, (batch(b"1", b"{"),))])
+    assert harness.landed() == Counter({(name, 1, "1"): 1})
+    assert [letter.feed for letter in harness.sink().dead_letters(name)] == [name]
+
+
+def test_a_large_batch_lands_whole(harness: PostgresSinkHarness) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    records = [b'{"n":%d,"pad":"%s"}' % (n, b"x" * (n % 300)) for n in range(20_000)]
+    records[7_000] = b'"' + b"y" * 500_000 + b'"'
+    assert sink.write([write(1, 1, lines(*records))]).landed == {(1, 1): 20_000}
+    assert harness.query("SELECT count(*), sum((payload->>'n')::int) FROM raw") == [
+        (20_000, sum(range(20_000)) - 7_000)
+    ]
+
+
+# -- columns -----------------------------------------------------------------------------------------
+
+
+def order(seq: object, sku: object = "a", **more: object) -> bytes:
+    return json.dumps({"seq": seq, "ts": "2026-11-20T06:30:00Z", "lines": [{"sku": sku}], **more}).encode()
+
+
+def test_columns_land_typed(harness: PostgresSinkHarness) -> None:
+    harness.query(ORDERS)
+    sink = harness.sink()
+    fence(sink, 1, 1, TYPED)
+    records = [order(1), order("2", None), order(3, 'q"\t\\'), b"{}", b'[{"seq":9}]']
+    written = sink.write([write(1, 1, batch(*records[:3]), lines(*records[3:]), landing=TYPED)])
+    assert written.landed == {(1, 1): 5}
+    at = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
+    assert harness.query("SELECT seq, at, sku, payload FROM orders ORDER BY seq") == [
+        (1, at, "a", json.loads(records[0])),
+        (2, at, None, json.loads(records[1])),
+        (3, at, 'q"\t\\', json.loads(records[2])),
+        (None, None, None, {}),
+        (None, None, None, [{"seq": 9}]),
+    ]
+
+
+def test_every_kind_of_value_finds_its_type(harness: PostgresSinkHarness) -> None:
+    types = {
+        "n": (
+            "numeric",
+            "123456789012345678901234567890.123456789",
+            "123456789012345678901234567890.123456789",
+        ),
+        "f": ("float8", "0.1", 0.1),
+        "b": ("boolean", "true", True),
+        "t": ("text", "12", "12"),
+        "o": ("text", '{"a": [1]}', '{"a":[1]}'),
+        "j": ("jsonb", '"str\\u00f6"', "strö"),
+        "k": ("json", "null", None),
+        "a": ("int[]", '"{1,2}"', [1, 2]),
+        "u": ("uuid", '"00000000-0000-0000-0000-000000000001"', "00000000-0000-0000-0000-000000000001"),
+    }
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in types.items())
+    harness.query(f"CREATE TABLE kinds ({columns})")
+    landing = Landing("kinds", "json", tuple((name, f"/{name}") for name in types))
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    record = "{" + ", ".join(f'"{name}": {text}' for name, (_, text, _) in types.items()) + "}"
+    assert sink.write([write(1, 1, batch(record.encode()), landing=landing)]).landed == {(1, 1): 1}
+    ((*values,),) = harness.query("SELECT n::text, f, b, t, o, j, k, a, u FROM kinds")
+    assert values == [expected for _, _, expected in types.values()]
+
+
+WRONG = [
+    (order("seven"), 'invalid input syntax for type bigint: "seven"'),
+    (order(2**63), "out of range for type bigint"),
+    (order(5, "too long"), "value too long for type character varying(5)"),
+    (order(5, "\0"), 'invalid byte sequence for encoding "UTF8": 0x00'),
+    (order(5, note="\0"), "unsupported Unicode escape sequence"),
+    (b'{"seq": 1, "ts": "yesterday-ish"}', "invalid input syntax for type timestamp"),
+    (b'{"seq": 1', "invalid JSON"),
+    (b'{"seq": "\xff"}', "invalid UTF-8"),
+    (b'{"seq": 1, "ts": "\\ud800"}', "surrogates not allowed"),
+    (b"", "invalid JSON"),
+]
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["input functions", "trial"])
+@pytest.mark.parametrize("landing", [TYPED, KEYED], ids=["plain", "keyed"])
+def test_records_that_no_column_takes_go_to_the_dead_letters_with_why(
+    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch, landing: Landing, asks: bool
+) -> None:
+    if not asks:
+        # As on a server before PostgreSQL 16, which cannot be asked about inputs.
+        monkeypatch.setattr(screen, "ASKS_INPUT_FUNCTIONS", 10**9)
+    harness.query(ORDERS + "; CREATE UNIQUE INDEX ON orders (seq)")
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    records = [r for n, (bad, _) in enumerate(WRONG) for r in (order(100 + n), bad)] + [order(200)]
+    written = sink.write([write(1, 1, batch(*records), landing=landing)])
+    assert (written.landed, written.dead) == ({(1, 1): len(WRONG) + 1}, {(1, 1): len(WRONG)})
+    assert harness.query("SELECT count(*), count(DISTINCT seq) FROM orders") == [(len(WRONG) + 1,) * 2]
+    errors = {letter.record: letter.error for letter in harness.sink().dead_letters()}
+    for record, why in WRONG:
+        assert why in errors[record], errors[record]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "why"),
+    [
+        ("ALTER TABLE orders ALTER sku SET NOT NULL", 'null value in column "sku"'),
+        ("ALTER TABLE orders ADD CHECK (sku <> 'bad')", "violates check constraint"),
+        ("CREATE UNIQUE INDEX ON orders (sku)", "duplicate key value violates unique constraint"),
+        ("ALTER TABLE orders ADD UNIQUE (sku) DEFERRABLE INITIALLY DEFERRED", "duplicate key value"),
+        (
+            "CREATE TABLE skus (sku varchar PRIMARY KEY); INSERT INTO skus VALUES ('a'), ('b'), ('c'); "
+            "ALTER TABLE orders ADD FOREIGN KEY (sku) REFERENCES skus DEFERRABLE INITIALLY DEFERRED",
+            "violates foreign key constraint",
+        ),
+    ],
+)
+def test_a_constraint_refuses_its_record_only(
+    harness: PostgresSinkHarness, constraint: str, why: str
+) -> None:
+    harness.query(f"{ORDERS}; {constraint}")
+    sink = harness.sink()
+    fence(sink, 1, 1, TYPED)
+    bad = {"null": None, "check": "bad", "duplicate": "a", "foreign": "zzz"}[
+        next(word for word in ("null", "check", "duplicate", "foreign") if word in why)
+    ]
+    written = sink.write(
+        [write(1, 1, batch(order(1, "a"), order(2, "b"), order(3, bad), order(4, "c")), landing=TYPED)]
+    )
+    assert written.landed == {(1, 1): 3}
+    assert harness.query("SELECT seq FROM orders ORDER BY seq") == [(1,), (2,), (4,)]
+    (letter,) = harness.sink().dead_letters()
+    assert why in letter.error
+
+
+def test_a_trigger_may_fill_in_what_must_not_be_null(harness: PostgresSinkHarness) -> None:
+    harness.query(
+        ORDERS + "; ALTER TABLE orders ALTER sku SET NOT NULL;"
+        "CREATE FUNCTION fill() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN NEW.sku := 'fill'; RETURN NEW; END $$;"
+        "CREATE TRIGGER fill BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION fill()"
+    )
+    sink = harness.sink()
+    fence(sink, 1, 1, TYPED)
+    written = sink.write([write(1, 1, batch(order(1, None), b"bad", order(2, None)), landing=TYPED)])
+    assert (written.landed, written.dead) == ({(1, 1): 2}, {(1, 1): 1})
+
+
+def test_a_source_gone_wrong_does_not_take_an_attempt_for_each_record(harness: PostgresSinkHarness) -> None:
+    harness.query(ORDERS)
+    sink = harness.sink()
+    fence(sink, 1, 1, TYPED)
+    written = sink.write([write(1, 1, batch(*[order("x")] * 20_000), landing=TYPED)])
+    assert written.dead == {(1, 1): 20_000}
+    # Subtransactions that wrote anything would have taken a transaction number each.
+    ((spent,),) = harness.query(
+        "SELECT pg_current_xact_id()::text::bigint - min(xmin::text::bigint) FROM feedq_dead_letter"
+    )
+    assert spent < 20
+
+
+# -- keys --------------------------------------------------------------------------------------------
+
+
+def test_a_row_whose_key_is_there_already_is_left_alone(harness: PostgresSinkHarness) -> None:
+    harness.query(ORDERS + "; CREATE UNIQUE INDEX ON orders (seq)")
+    sink = harness.sink()
+    fence(sink, 1, 1, KEYED)
+    first = [order(n, "first") for n in (1, 2)]
+    again = [order(n, "again") for n in (2, 3, 3)]
+    assert sink.write([write(1, 1, lines(*first), landing=KEYED)]).landed == {(1, 1): 2}
+    assert sink.write([write(1, 1, lines(*again), landing=KEYED)]).landed == {(1, 1): 3}
+    assert harness.query("SELECT seq, sku FROM orders ORDER BY seq") == [
+        (1, "first"),
+        (2, "first"),
+        (3, "again"),
+    ]
+
+
+def test_a_key_may_be_of_several_columns_in_any_order_and_hold_null(harness: PostgresSinkHarness) -> None:
+    harness.query(ORDERS + "; CREATE UNIQUE INDEX ON orders (sku, seq) INCLUDE (at)")
+    landing = Landing("orders", "json", TYPED.columns, ("seq", "sku"))
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    records = [order(1, "a"), order(1, "b"), order(1, "a"), order(None, "a"), b"bad", order(None, "a")]
+    written = sink.write([write(1, 1, batch(*records), landing=landing)])
+    assert (written.landed, written.dead) == ({(1, 1): 5}, {(1, 1): 1})
+    # Two NULLs are no duplicates, and a second attempt must not land the first one's rows again.
+    assert harness.query("SELECT seq, sku FROM orders ORDER BY seq, sku") == [
+        (1, "a"), (1, "b"), (None, "a"), (None, "a"),
+    ]  # fmt: skip
+
+
+def test_the_default_landing_may_have_a_key(harness: PostgresSinkHarness) -> None:
+    landing = Landing("dedup", "json", (), ("feed", "payload"))
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    fence(sink, 2, 1, landing)
+    for _ in range(2):
+        sink.write([write(n, 1, lines(b'{"a":1}', b'{"a": 1}'), landing=landing) for n in (1, 2)])
+    assert harness.landed(landing) == Counter({(f"feed/{n}", 1, '{"a": 1}'): 1 for n in (1, 2)})
+
+
+def test_many_keyed_landings_share_a_session(
+    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.sinks.catalog.STAGES_MAX", 3)
+    sink = harness.sink()
+    landings = [Landing(f"dedup_{n}", "text", (), ("payload",)) for n in range(7)]
+    for n, landing in enumerate(landings):
+        fence(sink, n, 1, landing)
+    for groups in ([landings], [[landing] for landing in landings], [landings[:2], landings[4:6]] * 2):
+        for group in groups:
+            sink.write([write(landings.index(x), 1, batch(b"x"), landing=x) for x in group])
+    assert all(harness.landed(landing).total() == 1 for landing in landings)
+
+
+# -- dead letters ------------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_listed_newest_first_by_feed_and_up_to_a_limit(harness: PostgresSinkHarness) -> None:
+    sink = harness.sink()
+    for feed_id in (1, 2):
+        fence(sink, feed_id, 1)
+        sink.write([write(feed_id, 1, batch(b"a", b"b", b"c", cursor=feed_id))])
+    assert [letter.record for letter in sink.dead_letters("feed/1")] == [b"c", b"b", b"a"]
+    assert [letter.record for letter in sink.dead_letters(feed_id=2, limit=1)] == [b"c"]
+    assert {letter.feed_id for letter in sink.dead_letters()} == {1, 2}
+    assert sink.dead_letters("feed/3") == []
+    assert harness.sink(environment="other").dead_letters() == []

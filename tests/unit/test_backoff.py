@@ -1,0 +1,116 @@
+"""Backoff: full jitter, bounded, and nothing waits for a person."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.backoff import BackoffPolicy, LetGo, Reconnect, attempts_after, next_try
+
+POLICY = BackoffPolicy(base_s=0.2, max_s=30.0, attempts_in_place=5, healthy_s=60.0)
+DAY_S = 86_400.0
+
+durations = st.one_of(st.just(0.0), st.just(DAY_S), st.floats(0, DAY_S))
+policies = st.builds(
+    BackoffPolicy,
+    base_s=durations,
+    max_s=durations,
+    attempts_in_place=st.integers(1, 1000),
+    healthy_s=durations,
+)
+
+
+def bound_s(attempts: int, policy: BackoffPolicy) -> float:
+    """The plain reference: doubling from the base, by repeated addition, up to the maximum."""
+    bound = policy.base_s
+    for _ in range(min(attempts - 1, 200)):
+        if bound >= policy.max_s or bound == 0:
+            break
+        bound += bound
+    return min(bound, policy.max_s)
+
+
+class Edge(Random):
+    """Draws the end of every range."""
+
+    def __init__(self, position: float) -> None:
+        super().__init__(0)
+        self._position = position
+
+    def uniform(self, a: float, b: float) -> float:
+        return a + (b - a) * self._position
+
+
+@given(st.integers(1, 10**9), policies, st.integers())
+def test_a_delay_is_never_negative_nor_beyond_the_bound(
+    attempts: int, policy: BackoffPolicy, seed: int
+) -> None:
+    delay_s = next_try(attempts, rng=Random(seed), policy=policy).delay_s
+    assert 0 <= delay_s <= bound_s(attempts, policy)
+    assert delay_s <= policy.max_s
+
+
+@given(st.integers(1, 10**9), policies)
+def test_the_whole_range_is_drawn_from(attempts: int, policy: BackoffPolicy) -> None:
+    assert next_try(attempts, rng=Edge(0.0), policy=policy).delay_s == 0
+    assert next_try(attempts, rng=Edge(1.0), policy=policy).delay_s == pytest.approx(
+        bound_s(attempts, policy)
+    )
+
+
+def test_the_bound_doubles_from_the_base_to_the_maximum() -> None:
+    bounds = [next_try(n, rng=Edge(1.0), policy=POLICY).delay_s for n in range(1, 12)]
+    assert bounds == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30])
+
+
+def test_a_thousand_feeds_spread_over_the_whole_delay() -> None:
+    rng = Random(1)
+    delays = [next_try(9, rng=rng, policy=POLICY).delay_s for _ in range(1000)]
+    tenths = [sum(low <= d < low + 3 for d in delays) for low in range(0, 30, 3)]
+    assert min(tenths) > 60, "full jitter: no tenth of the range is avoided"
+
+
+def test_every_so_many_failures_another_worker_gets_to_try() -> None:
+    kinds = [type(next_try(n, rng=Random(n), policy=POLICY)) for n in range(1, 16)]
+    four = [Reconnect] * 4
+    assert kinds == [*four, LetGo, *four, LetGo, *four, LetGo]
+
+
+@given(st.integers(1, 10**9), policies)
+def test_letting_go_is_a_matter_of_the_count_alone(attempts: int, policy: BackoffPolicy) -> None:
+    decision = next_try(attempts, rng=Random(0), policy=policy)
+    assert isinstance(decision, LetGo) == (attempts % policy.attempts_in_place == 0)
+
+
+@pytest.mark.parametrize("attempts", [1, 1_000, 1_100, 10**6, 10**9])
+def test_no_number_of_failures_is_too_large_or_the_last(attempts: int) -> None:
+    assert next_try(attempts, rng=Edge(1.0), policy=POLICY).delay_s <= 30.0
+
+
+def test_a_base_or_maximum_of_nothing_means_at_once() -> None:
+    for policy in (BackoffPolicy(base_s=0.0), BackoffPolicy(max_s=0.0)):
+        assert next_try(7, rng=Edge(1.0), policy=policy).delay_s == 0
+
+
+def test_a_connection_that_held_long_enough_clears_the_count() -> None:
+    assert attempts_after(7, connected_s=60.0, policy=POLICY) == 1
+    assert attempts_after(7, connected_s=59.9, policy=POLICY) == 8
+    assert attempts_after(0, connected_s=0.0, policy=POLICY) == 1
+
+
+def test_a_connection_that_was_never_made_clears_nothing_even_if_any_connection_would() -> None:
+    eager = BackoffPolicy(healthy_s=0.0)
+    assert attempts_after(7, connected_s=0.0, policy=eager) == 8
+    assert attempts_after(7, connected_s=0.001, policy=eager) == 1
+
+
+@given(st.integers(0, 10**9), durations, policies)
+def test_the_count_grows_by_one_or_begins_anew(
+    attempts: int, connected_s: float, policy: BackoffPolicy
+) -> None:
+    after = attempts_after(attempts, connected_s=connected_s, policy=policy)
+    assert after in (1, attempts + 1)
+    next_try(after, rng=Random(0), policy=policy)

@@ -1,0 +1,392 @@
+"""The lease machine: every transition, every decision, at the edges and at random."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from uuid import UUID
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from feedq.lease import (
+    EPOCH_GROWS,
+    TRANSITIONS,
+    Edit,
+    Move,
+    Quiet,
+    TrustWindow,
+    is_dispatch_overdue,
+    is_gone,
+    may_start,
+    on_edit,
+    states_before,
+    status,
+    transition,
+)
+from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Status, TargetState, Worker, WorkerState
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DAY_S = 86_400.0
+TTL_S = 6.0
+OWNER = UUID(int=1)
+
+
+def s(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
+
+
+# -- the table ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("state", "move"), list(product(LeaseState, Move)), ids=str)
+def test_a_pair_is_listed_or_raises(state: LeaseState, move: Move) -> None:
+    if (state, move) in TRANSITIONS:
+        assert transition(state, move) is TRANSITIONS[state, move]
+        assert state in states_before(move)
+    else:
+        assert state not in states_before(move)
+        with pytest.raises(ValueError, match=f"in state {state} cannot {move}"):
+            transition(state, move)
+
+
+def test_every_move_is_possible_and_no_state_is_a_dead_end() -> None:
+    assert {move for _, move in TRANSITIONS} == set(Move)
+    reached = {LeaseState.IDLE}
+    for _ in LeaseState:
+        reached |= {after for (before, _), after in TRANSITIONS.items() if before in reached}
+    assert reached == set(LeaseState)
+    home = {LeaseState.IDLE}
+    for _ in LeaseState:
+        home |= {before for (before, _), after in TRANSITIONS.items() if after in home}
+    assert home == set(LeaseState)
+
+
+def test_whoever_holds_a_lease_can_lose_it_and_only_then() -> None:
+    assert set(states_before(Move.LOSE_WORKER)) == set(LeaseState) - {LeaseState.IDLE}
+
+
+def test_streaming_begins_with_a_claim_and_nothing_else() -> None:
+    ways_in = {move for (before, move), after in TRANSITIONS.items() if after is LeaseState.RUNNING}
+    assert ways_in == {Move.CLAIM}
+
+
+@given(st.lists(st.sampled_from(list(Move)), max_size=200))
+def test_no_two_tenures_share_an_epoch(moves: list[Move]) -> None:
+    state, epoch = LeaseState.IDLE, 0
+    tenure = 0
+    epoch_of: dict[int, int] = {}
+    for move in moves:
+        if (state, move) not in TRANSITIONS:
+            continue
+        state = transition(state, move)
+        epoch += move in EPOCH_GROWS
+        # A message goes out with these: whoever may still claim under the last one has to be a stranger.
+        tenure += move in (Move.ASSIGN, Move.REDISPATCH)
+        if state is not LeaseState.IDLE:
+            assert epoch_of.setdefault(tenure, epoch) == epoch, "an epoch must not change under its owner"
+    assert len(set(epoch_of.values())) == len(epoch_of)
+
+
+# -- the trust window --------------------------------------------------------------------------------
+
+times = st.floats(-1e6, 1e6)
+durations = st.one_of(st.just(0.0), st.just(DAY_S), st.floats(0, DAY_S))
+
+
+def test_a_worker_that_never_heard_from_the_database_may_not_act() -> None:
+    assert not TrustWindow().holds(-1e308)
+
+
+@given(times, durations, durations)
+def test_trust_is_counted_from_when_the_heartbeat_was_sent(sent_at: float, ttl_s: float, cut: float) -> None:
+    margin_s = min(cut, ttl_s)
+    window = TrustWindow.after_heartbeat(sent_at=sent_at, ttl_s=ttl_s, margin_s=margin_s)
+    assert window.until == sent_at + ttl_s - margin_s
+    assert not window.holds(window.until)
+    if window.until > sent_at:
+        assert window.holds(sent_at)
+
+
+def test_a_ttl_of_nothing_is_no_trust_at_all() -> None:
+    assert not TrustWindow.after_heartbeat(sent_at=5.0, ttl_s=0.0, margin_s=0.0).holds(5.0)
+
+
+@given(
+    sent=st.floats(0, 1e6),
+    transit_s=st.floats(0, 1e4),
+    ttl_s=st.floats(1, DAY_S),
+    share=st.floats(0.01, 1),
+    drift=st.floats(-1, 1),
+)
+def test_trust_ends_before_the_database_may_declare_the_worker_gone(
+    sent: float, transit_s: float, ttl_s: float, share: float, drift: float
+) -> None:
+    """Whatever the transit, and for every drift that the margin covers."""
+    margin_s = share * ttl_s
+    worst_slowness = margin_s / ttl_s
+    rate = 1 - worst_slowness * abs(drift) * 0.99  # the worker's clock runs slow: it trusts for too long
+    window = TrustWindow.after_heartbeat(sent_at=0.0, ttl_s=ttl_s, margin_s=margin_s)
+    trusted_until = sent + window.until / rate if rate > 0 else sent
+    gone_from = sent + transit_s + ttl_s
+    assert trusted_until <= gone_from + 1e-6 * gone_from
+
+
+# -- gone --------------------------------------------------------------------------------------------
+
+
+def worker(
+    *, state: WorkerState = WorkerState.ACTIVE, expired_s: float = -1.0, suspected: bool = False
+) -> Worker:
+    return Worker(
+        id=OWNER,
+        name="a",
+        queue="node.a",
+        capacity=1,
+        host="h",
+        pid=1,
+        version="0",
+        labels={},
+        state=state,
+        lock_key=1,
+        started_at=NOW - s(DAY_S),
+        heartbeat_at=NOW - s(expired_s + TTL_S),
+        expires_at=NOW - s(expired_s),
+        suspected_at=NOW - s(0.1) if suspected else None,
+    )
+
+
+def quiet(alive_s: float = DAY_S, started_s: float = DAY_S) -> Quiet:
+    """A database that has been heard from for so long, and has run for so long."""
+    return Quiet(database_started_at=NOW - s(started_s), fleet_alive_since=NOW - s(alive_s))
+
+
+def gone(w: Worker, *, has_session: bool = True, q: Quiet | None = None, ttl_s: float = TTL_S) -> bool:
+    return is_gone(w, has_session=has_session, now=NOW, quiet=q or quiet(), ttl_s=ttl_s)
+
+
+@pytest.mark.parametrize("state", [WorkerState.ACTIVE, WorkerState.DRAINING])
+def test_an_expired_worker_is_gone_and_one_that_renewed_is_not(state: WorkerState) -> None:
+    assert gone(worker(state=state, expired_s=0.001))
+    assert not gone(worker(state=state, expired_s=0.0)), "at the very end of its ttl"
+    assert not gone(worker(state=state, expired_s=-6.0))
+
+
+def test_nobody_is_declared_gone_twice() -> None:
+    assert not gone(worker(state=WorkerState.GONE, expired_s=100, suspected=True), has_session=False)
+
+
+@pytest.mark.parametrize(
+    ("suspected", "has_session", "is_it"),
+    [(True, False, True), (True, True, False), (False, False, False), (False, True, False)],
+)
+def test_a_crash_takes_two_looks_without_a_session(suspected: bool, has_session: bool, is_it: bool) -> None:
+    assert gone(worker(suspected=suspected), has_session=has_session) is is_it
+
+
+@pytest.mark.parametrize("w", [worker(expired_s=5), worker(suspected=True)], ids=["expired", "crashed"])
+def test_everybody_gets_one_ttl_after_a_silence_or_a_restart(w: Worker) -> None:
+    for q in (quiet(alive_s=5.9), quiet(started_s=5.9), quiet(alive_s=0, started_s=0)):
+        assert not gone(w, has_session=False, q=q)
+    assert gone(w, has_session=False, q=quiet(alive_s=6.0, started_s=6.0))
+
+
+@pytest.mark.parametrize("ttl_s", [0.0, DAY_S])
+def test_a_ttl_at_its_ends_is_a_quiet_period_of_that_length(ttl_s: float) -> None:
+    assert gone(worker(expired_s=1), q=quiet(alive_s=ttl_s, started_s=ttl_s), ttl_s=ttl_s)
+    if ttl_s:
+        assert not gone(worker(expired_s=1), q=quiet(alive_s=ttl_s - 1), ttl_s=ttl_s)
+
+
+@given(started_s=st.floats(0, DAY_S), alive_s=st.floats(0, DAY_S), ttl_s=st.floats(0, DAY_S))
+def test_the_quiet_period_is_one_ttl_after_the_later_of_the_two(
+    started_s: float, alive_s: float, ttl_s: float
+) -> None:
+    ends_at = quiet(alive_s=alive_s, started_s=started_s).ends_at(ttl_s)
+    assert abs(ends_at - (NOW - s(min(started_s, alive_s)) + s(ttl_s))) < s(0.001)
+
+
+# -- dispatch ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("age_s", "timeout_s", "overdue"),
+    [
+        (9.999, 10.0, False),
+        (10.0, 10.0, True),
+        (0.0, 0.0, True),
+        (DAY_S, DAY_S, True),
+        (DAY_S - 1, DAY_S, False),
+        (-1.0, 0.0, False),
+    ],
+)
+def test_an_assignment_is_overdue_at_its_timeout(age_s: float, timeout_s: float, overdue: bool) -> None:
+    lease = Lease(1, state=LeaseState.ASSIGNED, worker_id=OWNER, assigned_at=NOW - s(age_s))
+    assert is_dispatch_overdue(lease, now=NOW, timeout_s=timeout_s) is overdue
+
+
+@pytest.mark.parametrize("state", [x for x in LeaseState if x is not LeaseState.ASSIGNED])
+def test_only_an_assignment_can_be_overdue(state: LeaseState) -> None:
+    lease = Lease(1, state=state, assigned_at=NOW - s(DAY_S))
+    assert not is_dispatch_overdue(lease, now=NOW, timeout_s=0.0)
+
+
+# -- edits -------------------------------------------------------------------------------------------
+
+
+def feed(*, generation: int = 1, target: TargetState = TargetState.RUNNING, removed: bool = False) -> Feed:
+    spec = FeedSpec("acme/orders", "tcp", {}, {"table": "t"}, target_state=target)
+    return Feed(1, spec, generation, NOW, NOW, NOW if removed else None)
+
+
+def owned(state: LeaseState) -> UUID | None:
+    return None if state is LeaseState.IDLE else OWNER
+
+
+feeds = st.builds(
+    feed, generation=st.integers(1, 3), target=st.sampled_from(TargetState), removed=st.booleans()
+)
+leases = st.builds(
+    lambda state, reason, generation, retry_s: Lease(
+        1,
+        state=state,
+        reason=reason,
+        worker_id=owned(state),
+        generation=generation,
+        assigned_at=NOW,
+        retry_at=None if retry_s is None else NOW + s(retry_s),
+    ),
+    st.sampled_from(LeaseState),
+    st.sampled_from([None, *Reason]),
+    st.integers(0, 3),
+    st.one_of(st.none(), st.floats(-DAY_S, DAY_S)),
+)
+
+
+def perform(lease: Lease, edit: Edit) -> Lease | None:
+    """What the stores do with the decision. None: purged."""
+    if edit.purge:
+        return None
+    if edit.move is not None:
+        after = transition(lease.state, edit.move)
+        return replace(lease, state=after, reason=edit.reason, worker_id=lease.worker_id and owned(after))
+    if edit.reason is not None and lease.state is LeaseState.IDLE:
+        return replace(lease, reason=edit.reason, retry_at=None)
+    return lease
+
+
+@given(feeds, leases)
+def test_an_edit_absorbed_twice_is_the_same_as_absorbed_once(f: Feed, lease: Lease) -> None:
+    once = perform(lease, on_edit(f, lease))
+    assume(once is not None)
+    assert once is not None
+    again = on_edit(f, once)
+    if once.state is LeaseState.IDLE and f.removed_at is not None:
+        assert again.purge, "withdrawn first, deleted when it is looked at again"
+    else:
+        assert perform(once, again) == once
+
+
+@given(feeds, leases)
+def test_an_edit_only_asks_for_moves_that_the_table_lists(f: Feed, lease: Lease) -> None:
+    edit = on_edit(f, lease)
+    assert edit.move is None or (lease.state, edit.move) in TRANSITIONS
+    assert not (edit.purge and lease.state is not LeaseState.IDLE), "somebody still streams it"
+    assert not edit.purge or f.removed_at is not None
+
+
+@given(feeds, leases)
+def test_what_is_wanted_and_current_is_left_alone(f: Feed, lease: Lease) -> None:
+    wanted = f.removed_at is None and f.spec.target_state is TargetState.RUNNING
+    if wanted and lease.state is not LeaseState.IDLE and lease.generation >= f.generation:
+        assert on_edit(f, lease) == Edit(None)
+
+
+@given(st.sampled_from(Reason), st.integers(0, 3), st.integers(1, 3), st.floats(-DAY_S, DAY_S))
+def test_after_an_edit_a_feed_that_should_run_is_not_held_back_by_the_past(
+    reason: Reason, ran: int, generation: int, retry_s: float
+) -> None:
+    retry_at = NOW + s(retry_s) if reason is Reason.BACKOFF else None
+    f, lease = feed(generation=generation), Lease(1, reason=reason, generation=ran, retry_at=retry_at)
+    after = perform(lease, on_edit(f, lease))
+    assert after is not None
+    assert may_start(f, after, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("f", "lease", "edit"),
+    [
+        (feed(generation=2), Lease(1, state=LeaseState.RUNNING, generation=1), "stop edited"),
+        (feed(generation=2), Lease(1, state=LeaseState.STOPPING, generation=1), "nothing"),
+        (feed(generation=2), Lease(1, state=LeaseState.ASSIGNED, generation=1), "nothing"),
+        (feed(target=TargetState.PAUSED), Lease(1, state=LeaseState.RUNNING, generation=1), "stop paused"),
+        (feed(target=TargetState.PAUSED), Lease(1, state=LeaseState.ASSIGNED), "withdraw paused"),
+        (feed(target=TargetState.PAUSED), Lease(1, reason=Reason.FAILED), "rename paused"),
+        (feed(removed=True), Lease(1, state=LeaseState.RUNNING, generation=1), "stop removed"),
+        (feed(removed=True), Lease(1, state=LeaseState.ASSIGNED), "withdraw removed"),
+        (feed(removed=True), Lease(1, reason=Reason.PAUSED), "purge removed"),
+        (feed(removed=True), Lease(1, state=LeaseState.STOPPING), "nothing"),
+        (feed(generation=2), Lease(1, reason=Reason.FAILED, generation=1), "rename new"),
+        (feed(), Lease(1, reason=Reason.PAUSED), "rename new"),
+        (feed(), Lease(1, reason=Reason.BACKOFF), "rename new"),
+        (feed(), Lease(1, reason=Reason.NO_CAPACITY), "nothing"),
+    ],
+)
+def test_what_an_edit_asks_for(f: Feed, lease: Lease, edit: str) -> None:
+    decision = on_edit(f, lease)
+    verb = {Move.ASK_TO_STOP: "stop", Move.WITHDRAW: "withdraw", None: "rename"}[decision.move]
+    said = f"{'purge' if decision.purge else verb} {decision.reason}" if decision.reason else "nothing"
+    assert said == edit
+
+
+# -- starting, and what a person sees ----------------------------------------------------------------
+
+
+@given(feeds, leases)
+def test_only_an_idle_feed_that_is_wanted_and_due_may_start(f: Feed, lease: Lease) -> None:
+    if may_start(f, lease, now=NOW):
+        assert lease.state is LeaseState.IDLE
+        assert lease.reason is not Reason.FAILED
+        assert f.removed_at is None
+        assert f.spec.target_state is TargetState.RUNNING
+        assert lease.retry_at is None or lease.retry_at <= NOW
+
+
+def test_a_feed_may_start_the_moment_it_is_due() -> None:
+    held_back = Lease(1, reason=Reason.BACKOFF, retry_at=NOW)
+    assert may_start(feed(), held_back, now=NOW)
+    assert not may_start(feed(), held_back, now=NOW - s(0.001))
+
+
+@pytest.mark.parametrize(
+    ("f", "lease", "shown"),
+    [
+        (feed(), Lease(1), Status.WAITING),
+        (feed(), Lease(1, reason=Reason.NO_CAPACITY), Status.WAITING),
+        (feed(), Lease(1, reason=Reason.BACKOFF), Status.BACKOFF),
+        (feed(), Lease(1, reason=Reason.FAILED), Status.FAILED),
+        (feed(target=TargetState.PAUSED), Lease(1, reason=Reason.FAILED), Status.PAUSED),
+        (feed(removed=True), Lease(1), Status.REMOVING),
+        (feed(), Lease(1, state=LeaseState.ASSIGNED), Status.STARTING),
+        (feed(), Lease(1, state=LeaseState.RUNNING), Status.CONNECTING),
+        (feed(), Lease(1, state=LeaseState.RUNNING, connected=True), Status.STREAMING),
+        (feed(), Lease(1, state=LeaseState.RUNNING, connected=True, stalled=True), Status.STALLED),
+        (feed(), Lease(1, state=LeaseState.RUNNING, stalled=True), Status.STALLED),
+        (feed(), Lease(1, state=LeaseState.STOPPING, connected=True), Status.STOPPING),
+        (feed(removed=True), Lease(1, state=LeaseState.STOPPING), Status.REMOVING),
+    ],
+)
+def test_the_status_of_a_feed(f: Feed, lease: Lease, shown: Status) -> None:
+    assert status(f, lease) is shown
+
+
+@given(feeds, leases, st.booleans(), st.booleans())
+def test_every_feed_has_a_status_and_only_a_running_one_streams(
+    f: Feed, lease: Lease, connected: bool, stalled: bool
+) -> None:
+    shown = status(f, replace(lease, connected=connected, stalled=stalled))
+    assert isinstance(shown, Status)
+    if shown in (Status.STREAMING, Status.CONNECTING, Status.STALLED):
+        assert lease.state is LeaseState.RUNNING
