@@ -7,7 +7,9 @@ which comes only after all tasks have ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 from collections.abc import Callable
 from threading import Thread
@@ -56,6 +58,7 @@ class FeedqStep(bootsteps.StartStopStep):
 
     def start(self, worker: Any) -> None:
         s = settings()
+        _raise_file_limit()
         if not wait_for_database(s):
             return
         streams_here = isinstance(worker.pool, StreamPool)
@@ -125,6 +128,13 @@ def _sleep(seconds: float) -> None:
     until = monotonic() + seconds
     while monotonic() < until and worker_state.should_stop is None:
         sleep(0.1)
+
+
+def _raise_file_limit() -> None:
+    """Two descriptors a feed: the usual soft limit of 1,024 would stop at 500, the hard one is far beyond."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _reconcile_in(pool: StreamPool) -> Callable[[], None]:

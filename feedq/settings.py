@@ -6,11 +6,12 @@ URLs may hold passwords, so they are `SecretStr` and show as asterisks wherever 
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from feedq.backoff import BackoffPolicy
 from feedq.errors import InvalidInput
@@ -133,8 +134,14 @@ class Settings(BaseSettings):
     def _check_trust(self) -> Settings:
         if self.trust_margin_s > self.ttl_s:
             raise ValueError(
-                f"trust_margin_s ({self.trust_margin_s:g}) must not exceed ttl_s ({self.ttl_s:g}): "
-                "a worker would never trust its own lease"
+                f"FEEDQ_TRUST_MARGIN_S ({self.trust_margin_s:g}) must not exceed "
+                f"FEEDQ_TTL_S ({self.ttl_s:g}): a worker would never trust its own lease"
+            )
+        # Half, because a silence of half a ttl is taken for an outage of the database: see store/workers.py.
+        if self.heartbeat_s > self.ttl_s / 2:
+            raise ValueError(
+                f"FEEDQ_HEARTBEAT_S ({self.heartbeat_s:g}) must not exceed half of "
+                f"FEEDQ_TTL_S ({self.ttl_s:g}): workers would be taken for dead between two heartbeats"
             )
         return self
 
@@ -175,11 +182,23 @@ def settings() -> Settings:
         return Settings()
     except ValidationError as error:
         raise InvalidInput(_explain(error)) from None
+    except SettingsError as error:
+        # Its cause quotes the value, which may be a URL with a password.
+        raise InvalidInput(_explain_unreadable(str(error))) from None
 
 
 def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_input=False, include_url=False):
         name = "__".join(str(part) for part in problem["loc"]).upper()
-        lines.append(f"FEEDQ_{name}: {problem['msg']}" if name else problem["msg"])
+        # pydantic's words for "raised by our own validator", which names the variables itself.
+        said = problem["msg"].removeprefix("Value error, ")
+        lines.append(f"FEEDQ_{name}: {said}" if name else said)
     return "; ".join(lines)
+
+
+def _explain_unreadable(message: str) -> str:
+    quoted = re.search(r'field "(\w+)"', message)
+    name = quoted.group(1).upper() if quoted else "*"
+    hint = ", or set FEEDQ_SINKS__<NAME>=<url> for each sink" if name == "SINKS" else ""
+    return f"FEEDQ_{name}: must be a JSON object{hint}"

@@ -71,11 +71,9 @@ def dispatch(assignments: Sequence[Assignment]) -> None:
     What cannot be sent is sent again by the dispatch time-out, under a new epoch. Messages carry no expiry:
     the receiver would judge it by its wall clock, and the epoch makes an old one harmless anyway.
     """
-    from feedq.celery import app
-
     sent = 0
     try:
-        with app.producer_or_acquire() as producer:
+        with stream_feed.app.producer_or_acquire() as producer:
             for assignment in assignments:
                 stream_feed.apply_async(
                     assignment.key,

@@ -110,12 +110,15 @@ FEEDS_UNPLACED = Gauge(
     registry=REGISTRY,
 )
 
-_PASSWORD = re.compile(r"(?P<head>\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s@]*(?=@)", re.IGNORECASE)
+# Up to the *last* @ before white space or the next URL: people forget to encode the @ of their passwords, and
+# it is better to hide too much than to show half of one.
+_PASSWORD = re.compile(r"(?P<head>://[^\s/:@]*:)(?:(?!://)\S)*(?=@)")
+_PASSWORD_PARAMETER = re.compile(r"(?P<head>[?&](?:ssl)?passw(?:or)?d=)[^\s&#]*", re.IGNORECASE)
 
 
 def mask_url(text: str) -> str:
     """``text`` with the password of every URL in it replaced by asterisks."""
-    return _PASSWORD.sub(r"\g<head>***", text)
+    return _PASSWORD_PARAMETER.sub(r"\g<head>***", _PASSWORD.sub(r"\g<head>***", text))
 
 
 def log(name: str) -> structlog.stdlib.BoundLogger:

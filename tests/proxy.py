@@ -29,6 +29,7 @@ import contextlib
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -88,6 +89,8 @@ class PostgresProxy:
         credentials, at, _ = parts.netloc.rpartition("@")
         self.url: str = urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self.port}"))
         """The server's URL, through this proxy."""
+        self.seen: Counter[str] = Counter()
+        """How many simple queries came through, by their first word."""
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def arm(self, fault: Fault, statement: str = "COMMIT", *, application: str = "") -> Trap:
@@ -161,6 +164,7 @@ class PostgresProxy:
 
     def _trip(self, query: str, application: str) -> Trap | None:
         with self._lock:
+            self.seen[query.split(None, 1)[0].upper()] += 1
             for trap in self._traps:
                 if trap.matches(query, application):
                     self._traps.remove(trap)
@@ -204,7 +208,7 @@ class _Link:
     def _upstream(self) -> None:
         try:
             for message, query in self._messages():
-                trap = self._proxy._trip(query, self.application) if query else None
+                trap = self._proxy._trip(query, self.application) if query.strip() else None
                 if trap is None:
                     self._server.sendall(message)
                 elif not self._spring(trap, message):

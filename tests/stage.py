@@ -60,9 +60,6 @@ class Stage:
         """The worker that holds most feeds."""
         return max(self._running(), key=lambda node: len(self.cluster.feeds_of(node)))
 
-    def idlest(self) -> Node:
-        return min(self._running(), key=lambda node: len(self.cluster.feeds_of(node)))
-
     def _running(self) -> list[Node]:
         return [node for node in self.cluster.workers.values() if node.status == "running"]
 

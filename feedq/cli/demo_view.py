@@ -37,7 +37,9 @@ def render(snapshot: Snapshot, *, flower_url: str, news: Sequence[str]) -> Rende
                 f"  and watch the feeds of {_short(victim.worker.name)} go on elsewhere",
             )
         )
-    parts.append(Text.assemble(("Flower ", "bold"), flower_url, "    ", ("Ctrl-C", "bold"), " stops it all"))
+    parts.append(
+        Text.assemble(("Web    ", "bold"), f"{flower_url}/feeds", "    ", ("Ctrl-C", "bold"), " stops it all")
+    )
     return Group(*parts)
 
 

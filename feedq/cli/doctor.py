@@ -16,7 +16,7 @@ from feedq.diagnosis.rounds import diagnose
 from feedq.wording import printable
 
 STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
-NAME_WIDTH = 18
+NAME_WIDTH = 20
 
 
 @click.command(short_help="Check database, broker, sinks, workers and limits; say what to mend.")

@@ -12,6 +12,7 @@ import sys
 import termios
 import time
 import tty
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from feedq.model import FeedView, Status, WorkerView
 from feedq.report import feed_row, worker_row
 from feedq.wording import ago, duration, printable, size, why
 
+RATE_WINDOW_S = 5.0
+"""Rates are over this long: workers report their progress every heartbeat, and not between."""
 LINES_BESIDE_FEEDS = 7
 """Header, titles and blank lines of the live view."""
 _TROUBLED_FIRST = (Status.FAILED, Status.STALLED, Status.BACKOFF, Status.WAITING, Status.CONNECTING)
@@ -37,7 +40,7 @@ _TROUBLED_FIRST = (Status.FAILED, Status.STALLED, Status.BACKOFF, Status.WAITING
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One look at the fleet, with rates since the look before."""
+    """One look at the fleet, with rates over the last seconds."""
 
     at: datetime
     feeds: Sequence[FeedView]
@@ -91,17 +94,19 @@ def top(invocation: Invocation, *, interval_s: float, count: int | None, tenant:
 
 
 def _frames(invocation: Invocation, *, tenant: str | None, count: int | None) -> Iterator[Frame]:
-    before: dict[int, int] = {}
-    looked_at = 0.0
+    past: deque[tuple[float, dict[int, int]]] = deque()
     looks = 0
     while count is None or looks < count:
         feeds = invocation.store.feeds.views(tenant=tenant)
         workers = invocation.store.workers.views()
         now = invocation.clock.monotonic()
         totals = {view.feed.id: view.lease.records_total for view in feeds}
-        passed_s = max(now - looked_at, 0.001)
+        while len(past) > 1 and now - past[1][0] >= RATE_WINDOW_S:
+            past.popleft()
+        then, before = past[0] if past else (now, {})
+        passed_s = max(now - then, 0.001)
         rates = {i: (total - before[i]) / passed_s for i, total in totals.items() if i in before}
-        before, looked_at = totals, now
+        past.append((now, totals))
         looks += 1
         yield Frame(invocation.clock.now(), feeds, workers, rates)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from feedq.embedded.lock import FileLock, is_locked
 from feedq.embedded.process import free_port, is_free, server_account
-from feedq.embedded.server import prepare_home, write_private
+from feedq.embedded.server import make_data_dir, write_private
 from feedq.errors import InvalidInput, Unavailable
 
 DEFAULT = Path(".feedq")
@@ -51,7 +51,7 @@ class DataDir:
         """Make it and lock it. Raises `Conflict` when a `feedq up` runs there."""
         if self.path.exists() and not self.path.is_dir():
             raise InvalidInput(f"{self.path} is not a directory: choose another one with --data-dir")
-        prepare_home(self.path, server_account())
+        make_data_dir(self.path, server_account())
         self._lock.acquire()
         self._state.unlink(missing_ok=True)
         self.logs.mkdir(exist_ok=True, mode=0o700)

@@ -42,7 +42,7 @@ def flower(*, port: Callable[[], int], settings: Mapping[str, str], logs: Path) 
     def argv() -> tuple[str, ...]:
         return (*CELERY, "flower", "--address=127.0.0.1", f"--port={port()}")
 
-    env = inherited_env({**FLOWER_SETTINGS, **settings})
+    env = {**FLOWER_SETTINGS, **inherited_env(settings)}
     return Service("flower", "flower", argv, env, logs / "flower.log")
 
 

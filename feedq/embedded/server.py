@@ -168,7 +168,7 @@ def prepare_home(data_dir: Path, account: Account | None) -> Path:
     then it is one below `HOMELESS`, which the link ``servers`` in ``data_dir`` leads to. Whoever deletes
     ``data_dir`` gets an empty database next time.
     """
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700 if account is None else 0o711)
+    make_data_dir(data_dir, account)
     link = data_dir / "servers"
     if link.is_symlink() and link.exists():
         return link.resolve()
@@ -186,6 +186,11 @@ def prepare_home(data_dir: Path, account: Account | None) -> Path:
     link.unlink(missing_ok=True)
     link.symlink_to(home)
     return home
+
+
+def make_data_dir(path: Path, account: Account | None) -> None:
+    """Private to us; servers under another account may pass through to what is theirs."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700 if account is None else 0o711)
 
 
 def make_private_dir(path: Path, *, account: Account | None) -> None:

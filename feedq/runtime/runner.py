@@ -32,6 +32,7 @@ from feedq.connectors.base import (
 )
 from feedq.errors import (
     FeedMisconfigured,
+    FeedqError,
     InvalidInput,
     LeaseLost,
     SinkUnavailable,
@@ -162,6 +163,9 @@ class FeedRunner:
         except (FeedMisconfigured, InvalidInput) as error:
             message = self._masked(error)
             logger.error(LogEvent.FEED_FAILED, feed=self.feed.name, error=message)
+            # What came before the record that cannot pass is to be in the table when a person looks.
+            with contextlib.suppress(FeedqError):
+                await self._drain()
             return self._release(Reason.FAILED, error=message)
         finally:
             self._task = None

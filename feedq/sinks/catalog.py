@@ -1,7 +1,7 @@
 """What a session knows of its database: feedq's own tables, and the landings it has looked at.
 
 Landings are read in one statement however many there are, judged by `feedq.sinks.landing`, and remembered
-for the life of the session until `Catalog.forget`. Only a fence creates tables: what disappears while a feed
+until `Catalog.look_again` finds them changed. Only a fence creates tables: what disappears while a feed
 is being written was taken away by a person, who should be asked and not overruled.
 """
 
@@ -77,11 +77,13 @@ class Catalog:
         ((allowed,),) = self._session.execute(MAY_CREATE, {"schema": schema})
         return bool(allowed)
 
-    def forget(self, landing: Landing) -> None:
-        """Look at the landing again before it is next used."""
-        self._plans.pop(landing, None)
-        if stage := self._stages.pop(landing, None):
-            stage.drop_stage(self._session)
+    def look_again(self, landings: Iterable[Landing]) -> None:
+        """Forget those whose tables have changed since they were looked at."""
+        known = [landing for landing in landings if landing in self._plans]
+        shapes = self._describe(known)
+        for landing in known:
+            if shapes.get(landing) != self._plans[landing].shape:
+                self._forget(landing)
 
     def open_stages(self, landings: Collection[Landing]) -> dict[Landing, str]:
         """Make sure that landings with a key have their staging tables; outside any transaction.
@@ -92,7 +94,7 @@ class Catalog:
         missing = [landing for landing in keyed if landing not in self._stages]
         if missing and len(self._stages) + len(missing) > STAGES_MAX:
             for landing in self._stages.keys() - set(keyed):
-                self.forget(landing)
+                self._forget(landing)
         wrong = {}
         for landing in missing:
             self._stages_made += 1
@@ -109,6 +111,12 @@ class Catalog:
             else:
                 self._plans[landing] = self._stages[landing] = plan
         return wrong
+
+    def _forget(self, landing: Landing) -> None:
+        """Look at the landing again before it is next used."""
+        self._plans.pop(landing, None)
+        if stage := self._stages.pop(landing, None):
+            stage.drop_stage(self._session)
 
     def _describe(self, landings: Collection[Landing]) -> dict[Landing, Shape]:
         numbered = dict(enumerate(landings))

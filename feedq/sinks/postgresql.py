@@ -65,7 +65,10 @@ class PostgresSink:
         """Fence many feeds in few statements. Raises `SinkUnavailable`."""
 
         def fence(session: Session, catalog: Catalog) -> list[FenceOutcome]:
-            wrong = catalog.problems({request.landing for request in requests}, create=True)
+            landings = {request.landing for request in requests}
+            # A table that was taken away since is made anew, or complained about, before a feed starts.
+            catalog.look_again(landings)
+            wrong = catalog.problems(landings, create=True)
             unusable: list[FenceOutcome] = [
                 Unusable(request.feed_id, request.epoch, wrong[request.landing])
                 for request in requests
@@ -144,7 +147,7 @@ class PostgresSink:
         """Why the landing cannot work; None when it can. Writes nothing. Raises `SinkUnavailable`."""
 
         def check(_: Session, catalog: Catalog) -> str | None:
-            catalog.forget(landing)
+            catalog.look_again([landing])
             if not landing.columns and not misdeclared(landing) and not catalog.exists(landing):
                 return (
                     None
@@ -181,8 +184,7 @@ class PostgresSink:
         """One attempt, without the feeds that cannot be written in any case."""
         landings = {write.landing for write in writes}
         if care is not Care.OPTIMISTIC:
-            for landing in landings:
-                catalog.forget(landing)
+            catalog.look_again(landings)
         wrong = catalog.problems(landings, create=False)
         wrong |= catalog.open_stages(landings - wrong.keys())
         unusable: dict[FeedKey, str] = {}

@@ -1,8 +1,8 @@
-"""The pages: *Feeds*, one feed, *Fleet*. Rendered here, refreshed in place by a script that asks for the live part.
+"""The pages: *Feeds*, one feed, *Fleet*.
 
-Each page is a frame around a live part; with ``live=1`` the live part comes alone, and an error comes as JSON. All
-text is escaped by the templates, and a content security policy forbids scripts and styles that are not files of ours
-or Flower's: names, errors and cursors come from elsewhere.
+Each is a frame around a live part, and a script asks for the live part again and again: with ``live=1`` it comes
+alone, and an error comes as JSON. All text is escaped by the templates, and a content security policy forbids
+scripts and styles that are not files of ours or Flower's: names, errors and cursors come from elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tornado import web
 
 from feedq import __version__, wording
 from feedq.errors import FeedqError, InvalidInput, NotFound
-from feedq.model import Status
+from feedq.model import FeedView, Status
 from feedq.store.listing import Query, Sort
 from feedq.telemetry import LogEvent, log, mask_url
 from feedq.web.asking import address, parse_query
@@ -35,8 +35,8 @@ POLICY = (
 TONES = {
     "streaming": "success",
     "active": "success",
-    "connecting": "primary",
-    "starting": "primary",
+    "connecting": "info",
+    "starting": "info",
     "stalled": "warning",
     "backoff": "warning",
     "waiting": "warning",
@@ -67,7 +67,7 @@ class Page(BaseHandler):
 
     @property
     def is_live(self) -> bool:
-        return self.get_query_argument("live", "") == "1"
+        return self.argument("live") == "1"
 
     def argument(self, name: str) -> str | None:
         # Not Flower's get_argument, which escapes: our templates do that, once.
@@ -121,7 +121,13 @@ class Page(BaseHandler):
     def part(self, template: str, **names: Any) -> str:
         """A template by itself, with the words that all of them use."""
         rendered: bytes = self.render_string(
-            template, tones=TONES, wording=wording, feed_url=self.feed_url, feeds_url=self.feeds_url, **names
+            template,
+            tones=TONES,
+            wording=wording,
+            why=why,
+            feed_url=self.feed_url,
+            feeds_url=self.feeds_url,
+            **names,
         )
         return rendered.decode()
 
@@ -210,3 +216,8 @@ class FleetPage(Page):
         facts = await self.facts.fleet()
         waiting = {t.reason: t.feeds for t in facts.tallies if t.status is Status.WAITING}
         return self.part("fleet_live.html", facts=facts, waiting=waiting, Status=Status)
+
+
+def why(view: FeedView, **options: int) -> str:
+    """What holds a feed up, without the word that its badge says already."""
+    return wording.why(view, **options).removeprefix(f"{view.status}: ")

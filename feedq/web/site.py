@@ -17,7 +17,7 @@ STATIC = Path(__file__).with_name("static")
 
 
 def addresses(facts: Facts) -> list[Any]:
-    """Everything as `url`, never as a tuple: with ``--url-prefix`` Flower drops what a tuple holds beside the class."""
+    """Each as `url`, never as a tuple: with ``--url-prefix`` Flower drops what else a tuple holds."""
     shared = {"facts": facts}
     return [
         url(r"/feeds", FeedsPage, shared, name="feeds"),

@@ -55,6 +55,7 @@ class Trouble:
         self.fleet.database_comes_back()
         self.fleet.broker.to_lose, self.fleet.broker.copies = 0, 1
         self.fleet.store.lose_answers(0)
+        self.fleet.store.fail_commits(0)
         self.fleet.has_beat = True
         for name, worker in self.fleet.workers.items():
             worker.thaw()
@@ -84,6 +85,7 @@ class Trouble:
             self._database,
             self._restart_database,
             self._lose_answers,
+            self._fail_commits,
             self._broker,
             self._old_message,
             self._edit,
@@ -140,6 +142,9 @@ class Trouble:
 
     def _lose_answers(self) -> None:
         self.fleet.store.lose_answers(self.rng.randint(1, 3))
+
+    def _fail_commits(self) -> None:
+        self.fleet.store.fail_commits(self.rng.randint(1, 2))
 
     def _broker(self) -> None:
         self.fleet.broker.to_lose = self.rng.randint(0, 3)

@@ -165,6 +165,7 @@ def test_a_source_that_we_hold_back_is_not_silent() -> None:
         assert bench.wire.is_reading_paused
         await bench.advance(DAY_S)
         assert not bench.wire.is_aborted
+        await bench.advance(30.0)
         assert len(await bench.connection.receive()) == 100
         assert not bench.wire.is_reading_paused
         # Silence counts from when we listened again.

@@ -224,3 +224,20 @@ def test_a_decision_says_why_and_what_was_rejected(page: Path) -> None:
 def test_every_decision_is_listed() -> None:
     listed = re.findall(r"\((0\d+[\w-]+\.md)\)", (DOCS / "adr" / "README.md").read_text())
     assert sorted(listed) == [page.name for page in ADRS]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_tests_that_pages_name_exist(page: Path) -> None:
+    named = set(re.findall(r"`(test_\w+)`", page.read_text()))
+    defined = {
+        name
+        for path in ROOT.glob("tests/**/test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert named <= defined
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    named = re.findall(r"`((?:feedq|tests|docs|bench)/[\w./-]*)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -123,7 +123,8 @@ def test_a_carriage_return_inside_a_line_keeps_the_batch_off_the_fast_path() -> 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_a_record_of_exactly_the_limit_passes_and_one_byte_more_does_not(end: bytes) -> None:
-    assert run(LineFramer(4), [b"1234", end]) == ([b"1234"], False)
+    for cut in range(len(end) + 1):
+        assert run(LineFramer(4), [b"1234" + end[:cut], end[cut:]]) == ([b"1234"], False)
     assert run(LineFramer(4), [b"12345" + end]) == ([], True)
     assert run(DelimiterFramer(b"||", 4), [b"1234|", b"|"]) == ([b"1234"], False)
     assert run(DelimiterFramer(b"||", 4), [b"12345||"]) == ([], True)

@@ -342,3 +342,16 @@ async def test_progress_is_told_once() -> None:
             first, second = bench.runner.progress(), bench.runner.progress()
     assert (first.records, second.records) == (len(bench.landed), 0)
     assert first.cursor == len(bench.landed)
+
+
+async def test_what_came_before_a_record_that_cannot_pass_has_landed_when_the_feed_fails() -> None:
+    async with numbered_source() as source:
+        source.garbage = b'{"seq": 2, "pad": "' + b"x" * 2000 + b'"}\n'
+        with DataPath(flush_interval_s=0.2) as path:
+            bench = Bench(path, options(source, max_record_bytes=1000))
+            bench.start()
+            release = await bench.end()
+    assert release is not None
+    assert release.reason is Reason.FAILED
+    assert "1000" in (release.error or "")
+    assert bench.landed == [1]

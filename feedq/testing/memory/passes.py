@@ -34,7 +34,7 @@ class MemoryFleet:
         db.pass_open = True
         try:
             yield MemoryPass(db, retention_days=self._retention_days)
-            db.require()
+            db.commit()
             db.tables.pass_at = db.now()
         except BaseException:
             db.tables = before

@@ -79,6 +79,10 @@ class MemoryStore:
         """The next ``count`` statements take effect, and their callers are told `Unavailable`."""
         self.database.answers_to_lose = count
 
+    def fail_commits(self, count: int) -> None:
+        """The next ``count`` passes fail at their commit and leave nothing behind."""
+        self.database.commits_to_fail = count
+
     def drop_sessions(self, worker_id: UUID) -> None:
         """What the kernel does for a killed process: its sockets close, its locks are gone."""
         self.database.sessions.pop(worker_id, None)

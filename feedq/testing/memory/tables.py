@@ -1,7 +1,7 @@
 """The rows of the control database in memory, and what can happen to such a database.
 
 It can be away (every call raises `Unavailable`), lose an answer (the statement took effect, the caller is
-told `Unavailable`), be restarted (every session breaks), and break single sessions.
+told `Unavailable`), fail a commit, be restarted (every session breaks), and break single sessions.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class MemoryDatabase:
         self.pass_open = False
         self.away = False
         self.answers_to_lose = 0
+        self.commits_to_fail = 0
         self._last_feed_id = 0
         self._last_lock_key = 0
 
@@ -86,6 +87,13 @@ class MemoryDatabase:
     def require(self) -> None:
         if self.away:
             raise Unavailable("control database (in memory): away")
+
+    def commit(self) -> None:
+        """The end of a pass, which may fail and then takes everything back."""
+        self.require()
+        if self.commits_to_fail:
+            self.commits_to_fail -= 1
+            raise Unavailable("control database (in memory): the commit failed")
 
     def answer(self) -> None:
         """The way back of a statement that has taken effect."""

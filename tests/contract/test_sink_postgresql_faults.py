@@ -1,0 +1,324 @@
+"""PostgreSQL breaking off at every statement, and many sessions at once: exactly once all the same."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+from uuid import uuid4
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.errors import SinkUnavailable
+from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Landing, Written
+from tests.contract.sink_harness import (
+    LOCK_TIMEOUT_S,
+    PATIENCE_S,
+    PostgresSinkHarness,
+    batch,
+    fence,
+    lines,
+    request,
+    write,
+)
+from tests.proxy import Fault
+
+KEYED = Landing("keyed", "json", (), ("payload",))
+
+
+@pytest.fixture
+def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
+    made = PostgresSinkHarness(postgres)
+    yield made
+    made.close()
+
+
+# -- broken off at every statement -------------------------------------------------------------------
+
+STATEMENTS = ["WITH mine", "COPY", "INSERT INTO", "UPDATE feedq_checkpoint"]
+WITH_CARE = ["SAVEPOINT", "ROLLBACK TO", "RELEASE", "COPY feedq_dead_letter"]
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
+@pytest.mark.parametrize("statement", STATEMENTS + WITH_CARE)
+def test_broken_off_before_the_commit_nothing_was_written(
+    harness: PostgresSinkHarness, statement: str, fault: Fault
+) -> None:
+    sink = harness.sink(url=harness.proxy.url)
+    fence(sink, 1, 1, KEYED)
+    records = [b"1", b'"\\u0000"'] if statement in WITH_CARE else [b"1"]
+    writes = [write(1, 1, lines(*records, cursor="after"), landing=KEYED)]
+    trap = harness.proxy.arm(fault, statement, application="feedq-writer/")
+    with pytest.raises(SinkUnavailable, match="nothing was written"):
+        sink.write(writes)
+    assert trap.tripped.wait(PATIENCE_S)
+    assert harness.landed(KEYED) == Counter()
+    assert harness.query("SELECT cursor, records, commit_id FROM feedq_checkpoint") == [(None, 0, None)]
+
+    # The same sink goes on with the same batches, and they land once.
+    assert sink.write(writes).landed == {(1, 1): 1}
+    assert harness.landed(KEYED) == Counter({("feed/1", 1, "1"): 1})
+    assert len(harness.dead()) == len(records) - 1
+    assert harness.query("SELECT cursor, records FROM feedq_checkpoint") == [("after", 1)]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS[1:])
+def test_a_backend_that_is_terminated_before_the_commit_has_written_nothing(
+    harness: PostgresSinkHarness, statement: str
+) -> None:
+    sink = harness.sink(url=harness.proxy.url)
+    fence(sink, 1, 1, KEYED)
+    trap = harness.proxy.arm(Fault.HOLD, statement)
+    errors: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            sink.write([write(1, 1, batch(b"1", cursor=1), landing=KEYED)])
+        except SinkUnavailable as error:
+            errors.append(error)
+
+    writer = threading.Thread(target=attempt)
+    writer.start()
+    assert trap.tripped.wait(PATIENCE_S)
+    harness.query(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^feedq-writer'"
+    )
+    trap.release()
+    writer.join(PATIENCE_S)
+    assert len(errors) == 1
+    assert harness.landed(KEYED) == Counter()
+    assert fence(harness.sink(), 1, 2, KEYED).cursor is None
+
+
+def test_a_session_that_died_while_idle_is_replaced_without_a_word(harness: PostgresSinkHarness) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    for n in range(2):
+        harness.query(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^feedq'"
+        )
+        assert sink.write([write(1, 1, batch(b"%d" % n, cursor=n))]).landed == {(1, 1): 1}
+        harness.query(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^feedq'"
+        )
+        assert fence(sink, 1, 1).cursor == n
+
+
+def test_a_backend_terminated_at_its_commit_leaves_the_decision_to_the_checkpoint(
+    harness: PostgresSinkHarness,
+) -> None:
+    worker = uuid4()
+    fence(harness.sink(worker_id=worker), 1, 1)
+    frozen = harness.frozen([write(1, 1, batch(b"1", cursor=1))], worker_id=worker)
+    harness.sink().unblock([worker])
+    unknown = frozen.thaw()
+    assert isinstance(unknown, CommitUnknown)
+    assert harness.sink(worker_id=worker).settle(unknown) is None
+
+
+def test_settling_ends_a_backend_that_has_not_read_its_commit_yet(harness: PostgresSinkHarness) -> None:
+    fence(harness.sink(), 1, 1)
+    sink, unknown, _ = harness.stranded([write(1, 1, batch(b"1", cursor=1))])
+    held = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"
+    assert harness.query(held) == [(1,)]
+    assert sink.settle(unknown) is None
+    assert harness.query(held) == [(0,)]
+
+
+def test_settling_does_not_guess_while_the_rows_are_locked(
+    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.sinks.postgresql.SETTLE_LOCK_TIMEOUT_S", 0.05)
+    fence(harness.sink(), 1, 1)
+    _, unknown, let_the_commit_arrive = harness.stranded([write(1, 1, batch(b"1", cursor=1))])
+    stranger = harness.sink()
+    with pytest.raises(SinkUnavailable, match="holds the lock"):
+        # Not the sink that lost it: it cannot tell which backend that was.
+        stranger.settle(unknown)
+    let_the_commit_arrive()
+    monkeypatch.undo()
+    assert stranger.settle(unknown) == unknown.written
+
+
+# -- refused by the server at the commit -------------------------------------------------------------
+
+TROUBLED = """
+CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, payload jsonb);
+CREATE SEQUENCE tries;
+CREATE FUNCTION trouble() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF nextval('tries') <= {failures} THEN RAISE 'trouble' USING ERRCODE = '{code}'; END IF;
+    RETURN NEW;
+END $$;
+CREATE CONSTRAINT TRIGGER trouble AFTER INSERT ON raw {when} FOR EACH ROW EXECUTE FUNCTION trouble();
+"""
+
+
+@pytest.mark.parametrize("when", ["", "DEFERRABLE INITIALLY DEFERRED"], ids=["in the copy", "at the commit"])
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_a_conflict_is_tried_again_a_few_times(harness: PostgresSinkHarness, code: str, when: str) -> None:
+    harness.query(TROUBLED.format(failures=3, code=code, when=when))
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    writes = [write(1, 1, batch(b"1", cursor=1))]
+    assert sink.write(writes) == Written({(1, 1): 1}, {}, (), {})
+    assert harness.landed() == Counter({("feed/1", 1, "1"): 1})
+    harness.query(
+        "ALTER SEQUENCE tries RESTART WITH 1; ALTER SEQUENCE tries MINVALUE -1000 RESTART WITH -1000"
+    )
+    with pytest.raises(SinkUnavailable, match="trouble.*nothing was written"):
+        sink.write(writes)
+    assert harness.landed().total() == 1
+
+
+def test_a_record_refused_at_the_commit_is_found_and_the_rest_lands(harness: PostgresSinkHarness) -> None:
+    harness.query(TROUBLED.format(failures=10**6, code="P0001", when="DEFERRABLE INITIALLY DEFERRED"))
+    sink = harness.sink()
+    sink.fence([request(1, 1), request(2, 1, Landing("fine", "json"))], lock_timeout_s=PATIENCE_S)
+    written = sink.write(
+        [write(1, 1, batch(b"1", b"2")), write(2, 1, batch(b"1"), landing=Landing("fine", "json"))]
+    )
+    assert written == Written({(1, 1): 0, (2, 1): 1}, {(1, 1): 2}, (), {})
+
+
+# -- locks -------------------------------------------------------------------------------------------
+
+
+def test_a_table_locked_by_an_operator_makes_the_sink_unavailable_and_says_so(
+    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.sinks.groupcommit.LOCK_TIMEOUT_S", 0.05)
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    with harness.session() as operator:
+        operator.execute("BEGIN; LOCK TABLE raw")
+        with pytest.raises(SinkUnavailable, match="another session holds the lock.*nothing was written"):
+            sink.write([write(1, 1, batch(b"1"))])
+    assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}
+
+
+def test_a_fence_under_way_elsewhere_blocks_its_feed_only(harness: PostgresSinkHarness) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    with harness.session() as other:
+        # Rows that are not there yet, as far as anybody else can see.
+        other.execute(
+            "BEGIN; INSERT INTO feedq_checkpoint (environment, feed_id, feed, epoch, owner) "
+            "SELECT 'test', n, 'x', 5, %s FROM generate_series(100, 150) AS n",
+            (str(uuid4()),),
+        )
+        requests = [request(n, 2) for n in (1, 99, *range(100, 151), 151)]
+        outcomes = {o.feed_id: o for o in sink.fence(requests, lock_timeout_s=LOCK_TIMEOUT_S)}
+        assert {n for n, o in outcomes.items() if isinstance(o, Fenced)} == {1, 99}
+        assert [outcomes[n] for n in range(100, 152)] == [Blocked(n, 2, None) for n in range(100, 152)]
+        other.execute("ROLLBACK")
+    assert all(isinstance(o, Fenced) for o in sink.fence(requests, lock_timeout_s=LOCK_TIMEOUT_S))
+
+
+def test_a_row_locked_by_an_operator_is_told_with_the_worker_that_fenced_it(
+    harness: PostgresSinkHarness,
+) -> None:
+    worker = uuid4()
+    fence(harness.sink(worker_id=worker), 1, 1)
+    with harness.session() as operator:
+        operator.execute("BEGIN; SELECT FROM feedq_checkpoint FOR UPDATE")
+        outcomes = harness.sink().fence([request(1, 2)], lock_timeout_s=LOCK_TIMEOUT_S)
+    assert outcomes == [Blocked(1, 2, worker)]
+
+
+def test_own_tables_that_are_dropped_come_back(harness: PostgresSinkHarness) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    harness.query("DROP TABLE feedq_dead_letter")
+    with pytest.raises(SinkUnavailable, match="feedq_dead_letter"):
+        sink.write([write(1, 1, batch(b"bad", cursor=1))])
+    assert sink.write([write(1, 1, batch(b"bad", cursor=1))]).dead == {(1, 1): 1}
+
+
+# -- many at once ------------------------------------------------------------------------------------
+
+
+def run_together(*works: object) -> None:
+    """Run them in threads, and raise what any of them raised."""
+    errors: list[BaseException] = []
+
+    def guard(work: object) -> None:
+        try:
+            work()  # type: ignore[operator]
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guard, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+        assert not thread.is_alive(), "stuck"
+    if errors:
+        raise errors[0]
+
+
+def test_writers_and_fences_over_the_same_feeds_in_any_order_do_not_deadlock(
+    harness: PostgresSinkHarness,
+) -> None:
+    feeds = range(1, 31)
+    harness.sink().fence([request(n, 1) for n in feeds], lock_timeout_s=PATIENCE_S)
+    before = harness.query("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+
+    def writer(seed: int) -> None:
+        rng, sink = random.Random(seed), harness.sink()
+        for _ in range(25):
+            order = rng.sample(feeds, 25)
+            written = sink.write([write(n, 1, lines(b"1", cursor=seed)) for n in order])
+            assert written.landed == {(n, 1): 1 for n in order}
+
+    def fencer(seed: int) -> None:
+        rng, sink = random.Random(seed), harness.sink()
+        for _ in range(25):
+            outcomes = sink.fence([request(n, 1) for n in rng.sample(feeds, 25)], lock_timeout_s=PATIENCE_S)
+            assert all(isinstance(outcome, Fenced) for outcome in outcomes)
+
+    run_together(lambda: writer(1), lambda: writer(2), lambda: fencer(3))
+    assert harness.landed().total() == 2 * 25 * 25
+    assert harness.query("SELECT sum(records) FROM feedq_checkpoint") == [(2 * 25 * 25,)]
+    harness.query("SELECT pg_stat_force_next_flush()")
+    assert (
+        harness.query("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == before
+    )
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_owners_that_take_feeds_from_one_another_land_every_record_once(
+    harness: PostgresSinkHarness, seed: int
+) -> None:
+    """Each owner fences feeds under ever larger epochs and writes on from their cursors until it is fenced."""
+    epochs = count(1)
+    feeds = range(1, 7)
+
+    def own(seed: int) -> None:
+        rng, sink = random.Random(seed), harness.sink()
+        for _ in range(12):
+            mine = rng.sample(feeds, 3)
+            epoch = next(epochs)
+            outcomes = sink.fence([request(n, epoch) for n in mine], lock_timeout_s=PATIENCE_S)
+            at = {o.feed_id: int(str(o.cursor or 0)) for o in outcomes if isinstance(o, Fenced)}
+            for _ in range(4):
+                group = []
+                for feed_id, cursor in at.items():
+                    upto = cursor + rng.randint(1, 3)
+                    records = [b"%d" % n for n in range(cursor + 1, upto + 1)]
+                    group.append(write(feed_id, epoch, lines(*records, cursor=upto)))
+                written = sink.write(group)
+                at = {w.feed_id: int(str(w.cursor)) for w in group if w.key in written.landed}
+                assert {w.key for w in group} == set(written.landed) | set(written.fenced)
+
+    run_together(*(lambda s=s: own(s) for s in (10 * seed, 10 * seed + 1, 10 * seed + 2)))
+    landed = Counter((feed, payload) for feed, _, payload in harness.landed().elements())
+    checkpoints = harness.query("SELECT feed, cursor, records FROM feedq_checkpoint")
+    for feed, cursor, records in checkpoints:
+        assert records == cursor
+        assert {int(p): n for (f, p), n in landed.items() if f == feed} == dict.fromkeys(
+            range(1, (cursor or 0) + 1), 1
+        )

@@ -1,0 +1,316 @@
+"""Tables that are there, are not there, or are not as they must be: made, used, or complained about."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.errors import SinkUnavailable
+from feedq.sinks.base import Fenced, Landing, Unusable
+from feedq.sinks.postgresql import PostgresSink
+from tests.contract.sink_harness import (
+    PATIENCE_S,
+    RAW,
+    PostgresSinkHarness,
+    batch,
+    fence,
+    request,
+    write,
+)
+
+TYPED = Landing("orders", "json", (("seq", "/seq"), ("note", "/note")))
+
+
+@pytest.fixture
+def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
+    made = PostgresSinkHarness(postgres)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def lowly(harness: PostgresSinkHarness) -> Iterator[PostgresSink]:
+    """A sink whose role may use the schema and nothing else; feedq's own tables are there."""
+    fence(harness.sink(), 99, 1, Landing("other", "json"))
+    role = f"lowly_{uuid4().hex[:8]}"
+    harness.query(
+        f"CREATE ROLE {role} LOGIN PASSWORD 'lowly'; GRANT USAGE ON SCHEMA public TO {role};"
+        f"GRANT SELECT, INSERT, UPDATE ON feedq_checkpoint, feedq_dead_letter TO {role}"
+    )
+    parts = urlsplit(harness.url)
+    url = urlunsplit(parts._replace(netloc=f"{role}:lowly@{parts.hostname}:{parts.port}"))
+    sink = harness.sink(url=url)
+    sink.role = role  # type: ignore[attr-defined] # for the statements of the tests
+    yield sink
+    sink.close()
+    harness.query(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def unusable(sink: PostgresSink, landing: Landing) -> str:
+    """The complaint of a fence, which `check` must share."""
+    (outcome,) = sink.fence([request(1, 1, landing)], lock_timeout_s=PATIENCE_S)
+    assert isinstance(outcome, Unusable), outcome
+    assert sink.check(landing) is not None
+    return outcome.error
+
+
+# -- making them -------------------------------------------------------------------------------------
+
+
+def test_the_default_table_is_made_in_its_schema_and_quoted(harness: PostgresSinkHarness) -> None:
+    landing = Landing('Sch"ema.we"ird; drop', "json")
+    sink = harness.sink()
+    assert sink.check(landing) is None
+    fence(sink, 1, 1, landing)
+    assert sink.check(landing) is None
+    sink.write([write(1, 1, batch(b"1"), landing=landing)])
+    assert harness.query('SELECT feed, payload FROM "Sch""ema"."we""ird; drop"') == [("feed/1", 1)]
+
+
+def test_names_keep_their_case(harness: PostgresSinkHarness) -> None:
+    sink = harness.sink()
+    for feed_id, name in enumerate(("Orders", "orders", "ORDERS")):
+        fence(sink, feed_id, 1, Landing(name, "text"))
+    assert harness.query("SELECT count(*) FROM pg_tables WHERE lower(tablename) = 'orders'") == [(3,)]
+
+
+def test_odd_column_names_are_quoted(harness: PostgresSinkHarness) -> None:
+    harness.query('CREATE TABLE odd ("a""b; --" text, "Ünï %s" text UNIQUE)')
+    landing = Landing("odd", "json", (('a"b; --', "/a"), ("Ünï %s", "/b~1c")), ("Ünï %s",))
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    written = sink.write([write(1, 1, batch(b'{"a": "x", "b/c": "%"}', b"bad"), landing=landing)])
+    assert (written.landed, written.dead) == ({(1, 1): 1}, {(1, 1): 1})
+    assert harness.query("SELECT * FROM odd") == [("x", "%")]
+
+
+def test_the_search_path_decides_where_a_plain_name_is(harness: PostgresSinkHarness) -> None:
+    harness.query("CREATE SCHEMA inner_one")
+    sink = harness.sink(url=harness.url + "?options=-csearch_path%3Dinner_one,public")
+    fence(sink, 1, 1)
+    sink.write([write(1, 1, batch(b"1"))])
+    assert harness.query("SELECT count(*) FROM inner_one.raw") == [(1,)]
+    assert harness.query("SELECT count(*) FROM inner_one.feedq_checkpoint") == [(1,)]
+
+
+def test_workers_that_start_together_make_the_same_tables_once(harness: PostgresSinkHarness) -> None:
+    landings = [RAW, Landing("new.one", "json"), Landing("new.two", "text")]
+    together = threading.Barrier(6)
+    outcomes: list[object] = []
+
+    def start(n: int) -> None:
+        sink = harness.sink()
+        together.wait(PATIENCE_S)
+        requests = [request(10 * n + k, 1, landing) for k, landing in enumerate(landings)]
+        outcomes.extend(sink.fence(requests, lock_timeout_s=PATIENCE_S))
+
+    threads = [threading.Thread(target=start, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert Counter(type(outcome) for outcome in outcomes) == {Fenced: 18}
+
+
+def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> None:
+    harness.query(
+        "CREATE TABLE orders (seq bigint, note text) PARTITION BY RANGE (seq);"
+        "CREATE TABLE orders_low PARTITION OF orders FOR VALUES FROM (0) TO (10)"
+    )
+    sink = harness.sink()
+    fence(sink, 1, 1, TYPED)
+    written = sink.write([write(1, 1, batch(b'{"seq": 1}', b'{"seq": 99}'), landing=TYPED)])
+    assert (written.landed, written.dead) == ({(1, 1): 1}, {(1, 1): 1})
+    assert "no partition" in harness.sink().dead_letters()[0].error
+
+
+# -- complaining about them --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ddl", "landing", "words"),
+    [
+        ("SELECT 1", TYPED, ["table 'orders' does not exist"]),
+        ("SELECT 1", Landing("no.such", "json", TYPED.columns), ["table 'no.such' does not exist"]),
+        ("CREATE TABLE orders (seq bigint)", TYPED, ["no column 'note'", "has 'seq'"]),
+        ("CREATE VIEW orders AS SELECT 1 AS seq, '' AS note", TYPED, ["'orders' is not a table"]),
+        ("CREATE TABLE raw (id int)", RAW, ["'feed', 'epoch', 'received_at', 'payload'", "sink.columns"]),
+        (
+            "CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, payload text)",
+            RAW,
+            ["'payload' is text, and must be jsonb for source.format json"],
+        ),
+        (
+            "CREATE TABLE orders (seq bigint, note text, at timestamptz NOT NULL)",
+            TYPED,
+            ["'at' is NOT NULL without a default"],
+        ),
+        (
+            "CREATE TABLE orders (seq bigint, note text); CREATE UNIQUE INDEX ON orders (seq) WHERE seq > 1",
+            Landing("orders", "json", TYPED.columns, ("seq",)),
+            ["no unique index on exactly (seq)", "CREATE UNIQUE INDEX ON public.orders (seq)"],
+        ),
+        (
+            "CREATE TABLE orders (note text, seq bigint UNIQUE DEFERRABLE)",
+            Landing("orders", "json", TYPED.columns, ("seq",)),
+            ["no unique index on exactly (seq)"],
+        ),
+        (
+            "CREATE TABLE orders (note text, seq bigint GENERATED ALWAYS AS (1) STORED)",
+            TYPED,
+            ["'seq' is generated"],
+        ),
+        ("SELECT 1", Landing("a.b.c", "json"), ["neither a table nor schema.table"]),
+        ("SELECT 1", Landing("feedq_checkpoint", "json"), ["feedq's own"]),
+    ],
+)
+def test_a_landing_that_cannot_work_says_what_and_where(
+    harness: PostgresSinkHarness, ddl: str, landing: Landing, words: list[str]
+) -> None:
+    harness.query(ddl)
+    error = unusable(harness.sink(), landing)
+    for word in words:
+        assert word in error
+
+
+def test_a_problem_that_was_mended_is_seen_by_the_next_fence(harness: PostgresSinkHarness) -> None:
+    sink = harness.sink()
+    unusable(sink, TYPED)
+    harness.query("CREATE TABLE orders (seq bigint)")
+    assert "no column 'note'" in unusable(sink, TYPED)
+    harness.query("ALTER TABLE orders ADD note text")
+    fence(sink, 1, 1, TYPED)
+
+
+def test_a_missing_permission_names_the_grant_and_the_grant_helps(
+    harness: PostgresSinkHarness, lowly: PostgresSink
+) -> None:
+    role = lowly.role  # type: ignore[attr-defined]
+    harness.query("CREATE TABLE orders (seq bigint UNIQUE, note text)")
+    assert f"GRANT INSERT ON public.orders TO {role}" in unusable(lowly, TYPED)
+    harness.query(f"GRANT INSERT ON public.orders TO {role}")
+    fence(lowly, 1, 1, TYPED)
+    assert lowly.write([write(1, 1, batch(b'{"seq":1}'), landing=TYPED)]).landed == {(1, 1): 1}
+
+    keyed = Landing("orders", "json", TYPED.columns, ("seq",))
+    assert f"GRANT SELECT (seq) ON public.orders TO {role}" in unusable(lowly, keyed)
+    harness.query(f"GRANT SELECT (seq) ON public.orders TO {role}")
+    fence(lowly, 1, 1, keyed)
+    assert lowly.write([write(1, 1, batch(b'{"seq":1}'), landing=keyed)]).landed == {(1, 1): 1}
+    assert harness.query("SELECT count(*) FROM orders") == [(1,)]
+
+
+def test_a_table_that_may_not_be_made_is_asked_for(harness: PostgresSinkHarness, lowly: PostgresSink) -> None:
+    for landing in (Landing("mine", "json"), Landing("nowhere.mine", "json")):
+        error = unusable(lowly, landing)
+        assert "does not exist and cannot be created: permission denied" in error
+        assert "grant CREATE" in error
+
+
+def test_a_schema_that_may_not_be_used_is_named(harness: PostgresSinkHarness, lowly: PostgresSink) -> None:
+    harness.query("CREATE SCHEMA shut; CREATE TABLE shut.orders (seq bigint, note text)")
+    assert "GRANT USAGE ON SCHEMA shut" in unusable(lowly, Landing("shut.orders", "json", TYPED.columns))
+
+
+def test_own_tables_that_may_not_be_made_make_the_sink_unavailable(
+    harness: PostgresSinkHarness, lowly: PostgresSink
+) -> None:
+    harness.query("DROP TABLE feedq_dead_letter")
+    with pytest.raises(SinkUnavailable, match="permission denied for schema public"):
+        lowly.fence([request(1, 1)], lock_timeout_s=1)
+
+
+# -- what changes under a running feed ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ("DROP TABLE orders", "does not exist"),
+        ("ALTER TABLE orders RENAME note TO remark", "no column 'note'"),
+        ("DROP TABLE orders; CREATE VIEW orders AS SELECT 1 AS seq, '' AS note", "not a table"),
+        (
+            "ALTER TABLE orders ADD at date NOT NULL DEFAULT now(); ALTER TABLE orders ALTER at DROP DEFAULT",
+            "'at' is NOT NULL",
+        ),
+    ],
+)
+@pytest.mark.parametrize("key", [(), ("seq",)], ids=["plain", "keyed"])
+def test_a_landing_that_breaks_stops_its_feeds_and_no_others(
+    harness: PostgresSinkHarness, change: str, word: str, key: tuple[str, ...]
+) -> None:
+    harness.query("CREATE TABLE orders (seq bigint UNIQUE, note text)")
+    landing = Landing("orders", "json", TYPED.columns, key)
+    sink = harness.sink()
+    sink.fence([request(1, 1, landing), request(2, 1), request(3, 1, landing)], lock_timeout_s=PATIENCE_S)
+    order = b'{"seq": %d, "note": "x"}'
+
+    def round_of(n: int) -> list[object]:
+        return [
+            write(1, 1, batch(order % n, cursor=n), landing=landing),
+            write(2, 1, batch(b"%d" % n, b"bad", cursor=n)),
+            write(3, 1, batch(order % (100 + n), cursor=n), landing=landing),
+        ]
+
+    assert sink.write(round_of(1)).landed == {(1, 1): 1, (2, 1): 1, (3, 1): 1}  # type: ignore[arg-type]
+    harness.query(change)
+    for n in (2, 3):
+        written = sink.write(round_of(n))  # type: ignore[arg-type]
+        assert (written.landed, written.dead) == ({(2, 1): 1}, {(2, 1): 1})
+        assert set(written.unusable) == {(1, 1), (3, 1)}
+        assert word in written.unusable[1, 1]
+    other = harness.sink()
+    cursors = harness.query("SELECT feed_id, cursor FROM feedq_checkpoint ORDER BY feed_id")
+    assert cursors == [(1, 1), (2, 3), (3, 1)]
+    assert other.dead_letters("feed/1") == []
+
+
+def test_a_permission_taken_away_stops_the_feed(harness: PostgresSinkHarness, lowly: PostgresSink) -> None:
+    role = lowly.role  # type: ignore[attr-defined]
+    harness.query(f"CREATE TABLE orders (seq bigint, note text); GRANT INSERT ON orders TO {role}")
+    fence(lowly, 1, 1, TYPED)
+    harness.query(f"REVOKE INSERT ON orders FROM {role}")
+    written = lowly.write([write(1, 1, batch(b'{"seq":1}'), landing=TYPED)])
+    assert f"GRANT INSERT ON public.orders TO {role}" in written.unusable[1, 1]
+
+
+def test_a_default_table_that_was_taken_away_comes_back_with_the_next_fence_only(
+    harness: PostgresSinkHarness,
+) -> None:
+    fencer, writer = harness.sink(role="fencer"), harness.sink()
+    fence(fencer, 1, 1)
+    harness.query("DROP TABLE raw")
+    for _ in range(2):
+        assert "does not exist" in writer.write([write(1, 1, batch(b"1"))]).unusable[1, 1]
+    fence(fencer, 1, 2)
+    assert writer.write([write(1, 2, batch(b"1"))]).landed == {(1, 2): 1}
+
+
+def test_a_trigger_that_fails_on_names_breaks_the_landing_and_nothing_of_it_is_written(
+    harness: PostgresSinkHarness,
+) -> None:
+    harness.query(
+        "CREATE TABLE orders (seq bigint, note text);"
+        "CREATE FUNCTION trip() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.note = 'trip' THEN PERFORM no_such_function(); END IF; RETURN NEW; END $$;"
+        "CREATE TRIGGER trip BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION trip()"
+    )
+    sink = harness.sink()
+    sink.fence([request(n, 1, TYPED) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
+    written = sink.write(
+        [
+            write(1, 1, batch(b'{"seq": 1}', b"bad"), landing=TYPED),
+            write(2, 1, batch(b'{"seq": 2, "note": "trip"}'), landing=TYPED),
+        ]
+    )
+    assert set(written.unusable) == {(1, 1), (2, 1)}
+    assert "no_such_function" in written.unusable[1, 1]
+    assert (written.landed, written.dead) == ({}, {})
+    assert harness.query("SELECT count(*) FROM orders") == [(0,)]
+    assert sink.dead_letters() == []

@@ -1,0 +1,170 @@
+"""Settings: bad values are named by their variable, and no password is ever shown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from feedq.errors import InvalidInput
+from feedq.settings import Settings, settings
+
+SECRET = "hunter2"
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
+    """Read the settings from these variables and no others."""
+    for name in list(os.environ):
+        if name.startswith("FEEDQ_"):
+            monkeypatch.delenv(name)
+
+    def read_from(**variables: str) -> Settings:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        settings.cache_clear()
+        try:
+            return settings()
+        finally:
+            settings.cache_clear()
+
+    return read_from
+
+
+Read = Callable[..., Settings]
+
+
+def test_the_defaults_are_valid_and_three_heartbeats_are_a_ttl(read: Read) -> None:
+    defaults = read()
+    assert defaults.ttl_s == 3 * defaults.heartbeat_s
+    assert 0 < defaults.trust_margin_s < defaults.ttl_s
+    assert defaults.sink_names == ("default",)
+
+
+def test_a_process_reads_its_settings_once(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.cache_clear()
+    first = settings()
+    monkeypatch.setenv("FEEDQ_JOB_SLOTS", "7")
+    assert settings() is first
+    settings.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("FEEDQ_HEARTBEAT_S", "soon"),
+        ("FEEDQ_HEARTBEAT_S", "-1"),
+        ("FEEDQ_HEARTBEAT_S", "nan"),
+        ("FEEDQ_TTL_S", "inf"),
+        ("FEEDQ_TTL_S", "86401"),
+        ("FEEDQ_TTL_S", ""),
+        ("FEEDQ_FENCE_LOCK_TIMEOUT_S", "0"),
+        ("FEEDQ_JOB_SLOTS", "0"),
+        ("FEEDQ_CLAIM_WINDOW", "1.5"),
+        ("FEEDQ_METRICS_PORT", "65536"),
+        ("FEEDQ_LOG_LEVEL", "loud"),
+        ("FEEDQ_LOG_FORMAT", "xml"),
+        ("FEEDQ_ENVIRONMENT", ""),
+        ("FEEDQ_ENVIRONMENT", "x" * 65),
+        ("FEEDQ_WORKER_LABELS", "region=eu"),
+        ("FEEDQ_WORKER_LABELS", '["eu"]'),
+        ("FEEDQ_SINKS", "postgresql://localhost/db"),
+    ],
+)
+def test_a_bad_value_is_refused_and_its_variable_named(read: Read, variable: str, value: str) -> None:
+    with pytest.raises(InvalidInput, match=variable):
+        read(**{variable: value})
+
+
+def test_every_bad_value_is_named_at_once(read: Read) -> None:
+    with pytest.raises(InvalidInput, match=r"FEEDQ_HEARTBEAT_S.*FEEDQ_JOB_SLOTS"):
+        read(FEEDQ_HEARTBEAT_S="x", FEEDQ_JOB_SLOTS="y")
+
+
+def test_a_margin_beyond_the_ttl_is_refused_because_nobody_would_ever_be_trusted(read: Read) -> None:
+    with pytest.raises(InvalidInput, match=r"^FEEDQ_TRUST_MARGIN_S \(3\) must not exceed FEEDQ_TTL_S \(2\)"):
+        read(FEEDQ_TRUST_MARGIN_S="3", FEEDQ_TTL_S="2")
+
+
+def test_a_heartbeat_that_leaves_no_room_for_a_late_one_is_refused(read: Read) -> None:
+    with pytest.raises(InvalidInput, match=r"FEEDQ_HEARTBEAT_S \(10\).* FEEDQ_TTL_S \(6\)"):
+        read(FEEDQ_HEARTBEAT_S="10")
+    assert read(FEEDQ_HEARTBEAT_S="10", FEEDQ_TTL_S="20").heartbeat_s == 10
+
+
+@pytest.mark.parametrize("value", ["0", "86400"])
+def test_durations_accept_nothing_and_a_day(read: Read, value: str) -> None:
+    names = [
+        name.upper()
+        for name in Settings.model_fields
+        if name.endswith("_s") and name not in ("fence_lock_timeout_s", "visibility_timeout_s")
+    ]
+    variables = {f"FEEDQ_{name}": value for name in names}
+    variables["FEEDQ_HEARTBEAT_S"] = str(float(value) / 2)
+    read_back = read(**variables)
+    for name in names:
+        if name != "HEARTBEAT_S":
+            assert getattr(read_back, name.lower()) == float(value)
+
+
+def test_the_backoff_policy_is_made_of_its_settings(read: Read) -> None:
+    policy = read(
+        FEEDQ_BACKOFF_BASE_S="1",
+        FEEDQ_BACKOFF_MAX_S="2",
+        FEEDQ_BACKOFF_ATTEMPTS_IN_PLACE="3",
+        FEEDQ_BACKOFF_HEALTHY_S="4",
+    ).backoff
+    assert (policy.base_s, policy.max_s, policy.attempts_in_place, policy.healthy_s) == (1, 2, 3, 4)
+
+
+# -- sinks -------------------------------------------------------------------------------------------
+
+
+def test_sinks_are_named_in_any_case_and_the_default_is_the_control_database(read: Read) -> None:
+    read_back = read(FEEDQ_DATABASE_URL="postgresql://c/db", FEEDQ_SINKS__Lake="postgresql://l/db")
+    assert read_back.sink_names == ("default", "lake")
+    assert read_back.sink_url("LAKE") == read_back.sink_url("lake") == "postgresql://l/db"
+    assert read_back.sink_url("default") == "postgresql://c/db"
+
+
+def test_the_default_sink_can_be_another_database(read: Read) -> None:
+    read_back = read(FEEDQ_SINKS__DEFAULT="postgresql://s/db")
+    assert read_back.sink_url("default") == "postgresql://s/db"
+    assert read_back.sink_names == ("default",)
+
+
+def test_an_unknown_sink_is_refused_with_the_variable_to_set(read: Read) -> None:
+    with pytest.raises(InvalidInput, match=r"FEEDQ_SINKS__LAKE.*known sinks: default"):
+        read().sink_url("lake")
+
+
+# -- secrets -----------------------------------------------------------------------------------------
+
+URL = f"postgresql://user:{SECRET}@host/db"
+
+
+def test_no_password_is_in_what_settings_print(read: Read) -> None:
+    read_back = read(FEEDQ_DATABASE_URL=URL, FEEDQ_BROKER_URL=URL, FEEDQ_SINKS__LAKE=URL)
+    for shown in (repr(read_back), str(read_back), str(read_back.model_dump()), read_back.model_dump_json()):
+        assert SECRET not in shown
+    assert read_back.sink_url("lake") == URL, "the driver gets it"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"FEEDQ_SINKS": URL},
+        {"FEEDQ_SINKS": f'{{"lake": ["{URL}"]}}'},
+        {"FEEDQ_SINKS__LAKE__URL": URL},
+        {"FEEDQ_WORKER_LABELS": URL},
+        {"FEEDQ_LOG_LEVEL": URL},
+        {"FEEDQ_DATABASE_URL": URL, "FEEDQ_TTL_S": "x"},
+    ],
+    ids=lambda v: ",".join(v),
+)
+def test_no_password_is_in_what_a_refusal_says(read: Read, variables: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        read(**variables)
+    assert SECRET not in str(refusal.value)
+    assert refusal.value.__suppress_context__, "or the traceback would show the cause, which quotes it"

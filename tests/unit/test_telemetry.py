@@ -1,0 +1,145 @@
+"""Telemetry: names that are well formed and unique, and passwords that never get out."""
+
+from __future__ import annotations
+
+import logging
+import string
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from feedq.settings import Settings
+from feedq.telemetry import REGISTRY, EventKind, LogEvent, configure_logging, log, mask_url
+
+schemes = st.sampled_from(["postgresql", "redis", "amqp", "tcp", "postgresql+psycopg2", "HTTP"])
+users = st.text(string.ascii_letters + string.digits + "_-.%", max_size=8)
+hosts = st.sampled_from(["localhost", "db.example:5432", "127.0.0.1:6379", "[::1]:5432"])
+paths = st.sampled_from(["", "/", "/db", "/0", "/db?sslmode=require"])
+passwords = st.text(
+    st.characters(exclude_categories=["Z", "C"], exclude_characters="*"), min_size=1, max_size=20
+)
+"""Anything without white space, the @ / : and ? that people forget to encode included."""
+
+
+def url(scheme: str, user: str, password: str, host: str, path: str) -> str:
+    return f"{scheme}://{user}:{password}@{host}{path}"
+
+
+@given(schemes, users, passwords, hosts, paths)
+def test_a_password_is_replaced_and_the_rest_is_kept(
+    scheme: str, user: str, password: str, host: str, path: str
+) -> None:
+    assume("://" not in password)
+    assert mask_url(url(scheme, user, password, host, path)) == url(scheme, user, "***", host, path)
+
+
+@given(st.lists(st.tuples(schemes, users, passwords, hosts, paths), min_size=1, max_size=4), st.data())
+def test_no_password_survives_in_a_text_with_several_urls(
+    parts: list[tuple[str, str, str, str, str]], data: st.DataObject
+) -> None:
+    secrets = [f"s3cr3t{password}" for _, _, password, _, _ in parts]
+    assume(all("://" not in secret for secret in secrets))
+    between = data.draw(st.sampled_from([" and ", ", ", ",", "\n", "|"]))
+    urls = [url(p[0], p[1], secret, p[3], p[4]) for p, secret in zip(parts, secrets, strict=True)]
+    assert "s3cr3t" not in mask_url(f"cannot connect to {between.join(urls)}: refused")
+
+
+@given(schemes, users, passwords, hosts, paths)
+def test_masking_twice_is_the_same_as_masking_once(
+    scheme: str, user: str, password: str, host: str, path: str
+) -> None:
+    masked = mask_url(f"at {url(scheme, user, password, host, path)}.")
+    assert mask_url(masked) == masked
+
+
+@given(st.text())
+def test_text_without_a_url_is_left_alone(text: str) -> None:
+    assume("://" not in text and "=" not in text)
+    assert mask_url(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://localhost/db",
+        "postgresql://user@localhost/db",
+        "redis://localhost:6379/0",
+        "http://localhost:8080/path, mail to a@b",
+        "t=12:30 a@b",
+    ],
+)
+def test_a_url_without_a_password_is_left_alone(text: str) -> None:
+    assert mask_url(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("postgresql://h/db?user=u&password=p&x=1", "postgresql://h/db?user=u&password=***&x=1"),
+        ("postgresql://h/db?sslpassword=p", "postgresql://h/db?sslpassword=***"),
+        ("FEEDQ_redis://u:p@h", "FEEDQ_redis://u:***@h"),
+        ("redis://:p@h", "redis://:***@h"),
+    ],
+)
+def test_other_places_of_a_password(text: str, masked: str) -> None:
+    assert mask_url(text) == masked
+
+
+def test_a_long_line_is_masked_in_no_time() -> None:
+    mask_url("a" * 1_000_000)
+    mask_url("://a:" * 100_000)
+    mask_url("x://u:" + "p" * 1_000_000)
+
+
+# -- names -------------------------------------------------------------------------------------------
+
+
+def test_names_of_history_are_words_joined_by_underscores_and_said_once() -> None:
+    values = [kind.value for kind in EventKind]
+    assert all(value.replace("_", "").isalpha() and value.islower() for value in values)
+    assert [kind.name.lower() for kind in EventKind] == values
+
+
+def test_no_two_log_events_read_alike() -> None:
+    assert len({event.value for event in LogEvent}) == len(list(LogEvent.__members__))
+
+
+def test_every_metric_carries_our_prefix_and_says_what_it_counts() -> None:
+    metrics = list(REGISTRY.collect())
+    assert metrics
+    for metric in metrics:
+        assert metric.name.startswith("feedq_")
+        assert metric.documentation
+
+
+# -- logging -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_no_log_line_shows_a_password(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(Settings.model_construct(log_format=log_format))
+    bad = "postgresql://user:hunter2@host/db"
+    log("feedq.test").warning(LogEvent.DATABASE_AWAY, error=f"cannot reach {bad}", url=bad)
+    logging.getLogger("celery.test").warning("connected to %s", bad)
+    try:
+        raise ConnectionError(f"no route to {bad}")
+    except ConnectionError:
+        logging.getLogger("kombu.test").exception("lost %s", bad)
+        log("feedq.test").exception(LogEvent.UNEXPECTED, where=bad)
+    shown = capsys.readouterr().err
+    assert shown.count("user:***@host") >= 6
+    assert "hunter2" not in shown
