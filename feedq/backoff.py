@@ -41,8 +41,8 @@ class LetGo:
 def next_try(attempts: int, *, rng: Random, policy: BackoffPolicy) -> Reconnect | LetGo:
     """Decide after the ``attempts``-th failure in a row (1 is the first). Never gives up."""
     assert attempts >= 1, attempts
-    # 2**attempts would overflow a float after a thousand failures; nothing grows past 2**32 x base.
-    bound_s = min(policy.max_s, policy.base_s * 2.0 ** min(attempts - 1, 32))
+    # 2.0 ** attempts would overflow after a thousand failures; any base has reached its maximum by then.
+    bound_s = min(policy.max_s, policy.base_s * 2.0 ** min(attempts - 1, 1000))
     delay_s = rng.uniform(0.0, bound_s)
     if attempts % max(policy.attempts_in_place, 1) == 0:
         return LetGo(delay_s)

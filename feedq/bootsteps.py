@@ -21,7 +21,8 @@ from celery import bootsteps, signals
 from celery.worker import state as worker_state
 from kombu import Queue
 
-from feedq import __version__
+from feedq import __version__, metrics
+from feedq.broker import NODE_PREFIX
 from feedq.errors import FeedqError, SchemaBehind
 from feedq.model import NewWorker
 from feedq.pool import StreamPool
@@ -33,6 +34,7 @@ from feedq.telemetry import LogEvent, log
 
 NODE_QUEUE_EXPIRES_S = 60
 """A dead node's queue goes with what is in it: its messages are stale, because its leases are freed."""
+EVENTS_GATHER_S = 0.2
 WAIT_FIRST_S = 0.5
 WAIT_MAX_S = 5.0
 
@@ -40,7 +42,7 @@ logger = log(__name__)
 
 
 def node_queue(hostname: str) -> str:
-    return f"node.{hostname}"
+    return f"{NODE_PREFIX}{hostname}"
 
 
 class FeedqStep(bootsteps.StartStopStep):
@@ -59,6 +61,8 @@ class FeedqStep(bootsteps.StartStopStep):
     def start(self, worker: Any) -> None:
         s = settings()
         _raise_file_limit()
+        # Before the wait: a worker that waits for its database says so there. It ends with the process.
+        metrics.serve(s, lambda: getattr(worker, "feedq", None))
         if not wait_for_database(s):
             return
         streams_here = isinstance(worker.pool, StreamPool)
@@ -75,6 +79,7 @@ class FeedqStep(bootsteps.StartStopStep):
             worker.pool.supervisor = supervisor
             # Celery sizes the window by -c, which here counts feeds and not messages.
             worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier
+        _gather_events(worker.consumer)
         _current.append(supervisor)
 
     def stop(self, worker: Any) -> None:
@@ -128,6 +133,28 @@ def _sleep(seconds: float) -> None:
     until = monotonic() + seconds
     while monotonic() < until and worker_state.should_stop is None:
         sleep(0.1)
+
+
+def _gather_events(consumer: Any) -> None:
+    """Send Celery's task events a few times a second instead of once a turn of its loop.
+
+    In a rush of messages that would be a round trip to the broker for each of them.
+    """
+    waiting = False
+
+    def flush() -> None:
+        nonlocal waiting
+        waiting = False
+        consumer._flush_events()
+
+    def buffered() -> None:
+        # On any thread; timers belong to the loop's.
+        nonlocal waiting
+        if consumer.hub is not None and not waiting:
+            waiting = True
+            consumer.hub.call_soon(consumer.hub.call_later, EVENTS_GATHER_S, flush)
+
+    consumer.on_send_event_buffered = buffered
 
 
 def _raise_file_limit() -> None:

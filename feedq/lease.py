@@ -37,10 +37,8 @@ class Move(StrEnum):
     """Reconcile chose a worker: the epoch grows."""
     CLAIM = "claim"
     """The chosen worker took it, under the same epoch."""
-    REDISPATCH = "redispatch"
-    """Never claimed in time: the same worker, or another, under the next epoch."""
     WITHDRAW = "withdraw"
-    """Assigned, not claimed, and no longer wanted there."""
+    """Assigned and not claimed: in time, or because it is no longer wanted there. May be assigned anew."""
     ASK_TO_STOP = "ask_to_stop"
     """Pause, edit, removal or drain: the owner is asked to let go."""
     RELEASE = "release"
@@ -53,7 +51,6 @@ TRANSITIONS: Mapping[tuple[LeaseState, Move], LeaseState] = MappingProxyType(
     {
         (LeaseState.IDLE, Move.ASSIGN): LeaseState.ASSIGNED,
         (LeaseState.ASSIGNED, Move.CLAIM): LeaseState.RUNNING,
-        (LeaseState.ASSIGNED, Move.REDISPATCH): LeaseState.ASSIGNED,
         (LeaseState.ASSIGNED, Move.WITHDRAW): LeaseState.IDLE,
         (LeaseState.ASSIGNED, Move.LOSE_WORKER): LeaseState.IDLE,
         (LeaseState.RUNNING, Move.ASK_TO_STOP): LeaseState.STOPPING,
@@ -64,8 +61,8 @@ TRANSITIONS: Mapping[tuple[LeaseState, Move], LeaseState] = MappingProxyType(
     }
 )
 
-EPOCH_GROWS = frozenset({Move.ASSIGN, Move.REDISPATCH})
-"""The moves that begin a new tenure; every other move keeps the epoch, or it could not be matched."""
+EPOCH_GROWS = frozenset({Move.ASSIGN})
+"""The move that begins a new tenure; every other move keeps the epoch, or it could not be matched."""
 
 
 def transition(state: LeaseState, move: Move) -> LeaseState:

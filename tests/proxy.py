@@ -41,7 +41,8 @@ RELEASE_TIMEOUT_S = 120.0
 """A held query is dropped after this long, so that a failed test does not hang."""
 CHUNK_BYTES = 256 * 1024
 PROTOCOL_3 = 3
-READY_FOR_QUERY = b"Z"
+ANSWERED = (b"Z", b"G")
+"""The server is ready for the next query, or for the data of a COPY."""
 
 
 class Fault(Enum):
@@ -257,7 +258,7 @@ class _Link:
                     self._client.sendall(data)
                     continue
                 swallowed += data
-                if READY_FOR_QUERY in (kind for kind, _ in _typed_messages(swallowed)):
+                if any(kind in ANSWERED for kind, _ in _typed_messages(swallowed)):
                     self._answered.set()
         except OSError:
             pass

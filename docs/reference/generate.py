@@ -1,6 +1,6 @@
-"""Writes the tables of these reference pages that the code already knows: settings and metrics.
+"""Writes what the code already knows: the tables of settings and metrics, and the states of a lease.
 
-``make docs`` runs it; a test fails while a page differs from what it would write. A table stands between two
+``make docs`` runs it; a test fails while a page differs from what it would write. Each stands between two
 comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around them is written by hand.
 """
 
@@ -14,7 +14,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from feedq import telemetry
+from feedq import lease, telemetry
+from feedq.model import LeaseState
 from feedq.settings import Settings
 
 HERE = Path(__file__).parent
@@ -52,9 +53,22 @@ def metrics_table() -> str:
     return "\n".join(lines)
 
 
+def lease_states() -> str:
+    """The diagram of the states, and the moves as a table."""
+    arrows: dict[tuple[LeaseState, LeaseState], list[str]] = {}
+    rows = ["| move | from | to | epoch |", "|---|---|---|---|"]
+    for (before, move), after in lease.TRANSITIONS.items():
+        grows = move in lease.EPOCH_GROWS
+        arrows.setdefault((before, after), []).append(f"{move}{' (epoch + 1)' if grows else ''}")
+        rows.append(f"| `{move}` | `{before}` | `{after}` | {'grows' if grows else 'stays'} |")
+    diagram = [f"    {before} --> {after}: {', '.join(moves)}" for (before, after), moves in arrows.items()]
+    return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> idle", *diagram, "```", "", *rows])
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "settings.md": {"settings": settings_tables},
     "metrics.md": {"metrics": metrics_table},
+    "../explanation/lease.md": {"lease": lease_states},
 }
 
 

@@ -8,9 +8,11 @@ which match an epoch and are therefore harmless when they come late.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
+from time import monotonic
 from typing import TypeAlias
 from uuid import UUID
 
@@ -22,12 +24,37 @@ from feedq.telemetry import LogEvent, log
 GROUP_MAX = 2_000
 """Requests a statement."""
 RETRY_S = 0.25
+RUSH_S = 0.015
+"""Claims that follow others within this are gathered for as long: a cold start brings one message at a time,
+and a transaction for each few would cost more than the wait. The first of a failover never waits."""
 
 logger = log(__name__)
 
 OnClaimed = Callable[[list[Claim], list[FeedKey]], None]
 """Hears which claims were granted and which keys were stale; called on the desk's thread."""
 Job: TypeAlias = Callable[[], object]
+Request: TypeAlias = tuple[UUID, FeedKey] | tuple[UUID, Release] | Job | None
+"""A claim, a release, something else to do, or None for the end."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Requests that are carried out together."""
+
+    claims: dict[UUID, list[FeedKey]] = field(default_factory=dict)
+    releases: dict[UUID, list[Release]] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
+    is_last: bool = False
+
+    def add(self, item: Request) -> None:
+        if item is None:
+            self.is_last = True
+        elif callable(item):
+            self.jobs.append(item)
+        elif isinstance(item[1], Release):
+            self.releases.setdefault(item[0], []).append(item[1])
+        else:
+            self.claims.setdefault(item[0], []).append(item[1])
 
 
 class Desk:
@@ -38,7 +65,8 @@ class Desk:
     ) -> None:
         self._store = store
         self._on_claimed, self._on_lost = on_claimed, on_lost
-        self._queue: SimpleQueue[tuple[UUID, FeedKey] | tuple[UUID, Release] | Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[Request] = SimpleQueue()
+        self._claimed_at = float("-inf")
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="feedq-desk", daemon=True)
 
@@ -73,34 +101,34 @@ class Desk:
     # -- the thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        claims: dict[UUID, list[FeedKey]] = {}
-        releases: dict[UUID, list[Release]] = {}
-        jobs: list[Job] = []
-        done = False
-        while not done and not self._stopping.is_set():
-            item = self._queue.get()
-            for _ in range(GROUP_MAX):
-                if item is None:
-                    done = True
-                    break
-                if callable(item):
-                    jobs.append(item)
-                elif isinstance(item[1], Release):
-                    releases.setdefault(item[0], []).append(item[1])
-                else:
-                    claims.setdefault(item[0], []).append(item[1])
-                try:
-                    item = self._queue.get_nowait()
-                except Empty:
-                    break
+        while not self._stopping.is_set():
+            group = self._gather()
             # Jobs first: a drain must be known before the releases that follow it wake reconcile.
-            for job in jobs:
+            for job in group.jobs:
                 self._insist(job)
-            for worker_id, mine in releases.items():
+            for worker_id, mine in group.releases.items():
                 self._insist(partial(self._release, worker_id, mine))
-            for worker_id, keys in claims.items():
+            for worker_id, keys in group.claims.items():
                 self._insist(partial(self._claim, worker_id, keys))
-            claims, releases, jobs = {}, {}, []
+            if group.claims:
+                self._claimed_at = monotonic()
+            if group.is_last:
+                return
+
+    def _gather(self) -> _Group:
+        """Everything that is asked for by now, and in a rush of claims what comes within a moment more."""
+        group = _Group()
+        group.add(self._queue.get())
+        if group.claims and monotonic() - self._claimed_at < RUSH_S:
+            self._stopping.wait(RUSH_S)
+        for _ in range(GROUP_MAX):
+            if group.is_last:
+                break
+            try:
+                group.add(self._queue.get_nowait())
+            except Empty:
+                break
+        return group
 
     def _claim(self, worker_id: UUID, keys: list[FeedKey]) -> None:
         granted = self._store.leases.claim(worker_id, keys)

@@ -82,7 +82,7 @@ class Keeper:
         self._live: set[str] = set()
         self._session: Session | None = None
         self._listener: Listener | None = None
-        self._renewed_at = clock.monotonic()
+        self._renewed_at = self._tried_at = clock.monotonic()
         self._watchdog_s = settings.reconcile_interval_s * WATCHDOG_INTERVALS
         self._watchdog_s *= 1 + WATCHDOG_JITTER * rng.random()
         self._watchdog_at = clock.monotonic() + self._watchdog_s
@@ -101,6 +101,15 @@ class Keeper:
     @property
     def heartbeat_age_s(self) -> float:
         return self._clock.monotonic() - self._renewed_at
+
+    @property
+    def attempt_age_s(self) -> float:
+        """Since a heartbeat was last tried, whatever became of it."""
+        return self._clock.monotonic() - self._tried_at
+
+    @property
+    def is_running(self) -> bool:
+        return all(thread.is_alive() for thread in self._threads)
 
     def start(self) -> None:
         """Register, then keep the lease on threads. Raises `Unavailable` if that first step fails."""
@@ -134,7 +143,7 @@ class Keeper:
     def beat(self) -> bool:
         """One heartbeat and all that follows from it. False when the database did not answer."""
         # Before the round trip: see TrustWindow.
-        sent_at = self._clock.monotonic()
+        sent_at = self._tried_at = self._clock.monotonic()
         try:
             session = self._open_session()
             answer = session.heartbeat(self._tenant.load())

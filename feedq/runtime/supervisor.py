@@ -99,6 +99,10 @@ class Supervisor:
     def is_draining(self) -> bool:
         return self._draining
 
+    @property
+    def loop_lag_s(self) -> float:
+        return self._vitals.lag_s
+
     def drain(self) -> None:
         """Begin to let go of everything, and take nothing more. Returns at once; safe in a signal handler."""
         if self._draining:

@@ -38,11 +38,15 @@ class Vitals:
         before_at, before_used = self._cpu
         self._cpu = (at, used)
         cpu = (used - before_used) / (at - before_at) if at > before_at else 0.0
-        # A loop that is stuck runs no probe; what it is late already counts as well.
-        overdue_s = max(0.0, self._loop.time() - self._due_at) if self._due_at else 0.0
         return Load(
             feeds=feeds,
             cpu=round(cpu, 3),
             rss=self._process.memory_info().rss,
-            loop_lag_s=round(max(self._lag_s, overdue_s), 4),
+            loop_lag_s=round(self.lag_s, 4),
         )
+
+    @property
+    def lag_s(self) -> float:
+        """How late the loop last ran a timer. One that is stuck runs none: what it is late already counts."""
+        overdue_s = max(0.0, self._loop.time() - self._due_at) if self._due_at else 0.0
+        return max(self._lag_s, overdue_s)

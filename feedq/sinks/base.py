@@ -87,7 +87,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """The sink has seen a larger epoch than the one we came with."""
+    """The sink has seen a larger epoch than the one we came with, or the same of another worker."""
 
     feed_id: int
     epoch: int

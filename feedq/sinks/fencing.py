@@ -81,7 +81,7 @@ class Fencing:
         epochs = dict(self._session.execute(EPOCHS_IN_SINK, self._of(requests)))
         return [
             Superseded(request.feed_id, request.epoch, epochs[request.feed_id])
-            if epochs.get(request.feed_id, 0) > request.epoch
+            if epochs.get(request.feed_id, 0) >= request.epoch
             # Somebody removed the checkpoint by hand just now: the next try makes a new one.
             else Blocked(request.feed_id, request.epoch, None)
             for request in requests

@@ -78,11 +78,11 @@ FROM unnest(%(feed_ids)s::bigint[], %(feeds)s::text[], %(epochs)s::bigint[]) AS 
 ORDER BY m.feed_id
 ON CONFLICT (environment, feed_id) DO UPDATE
 SET epoch = excluded.epoch, owner = excluded.owner, feed = excluded.feed, updated_at = clock_timestamp()
-WHERE c.epoch <= excluded.epoch
+WHERE c.epoch < excluded.epoch OR (c.epoch = excluded.epoch AND c.owner = excluded.owner)
 RETURNING c.feed_id, c.cursor, c.records
 """
-# <= and not <: an owner that let go for a moment fences its own epoch again, and a claim of one epoch is
-# granted to one worker only.
+# An owner that let go for a moment fences its own epoch again. Another worker with the same epoch may not: the
+# control database has forgotten an epoch (a lease row deleted by hand, a backup restored) and gave it out twice.
 
 EPOCHS_IN_SINK: Final = """
 SELECT c.feed_id, c.epoch FROM feedq_checkpoint AS c

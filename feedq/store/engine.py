@@ -21,6 +21,10 @@ CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_MS = 60_000
 """Nothing feedq asks of the control database takes this long; a lock that does is better given up."""
 LOCK_TIMEOUT_MS = 10_000
+IDLE_IN_TRANSACTION_TIMEOUT_MS = 3_000
+"""A process that freezes in a transaction, a reconcile pass say, is thrown out after this. Longer than a pass
+ever computes between two statements; and shorter than a ttl, because the rows it has locked are those that
+heartbeats renew."""
 POOL_SIZE = 2
 """Connections kept open a process: one for the leases, one for jobs; more are opened in a rush only."""
 POOL_OVERFLOW = 3
@@ -43,6 +47,12 @@ def driver_options(application_name: str) -> dict[str, Any]:
     }
 
 
+def _transaction_options(application_name: str) -> dict[str, Any]:
+    options = driver_options(application_name)
+    limit = f" -c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_TIMEOUT_MS}"
+    return {**options, "options": options["options"] + limit}
+
+
 def make_engine(url: str, *, application_name: str) -> Engine:
     """An engine with a small pool. Does not connect yet. Raises `InvalidInput` on a URL of another kind."""
     return create_engine(
@@ -51,7 +61,7 @@ def make_engine(url: str, *, application_name: str) -> Engine:
         max_overflow=POOL_OVERFLOW,
         pool_timeout=15,
         pool_pre_ping=True,
-        connect_args=driver_options(application_name),
+        connect_args=_transaction_options(application_name),
         json_serializer=lambda value: orjson.dumps(value).decode(),
         json_deserializer=json.loads,
     )

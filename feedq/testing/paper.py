@@ -60,6 +60,8 @@ class PaperSource:
 
 @dataclass(frozen=True, slots=True)
 class PaperCheckpoint:
+    """Where a feed stands in the sink."""
+
     epoch: int
     cursor: int
 

@@ -83,7 +83,7 @@ class MemorySink:
         row = self.tables.checkpoints.get(feed_id)
         if row is not None and feed_id in self.tables.locked:
             return Blocked(feed_id, epoch, row.owner)
-        if row is not None and row.epoch > epoch:
+        if row is not None and (row.epoch > epoch or (row.epoch == epoch and row.owner != self._worker_id)):
             return Superseded(feed_id, epoch, row.epoch)
         if row is None:
             row = self.tables.checkpoints[feed_id] = MemoryCheckpoint(epoch, self._worker_id)

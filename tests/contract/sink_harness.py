@@ -144,9 +144,9 @@ class SinkHarness(Protocol):
 class PostgresSinkHarness:
     """`PostgresSink` over a database that is otherwise empty."""
 
-    def __init__(self, postgres: Postgres) -> None:
-        self.url = empty_database(postgres)
-        self.proxy = PostgresProxy(self.url)
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.proxy = PostgresProxy(url)
         self._sinks: list[PostgresSink] = []
 
     def sink(

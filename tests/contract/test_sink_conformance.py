@@ -19,19 +19,20 @@ from tests.contract.sink_harness import (
     PostgresSinkHarness,
     SinkHarness,
     batch,
+    empty_database,
     fence,
     lines,
     request,
     write,
 )
 
-HARNESSES: dict[str, Callable[[Postgres], SinkHarness]] = {"postgresql": PostgresSinkHarness}
+HARNESSES: dict[str, Callable[[str], SinkHarness]] = {"postgresql": PostgresSinkHarness}
 
 
 @pytest.fixture(params=sorted(HARNESSES))
 def harness(request: pytest.FixtureRequest, postgres: Postgres) -> Iterator[SinkHarness]:
     """Each kind of sink in turn."""
-    made = HARNESSES[request.param](postgres)
+    made = HARNESSES[request.param](empty_database(postgres))
     yield made
     made.close()
 
@@ -64,6 +65,16 @@ def test_an_epoch_that_has_passed_is_superseded(harness: SinkHarness) -> None:
     fence(sink, 1, 9)
     assert sink.fence([request(1, 8)], lock_timeout_s=LOCK_TIMEOUT_S) == [Superseded(1, 8, 9)]
     assert fence(sink, 1, 10).epoch == 10
+
+
+def test_an_epoch_that_another_worker_has_fenced_is_superseded(harness: SinkHarness) -> None:
+    """A control database that forgot an epoch gives it out a second time, while its first owner sleeps."""
+    first, second = harness.sink(), harness.sink()
+    fence(first, 1, 1)
+    first.write([write(1, 1, batch(b"1", cursor=1))])
+    assert second.fence([request(1, 1)], lock_timeout_s=LOCK_TIMEOUT_S) == [Superseded(1, 1, 1)]
+    assert fence(second, 1, 2).cursor == 1
+    assert first.write([write(1, 1, batch(b"2", cursor=2))]).landed == {}
 
 
 def test_many_feeds_are_fenced_at_once_each_with_its_own_outcome(harness: SinkHarness) -> None:

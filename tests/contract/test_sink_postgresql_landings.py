@@ -19,6 +19,7 @@ from tests.contract.sink_harness import (
     RAW,
     PostgresSinkHarness,
     batch,
+    empty_database,
     fence,
     request,
     write,
@@ -29,7 +30,7 @@ TYPED = Landing("orders", "json", (("seq", "/seq"), ("note", "/note")))
 
 @pytest.fixture
 def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
-    made = PostgresSinkHarness(postgres)
+    made = PostgresSinkHarness(empty_database(postgres))
     yield made
     made.close()
 

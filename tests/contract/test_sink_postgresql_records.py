@@ -21,6 +21,7 @@ from tests.contract.sink_harness import (
     RAW,
     PostgresSinkHarness,
     batch,
+    empty_database,
     fence,
     lines,
     request,
@@ -34,7 +35,7 @@ ORDERS = "CREATE TABLE orders (seq bigint, at timestamptz, sku varchar(5), paylo
 
 @pytest.fixture
 def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
-    made = PostgresSinkHarness(postgres)
+    made = PostgresSinkHarness(empty_database(postgres))
     yield made
     made.close()
 

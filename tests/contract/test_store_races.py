@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from feedq.errors import Unavailable
 from feedq.model import LeaseState, Load, Reason, Release, TargetState, Worker
 from tests.contract.harness import TTL_S, PostgresHarness, progress
 
@@ -119,6 +120,31 @@ def test_a_heartbeat_that_races_with_a_pass_that_spares_the_worker_renews(
         beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=5)
         wait_until_blocked(h, beat)
     assert beat.result(WAIT_S) is not None
+
+
+def test_a_pass_that_freezes_in_its_transaction_holds_nobody_up_for_long(
+    postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
+) -> None:
+    """It has locked the rows of the workers it assigned to, and no other pass may begin meanwhile."""
+    h = postgres_harness
+    worker, feed = h.worker(), h.feed()
+    h.absorb_edits()
+
+    def freeze() -> None:
+        with h.store.fleet.reconcile_pass() as p:
+            assert p is not None
+            p.assign([(feed.id, worker.id)])
+            beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=TTL_S)
+            wait_until_blocked(h, beat)
+            renewed.append(beat.result(WAIT_S))  # while the pass is still frozen
+
+    renewed: list[object] = []
+    with pytest.raises(Unavailable):
+        freeze()
+    assert renewed
+    assert renewed[0] is not None
+    assert h.lease(feed).state is LeaseState.IDLE
+    assert [a.key for a in h.reconcile()[1]] == [(feed.id, 1)]
 
 
 def test_of_many_passes_at_once_one_is_let_in(

@@ -26,7 +26,7 @@ policies = st.builds(
 def bound_s(attempts: int, policy: BackoffPolicy) -> float:
     """The plain reference: doubling from the base, by repeated addition, up to the maximum."""
     bound = policy.base_s
-    for _ in range(min(attempts - 1, 200)):
+    for _ in range(min(attempts - 1, 1000)):
         if bound >= policy.max_s or bound == 0:
             break
         bound += bound

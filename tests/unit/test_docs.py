@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import pkgutil
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import click
 import pytest
-from click import Command, Context, Group
+from click import Command, Group
 from sqlalchemy import Table
 
 import feedq
+from feedq import manifest
 from feedq.cli import main as feedq_command
+from feedq.clock import SystemClock
+from feedq.connectors.base import Context
+from feedq.declaration import problems
 from feedq.errors import FeedqError
-from feedq.model import LeaseState, Reason, Status, TargetState, WorkerState
+from feedq.model import Batch, LeaseState, Reason, Status, TargetState, WorkerState
+from feedq.runtime.sockets import Sockets
 from feedq.settings import Settings
 from feedq.store.tables import metadata
 from feedq.telemetry import EventKind, LogEvent
@@ -197,7 +205,7 @@ def test_commands_that_pages_name_exist(page: Path) -> None:
         for word in line.split()[1:]:
             if not isinstance(found, Group) or not re.fullmatch(r"[a-z][a-z-]+", word):
                 break
-            inner = found.get_command(Context(found), word)
+            inner = found.get_command(click.Context(found), word)
             if inner is None:
                 wrong.append(line)
                 break
@@ -241,3 +249,29 @@ def test_tests_that_pages_name_exist(page: Path) -> None:
 def test_files_that_pages_name_exist(page: Path) -> None:
     named = re.findall(r"`((?:feedq|tests|docs|bench)/[\w./-]*)`", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_manifests_that_pages_show_are_valid(page: Path) -> None:
+    shown = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    for text in shown:
+        if "feeds:" in text:
+            read = manifest.parse(text, origin=relative(page))
+            assert read.problems == ()
+            assert [problem for d in read.declarations for problem in problems(d.spec)] == []
+
+
+def test_the_connector_of_the_howto_streams() -> None:
+    page = (DOCS / "howto" / "write-a-connector.md").read_text()
+    code = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert code is not None
+    scope: dict[str, Any] = {}
+    exec(code.group(1), scope)  # what a reader of the page would run
+    options = scope["CountOptions"](every_s=0.001)
+
+    async def first_two() -> list[Batch]:
+        context = Context("count", SystemClock(), Sockets(), lambda: None, {})
+        stream = scope["CountConnector"](options, context).stream(7)
+        return [await anext(stream), await anext(stream)]
+
+    assert [batch.cursor for batch in asyncio.run(first_two())] == [8, 9]

@@ -184,6 +184,7 @@ async def test_a_suspended_runner_cuts_its_connection_and_goes_on_where_it_was()
             bench.sockets.cut_all()
             bench.runner.interrupt(Interrupt.SUSPEND)
             await until(lambda: source.open == 0, "cut")
+            # A moment, to see that nothing happens.
             await asyncio.sleep(0.05)
             assert len(source.hellos) == 1, "connected while the lease was not trusted"
             before = len(bench.landed)
@@ -226,8 +227,9 @@ async def test_lost_overrides_a_stop_that_is_under_way() -> None:
             bench.start()
             await bench.landed_at_least(3)
             path.tables.away = True
+            await until(lambda: path.budget.bytes > 100, "something waits to be committed")
             bench.runner.interrupt(Interrupt.STOP)
-            await asyncio.sleep(0.05)
+            await until(lambda: source.open == 0, "it has begun to let go")
             bench.runner.interrupt(Interrupt.LOST)
             assert await bench.end() is None
             path.tables.away = False
@@ -278,6 +280,7 @@ async def test_a_live_predecessor_is_waited_for() -> None:
         with DataPath(tables) as path:
             bench = Bench(path, options(source), epoch=2)
             bench.start()
+            # A moment, to see that nothing happens.
             await asyncio.sleep(0.1)
             assert source.hellos == []
             with tables.lock:

@@ -108,6 +108,7 @@ async def test_a_sink_that_is_away_gets_the_same_batches_when_it_is_back(path: D
     outlet = path.open_outlet((1, 1), "a")
     path.tables.away = True
     await outlet.put(batch(b"1", cursor=1))
+    # A moment, to see that nothing is answered.
     await asyncio.sleep(0.15)
     assert not outlet.is_drained
     path.tables.away = False
@@ -145,6 +146,7 @@ async def test_the_budget_of_the_worker_stops_every_feed_and_lets_them_go_on() -
                 await outlets[n].put(batch(b"ten bytes.", cursor=i))
 
         filling = [asyncio.create_task(fill(n)) for n in range(10)]
+        # A moment, to see that nothing is answered.
         await asyncio.sleep(0.2)
         # Each feed may hold one batch beyond the budget, or a single large one could never pass.
         assert path.budget.bytes <= 50 + 10 * 10
@@ -185,6 +187,7 @@ async def test_a_stopped_writer_ends_at_once_with_the_sink_away() -> None:
         path.tables.away = True
         outlet = path.open_outlet((1, 1), "a")
         await outlet.put(batch(b"1", cursor=1))
+        # A moment, to see that nothing is answered.
         await asyncio.sleep(0.05)
         path.writer.stop(timeout_s=5)
         assert not path.writer._thread.is_alive()

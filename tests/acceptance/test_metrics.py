@@ -1,0 +1,144 @@
+"""The metrics port of real workers: ready when they serve, healthy while a restart would not help."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from feedq.embedded.process import free_port
+from feedq.metrics import CONNECTIONS_MAX
+from tests.cluster import Cluster, feed, wait_until
+from tests.invariants import wait_streaming
+from tests.node import Node
+from tests.proxy import PostgresProxy
+from tests.source_process import Source
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+
+class Port:
+    """A client of one worker's metrics port."""
+
+    def __init__(self) -> None:
+        self.number = free_port()
+        self.env = {"FEEDQ_METRICS_PORT": str(self.number)}
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body; status 0 when nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.number}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def reason(self, path: str) -> str:
+        reason: str = json.loads(self.get(path)[1])["reason"]
+        return reason
+
+    def wait(self, path: str, status: int, *, limit_s: float = 40.0) -> None:
+        wait_until(
+            lambda: self.get(path)[0] == status,
+            limit_s=limit_s,
+            interval_s=0.1,
+            what=lambda: f"{path} answers {status}; it says {self.get(path)}",
+        )
+
+    def value(self, name: str, **labels: str) -> float:
+        """A sample; 0 while there is none yet."""
+        for family in text_string_to_metric_families(self.get("/metrics")[1]):
+            for sample in family.samples:
+                if sample.name == name and labels.items() <= sample.labels.items():
+                    return float(sample.value)
+        return 0.0
+
+
+@pytest.fixture
+def port() -> Port:
+    return Port()
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[PostgresProxy]:
+    with PostgresProxy(database_url) as made:
+        yield made
+
+
+def test_a_worker_that_cannot_reach_its_database_is_healthy_and_not_ready(
+    tmp_path: Path, database_url: str, broker_url: str, proxy: PostgresProxy, port: Port
+) -> None:
+    Cluster(tmp_path, database_url=database_url, broker_url=broker_url).close()
+    proxy.refuse()
+    with Cluster(tmp_path, database_url=proxy.url, broker_url=broker_url, migrate=False) as cluster:
+        cluster.add_worker("w1", env=port.env, ready=False)
+        port.wait("/healthz", 200)
+        assert port.get("/readyz")[0] == 503
+        assert port.reason("/readyz") == "not registered yet: waiting for the control database"
+
+        proxy.admit()
+        port.wait("/readyz", 200)
+        assert port.reason("/readyz").startswith("registered as w1@")
+
+        proxy.refuse()
+        port.wait("/readyz", 503)
+        assert "the leases cannot be trusted" in port.reason("/readyz")
+        assert port.get("/healthz")[0] == 200
+
+        proxy.admit()
+        port.wait("/readyz", 200)
+
+
+def test_metrics_count_what_lands(tmp_path: Path, database_url: str, broker_url: str, port: Port) -> None:
+    with (
+        Source(rate=50) as source,
+        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
+    ):
+        cluster.add_beat("b1")
+        cluster.add_worker("w1", env=port.env)
+        cluster.apply([feed("f/1", source.url), feed("f/2", source.url)])
+        wait_streaming(source, ["f/1", "f/2"])
+        wait_until(
+            lambda: (
+                port.value("feedq_feeds", status="streaming") == 2 and port.value("feedq_records_total") > 50
+            ),
+            limit_s=20,
+            what=lambda: f"two feeds are counted:\n{port.get('/metrics')[1]}",
+        )
+        landed = cluster.sql("SELECT count(*) AS n FROM landed")[0]["n"]
+        assert port.value("feedq_records_total") >= landed - 200
+        assert port.value("feedq_bytes_total") > port.value("feedq_records_total")
+        assert port.value("feedq_commit_seconds_count") > 0
+        assert 0 <= port.value("feedq_heartbeat_age_seconds") < 6
+        assert port.value("process_resident_memory_bytes") > 10_000_000
+
+
+def test_a_port_in_use_is_said_so_and_the_worker_goes_on(
+    tmp_path: Path, database_url: str, broker_url: str, port: Port
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", port.number)),
+        Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster,
+    ):
+        worker: Node = cluster.add_worker("w1", env=port.env)
+        said = worker.events("metrics port cannot be used; this worker serves none")
+        assert [line["port"] for line in said] == [port.number]
+        assert "in use" in said[0]["error"]
+
+
+def test_clients_that_say_nothing_do_not_keep_others_out_for_long(
+    tmp_path: Path, database_url: str, broker_url: str, port: Port
+) -> None:
+    with Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as cluster:
+        cluster.add_worker("w1", env=port.env)
+        silent = [socket.create_connection(("127.0.0.1", port.number)) for _ in range(CONNECTIONS_MAX + 4)]
+        port.wait("/readyz", 200, limit_s=20)
+        for connection in silent:
+            connection.close()

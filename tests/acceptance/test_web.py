@@ -1,0 +1,386 @@
+"""``celery -A feedq flower`` as it is used: pages, API, login, prefix, and a database that is away."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+from uuid import uuid4
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from feedq.model import FeedSpec, NewWorker, TargetState
+from feedq.store import migrate
+from feedq.store.postgresql import PostgresStore
+from tests.cluster import ROOT, Cluster, wait_until
+from tests.node import Node
+from tests.proxy import Fault, PostgresProxy
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+NASTY = (
+    "<script>alert(1)</script>",
+    "a\"b'c&d<img/src=x/onerror=alert(1)>",
+    "acme/../..//x?y=1&z#%41",
+    "größe/{{1+1}}/{%raw%}",
+)
+PAGES = ("/feeds", "/fleet", f"/feed?name={quote('acme/orders', safe='')}")
+API = ("/api/feedq/feeds", "/api/feedq/feeds/acme/orders", "/api/feedq/workers", "/api/feedq/status")
+LOADED = "print('loaded:', [m for m in ('feedq.web.site', 'tornado', 'flower') if m in sys.modules])"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for one request."""
+
+    status: int
+    text: str
+    headers: dict[str, str]
+
+    @property
+    def json(self) -> dict[str, object]:
+        document: dict[str, object] = json.loads(self.text)
+        return document
+
+
+class Flower:
+    """A Flower process, and a client for it."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        node.start()
+        wait_until(self._address, limit_s=40, interval_s=0.1, what=lambda: f"Flower listens:\n{node.text()}")
+        self.base = f"http://127.0.0.1:{self._address()}"
+        wait_until(self._answers, limit_s=20, interval_s=0.1, what=lambda: f"Flower answers:\n{node.text()}")
+
+    def _address(self) -> str:
+        assert self.node.is_running(), self.node.text()
+        found = re.search(r"Visit me at http://127\.0\.0\.1:(\d+)", self.node.text())
+        return found[1] if found else ""
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.get("/healthcheck").status)
+        except OSError:
+            return False
+
+    def get(self, path: str, *, login: str = "") -> Answer:
+        request = urllib.request.Request(self.base + path)
+        if login:
+            request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return Answer(answer.status, answer.read().decode(errors="replace"), dict(answer.headers))
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, error.read().decode(), dict(error.headers))
+
+
+StartFlower = Callable[..., Flower]
+
+
+@pytest.fixture(scope="module")
+def control_url(postgres: Postgres) -> Iterator[str]:
+    """A control database with some feeds and two workers that nobody runs."""
+    url = postgres.create_database("web")
+    migrate.upgrade(url)
+    store = PostgresStore(url)
+    for name in (*NASTY, "acme/orders"):
+        source = {"url": "tcp://127.0.0.1:1", "secrets": {"token": "${env:ACME_TOKEN}"}}
+        store.feeds.add(FeedSpec(name, "tcp", source, {"table": "landed"}, tenant=name[:4]))
+    store.feeds.set_target(NASTY[2], TargetState.PAUSED)
+    for number in (1, 2):
+        worker = NewWorker(
+            id=uuid4(),
+            name=f"w{number}@<b>host</b>",
+            queue=f"node.w{number}",
+            capacity=100,
+            host="<i>host</i>",
+            pid=number,
+            version="0.1.0",
+            labels={"region": "<eu>"},
+        )
+        store.workers.register(worker, ttl_s=3600)
+    store.close()
+    yield url
+    postgres.drop_database("web")
+
+
+@pytest.fixture(scope="module")
+def start_flower(
+    valkey: Valkey, control_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartFlower]:
+    started: list[Flower] = []
+
+    def start(*options: str, **env: str) -> Flower:
+        directory = tmp_path_factory.mktemp("flower")
+        cluster = Cluster(directory, database_url=control_url, broker_url=valkey.url(), migrate=False)
+        argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=127.0.0.1", "--port=0"]
+        node = Node(
+            "flower", [*argv, *options], env={**cluster.env, **env}, cwd=ROOT, log=directory / "flower.log"
+        )
+        flower = Flower(node)
+        started.append(flower)
+        return flower
+
+    yield start
+    for flower in started:
+        flower.node.end()
+
+
+@pytest.fixture(scope="module")
+def flower(start_flower: StartFlower) -> Flower:
+    """As `feedq up` starts it: nobody has to log in, and the API is open."""
+    return start_flower(FLOWER_UNAUTHENTICATED_API="true")
+
+
+# -- pages -------------------------------------------------------------------------------------------
+
+
+def test_every_page_of_ours_and_of_flower_has_our_tabs(flower: Flower) -> None:
+    for path in (*PAGES, "/workers", "/tasks", "/broker"):
+        answer = flower.get(path)
+        assert answer.status == 200, path
+        tabs = re.findall(r'class="nav-link[^"]*"\s+href="(/[^"]*)"', answer.text)
+        assert tabs == ["/feeds", "/fleet", "/workers", "/tasks", "/broker"], path
+
+
+def test_what_the_pages_load_is_there(flower: Flower) -> None:
+    page = flower.get("/feeds").text
+    files = re.findall(r'(?:src|href)="([^"]*(?:/static/)[^"]*)"', page)
+    assert {"feedq.css", "feedq.js"} <= {urlsplit(file).path.rpartition("/")[2] for file in files}
+    assert {flower.get(html.unescape(file)).status for file in files} == {200}
+
+
+@pytest.mark.parametrize("live", ["", "live=1"])
+def test_nothing_that_people_typed_becomes_markup(flower: Flower, live: str) -> None:
+    pages = ["/feeds?", "/fleet?", *(f"/feed?name={quote(name, safe='')}&" for name in NASTY)]
+    pages += [f"/feeds?search={quote(name, safe='')}&" for name in NASTY]
+    pages += [f"/feeds?worker={quote('<script>alert(2)</script>')}&"]
+    for page in pages:
+        answer = flower.get(page + live)
+        assert answer.status == 200, page
+        for markup in ("<script>alert", "<img/src", "<b>host", "<i>host", "<eu>", "\"b'c"):
+            assert markup not in answer.text, page
+    listed = html.unescape(flower.get("/feeds?live=1").text)
+    assert all(name in listed for name in NASTY)
+
+
+def test_a_browser_may_run_no_script_but_files(flower: Flower) -> None:
+    for path in PAGES:
+        answer = flower.get(path)
+        policy = answer.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        inline = re.findall(r"<script(?![^>]*\bsrc=)|<style|\son\w+=\"|\sstyle=\"|javascript:", answer.text)
+        assert inline == [], path
+
+
+def test_links_to_feeds_lead_to_them_whatever_their_names(flower: Flower) -> None:
+    links = re.findall(r'href="(/feed\?name=[^"]*)"', flower.get("/feeds?live=1").text)
+    assert len(links) == len(NASTY) + 1
+    titles = [
+        html.unescape(re.findall(r"<h1[^>]*>(.*?)</h1>", flower.get(html.unescape(link)).text)[0])
+        for link in links
+    ]
+    assert sorted(titles) == sorted((*NASTY, "acme/orders"))
+
+
+def test_a_feed_shows_its_declaration_its_secrets_as_references_and_its_history(flower: Flower) -> None:
+    page = html.unescape(flower.get(f"/feed?name={quote(NASTY[2], safe='')}").text)
+    assert "${env:ACME_TOKEN}" in page
+    assert '"table": "landed"' in page
+    assert "feed_added" in page
+    assert "feed_paused" in page
+    assert re.search(r'class="badge [^"]*">paused<', page)
+
+
+def test_the_fleet_shows_workers_and_what_is_wrong(flower: Flower) -> None:
+    page = html.unescape(flower.get("/fleet").text)
+    assert page.count(">active<") == 2
+    assert "0 of 100" in page
+    assert "nobody leads" in page
+    assert "no beat leads" in page
+
+
+def test_filters_and_pages_of_the_list(flower: Flower) -> None:
+    def names(arguments: str) -> list[str]:
+        page = flower.get(f"/feeds?live=1&{arguments}").text
+        return re.findall(r'class="feedq-name"><a [^>]*>([^<]*)<', page)
+
+    assert names("status=paused") == [html.escape(NASTY[2])]
+    assert names("search=ORDERS") == ["acme/orders"]
+    assert names("worker=w1") == []
+    assert names("tenant=acme&order=desc") == ["acme/orders", html.escape(NASTY[2])]
+    first, rest = names("limit=2"), names("limit=2&offset=2") + names("limit=2&offset=4")
+    assert sorted(first + rest) == sorted(names(""))
+    assert len(first + rest) == len(NASTY) + 1
+
+
+def test_a_feed_or_argument_that_does_not_exist_is_said_so(flower: Flower) -> None:
+    missing = flower.get("/feed?name=%3Cb%3Enope")
+    assert missing.status == 404
+    assert "no feed named &#x27;&lt;b&gt;nope&#x27;" in missing.text.replace("&#39;", "&#x27;")
+    wrong = flower.get("/feeds?status=dead&live=1")
+    assert wrong.status == 400
+    assert str(wrong.json["error"]).startswith("status='dead': must be one of streaming")
+
+
+# -- API ---------------------------------------------------------------------------------------------
+
+
+def test_the_api_says_what_the_commands_say(
+    flower: Flower, valkey: Valkey, control_url: str, tmp_path: Path
+) -> None:
+    cluster = Cluster(tmp_path, database_url=control_url, broker_url=valkey.url(), migrate=False)
+    feeds = flower.get("/api/feedq/feeds").json
+    listed = json.loads(cluster.feedq("feed", "list", "--json"))
+    assert feeds["feeds"] == (listed if isinstance(listed, list) else listed["feeds"])
+    assert feeds["total"] == len(NASTY) + 1
+    shown = json.loads(cluster.feedq("feed", "show", "acme/orders", "--json"))
+    detail = flower.get("/api/feedq/feeds/acme/orders").json
+    assert [event["kind"] for event in detail.pop("events")] == ["feed_added"]  # type: ignore[index, union-attr]
+    assert detail.items() <= shown.items()
+    fleet = flower.get("/api/feedq/status").json
+    assert fleet.keys() == json.loads(cluster.feedq("status", "--json")).keys()
+    workers = flower.get("/api/feedq/workers").json["workers"]
+    assert [worker["name"] for worker in workers] == ["w1@<b>host</b>", "w2@<b>host</b>"]  # type: ignore[index, union-attr]
+
+
+def test_the_api_serves_pages_and_names_wrong_arguments(flower: Flower) -> None:
+    page = flower.get("/api/feedq/feeds?limit=1&offset=1&sort=name&order=desc&status=waiting").json
+    assert (page["limit"], page["offset"], page["total"]) == (1, 1, len(NASTY))
+    assert len(page["feeds"]) == 1  # type: ignore[arg-type]
+    assert flower.get("/api/feedq/feeds?limit=1e3").status == 400
+    assert flower.get("/api/feedq/feeds/no%20such").status == 404
+    for name in NASTY:
+        assert flower.get(f"/api/feedq/feeds/{quote(name, safe='')}").json["name"] == name
+
+
+# -- login and prefix --------------------------------------------------------------------------------
+
+
+def test_without_a_login_the_api_is_closed_unless_opened_and_pages_are_open(
+    start_flower: StartFlower,
+) -> None:
+    flower = start_flower()
+    assert {flower.get(path).status for path in PAGES} == {200}
+    assert {flower.get(path).status for path in API} == {401}
+
+
+def test_with_a_login_nothing_is_shown_without_it_and_a_prefix_holds_for_everything(
+    start_flower: StartFlower,
+) -> None:
+    login = "ada:lovelace"
+    flower = start_flower(f"--basic-auth={login}", "--url-prefix=watch")
+    for path in (*PAGES, *(f"{page}{'&' if '?' in page else '?'}live=1" for page in PAGES), *API):
+        assert flower.get(f"/watch{path}").status == 401, path
+        assert flower.get(f"/watch{path}", login="ada:wrong").status == 401, path
+        assert flower.get(f"/watch{path}", login=login).status == 200, path
+        assert flower.get(path, login=login).status == 404, path
+    page = flower.get("/watch/feeds", login=login).text
+    addresses = re.findall(r'(?:src|href|action)="(/[^"]*)"', page)
+    assert len(addresses) > 10
+    assert all(address.startswith("/watch/") for address in addresses), addresses
+    assert flower.get(next(a for a in addresses if "feedq.js" in a)).status == 200
+
+
+# -- a database that is away -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(control_url: str) -> Iterator[PostgresProxy]:
+    with PostgresProxy(control_url) as made:
+        yield made
+
+
+def test_a_database_that_is_away_is_said_so_and_the_pages_come_back(
+    start_flower: StartFlower, proxy: PostgresProxy, control_url: str
+) -> None:
+    flower = start_flower(FLOWER_UNAUTHENTICATED_API="true", FEEDQ_DATABASE_URL=proxy.url)
+    assert flower.get("/feeds").status == 200
+    proxy.refuse()
+    password = urlsplit(control_url).password
+    assert password
+    wait_until(lambda: flower.get("/feeds").status == 503, limit_s=10, what="the page says 503")
+    for path in (*PAGES, *API, "/feeds?live=1"):
+        wait_until(lambda path=path: flower.get(path).status == 503, limit_s=10, what=f"{path} says 503")  # type: ignore[misc]
+        answer = flower.get(path)
+        assert "control database postgresql://feedq:***@127.0.0.1" in html.unescape(answer.text), path
+        assert password not in answer.text
+    assert flower.get("/workers").status == 200
+    proxy.admit()
+    for path in (*PAGES, *API):
+        assert flower.get(path).status == 200, path
+
+
+def test_a_database_that_hangs_holds_up_nothing_else_of_flower(
+    start_flower: StartFlower, proxy: PostgresProxy
+) -> None:
+    flower = start_flower(FEEDQ_DATABASE_URL=proxy.url)
+    trap = proxy.arm(Fault.HOLD, "WITH page", application="feedq-web")
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", f"import urllib.request as u; u.urlopen('{flower.base}/feeds', timeout=60)"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert trap.tripped.wait(20)
+    assert flower.get("/workers").status == 200
+    assert flower.get("/fleet").status == 200
+    assert waiting.poll() is None, "the others were served only after it"
+    _, said = waiting.communicate(timeout=60)
+    assert "HTTP Error 503" in said
+    trap.release()
+    wait_until(lambda: flower.get("/feeds").status == 200, limit_s=20, what="the page is back")
+
+
+def test_a_database_without_its_migrations_says_which_command_helps(
+    start_flower: StartFlower, database_url: str
+) -> None:
+    flower = start_flower(FEEDQ_DATABASE_URL=database_url)
+    answer = flower.get("/feeds")
+    assert answer.status == 503
+    assert "run `feedq db upgrade`" in html.unescape(answer.text)
+
+
+# -- other processes ---------------------------------------------------------------------------------
+
+
+def loaded_by(code: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}\n{LOADED}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=ROOT,
+    )
+    return ran.stdout.splitlines()[-1]
+
+
+def test_importing_the_app_imports_neither_tornado_nor_flower() -> None:
+    assert loaded_by("import feedq.celery") == "loaded: []"
+
+
+def test_a_command_of_celery_other_than_flower_does_not_import_the_pages() -> None:
+    # Celery's command itself imports Flower, whatever the subcommand: that is not ours to avoid.
+    code = "from celery.bin.celery import celery\ncelery(['-A', 'feedq', 'report'], standalone_mode=False)"
+    assert "feedq.web.site" not in loaded_by(code)
+
+
+def test_installing_twice_adds_the_pages_once() -> None:
+    code = (
+        "from feedq.web.site import install\nfrom flower import urls\n"
+        "install()\nbefore = len(urls.handlers)\ninstall()\nassert len(urls.handlers) == before"
+    )
+    assert "feedq.web.site" in loaded_by(code)

@@ -1,0 +1,148 @@
+"""The metrics port: what it says of a worker, and what it does when the port cannot be had."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from feedq import telemetry
+from feedq.embedded.process import free_port
+from feedq.metrics import (
+    STUCK_S,
+    MetricsServer,
+    Signs,
+    health,
+    readiness,
+    serve,
+)
+from feedq.settings import Settings
+
+WELL = Signs(
+    keeper_runs=True,
+    attempt_age_s=1.0,
+    heartbeat_age_s=1.0,
+    loop_lag_s=0.0,
+    worker="w1@host",
+    trusted=True,
+    draining=False,
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MetricsServer]:
+    """The port of a worker that still waits for its database."""
+    opened = serve(Settings(metrics_port=free_port()), lambda: None)
+    assert opened is not None
+    yield opened
+    opened.close()
+
+
+def get(url: str, **headers: str) -> tuple[int, str, str]:
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+def test_a_worker_that_is_well_is_healthy_and_ready() -> None:
+    assert health(WELL, heartbeat_s=2).well
+    assert readiness(WELL).well
+
+
+def test_a_worker_that_waits_for_its_database_is_healthy_and_not_ready() -> None:
+    assert health(None, heartbeat_s=2).well
+    assert not readiness(None).well
+
+
+def test_a_database_that_is_away_makes_a_worker_unready_but_not_unhealthy() -> None:
+    cut_off = replace(WELL, heartbeat_age_s=600.0, trusted=False)
+    assert health(cut_off, heartbeat_s=2).well
+    assert readiness(cut_off).reason == "no heartbeat was answered for 600.0 s: the leases cannot be trusted"
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (replace(WELL, keeper_runs=False), "a thread of the keeper has ended"),
+        (replace(WELL, attempt_age_s=STUCK_S + 1), "no heartbeat was tried for 31 s"),
+        (replace(WELL, loop_lag_s=STUCK_S + 1), "the event loop has been stuck for 31 s"),
+    ],
+)
+def test_a_process_that_has_stopped_working_is_unhealthy(broken: Signs, reason: str) -> None:
+    verdict = health(broken, heartbeat_s=2)
+    assert (verdict.well, verdict.reason) == (False, reason)
+
+
+def test_long_heartbeats_get_a_longer_patience() -> None:
+    assert health(replace(WELL, attempt_age_s=100.0), heartbeat_s=60).well
+
+
+def test_a_draining_worker_is_healthy_and_not_ready() -> None:
+    # The keeper's threads end while it drains; a supervisor of processes must let it finish.
+    leaving = replace(WELL, draining=True, keeper_runs=False)
+    assert health(leaving, heartbeat_s=2).well
+    assert readiness(leaving).reason == "draining"
+
+
+def test_the_checks_answer_with_a_reason(server: MetricsServer) -> None:
+    status, kind, body = get(f"{server.url}/healthz")
+    assert (status, kind) == (200, "application/json")
+    assert json.loads(body) == {"status": "ok", "reason": "waiting for the control database"}
+    status, _, body = get(f"{server.url}/readyz")
+    assert status == 503
+    assert json.loads(body)["status"] == "unavailable"
+
+
+@pytest.mark.parametrize(
+    ("accept", "parse"),
+    [
+        ("", parse_text),
+        ("text/plain;version=0.0.4", parse_text),
+        ("application/openmetrics-text; version=1.0.0", parse_openmetrics),
+    ],
+)
+def test_metrics_can_be_parsed_and_carry_our_names(server: MetricsServer, accept: str, parse: object) -> None:
+    status, kind, body = get(f"{server.url}/metrics", Accept=accept)
+    assert status == 200
+    assert kind.startswith(accept.partition(";")[0] or "text/plain")
+    names = {family.name for family in parse(body)}  # type: ignore[operator]
+    ours = {family.name for family in telemetry.REGISTRY.collect()}
+    assert ours <= names
+    assert all(name.startswith("feedq_") for name in ours)
+    assert {"process_resident_memory_bytes", "process_cpu_seconds"} <= names
+
+
+def test_another_path_is_not_found_and_says_what_there_is(server: MetricsServer) -> None:
+    status, _, body = get(f"{server.url}/")
+    assert status == 404
+    assert "/metrics" in body
+
+
+def test_a_port_in_use_is_a_warning_and_no_error(server: MetricsServer) -> None:
+    port = int(server.url.rpartition(":")[2])
+    assert serve(Settings(metrics_port=port), lambda: None) is None
+    assert get(f"{server.url}/healthz")[0] == 200
+
+
+def test_an_address_that_is_not_ours_is_a_warning_and_no_error() -> None:
+    assert serve(Settings(metrics_port=free_port(), metrics_host="192.0.2.1"), lambda: None) is None
+
+
+def test_no_port_serves_nothing() -> None:
+    assert serve(Settings(metrics_port=0), lambda: None) is None
+
+
+def test_it_listens_on_ipv6_when_told_to() -> None:
+    server = serve(Settings(metrics_port=free_port(), metrics_host="::1"), lambda: None)
+    assert server is not None
+    assert get(f"{server.url}/healthz")[0] == 200
+    server.close()

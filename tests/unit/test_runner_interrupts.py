@@ -1,0 +1,121 @@
+"""Interrupts at awkward moments: before a runner has begun, while it reads secrets, or over and over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from threading import Event
+from typing import Any, ClassVar
+
+import pytest
+
+from feedq.connectors.base import ConnectorOptions, Context
+from feedq.connectors.tcp import TcpOptions
+from feedq.model import JSON, Batch, Reason
+from feedq.runtime.runner import Interrupt
+from tests.unit.data_path import AT, DataPath, until
+from tests.unit.test_runner import Bench, numbered_source, options
+
+
+class Deaf:
+    """A connector that swallows every cancellation and goes on."""
+
+    Options: ClassVar[type[ConnectorOptions]] = TcpOptions
+    sent = 0
+
+    def __init__(self, _options: Any, context: Context) -> None:
+        self._context = context
+
+    async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
+        self._context.on_connected()
+        while True:
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+            Deaf.sent += 1
+            yield Batch.of_records([b'{"seq": %d}' % Deaf.sent], cursor=Deaf.sent, received_at=AT)
+
+
+@pytest.mark.parametrize("why", [Interrupt.STOP, Interrupt.LOST])
+async def test_an_interrupt_that_comes_before_the_runner_has_begun_is_heeded(why: Interrupt) -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.runner.interrupt(why, reason=Reason.PAUSED)
+            bench.start()
+            release = await bench.end()
+    assert source.hellos == [], "it connected in spite of the interrupt"
+    assert (release and release.reason) == (Reason.PAUSED if why is Interrupt.STOP else None)
+
+
+async def test_an_interrupt_between_the_start_of_the_task_and_its_first_step_is_heeded() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            bench.runner.interrupt(Interrupt.LOST)
+            assert await bench.end() is None
+    assert source.hellos == []
+
+
+@pytest.mark.parametrize("why", [Interrupt.STOP, Interrupt.SUSPEND])
+async def test_a_feed_interrupted_while_it_reads_its_secrets_is_not_lost(
+    why: Interrupt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = Event(), Event()
+
+    def slow(references: dict[str, str]) -> dict[str, str]:
+        reading.set()
+        assert go_on.wait(10)
+        return dict.fromkeys(references, "secret")
+
+    monkeypatch.setattr("feedq.runtime.runner.resolve_secrets", slow)
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source, secrets={"token": "${env:HOME}"}))
+            bench.start()
+            await until(reading.is_set, "reading its secrets")
+            bench.runner.interrupt(why)
+            await asyncio.sleep(0)
+            go_on.set()
+            if why is Interrupt.SUSPEND:
+                await bench.landed_at_least(2)
+                bench.runner.interrupt(Interrupt.STOP)
+            release = await bench.end()
+    assert release is not None
+    assert release.reason is Reason.RELEASED
+
+
+async def test_a_connector_that_swallows_cancellation_cannot_go_on_after_a_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("feedq.runtime.runner.load_connector", lambda _: Deaf)
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(2)
+            bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
+            release = await bench.end()
+    assert release is not None
+    assert release.reason is Reason.PAUSED
+    assert bench.landed == list(range(1, len(bench.landed) + 1))
+
+
+async def test_a_stop_that_is_asked_for_again_does_not_cut_the_letting_go_short() -> None:
+    async with numbered_source() as source:
+        with DataPath(flush_interval_s=3600) as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await until(lambda: path.budget.bytes > 100, "something was received")
+            path.tables.away = True
+            bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
+            for _ in range(20):
+                bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
+                await asyncio.sleep(0.005)
+            path.tables.away = False
+            release = await bench.end()
+    assert release is not None
+    assert release.reason is Reason.PAUSED
+    assert path.tables.checkpoints[1].cursor == len(bench.landed) > 0

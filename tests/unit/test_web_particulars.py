@@ -1,0 +1,66 @@
+"""What a feed's page says, line by line."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import uuid4
+
+from feedq.lease import status
+from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason
+from feedq.testing.clock import NEW_YEAR
+from feedq.web.pages import why
+from feedq.web.particulars import declaration_lines, detail, lease_lines
+
+NOW = NEW_YEAR
+
+
+def view(lease: Lease, **source: object) -> FeedView:
+    spec = FeedSpec("acme/orders", "tcp", source, {"table": "orders"}, labels={"region": "eu"})
+    feed = Feed(1, spec, 3, NOW - timedelta(days=1), NOW - timedelta(hours=2))
+    return FeedView(feed, lease, "w1@host" if lease.worker_id else None, status(feed, lease))
+
+
+def test_times_say_how_far_away_they_are() -> None:
+    backoff = Lease(1, reason=Reason.BACKOFF, retry_at=NOW + timedelta(seconds=30), attempts=7)
+    lines = {line.name: line.text for line in lease_lines(view(backoff), now=NOW)}
+    assert lines["Next try"] == "2026-01-01 00:00:30 UTC (in 30s)"
+    assert lines["Failures in a row"] == "7"
+    declared = {line.name: line.text for line in declaration_lines(view(backoff), now=NOW)}
+    assert declared["Changed"] == "2025-12-31 22:00:00 UTC (2h ago)"
+
+
+def test_passwords_of_urls_are_masked_wherever_they_got_in() -> None:
+    url = "postgresql://u:hunter2@db/x"
+    leaky = Lease(1, last_error=f"cannot reach {url}", cursor={"from": url})
+    shown = [
+        *lease_lines(view(leaky, url=url), now=NOW),
+        *declaration_lines(view(leaky, url=url), now=NOW),
+    ]
+    text = "\n".join(line.text for line in shown) + detail(Event(NOW, "x", detail={"a": url, "b": [url]}))
+    assert "hunter2" not in text
+    assert text.count("postgresql://u:***@db/x") == 5
+
+
+def test_secrets_show_as_the_references_they_are() -> None:
+    declared = view(Lease(1), secrets={"token": "${env:ACME_TOKEN}"})
+    source = next(line for line in declaration_lines(declared, now=NOW) if line.name == "Source")
+    assert "${env:ACME_TOKEN}" in source.text
+    assert source.code
+
+
+def test_a_cursor_beyond_64_bits_is_shown_all_the_same() -> None:
+    (cursor,) = (line for line in lease_lines(view(Lease(1, cursor=2**70)), now=NOW) if line.name == "Cursor")
+    assert cursor.text == str(2**70)
+
+
+def test_a_stream_that_runs_with_an_older_declaration_says_so() -> None:
+    lease = Lease(1, 4, LeaseState.RUNNING, None, uuid4(), generation=2)
+    lines = {line.name: line.text for line in declaration_lines(view(lease), now=NOW)}
+    assert lines["Generation"] == "3 (running with 2)"
+
+
+def test_the_reason_does_not_repeat_the_status() -> None:
+    failed = Lease(1, reason=Reason.FAILED, last_error="table 'x' does not exist")
+    assert why(view(failed)) == "table 'x' does not exist"
+    full = Lease(1, reason=Reason.NO_CAPACITY)
+    assert why(view(full)) == "no_capacity"
