@@ -46,7 +46,7 @@ class HintsUnrecorded(redis.QoS):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]  # as all of kombu
         self._hints: set[str] = set()
 
     def append(self, message: Any, delivery_tag: str) -> None:

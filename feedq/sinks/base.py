@@ -45,6 +45,13 @@ class SinkOptions(BaseModel):
         default=(), description="Columns of a unique index; rows already there are left alone."
     )
 
+    @field_validator("table")
+    @classmethod
+    def _not_control(cls, table: str) -> str:
+        if table.strip('"').startswith(("feedq.", 'feedq".', "feedq_checkpoint", "feedq_dead_letter")):
+            raise ValueError(f"{table!r} is one of feedq's own; choose another name")
+        return table
+
     @field_validator("columns")
     @classmethod
     def _pointers(cls, columns: dict[str, str]) -> dict[str, str]:

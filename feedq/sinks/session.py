@@ -53,6 +53,11 @@ _SET_WHAT_IS_KNOWN: Final = """
 SELECT set_config(s.name, wanted.value, false)
 FROM unnest(%(names)s::text[], %(values)s::text[]) AS wanted (name, value) JOIN pg_settings AS s USING (name)
 """
+_KEEP_OUT_OF_CONTROL: Final = """
+SELECT set_config('search_path', 'public', false) WHERE current_schema() = 'feedq'
+"""
+# PostgreSQL's default path begins with the schema named like the user. For a user called feedq, in the control
+# database, that is where the control tables are, and no landing belongs among them.
 _WHO_AM_I: Final = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 
 
@@ -94,6 +99,7 @@ class Session:
             self._connection.autocommit = True
             extras.register_uuid(conn_or_curs=self._connection)  # type: ignore[no-untyped-call]
             self.execute(_SET_WHAT_IS_KNOWN, {"names": list(_SETTINGS), "values": list(_SETTINGS.values())})
+            self.execute(_KEEP_OUT_OF_CONTROL)
             self._notice_a_dead_client()
             ((pid, started_at),) = self.execute(_WHO_AM_I)
         except BaseException:

@@ -54,6 +54,16 @@ class Answer:
         return document
 
 
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects are answers here."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+OPENER = urllib.request.build_opener(NoRedirects)
+
+
 class Flower:
     """A Flower process, and a client for it."""
 
@@ -80,7 +90,7 @@ class Flower:
         if login:
             request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with OPENER.open(request, timeout=30) as answer:
                 return Answer(answer.status, answer.read().decode(errors="replace"), dict(answer.headers))
         except urllib.error.HTTPError as error:
             return Answer(error.code, error.read().decode(), dict(error.headers))
@@ -293,6 +303,21 @@ def test_with_a_login_nothing_is_shown_without_it_and_a_prefix_holds_for_everyth
     assert len(addresses) > 10
     assert all(address.startswith("/watch/") for address in addresses), addresses
     assert flower.get(next(a for a in addresses if "feedq.js" in a)).status == 200
+
+
+def test_with_somebody_elses_login_strangers_are_sent_there(start_flower: StartFlower) -> None:
+    flower = start_flower(
+        "--auth=ada@example.com",
+        "--auth-provider=flower.views.auth.GoogleAuth2LoginHandler",
+        "--oauth2-key=key",
+        "--oauth2-secret=secret",
+        "--oauth2-redirect-uri=http://127.0.0.1/login",
+    )
+    for path in (*PAGES, "/feeds?live=1", *API):
+        answer = flower.get(path)
+        assert answer.status == 302, path
+        assert answer.headers["Location"].startswith("/login?"), path
+        assert "acme" not in answer.text
 
 
 # -- a database that is away -------------------------------------------------------------------------

@@ -236,6 +236,31 @@ def test_a_row_locked_by_an_operator_is_told_with_the_worker_that_fenced_it(
     assert outcomes == [Blocked(1, 2, worker)]
 
 
+def test_who_holds_the_lock_is_told_even_if_another_worker_fenced_last(harness: PostgresSinkHarness) -> None:
+    fence(harness.sink(), 1, 1)
+    rival = uuid4()
+    with harness.session(f"{harness.url}?application_name=feedq-fencer/{rival}") as stuck:
+        stuck.execute("BEGIN; UPDATE feedq_checkpoint SET epoch = 2, owner = %s", (str(rival),))
+        outcomes = harness.sink().fence([request(1, 3)], lock_timeout_s=LOCK_TIMEOUT_S)
+        assert outcomes == [Blocked(1, 3, rival)]
+        assert harness.sink().unblock([rival]) == 1
+    assert fence(harness.sink(), 1, 3).epoch == 3
+
+
+def test_hundreds_of_locked_feeds_are_waited_for_once(
+    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.sinks.fencing.FENCED_AT_ONCE", 10)
+    sink = harness.sink(url=harness.proxy.url)
+    sink.fence([request(n, 1) for n in range(100)], lock_timeout_s=PATIENCE_S)
+    with harness.session() as operator:
+        operator.execute("BEGIN; SELECT FROM feedq_checkpoint FOR UPDATE")
+        harness.proxy.seen.clear()
+        outcomes = sink.fence([request(n, 2) for n in range(100)], lock_timeout_s=LOCK_TIMEOUT_S)
+    assert {type(outcome) for outcome in outcomes} == {Blocked}
+    assert harness.proxy.seen["INSERT"] == 1
+
+
 def test_own_tables_that_are_dropped_come_back(harness: PostgresSinkHarness) -> None:
     sink = harness.sink()
     fence(sink, 1, 1)

@@ -303,15 +303,16 @@ def test_a_trigger_that_fails_on_names_breaks_the_landing_and_nothing_of_it_is_w
         "CREATE TRIGGER trip BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION trip()"
     )
     sink = harness.sink()
-    sink.fence([request(n, 1, TYPED) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
+    sink.fence([request(1, 1, TYPED), request(2, 1, TYPED), request(3, 1)], lock_timeout_s=PATIENCE_S)
     written = sink.write(
         [
             write(1, 1, batch(b'{"seq": 1}', b"bad"), landing=TYPED),
             write(2, 1, batch(b'{"seq": 2, "note": "trip"}'), landing=TYPED),
+            write(3, 1, batch(b"1")),
         ]
     )
     assert set(written.unusable) == {(1, 1), (2, 1)}
     assert "no_such_function" in written.unusable[1, 1]
-    assert (written.landed, written.dead) == ({}, {})
+    assert (written.landed, written.dead) == ({(3, 1): 1}, {})
     assert harness.query("SELECT count(*) FROM orders") == [(0,)]
     assert sink.dead_letters() == []

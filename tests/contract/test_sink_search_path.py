@@ -1,0 +1,38 @@
+"""Landings stay out of the control tables' schema, also for a database user of that name."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import psycopg2
+import pytest
+
+from feedq.errors import InvalidInput
+from feedq.sinks.base import Fenced, FenceRequest, Landing, parse_sink
+from feedq.sinks.postgresql import PostgresSink
+from feedq.store import migrate
+
+
+def test_a_user_named_like_the_control_schema_lands_in_public(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT current_user, current_schema()")
+        assert cursor.fetchone() == ("feedq", "feedq"), (
+            "the premise: this user's first schema is the control's"
+        )
+    sink = PostgresSink(database_url, environment="test", worker_id=uuid4(), role="fencer")
+    request = FenceRequest(1, "a", 1, Landing("landed", "json"))
+    (outcome,) = sink.fence([request], lock_timeout_s=1.0)
+    sink.close()
+    assert isinstance(outcome, Fenced)
+    with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT DISTINCT schemaname FROM pg_tables WHERE tablename IN ('landed', 'feedq_checkpoint')"
+        )
+        assert cursor.fetchall() == [("public",)]
+
+
+@pytest.mark.parametrize("table", ["feedq.lease", '"feedq".event', "feedq_checkpoint", "feedq_dead_letter"])
+def test_a_landing_among_feedqs_own_tables_is_refused(table: str) -> None:
+    with pytest.raises(InvalidInput, match=r"sink\.table"):
+        parse_sink({"table": table})
