@@ -54,4 +54,4 @@ def attempts_after(attempts: int, *, connected_s: float, policy: BackoffPolicy) 
 
     One that was never made (0 s) clears nothing, whatever ``healthy_s`` is.
     """
-    return 1 if 0 < connected_s and connected_s >= policy.healthy_s else attempts + 1
+    return 1 if connected_s > 0 and connected_s >= policy.healthy_s else attempts + 1

@@ -63,7 +63,7 @@ class Settings(BaseSettings):
         default=10.0, description="An assignment not claimed for this long is sent again, with a new epoch."
     )
     settle_s: Seconds = Field(
-        default=2.0, description="A fleet that starts cold places nothing until one worker is this old."
+        default=1.5, description="A fleet that starts cold places nothing until one worker is this old."
     )
     sweep_interval_s: Seconds = Field(
         default=60.0, description="Interval of the pass that compares everything and heals what was lost."

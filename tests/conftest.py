@@ -15,7 +15,7 @@ from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 
 # No deadline: how long an example takes says more about the machine's other work than about the code.
-settings.register_profile("feedq", deadline=None, max_examples=3000, print_blob=True)
+settings.register_profile("feedq", deadline=None, max_examples=50, print_blob=True)
 settings.load_profile("feedq")
 
 SERVER_FIXTURES = {"postgres", "valkey", "database_url", "broker_url"}

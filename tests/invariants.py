@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.cluster import Cluster, wait_until
@@ -149,17 +149,13 @@ def _check_landed(cluster: Cluster, source: Source, feeds: Collection[str], *, t
 
     def behind() -> list[str]:
         have = landed(cluster, table=table)
-        return [
-            f"{name}: sent {sent[name]}, landed {have[name].last if name in have else 0}"
-            for name in feeds
-            if name not in have or have[name].last < sent[name]
-        ]
+        return [name for name in feeds if name not in have or have[name].last < sent[name]]
 
     wait_until(
         lambda: not behind(),
         limit_s=LANDING_LIMIT_S,
         interval_s=0.1,
-        what=lambda: _some("what was sent has landed; behind", behind()),
+        what=lambda: _describe_behind(cluster, source, behind(), sent, table=table),
     )
     have = landed(cluster, table=table)
     doubled = [f"{n}: {have[n]}" for n in feeds if have[n].count != have[n].distinct]
@@ -168,6 +164,24 @@ def _check_landed(cluster: Cluster, source: Source, feeds: Collection[str], *, t
     assert not lost, _some("records lost", lost)
     mixed = cluster.sql(f"SELECT count(*) AS n FROM {table} WHERE payload->>'feed' <> feed")[0]["n"]
     assert mixed == 0, f"{mixed} records stand under another feed's name"
+
+
+def _describe_behind(
+    cluster: Cluster, source: Source, behind: Sequence[str], sent: Mapping[str, int], *, table: str
+) -> str:
+    """Who is to blame when records do not land: the source, the worker, or the database."""
+    have, now, live, leases = landed(cluster, table=table), source.sent(), source.live(), cluster.leases()
+    told = []
+    for name in behind:
+        reader = f"its reader got {live[name].last_seq}" if name in live else "nobody reads it"
+        lease = f"{leases[name].state} on {leases[name].worker}" if name in leases else "it has no lease"
+        last = have[name].last if name in have else 0
+        told.append(f"{name}: sent {sent[name]} and {now[name]} by now, landed {last}; {reader}; {lease}")
+    waiting = cluster.sql(
+        "SELECT application_name, wait_event, left(query, 60) AS query FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    return f"{_some('what was sent has landed; behind', told)}; sessions that wait for locks: {waiting}"
 
 
 def _check_epochs_only_grow(cluster: Cluster, *, table: str) -> None:

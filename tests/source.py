@@ -145,12 +145,15 @@ class SourceServer:
     def _tick(self) -> None:
         self._timer = None
         now = time.monotonic()
-        while self._due and self._due[0][0] <= now:
-            at, _, reader = heapq.heappop(self._due)
-            if at == reader.due_at:
-                reader.pump(now)
-        if self._due and self._timer is None:
-            self._arm()
+        try:
+            while self._due and self._due[0][0] <= now:
+                at, _, reader = heapq.heappop(self._due)
+                if at == reader.due_at:
+                    reader.pump(now)
+        finally:
+            # Whatever goes wrong with one reader, the others are served.
+            if self._due and self._timer is None:
+                self._arm()
 
     # -- control -------------------------------------------------------------------------------------
 

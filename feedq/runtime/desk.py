@@ -30,8 +30,8 @@ and a transaction for each few would cost more than the wait. The first of a fai
 
 logger = log(__name__)
 
-OnClaimed = Callable[[list[Claim], list[FeedKey]], None]
-"""Hears which claims were granted and which keys were stale; called on the desk's thread."""
+OnClaimed = Callable[[UUID, list[Claim], list[FeedKey]], None]
+"""Hears which claims of a worker session were granted and which were not; called on the desk's thread."""
 Job: TypeAlias = Callable[[], object]
 Request: TypeAlias = tuple[UUID, FeedKey] | tuple[UUID, Release] | Job | None
 """A claim, a release, something else to do, or None for the end."""
@@ -61,10 +61,17 @@ class Desk:
     """Grouped claims, releases and reports of one worker process."""
 
     def __init__(
-        self, store: Store, *, on_claimed: OnClaimed, on_lost: Callable[[list[FeedKey]], None]
+        self,
+        store: Store,
+        *,
+        on_claimed: OnClaimed,
+        on_lost: Callable[[list[FeedKey]], None],
+        on_doubt: Callable[[UUID], None],
     ) -> None:
         self._store = store
         self._on_claimed, self._on_lost = on_claimed, on_lost
+        self._on_doubt = on_doubt
+        """Hears of a session for which more may have been claimed than was heard of: an answer was lost."""
         self._queue: SimpleQueue[Request] = SimpleQueue()
         self._claimed_at = float("-inf")
         self._stopping = Event()
@@ -109,7 +116,7 @@ class Desk:
             for worker_id, mine in group.releases.items():
                 self._insist(partial(self._release, worker_id, mine))
             for worker_id, keys in group.claims.items():
-                self._insist(partial(self._claim, worker_id, keys))
+                self._claim(worker_id, keys)
             if group.claims:
                 self._claimed_at = monotonic()
             if group.is_last:
@@ -131,15 +138,30 @@ class Desk:
         return group
 
     def _claim(self, worker_id: UUID, keys: list[FeedKey]) -> None:
-        granted = self._store.leases.claim(worker_id, keys)
+        granted: list[Claim] = []
+        tries = 0
+
+        def claim() -> None:
+            nonlocal tries
+            tries += 1
+            granted.extend(self._store.leases.claim(worker_id, keys))
+
+        decided = self._insist(claim)
         got = {claim.key for claim in granted}
-        self._on_claimed(granted, [key for key in keys if key not in got])
+        refused = [key for key in keys if key not in got]
+        # Everybody gets an answer, whatever happened, or their messages would be held for ever.
+        self._on_claimed(worker_id, granted, refused)
+        if refused and (tries > 1 or not decided):
+            self._on_doubt(worker_id)
 
     def _release(self, worker_id: UUID, releases: list[Release]) -> None:
         self._store.leases.release(worker_id, releases)
 
-    def _insist(self, job: Job) -> None:
-        """Until it succeeds or the desk is closed; what fails for another reason than an outage is dropped."""
+    def _insist(self, job: Job) -> bool:
+        """Until it succeeds or the desk is closed; what fails for another reason than an outage is dropped.
+
+        Whether it succeeded.
+        """
         away = False
         while not self._stopping.is_set():
             try:
@@ -151,9 +173,10 @@ class Desk:
                 self._stopping.wait(RETRY_S)
             except FeedqError as error:
                 logger.error(LogEvent.UNEXPECTED, where="desk", error=str(error))
-                return
+                return False
             except Exception:
                 logger.exception(LogEvent.UNEXPECTED, where="desk")
-                return
+                return False
             else:
-                return
+                return True
+        return False

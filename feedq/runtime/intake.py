@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import TypeAlias
+from uuid import UUID
 
 from feedq.model import Claim, FeedKey
 from feedq.telemetry import LogEvent, log
@@ -40,7 +41,7 @@ class Intake:
         *,
         refusal: Callable[[FeedKey, int], str | None],
         claim: Callable[[FeedKey], None],
-        begin: Callable[[Granted], None],
+        begin: Callable[[UUID, Granted], None],
     ) -> None:
         self._refusal, self._claim, self._begin = refusal, claim, begin
         self._lock = Lock()
@@ -59,8 +60,12 @@ class Intake:
         else:
             _drop(key, hooks, refused)
 
-    def answered(self, granted: list[Claim], stale: list[FeedKey]) -> None:
-        """The desk's answer."""
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    def answered(self, worker_id: UUID, granted: list[Claim], stale: list[FeedKey]) -> None:
+        """The desk's answer to what this worker session claimed."""
         with self._lock:
             starting = [(claim, self._pending.pop(claim.key)) for claim in granted]
             dropped = [(key, self._pending.pop(key)) for key in stale]
@@ -69,7 +74,7 @@ class Intake:
         for _, hooks in starting:
             hooks.accepted()
         if starting:
-            self._begin(starting)
+            self._begin(worker_id, starting)
 
 
 def _drop(key: FeedKey, hooks: Hooks, why: str) -> None:

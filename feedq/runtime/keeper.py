@@ -32,6 +32,8 @@ RETRY_MAX_S = 1.0
 """A database that is back is noticed within this, well inside what is left of a ttl."""
 LISTEN_S = 30.0
 """How long one wait for a notification lasts; heartbeats carry the same news in the meantime."""
+HEARTBEAT_MIN_S = 0.05
+"""A heartbeat interval of nothing must not become a loop without a pause."""
 WATCHDOG_INTERVALS = 3
 """Reconcile intervals without a finished pass after which a worker runs one itself."""
 WATCHDOG_JITTER = 0.2
@@ -73,6 +75,7 @@ class Keeper:
     ) -> None:
         self._store, self._new_worker, self._tenant = store, new_worker, tenant
         self._settings, self._clock = settings, clock
+        self._heartbeat_s = max(settings.heartbeat_s, HEARTBEAT_MIN_S)
         self._lock = RLock()
         self._trust_changed = Condition(self._lock)
         self._stopping = Event()
@@ -134,6 +137,9 @@ class Keeper:
         with self._lock:
             self.worker = worker
             self._trust = TrustWindow()
+            if self._listener is not None:
+                # Only now: woken any sooner, it would find the old worker still in place and wait on.
+                self._listener.interrupt()
         self._tenant.registered(worker)
         logger.info(
             LogEvent.WORKER_REGISTERED, worker=worker.name, id=str(worker.id), capacity=worker.capacity
@@ -146,7 +152,7 @@ class Keeper:
         sent_at = self._tried_at = self._clock.monotonic()
         try:
             session = self._open_session()
-            answer = session.heartbeat(self._tenant.load())
+            answer = session.heartbeat(self._load())
             if answer is None:
                 self._start_anew()
                 return True
@@ -157,6 +163,14 @@ class Keeper:
         self._renewed(sent_at)
         self._heed(answer)
         return True
+
+    def _load(self) -> Load:
+        try:
+            return self._tenant.load()
+        except Exception:
+            # Out of file descriptors, perhaps: no reason to be taken for dead.
+            logger.exception(LogEvent.UNEXPECTED, where="load")
+            return Load()
 
     # -- what a heartbeat brings ---------------------------------------------------------------------
 
@@ -195,9 +209,6 @@ class Keeper:
             self._suspended = True
         self._tenant.gone()
         self._drop_session()
-        with self._lock:
-            if self._listener is not None:
-                self._listener.interrupt()
         self.register()
 
     # -- sessions ------------------------------------------------------------------------------------
@@ -219,7 +230,7 @@ class Keeper:
         if session is not None:
             session.close()
 
-    def _lost(self, which: str, error: FeedqError) -> None:
+    def _lost(self, which: str, error: Exception) -> None:
         with self._lock:
             was_live = which in self._live
             self._live.discard(which)
@@ -245,14 +256,17 @@ class Keeper:
 
     def _keep(self) -> None:
         pause_s = RETRY_FIRST_S
-        next_at = self._clock.monotonic() + self._settings.heartbeat_s
+        next_at = self._clock.monotonic() + self._heartbeat_s
         while not self._stopping.is_set():
             try:
                 if self._session is None:
                     self._stopping.wait(pause_s)
                 else:
                     self._session.wait(next_at - self._clock.monotonic())
-            except Unavailable as error:
+            except Exception as error:
+                if not isinstance(error, Unavailable):
+                    logger.exception(LogEvent.UNEXPECTED, where="keeper")
+                    self._stopping.wait(RETRY_FIRST_S)
                 # Broken between two heartbeats: noticed now, not at the next one.
                 self._drop_session()
                 self._lost("keeper", error)
@@ -262,7 +276,7 @@ class Keeper:
                 continue
             answered = self._beat_safely()
             pause_s = RETRY_FIRST_S if answered else min(2 * pause_s, RETRY_MAX_S)
-            next_at = self._clock.monotonic() + self._settings.heartbeat_s
+            next_at = self._clock.monotonic() + self._heartbeat_s
         self._drop_session()
 
     def _beat_safely(self) -> bool:
@@ -270,8 +284,10 @@ class Keeper:
             return self.beat()
         except FeedqError as error:
             logger.warning(LogEvent.DATABASE_AWAY, where="keeper", error=str(error))
-        except Exception:
+        except Exception as error:
             logger.exception(LogEvent.UNEXPECTED, where="keeper")
+            self._drop_session()
+            self._lost("keeper", error)
         return False
 
     def _listen(self) -> None:
@@ -299,8 +315,9 @@ class Keeper:
                 self._lost("listener", error)
                 self._stopping.wait(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)
-            except Exception:
+            except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="listener")
+                self._lost("listener", error)
                 self._stopping.wait(RETRY_MAX_S)
 
     def _guard(self) -> None:

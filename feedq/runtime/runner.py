@@ -54,6 +54,10 @@ from feedq.sinks.base import (
 )
 from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
 
+CANCEL_AGAIN_S = 1.0
+"""A connector has this long to end after a cancellation. One that swallowed it is cancelled again, with the next
+request, of which there is one a heartbeat; sooner, we would only disturb it while it tidies up."""
+
 logger = log(__name__)
 
 
@@ -97,6 +101,8 @@ class FeedRunner:
         self.key = claim.key
         self._attempts = claim.attempts
         self._interrupt: Interrupt | None = None
+        self._interrupted_at = float("-inf")
+        self._letting_go = False
         self._stop_reason = Reason.RELEASED
         self._task: asyncio.Task[Release | None] | None = None
         self._outlet: Outlet | None = None
@@ -110,11 +116,15 @@ class FeedRunner:
     # -- what the supervisor does to it --------------------------------------------------------------
 
     def interrupt(self, why: Interrupt, *, reason: Reason = Reason.RELEASED) -> None:
-        """Wake it up for ``why``; LOST overrides STOP overrides SUSPEND."""
-        rank = (Interrupt.SUSPEND, Interrupt.STOP, Interrupt.LOST)
-        if self._interrupt is not None and rank.index(why) <= rank.index(self._interrupt):
-            return
-        self._interrupt = why
+        """Wake it up for ``why``; LOST overrides STOP overrides SUSPEND. May be repeated, and may come early."""
+        now = self._worker.clock.monotonic()
+        if self._interrupt is not None:
+            rank = (Interrupt.SUSPEND, Interrupt.STOP, Interrupt.LOST)
+            if rank.index(why) < rank.index(self._interrupt):
+                return
+            if why is self._interrupt and (self._letting_go or now < self._interrupted_at + CANCEL_AGAIN_S):
+                return
+        self._interrupt, self._interrupted_at = why, now
         if why is Interrupt.STOP:
             self._stop_reason = reason
         if self._task is not None:
@@ -164,8 +174,14 @@ class FeedRunner:
             message = self._masked(error)
             logger.error(LogEvent.FEED_FAILED, feed=self.feed.name, error=message)
             # What came before the record that cannot pass is to be in the table when a person looks.
-            with contextlib.suppress(FeedqError):
-                await self._drain()
+            try:
+                with contextlib.suppress(FeedqError):
+                    await self._drain()
+            except asyncio.CancelledError:
+                if self._interrupt is None:
+                    raise
+                if self._interrupt is Interrupt.LOST:
+                    return None
             return self._release(Reason.FAILED, error=message)
         finally:
             self._task = None
@@ -174,26 +190,28 @@ class FeedRunner:
         options = parse_options(self.feed.spec.connector, self.feed.spec.source)
         sink = parse_sink(self.feed.spec.sink)
         landing = landing_of(sink, options.format)
-        if options.secrets:
-            self._secrets = await asyncio.to_thread(resolve_secrets, options.secrets)
-            self._masker = Masker(self._secrets.values())
         kind = load_connector(self.feed.spec.connector)
         while True:
-            ended = await self._attempt(kind, options, sink.name, landing)
-            if ended is not None:
-                return ended
-            if self._interrupt is Interrupt.LOST:
-                return None
-            if self._interrupt is Interrupt.STOP:
-                return await self._let_go(sink.name)
+            # An interrupt may be older than the first step of this coroutine: nobody could cancel it then.
+            if self._interrupt is None:
+                ended = await self._attempt(kind, options, sink.name, landing)
+                if ended is not None:
+                    return ended
+            match self._heed():
+                case Interrupt.LOST:
+                    return None
+                case Interrupt.STOP:
+                    return await self._let_go(sink.name)
             # Suspended, or a reconnect whose delay is over: wait until we may, then go round again.
-            self._interrupt = None
 
     async def _attempt(
         self, kind: type[Connector], options: ConnectorOptions, sink_name: str, landing: Landing
     ) -> Release | None:
         """One connection, from its fence to its end. None: go on as the interrupt says, or try again."""
         try:
+            if options.secrets and self._masker is None:
+                self._secrets = await asyncio.to_thread(resolve_secrets, options.secrets)
+                self._masker = Masker(self._secrets.values())
             await self._worker.trusted.wait()
             if self._outlet is None:
                 cursor = await self._fence(sink_name, landing)
@@ -205,7 +223,8 @@ class FeedRunner:
             await self._stream(kind(options, self._context()), self._outlet)
         except asyncio.CancelledError:
             self._disconnected()
-            if not self._was_interrupted():
+            # An interrupt cancels the task to wake it; anybody else's cancellation goes on.
+            if self._interrupt is None:
                 raise
         except (SourceUnavailable, SinkUnavailable) as error:
             return await self._after_failure(error)
@@ -217,6 +236,8 @@ class FeedRunner:
         try:
             async with contextlib.aclosing(batches):
                 async for batch in batches:
+                    if self._interrupt is not None:
+                        raise asyncio.CancelledError  # the connector, or a library of its, swallowed ours
                     if self._stalled:
                         self._stalled = False
                         self._changed()
@@ -269,17 +290,20 @@ class FeedRunner:
             attempts=self._attempts,
             again_in_s=round(decision.delay_s, 2),
         )
+        if self._interrupt is not None:
+            return None  # its cancellation came out of the connector as this error
         try:
             if isinstance(decision, LetGo):
                 await self._drain()
                 return self._release(Reason.BACKOFF, error=message, retry_in_s=decision.delay_s)
             await asyncio.sleep(decision.delay_s)
         except asyncio.CancelledError:
-            if not self._was_interrupted():
+            if self._interrupt is None:
                 raise
         return None
 
     async def _let_go(self, sink_name: str) -> Release | None:
+        self._letting_go = True
         self._worker.hurry(sink_name)
         try:
             await self._drain()
@@ -292,19 +316,21 @@ class FeedRunner:
         """Wait for the last commits, but not for ever: what is not committed, the successor asks for again."""
         if self._outlet is None:
             return
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, SinkUnavailable):
             async with asyncio.timeout(self._worker.drain_timeout_s):
                 await self._outlet.drained()
 
-    def _was_interrupted(self) -> bool:
-        """Whether a cancellation is ours: an interrupt cancels the task to wake it. Anybody else's goes on."""
-        if self._interrupt is None:
-            return False
-        task = asyncio.current_task()
-        assert task is not None
-        while task.uncancel():
-            pass
-        return True
+    def _heed(self) -> Interrupt | None:
+        """Why it was interrupted, if it was; the cancellations that said so are spent."""
+        why = self._interrupt
+        if why is not None:
+            task = asyncio.current_task()
+            assert task is not None
+            while task.uncancel():
+                pass
+        if why is Interrupt.SUSPEND:
+            self._interrupt = None
+        return why
 
     # -- small things --------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ from typing import Final
 
 from feedq.model import JSON
 
+# The standard library and not orjson: a cursor may be an integer of more than 64 bits.
+_encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -20,8 +22,7 @@ def cursor_text(cursor: JSON) -> str | None:
     if cursor is None:
         return None
     try:
-        # The standard library and not orjson: a cursor may be an integer of more than 64 bits.
-        text = json.dumps(cursor, ensure_ascii=False, allow_nan=False)
+        text = _encode(cursor)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the cursor cannot be kept: {error}") from None

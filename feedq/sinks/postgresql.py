@@ -220,6 +220,14 @@ class PostgresSink:
                 session = Session(self._url, application_name=self._name)
                 self._session, self._catalog = session, Catalog(session)
                 self._catalog.ensure_bookkeeping()
+            except psycopg2.ProgrammingError as error:
+                if error.pgcode is not None:
+                    raise self._unavailable(error) from error
+                # From None: what libpq says of a URL that it cannot read may quote the password.
+                raise SinkUnavailable(
+                    f"sink {mask_url(self._url)}: libpq cannot read this URL; special characters in "
+                    "user name and password must be percent-encoded"
+                ) from None
             except psycopg2.Error as error:
                 raise self._unavailable(error) from error
         return self._session, self._catalog

@@ -42,6 +42,7 @@ def upgrade(url: str) -> list[str]:
         # For the transaction: whoever comes second waits here, then reads the first one's result.
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+        _keep_the_users_tables_apart(connection)
         before = _current(connection)
         config = _config()
         config.attributes["connection"] = connection
@@ -64,6 +65,18 @@ def require_current(url: str) -> None:
             f"the control database is at revision {found.current or 'none'}, "
             f"this release needs {found.head}: run `feedq db upgrade`"
         )
+
+
+def _keep_the_users_tables_apart(connection: Connection) -> None:
+    """A user called like our schema goes on creating and finding tables in ``public``.
+
+    PostgreSQL's default search path begins with the schema named like the user; by making a schema of that
+    name we would silently move where this user's own tables go.
+    """
+    user, database = connection.execute(text("SELECT current_user, current_database()")).one()
+    if user == SCHEMA:
+        quoted = connection.dialect.identifier_preparer.quote_identifier(database)
+        connection.execute(text(f"ALTER ROLE CURRENT_USER IN DATABASE {quoted} SET search_path = public"))
 
 
 def _config() -> Config:

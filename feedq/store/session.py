@@ -12,6 +12,7 @@ import os
 import select
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from typing import Any
 
 import psycopg2
@@ -82,11 +83,15 @@ class _Waiting:
 
     def wait(self, timeout_s: float) -> bool:
         with translated(self._url):
-            fd = self._connection.fileno()
-            ready, _, _ = select.select([fd, self._wake_r], [], [], max(timeout_s, 0.0))
+            # Not select(), which knows no descriptor beyond 1023: a worker with 600 feeds has no other ones.
+            waiting = select.poll()
+            fileno = self._connection.fileno()
+            for readable in (fileno, self._wake_r):
+                waiting.register(readable, select.POLLIN)
+            ready = {number for number, _ in waiting.poll(ceil(1000 * max(timeout_s, 0.0)))}
             if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
-            if fd in ready:
+            if fileno in ready:
                 self._connection.poll()
             heard = bool(self._connection.notifies)
             # What was heard is only that something changed; many notifications mean the same as one.

@@ -226,7 +226,7 @@ def test_the_fleet_shows_workers_and_what_is_wrong(flower: Flower) -> None:
 def test_filters_and_pages_of_the_list(flower: Flower) -> None:
     def names(arguments: str) -> list[str]:
         page = flower.get(f"/feeds?live=1&{arguments}").text
-        return re.findall(r'class="feedq-name"><a [^>]*>([^<]*)<', page)
+        return re.findall(r'class="feedq-name[^"]*"><a [^>]*>([^<]*)<', page)
 
     assert names("status=paused") == [html.escape(NASTY[2])]
     assert names("search=ORDERS") == ["acme/orders"]

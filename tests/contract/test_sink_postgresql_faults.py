@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
+from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
+import psycopg2
 import pytest
 
 from feedq.embedded.postgres import Postgres
@@ -151,6 +154,30 @@ def test_settling_does_not_guess_while_the_rows_are_locked(
     assert stranger.settle(unknown) == unknown.written
 
 
+@pytest.mark.parametrize(
+    ("ending", "words"),
+    [
+        ("%zz@127.0.0.1/db", "libpq cannot read this URL"),
+        ("@127.0.0.1/db?no_such_option=1", "libpq cannot read this URL"),
+        ("@nowhere.invalid/db", "nowhere.invalid"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_told_without_its_password(
+    harness: PostgresSinkHarness, ending: str, words: str
+) -> None:
+    sink = harness.sink(url=f"postgresql://me:s3cret{ending}")
+    with pytest.raises(SinkUnavailable, match=words) as raised:
+        sink.write([write(1, 1, batch(b"1"))])
+    assert "s3cret" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_a_wrong_password_is_told(harness: PostgresSinkHarness) -> None:
+    parts = urlsplit(harness.url)
+    url = urlunsplit(parts._replace(netloc=f"feedq:wrong@{parts.hostname}:{parts.port}"))
+    with pytest.raises(SinkUnavailable, match=r"feedq:\*\*\*@.*password authentication failed for user"):
+        harness.sink(url=url).write([write(1, 1, batch(b"1"))])
+
+
 # -- refused by the server at the commit -------------------------------------------------------------
 
 TROUBLED = """
@@ -259,6 +286,42 @@ def test_hundreds_of_locked_feeds_are_waited_for_once(
         outcomes = sink.fence([request(n, 2) for n in range(100)], lock_timeout_s=LOCK_TIMEOUT_S)
     assert {type(outcome) for outcome in outcomes} == {Blocked}
     assert harness.proxy.seen["INSERT"] == 1
+
+
+class StuckSource:
+    """Data for a COPY that does not come until it is let."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.let = threading.Event()
+
+    def read(self, _size: int) -> bytes:
+        self.asked.set()
+        self.let.wait(PATIENCE_S)
+        return b""
+
+
+def test_a_predecessor_frozen_in_the_middle_of_its_copy_is_unblocked(harness: PostgresSinkHarness) -> None:
+    zombie = uuid4()
+    fence(harness.sink(worker_id=zombie), 1, 1)
+    source = StuckSource()
+
+    def copy() -> None:
+        with harness.session(f"{harness.url}?application_name=feedq-writer/{zombie}") as cursor:
+            cursor.execute("BEGIN; SELECT FROM feedq_checkpoint FOR UPDATE")
+            with pytest.raises(psycopg2.OperationalError):
+                cursor.copy_expert("COPY raw FROM STDIN", source)
+
+    frozen = threading.Thread(target=copy)
+    frozen.start()
+    assert source.asked.wait(PATIENCE_S)
+    successor = harness.sink()
+    assert successor.fence([request(1, 2)], lock_timeout_s=LOCK_TIMEOUT_S) == [Blocked(1, 2, zombie)]
+    assert successor.unblock([zombie]) == 2
+    assert fence(successor, 1, 2) == Fenced(1, 2, None, 0)
+    source.let.set()
+    frozen.join(PATIENCE_S)
+    assert not frozen.is_alive()
 
 
 def test_own_tables_that_are_dropped_come_back(harness: PostgresSinkHarness) -> None:

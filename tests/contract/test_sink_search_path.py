@@ -15,12 +15,13 @@ from feedq.store import migrate
 
 def test_a_user_named_like_the_control_schema_lands_in_public(database_url: str) -> None:
     migrate.upgrade(database_url)
-    with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
+    default_path = database_url + "?options=-csearch_path%3D%22%24user%22%2Cpublic"
+    with psycopg2.connect(default_path) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT current_user, current_schema()")
         assert cursor.fetchone() == ("feedq", "feedq"), (
             "the premise: this user's first schema is the control's"
         )
-    sink = PostgresSink(database_url, environment="test", worker_id=uuid4(), role="fencer")
+    sink = PostgresSink(default_path, environment="test", worker_id=uuid4(), role="fencer")
     request = FenceRequest(1, "a", 1, Landing("landed", "json"))
     (outcome,) = sink.fence([request], lock_timeout_s=1.0)
     sink.close()
@@ -30,6 +31,13 @@ def test_a_user_named_like_the_control_schema_lands_in_public(database_url: str)
             "SELECT DISTINCT schemaname FROM pg_tables WHERE tablename IN ('landed', 'feedq_checkpoint')"
         )
         assert cursor.fetchall() == [("public",)]
+
+
+def test_migrating_does_not_move_where_the_users_own_tables_go(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT current_schema()")
+        assert cursor.fetchone() == ("public",)
 
 
 @pytest.mark.parametrize("table", ["feedq.lease", '"feedq".event', "feedq_checkpoint", "feedq_dead_letter"])

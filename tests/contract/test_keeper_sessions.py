@@ -1,0 +1,131 @@
+"""The keeper with its threads, on PostgreSQL: what becomes of its sessions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from random import Random
+from uuid import UUID, uuid4
+
+import pytest
+
+from feedq.clock import SystemClock
+from feedq.model import Load, NewWorker, Worker
+from feedq.runtime.keeper import Keeper
+from feedq.settings import Settings
+from feedq.store.session import PostgresListener, PostgresSession
+from tests.contract.harness import PostgresHarness
+
+pytestmark = pytest.mark.servers
+
+SETTINGS = Settings(heartbeat_s=0.2, ttl_s=3600, trust_margin_s=1)
+LIMIT_S = 10.0
+
+
+class Tenant:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def registered(self, worker: Worker) -> None:
+        self.heard.append("registered")
+
+    def suspend(self, why: str) -> None:
+        self.heard.append("suspend")
+
+    def resume(self) -> None:
+        self.heard.append("resume")
+
+    def gone(self) -> None:
+        self.heard.append("gone")
+
+    def stops_pending(self) -> None:
+        self.heard.append("stops pending")
+
+    def reconcile_overdue(self) -> None:
+        self.heard.append("reconcile overdue")
+
+    def load(self) -> Load:
+        return Load()
+
+
+@pytest.fixture
+def tenant() -> Tenant:
+    return Tenant()
+
+
+@pytest.fixture
+def keeper(postgres_harness: PostgresHarness, tenant: Tenant) -> Iterator[Keeper]:
+    def describe() -> NewWorker:
+        return NewWorker(uuid4(), "w1", "node.w1", 10, "host", 1, "0")
+
+    made = Keeper(
+        postgres_harness.store, describe, tenant, settings=SETTINGS, clock=SystemClock(), rng=Random(1)
+    )
+    made.start()
+    yield made
+    made.stop(timeout_s=LIMIT_S)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def sessions(harness: PostgresHarness) -> set[tuple[object, ...]]:
+    """``(role, worker id)`` of each session that a keeper holds."""
+    rows = harness.execute(
+        "SELECT split_part(application_name, '/', 1), split_part(application_name, '/', 2) "
+        "FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ '^feedq-[a-z]+/'"
+    )
+    return set(rows)
+
+
+def both(worker_id: UUID) -> set[tuple[object, ...]]:
+    return {("feedq-keeper", str(worker_id)), ("feedq-listener", str(worker_id))}
+
+
+def test_after_it_was_declared_gone_the_listener_hears_for_the_new_worker_at_once(
+    keeper: Keeper, postgres_harness: PostgresHarness
+) -> None:
+    first = keeper.worker
+    assert first is not None
+    until(lambda: sessions(postgres_harness) == both(first.id), "both sessions are open")
+    postgres_harness.store.workers.leave(first.id)
+    until(lambda: keeper.worker is not first, "registered anew")
+    second = keeper.worker
+    assert second is not None
+    until(lambda: sessions(postgres_harness) == both(second.id), "both sessions belong to the new worker")
+
+
+@pytest.mark.parametrize("kind", [PostgresSession, PostgresListener])
+def test_an_unexpected_error_ends_a_session_and_not_its_thread(
+    keeper: Keeper,
+    postgres_harness: PostgresHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[PostgresSession] | type[PostgresListener],
+) -> None:
+    worker = keeper.worker
+    assert worker is not None
+    until(lambda: sessions(postgres_harness) == both(worker.id), "both sessions are open")
+    (before,) = postgres_harness.execute("SELECT max(backend_start) FROM pg_stat_activity")
+    with monkeypatch.context() as broken:
+        broken.setattr(kind, "wait", lambda *_: 1 / 0)
+        postgres_harness.execute("SELECT pg_notify(%s, '')", f"feedq_worker_{worker.lock_key}")
+        listener = keeper._listener
+        if listener is not None:
+            listener.interrupt()
+
+        def noticed() -> bool:
+            rows = postgres_harness.execute(
+                "SELECT max(backend_start) FROM pg_stat_activity WHERE application_name ~ '^feedq-[a-z]+/'"
+            )
+            return rows[0] > before
+
+        until(noticed, "a new session was opened in place of the one that failed")
+    until(lambda: sessions(postgres_harness) == both(worker.id), "both sessions are open again")
+    assert keeper.is_running
+    assert keeper.worker is worker
