@@ -8,6 +8,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +38,10 @@ def main() -> int:
         try:
             for figure in BENCHMARKS[name](directory):
                 figures.append(figure)
+        except Exception:  # noqa: BLE001 -- it is shown and counted as a failure
+            # What was measured before is worth showing, and so are the other benchmarks.
+            traceback.print_exc()
+            figures.append(Figure(name, "to run to its end", "broke off, see above", ok=False))
         finally:
             if options.keep:
                 say(f"{name}: logs and data are in {directory}")

@@ -23,18 +23,21 @@ from kombu import Queue
 
 from feedq import __version__, metrics
 from feedq.broker import NODE_PREFIX
-from feedq.errors import FeedqError, SchemaBehind
+from feedq.errors import FeedqError, InvalidInput, Unavailable
 from feedq.model import NewWorker
 from feedq.pool import StreamPool
+from feedq.runtime.deadline import Deadline
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import Settings, settings
 from feedq.store.migrate import require_current
-from feedq.tasks import run_reconcile, store
+from feedq.tasks import STREAM_FEED, parse_key, run_reconcile, store
 from feedq.telemetry import LogEvent, log
 
 NODE_QUEUE_EXPIRES_S = 60
 """A dead node's queue goes with what is in it: its messages are stale, because its leases are freed."""
 EVENTS_GATHER_S = 0.2
+LEAVE_GRACE_S = 0.5
+"""How long after ``drain_timeout_s`` a worker without running jobs may still be there."""
 WAIT_FIRST_S = 0.5
 WAIT_MAX_S = 5.0
 
@@ -63,42 +66,47 @@ class FeedqStep(bootsteps.StartStopStep):
         _raise_file_limit()
         # Before the wait: a worker that waits for its database says so there. It ends with the process.
         metrics.serve(s, lambda: getattr(worker, "feedq", None))
-        if not wait_for_database(s):
-            return
         streams_here = isinstance(worker.pool, StreamPool)
         supervisor = Supervisor(
             store(),
             s,
             lambda: _describe(worker.hostname, _capacity(worker, streams_here), s),
             reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_aside,
-            hosts_streams=streams_here,
+            tenures_beside=None if streams_here else _active_feeds,
         )
-        supervisor.start()
+        if not _start(supervisor, s):
+            return
         self._supervisor = worker.feedq = supervisor
+        _on_shutdown.append(lambda _: supervisor.drain())
         if streams_here:
             worker.pool.supervisor = supervisor
             # Celery sizes the window by -c, which here counts feeds and not messages.
             worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier
+            # Celery's own pools are left to Celery: their children must not be orphaned.
+            limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: bool(worker.pool.is_busy))
+            limit.start()
+            _on_shutdown.append(limit.begin)
         _gather_events(worker.consumer)
-        _current.append(supervisor)
 
     def stop(self, worker: Any) -> None:
         if self._supervisor is not None:
-            self._supervisor.drain()
+            # Again, for whoever stops without a signal, or was told before there was anything to drain.
+            _shutting_down(exitcode=worker.exitcode)
             self._supervisor.join()
             self._supervisor = None
 
     terminate = stop
 
 
-_current: list[Supervisor] = []
-"""The supervisor of this process, for the signal below, which Celery sends with a host name only."""
+_on_shutdown: list[Callable[[int], object]] = []
+"""What the signal below calls, with the exit status; Celery itself sends it with a host name only."""
 
 
 @signals.worker_shutting_down.connect
-def _drain(**_: Any) -> None:
-    for supervisor in _current:
-        supervisor.drain()
+def _shutting_down(exitcode: int | None = None, **_: Any) -> None:
+    # In a signal handler: nothing here may take a lock that the interrupted code could hold.
+    for begin in _on_shutdown:
+        begin(exitcode or 0)
 
 
 @signals.celeryd_after_setup.connect
@@ -107,15 +115,34 @@ def _listen_on_node_queue(sender: str, instance: Any, **_: Any) -> None:
     instance.app.amqp.queues.select_add(queue)
 
 
+def _start(supervisor: Supervisor, s: Settings) -> bool:
+    """Start as soon as the database lets us; False when told to stop first."""
+    while wait_for_database(s):
+        try:
+            supervisor.start()
+        except Unavailable as error:
+            # Away again between the look and the registration.
+            logger.warning(LogEvent.DATABASE_AWAY, error=str(error), again_in_s=WAIT_FIRST_S)
+            _sleep(WAIT_FIRST_S)
+        else:
+            return True
+    return False
+
+
 def wait_for_database(s: Settings) -> bool:
-    """Wait until the control database is there and migrated, saying so; False when told to stop first."""
+    """Wait until the control database is there and migrated, saying so; False when told to stop first.
+
+    Raises `InvalidInput`: no waiting helps.
+    """
     url = s.database_url.get_secret_value()
     pause_s = WAIT_FIRST_S
     said: str | None = None
     while worker_state.should_stop is None and worker_state.should_terminate is None:
         try:
             require_current(url)
-        except (SchemaBehind, FeedqError) as error:
+        except InvalidInput:
+            raise
+        except FeedqError as error:
             if str(error) != said:
                 logger.warning(LogEvent.DATABASE_AWAY, error=str(error), again_in_s=pause_s)
                 said = str(error)
@@ -170,6 +197,22 @@ def _reconcile_in(pool: StreamPool) -> Callable[[], None]:
 
 def _reconcile_aside() -> None:
     Thread(target=run_reconcile, name="feedq-watchdog", daemon=True).start()
+
+
+def _active_feeds() -> set[int]:
+    """Feeds whose tasks Celery has accepted and not seen the end of; not by id, which a duplicate takes along."""
+    while True:
+        try:
+            active = tuple(worker_state.active_requests)
+        except RuntimeError:
+            continue  # it changed while we looked
+        break
+    feeds = set()
+    for request in active:
+        if request.name == STREAM_FEED:
+            with contextlib.suppress(ValueError):
+                feeds.add(parse_key(request.args)[0])
+    return feeds
 
 
 def _capacity(worker: Any, streams_here: bool) -> int:

@@ -6,11 +6,13 @@ task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and reconcile in one reserved f
 streams nor a full set of jobs can starve it.
 
 Celery's callbacks send events, and may block while the broker is away. They are called on a thread of their
-own: never on the loop, and never on the desk.
+own: never on the loop, and never on the desk. A warm shutdown waits for running jobs, as Celery's pools do, and
+for nothing else that may hang.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,10 +23,17 @@ from celery.concurrency.base import BasePool, apply_target
 from kombu.serialization import loads
 
 from feedq.runtime.intake import Hooks
+from feedq.runtime.lane import Lane
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import settings
 from feedq.tasks import RECONCILE, STREAM_FEED, parse_key
 from feedq.telemetry import LogEvent, log
+
+PROGRESS_BACKLOG_MAX = 1_000
+"""Callbacks that wait, beyond which running feeds do not show themselves: the broker is away or slow, and what
+they said would only fill the memory."""
+CLOSE_GRACE_S = 0.3
+"""What reconcile and the callbacks get to end by themselves."""
 
 logger = log(__name__)
 
@@ -40,8 +49,9 @@ class StreamPool(BasePool):
         super().__init__(*args, **kwargs)
         self.supervisor: Supervisor | None = None
         self._jobs: ThreadPoolExecutor | None = None
-        self._control: ThreadPoolExecutor | None = None
-        self._callbacks: ThreadPoolExecutor | None = None
+        self._running_jobs: set[Future[Any]] = set()
+        self._control = Lane("feedq-control")
+        self._callbacks = Lane("feedq-callbacks")
 
     @property
     def num_processes(self) -> int:
@@ -53,24 +63,31 @@ class StreamPool(BasePool):
 
     def on_start(self) -> None:
         self._jobs = ThreadPoolExecutor(settings().job_slots, "feedq-job")
-        self._control = ThreadPoolExecutor(1, "feedq-control")
-        self._callbacks = ThreadPoolExecutor(1, "feedq-callbacks")
 
     def on_stop(self) -> None:
         """Warm shutdown: running jobs may finish, waiting ones stay with the broker."""
-        for executor in (self._jobs, self._control, self._callbacks):
-            if executor is not None:
-                executor.shutdown(wait=True, cancel_futures=executor is not self._callbacks)
+        self._shut(wait=True)
 
     def on_terminate(self) -> None:
-        for executor in (self._jobs, self._control, self._callbacks):
-            if executor is not None:
-                executor.shutdown(wait=False, cancel_futures=True)
+        self._shut(wait=False)
+
+    def _shut(self, *, wait: bool) -> None:
+        if self._jobs is not None:
+            self._jobs.shutdown(wait=wait, cancel_futures=True)
+        grace_s = CLOSE_GRACE_S if wait else 0.0
+        self._control.close(timeout_s=grace_s, drop_waiting=True)
+        self._callbacks.close(timeout_s=grace_s, drop_waiting=not wait)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ordinary tasks run."""
+        return bool(self._running_jobs)
 
     def run_control(self, job: Callable[[], object]) -> None:
         """Run something in the reserved thread."""
-        if self._control is not None and self.active:
-            self._control.submit(job)
+        if self.active:
+            with contextlib.suppress(RuntimeError):  # closed in the meantime
+                self._control.submit(_watched, job)
 
     def on_apply(
         self,
@@ -82,11 +99,17 @@ class StreamPool(BasePool):
         **_: Any,
     ) -> Running:
         assert self._jobs is not None
-        assert self._control is not None
         if args and args[0] == STREAM_FEED:
             return self._stream(args, callback, accept_callback)
-        executor = self._control if args and args[0] == RECONCILE else self._jobs
-        future = executor.submit(apply_target, target, args, kwargs, callback, accept_callback)
+        lane = self._control if args and args[0] == RECONCILE else self._jobs
+        try:
+            future = lane.submit(apply_target, target, args, kwargs, callback, accept_callback)
+        except RuntimeError:
+            # The pool is closing: not acknowledged, the message stays with the broker.
+            return Running()
+        if lane is self._jobs:
+            self._running_jobs.add(future)
+            future.add_done_callback(self._running_jobs.discard)
         running = Running(future=future)
         # Celery itself keeps a weak reference only.
         future.add_done_callback(running.done)
@@ -114,7 +137,7 @@ class StreamPool(BasePool):
                 self._later(callback, (0, why, monotonic() - started))
 
         def progress(text: str) -> None:
-            if request is not None:
+            if request is not None and self._callbacks.backlog < PROGRESS_BACKLOG_MAX:
                 self._later(request.send_event, "task-progress", name=STREAM_FEED, result=text)
 
         hooks = Hooks(accepted, finished, progress)
@@ -141,12 +164,9 @@ class StreamPool(BasePool):
         """Nothing by pid: all tasks share this process. `Running.terminate` ends the one that is meant."""
 
     def _later(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        assert self._callbacks is not None
-        try:
+        # Not when the pool is closing: an ack that is not sent lets the message come back, a stale one, dropped.
+        with contextlib.suppress(RuntimeError):
             self._callbacks.submit(_safely, function, *args, **kwargs)
-        except RuntimeError:
-            # The pool is closing. An ack that is not sent lets the message come back: a stale one, dropped.
-            return
 
     def _get_info(self) -> dict[str, Any]:
         info: dict[str, Any] = super()._get_info()
@@ -178,6 +198,13 @@ class Running:
             self._cancel()
         elif self._future is not None:
             self._future.cancel()
+
+
+def _watched(job: Callable[[], object]) -> None:
+    try:
+        job()
+    except Exception:
+        logger.exception(LogEvent.UNEXPECTED, where="control")
 
 
 def _safely(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

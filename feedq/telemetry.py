@@ -52,6 +52,7 @@ class LogEvent(StrEnum):
     WORKER_SUSPENDED = "streams suspended: the lease can no longer be trusted"
     WORKER_RESUMED = "streams resumed: the lease is trusted again"
     STOP_OVERDUE = "stream did not stop in time; its socket was cut"
+    LEAVE_OVERDUE = "process did not end in time; ended by its hard limit"
     DATABASE_AWAY = "control database does not answer"
     DATABASE_BACK = "control database answers again"
     SESSION_LOST = "a database session was lost"

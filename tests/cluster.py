@@ -29,7 +29,7 @@ FEEDQ = Path(sys.executable).with_name("feedq")
 READY_TIMEOUT_S = 40.0
 CLI_TIMEOUT_S = 60.0
 STATEMENT_TIMEOUT_S = 30
-INHERITED = ("PATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
+INHERITED = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class Desk:
         """Hears of a session for which more may have been claimed than was heard of: an answer was lost."""
         self._queue: SimpleQueue[Request] = SimpleQueue()
         self._claimed_at = float("-inf")
+        self._closing = Event()
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="feedq-desk", daemon=True)
 
@@ -99,7 +100,8 @@ class Desk:
         self.do(job)
 
     def stop(self, *, timeout_s: float) -> None:
-        """Do what is queued, if that is possible in time, and end."""
+        """Do what is queued, if that is possible in time, and end; with the database away, at once."""
+        self._closing.set()
         self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -150,8 +152,12 @@ class Desk:
         got = {claim.key for claim in granted}
         refused = [key for key in keys if key not in got]
         # Everybody gets an answer, whatever happened, or their messages would be held for ever.
-        self._on_claimed(worker_id, granted, refused)
-        if refused and (tries > 1 or not decided):
+        try:
+            self._on_claimed(worker_id, granted, refused)
+        except Exception:
+            logger.exception(LogEvent.UNEXPECTED, where="desk")
+            decided = False
+        if not decided or (refused and tries > 1):
             self._on_doubt(worker_id)
 
     def _release(self, worker_id: UUID, releases: list[Release]) -> None:
@@ -169,8 +175,10 @@ class Desk:
             except Unavailable as error:
                 if not away:
                     logger.warning(LogEvent.DATABASE_AWAY, where="desk", error=str(error))
+                elif self._closing.is_set():
+                    return False
                 away = True
-                self._stopping.wait(RETRY_S)
+                self._stopping.wait(RETRY_S / 5 if self._closing.is_set() else RETRY_S)
             except FeedqError as error:
                 logger.error(LogEvent.UNEXPECTED, where="desk", error=str(error))
                 return False

@@ -65,11 +65,11 @@ class SinkEnds:
         for fencer in list(self._fencers.values()):
             fencer.renew()
 
-    def stop(self, *, timeout_s: float) -> None:
-        for writer in list(self._writers.values()):
-            writer.stop(timeout_s=timeout_s)
-        for fencer in list(self._fencers.values()):
-            fencer.stop(timeout_s=timeout_s)
+    def stop(self, *, timeout_s: Callable[[], float]) -> None:
+        """End the threads, waiting for each as long as ``timeout_s`` then says."""
+        ends: list[Writer | Fencer] = [*self._writers.values(), *self._fencers.values()]
+        for end in ends:
+            end.stop(timeout_s=timeout_s())
 
     def _writer(self, sink: str) -> Writer:
         with self._lock:

@@ -67,8 +67,10 @@ class Intake:
     def answered(self, worker_id: UUID, granted: list[Claim], stale: list[FeedKey]) -> None:
         """The desk's answer to what this worker session claimed."""
         with self._lock:
-            starting = [(claim, self._pending.pop(claim.key)) for claim in granted]
-            dropped = [(key, self._pending.pop(key)) for key in stale]
+            starting = [
+                (claim, self._pending.pop(claim.key)) for claim in granted if claim.key in self._pending
+            ]
+            dropped = [(key, self._pending.pop(key)) for key in stale if key in self._pending]
         for key, hooks in dropped:
             _drop(key, hooks, "stale: no such assignment is waiting for this worker")
         for _, hooks in starting:

@@ -120,7 +120,8 @@ class Keeper:
         for thread in self._threads:
             thread.start()
 
-    def stop(self, *, timeout_s: float) -> None:
+    def stop(self, *, timeout_s: Callable[[], float]) -> None:
+        """End the threads, waiting for each as long as ``timeout_s`` then says."""
         self._stopping.set()
         with self._lock:
             self._trust_changed.notify_all()
@@ -129,7 +130,7 @@ class Keeper:
                     waiting.interrupt()
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(timeout_s)
+                thread.join(timeout_s())
 
     def register(self) -> None:
         """Begin a worker session and beat once. Raises `Unavailable`."""

@@ -20,6 +20,7 @@ from feedq.clock import SystemClock
 from feedq.errors import Unavailable
 from feedq.lease import TrustWindow
 from feedq.model import Claim, FeedKey, Reason, Release, WorkerState
+from feedq.runtime.beside import FOLLOW_S
 from feedq.runtime.ends import SinkEnds
 from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
 from feedq.runtime.sockets import Sockets
@@ -27,8 +28,6 @@ from feedq.settings import Settings
 from feedq.store.base import Followed, Store
 from feedq.telemetry import LogEvent, log
 
-FOLLOW_S = 0.5
-"""A stop request is heard within this; each question is one statement a feed."""
 RELEASE_TRIES = 8
 RELEASE_RETRY_S = 0.25
 

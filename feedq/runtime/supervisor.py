@@ -20,8 +20,8 @@ from uuid import UUID
 import uvloop
 
 from feedq.clock import Clock, SystemClock
-from feedq.errors import Unavailable
 from feedq.model import FeedKey, Load, NewWorker, Reason, Release, StopRequest, Worker
+from feedq.runtime.beside import FOLLOW_S, Beside, Tenures
 from feedq.runtime.desk import Desk
 from feedq.runtime.ends import SinkEnds
 from feedq.runtime.intake import Granted, Hooks, Intake
@@ -35,10 +35,10 @@ from feedq.telemetry import FEEDS, LogEvent, log
 
 AUDIT_INTERVAL_S = 60.0
 """How often what runs here is compared with what the database thinks runs here."""
-STOP_GRACE_S = 1.0
-"""What each thread gets to end by itself once the feeds are done."""
-FOLLOW_S = 0.5
-"""How often tenures beside us ask about their leases; see `feedq.runtime.solo`."""
+AUDIT_BESIDE_INTERVAL_S = 5.0
+"""The same for tenures beside us: these can be killed one by one, and are few."""
+STOP_GRACE_S = 0.4
+"""What all threads together get to end by themselves once the feeds are done, or their time is over."""
 SHOW_TICKS = 15
 """A running feed shows itself in Celery's event stream every so many heartbeats."""
 
@@ -55,26 +55,33 @@ class Supervisor:
         new_worker: Callable[[], NewWorker],
         *,
         reconcile: Callable[[], None],
-        hosts_streams: bool = True,
+        tenures_beside: Tenures | None = None,
         clock: Clock | None = None,
     ) -> None:
+        """``tenures_beside``: on Celery's own pools, where tenures do not run in here."""
         self._store, self._settings = store, settings
         self._reconcile = reconcile
-        self._hosts_streams = hosts_streams
-        """False on Celery's own pools, where tenures run beside this and follow their leases themselves."""
         self._clock = clock or SystemClock()
         self._rng = Random()
         self.keeper = Keeper(store, new_worker, self, settings=settings, clock=self._clock, rng=self._rng)
         self._intake = Intake(refusal=self._refusal, claim=self._claim, begin=self._granted)
-        self.desk = Desk(store, on_claimed=self._intake.answered, on_lost=self._on_lost)
+        self.desk = Desk(
+            store,
+            on_claimed=self._intake.answered,
+            on_lost=lambda keys: self._soon(self._lose, set(keys)),
+            on_doubt=self._ask_for_audit,
+        )
+        self._beside = tenures_beside and Beside(store, self.desk, tenures_beside, clock=self._clock)
         self.sockets = Sockets()
         self._ends = SinkEnds(settings, worker_id=self._session_id, gone_workers=store.workers.gone_among)
         self._lock = Lock()
         self._running: dict[int, tuple[FeedRunner, Hooks]] = {}
         self._changed: set[FeedRunner] = set()
+        self._over: UUID | None = None
+        """The worker session that was declared gone last."""
         self._draining = False
+        self._drain_began = 0.0
         self._drained = Event()
-        self._stopped = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._trusted = asyncio.Event()
         self._vitals = Vitals(self._loop)
@@ -107,35 +114,42 @@ class Supervisor:
         """Begin to let go of everything, and take nothing more. Returns at once; safe in a signal handler."""
         if self._draining:
             return
+        self._drain_began = self._clock.monotonic()
         self._draining = True
-        self._loop.call_soon_threadsafe(self._drain)
+        self._soon(self._drain)
 
     def join(self) -> None:
-        """Wait until the drain is over, at most ``drain_timeout_s``, then end every thread and say goodbye."""
-        if not self._drained.wait(self._settings.drain_timeout_s):
+        """Wait until the drain is over, at most ``drain_timeout_s``, then end every thread and say goodbye.
+
+        All of it takes at most `STOP_GRACE_S` longer than that, whichever server is away.
+        """
+        drain_by = self._drain_began + self._settings.drain_timeout_s
+        if not self._drained.wait(self._left_s(drain_by)):
             with self._lock:
                 left = [runner.feed.name for runner, _ in self._running.values()]
             logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
             self.sockets.cut_all()
         worker = self.keeper.worker
         if worker is not None:
-            if not self._hosts_streams:
-                self._await_tenures(worker.id)
+            if self._beside:
+                self._beside.await_end(worker.id, timeout_s=self._settings.drain_timeout_s + FOLLOW_S)
             self.desk.do(partial(self._store.workers.leave, worker.id))
-        self.desk.stop(timeout_s=STOP_GRACE_S)
-        self.keeper.stop(timeout_s=STOP_GRACE_S)
-        self._ends.stop(timeout_s=STOP_GRACE_S)
+        leave_by = max(drain_by, self._clock.monotonic()) + STOP_GRACE_S
+        self.desk.stop(timeout_s=self._left_s(leave_by))
+        self.keeper.stop(timeout_s=partial(self._left_s, leave_by))
+        self._ends.stop(timeout_s=partial(self._left_s, leave_by))
+        self._soon(self._loop.stop)
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(STOP_GRACE_S)
+            self._thread.join(self._left_s(leave_by))
         logger.info(LogEvent.WORKER_LEFT, worker=worker.name if worker else None)
 
-    def _await_tenures(self, worker_id: UUID) -> None:
-        """Tenures beside us see the drain by themselves; leaving before they have let go would cut them off."""
-        deadline = self._clock.monotonic() + self._settings.drain_timeout_s + FOLLOW_S
-        with contextlib.suppress(Unavailable):
-            while self._store.leases.held(worker_id) and self._clock.monotonic() < deadline:
-                self._stopped.wait(FOLLOW_S / 5)
+    def _left_s(self, until: float) -> float:
+        return max(0.0, until - self._clock.monotonic())
+
+    def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call it on the loop; once that is closed, there is nobody left to tell."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -154,7 +168,7 @@ class Supervisor:
 
     def cancel(self, feed_id: int) -> None:
         """Stop one feed because somebody revoked its task; reconcile will start it again elsewhere."""
-        self._loop.call_soon_threadsafe(self._interrupt, feed_id, Interrupt.STOP, Reason.RELEASED)
+        self._soon(self._interrupt, feed_id, Interrupt.STOP, Reason.RELEASED)
 
     @property
     def feeds(self) -> int:
@@ -175,22 +189,24 @@ class Supervisor:
     def _claim(self, key: FeedKey) -> None:
         self.desk.claim(self._session_id(), key)
 
-    def _granted(self, starting: Granted) -> None:
-        self._loop.call_soon_threadsafe(self._begin, starting)
+    def _granted(self, worker_id: UUID, starting: Granted) -> None:
+        self._soon(self._begin, worker_id, starting)
 
     # -- runners, on the loop ------------------------------------------------------------------------
 
-    def _begin(self, starting: Granted) -> None:
-        worker = self.keeper.worker
-        assert worker is not None
+    def _begin(self, worker_id: UUID, starting: Granted) -> None:
         surroundings = self._surroundings()
         for claim, hooks in starting:
+            if worker_id == self._over or worker_id != self._session_id():
+                # Declared gone while the answer was under way: the feed is somebody else's by now.
+                hooks.finished("lost")
+                continue
             runner = FeedRunner(claim, surroundings)
             with self._lock:
                 self._running[claim.feed.id] = (runner, hooks)
             if self._draining:
                 runner.interrupt(Interrupt.STOP)
-            task = self._loop.create_task(self._live(runner, hooks, worker.id), name=f"feed-{claim.feed.id}")
+            task = self._loop.create_task(self._live(runner, hooks, worker_id), name=f"feed-{claim.feed.id}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -266,6 +282,7 @@ class Supervisor:
         """Every heartbeat: report what moved, compare notes with the database now and then."""
         interval_s = max(self._settings.heartbeat_s, 0.05)
         self._loop.call_later(interval_s, self._tick, count + 1)
+        self._resume()
         changed, self._changed = self._changed, set()
         worker = self.keeper.worker
         if worker is None:
@@ -276,7 +293,8 @@ class Supervisor:
         for status in ("streaming", "connecting", "stalled"):
             FEEDS.labels(status).set(statuses[status])
         self._show(count)
-        if self._hosts_streams and count and count % max(1, round(AUDIT_INTERVAL_S / interval_s)) == 0:
+        audit_interval_s = AUDIT_BESIDE_INTERVAL_S if self._beside else AUDIT_INTERVAL_S
+        if count and count % max(1, round(audit_interval_s / interval_s)) == 0:
             self._ask_for_audit(worker.id)
 
     def _show(self, count: int) -> None:
@@ -286,11 +304,10 @@ class Supervisor:
                 hooks.progress(f"{runner.feed.name}: {runner.status}")
 
     def _ask_for_audit(self, worker_id: UUID) -> None:
-        def job() -> None:
-            held = self._store.leases.held(worker_id)
-            self._loop.call_soon_threadsafe(self._audit, worker_id, set(held))
-
-        self.desk.do(job)
+        if self._beside:
+            self._beside.audit(worker_id)
+        else:
+            self.desk.do(lambda: self._soon(self._audit, worker_id, set(self._store.leases.held(worker_id))))
 
     def _audit(self, worker_id: UUID, held: set[FeedKey]) -> None:
         # Claims pass through the desk in the same order as this question did, and reach the loop in that
@@ -299,9 +316,6 @@ class Supervisor:
         self._lose(running - held)
         for feed_id, epoch in held - running:
             self.desk.release(worker_id, Release(feed_id, epoch, Reason.RELEASED))
-
-    def _on_lost(self, keys: list[FeedKey]) -> None:
-        self._loop.call_soon_threadsafe(self._lose, set(keys))
 
     def _lose(self, keys: set[FeedKey]) -> None:
         for feed_id, epoch in keys:
@@ -315,7 +329,7 @@ class Supervisor:
 
         def job() -> None:
             raised = self._store.leases.raise_epoch(worker_id, key, above=above)
-            self._loop.call_soon_threadsafe(_resolve, answer, raised)
+            self._soon(_resolve, answer, raised)
 
         self.desk.do(job)
         return await answer
@@ -333,7 +347,7 @@ class Supervisor:
     def suspend(self, why: str) -> None:
         # First the sockets, from this thread: the loop may be what is stuck.
         self.sockets.cut_all()
-        self._loop.call_soon_threadsafe(self._suspend)
+        self._soon(self._suspend)
 
     def _suspend(self) -> None:
         if not self.keeper.trusted:
@@ -341,25 +355,22 @@ class Supervisor:
             self._interrupt_all(Interrupt.SUSPEND)
 
     def resume(self) -> None:
-        self._loop.call_soon_threadsafe(self._trusted.set)
+        self._soon(self._resume)
+
+    def _resume(self) -> None:
+        # Asked again here: between the heartbeat and this, the trust may have run out once more.
+        if self.keeper.trusted:
+            self._trusted.set()
 
     def gone(self) -> None:
+        self._over = self._session_id()
         self.sockets.cut_all()
-        self._loop.call_soon_threadsafe(self._gone)
-
-    def _gone(self) -> None:
-        self._interrupt_all(Interrupt.LOST)
+        self._soon(self._interrupt_all, Interrupt.LOST)
 
     def stops_pending(self) -> None:
         worker = self.keeper.worker
-        if worker is None or not self._hosts_streams:
-            return
-
-        def job() -> None:
-            asked = self._store.leases.stop_requests(worker.id)
-            self._loop.call_soon_threadsafe(self._stop, asked)
-
-        self.desk.do(job)
+        if worker is not None and not self._beside:
+            self.desk.do(lambda: self._soon(self._stop, self._store.leases.stop_requests(worker.id)))
 
     def _stop(self, asked: list[StopRequest]) -> None:
         for request in asked:

@@ -22,6 +22,16 @@ from feedq.testing.paper import PaperBroker, PaperSink, PaperSource
 from feedq.testing.worker import PaperWorker, numbers
 
 STEP_S = 0.1
+DURATIONS = Settings.model_construct(
+    heartbeat_s=2.0,
+    ttl_s=6.0,
+    trust_margin_s=1.0,
+    reconcile_interval_s=5.0,
+    dispatch_timeout_s=10.0,
+    settle_s=2.0,
+    sweep_interval_s=60.0,
+)
+"""Neither from the environment nor from the defaults: no transcript may change because one of those does."""
 
 
 class InvariantBroken(AssertionError):
@@ -40,8 +50,7 @@ class PaperFleet:
         worker_type: type[PaperWorker] = PaperWorker,
         sink: PaperSink | None = None,
     ) -> None:
-        # Not from the environment: a transcript must not depend on it.
-        self.settings = settings or Settings.model_construct()
+        self.settings = settings or DURATIONS
         self.clock = ManualClock()
         self._began = self.clock.now()
         self.store = MemoryStore(self.clock)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 from uuid import uuid4
@@ -24,6 +20,7 @@ from feedq.model import FeedSpec, NewWorker, TargetState
 from feedq.store import migrate
 from feedq.store.postgresql import PostgresStore
 from tests.cluster import ROOT, Cluster, wait_until
+from tests.flower import Flower
 from tests.node import Node
 from tests.proxy import Fault, PostgresProxy
 
@@ -38,62 +35,6 @@ NASTY = (
 PAGES = ("/feeds", "/fleet", f"/feed?name={quote('acme/orders', safe='')}")
 API = ("/api/feedq/feeds", "/api/feedq/feeds/acme/orders", "/api/feedq/workers", "/api/feedq/status")
 LOADED = "print('loaded:', [m for m in ('feedq.web.site', 'tornado', 'flower') if m in sys.modules])"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came back for one request."""
-
-    status: int
-    text: str
-    headers: dict[str, str]
-
-    @property
-    def json(self) -> dict[str, object]:
-        document: dict[str, object] = json.loads(self.text)
-        return document
-
-
-class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Redirects are answers here."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-OPENER = urllib.request.build_opener(NoRedirects)
-
-
-class Flower:
-    """A Flower process, and a client for it."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        node.start()
-        wait_until(self._address, limit_s=40, interval_s=0.1, what=lambda: f"Flower listens:\n{node.text()}")
-        self.base = f"http://127.0.0.1:{self._address()}"
-        wait_until(self._answers, limit_s=20, interval_s=0.1, what=lambda: f"Flower answers:\n{node.text()}")
-
-    def _address(self) -> str:
-        assert self.node.is_running(), self.node.text()
-        found = re.search(r"Visit me at http://127\.0\.0\.1:(\d+)", self.node.text())
-        return found[1] if found else ""
-
-    def _answers(self) -> bool:
-        try:
-            return bool(self.get("/healthcheck").status)
-        except OSError:
-            return False
-
-    def get(self, path: str, *, login: str = "") -> Answer:
-        request = urllib.request.Request(self.base + path)
-        if login:
-            request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
-        try:
-            with OPENER.open(request, timeout=30) as answer:
-                return Answer(answer.status, answer.read().decode(errors="replace"), dict(answer.headers))
-        except urllib.error.HTTPError as error:
-            return Answer(error.code, error.read().decode(), dict(error.headers))
 
 
 StartFlower = Callable[..., Flower]

@@ -65,7 +65,7 @@ def keeper(postgres_harness: PostgresHarness, tenant: Tenant) -> Iterator[Keeper
     )
     made.start()
     yield made
-    made.stop(timeout_s=LIMIT_S)
+    made.stop(timeout_s=lambda: LIMIT_S)
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
 from feedq.lease import Edit, Move
 from feedq.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerState
 from feedq.store.base import Suspect
 from feedq.telemetry import EventKind
-from tests.contract.harness import TTL_S, Harness, progress, spec
+from tests.contract.harness import TTL_S, Harness, progress
 
 
 def suspects(harness: Harness) -> list[Suspect]:
@@ -389,71 +387,3 @@ def test_asking_for_nothing_in_a_pass_is_fine(harness: Harness) -> None:
         p.apply_edits([])
         p.explain([])
         assert (p.dirty(limit=0), p.waiting(limit=0)) == ([], [])
-
-
-# -- sweep -------------------------------------------------------------------------------------------
-
-
-def test_a_sweep_is_due_once_an_interval(harness: Harness) -> None:
-    def is_due(interval_s: float) -> bool:
-        with harness.store.fleet.reconcile_pass() as p:
-            assert p is not None
-            return p.sweep_is_due(interval_s=interval_s)
-
-    assert not is_due(60)
-    assert is_due(0)
-    harness.elapse(61)
-    assert not is_due(86_400)
-    assert is_due(60)
-    harness.reconcile(sweep_interval_s=60.0)
-    assert not is_due(60)
-
-
-def test_a_deleted_lease_row_is_made_anew_by_the_sweep(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    harness.run(feed, worker)
-    harness.delete_lease(feed.id)
-    assert harness.store.feeds.view(feed.name).lease.state is LeaseState.IDLE
-    assert harness.reconcile()[1] == [], "an ordinary pass does not look for it"
-    report, sent = harness.reconcile(sweep_interval_s=0.0)
-    assert report.repaired == 1
-    assert [a.feed_id for a in sent] == [feed.id]
-
-
-def test_an_edit_of_a_feed_without_a_lease_makes_one(harness: Harness) -> None:
-    feed = harness.feed()
-    harness.worker()
-    harness.delete_lease(feed.id)
-    harness.store.feeds.edit(feed.name, spec(weight=2.0))
-    assert [a.key for a in harness.reconcile()[1]] == [(feed.id, 1)]
-
-
-def test_a_sweep_finds_nothing_in_a_fleet_that_adds_up(harness: Harness) -> None:
-    worker = harness.worker()
-    names = ("new", "paused", "failed", "backoff", "running", "assigned", "stopping")
-    feeds = {name: harness.feed(name) for name in names}
-    keys = {n: harness.run(feeds[n], worker) for n in ("failed", "backoff", "running", "stopping")}
-    harness.store.leases.release(
-        worker.id,
-        [
-            Release(*keys["failed"], Reason.FAILED),
-            Release(*keys["backoff"], Reason.BACKOFF, retry_in_s=1000, attempts=3),
-        ],
-    )
-    harness.stop(feeds["stopping"])
-    harness.store.feeds.set_target("paused", TargetState.PAUSED)
-    harness.assign(feeds["assigned"], worker)
-    before = [v.lease for v in harness.store.feeds.views()]
-    with harness.store.fleet.reconcile_pass() as p:
-        assert p is not None
-        assert p.sweep() == 0
-    assert [v.lease for v in harness.store.feeds.views()] == before
-    assert harness.dirty_feeds() == 0
-
-
-def test_history_is_trimmed_after_its_retention(harness: Harness) -> None:
-    feed = harness.feed()
-    harness.elapse(timedelta(days=20).total_seconds())
-    harness.store.feeds.restart(feed.name)
-    harness.reconcile(sweep_interval_s=0.0)
-    assert [e.kind for e in harness.store.feeds.events(feed.name)] == [EventKind.FEED_RESTARTED]

@@ -1,0 +1,69 @@
+"""`Flower`: ``celery -A feedq flower`` as a process, and a client for it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+
+from tests.cluster import wait_until
+from tests.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for one request."""
+
+    status: int
+    text: str
+    headers: dict[str, str]
+
+    @property
+    def json(self) -> dict[str, object]:
+        document: dict[str, object] = json.loads(self.text)
+        return document
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects are answers here."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+OPENER = urllib.request.build_opener(NoRedirects)
+
+
+class Flower:
+    """A Flower process, and a client for it."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        node.start()
+        wait_until(self._address, limit_s=40, interval_s=0.1, what=lambda: f"Flower listens:\n{node.text()}")
+        self.base = f"http://127.0.0.1:{self._address()}"
+        wait_until(self._answers, limit_s=20, interval_s=0.1, what=lambda: f"Flower answers:\n{node.text()}")
+
+    def _address(self) -> str:
+        assert self.node.is_running(), self.node.text()
+        found = re.search(r"Visit me at http://127\.0\.0\.1:(\d+)", self.node.text())
+        return found[1] if found else ""
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.get("/healthcheck").status)
+        except OSError:
+            return False
+
+    def get(self, path: str, *, login: str = "") -> Answer:
+        request = urllib.request.Request(self.base + path)
+        if login:
+            request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
+        try:
+            with OPENER.open(request, timeout=30) as answer:
+                return Answer(answer.status, answer.read().decode(errors="replace"), dict(answer.headers))
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, error.read().decode(), dict(error.headers))
