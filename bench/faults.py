@@ -32,6 +32,7 @@ def measure(directory: Path, *, runs: int = RUNS, slow_runs: int = SLOW_RUNS) ->
         with staged(directory, postgres=postgres, valkey=valkey, database="faults") as stage:
             yield from _workers(stage, runs=runs, slow_runs=slow_runs)
             yield from _others(stage, runs=runs, slow_runs=slow_runs)
+        yield from _many_feeds(directory, postgres, valkey, runs=slow_runs)
     finally:
         valkey.stop()
         postgres.stop()
@@ -58,6 +59,26 @@ def _others(stage: Stage, *, runs: int, slow_runs: int) -> Iterator[Figure]:
     yield _worst("SIGSTOP of the elected beat: a new one", frozen, 6.0)
     restarted = _repeat(stage, "PostgreSQL restarted", lambda: faults.restart_database(stage)[1], slow_runs)
     yield _worst("PostgreSQL restarted: all land again", restarted, 5.0)
+    ended = _repeat(stage, "a session of a worker terminated", lambda: faults.terminate_sessions(stage), runs)
+    yield _worst("a session of a worker terminated: all land again", ended, 5.0)
+    alone = _repeat(
+        stage, "kill -9 of a worker and every beat", lambda: faults.kill_worker_and_beats(stage)[0], slow_runs
+    )
+    yield _worst("kill -9 of a worker and every beat", [t.last_s for t in alone], 20.0)
+
+
+def _many_feeds(directory: Path, postgres: Postgres, valkey: Valkey, *, runs: int) -> Iterator[Figure]:
+    exits_s = []
+    for number in range(runs):
+        with faults.many_feeds(
+            directory, postgres=postgres, broker_url=valkey.url(database=1), database=f"many{number}"
+        ) as stage:
+            took, _ = faults.terminate_worker(stage)
+            stage.check()
+        say(f"SIGTERM of a worker with {faults.MANY_FEEDS} feeds, run {number + 1}: {took}")
+        assert took.exit_s is not None
+        exits_s.append(took.exit_s)
+    yield _worst(f"SIGTERM of a worker with {faults.MANY_FEEDS} feeds: its process ends", exits_s, 2.0)
 
 
 def _repeat(stage: Stage, what: str, fault: Callable[[], T], runs: int) -> list[T]:

@@ -6,6 +6,7 @@ to the supervisor. The body is for Celery's own pools.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -33,9 +34,14 @@ DISPATCH_BATCH = 100
 logger = log(__name__)
 
 
-@cache
 def store() -> PostgresStore:
-    """The control database of this process."""
+    """The control database of this process. A forked child has its own: its parent's sockets are not for it."""
+    return _store_of(os.getpid())
+
+
+@cache
+def _store_of(_pid: int) -> PostgresStore:
+    # The parent's stays in a child's cache, untouched: to drop it would close the parent's sessions.
     s = settings()
     return PostgresStore(s.database_url.get_secret_value(), retention_days=s.event_retention_days)
 

@@ -177,6 +177,14 @@ class Cluster:
         assert leader is not None
         return leader
 
+    def wait_candidate(self, beat: Node) -> None:
+        """Wait until a beat takes part in the election."""
+        wait_until(
+            lambda: any(row["application_name"].startswith("feedq-beat") for row in self.backends(beat)),
+            limit_s=READY_TIMEOUT_S,
+            what=lambda: f"beat {beat.name} is a candidate ({beat.status}):\n{beat.text()[-4000:]}",
+        )
+
     def leader(self) -> Node | None:
         """The elected beat, if its tenure has not expired."""
         rows = self.sql("SELECT pid FROM feedq.leader WHERE expires_at > clock_timestamp()")
@@ -191,6 +199,8 @@ class Cluster:
         for name, beat in list(self.beats.items()):
             if not beat.is_running():
                 self.add_beat(name)
+        for beat in self.beats.values():
+            self.wait_candidate(beat)
 
     # -- the command line ----------------------------------------------------------------------------
 

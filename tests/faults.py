@@ -11,17 +11,21 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg2
 
-from tests.cluster import Cluster, wait_until
-from tests.invariants import Took, connections_of, mark, wait_resumed
+from feedq.embedded.postgres import Postgres
+from tests.cluster import Cluster, feed, feed_names, wait_until
+from tests.invariants import Took, connections_of, mark, wait_resumed, wait_streaming
 from tests.node import Node
+from tests.source_process import Source
 from tests.stage import Stage, wall_clock
 
 FAILOVER_LIMIT_S = 30.0
 DRAIN_LIMIT_S = 15.0
+MANY_FEEDS = 500
 
 
 def kill_worker(stage: Stage) -> tuple[Took, dict[str, int]]:
@@ -124,6 +128,24 @@ def waiting_in_transaction(cluster: Cluster, backends: list[int]) -> bool:
     )
 
 
+@contextmanager
+def many_feeds(directory: Path, *, postgres: Postgres, broker_url: str, database: str) -> Iterator[Stage]:
+    """A worker with `MANY_FEEDS` feeds of one record a second, and an idle one beside it."""
+    names = feed_names(MANY_FEEDS, prefix="many")
+    url = postgres.create_database(database)
+    with (
+        Source(rate=1.0) as source,
+        Cluster(directory, database_url=url, broker_url=broker_url) as cluster,
+    ):
+        cluster.add_beat("b1")
+        cluster.add_worker("w1", capacity=MANY_FEEDS)
+        cluster.apply([feed(name, source.url) for name in names])
+        wait_streaming(source, names)
+        cluster.add_worker("w2", capacity=MANY_FEEDS)
+        yield Stage(cluster, source, names, postgres=postgres)
+    postgres.drop_database(database)
+
+
 def gone_at(cluster: Cluster, worker_id: str) -> float | None:
     """The epoch second at which a worker was declared gone, if it was."""
     rows = cluster.sql(
@@ -153,6 +175,14 @@ def freeze_leader(stage: Stage) -> tuple[float, Node]:
     return took, leader
 
 
+def kill_worker_and_beats(stage: Stage) -> tuple[Took, dict[str, int]]:
+    """``kill -9`` of the busiest worker in a fleet that has no beat left."""
+    for beat in stage.cluster.beats.values():
+        beat.signal(signal.SIGKILL)
+        beat.wait(5)
+    return kill_worker(stage)
+
+
 def wait_other_leader(cluster: Cluster, previous: Node) -> float:
     def other() -> bool:
         rows = cluster.sql("SELECT pid FROM feedq.leader WHERE expires_at > clock_timestamp()")
@@ -168,6 +198,13 @@ def restart_database(stage: Stage) -> tuple[float, float]:
     back = time.monotonic()
     all_land = stage.wait_landing(limit_s=FAILOVER_LIMIT_S)
     return all_land - moment, all_land - back
+
+
+def terminate_sessions(stage: Stage) -> float:
+    """End each database session of the busiest worker in turn. Returns the longest time until all landed."""
+    backends = stage.cluster.backends(stage.busiest())
+    assert backends, "a worker without a database session"
+    return max(terminate_backend(stage, backend) for backend in backends)
 
 
 def terminate_backend(stage: Stage, backend: dict[str, Any]) -> float:

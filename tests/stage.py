@@ -29,14 +29,11 @@ TTL_S = 6.0
 class Stage:
     """A running cluster with its source and its servers."""
 
-    def __init__(
-        self, cluster: Cluster, source: Source, feeds: Sequence[str], *, postgres: Postgres, valkey: Valkey
-    ) -> None:
+    def __init__(self, cluster: Cluster, source: Source, feeds: Sequence[str], *, postgres: Postgres) -> None:
         self.cluster = cluster
         self.source = source
         self.feeds = list(feeds)
         self.postgres = postgres
-        self.valkey = valkey
         self.frozen: set[int] = set()
         """Connections of processes that were frozen: those cannot be closed by their owner."""
 
@@ -113,7 +110,7 @@ def staged(directory: Path, *, postgres: Postgres, valkey: Valkey, database: str
         for name in WORKERS:
             cluster.wait_worker(name)
         cluster.apply([feed(name, source.url) for name in names])
-        stage = Stage(cluster, source, names, postgres=postgres, valkey=valkey)
+        stage = Stage(cluster, source, names, postgres=postgres)
         stage.heal()
         yield stage
     postgres.drop_database(database)

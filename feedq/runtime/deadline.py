@@ -42,9 +42,11 @@ class Deadline(Thread):
     def run(self) -> None:
         self._begun.wait()
         end_at = monotonic() + self._limit_s
-        while (now := monotonic()) < end_at:
+        while True:
             if self._is_busy():
-                end_at = now + self._limit_s
+                end_at = monotonic() + self._limit_s
+            elif monotonic() >= end_at:
+                break
             sleep(POLL_S)
         logger.error(LogEvent.LEAVE_OVERDUE, limit_s=self._limit_s)
         self._leave(self._exit_code)

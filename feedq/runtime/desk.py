@@ -33,8 +33,8 @@ logger = log(__name__)
 OnClaimed = Callable[[UUID, list[Claim], list[FeedKey]], None]
 """Hears which claims of a worker session were granted and which were not; called on the desk's thread."""
 Job: TypeAlias = Callable[[], object]
-Request: TypeAlias = tuple[UUID, FeedKey] | tuple[UUID, Release] | Job | None
-"""A claim, a release, something else to do, or None for the end."""
+Request: TypeAlias = tuple[UUID, FeedKey] | tuple[UUID, Release] | tuple[UUID, Progress] | Job | None
+"""A claim, a release, a report, something else to do, or None for the end."""
 
 
 @dataclass(slots=True)
@@ -43,6 +43,8 @@ class _Group:
 
     claims: dict[UUID, list[FeedKey]] = field(default_factory=dict)
     releases: dict[UUID, list[Release]] = field(default_factory=dict)
+    reports: dict[UUID, list[dict[FeedKey, Progress]]] = field(default_factory=dict)
+    """In batches that name no feed twice: one statement would count only one of the two."""
     jobs: list[Job] = field(default_factory=list)
     is_last: bool = False
 
@@ -53,6 +55,11 @@ class _Group:
             self.jobs.append(item)
         elif isinstance(item[1], Release):
             self.releases.setdefault(item[0], []).append(item[1])
+        elif isinstance(item[1], Progress):
+            batches = self.reports.setdefault(item[0], [{}])
+            if item[1].key in batches[-1]:
+                batches.append({})
+            batches[-1][item[1].key] = item[1]
         else:
             self.claims.setdefault(item[0], []).append(item[1])
 
@@ -74,6 +81,7 @@ class Desk:
         """Hears of a session for which more may have been claimed than was heard of: an answer was lost."""
         self._queue: SimpleQueue[Request] = SimpleQueue()
         self._claimed_at = float("-inf")
+        self._farewell: Job | None = None
         self._closing = Event()
         self._stopping = Event()
         self._thread = Thread(target=self._run, name="feedq-desk", daemon=True)
@@ -92,15 +100,16 @@ class Desk:
         self._queue.put(job)
 
     def report(self, worker_id: UUID, progress: list[Progress]) -> None:
-        def job() -> None:
-            matched = set(self._store.leases.report(worker_id, progress))
-            if lost := [p.key for p in progress if p.key not in matched]:
-                self._on_lost(lost)
+        """Tell how feeds fare; before any release that is asked for afterwards."""
+        for one in progress:
+            self._queue.put((worker_id, one))
 
-        self.do(job)
+    def stop(self, *, timeout_s: float, farewell: Job | None = None) -> None:
+        """Do what is queued and then ``farewell``, if that is possible in time, and end.
 
-    def stop(self, *, timeout_s: float) -> None:
-        """Do what is queued, if that is possible in time, and end; with the database away, at once."""
+        With the database away, at once.
+        """
+        self._farewell = farewell
         self._closing.set()
         self._queue.put(None)
         if self._thread.is_alive():
@@ -115,6 +124,9 @@ class Desk:
             # Jobs first: a drain must be known before the releases that follow it wake reconcile.
             for job in group.jobs:
                 self._insist(job)
+            for worker_id, batches in group.reports.items():
+                for batch in batches:
+                    self._insist(partial(self._report, worker_id, list(batch.values())))
             for worker_id, mine in group.releases.items():
                 self._insist(partial(self._release, worker_id, mine))
             for worker_id, keys in group.claims.items():
@@ -122,6 +134,8 @@ class Desk:
             if group.claims:
                 self._claimed_at = monotonic()
             if group.is_last:
+                if self._farewell is not None:
+                    self._insist(self._farewell)
                 return
 
     def _gather(self) -> _Group:
@@ -138,6 +152,11 @@ class Desk:
             except Empty:
                 break
         return group
+
+    def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
+        matched = set(self._store.leases.report(worker_id, progress))
+        if lost := [p.key for p in progress if p.key not in matched]:
+            self._on_lost(lost)
 
     def _claim(self, worker_id: UUID, keys: list[FeedKey]) -> None:
         granted: list[Claim] = []
@@ -176,6 +195,8 @@ class Desk:
                 if not away:
                     logger.warning(LogEvent.DATABASE_AWAY, where="desk", error=str(error))
                 elif self._closing.is_set():
+                    # The process must leave, and the rest would fare no better.
+                    self._stopping.set()
                     return False
                 away = True
                 self._stopping.wait(RETRY_S / 5 if self._closing.is_set() else RETRY_S)

@@ -54,6 +54,7 @@ from feedq.sinks.base import (
 )
 from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
 
+UNEXPECTED_RETRY_S = 5.0
 CANCEL_AGAIN_S = 1.0
 """A connector has this long to end after a cancellation. One that swallowed it is cancelled again, with the next
 request, of which there is one a heartbeat; sooner, we would only disturb it while it tidies up."""
@@ -112,6 +113,7 @@ class FeedRunner:
         self._stalled = False
         self._error: str | None = None
         self._reported = (0, 0, 0)
+        self._reported_status = self.status
 
     # -- what the supervisor does to it --------------------------------------------------------------
 
@@ -135,6 +137,7 @@ class FeedRunner:
         outlet = self._outlet
         now = (outlet.landed, outlet.bytes_landed, outlet.dead) if outlet else (0, 0, 0)
         before, self._reported = self._reported, now
+        self._reported_status = self.status
         error, self._error = self._error, None
         ago_s = None
         if outlet is not None and outlet.last_record_at is not None:
@@ -159,6 +162,11 @@ class FeedRunner:
         if self._stalled:
             return "stalled"
         return "streaming" if self._connected_at is not None else "connecting"
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the status is another than what was last told."""
+        return self.status != self._reported_status
 
     # -- its life ------------------------------------------------------------------------------------
 
@@ -366,6 +374,12 @@ class FeedRunner:
             error=error,
         )
 
-    def _masked(self, error: Exception) -> str:
-        message = mask_url(str(error) or type(error).__name__)
+    def release_after(self, error: Exception) -> Release:
+        """For whoever runs it, when it ended in a way that it should not: another worker may try."""
+        return Release(
+            *self.key, Reason.BACKOFF, UNEXPECTED_RETRY_S, 1, self._masked(error, prefix="unexpected error: ")
+        )
+
+    def _masked(self, error: Exception, *, prefix: str = "") -> str:
+        message = prefix + mask_url(str(error) or type(error).__name__)
         return message if self._masker is None else self._masker.mask(message)

@@ -59,10 +59,10 @@ def _ends(store: Store, settings: Settings, worker_id: UUID) -> SinkEnds:
     """The sinks of this process, shared by its feeds; a new worker session has new ones."""
     with _ends_lock:
         if worker_id not in _ends_of:
-            # Those of an earlier session end by themselves: their feeds are lost, and so are their threads'
-            # last batches, which the epoch would refuse anyway.
+            # Feeds of an earlier session are lost, and so are their last batches, which the epoch would
+            # refuse anyway. Nobody waits for its threads.
             for ended in _ends_of.values():
-                ended.renew()
+                ended.stop(timeout_s=lambda: 0.0)
             _ends_of.clear()
             _ends_of[worker_id] = SinkEnds(
                 settings, worker_id=lambda: worker_id, gone_workers=store.workers.gone_among
@@ -101,8 +101,12 @@ class _Tenure:
         )
         self._runner = runner
         watch = asyncio.create_task(self._watch(runner))
+        release: Release | None
         try:
             release = await runner.run()
+        except Exception as error:
+            logger.exception(LogEvent.UNEXPECTED, where="runner", feed=runner.feed.name)
+            release = runner.release_after(error)
         finally:
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -124,6 +128,9 @@ class _Tenure:
                 self._heed(runner, await asyncio.to_thread(self._store.leases.follow, runner.key), sent_at)
             except Unavailable as error:
                 logger.warning(LogEvent.DATABASE_AWAY, where="tenure", error=str(error))
+            except Exception:
+                # Whoever stops following is suspended for good, with the lease still held.
+                logger.exception(LogEvent.UNEXPECTED, where="tenure", feed=runner.feed.name)
             await asyncio.sleep(FOLLOW_S)
 
     def _heed(self, runner: FeedRunner, followed: Followed | None, sent_at: float) -> None:

@@ -26,6 +26,7 @@ from feedq.runtime.desk import Desk
 from feedq.runtime.ends import SinkEnds
 from feedq.runtime.intake import Granted, Hooks, Intake
 from feedq.runtime.keeper import Keeper
+from feedq.runtime.reporter import Reporter
 from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.runtime.vitals import Vitals
@@ -76,13 +77,13 @@ class Supervisor:
         self._ends = SinkEnds(settings, worker_id=self._session_id, gone_workers=store.workers.gone_among)
         self._lock = Lock()
         self._running: dict[int, tuple[FeedRunner, Hooks]] = {}
-        self._changed: set[FeedRunner] = set()
         self._over: UUID | None = None
         """The worker session that was declared gone last."""
         self._draining = False
         self._drain_began = 0.0
         self._drained = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._reporter = Reporter(self._loop, self.desk.report, worker_id=self._session_id)
         self._trusted = asyncio.Event()
         self._vitals = Vitals(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,12 +131,11 @@ class Supervisor:
             logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
             self.sockets.cut_all()
         worker = self.keeper.worker
-        if worker is not None:
-            if self._beside:
-                self._beside.await_end(worker.id, timeout_s=self._settings.drain_timeout_s + FOLLOW_S)
-            self.desk.do(partial(self._store.workers.leave, worker.id))
+        leave = None if worker is None else partial(self._store.workers.leave, worker.id)
+        if self._beside and worker is not None:
+            self._beside.await_end(worker.id, timeout_s=self._settings.drain_timeout_s + FOLLOW_S)
         leave_by = max(drain_by, self._clock.monotonic()) + STOP_GRACE_S
-        self.desk.stop(timeout_s=self._left_s(leave_by))
+        self.desk.stop(timeout_s=self._left_s(leave_by), farewell=leave)
         self.keeper.stop(timeout_s=partial(self._left_s, leave_by))
         self._ends.stop(timeout_s=partial(self._left_s, leave_by))
         self._soon(self._loop.stop)
@@ -219,10 +219,8 @@ class Supervisor:
             said = release.reason.value if release else "lost"
         except Exception as error:
             logger.exception(LogEvent.UNEXPECTED, where="runner", feed=runner.feed.name)
-            said = f"failed: {error!r}"
-            release = Release(
-                runner.key[0], runner.key[1], Reason.BACKOFF, 5.0, 1, f"unexpected error: {error!r}"
-            )
+            release = runner.release_after(error)
+            said = f"failed: {release.error}"
         finally:
             self._end(runner, release, hooks, worker_id)
             hooks.finished(said)
@@ -231,8 +229,8 @@ class Supervisor:
         with self._lock:
             if self._running.get(runner.key[0], (None,))[0] is runner:
                 del self._running[runner.key[0]]
-            self._changed.discard(runner)
             left = len(self._running)
+        self._reporter.forget(runner)
         if release is not None:
             # What it did since the last report belongs to its tenure: tell it before letting go.
             self.desk.report(worker_id, [runner.progress()])
@@ -253,8 +251,7 @@ class Supervisor:
             raise_epoch=self._raise_epoch,
             open_outlet=self._ends.open_outlet,
             hurry=self._ends.hurry,
-            # Looked up at each call: every tick puts a new set in its place.
-            on_change=lambda runner: self._changed.add(runner),
+            on_change=self._reporter.note,
         )
 
     def _interrupt(self, feed_id: int, why: Interrupt, reason: Reason = Reason.RELEASED) -> None:
@@ -283,12 +280,10 @@ class Supervisor:
         interval_s = max(self._settings.heartbeat_s, 0.05)
         self._loop.call_later(interval_s, self._tick, count + 1)
         self._resume()
-        changed, self._changed = self._changed, set()
+        self._reporter.report()
         worker = self.keeper.worker
         if worker is None:
             return
-        if changed:
-            self.desk.report(worker.id, [runner.progress() for runner in changed])
         statuses = Counter(runner.status for runner, _ in self._running.values())
         for status in ("streaming", "connecting", "stalled"):
             FEEDS.labels(status).set(statuses[status])

@@ -46,10 +46,7 @@ def test_a_frozen_leader_is_replaced_within_its_expiry_and_steps_down_on_waking(
 
 
 def test_a_fleet_without_any_beat_still_heals(stage: Stage, measured: Measured) -> None:
-    for beat in stage.cluster.beats.values():
-        beat.signal(signal.SIGKILL)
-        beat.wait(5)
-    took, untouched = faults.kill_worker(stage)
+    took, untouched = faults.kill_worker_and_beats(stage)
     measured("kill -9 of a worker without any beat", took)
     stage.check(untouched=untouched)
     assert took.last_s < 30.0

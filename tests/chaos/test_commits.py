@@ -46,7 +46,7 @@ def proxied(
         for name in ("w1", "w2"):
             cluster.wait_worker(name)
         cluster.apply([feed(name, source.url) for name in FEEDS])
-        stage = Stage(cluster, source, FEEDS, postgres=postgres, valkey=valkey)
+        stage = Stage(cluster, source, FEEDS, postgres=postgres)
         stage.heal(workers=("w1", "w2"))
         yield stage, proxy
     postgres.drop_database("commits")

@@ -15,6 +15,7 @@ import redis
 from celery import Celery
 from kombu import Queue
 
+from feedq.embedded.valkey import Valkey
 from tests.cluster import wait_until
 from tests.invariants import Mark, mark, wait_resumed
 from tests.node import Node
@@ -201,11 +202,11 @@ def wait_emptied(client: redis.Redis, queue: str) -> None:
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_garbage_in_the_queues_harms_nobody(stage: Stage, kind: str) -> None:
+def test_garbage_in_the_queues_harms_nobody(stage: Stage, valkey: Valkey, kind: str) -> None:
     victim = stage.busiest()
     queues = (queue_of(stage, victim), "feedq", "feedq.control")
     before = Before(stage)
-    client = stage.valkey.client()
+    client = valkey.client()
     try:
         for queue in queues:
             client.lpush(queue, GARBAGE[kind])

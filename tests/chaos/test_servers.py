@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from celery import Celery
 
+from feedq.embedded.valkey import Valkey
 from tests import faults
 from tests.cluster import wait_until
 from tests.invariants import Mark, mark, wait_resumed
@@ -19,22 +20,22 @@ Measured = Callable[[str, object], None]
 OUTAGE_S = 20.0
 
 
-def test_feeds_stream_on_while_the_broker_is_away_for_twenty_seconds(stage: Stage) -> None:
+def test_feeds_stream_on_while_the_broker_is_away_for_twenty_seconds(stage: Stage, valkey: Valkey) -> None:
     epochs, before = stage.cluster.epochs(stage.feeds), mark(stage.source)
-    stage.valkey.stop()
+    valkey.stop()
     try:
         end = time.monotonic() + OUTAGE_S
         while time.monotonic() < end:
             stage.wait_landing(limit_s=10)
     finally:
-        stage.valkey.start()
+        valkey.start()
     assert_undisturbed(stage, before, epochs)
     assert_heals(stage)
 
 
-def test_cut_broker_connections_disturb_no_feed(stage: Stage) -> None:
+def test_cut_broker_connections_disturb_no_feed(stage: Stage, valkey: Valkey) -> None:
     epochs, before = stage.cluster.epochs(stage.feeds), mark(stage.source)
-    client = stage.valkey.client()
+    client = valkey.client()
     try:
         for kind in ("normal", "pubsub"):
             client.client_kill_filter(_type=kind, skipme=True)
@@ -45,9 +46,9 @@ def test_cut_broker_connections_disturb_no_feed(stage: Stage) -> None:
     assert_heals(stage)
 
 
-def test_an_emptied_broker_disturbs_no_feed_and_learns_everything_anew(stage: Stage) -> None:
+def test_an_emptied_broker_disturbs_no_feed_and_learns_everything_anew(stage: Stage, valkey: Valkey) -> None:
     epochs, before = stage.cluster.epochs(stage.feeds), mark(stage.source)
-    client = stage.valkey.client()
+    client = valkey.client()
     client.flushall()
     client.close()
     stage.wait_landing(limit_s=10)

@@ -13,9 +13,6 @@ import pytest
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from tests import faults
-from tests.cluster import Cluster, feed, feed_names
-from tests.invariants import check_invariants, wait_streaming
-from tests.source_process import Source
 from tests.stage import Stage
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
@@ -71,26 +68,14 @@ def test_a_stopped_worker_hands_its_feeds_over_and_exits_with_status_zero(
 
 
 def test_a_worker_with_five_hundred_feeds_hands_them_over_as_well(
-    tmp_path: Path,
-    database_url: str,
-    postgres: Postgres,
-    valkey: Valkey,
-    measured: Measured,
+    tmp_path: Path, postgres: Postgres, valkey: Valkey, measured: Measured
 ) -> None:
-    feeds = feed_names(500)
-    with (
-        Source(rate=1.0) as source,
-        # The stage's nodes bear the same names: keep out of their queues.
-        Cluster(tmp_path, database_url=database_url, broker_url=valkey.url(database=1)) as cluster,
-    ):
-        cluster.add_beat("b1")
-        cluster.add_worker("w1", capacity=500)
-        cluster.apply([feed(name, source.url) for name in feeds])
-        wait_streaming(source, feeds)
-        cluster.add_worker("w2", capacity=500)
-        took, _ = faults.terminate_worker(Stage(cluster, source, feeds, postgres=postgres, valkey=valkey))
+    # The stage's nodes bear the same names: keep out of their queues.
+    broker_url = valkey.url(database=1)
+    with faults.many_feeds(tmp_path, postgres=postgres, broker_url=broker_url, database="many") as many:
+        took, _ = faults.terminate_worker(many)
         measured("SIGTERM of a worker with 500 feeds", took)
-        check_invariants(cluster, source, feeds)
+        many.check()
     assert took.exit_s is not None
     assert took.exit_s < 5.0
     assert took.last_s < 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -84,6 +85,11 @@ def sessions(harness: PostgresHarness) -> set[tuple[object, ...]]:
     return set(rows)
 
 
+def backends(harness: PostgresHarness, role: str, worker_id: UUID) -> set[tuple[object, ...]]:
+    sql = "SELECT pid, backend_start FROM pg_stat_activity WHERE application_name = %s"
+    return set(harness.execute(sql, f"{role}/{worker_id}"))
+
+
 def both(worker_id: UUID) -> set[tuple[object, ...]]:
     return {("feedq-keeper", str(worker_id)), ("feedq-listener", str(worker_id))}
 
@@ -101,31 +107,36 @@ def test_after_it_was_declared_gone_the_listener_hears_for_the_new_worker_at_onc
     until(lambda: sessions(postgres_harness) == both(second.id), "both sessions belong to the new worker")
 
 
-@pytest.mark.parametrize("kind", [PostgresSession, PostgresListener])
+@pytest.mark.parametrize(
+    ("kind", "role"), [(PostgresSession, "feedq-keeper"), (PostgresListener, "feedq-listener")]
+)
 def test_an_unexpected_error_ends_a_session_and_not_its_thread(
     keeper: Keeper,
     postgres_harness: PostgresHarness,
     monkeypatch: pytest.MonkeyPatch,
     kind: type[PostgresSession] | type[PostgresListener],
+    role: str,
 ) -> None:
     worker = keeper.worker
     assert worker is not None
     until(lambda: sessions(postgres_harness) == both(worker.id), "both sessions are open")
-    (before,) = postgres_harness.execute("SELECT max(backend_start) FROM pg_stat_activity")
-    with monkeypatch.context() as broken:
-        broken.setattr(kind, "wait", lambda *_: 1 / 0)
-        postgres_harness.execute("SELECT pg_notify(%s, '')", f"feedq_worker_{worker.lock_key}")
-        listener = keeper._listener
-        if listener is not None:
-            listener.interrupt()
+    until(lambda: keeper._listener, "it listens")
+    before = backends(postgres_harness, role, worker.id)
+    real, failures = kind.wait, iter([ZeroDivisionError("for the test")])
 
-        def noticed() -> bool:
-            rows = postgres_harness.execute(
-                "SELECT max(backend_start) FROM pg_stat_activity WHERE application_name ~ '^feedq-[a-z]+/'"
-            )
-            return rows[0] > before
+    def wait(self: Any, timeout_s: float) -> bool:
+        for failure in failures:
+            raise failure
+        return real(self, timeout_s)
 
-        until(noticed, "a new session was opened in place of the one that failed")
+    monkeypatch.setattr(kind, "wait", wait)
+    for waiting in (keeper._session, keeper._listener):
+        if waiting is not None:
+            waiting.interrupt()
+    until(
+        lambda: backends(postgres_harness, role, worker.id) - before,
+        "a new session was opened in place of the one that failed",
+    )
     until(lambda: sessions(postgres_harness) == both(worker.id), "both sessions are open again")
     assert keeper.is_running
     assert keeper.worker is worker

@@ -1,0 +1,46 @@
+"""Tells the control database how feeds fare: what changed, every heartbeat; and a change of status at once.
+
+A feed that came up or broke off is news that people wait for; records that landed can wait for the next round.
+News of many feeds are gathered for a moment, so that a thousand feeds that start together are one statement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from uuid import UUID
+
+from feedq.model import Progress
+from feedq.runtime.runner import FeedRunner
+
+NEWS_S = 0.2
+"""How long news of a status waits for others."""
+
+Send = Callable[[UUID, list[Progress]], None]
+
+
+class Reporter:
+    """What is to be reported of the runners of one loop. Used on that loop only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Send, *, worker_id: Callable[[], UUID]) -> None:
+        self._loop, self._send, self._worker_id = loop, send, worker_id
+        self._changed: set[FeedRunner] = set()
+        self._soon: asyncio.TimerHandle | None = None
+
+    def note(self, runner: FeedRunner) -> None:
+        """Something changed with this feed."""
+        self._changed.add(runner)
+        if runner.has_news and self._soon is None:
+            self._soon = self._loop.call_later(NEWS_S, self.report)
+
+    def forget(self, runner: FeedRunner) -> None:
+        self._changed.discard(runner)
+
+    def report(self) -> None:
+        """Send what has gathered."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._changed:
+            changed, self._changed = self._changed, set()
+            self._send(self._worker_id(), [runner.progress() for runner in changed])

@@ -1,0 +1,162 @@
+"""Tenures on threads and child processes of Celery's own pools, on PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from feedq import settings as settings_module
+from feedq import tasks
+from feedq.model import FeedKey, LeaseState, Reason, Worker
+from feedq.runtime import solo
+from feedq.settings import Settings
+from feedq.store.base import Followed
+from tests.contract.harness import PostgresHarness, spec
+from tests.contract.test_supervisor import Source, until
+
+pytestmark = pytest.mark.servers
+
+
+class Tenure:
+    """One feed under ``run_tenure`` on a thread, as Celery's thread pool would run it."""
+
+    def __init__(self, harness: PostgresHarness) -> None:
+        self.harness = harness
+        self.source = Source()
+        self.settings = Settings(
+            database_url=harness.url, environment=uuid4().hex, heartbeat_s=0.2, ttl_s=3600, settle_s=0
+        )
+        self.said: list[str] = []
+        self.thread: threading.Thread | None = None
+
+    def assign(self, worker: Worker) -> FeedKey:
+        feed = self.harness.store.feeds.add(
+            spec("a", source={"url": f"tcp://127.0.0.1:{self.source.port}"}, sink={"table": "landed"})
+        )
+        return self.again(worker, feed.id)
+
+    def again(self, worker: Worker, feed_id: int) -> FeedKey:
+        with self.harness.store.fleet.reconcile_pass() as p:
+            assert p is not None
+            (given,) = p.assign([(feed_id, worker.id)])
+        return given.key
+
+    def run(self, key: FeedKey) -> None:
+        def tenure() -> None:
+            self.said.append(solo.run_tenure(key, self.harness.store, self.settings))
+
+        self.thread = threading.Thread(target=tenure, daemon=True)
+        self.thread.start()
+
+    def end(self, worker: Worker) -> None:
+        self.harness.store.workers.drain(worker.id, ask_to_stop=False)
+        if self.thread is not None:
+            self.thread.join(15)
+            assert not self.thread.is_alive()
+
+    @property
+    def lease(self) -> Any:
+        return self.harness.store.feeds.view("a").lease
+
+
+@pytest.fixture
+def tenure(postgres_harness: PostgresHarness) -> Iterator[Tenure]:
+    made = Tenure(postgres_harness)
+    yield made
+    made.source.close()
+
+
+def test_a_tenure_that_ends_in_an_unexpected_way_lets_go_of_its_lease(
+    tenure: Tenure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.runtime.runner.FeedRunner._tenure", lambda _: 1 / 0)
+    worker = tenure.harness.worker("w1")
+    tenure.run(tenure.assign(worker))
+    until(lambda: tenure.said, "ended")
+    assert tenure.said == ["backoff"]
+    assert (tenure.lease.state, tenure.lease.reason) == (LeaseState.IDLE, Reason.BACKOFF)
+    assert "division by zero" in tenure.lease.last_error
+
+
+def test_an_unexpected_error_does_not_end_the_following_of_a_lease(
+    tenure: Tenure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, errors = tenure.harness.store.leases.follow, iter([ValueError("for the test")])
+    asked: list[FeedKey] = []
+
+    def follow(key: FeedKey) -> Followed | None:
+        asked.append(key)
+        if len(asked) > 1:
+            for error in errors:
+                raise error
+        return real(key)
+
+    monkeypatch.setattr(tenure.harness.store.leases, "follow", follow)
+    worker = tenure.harness.worker("w1")
+    tenure.run(tenure.assign(worker))
+    until(lambda: tenure.source.open == 1, "streaming")
+    tenure.end(worker)
+    assert tenure.said == ["released"]
+
+
+def test_the_sink_threads_of_an_earlier_worker_session_end(tenure: Tenure) -> None:
+    def mine() -> list[threading.Thread]:
+        ends = [
+            end
+            for ends in solo._ends_of.values()
+            for end in (*ends._writers.values(), *ends._fencers.values())
+        ]
+        return [end._thread for end in ends]
+
+    first = tenure.harness.worker("w1")
+    key = tenure.assign(first)
+    tenure.run(key)
+    until(lambda: tenure.source.open == 1, "streaming")
+    old = mine()
+    assert len(old) == 2
+    tenure.end(first)
+    second = tenure.harness.worker("w1")
+    tenure.run(tenure.again(second, key[0]))
+    until(lambda: tenure.source.open == 1, "streaming")
+    until(lambda: not any(thread.is_alive() for thread in old), "the old threads have ended")
+    tenure.end(second)
+
+
+@pytest.fixture
+def tasks_store(postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FEEDQ_DATABASE_URL", postgres_harness.url)
+    settings_module.settings.cache_clear()
+    yield
+    tasks.store().close()
+    settings_module.settings.cache_clear()
+
+
+@pytest.mark.usefixtures("tasks_store")
+def test_a_forked_child_does_not_use_its_parents_connections(postgres_harness: PostgresHarness) -> None:
+    parents = tasks.store()
+    worker = postgres_harness.worker("w1")
+    assert [view.worker.id for view in parents.workers.views()] == [worker.id]
+
+    child = os.fork()
+    if child == 0:
+        _exit_with(lambda: tasks.store() is not parents and _reads(50, worker.id))
+    _reads(50, worker.id)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    _reads(1, worker.id)
+
+
+def _reads(times: int, worker_id: UUID) -> bool:
+    return all([v.worker.id for v in tasks.store().workers.views()] == [worker_id] for _ in range(times))
+
+
+def _exit_with(succeeds: Callable[[], bool]) -> None:
+    try:
+        os._exit(0 if succeeds() else 1)
+    except BaseException:
+        os._exit(2)

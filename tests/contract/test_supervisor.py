@@ -1,0 +1,254 @@
+"""The supervisor with all its threads, on PostgreSQL and over TCP: claims, doubts, and leaving in time."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from threading import Event, Thread
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from feedq import control
+from feedq.errors import Unavailable
+from feedq.model import Claim, FeedKey, FeedSpec, LeaseState, NewWorker, Reason, Release, TargetState
+from feedq.runtime.intake import Hooks
+from feedq.runtime.supervisor import STOP_GRACE_S, Supervisor
+from feedq.settings import Settings
+from tests.contract.harness import PostgresHarness
+
+pytestmark = pytest.mark.servers
+
+LIMIT_S = 15.0
+DRAIN_S = 1.0
+
+
+class Source:
+    """Accepts connections, sends numbered lines, and knows how many connections are open."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.open = 0
+        Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        self.open += 1
+        with suppress(OSError), connection:
+            for n in range(1_000_000):
+                connection.sendall(b'{"seq": %d}\n' % n)
+                time.sleep(0.02)
+        self.open -= 1
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+class Stage:
+    """One supervisor, its control database, and a source."""
+
+    def __init__(self, harness: PostgresHarness) -> None:
+        self.harness, self.store = harness, harness.store
+        self.source = Source()
+        self.said: list[str] = []
+        self.settings = Settings(
+            database_url=harness.url,
+            # Checkpoints of the tests before this one are of other feeds with the same ids.
+            environment=uuid4().hex,
+            heartbeat_s=0.2,
+            ttl_s=3600,
+            settle_s=0,
+            drain_timeout_s=DRAIN_S,
+            flush_interval_s=0.05,
+        )
+        self.supervisor = Supervisor(
+            self.store,
+            self.settings,
+            lambda: NewWorker(uuid4(), "w1", "node.w1", 10, "host", 1, "0"),
+            reconcile=lambda: None,
+        )
+        self.supervisor.start()
+
+    @property
+    def worker_id(self) -> UUID:
+        assert self.supervisor.worker is not None
+        return self.supervisor.worker.id
+
+    def add_feed(self, name: str = "a") -> int:
+        spec = FeedSpec(name, "tcp", {"url": f"tcp://127.0.0.1:{self.source.port}"}, {"table": "landed"})
+        return self.store.feeds.add(spec).id
+
+    def reconcile(self) -> None:
+        control.reconcile(
+            self.store, lambda given: [self.offer(one.key) for one in given] and None, self.settings
+        )
+
+    def offer(self, key: FeedKey) -> None:
+        self.supervisor.offer(key, Hooks(lambda: None, self.said.append, lambda _: None))
+
+    def lease(self, name: str = "a") -> Any:
+        return self.store.feeds.view(name).lease
+
+    def streaming(self) -> None:
+        until(lambda: self.source.open == 1, "one connection is open")
+
+    def leave(self) -> float:
+        """How long it took."""
+        began = time.monotonic()
+        self.supervisor.drain()
+        self.supervisor.join()
+        return time.monotonic() - began
+
+
+@pytest.fixture
+def stage(postgres_harness: PostgresHarness) -> Iterator[Stage]:
+    made = Stage(postgres_harness)
+    yield made
+    made.leave()
+    made.source.close()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def test_a_feed_whose_claim_lost_its_answer_is_let_go_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, lost = stage.store.leases.claim, iter([Unavailable("the answer was lost")])
+
+    def claim(worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
+        granted = real(worker_id, keys)
+        for error in lost:
+            raise error
+        return granted
+
+    monkeypatch.setattr(stage.store.leases, "claim", claim)
+    feed_id = stage.add_feed()
+    stage.reconcile()
+    until(lambda: stage.said, "the message was answered")
+    until(lambda: stage.lease().state is LeaseState.IDLE, "nobody runs it: let go")
+    assert stage.lease().epoch == 1
+    stage.reconcile()
+    stage.streaming()
+    assert stage.lease().epoch == 2
+    assert feed_id in {key[0] for key in stage.store.leases.held(stage.worker_id)}
+
+
+def test_a_claim_that_is_answered_after_the_worker_was_declared_gone_does_not_begin(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, claimed, go_on = stage.store.leases.claim, Event(), Event()
+
+    def claim(worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
+        granted = real(worker_id, keys)
+        claimed.set()
+        assert go_on.wait(LIMIT_S)
+        return granted
+
+    monkeypatch.setattr(stage.store.leases, "claim", claim)
+    first = stage.worker_id
+    stage.add_feed()
+    stage.reconcile()
+    assert claimed.wait(LIMIT_S)
+    stage.store.workers.leave(first)
+    until(lambda: stage.worker_id != first, "registered anew")
+    go_on.set()
+    until(lambda: stage.said, "the message was answered")
+    assert stage.said == ["lost"]
+    assert (stage.supervisor.feeds, stage.source.open) == (0, 0)
+
+
+def test_a_worker_declared_gone_twice_in_a_row_streams_again_with_one_connection(stage: Stage) -> None:
+    stage.add_feed()
+    for _ in range(2):
+        stage.reconcile()
+        stage.streaming()
+        gone = stage.worker_id
+        stage.store.workers.leave(gone)
+        until(lambda gone=gone: stage.worker_id != gone, "registered anew")
+        until(lambda: stage.source.open == 0, "the old connection is closed")
+    stage.reconcile()
+    stage.streaming()
+    assert stage.lease().epoch == 3
+
+
+def test_a_stop_that_follows_a_claim_at_once_is_heeded(stage: Stage) -> None:
+    for n in range(20):
+        stage.add_feed(f"feed-{n}")
+    stage.harness.execute("UPDATE feedq.worker SET capacity = 100")
+    stage.reconcile()
+    until(lambda: stage.lease("feed-0").state is LeaseState.RUNNING, "claimed")
+    for n in range(20):
+        stage.store.feeds.set_target(f"feed-{n}", TargetState.PAUSED)
+    stage.reconcile()
+
+    def paused() -> bool:
+        leases = [stage.lease(f"feed-{n}") for n in range(20)]
+        return {(one.state, one.reason) for one in leases} == {(LeaseState.IDLE, Reason.PAUSED)}
+
+    until(paused, "all paused")
+    until(lambda: stage.source.open == 0, "no connection is left")
+
+
+def test_it_leaves_in_time_when_the_control_database_hangs(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    hanging = Event()
+
+    def hang(*_: object, **__: object) -> None:
+        hanging.wait(LIMIT_S)
+
+    for verbs, name in (
+        (stage.store.workers, "drain"),
+        (stage.store.workers, "leave"),
+        (stage.store.leases, "release"),
+        (stage.store.leases, "report"),
+    ):
+        monkeypatch.setattr(verbs, name, hang)
+    monkeypatch.setattr("feedq.store.session.PostgresSession.heartbeat", hang)
+    monkeypatch.setattr("feedq.store.session.PostgresSession.wait", hang)
+    monkeypatch.setattr("feedq.store.session.PostgresListener.wait", hang)
+    try:
+        assert stage.leave() < DRAIN_S + STOP_GRACE_S + 0.5
+    finally:
+        hanging.set()
+
+
+def test_it_says_goodbye_after_the_last_release(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    leave, release = stage.store.workers.leave, stage.store.leases.release
+
+    def saying_leave(worker_id: UUID) -> None:
+        calls.append("leave")
+        leave(worker_id)
+
+    def saying_release(worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
+        calls.append("release")
+        return release(worker_id, releases)
+
+    monkeypatch.setattr(stage.store.workers, "leave", saying_leave)
+    monkeypatch.setattr(stage.store.leases, "release", saying_release)
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    assert stage.leave() < DRAIN_S + STOP_GRACE_S + 0.5
+    assert calls[-2:] == ["release", "leave"]
+    lease = stage.lease()
+    assert (lease.state, lease.reason) == (LeaseState.IDLE, Reason.RELEASED)
+    assert lease.records_total > 0

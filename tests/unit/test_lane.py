@@ -1,0 +1,99 @@
+"""Jobs in order on a thread that nobody has to wait for, and the hard limit of leaving."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from threading import Event
+
+import pytest
+
+from feedq.runtime.deadline import Deadline
+from feedq.runtime.lane import Lane
+
+LIMIT_S = 10.0
+
+
+def test_jobs_run_in_their_order_and_answer() -> None:
+    lane, done = Lane("test"), list[int]()
+    futures = [lane.submit(done.append, n) for n in range(100)]
+    assert [future.result(LIMIT_S) for future in futures] == [None] * 100
+    assert done == list(range(100))
+    assert lane.close(timeout_s=LIMIT_S, drop_waiting=False)
+
+
+def test_an_error_is_told_to_whoever_asked_and_does_not_end_the_lane() -> None:
+    lane = Lane("test")
+    with pytest.raises(ZeroDivisionError):
+        lane.submit(lambda: 1 / 0).result(LIMIT_S)
+    assert lane.submit(int, "7").result(LIMIT_S) == 7
+    lane.close(timeout_s=LIMIT_S, drop_waiting=False)
+
+
+def test_a_lane_that_closes_does_what_waits_or_drops_it() -> None:
+    for drop in (False, True):
+        lane, started, go_on, done = Lane("test"), Event(), Event(), list[int]()
+        lane.submit(lambda s=started, g=go_on: (s.set(), g.wait(LIMIT_S)))
+        assert started.wait(LIMIT_S)
+        waiting = lane.submit(done.append, 1)
+        assert not lane.close(timeout_s=0.01, drop_waiting=drop)
+        go_on.set()
+        assert lane.close(timeout_s=LIMIT_S, drop_waiting=drop)
+        assert (waiting.cancelled(), done) == ((True, []) if drop else (False, [1]))
+        with pytest.raises(RuntimeError):
+            lane.submit(done.append, 2)
+
+
+def test_a_job_that_is_cancelled_while_it_waits_does_not_run() -> None:
+    lane, go_on, done = Lane("test"), Event(), list[int]()
+    lane.submit(go_on.wait, LIMIT_S)
+    waiting = lane.submit(done.append, 1)
+    assert waiting.cancel()
+    go_on.set()
+    assert lane.close(timeout_s=LIMIT_S, drop_waiting=False)
+    assert done == []
+
+
+def test_a_job_that_hangs_does_not_keep_the_process_alive() -> None:
+    code = """
+        import time
+        from feedq.runtime.lane import Lane
+        lane = Lane("test")
+        lane.submit(time.sleep, 3600)
+        lane.close(timeout_s=0.05, drop_waiting=True)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=30)
+
+
+def test_the_deadline_ends_a_process_that_hangs_with_its_exit_code() -> None:
+    code = """
+        import sys, time
+        from feedq.runtime.deadline import Deadline
+        deadline = Deadline(0.1, is_busy=lambda: False)
+        deadline.start()
+        deadline.begin(int(sys.argv[1]))
+        deadline.begin(9)
+        time.sleep(3600)
+    """
+    for exit_code in (0, 1):
+        ended = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code), str(exit_code)], check=False, timeout=30
+        )
+        assert ended.returncode == exit_code
+
+
+def test_the_deadline_waits_for_work_that_is_meant_to_be_waited_for() -> None:
+    left, busy_until = Event(), time.monotonic() + 0.5
+    ended_at: list[float] = []
+
+    def leave(_: int) -> None:
+        ended_at.append(time.monotonic())
+        left.set()
+
+    deadline = Deadline(0.05, is_busy=lambda: time.monotonic() < busy_until, leave=leave)
+    deadline.start()
+    deadline.begin(0)
+    assert left.wait(LIMIT_S)
+    assert ended_at[0] >= busy_until

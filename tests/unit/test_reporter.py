@@ -1,0 +1,81 @@
+"""Progress reaches the database every heartbeat, news of a status at once."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from uuid import uuid4
+
+from feedq.backoff import BackoffPolicy
+from feedq.clock import SystemClock
+from feedq.model import Claim, Feed, FeedSpec, Progress
+from feedq.runtime.reporter import NEWS_S, Reporter
+from feedq.runtime.runner import FeedRunner, Surroundings
+from feedq.runtime.sockets import Sockets
+from tests.unit.data_path import AT, DataPath, until
+
+
+def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
+    spec = FeedSpec(f"feed-{feed_id}", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "t"})
+
+    async def cannot_raise(*_: object) -> None:
+        return None
+
+    surroundings = Surroundings(
+        clock=SystemClock(),
+        rng=Random(1),
+        backoff=BackoffPolicy(),
+        guard=Sockets(),
+        trusted=asyncio.Event(),
+        drain_timeout_s=1.0,
+        fence=lambda _, request: path.fencer.fence(request),
+        raise_epoch=cannot_raise,
+        open_outlet=lambda _s, key, feed, _l, cursor, on_change: path.open_outlet(
+            key, feed, cursor=cursor, on_change=on_change
+        ),
+        hurry=lambda _: None,
+        on_change=reporter.note,
+    )
+    return FeedRunner(Claim(Feed(feed_id, spec, 1, AT, AT), 1, 0), surroundings)
+
+
+async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
+    sent: list[list[Progress]] = []
+    reporter = Reporter(
+        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
+    )
+    path = DataPath()
+    runners = [make_runner(path, reporter, n) for n in (1, 2, 3)]
+    for runner in runners:
+        runner._connected()
+    await until(lambda: sent, "told without a heartbeat")
+    assert [sorted((p.feed_id, p.connected) for p in report) for report in sent] == [
+        [(1, True), (2, True), (3, True)]
+    ]
+
+
+async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
+    sent: list[list[Progress]] = []
+    reporter = Reporter(
+        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
+    )
+    runner = make_runner(DataPath(), reporter, 1)
+    reporter.note(runner)
+    # A moment longer than news would take, to see that nothing is sent.
+    await asyncio.sleep(2 * NEWS_S)
+    assert sent == []
+    reporter.report()
+    reporter.report()
+    assert [len(report) for report in sent] == [1]
+
+
+async def test_a_runner_that_ended_is_not_reported_again() -> None:
+    sent: list[list[Progress]] = []
+    reporter = Reporter(
+        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
+    )
+    runner = make_runner(DataPath(), reporter, 1)
+    reporter.note(runner)
+    reporter.forget(runner)
+    reporter.report()
+    assert sent == []
