@@ -8,15 +8,19 @@ which comes only after all tasks have ended.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
+import signal
 import socket
+import sys
 from collections.abc import Callable
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
 
+from billiard import current_process
 from celery import bootsteps, signals
 from celery.worker import state as worker_state
 from kombu import Queue
@@ -36,6 +40,7 @@ from feedq.telemetry import LogEvent, log
 NODE_QUEUE_EXPIRES_S = 60
 """A dead node's queue goes with what is in it: its messages are stale, because its leases are freed."""
 EVENTS_GATHER_S = 0.2
+PR_SET_PDEATHSIG = 1
 LEAVE_GRACE_S = 0.5
 """How long after ``drain_timeout_s`` a worker without running jobs may still be there."""
 WAIT_FIRST_S = 0.5
@@ -107,6 +112,17 @@ def _shutting_down(exitcode: int | None = None, **_: Any) -> None:
     # In a signal handler: nothing here may take a lock that the interrupted code could hold.
     for begin in _on_shutdown:
         begin(exitcode or 0)
+
+
+@signals.worker_process_init.connect
+def _end_with_parent(**_: Any) -> None:
+    """A child of the prefork pool must not stream on when its worker was killed: its leases are free at once."""
+    process = current_process()
+    if sys.platform != "linux" or process.name == "MainProcess":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != process._parent_pid:
+        os._exit(1)  # killed before we asked
 
 
 @signals.celeryd_after_setup.connect

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery, signals
@@ -22,6 +23,7 @@ from feedq.telemetry import configure_logging
 from feedq.web.hook import extend_flower
 
 DEFAULT_QUEUE = "feedq"
+STREAM_POOL = "feedq.pool:StreamPool"
 RECONCILE_EXPIRES_S = 60
 """Keeps passes from piling up while no worker runs. Judged by the receiver's wall clock, so it must be far
 longer than clocks are apart; a worker beyond that drops its share, and the beat asks again."""
@@ -46,7 +48,7 @@ def make_app(s: Settings) -> Celery:
         task_acks_late=True,
         task_track_started=False,
         task_publish_retry_policy={"max_retries": 2, "interval_start": 0.05, "interval_step": 0.2},
-        worker_pool="feedq.pool:StreamPool",
+        worker_pool="prefork" if asks_for_prefork(sys.argv) else STREAM_POOL,
         worker_prefetch_multiplier=1,
         # Streams are acknowledged and still active: counted as unacknowledged, they would shrink the window
         # to one message after a reconnect.
@@ -62,6 +64,18 @@ def make_app(s: Settings) -> Celery:
     )
     app.steps["worker"].add(FeedqStep)
     return app
+
+
+def asks_for_prefork(argv: Sequence[str]) -> bool:
+    """Whether a command line names the prefork pool.
+
+    Celery itself cannot tell that from its default, and lets the configuration have its way in both cases.
+    """
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    return any(
+        (option in ("-P", "--pool") and value == "prefork") or option in ("-Pprefork", "--pool=prefork")
+        for option, value in pairs
+    )
 
 
 def _transport_options(s: Settings) -> dict[str, Any]:

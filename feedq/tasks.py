@@ -28,6 +28,9 @@ RECONCILE = "feedq.reconcile"
 CONTROL_QUEUE = "feedq.control"
 """Reconcile has a queue of its own: it must not wait behind a thousand ordinary tasks."""
 SETTLING_POLL_S = 0.25
+PASS_WAIT_S = 0.02
+PASS_TRIES = 100
+"""Two seconds of waiting for another pass; if that one takes longer still, the next tick is near."""
 DISPATCH_BATCH = 100
 """Messages that leave together: the first workers begin while the rest of a cold start is still being sent."""
 
@@ -64,6 +67,12 @@ def run_reconcile() -> str:
     """One reconcile pass, here and now; also what the watchdog calls. Never raises for a server that is away."""
     try:
         report = control.reconcile(store(), dispatch, settings())
+        tries = 1
+        while report is None and tries < PASS_TRIES:
+            # The pass under way may have looked too early for what we were woken for: ours comes after it.
+            sleep(PASS_WAIT_S)
+            report = control.reconcile(store(), dispatch, settings())
+            tries += 1
         while report is not None and set(report.unplaced) == {Reason.SETTLING}:
             # A fleet that starts cold: look again until it has settled, which takes `settle_s` at the most.
             sleep(SETTLING_POLL_S)
