@@ -17,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from celery.beat import Scheduler
+from celery.schedules import schedule
 
 from feedq.errors import FeedqError, Unavailable
 from feedq.settings import Settings, settings
@@ -32,6 +33,9 @@ SECOND_LOOK_S = 0.02
 ASK_AGAIN_S = 0.5
 """A reconcile asked for and not finished by then is asked for again: a frozen worker may have the message.
 Each time the wait doubles, up to the tick, so that a fleet without workers does not pile up messages."""
+JUDGE_AGAIN_S = 0.25
+"""How soon a finding that a pass left as it was is reported again: after an outage nobody is declared gone for a
+full ttl, and a pass for each look would only keep the database busy."""
 ASK_EXPIRES_S = 60
 MAX_SLEEP_S = 1.0
 """How late a new leader's first tick may be."""
@@ -63,6 +67,11 @@ class Candidate(Thread):
         self._leads_until = float("-inf")
         self._look_after = float("-inf")
         self._asked: _Asked | None = None
+        self._crashed = 0
+        """Workers that the last look found crashed."""
+        self._judged_at = float("-inf")
+        self.term = 0
+        """Counts elections won."""
 
     @property
     def leads(self) -> bool:
@@ -107,17 +116,19 @@ class Candidate(Thread):
         while not self._election.campaign():
             if self._election.depose_frozen():
                 logger.warning(LogEvent.BEAT_REPLACED_FROZEN)
-                continue
-            self._election.wait(self._rng.uniform(0.5, 1.0) * CAMPAIGN_S)
+                self._election.wait(SECOND_LOOK_S)  # its session needs a moment to end
+            else:
+                self._election.wait(self._rng.uniform(0.5, 1.0) * CAMPAIGN_S)
             if self._stopping.is_set():
                 return
+        self.term += 1
         logger.info(LogEvent.BEAT_ELECTED, pid=os.getpid())
         self._lead(self._election)
 
     def _lead(self, election: Election) -> None:
         renew_at = monotonic()
         # What happened while nobody led was heard by nobody.
-        self._ask()
+        self._ask(election.look())
         while not self._stopping.is_set():
             now = monotonic()
             if now >= renew_at:
@@ -133,19 +144,26 @@ class Candidate(Thread):
                 self._ask(look)
 
     def _judge(self, look: Look) -> None:
+        now = monotonic()
         if self._asked is not None and look.pass_seq > self._asked.pass_seq:
             self._asked = None
-        elif self._asked is not None and monotonic() >= self._asked.again_at:
-            self._ask(look, waited_s=2 * self._asked.wait_s)
-        if self._asked is None and (look.expired or (look.crashed and monotonic() >= self._look_after)):
-            if look.crashed:
-                logger.warning(LogEvent.WORKER_CRASHED, workers=look.crashed)
+        before, self._crashed = self._crashed, look.crashed if now >= self._look_after else 0
+        if self._crashed > before:
+            # At once, even if something was asked for: whoever took that message may be the one that crashed.
+            logger.warning(LogEvent.WORKER_CRASHED, workers=self._crashed)
+            self._judged_at = now
+            self._ask(look)
+        elif self._asked is not None:
+            if now >= self._asked.again_at:
+                self._ask(look, waited_s=2 * self._asked.wait_s)
+        elif (look.expired or self._crashed) and now >= self._judged_at + JUDGE_AGAIN_S:
+            self._judged_at = now
             self._ask(look)
 
-    def _ask(self, look: Look | None = None, *, waited_s: float = ASK_AGAIN_S) -> None:
+    def _ask(self, look: Look, *, waited_s: float = ASK_AGAIN_S) -> None:
         """Enqueue a reconcile, and remember to ask again if it is not served."""
         wait_s = min(waited_s, max(self._settings.reconcile_interval_s, ASK_AGAIN_S))
-        self._asked = _Asked(look.pass_seq if look else -1, wait_s, monotonic() + wait_s)
+        self._asked = _Asked(look.pass_seq, wait_s, monotonic() + wait_s)
         try:
             reconcile.apply_async(queue=CONTROL_QUEUE, retry=False, expires=ASK_EXPIRES_S)
         except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does; asked again soon
@@ -170,7 +188,7 @@ class ElectedScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.max_interval = min(self.max_interval, MAX_SLEEP_S)
         self._candidate: Candidate | None = None
-        self._lazy = bool(kwargs.get("lazy"))
+        self._term = 0
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         if self._candidate is None:
@@ -178,7 +196,18 @@ class ElectedScheduler(Scheduler):
             self._candidate.start()
         if not self._candidate.leads:
             return CAMPAIGN_S
+        if self._term != self._candidate.term:
+            self._term = self._candidate.term
+            self._forget_ticks_of_others()
         return float(min(super().tick(*args, **kwargs), self.max_interval))
+
+    def _forget_ticks_of_others(self) -> None:
+        """What fell due before this beat was elected was another's to send: without this, each change of the
+        elected one would send every ``crontab`` entry once more. Plain intervals have no ticks to repeat."""
+        for entry in self.schedule.values():
+            if type(entry.schedule) is not schedule:
+                entry.last_run_at = entry.default_now()
+        self._heap = None
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         try:

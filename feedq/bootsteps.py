@@ -41,7 +41,7 @@ NODE_QUEUE_EXPIRES_S = 60
 """A dead node's queue goes with what is in it: its messages are stale, because its leases are freed."""
 EVENTS_GATHER_S = 0.2
 PR_SET_PDEATHSIG = 1
-LEAVE_GRACE_S = 0.5
+LEAVE_GRACE_S = 0.35
 """How long after ``drain_timeout_s`` a worker without running jobs may still be there."""
 WAIT_FIRST_S = 0.5
 WAIT_MAX_S = 5.0
@@ -72,6 +72,11 @@ class FeedqStep(bootsteps.StartStopStep):
         # Before the wait: a worker that waits for its database says so there. It ends with the process.
         metrics.serve(s, lambda: getattr(worker, "feedq", None))
         streams_here = isinstance(worker.pool, StreamPool)
+        if streams_here:
+            # Celery's own pools are left to Celery: their children must not be orphaned.
+            limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: bool(worker.pool.is_busy))
+            limit.start()
+            _on_shutdown.append(limit.begin)
         supervisor = Supervisor(
             store(),
             s,
@@ -87,10 +92,6 @@ class FeedqStep(bootsteps.StartStopStep):
             worker.pool.supervisor = supervisor
             # Celery sizes the window by -c, which here counts feeds and not messages.
             worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier
-            # Celery's own pools are left to Celery: their children must not be orphaned.
-            limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: bool(worker.pool.is_busy))
-            limit.start()
-            _on_shutdown.append(limit.begin)
         _gather_events(worker.consumer)
 
     def stop(self, worker: Any) -> None:

@@ -7,7 +7,7 @@ transaction a pass, and sends messages after it has committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from uuid import UUID
@@ -65,8 +65,9 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings) -> PassRepor
             report.repaired = p.sweep()
         _bury_the_gone(p, report, ttl_s=settings.ttl_s)
         _absorb_edits(p, report)
-        report.overdue = p.overdue(timeout_s=settings.dispatch_timeout_s)
-        _place_the_waiting(p, report, settle_s=settings.settle_s)
+        silent = p.overdue(timeout_s=settings.dispatch_timeout_s)
+        report.overdue = len(silent)
+        _place_the_waiting(p, report, settle_s=settings.settle_s, silent=frozenset(silent))
     # Committed. Only now may a message leave: an epoch that was rolled back must never be heard of.
     if report.assignments:
         dispatch(report.assignments)
@@ -111,10 +112,21 @@ def _absorb_edits(p: ReconcilePass, report: PassReport) -> None:
         report.more |= len(dirty) == EDITS_PER_PASS
 
 
-def _place_the_waiting(p: ReconcilePass, report: PassReport, *, settle_s: float) -> None:
+def _place_the_waiting(
+    p: ReconcilePass, report: PassReport, *, settle_s: float, silent: Collection[UUID]
+) -> None:
+    """``silent`` workers have let assignments run out of time: somebody else shall have them, if there is anybody.
+
+    Such a worker may be cut off from the broker and holds few feeds, which would make it everybody's first choice.
+    """
     waiting = p.waiting(limit=PLACEMENTS_PER_PASS)
     if waiting:
-        decision = placement.place(waiting, p.candidates(), now=p.now, settle_s=settle_s)
+        candidates = p.candidates()
+        if silent:
+            heard = [c for c in candidates if c.worker_id not in silent and c.feeds < c.capacity]
+            # Assignments have run out of time: this fleet does not start cold.
+            candidates, settle_s = heard or candidates, 0.0
+        decision = placement.place(waiting, candidates, now=p.now, settle_s=settle_s)
         report.assignments = tuple(p.assign(decision.assignments)) if decision.assignments else ()
         known = {w.feed_id: w.reason for w in waiting}
         p.explain([(feed_id, why) for feed_id, why in decision.unplaced if known[feed_id] is not why])

@@ -146,6 +146,11 @@ class Edit:
     """Nobody has the feed and nobody wants it: delete it."""
 
 
+CLEARED_BY_EDIT = frozenset({Reason.FAILED, Reason.PAUSED, Reason.BACKOFF, None})
+"""An edit is a fresh start: it clears a failure and whatever backoff there was. An idle lease without any reason
+was made by hand, and would wait for ever."""
+
+
 def on_edit(feed: Feed, lease: Lease) -> Edit:
     """What to do about a feed that a person touched; repeating it changes nothing."""
     if feed.removed_at is not None:
@@ -154,8 +159,7 @@ def on_edit(feed: Feed, lease: Lease) -> Edit:
         wanted = Reason.PAUSED
     elif lease.state in (LeaseState.RUNNING, LeaseState.STOPPING) and lease.generation < feed.generation:
         wanted = Reason.EDITED
-    elif lease.state is LeaseState.IDLE and lease.reason in (Reason.FAILED, Reason.PAUSED, Reason.BACKOFF):
-        # An edit is a fresh start: it clears a failure and whatever backoff there was.
+    elif lease.state is LeaseState.IDLE and lease.reason in CLEARED_BY_EDIT:
         return Edit(None, Reason.NEW)
     else:
         return Edit(None)

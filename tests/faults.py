@@ -26,6 +26,8 @@ from tests.stage import Stage, wall_clock
 FAILOVER_LIMIT_S = 30.0
 DRAIN_LIMIT_S = 15.0
 MANY_FEEDS = 500
+SETTLE_S = 2.0
+"""A fleet of workers that all are younger than this takes itself for a cold start, and waits."""
 
 
 def kill_worker(stage: Stage) -> tuple[Took, dict[str, int]]:
@@ -142,6 +144,11 @@ def many_feeds(directory: Path, *, postgres: Postgres, broker_url: str, database
         cluster.apply([feed(name, source.url) for name in names])
         wait_streaming(source, names)
         cluster.add_worker("w2", capacity=MANY_FEEDS)
+        settled = (
+            "SELECT 1 FROM feedq.worker WHERE name LIKE 'w2@%%' "
+            "AND started_at < clock_timestamp() - make_interval(secs => %s)"
+        )
+        wait_until(lambda: cluster.sql(settled, (SETTLE_S,)), limit_s=20, what="the idle worker has settled")
         yield Stage(cluster, source, names, postgres=postgres)
     postgres.drop_database(database)
 

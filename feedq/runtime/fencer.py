@@ -8,6 +8,7 @@ transaction is not waited for: once the control database says that its worker is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -16,7 +17,7 @@ from time import monotonic
 from uuid import UUID
 
 from feedq.errors import FeedqError, SinkUnavailable
-from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink
+from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
 from feedq.telemetry import LogEvent, log
 
 GROUP_MAX = 1_000
@@ -38,7 +39,8 @@ class _Waiting:
     loop: asyncio.AbstractEventLoop
 
     def answer(self, outcome: FenceOutcome | FeedqError) -> None:
-        if not self.loop.is_closed():
+        # A loop that is closed, at whatever moment, has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(_resolve, self.future, outcome)
 
 
@@ -88,11 +90,7 @@ class Fencer:
         while not self._stopping:
             group = [*blocked, *self._gather(wait_s=RETRY_S if blocked else IDLE_CLOSE_S)]
             # Whoever was cancelled in the meantime wants no answer, and no fence either.
-            group = [w for w in group if not w.future.cancelled()]
-            if self._renew or not group:
-                self._renew = False
-                self._close()
-            blocked = self._fence(group) if group else []
+            blocked = self._fence(_newest([w for w in group if not w.future.cancelled()]))
         self._close()
 
     def _gather(self, *, wait_s: float) -> list[_Waiting]:
@@ -111,6 +109,11 @@ class Fencer:
     def _fence(self, group: list[_Waiting]) -> list[_Waiting]:
         """Fence a group; returns those still blocked."""
         try:
+            if self._renew or not group:
+                self._renew = False
+                self._close()
+            if not group:
+                return []
             outcomes = self._outcomes([w.request for w in group])
         except FeedqError as error:
             for waiting in group:
@@ -123,8 +126,8 @@ class Fencer:
             return []
         blocked = []
         for waiting in group:
-            outcome = outcomes[waiting.request.feed_id]
-            if isinstance(outcome, Blocked):
+            outcome = outcomes.get(waiting.request.feed_id)
+            if outcome is None or isinstance(outcome, Blocked):
                 blocked.append(waiting)
             else:
                 waiting.answer(outcome)
@@ -137,7 +140,7 @@ class Fencer:
         blocked = {o.feed_id: o.owner for o in outcomes.values() if isinstance(o, Blocked)}
         owners = {owner for owner in blocked.values() if owner is not None}
         # A live owner is committing, or about to be told to stop; only a dead one's session is in the way.
-        gone = self._gone_workers(owners) if owners else set()
+        gone = self._gone_among(owners) if owners else set()
         if gone:
             ended = self._sink.unblock(gone)
             logger.warning(LogEvent.FENCE_BLOCKED, sink=self._name, feeds=len(blocked), sessions_ended=ended)
@@ -145,10 +148,33 @@ class Fencer:
             outcomes |= {o.feed_id: o for o in self._sink.fence(again, lock_timeout_s=self._lock_timeout_s)}
         return outcomes
 
+    def _gone_among(self, owners: set[UUID]) -> set[UUID]:
+        try:
+            return self._gone_workers(owners)
+        except FeedqError as error:
+            # The others of the group have been fenced and shall hear so; these ask again in a moment.
+            logger.warning(LogEvent.DATABASE_AWAY, where="fencer", error=str(error))
+            return set()
+
     def _close(self) -> None:
         if self._sink is not None:
             self._sink.close()
             self._sink = None
+
+
+def _newest(group: list[_Waiting]) -> list[_Waiting]:
+    """One request a feed, as a fence may name each only once.
+
+    An older tenure of the same feed does not know yet that it is lost, and is told so.
+    """
+    newest: dict[int, _Waiting] = {}
+    for waiting in group:
+        feed_id = waiting.request.feed_id
+        older, newer = sorted((newest.get(feed_id, waiting), waiting), key=lambda w: w.request.epoch)
+        newest[feed_id] = newer
+        if older is not newer:
+            older.answer(Superseded(feed_id, older.request.epoch, newer.request.epoch))
+    return list(newest.values())
 
 
 def _resolve(future: asyncio.Future[FenceOutcome], outcome: FenceOutcome | FeedqError) -> None:

@@ -7,6 +7,7 @@ It bounds what is received and not yet committed, for its feed and, through `Bud
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from datetime import datetime
 from threading import Lock
@@ -142,9 +143,15 @@ class Outlet:
     def is_drained(self) -> bool:
         return not self._inflight
 
+    def give_back(self, size: int) -> None:
+        """What the writer has decided no longer burdens the worker, whether or not a runner is left to hear of it.
+
+        From any thread.
+        """
+        self._budget.give_back(size)
+
     def committed(self, *, size: int, landed: int, dead: int, cursor: JSON) -> None:
         """The writer's answer; on the loop."""
-        self._budget.give_back(size)
         self._inflight -= size
         self.cursor = cursor
         self.landed += landed
@@ -155,7 +162,6 @@ class Outlet:
 
     def failed(self, *, size: int, failure: FeedqError) -> None:
         """The writer's other answer: nothing of this was written, nor will be. On the loop."""
-        self._budget.give_back(size)
         self._inflight -= size
         self.failure = self.failure or failure
         self._on_change()
@@ -166,8 +172,8 @@ class Outlet:
             self._waiter.set_result(None)
 
     def wake_from_any_thread(self) -> None:
-        # A loop that has been closed has nobody left to wake.
-        if not self.loop.is_closed():
+        # A loop that has been closed has nobody left to wake; it may be closed at any moment.
+        with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.wake)
 
     async def _wait(self) -> None:

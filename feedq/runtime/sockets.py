@@ -8,7 +8,6 @@ that the kernel has given to somebody else is never shut.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from threading import Lock
 
@@ -41,6 +40,10 @@ class Sockets:
 
 
 def _shut(fileno: int) -> None:
-    # A duplicate, because closing the Python object must not close the loop's descriptor.
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fileno)) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
+    # Borrowed and not duplicated: that could fail for want of descriptors, and the socket would stay open.
+    with contextlib.suppress(OSError):
+        borrowed = socket.socket(fileno=fileno)
+        try:
+            borrowed.shutdown(socket.SHUT_RDWR)
+        finally:
+            borrowed.detach()

@@ -20,6 +20,7 @@ from uuid import UUID
 import uvloop
 
 from feedq.clock import Clock, SystemClock
+from feedq.errors import Unavailable
 from feedq.model import FeedKey, Load, NewWorker, Reason, Release, StopRequest, Worker
 from feedq.runtime.beside import FOLLOW_S, Beside, Tenures
 from feedq.runtime.desk import Desk
@@ -38,7 +39,7 @@ AUDIT_INTERVAL_S = 60.0
 """How often what runs here is compared with what the database thinks runs here."""
 AUDIT_BESIDE_INTERVAL_S = 5.0
 """The same for tenures beside us: these can be killed one by one, and are few."""
-STOP_GRACE_S = 0.4
+STOP_GRACE_S = 0.3
 """What all threads together get to end by themselves once the feeds are done, or their time is over."""
 SHOW_TICKS = 15
 """A running feed shows itself in Celery's event stream every so many heartbeats."""
@@ -323,7 +324,13 @@ class Supervisor:
         worker_id = self._session_id()
 
         def job() -> None:
-            raised = self._store.leases.raise_epoch(worker_id, key, above=above)
+            try:
+                raised = self._store.leases.raise_epoch(worker_id, key, above=above)
+            except Unavailable:
+                raise  # asked again
+            except Exception:
+                self._soon(_resolve, answer, None)
+                raise
             self._soon(_resolve, answer, raised)
 
         self.desk.do(job)

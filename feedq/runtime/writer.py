@@ -12,6 +12,7 @@ once, through `Outlet.committed` or `Outlet.failed`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -121,10 +122,10 @@ class Writer:
 
     def _run(self) -> None:
         while (group := self._gather()) is not None:
-            if self._renew:
-                self._renew = False
-                self._close()
             try:
+                if self._renew:
+                    self._renew = False
+                    self._close()
                 self._commit(group)
             except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name)
@@ -216,9 +217,11 @@ class Writer:
     def _answer(answers: Iterable[_Answer]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
         for answer in answers:
+            answer.outlet.give_back(answer.size)
             by_loop.setdefault(answer.outlet.loop, []).append(answer)
         for loop, mine in by_loop.items():
-            if not loop.is_closed():
+            # Closed, at whatever moment: nobody is left to tell there, and the others must be told all the same.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_deliver, mine)
 
 

@@ -164,8 +164,11 @@ class ReconcilePass(Protocol):
     def apply_edits(self, edits: Sequence[tuple[int, Edit]]) -> None:
         """Perform the decisions for these feed ids and mark them clean."""
 
-    def overdue(self, *, timeout_s: float) -> int:
-        """Withdraw assignments never claimed in time: back to idle, to be placed anew. Returns how many."""
+    def overdue(self, *, timeout_s: float) -> list[UUID]:
+        """Withdraw assignments never claimed in time: back to idle, to be placed anew.
+
+        Returns the worker of each.
+        """
 
     def waiting(self, *, limit: int) -> list[Waiting]: ...
 

@@ -28,6 +28,8 @@ heartbeats renew."""
 POOL_SIZE = 2
 """Connections kept open a process: one for the leases, one for jobs; more are opened in a rush only."""
 POOL_OVERFLOW = 3
+READ_ONLY = "25006"
+"""Said by a standby, for as long as it is not promoted."""
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
 
@@ -88,9 +90,10 @@ def translate_errors(url: str) -> Iterator[None]:
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         raise Unavailable(_explain(url, error)) from error
     except DBAPIError as error:
-        if error.connection_invalidated:
+        code = getattr(error.orig, "pgcode", None)
+        if error.connection_invalidated or code == READ_ONLY:
             raise Unavailable(_explain(url, error)) from error
-        if getattr(error.orig, "pgcode", None) in (UNDEFINED_TABLE, UNDEFINED_COLUMN):
+        if code in (UNDEFINED_TABLE, UNDEFINED_COLUMN):
             raise SchemaBehind(
                 f"the control database lacks a table or column of this release "
                 f"({str(error.orig).splitlines()[0]}): run `feedq db upgrade`"

@@ -137,7 +137,7 @@ class PostgresPass:
         purged = [i for i, e in edits if e.purge]
         self._c.execute(text("DELETE FROM feedq.feed WHERE id = ANY(:ids)"), {"ids": purged})
 
-    def overdue(self, *, timeout_s: float) -> int:
+    def overdue(self, *, timeout_s: float) -> list[UUID]:
         sql = """
             WITH late AS (
                 SELECT feed_id, worker_id FROM feedq.lease
@@ -147,12 +147,14 @@ class PostgresPass:
             ), freed AS (
                 UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = 'released'
                 FROM late WHERE l.feed_id = late.feed_id RETURNING l.feed_id, late.worker_id, l.epoch
+            ), history AS (
+                INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+                SELECT :kind, feed_id, worker_id, epoch FROM freed
             )
-            INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
-            SELECT :kind, feed_id, worker_id, epoch FROM freed
+            SELECT worker_id FROM freed
         """
         kind = EventKind.LEASE_OVERDUE.value
-        return self._c.execute(text(sql), {"timeout_s": timeout_s, "kind": kind}).rowcount
+        return [row.worker_id for row in self._c.execute(text(sql), {"timeout_s": timeout_s, "kind": kind})]
 
     def waiting(self, *, limit: int) -> list[Waiting]:
         sql = """
@@ -161,6 +163,11 @@ class PostgresPass:
             WHERE l.state = 'idle' AND l.reason NOT IN ('paused', 'failed', 'removed')
               AND f.removed_at IS NULL AND f.target_state = 'running'
               AND (l.retry_at IS NULL OR l.retry_at <= clock_timestamp())
+              -- Removed and declared anew: the one that is ending must be off the source first.
+              AND NOT EXISTS (
+                  SELECT FROM feedq.lease ending JOIN feedq.feed removed ON removed.id = ending.feed_id
+                  WHERE ending.state = 'stopping' AND removed.removed_at IS NOT NULL
+                    AND removed.name = f.name)
             ORDER BY l.feed_id LIMIT :limit
         """
         rows = self._c.execute(text(sql), {"limit": limit}).all()

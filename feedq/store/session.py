@@ -78,7 +78,11 @@ class _Waiting:
     def __init__(self, url: str, *, application_name: str) -> None:
         self._url = url
         self._connection = connect(url, application_name=application_name)
-        self._wake_r, self._wake_w = os.pipe()
+        try:
+            self._wake_r, self._wake_w = os.pipe()
+        except OSError:
+            self._connection.close()
+            raise
         os.set_blocking(self._wake_w, False)
 
     def wait(self, timeout_s: float) -> bool:
@@ -125,7 +129,7 @@ class PostgresSession(_Waiting):
                     "UPDATE feedq.worker SET session_locks = %s WHERE id = %s AND session_locks <> %s",
                     (self.locks_hold, str(worker.id), self.locks_hold),
                 )
-        except Unavailable:
+        except BaseException:
             self.close()
             raise
 
@@ -147,7 +151,7 @@ class PostgresListener(_Waiting):
                 if worker is not None:
                     hold_worker_lock(self._connection, worker)
                 cursor.execute(f"LISTEN {channel}")
-        except Unavailable:
+        except BaseException:
             self.close()
             raise
 

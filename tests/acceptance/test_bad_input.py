@@ -168,7 +168,8 @@ def test_a_column_that_the_table_lacks_fails_the_feed(fleet: Fleet) -> None:
 
 def test_a_sink_without_permission_fails_the_feed_and_shows_no_password(fleet: Fleet) -> None:
     why = fleet.wait_failed("bad/forbidden")
-    assert "permission" in why
+    assert "public.forbidden" in why
+    assert "GRANT INSERT" in why
     assert "limited:limited" not in why + fleet.cluster.workers["w1"].text()
 
 

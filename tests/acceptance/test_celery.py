@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pytest_celery import (
@@ -14,6 +13,7 @@ from pytest_celery import (
     RedisTestBroker,
 )
 
+from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from tests.acceptance.celery_nodes import ValkeyContainer, WorkerContainer
 from tests.cluster import Cluster, feed, feed_names, wait_until
@@ -25,15 +25,22 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 FEEDS = feed_names(8, prefix="celery")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def source() -> Iterator[Source]:
     with Source(rate=20) as running:
         yield running
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, database_url: str, broker_url: str, source: Source) -> Iterator[Cluster]:
-    with Cluster(tmp_path, database_url=database_url, broker_url=broker_url) as running:
+@pytest.fixture(scope="module")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey, source: Source
+) -> Iterator[Cluster]:
+    client = valkey.client()
+    client.flushall()
+    client.close()
+    url = postgres.create_database("celery")
+    directory = tmp_path_factory.mktemp("celery")
+    with Cluster(directory, database_url=url, broker_url=valkey.url()) as running:
         running.add_beat("b1")
         for name in ("w1", "w2"):
             running.add_worker(name, "--include", "tests.acceptance.ordinary", ready=False)
@@ -42,6 +49,7 @@ def cluster(tmp_path: Path, database_url: str, broker_url: str, source: Source) 
         running.apply([feed(name, source.url) for name in FEEDS])
         wait_streaming(source, FEEDS)
         yield running
+    postgres.drop_database("celery")
 
 
 @pytest.fixture

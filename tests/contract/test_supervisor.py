@@ -252,3 +252,38 @@ def test_it_says_goodbye_after_the_last_release(stage: Stage, monkeypatch: pytes
     lease = stage.lease()
     assert (lease.state, lease.reason) == (LeaseState.IDLE, Reason.RELEASED)
     assert lease.records_total > 0
+
+
+def test_an_error_while_an_epoch_is_raised_does_not_leave_the_feed_hanging(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = iter([ValueError("for the test")])
+    real = stage.store.leases.raise_epoch
+
+    def raise_epoch(worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
+        for error in errors:
+            raise error
+        return real(worker_id, key, above=above)
+
+    monkeypatch.setattr(stage.store.leases, "raise_epoch", raise_epoch)
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    # The control database was restored from a backup: the sink has seen more than it knows.
+    until(
+        lambda: stage.harness.execute(
+            "UPDATE feedq_checkpoint SET epoch = 100 WHERE environment = %s RETURNING 1",
+            stage.settings.environment,
+        ),
+        "the checkpoint is there",
+    )
+    until(lambda: stage.said, "its tenure ended")
+    until(lambda: stage.source.open == 0, "its connection is closed")
+    stage.harness.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'released'")
+    stage.said.clear()
+    stage.reconcile()
+    until(lambda: stage.said, "the error ended that tenure as well")
+    stage.harness.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'released'")
+    stage.reconcile()
+    stage.streaming()
+    assert stage.lease().epoch > 100

@@ -100,8 +100,8 @@ def test_a_lost_message_is_overdue_and_goes_out_again_under_a_new_epoch() -> Non
         t=10.0 person: adds feed 5
         t=10.1 control: assigns 5@1 to a
         t=20.1 control: withdraws 5@1, never claimed by a
-        t=20.1 control: assigns 5@2 to a
-        t=20.2 worker a: streams feed 5
+        t=20.1 control: assigns 5@2 to b
+        t=20.2 worker b: streams feed 5
         """,
     )
     assert fleet.everything_streams()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from uuid import UUID, uuid4
 
 import pytest
@@ -112,11 +112,20 @@ def test_a_claim_whose_answer_was_lost_raises_a_doubt(office: Office) -> None:
     assert office.intake.pending == 0
 
 
-def test_a_claim_that_waited_for_the_database_raises_no_doubt(office: Office) -> None:
+def test_a_claim_that_waited_for_the_database_raises_no_doubt(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = office.assigned()
+    real, tries = office.store.leases.claim, list[int]()
+
+    def claim(worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
+        tries.append(len(keys))
+        return real(worker_id, keys)
+
+    monkeypatch.setattr(office.store.leases, "claim", claim)
     office.store.go_away()
     office.offer(key)
-    time.sleep(0.05)
+    until(lambda: tries, "asked in vain")
     office.store.come_back()
     until(lambda: office.begun, "begun")
     assert office.doubts == []

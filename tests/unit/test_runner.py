@@ -127,8 +127,6 @@ def options(source: NumberedSource, **more: Any) -> dict[str, Any]:
     }
 
 
-
-
 async def test_it_resumes_after_the_cursor_that_the_predecessor_left() -> None:
     tables = MemoryTables(checkpoints={1: MemoryCheckpoint(4, uuid4(), cursor=41)})
     async with numbered_source() as source:

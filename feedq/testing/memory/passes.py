@@ -107,7 +107,7 @@ class MemoryPass:
                     self._rename(lease, edit.reason)
 
     @statement
-    def overdue(self, *, timeout_s: float) -> int:
+    def overdue(self, *, timeout_s: float) -> list[UUID]:
         late = [
             lease
             for lease in self._db.tables.leases.values()
@@ -116,15 +116,21 @@ class MemoryPass:
         for lease in late:
             self._db.set_idle(lease, Move.WITHDRAW, reason=Reason.RELEASED)
             self._record(EventKind.LEASE_OVERDUE, lease)
-        return len(late)
+        return [lease.worker_id for lease in late if lease.worker_id is not None]
 
     @statement
     def waiting(self, *, limit: int) -> list[Waiting]:
         feeds, leases = self._db.tables.feeds, self._db.tables.leases
+        ending = {
+            feeds[lease.feed_id].name
+            for lease in leases.values()
+            if lease.state is LeaseState.STOPPING and feeds[lease.feed_id].removed_at is not None
+        }
         ready = [
             lease
             for _, lease in sorted(leases.items())
             if may_start(feeds[lease.feed_id], lease, now=self.now)
+            and feeds[lease.feed_id].name not in ending
         ]
         return [Waiting(x.feed_id, feeds[x.feed_id].spec.weight, x.reason) for x in ready[:limit]]
 

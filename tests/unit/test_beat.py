@@ -1,0 +1,199 @@
+"""What an elected beat asks for, and what it leaves to those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+from celery import Celery
+from celery.schedules import crontab
+
+from feedq import beat
+from feedq.beat import ASK_AGAIN_S, JUDGE_AGAIN_S, Candidate, ElectedScheduler
+from feedq.settings import Settings
+from feedq.store.election import Look
+
+
+class Time:
+    """Stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    monkeypatch.setattr(beat, "monotonic", made)
+    return made
+
+
+@pytest.fixture
+def asked(time: Time, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When reconciles were asked for."""
+    moments: list[float] = []
+    monkeypatch.setattr(beat.reconcile, "apply_async", lambda **_: moments.append(time.now))
+    return moments
+
+
+@pytest.fixture
+def candidate() -> Candidate:
+    return Candidate(Settings(reconcile_interval_s=5, ttl_s=6))
+
+
+def look(*, crashed: int = 0, expired: int = 0, pass_seq: int = 1) -> Look:
+    return Look(crashed=crashed, suspected=0, expired=expired, pass_seq=pass_seq, pass_age_s=0.0)
+
+
+def test_with_nothing_wrong_nothing_is_asked_for(candidate: Candidate, asked: list[float]) -> None:
+    candidate._judge(look())
+    assert asked == []
+
+
+def test_a_crash_is_reported_at_once_even_while_an_earlier_message_is_not_served(
+    candidate: Candidate, asked: list[float], time: Time
+) -> None:
+    candidate._ask(look())  # the crashed worker may have taken this one with it
+    time.now += 0.01
+    candidate._judge(look(crashed=1))
+    assert asked == [1000.0, 1000.01]
+    candidate._judge(look(crashed=1))
+    assert len(asked) == 2, "one crash was reported twice"
+    candidate._judge(look(crashed=2))
+    assert len(asked) == 3, "the second crash was not reported"
+
+
+def test_what_is_not_served_is_asked_for_again_ever_more_slowly(
+    candidate: Candidate, asked: list[float], time: Time
+) -> None:
+    candidate._ask(look())
+    for _ in range(2000):
+        time.now += 0.05
+        candidate._judge(look())
+    waits = [after - before for before, after in pairwise(asked)]
+    assert waits[0] == pytest.approx(ASK_AGAIN_S, abs=0.06)
+    assert waits[-1] == pytest.approx(5, abs=0.06)
+    assert len(asked) < 30
+
+
+def test_what_was_served_is_not_asked_for_again(candidate: Candidate, asked: list[float], time: Time) -> None:
+    candidate._ask(look(pass_seq=1))
+    for _ in range(100):
+        time.now += 0.05
+        candidate._judge(look(pass_seq=2))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"expired": 1}, {"crashed": 1}])
+def test_what_passes_may_not_change_yet_does_not_make_a_pass_of_every_look(
+    candidate: Candidate, asked: list[float], time: Time, wrong: dict[str, int]
+) -> None:
+    # After an outage nobody is declared gone for a ttl, though every pass is served.
+    for pass_seq in range(1, 101):
+        candidate._judge(look(pass_seq=pass_seq, **wrong))
+        time.now += 0.05
+    assert 2 <= len(asked) <= 100 * 0.05 / JUDGE_AGAIN_S + 1
+
+
+def test_after_its_own_outage_it_takes_nobody_for_crashed_for_a_ttl(
+    candidate: Candidate, asked: list[float], time: Time
+) -> None:
+    candidate._look_after = time.now + 6
+    candidate._judge(look(crashed=3))
+    assert asked == []
+    time.now += 6.1
+    candidate._judge(look(crashed=3))
+    assert len(asked) == 1
+
+
+class Elected:
+    """Stands for the candidate's thread, which needs a database."""
+
+    def __init__(self) -> None:
+        self.leads = False
+        self.term = 0
+
+    def win(self) -> None:
+        self.leads, self.term = True, self.term + 1
+
+
+@pytest.fixture
+def elected() -> Elected:
+    return Elected()
+
+
+@pytest.fixture
+def scheduler(elected: Elected, monkeypatch: pytest.MonkeyPatch) -> ElectedScheduler:
+    app = Celery("test", set_as_current=False)
+    app.conf.beat_schedule = {
+        "hourly": {"task": "hourly", "schedule": crontab(minute="0")},
+        "often": {"task": "often", "schedule": 5.0},
+    }
+    made = ElectedScheduler(app, Producer=lambda *_, **__: None)
+    made._candidate = elected
+    monkeypatch.setattr(ElectedScheduler, "producer", None)
+    return made
+
+
+@pytest.fixture
+def sent(scheduler: ElectedScheduler, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    record: Callable[..., None] = lambda entry, **_: names.append(entry.name)  # noqa: E731
+    monkeypatch.setattr(scheduler, "apply_entry", record)
+    return names
+
+
+def pass_hours(scheduler: ElectedScheduler, hours: int) -> None:
+    """Let everything have been run that long ago."""
+    for entry in scheduler.schedule.values():
+        entry.last_run_at = entry.default_now() - timedelta(hours=hours)
+    scheduler._heap = None
+
+
+def tick_often(scheduler: ElectedScheduler) -> None:
+    for _ in range(10):
+        scheduler.tick()
+
+
+def test_a_beat_that_is_not_elected_sends_nothing(scheduler: ElectedScheduler, sent: list[str]) -> None:
+    pass_hours(scheduler, 3)
+    tick_often(scheduler)
+    assert sent == []
+
+
+def test_a_newly_elected_beat_does_not_repeat_the_ticks_of_its_predecessor(
+    scheduler: ElectedScheduler, sent: list[str], elected: Elected
+) -> None:
+    pass_hours(scheduler, 3)
+    elected.win()
+    tick_often(scheduler)
+    assert sent == ["often"]
+
+
+def test_an_elected_beat_sends_what_falls_due_while_it_is_elected(
+    scheduler: ElectedScheduler, sent: list[str], elected: Elected
+) -> None:
+    elected.win()
+    scheduler.tick()
+    pass_hours(scheduler, 3)
+    tick_often(scheduler)
+    assert sorted(set(sent)) == ["hourly", "often"]
+    assert sent.count("hourly") == 1
+
+
+def test_a_beat_that_is_elected_again_leaves_what_fell_due_in_between(
+    scheduler: ElectedScheduler, sent: list[str], elected: Elected
+) -> None:
+    elected.win()
+    tick_often(scheduler)
+    elected.leads = False
+    pass_hours(scheduler, 3)
+    sent.clear()
+    elected.win()
+    tick_often(scheduler)
+    assert sent == ["often"]

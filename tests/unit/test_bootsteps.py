@@ -1,0 +1,104 @@
+"""Starting while the database comes and goes, and what Celery says of tasks beside the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.worker import state as worker_state
+
+from feedq import bootsteps
+from feedq.errors import InvalidInput, SchemaBehind, Unavailable
+from feedq.settings import Settings
+from feedq.tasks import STREAM_FEED
+
+SETTINGS = Settings(database_url="postgresql://nobody@127.0.0.1:1/none")
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(bootsteps, "_sleep", lambda _: None)
+    yield
+    worker_state.should_stop = None
+
+
+class Starting:
+    """A supervisor that cannot register at first."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.started = False
+
+    def start(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("for the test")
+        self.started = True
+
+
+def test_a_database_that_is_away_again_at_the_registration_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bootsteps, "require_current", lambda _: None)
+    supervisor: Any = Starting(3)
+    assert bootsteps._start(supervisor, SETTINGS)
+    assert supervisor.started
+
+
+def test_whoever_is_told_to_stop_does_not_wait_for_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told_to_stop(_: str) -> None:
+        worker_state.should_stop = 0
+        raise SchemaBehind("for the test")
+
+    monkeypatch.setattr(bootsteps, "require_current", told_to_stop)
+    supervisor: Any = Starting(0)
+    assert not bootsteps._start(supervisor, SETTINGS)
+    assert not supervisor.started
+
+
+def test_a_url_that_cannot_be_right_is_not_waited_for() -> None:
+    with pytest.raises(InvalidInput, match="PostgreSQL"):
+        bootsteps.wait_for_database(Settings(database_url="mysql://localhost/feedq"))
+
+
+class Request:
+    """As much of Celery's as is looked at."""
+
+    def __init__(self, name: str, args: Any) -> None:
+        self.name, self.args = name, args
+
+
+def test_the_feeds_beside_the_supervisor_are_those_of_active_stream_feed_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    active = [
+        Request(STREAM_FEED, [7, 3]),
+        Request(STREAM_FEED, (9, 1)),
+        Request(STREAM_FEED, ["garbage"]),
+        Request("feedq.reconcile", []),
+    ]
+    monkeypatch.setattr(worker_state, "active_requests", active)
+    assert bootsteps._active_feeds() == {7, 9}
+
+
+def test_a_set_that_changes_while_it_is_looked_at_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changing:
+        looks = 0
+
+        def __iter__(self) -> Iterator[Request]:
+            self.looks += 1
+            yield Request(STREAM_FEED, [1, 1])
+            if self.looks < 3:
+                raise RuntimeError("Set changed size during iteration")
+
+    monkeypatch.setattr(worker_state, "active_requests", Changing())
+    assert bootsteps._active_feeds() == {1}
+
+
+def test_all_that_begins_with_a_shutdown_is_told_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(bootsteps, "_on_shutdown", [told.append, told.append])
+    bootsteps._shutting_down(exitcode=1)
+    bootsteps._shutting_down(exitcode=None)
+    assert told == [1, 1, 0, 0]

@@ -1,0 +1,102 @@
+"""Fences in groups: who is blocked, superseded or gone must not cost the others their answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from uuid import UUID, uuid4
+
+import pytest
+
+from feedq.errors import SinkUnavailable, Unavailable
+from feedq.runtime.fencer import Fencer
+from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Superseded
+from feedq.testing.sink import MemoryCheckpoint, MemorySink, MemoryTables
+from tests.unit.data_path import LANDING, LIMIT_S, DataPath, until
+
+
+def request(feed_id: int, epoch: int) -> FenceRequest:
+    return FenceRequest(feed_id, f"feed-{feed_id}", epoch, LANDING)
+
+
+async def fence(path: DataPath, *requests: FenceRequest) -> list[FenceOutcome]:
+    async with asyncio.timeout(LIMIT_S):
+        return list(await asyncio.gather(*(path.fencer.fence(one) for one in requests)))
+
+
+async def test_a_control_database_that_is_away_costs_only_those_that_are_blocked() -> None:
+    frozen = uuid4()
+    tables = MemoryTables(checkpoints={1: MemoryCheckpoint(1, frozen, cursor=7)}, locked={1})
+    asked: list[set[UUID]] = []
+
+    def gone_workers(ids: Collection[UUID]) -> set[UUID]:
+        asked.append(set(ids))
+        if len(asked) < 3:
+            raise Unavailable("for the test")
+        return set(ids)
+
+    with DataPath(tables) as path:
+        path.fencer._gone_workers = gone_workers
+        blocked = asyncio.create_task(fence(path, request(1, 2)))
+        await until(lambda: asked, "somebody is in the way")
+        assert await fence(path, request(2, 1)) == [Fenced(2, 1, None, 0)]
+        assert await blocked == [Fenced(1, 2, 7, 0)]
+    assert asked == [{frozen}] * 3
+
+
+class StrictSink(MemorySink):
+    """Refuses, as PostgreSQL does, to raise one row twice in a statement."""
+
+    def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
+        if len({one.feed_id for one in requests}) < len(requests):
+            raise SinkUnavailable("ON CONFLICT DO UPDATE command cannot affect row a second time")
+        return super().fence(requests, lock_timeout_s=lock_timeout_s)
+
+
+async def test_two_tenures_of_one_feed_in_a_group_do_not_fail_the_group() -> None:
+    tables = MemoryTables()
+    fencer = Fencer(
+        "default",
+        lambda: StrictSink("memory://", environment="test", worker_id=uuid4(), role="fencer", tables=tables),
+        gone_workers=set,
+        lock_timeout_s=0.01,
+    )
+    waiting = [
+        asyncio.create_task(fencer.fence(one)) for one in (request(1, 5), request(1, 4), request(2, 1))
+    ]
+    await asyncio.sleep(0)
+    fencer.start()
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            outcomes = await asyncio.gather(*waiting)
+    finally:
+        fencer.stop(timeout_s=LIMIT_S)
+    assert outcomes == [Fenced(1, 5, None, 0), Superseded(1, 4, 5), Fenced(2, 1, None, 0)]
+
+
+@pytest.mark.parametrize("broken", ["fence", "close"])
+async def test_a_bug_in_a_sink_does_not_end_the_thread(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DataPath() as path:
+        await fence(path, request(1, 1))
+        with monkeypatch.context() as failing:
+            failing.setattr(MemorySink, broken, None)
+            path.fencer.renew()
+            with pytest.raises(SinkUnavailable, match="unexpected error"):
+                await fence(path, request(2, 1))
+        assert await fence(path, request(2, 1)) == [Fenced(2, 1, None, 0)]
+
+
+def test_a_loop_that_closes_before_its_answer_does_not_end_the_thread() -> None:
+    with DataPath() as path:
+        path.tables.checkpoints[1] = MemoryCheckpoint(1, uuid4())
+        path.tables.locked.add(1)
+
+        async def give_up() -> None:
+            # Not cancelled: the loop simply ends, as that of a tenure on a thread does.
+            waiting = path.fencer.fence(request(1, 2))
+            waiting.send(None)
+
+        asyncio.run(give_up())
+        path.tables.locked.clear()
+        assert asyncio.run(fence(path, request(2, 1))) == [Fenced(2, 1, None, 0)]
+        assert path.fencer._thread.is_alive()

@@ -1,0 +1,64 @@
+"""What a writer answers when the loops that wait for it come and go, as on Celery's thread pool."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from uuid import uuid4
+
+from feedq.testing.sink import MemoryCheckpoint
+from tests.unit.data_path import LIMIT_S, DataPath, batch, until
+
+
+def own(path: DataPath, *feed_ids: int) -> None:
+    for feed_id in feed_ids:
+        path.tables.checkpoints[feed_id] = MemoryCheckpoint(1, uuid4())
+
+
+def test_batches_of_a_loop_that_is_gone_do_not_burden_the_worker_for_ever() -> None:
+    with DataPath() as path:
+        own(path, 1)
+        path.tables.away = True
+
+        async def leave_one_behind() -> None:
+            await path.open_outlet((1, 1), "a").put(batch(b"ten bytes.", cursor=1))
+
+        asyncio.run(leave_one_behind())
+        assert path.budget.bytes == 10
+        path.tables.away = False
+        deadline = time.monotonic() + LIMIT_S
+        while path.budget.bytes and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert path.budget.bytes == 0
+
+
+def test_a_loop_that_closes_under_the_writer_does_not_cost_the_others_their_answer() -> None:
+    with DataPath(flush_interval_s=3600) as path:
+        own(path, 1, 2)
+
+        class Closing(asyncio.SelectorEventLoop):
+            """Is closed between the writer's look and its call."""
+
+            def is_closed(self) -> bool:
+                return super().is_closed() and threading.current_thread() is threading.main_thread()
+
+        closing = Closing()
+
+        async def leave_one_behind() -> None:
+            await path.open_outlet((1, 1), "a").put(batch(b"x", cursor=1))
+
+        closing.run_until_complete(leave_one_behind())
+        closing.close()
+
+        async def stay() -> None:
+            outlet = path.open_outlet((2, 1), "b")
+            await outlet.put(batch(b"y", cursor=1))
+            path.writer.hurry()
+            await until(lambda: outlet.is_drained, "answered")
+            assert outlet.failure is None
+            assert outlet.cursor == 1
+
+        asyncio.run(stay())
+        assert path.tables.rows == {"a": [b"x"], "b": [b"y"]}
+        assert path.budget.bytes == 0

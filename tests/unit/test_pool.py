@@ -1,0 +1,208 @@
+"""The pool by itself: every message is answered, and stopping waits for running jobs and for nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from threading import Event
+from typing import Any
+
+import pytest
+
+from feedq import pool as pool_module
+from feedq.model import FeedKey
+from feedq.pool import StreamPool
+from feedq.runtime.intake import Hooks
+from feedq.tasks import RECONCILE, STREAM_FEED
+
+LIMIT_S = 10.0
+
+
+class Offered:
+    """A supervisor that only takes note of what it is offered."""
+
+    def __init__(self) -> None:
+        self.offers: list[tuple[FeedKey, Hooks]] = []
+        self.cancelled: list[int] = []
+        self.feeds = 0
+
+    def offer(self, key: FeedKey, hooks: Hooks) -> None:
+        self.offers.append((key, hooks))
+
+    def cancel(self, feed_id: int) -> None:
+        self.cancelled.append(feed_id)
+
+
+class Request:
+    """Celery's side of one message."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+        self.results: list[Any] = []
+        self.events: list[str] = []
+
+    def on_accepted(self, pid: int, at: float) -> None:
+        self.accepted.append(pid)
+
+    def on_success(self, result: Any, **_: Any) -> None:
+        self.results.append(result)
+
+    def send_event(self, kind: str, **_: Any) -> None:
+        self.events.append(kind)
+
+
+@pytest.fixture
+def pool() -> Iterator[StreamPool]:
+    made = StreamPool(10)
+    made.start()
+    yield made
+    made.terminate()
+
+
+@pytest.fixture
+def supervisor(pool: StreamPool) -> Offered:
+    made: Any = Offered()
+    pool.supervisor = made
+    return made  # type: ignore[no-any-return]
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def stream(pool: StreamPool, request: Request, body: Any, *, content_type: str = "application/json") -> Any:
+    return pool.apply_async(
+        lambda *_: None,
+        args=(STREAM_FEED, "7-3", {}, body, content_type, "utf-8"),
+        accept_callback=request.on_accepted,
+        callback=request.on_success,
+    )
+
+
+def body(*args: object) -> str:
+    return json.dumps([args, {}, {}])
+
+
+def apply(pool: StreamPool, name: str, function: Callable[[], object]) -> Any:
+    return pool.apply_async(
+        lambda *_: function(), args=(name,), accept_callback=lambda *_: None, callback=lambda *_: None
+    )
+
+
+def test_a_message_is_acknowledged_when_its_claim_is_and_ends_with_its_tenure(
+    pool: StreamPool, supervisor: Offered
+) -> None:
+    request = Request()
+    running = stream(pool, request, body(7, 3))
+    ((key, hooks),) = supervisor.offers
+    assert key == (7, 3)
+    assert request.accepted == []
+    hooks.accepted()
+    until(lambda: request.accepted, "acknowledged")
+    assert request.results == []
+    running.terminate()
+    assert supervisor.cancelled == [7]
+    hooks.finished("released")
+    until(lambda: request.results, "ended")
+    running.terminate()
+    assert supervisor.cancelled == [7], "it had ended"
+
+
+@pytest.mark.parametrize(
+    ("text", "content_type"),
+    [
+        ("no json", "application/json"),
+        (body("7", 3), "application/json"),
+        (body(7), "application/json"),
+        (body(-7, 3), "application/json"),
+        (body(7, 2**70), "application/json"),
+        (json.dumps({"a": 1}), "application/json"),
+        (body(7, 3), "application/x-python-serialize"),
+        (b"\xff\xfe", "application/data"),
+    ],
+)
+def test_garbage_is_acknowledged_and_dropped(
+    pool: StreamPool, supervisor: Offered, text: Any, content_type: str
+) -> None:
+    request = Request()
+    stream(pool, request, text, content_type=content_type)
+    until(lambda: request.accepted and request.results, "answered")
+    assert supervisor.offers == []
+
+
+def test_a_message_before_the_supervisor_is_there_is_answered(pool: StreamPool) -> None:
+    request = Request()
+    stream(pool, request, body(7, 3))
+    until(lambda: request.accepted and request.results, "answered")
+
+
+def test_feeds_do_not_show_themselves_while_callbacks_pile_up(
+    pool: StreamPool, supervisor: Offered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "PROGRESS_BACKLOG_MAX", 10)
+    broker_is_back, request = Event(), Request()
+    stream(pool, request, body(7, 3))
+    ((_, hooks),) = supervisor.offers
+    pool._callbacks.submit(broker_is_back.wait, LIMIT_S)
+    for _ in range(1000):
+        hooks.progress("a: streaming")
+    assert pool._callbacks.backlog <= 11
+    hooks.accepted()
+    broker_is_back.set()
+    until(lambda: request.accepted, "what counts is still said")
+    until(lambda: request.events, "and feeds show themselves again")
+
+
+def test_a_stop_waits_for_running_jobs_and_drops_those_that_wait(pool: StreamPool) -> None:
+    began, go_on, done = Event(), Event(), list[int]()
+
+    def job() -> None:
+        began.set()
+        assert go_on.wait(LIMIT_S)
+        done.append(1)
+
+    apply(pool, "job", job)
+    assert began.wait(LIMIT_S)
+    assert pool.is_busy
+    for _ in range(100):
+        apply(pool, "job", lambda: go_on.wait(LIMIT_S))
+    pool_stops = Event()
+    pool_module.Lane("test").submit(lambda: (pool.stop(), pool_stops.set()))
+    assert not pool_stops.wait(0.2)
+    go_on.set()
+    assert pool_stops.wait(LIMIT_S)
+    assert done == [1]
+    until(lambda: not pool.is_busy, "nothing runs any more")
+
+
+def test_a_stop_waits_neither_for_a_reconcile_nor_for_a_callback_that_hangs(pool: StreamPool) -> None:
+    began, go_on = Event(), Event()
+    apply(pool, RECONCILE, lambda: (began.set(), go_on.wait(60)))
+    pool._callbacks.submit(go_on.wait, 60)
+    assert began.wait(LIMIT_S)
+    before = time.monotonic()
+    pool.stop()
+    assert time.monotonic() - before < LIMIT_S
+    assert not pool.is_busy
+    go_on.set()
+
+
+def test_a_task_that_comes_while_the_pool_closes_stays_with_the_broker(pool: StreamPool) -> None:
+    pool.stop()
+    for name in (RECONCILE, "job"):
+        assert apply(pool, name, lambda: None).get(1) is None
+    pool.run_control(lambda: None)
+
+
+def test_an_error_of_the_watchdogs_reconcile_is_logged_and_not_swallowed(
+    pool: StreamPool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = Event()
+    pool.run_control(lambda: 1 / 0)
+    pool.run_control(done.set)
+    assert done.wait(LIMIT_S)
+    assert "division by zero" in "".join(capsys.readouterr())
