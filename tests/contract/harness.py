@@ -5,6 +5,7 @@ One per implementation. A harness also makes the rows that tests start from, in 
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from contextlib import closing
 from uuid import UUID, uuid4
@@ -27,6 +28,7 @@ from feedq.model import (
 )
 from feedq.settings import Settings
 from feedq.store.base import Store
+from feedq.store.channels import WORKER_LOCK_CLASS
 from feedq.store.election import Election
 from feedq.store.postgresql import PostgresStore
 from feedq.testing import ManualClock, MemoryStore
@@ -70,6 +72,13 @@ class Harness(ABC):
     @abstractmethod
     def look(self) -> int:
         """One look of the elected beat; how many workers it found crashed."""
+
+    shortest_ttl_s = 0.0
+    """Where real time passes beside the time that is made to, tiny durations would be missed on a busy machine."""
+
+    @abstractmethod
+    def await_unlocked(self, worker: Worker) -> None:
+        """Wait until the sessions that were closed are gone on the server, too."""
 
     @abstractmethod
     def delete_lease(self, feed_id: int) -> None: ...
@@ -148,6 +157,9 @@ class MemoryHarness(Harness):
     def elapse(self, seconds: float) -> None:
         self.memory.clock.advance(seconds)
 
+    def await_unlocked(self, worker: Worker) -> None:
+        """They are gone when they are closed."""
+
     def look(self) -> int:
         return len(self.memory.look())
 
@@ -163,6 +175,8 @@ class MemoryHarness(Harness):
 
 class PostgresHarness(Harness):
     """On a migrated database, which it empties first."""
+
+    shortest_ttl_s = 6.0
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -191,6 +205,16 @@ class PostgresHarness(Harness):
             mine = [column for t, column in columns if t == table]
             shifts = ", ".join(f"{column} = {column} - make_interval(secs => {seconds})" for column in mine)
             self.execute(f"UPDATE feedq.{table} SET {shifts}")
+
+    def await_unlocked(self, worker: Worker) -> None:
+        held = (
+            "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        deadline = time.monotonic() + 10
+        while self.execute(held, WORKER_LOCK_CLASS, worker.lock_key):
+            assert time.monotonic() < deadline, "a closed session kept its lock for ten seconds"
+            time.sleep(0.01)
 
     def look(self) -> int:
         election = Election(self.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S)

@@ -211,16 +211,19 @@ def test_one_broken_connection_of_two_is_no_crash(harness: Harness) -> None:
 def test_a_heartbeat_between_two_looks_clears_the_suspicion(harness: Harness) -> None:
     worker = harness.worker()
     harness.store.session(worker, ttl_s=TTL_S).close()
+    harness.await_unlocked(worker)
     assert harness.look() == 0
     again = harness.store.session(worker, ttl_s=TTL_S)
     assert again.heartbeat(Load()) is not None
     again.close()
+    harness.await_unlocked(worker)
     assert harness.look() == 0, "the first look of a new suspicion"
 
 
 def test_a_worker_that_came_back_after_the_first_look_has_a_session(harness: Harness) -> None:
     worker = harness.worker()
     harness.store.session(worker, ttl_s=TTL_S).close()
+    harness.await_unlocked(worker)
     harness.look()
     again = harness.store.session(worker, ttl_s=TTL_S)
     with harness.store.fleet.reconcile_pass() as p:
@@ -239,6 +242,7 @@ def test_a_worker_that_has_not_opened_its_first_session_yet_is_no_crash(harness:
 def test_a_suspected_worker_is_given_no_feeds(harness: Harness) -> None:
     worker = harness.worker()
     harness.store.session(worker, ttl_s=TTL_S).close()
+    harness.await_unlocked(worker)
     harness.look()
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None

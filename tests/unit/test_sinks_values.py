@@ -19,6 +19,8 @@ from feedq.sinks.jsontext import may_lose_digits
 from feedq.sinks.session import application_name, driver_url, worker_of
 from feedq.sinks.sqlstate import Trouble, classify
 
+SOMEBODY = "9c6cebea-62dd-4588-afc0-400ae5251d6a"
+
 digits = st.text("0123456789", min_size=1, max_size=24)
 
 
@@ -119,7 +121,8 @@ def test_a_session_names_its_worker_within_what_postgresql_keeps() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [None, "", "psql", "feedq-writer/", "feedq-writer/nobody", f"other/{uuid4()}"]
+    "name",
+    [None, "", "psql", "feedq-writer/", "feedq-writer/nobody", f"other/{SOMEBODY}"],
 )
 def test_other_sessions_name_no_worker(name: str | None) -> None:
     assert worker_of(name) is None
