@@ -62,8 +62,8 @@ def database_url(postgres: Postgres) -> Iterator[str]:
 
 @pytest.fixture
 def broker_url(valkey: Valkey) -> str:
-    """An emptied broker."""
-    client = valkey.client()
-    client.flushall()
+    """An emptied broker of its own: clusters that share one take each other's messages."""
+    client = valkey.client(database=3)
+    client.flushdb()
     client.close()
-    return valkey.url()
+    return valkey.url(database=3)

@@ -29,10 +29,12 @@ class Valkey(Server):
     def url(self, database: int = 0) -> str:
         return f"redis://:{self._password()}@127.0.0.1:{self.port}/{database}"
 
-    def client(self) -> redis.Redis:
+    def client(self, database: int = 0) -> redis.Redis:
         # Without redis-py's own retries: they wait a second before the second attempt.
         once = Retry(NoBackoff(), 0)
-        return redis.Redis.from_url(self.url(), socket_timeout=5, socket_connect_timeout=2, retry=once)
+        return redis.Redis.from_url(
+            self.url(database), socket_timeout=5, socket_connect_timeout=2, retry=once
+        )
 
     def _prepare(self) -> None:
         make_private_dir(self.home / "valkey", account=self.account)
