@@ -22,7 +22,7 @@ from feedq.store import migrate
 from feedq.store.engine import driver_options, psycopg2_dsn
 from feedq.telemetry import mask_url
 
-VERSION_MIN = 14
+VERSION_MIN = 15
 CLOCK_DIFFERENCE_MAX_S = 1.0
 WAIT_S = 2.0
 """How long a notification or the release of a lock may take before it counts as lost."""
