@@ -6,49 +6,21 @@ import time
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
 from feedq.clock import SystemClock
-from feedq.model import Load, NewWorker, Worker
 from feedq.runtime.keeper import Keeper
 from feedq.settings import Settings
 from feedq.store.session import PostgresListener, PostgresSession
 from tests.contract.harness import PostgresHarness
+from tests.tenant import Tenant, describe
 
 pytestmark = pytest.mark.servers
 
 SETTINGS = Settings(heartbeat_s=0.2, ttl_s=3600, trust_margin_s=1)
 LIMIT_S = 10.0
-
-
-class Tenant:
-    """Remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def registered(self, worker: Worker) -> None:
-        self.heard.append("registered")
-
-    def suspend(self, why: str) -> None:
-        self.heard.append("suspend")
-
-    def resume(self) -> None:
-        self.heard.append("resume")
-
-    def gone(self) -> None:
-        self.heard.append("gone")
-
-    def stops_pending(self) -> None:
-        self.heard.append("stops pending")
-
-    def reconcile_overdue(self) -> None:
-        self.heard.append("reconcile overdue")
-
-    def load(self) -> Load:
-        return Load()
 
 
 @pytest.fixture
@@ -58,9 +30,6 @@ def tenant() -> Tenant:
 
 @pytest.fixture
 def keeper(postgres_harness: PostgresHarness, tenant: Tenant) -> Iterator[Keeper]:
-    def describe() -> NewWorker:
-        return NewWorker(uuid4(), "w1", "node.w1", 10, "host", 1, "0")
-
     made = Keeper(
         postgres_harness.store, describe, tenant, settings=SETTINGS, clock=SystemClock(), rng=Random(1)
     )

@@ -4,44 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from uuid import uuid4
 
 import pytest
 
-from feedq.model import FeedSpec, Load, NewWorker, Reason, Worker
+from feedq.model import FeedSpec, Load, Reason
 from feedq.runtime.keeper import Keeper
 from feedq.settings import Settings
 from feedq.testing import ManualClock, MemoryStore
+from tests.tenant import Tenant, describe
 
 SETTINGS = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1, reconcile_interval_s=5)
-
-
-class Tenant:
-    """Writes down what it is told."""
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def registered(self, worker: Worker) -> None:
-        self.heard.append("registered")
-
-    def suspend(self, why: str) -> None:
-        self.heard.append("suspend")
-
-    def resume(self) -> None:
-        self.heard.append("resume")
-
-    def gone(self) -> None:
-        self.heard.append("gone")
-
-    def stops_pending(self) -> None:
-        self.heard.append("stops pending")
-
-    def reconcile_overdue(self) -> None:
-        self.heard.append("reconcile overdue")
-
-    def load(self) -> Load:
-        return Load()
 
 
 @pytest.fixture
@@ -65,9 +37,6 @@ def keeper(store: MemoryStore, tenant: Tenant, clock: ManualClock) -> Keeper:
 
 
 def make_keeper(store: MemoryStore, tenant: Tenant, clock: ManualClock) -> Keeper:
-    def describe() -> NewWorker:
-        return NewWorker(uuid4(), "w1", "node.w1", 10, "host", 1, "0")
-
     return Keeper(store, describe, tenant, settings=SETTINGS, clock=clock, rng=Random(1))
 
 
