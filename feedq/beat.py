@@ -22,7 +22,7 @@ from celery.schedules import schedule
 from feedq.errors import FeedqError, Unavailable
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, Look
-from feedq.tasks import CONTROL_QUEUE, reconcile
+from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile
 from feedq.telemetry import LogEvent, log
 
 CAMPAIGN_S = 0.2
@@ -36,7 +36,6 @@ Each time the wait doubles, up to the tick, so that a fleet without workers does
 JUDGE_AGAIN_S = 0.25
 """How soon a finding that a pass left as it was is reported again: after an outage nobody is declared gone for a
 full ttl, and a pass for each look would only keep the database busy."""
-ASK_EXPIRES_S = 60
 MAX_SLEEP_S = 1.0
 """How late a new leader's first tick may be."""
 
@@ -165,7 +164,7 @@ class Candidate(Thread):
         wait_s = min(waited_s, max(self._settings.reconcile_interval_s, ASK_AGAIN_S))
         self._asked = _Asked(look.pass_seq, wait_s, monotonic() + wait_s)
         try:
-            reconcile.apply_async(queue=CONTROL_QUEUE, retry=False, expires=ASK_EXPIRES_S)
+            reconcile.apply_async(queue=CONTROL_QUEUE, retry=False, expires=RECONCILE_EXPIRES_S)
         except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does; asked again soon
             logger.warning(LogEvent.DISPATCH_FAILED, error=repr(error))
 

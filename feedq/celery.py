@@ -18,15 +18,12 @@ from feedq import broker
 from feedq.bootsteps import FeedqStep
 from feedq.errors import InvalidInput
 from feedq.settings import Settings, settings
-from feedq.tasks import CONTROL_QUEUE, RECONCILE, STREAM_FEED
+from feedq.tasks import CONTROL_QUEUE, RECONCILE, RECONCILE_EXPIRES_S, STREAM_FEED
 from feedq.telemetry import configure_logging
 from feedq.web.hook import extend_flower
 
 DEFAULT_QUEUE = "feedq"
 STREAM_POOL = "feedq.pool:StreamPool"
-RECONCILE_EXPIRES_S = 60
-"""Keeps passes from piling up while no worker runs. Judged by the receiver's wall clock, so it must be far
-longer than clocks are apart; a worker beyond that drops its share, and the beat asks again."""
 
 
 def make_app(s: Settings) -> Celery:

@@ -338,13 +338,3 @@ class Batch:
             return self.records
         assert self.lines is not None
         return tuple(self.lines[:-1].split(b"\n")) if self.lines else ()
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Where a feed stands in a sink: one row of ``feedq_checkpoint``."""
-
-    feed_id: int
-    epoch: int
-    cursor: JSON
-    records: int

@@ -27,6 +27,9 @@ STREAM_FEED = "feedq.stream_feed"
 RECONCILE = "feedq.reconcile"
 CONTROL_QUEUE = "feedq.control"
 """Reconcile has a queue of its own: it must not wait behind a thousand ordinary tasks."""
+RECONCILE_EXPIRES_S = 60
+"""Keeps passes from piling up while no worker runs. Judged by the receiver's wall clock, so it must be far
+longer than clocks are apart; a worker beyond that drops its share, and the beat asks again."""
 SETTLING_POLL_S = 0.25
 PASS_WAIT_S = 0.02
 PASS_TRIES = 100

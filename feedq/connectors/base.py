@@ -93,11 +93,6 @@ class Connector(Protocol):
         """Connect and yield batches after ``cursor``; None means wherever the source begins."""
 
 
-def connector_kinds() -> dict[str, type[Connector]]:
-    """The installed connectors by name; a broken one is left out of this and named by `load_connector`."""
-    return {entry.name: load_connector(entry.name) for entry in entry_points(group=ENTRY_POINT_GROUP)}
-
-
 @cache
 def load_connector(kind: str) -> type[Connector]:
     """Looked up once a process: reading the installed packages takes milliseconds, and each feed asks.

@@ -81,7 +81,6 @@ class Outlet:
         "landing",
         "last_record_at",
         "loop",
-        "submitted",
     )
 
     def __init__(
@@ -99,8 +98,6 @@ class Outlet:
     ) -> None:
         self.key, self.feed, self.landing = key, feed, landing
         self.cursor = cursor
-        self.submitted = cursor
-        """Cursor of the last batch handed to the writer, committed or not."""
         self.landed = self.dead = self.bytes_landed = 0
         self.last_record_at: datetime | None = None
         self.failure: FeedqError | None = None
@@ -128,7 +125,6 @@ class Outlet:
             raise self.failure
         self._inflight += batch.size
         self._budget.take(batch.size)
-        self.submitted = batch.cursor
         self.last_record_at = batch.received_at
         self._submit(self, batch)
 

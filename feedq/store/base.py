@@ -9,7 +9,7 @@ All methods block and may raise `feedq.errors.Unavailable`; none is called from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -247,6 +247,3 @@ class Store(Protocol):
         """Hears stop requests for this worker."""
 
     def close(self) -> None: ...
-
-
-StoreFactory = Callable[[], Store]

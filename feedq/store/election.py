@@ -53,10 +53,6 @@ class Look:
     """Counts finished reconcile passes: what was asked for before it grew has been served."""
     pass_age_s: float | None
 
-    @property
-    def needs_pass(self) -> bool:
-        return self.crashed > 0 or self.expired > 0
-
 
 class Election:
     """One candidate's session. Used by one thread; any method may raise `Unavailable`."""
