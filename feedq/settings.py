@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from feedq.backoff import BackoffPolicy
 from feedq.errors import InvalidInput
+from feedq.pace import RateLimits
+from feedq.permission import Permissions, parse_networks
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
+CommaSeparated = Annotated[tuple[str, ...], NoDecode]
 DEFAULT_SINK = "default"
 
 
@@ -103,15 +106,41 @@ class Settings(BaseSettings):
         default=4 * 2**20, ge=1, description="A group commit starts early when this many bytes wait."
     )
     inflight_bytes: int = Field(
-        default=8 * 2**20, ge=1, description="Unwritten bytes at which one feed stops reading its socket."
+        default=16 * 2**20,
+        ge=1,
+        description="Bytes received and not committed at which one feed stops reading: half of them are written "
+        "while the other half comes in.",
     )
     inflight_bytes_total: int = Field(
-        default=64 * 2**20, ge=1, description="Unwritten bytes at which the worker stops reading altogether."
+        default=64 * 2**20,
+        ge=1,
+        description="Bytes received and not committed at which the whole worker stops reading. A feed that has "
+        "none of them may still read 4 KiB, and what completes its next record; connectors on libraries that "
+        "read by themselves, one batch.",
     )
     fence_lock_timeout_s: Annotated[float, Field(gt=0, le=60)] = Field(
         default=0.25,
         description="How long a new owner waits for its predecessor's commit "
         "before it looks who is in the way.",
+    )
+
+    tenant_limits: dict[str, RateLimits] = Field(
+        default_factory=dict,
+        description="Rates of tenants over all their feeds on all workers, as JSON: "
+        '`{"acme": {"rows_per_s": 5000, "bytes_per_s": 1000000}}`; `*` stands for every other tenant.',
+    )
+
+    egress_deny: CommaSeparated = Field(
+        default=(),
+        description="Networks (CIDR, comma-separated) that feeds may not connect to, "
+        "besides link-local and metadata addresses.",
+    )
+    egress_allow: CommaSeparated = Field(
+        default=(), description="Networks that feeds may connect to although they are denied."
+    )
+    exec_allow: CommaSeparated = Field(
+        default=(),
+        description="Absolute paths of the programs that feeds of `connector: exec` may run; none unless named.",
     )
 
     backoff_base_s: Seconds = Field(default=0.2, description="First reconnect delay, before jitter.")
@@ -129,6 +158,25 @@ class Settings(BaseSettings):
     log_format: Literal["console", "json"] = Field(
         default="console", description="`json` writes one object a line."
     )
+
+    @field_validator("egress_deny", "egress_allow", "exec_allow", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+    @field_validator("egress_deny", "egress_allow")
+    @classmethod
+    def _check_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        parse_networks(networks)
+        return networks
+
+    @field_validator("exec_allow")
+    @classmethod
+    def _check_programs(cls, programs: tuple[str, ...]) -> tuple[str, ...]:
+        for program in programs:
+            if not program.startswith("/"):
+                raise ValueError(f"{program!r} is no absolute path")
+        return programs
 
     @model_validator(mode="after")
     def _check_trust(self) -> Settings:
@@ -152,6 +200,14 @@ class Settings(BaseSettings):
             max_s=self.backoff_max_s,
             attempts_in_place=self.backoff_attempts_in_place,
             healthy_s=self.backoff_healthy_s,
+        )
+
+    @property
+    def permissions(self) -> Permissions:
+        return Permissions(
+            deny=parse_networks(self.egress_deny),
+            allow=parse_networks(self.egress_allow),
+            programs=self.exec_allow,
         )
 
     @property

@@ -1,4 +1,4 @@
-"""What a connector is: an async generator of batches.
+"""What a connector is: a generator of batches.
 
 A connector opens its source at a cursor and yields `feedq.model.Batch` after batch; the runner takes the
 next one only when there is room for it, so a connector that waits for its consumer has backpressure for
@@ -9,27 +9,82 @@ free. It reports trouble by raising:
 
 Any other exception counts as `SourceUnavailable` and is logged with its traceback. Cancelling the
 generator must end it within a second.
+
+``stream`` is an async generator, or a plain one that blocks and gets a thread to itself: see
+`feedq.connectors.blocking`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+import inspect
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal, Protocol
+from threading import Event
+from typing import Any, ClassVar, Final, Literal, Protocol, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from feedq.clock import Clock
-from feedq.connectors.template import RESERVED
+from feedq.connectors.template import RESERVED, unescape
 from feedq.errors import InvalidInput
 from feedq.model import JSON, Batch
+from feedq.pace import RateLimits
+from feedq.permission import DEFAULT, Permissions
 from feedq.secrets import check_secret_name, parse_reference
 
 ENTRY_POINT_GROUP = "feedq.connectors"
 
-RecordFormat = Literal["json", "text", "bytes"]
+RecordFormat = Literal["json", "csv", "text", "bytes"]
+
+
+class CsvFormat(BaseModel):
+    """How the fields of a line are told apart. A record is one line: a quoted field holds no line break."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fields: tuple[str, ...] = Field(
+        min_length=1, description="Names of the fields in their order, for pointers such as `/price`."
+    )
+    delimiter: str = Field(default=",", description=r"What stands between two fields; escapes as in `\t`.")
+    quote: str = Field(
+        default='"',
+        max_length=1,
+        description="Encloses a field that holds the delimiter; doubled inside it. Empty: nothing is quoted. "
+        "A quoted empty field is an empty text, an unquoted one is null.",
+    )
+    header: bool = Field(
+        default=False, description="Lines that are just the names of the fields are headers and left out."
+    )
+
+    @field_validator("fields")
+    @classmethod
+    def _check_fields(cls, fields: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({name for name in fields if fields.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"{', '.join(map(repr, twice))} is there twice; each field needs a name of its own"
+            )
+        return fields
+
+    @field_validator("delimiter")
+    @classmethod
+    def _check_delimiter(cls, delimiter: str) -> str:
+        between = unescape(delimiter)
+        if not between or any(character in between for character in b"\r\n"):
+            raise ValueError("must be at least one character and no line break")
+        return delimiter
+
+    @field_validator("quote")
+    @classmethod
+    def _check_quote(cls, quote: str, info: ValidationInfo) -> str:
+        if quote in ("\r", "\n"):
+            raise ValueError("must not be a line break")
+        if quote and quote.encode() in unescape(info.data.get("delimiter", ",")):
+            raise ValueError("must not be part of source.csv.delimiter")
+        return quote
 
 
 class ConnectorOptions(BaseModel):
@@ -39,13 +94,34 @@ class ConnectorOptions(BaseModel):
 
     format: RecordFormat = Field(
         default="json",
-        description="What a record is, `json`, `text` or `bytes`: decides the type of the payload column.",
+        description="What a record is, `json`, `csv`, `text` or `bytes`: decides the type of the payload column, "
+        "and whether `columns` and `cursor` can point into it.",
+    )
+    csv: CsvFormat | None = Field(
+        default=None,
+        validate_default=True,
+        description="With `format: csv`: the names of the `fields`, and the `delimiter` and `quote` between them.",
+    )
+    limits: RateLimits = Field(
+        default=RateLimits(),
+        description="`rows_per_s` and `bytes_per_s` at most, on average: the source is read slower, "
+        "nothing is dropped.",
     )
     secrets: dict[str, str] = Field(
         default={},
         description="Names to references, `${env:NAME}` or `${file:/path}`, for `{name}` in other options. "
         "They are resolved on the worker; values are never stored or shown.",
     )
+
+    @field_validator("csv")
+    @classmethod
+    def _check_csv(cls, csv: CsvFormat | None, info: ValidationInfo) -> CsvFormat | None:
+        wanted = info.data.get("format") == "csv"
+        if wanted and csv is None:
+            raise ValueError("is needed with source.format csv: at least the names of the fields")
+        if csv is not None and not wanted:
+            raise ValueError("needs source.format csv")
+        return csv
 
     @field_validator("secrets")
     @classmethod
@@ -69,6 +145,38 @@ class SocketGuard(Protocol):
     def forget(self, fileno: int) -> None: ...
 
 
+class Room(Protocol):
+    """The memory that this worker has for what was received and is not committed yet, over all its feeds.
+
+    Whoever reads ahead of its consumer takes what it holds, gives it back as it passes it on, and does not
+    read on while nothing is left.
+    """
+
+    @property
+    def left(self) -> int:
+        """Bytes; none or less when the worker is full."""
+
+    def take(self, size: int) -> None: ...
+
+    def give_back(self, size: int) -> None: ...
+
+
+class Boundless:
+    """Room without an end, for whoever has one feed only."""
+
+    left = sys.maxsize
+
+    def take(self, size: int) -> None: ...
+
+    def give_back(self, size: int) -> None: ...
+
+
+BOUNDLESS: Final[Room] = Boundless()
+
+NEVER: Final = Event()
+"""Stays unset: an async connector is cancelled, and has no need to ask."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What the runner tells a connector about its feed."""
@@ -80,6 +188,19 @@ class Context:
     """To be called once the source has accepted us and may send."""
     secrets: Mapping[str, str]
     """Resolved on this worker; for the wire only, never for a message or a log."""
+    permissions: Permissions = DEFAULT
+    """Which addresses and programs this feed may reach."""
+    environment: str = "default"
+    """Tells this installation from others in names that it leaves at the source, such as a client id."""
+    trial: bool = False
+    """Nothing will be committed: leave no trace at the source, and do not push out the feed that may be
+    running beside this."""
+    stopping: Event = NEVER
+    """Set when a blocking connector must end: wait on it instead of sleeping."""
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What a connector wants to remember from one connection of a tenure to the next, on this worker; small, and
+    never needed: it is empty when another worker takes over."""
+    room: Room = BOUNDLESS
 
 
 class Connector(Protocol):
@@ -89,8 +210,21 @@ class Connector(Protocol):
 
     def __init__(self, options: Any, context: Context) -> None: ...
 
-    def stream(self, cursor: JSON) -> AsyncIterator[Batch]:
+    def stream(self, cursor: JSON) -> AsyncIterator[Batch] | Iterator[Batch]:
         """Connect and yield batches after ``cursor``; None means wherever the source begins."""
+
+
+def open_stream(
+    kind: type[Connector], options: ConnectorOptions, *, context: Context, cursor: JSON
+) -> AsyncGenerator[Batch, None]:
+    """A connection attempt of whichever kind; to be closed with ``aclose``."""
+    if inspect.isgeneratorfunction(kind.stream):
+        # Imported here: it builds on what this module defines.
+        from feedq.connectors.blocking import stream_blocking
+
+        return stream_blocking(kind, options, context=context, cursor=cursor)
+    # The protocol promises an async iterator; those with an `aclose` get it called in time.
+    return cast("AsyncGenerator[Batch, None]", kind(options, context).stream(cursor))
 
 
 @cache
@@ -126,8 +260,20 @@ def explain_options(where: str, error: ValidationError, options: type[BaseModel]
     for problem in error.errors(include_input=False, include_url=False):
         path = ".".join([where, *(str(part) for part in problem["loc"])])
         if problem["type"] == "extra_forbidden":
-            lines.append(f"{path}: unknown option; known are {', '.join(sorted(options.model_fields))}")
+            known = _model_at(options, problem["loc"][:-1])
+            hint = f"; known are {', '.join(sorted(known.model_fields))}" if known else ""
+            lines.append(f"{path}: unknown option{hint}")
         else:
             # pydantic's words for "raised by our own validator", which says enough by itself.
             lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')}")
     return "; ".join(lines)
+
+
+def _model_at(options: type[BaseModel], path: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The model that an option of a model of options is, if it is one."""
+    found: type[BaseModel] | None = options
+    for name in path:
+        field = found.model_fields.get(str(name)) if found is not None else None
+        kinds = (field.annotation, *getattr(field.annotation, "__args__", ())) if field is not None else ()
+        found = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+    return found

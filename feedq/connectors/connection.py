@@ -5,11 +5,9 @@ connection holds an empty buffer, one timer, and nothing per byte or per chunk.
 
 Invariants:
 
-* at most ``buffer_bytes`` plus one read of the event loop (256 KiB) wait here; beyond it reading is paused
-  and the source's own sends block;
-* the guard knows the socket from before it connects until after it is shut, through a descriptor of our
-  own: when the event loop closes its descriptor, and whether it tells us before or after, does not matter;
-* addresses of a host are tried one after the other, never two at once: a feed has one connection.
+* at most ``buffer_bytes`` plus one read (256 KiB) wait here, and once the worker has no room for more, one
+  small read (4 KiB); beyond it reading is paused and the source's own sends block;
+* the guard knows the socket from before it connects until after it is shut: see `feedq.connectors.dialing`.
 
 Errors of the network leave as `SourceUnavailable` that say what happened to which endpoint. This module
 knows neither records nor cursors.
@@ -18,31 +16,31 @@ knows neither records nor cursors.
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from contextlib import suppress
+import threading
 from dataclasses import dataclass
 from typing import Any
 
-from feedq.connectors.base import SocketGuard
-from feedq.connectors.endpoint import Endpoint
+from feedq.connectors.base import Context, Room
+from feedq.connectors.dialing import Dialed, GuardedSocket, bounded, dial_host, explain
+from feedq.connectors.remote import Location
 from feedq.connectors.tls import TlsFiles, client_context
 from feedq.errors import SourceSilent, SourceUnavailable
 
-KEEPALIVE_IDLE_S = 30
-KEEPALIVE_INTERVAL_S = 10
-KEEPALIVE_PROBES = 3
-"""A peer that vanished without a word is noticed after 30 + 3 x 10 seconds, whatever the idle timeout is."""
-
 READ_BYTES = 256 * 1024
-"""What asyncio and uvloop read from a socket at once, hence how far a bound may be overshot."""
+"""What is read from a socket at once, hence how far ``buffer_bytes`` may be overshot."""
+READ_BYTES_MIN = 4 * 1024
+"""The same while the worker has no room: a feed that has nothing on its way must not starve behind the others."""
+
+UNSENT_BYTES_MAX = 64 * 1024
+"""Bounds what a source that asks for answers and never reads them can make us keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     """How to connect, and when to give up; durations in seconds, 0 for an idle timeout is none."""
 
-    endpoint: Endpoint
+    endpoint: Location
     connect_timeout_s: float
     idle_timeout_s: float
     buffer_bytes: int
@@ -51,27 +49,44 @@ class ConnectionOptions:
     server_name: str | None
 
 
-class Connection(asyncio.Protocol):
+class _Scratch(threading.local):
+    """What a thread's event loop reads into. It reads one socket at a time, and we copy before it reads the next."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(READ_BYTES))
+
+
+_scratch = _Scratch()
+
+
+class Connection(asyncio.BufferedProtocol):
     """An open connection. Only `open_connection` makes one."""
 
     __slots__ = (
         "_buffer",
         "_guarded",
         "_heard_at",
+        "_held",
         "_idle_timer",
         "_loop",
         "_lost",
         "_options",
         "_paused",
+        "_room",
+        "_scratch",
         "_transport",
         "_waiter",
     )
 
-    def __init__(self, options: ConnectionOptions, guarded: GuardedSocket) -> None:
+    def __init__(self, options: ConnectionOptions, guarded: GuardedSocket, room: Room) -> None:
         self._options = options
         self._guarded = guarded
+        self._room = room
         self._loop = asyncio.get_running_loop()
+        self._scratch = _scratch.memory
         self._buffer = bytearray()
+        self._held = 0
+        """What of ``room`` is taken for the buffer."""
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
@@ -87,10 +102,19 @@ class Connection(asyncio.Protocol):
         """Bytes that have arrived and wait to be taken."""
         return len(self._buffer)
 
+    def peek(self) -> bytes:
+        """What has arrived and waits to be taken, and stays."""
+        return bytes(self._buffer)
+
     @property
     def is_paused(self) -> bool:
         """Whether the source is being held back."""
         return self._paused
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return not self._lost
 
     async def receive(self) -> bytearray:
         """Everything that has arrived since the last call, at least one byte; nothing at the end.
@@ -111,6 +135,7 @@ class Connection(asyncio.Protocol):
                 self._waiter = None
         # The buffer changes hands as it is: no copy, and the next one begins small again.
         taken, self._buffer = self._buffer, bytearray()
+        self._give_back()
         if self._paused and not self._lost:
             assert self._transport is not None
             self._paused = False
@@ -118,15 +143,27 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return taken
 
+    def put_back(self, data: bytes | bytearray) -> None:
+        """What was received and not meant for the caller: comes again with the next `receive`."""
+        self._buffer[:0] = data
+        self._take(len(data))
+
     def send(self, data: bytes) -> None:
-        """Nothing waits for it to be sent: only the few bytes of a hello ever are."""
+        """Nothing waits for it to be sent: only the few bytes of a hello or of an answer ever are.
+
+        Raises:
+            SourceUnavailable: the source has not read what was sent before.
+        """
         assert self._transport is not None
         if data:
+            if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+                raise SourceUnavailable(f"{self._options.endpoint}: does not read the answers to its pings")
             self._transport.write(data)
 
     def close(self) -> None:
         """Cut the connection at once; what has not been sent is dropped. May be repeated."""
         self._end(True)
+        self._give_back()
         if self._transport is not None:
             self._transport.abort()
 
@@ -141,12 +178,18 @@ class Connection(asyncio.Protocol):
         if self._options.idle_timeout_s > 0:
             self._watch_idleness(self._options.idle_timeout_s)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        # Reserved before it is read: thousands of sources that send at once would overshoot the bound a lot.
+        return self._scratch[: max(READ_BYTES_MIN, min(READ_BYTES, self._room.left))]
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._lost:
             return
-        self._buffer += data
+        self._buffer += self._scratch[:nbytes]
+        self._take(nbytes)
         self._heard_at = self._loop.time()
-        if not self._paused and len(self._buffer) >= self._options.buffer_bytes:
+        is_full = len(self._buffer) >= self._options.buffer_bytes or self._room.left <= 0
+        if is_full and not self._paused:
             assert self._transport is not None
             self._paused = True
             self._transport.pause_reading()
@@ -162,6 +205,14 @@ class Connection(asyncio.Protocol):
             self._idle_timer.cancel()
             self._idle_timer = None
         self._wake()
+
+    def _take(self, size: int) -> None:
+        self._room.take(size)
+        self._held += size
+
+    def _give_back(self) -> None:
+        self._room.give_back(self._held)
+        self._held = 0
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -188,172 +239,42 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
 
-class GuardedSocket:
-    """A second descriptor of a socket, which the guard knows, and which only we close."""
-
-    __slots__ = ("_guard", "_socket")
-
-    def __init__(self, sock: socket.socket, guard: SocketGuard) -> None:
-        self._socket: socket.socket | None = sock.dup()
-        self._guard = guard
-        guard.watch(self._socket.fileno())
-
-    def cut(self) -> None:
-        """End the connection for both sides, whoever still holds a descriptor of it. May be repeated."""
-        if self._socket is None:
-            return
-        # Forgotten first: once closed, the number may be another feed's socket.
-        self._guard.forget(self._socket.fileno())
-        with suppress(OSError):  # never connected, or already shut: that is what was wanted
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._socket = None
-
-
-async def open_connection(options: ConnectionOptions, guard: SocketGuard) -> Connection:
+async def open_connection(options: ConnectionOptions, context: Context) -> Connection:
     """Connect, and for ``tls`` shake hands, within ``connect_timeout_s``.
 
     Raises:
         SourceUnavailable: no connection; says why.
-        FeedMisconfigured: a TLS file is missing or wrong.
+        FeedMisconfigured: a TLS file is missing or wrong, or the address is not permitted.
     """
-    try:
-        async with asyncio.timeout(options.connect_timeout_s) as deadline:
-            context = None
-            if options.endpoint.tls:
-                context = await asyncio.to_thread(client_context, options.tls_files)
-            return await _open(options, guard, context=context, deadline=deadline)
-    except OSError as error:
-        if deadline.expired():
-            raise SourceUnavailable(
-                f"{options.endpoint}: no connection within {options.connect_timeout_s:g} s "
-                "(source.connect_timeout_s)"
-            ) from None
-        raise explain(error, options.endpoint) from error
-
-
-async def _open(
-    options: ConnectionOptions,
-    guard: SocketGuard,
-    *,
-    context: ssl.SSLContext | None,
-    deadline: asyncio.Timeout,
-) -> Connection:
-    """Try each address; all but the last get an equal share of the time that is left."""
-    addresses = await _resolve(options.endpoint)
-    reasons: dict[str, OSError] = {}
-    for left, (family, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
-        end_at = deadline.when()
-        assert end_at is not None
-        now = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout((end_at - now) / left if left > 1 else None):
-                return await _connect(options, guard, family=family, address=address, context=context)
-        except OSError as error:
-            reasons[reason(error)] = error
-    last = next(reversed(reasons.values()))
-    raise SourceUnavailable(f"{options.endpoint}: {'; '.join(reasons)}") from last
-
-
-async def _resolve(endpoint: Endpoint) -> list[tuple[int, Any]]:
-    """``(family, socket address)`` of each address, in the resolver's order."""
-    try:
-        # Most sources are given by address: that needs no thread and cannot block.
-        found = socket.getaddrinfo(
-            endpoint.host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+    endpoint = options.endpoint
+    async with bounded(endpoint, options.connect_timeout_s) as give_up_at:
+        tls = await asyncio.to_thread(client_context, options.tls_files) if endpoint.tls else None
+        dialed = await dial_host(
+            endpoint.host,
+            endpoint.port,
+            where=endpoint,
+            context=context,
+            keepalive=options.keepalive,
+            give_up_at=give_up_at,
         )
-    except socket.gaierror:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-    return [(family, address) for family, _, _, _, address in found]
+        return await _take_over(dialed, options, tls, room=context.room)
 
 
-async def _connect(
-    options: ConnectionOptions,
-    guard: SocketGuard,
-    *,
-    family: int,
-    address: Any,
-    context: ssl.SSLContext | None,
+async def _take_over(
+    dialed: Dialed, options: ConnectionOptions, tls_context: ssl.SSLContext | None, *, room: Room
 ) -> Connection:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        connection = Connection(options, GuardedSocket(sock, guard))
-    except BaseException:
-        sock.close()
-        raise
+    connection = Connection(options, dialed.guarded, room)
     tls: dict[str, Any] = {}
-    if context is not None:
+    if tls_context is not None:
         tls = {
-            "ssl": context,
+            "ssl": tls_context,
             "server_hostname": options.server_name or options.endpoint.host,
             "ssl_handshake_timeout": options.connect_timeout_s,
         }
     try:
-        await dial(sock, address, keepalive=options.keepalive)
-        # From here on `sock` belongs to the transport, which closes it in its own time.
-        await asyncio.get_running_loop().create_connection(lambda: connection, sock=sock, **tls)
+        # From here on the socket belongs to the transport, which closes it in its own time.
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=dialed.sock, **tls)
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-async def dial(sock: socket.socket, address: Any, *, keepalive: bool) -> None:
-    """Connect a socket, or close it."""
-    try:
-        if keepalive:
-            _keep_alive(sock)
-        await asyncio.get_running_loop().sock_connect(sock, address)
-        # A port of this machine that nobody listens on can be drawn for our own end of the connection: TCP
-        # then connects the socket to itself, and the feed would read its own hello.
-        if sock.getsockname() == sock.getpeername():
-            raise ConnectionRefusedError
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-    ):
-        # macOS has only some of these; its own intervals, in hours, are what is left there.
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def explain(error: Exception, endpoint: Endpoint) -> SourceUnavailable:
-    """An error of the network as one of ours."""
-    return SourceUnavailable(f"{endpoint}: {reason(error)}")
-
-
-def reason(error: Exception) -> str:
-    """What happened, and what to look at."""
-    match error:
-        case socket.gaierror():
-            return f"the host name cannot be resolved ({error.strerror}); check source.url"
-        case ConnectionRefusedError():
-            return "connection refused; does the source run, and listen on that port?"
-        case ConnectionResetError() | BrokenPipeError():
-            return "connection reset by the peer"
-        case TimeoutError():
-            return "no answer (timed out)"
-        case ssl.SSLCertVerificationError():
-            return (
-                f"its certificate is not accepted: {error.verify_message}; "
-                "check source.ca_file, source.server_name, or the certificate"
-            )
-        case ssl.SSLError():
-            # Only errors that come out of OpenSSL have a `reason`.
-            detail = (getattr(error, "reason", None) or error.strerror or "unknown").replace("_", " ").lower()
-            return (
-                f"TLS failed: {detail}; does the source speak TLS on that port, and accept our certificate?"
-            )
-        case OSError() if error.strerror:
-            return error.strerror
-    return f"{type(error).__name__}: {error}"

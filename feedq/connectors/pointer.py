@@ -71,12 +71,17 @@ def parse_pointer(text: str) -> tuple[str, ...]:
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in text[1:].split("/"))
 
 
+def array_index(token: str) -> int | None:
+    """Which element of an array a token stands for, if it can stand for one."""
+    return int(token) if _INDEX.fullmatch(token) else None
+
+
 def _whole(document: JSON) -> Found:
     return document
 
 
 def _step(token: str) -> Pointer:
-    index = int(token) if _INDEX.fullmatch(token) else None
+    index = array_index(token)
 
     def step(value: JSON) -> Found:
         if type(value) is dict:

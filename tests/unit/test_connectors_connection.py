@@ -11,19 +11,13 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.connection import (
-    Connection,
-    ConnectionOptions,
-    GuardedSocket,
-    SourceSilent,
-    explain,
-    reason,
-)
-from feedq.connectors.endpoint import Endpoint
+from feedq.connectors.connection import READ_BYTES_MIN, Connection, ConnectionOptions, SourceSilent
+from feedq.connectors.dialing import GuardedSocket, explain, reason
+from feedq.connectors.remote import Location
 from feedq.connectors.tls import TlsFiles
 from feedq.errors import SourceUnavailable
 
-ENDPOINT = Endpoint("feeds.example", 7001, tls=False)
+ENDPOINT = Location("tcp", "feeds.example", 7001, tls=False, target="")
 DAY_S = 86_400.0
 
 
@@ -76,6 +70,19 @@ class Guard:
         self.watched.remove(fileno)
 
 
+class Room:
+    """What the worker has left for received bytes."""
+
+    def __init__(self) -> None:
+        self.left = 1_000_000
+
+    def take(self, size: int) -> None:
+        self.left -= size
+
+    def give_back(self, size: int) -> None:
+        self.left += size
+
+
 class Bench:
     """A connection with both of its sides at hand."""
 
@@ -83,6 +90,7 @@ class Bench:
         self.loop = loop
         self.wire = Wire()
         self.guard = Guard()
+        self.room = Room()
         ours, self._theirs = socket.socketpair()
         options = ConnectionOptions(
             endpoint=ENDPOINT,
@@ -94,13 +102,23 @@ class Bench:
             server_name=None,
         )
         with ours:
-            self.connection = Connection(options, GuardedSocket(ours, self.guard))
+            self.connection = Connection(options, GuardedSocket(ours, self.guard), self.room)
         self.connection.connection_made(self.wire)
+
+    def arrive(self, data: bytes) -> None:
+        """As the event loop hands over what it has read: as much at a time as there is a buffer for."""
+        while data:
+            buffer = self.connection.get_buffer(-1)
+            size = min(len(buffer), len(data))
+            buffer[:size] = data[:size]
+            self.connection.buffer_updated(size)
+            data = data[size:]
 
     def end(self) -> None:
         self.connection.close()
         self._theirs.close()
         assert not self.guard.watched
+        assert self.room.left == 1_000_000, "the worker lost room for good"
 
     async def advance(self, seconds: float) -> None:
         await self.loop.advance(seconds)
@@ -138,7 +156,7 @@ def test_each_byte_postpones_the_idle_timeout() -> None:
     async def check(bench: Bench) -> None:
         for _ in range(10):
             await bench.advance(59.0)
-            bench.connection.data_received(b"\n")
+            bench.arrive(b"\n")
             assert await bench.connection.receive() == b"\n"
         await bench.advance(59.9)
         assert not bench.wire.is_aborted
@@ -150,7 +168,7 @@ def test_each_byte_postpones_the_idle_timeout() -> None:
 
 def test_what_came_before_the_silence_is_delivered_first() -> None:
     async def check(bench: Bench) -> None:
-        bench.connection.data_received(b"a")
+        bench.arrive(b"a")
         await bench.advance(60.0)
         assert await bench.connection.receive() == b"a"
         with pytest.raises(SourceSilent):
@@ -161,7 +179,7 @@ def test_what_came_before_the_silence_is_delivered_first() -> None:
 
 def test_a_source_that_we_hold_back_is_not_silent() -> None:
     async def check(bench: Bench) -> None:
-        bench.connection.data_received(b"x" * 100)
+        bench.arrive(b"x" * 100)
         assert bench.wire.is_reading_paused
         await bench.advance(DAY_S)
         assert not bench.wire.is_aborted
@@ -197,8 +215,8 @@ def test_the_longest_idle_timeout_is_kept() -> None:
 
 def test_everything_that_arrived_is_taken_at_once() -> None:
     async def check(bench: Bench) -> None:
-        bench.connection.data_received(b"ab")
-        bench.connection.data_received(b"cd")
+        bench.arrive(b"ab")
+        bench.arrive(b"cd")
         assert bench.connection.buffered == 4
         assert await bench.connection.receive() == b"abcd"
         assert bench.connection.buffered == 0
@@ -208,12 +226,12 @@ def test_everything_that_arrived_is_taken_at_once() -> None:
 
 def test_reading_pauses_at_the_bound_and_goes_on_when_the_data_is_taken() -> None:
     async def check(bench: Bench) -> None:
-        bench.connection.data_received(b"x" * 99)
+        bench.arrive(b"x" * 99)
         assert not bench.connection.is_paused
-        bench.connection.data_received(b"x")
+        bench.arrive(b"x")
         assert bench.connection.is_paused
         # Event loops may deliver what they had already read.
-        bench.connection.data_received(b"x" * 50)
+        bench.arrive(b"x" * 50)
         assert len(await bench.connection.receive()) == 150
         assert not bench.connection.is_paused
 
@@ -222,7 +240,7 @@ def test_reading_pauses_at_the_bound_and_goes_on_when_the_data_is_taken() -> Non
 
 def test_the_end_comes_after_the_data() -> None:
     async def check(bench: Bench) -> None:
-        bench.connection.data_received(b"ab")
+        bench.arrive(b"ab")
         bench.connection.connection_lost(None)
         assert await bench.connection.receive() == b"ab"
         assert await bench.connection.receive() == b""
@@ -233,7 +251,7 @@ def test_the_end_comes_after_the_data() -> None:
 
 def test_an_error_of_the_network_comes_after_the_data_and_names_the_endpoint() -> None:
     async def check(bench: Bench) -> None:
-        bench.connection.data_received(b"ab")
+        bench.arrive(b"ab")
         bench.connection.connection_lost(ConnectionResetError())
         assert await bench.connection.receive() == b"ab"
         for _ in range(2):
@@ -249,7 +267,7 @@ def test_closing_again_or_hearing_more_afterwards_does_nothing() -> None:
     async def check(bench: Bench) -> None:
         bench.connection.close()
         bench.connection.close()
-        bench.connection.data_received(b"late")
+        bench.arrive(b"late")
         bench.connection.connection_lost(None)
         assert bench.connection.buffered == 0
         assert bench.wire.is_aborted
@@ -287,3 +305,30 @@ def test_a_connection_that_is_made_after_it_was_given_up_is_cut() -> None:
 def test_every_error_of_the_network_is_told_in_words(error: OSError, words: str) -> None:
     assert words in reason(error)
     assert str(explain(error, ENDPOINT)) == f"tcp://feeds.example:7001: {reason(error)}"
+
+
+def test_what_waits_to_be_taken_burdens_the_worker() -> None:
+    async def check(bench: Bench) -> None:
+        bench.arrive(b"x" * 60)
+        assert bench.room.left == 1_000_000 - 60
+        data = await bench.connection.receive()
+        assert bench.room.left == 1_000_000
+        bench.connection.put_back(data[:10])
+        assert bench.room.left == 1_000_000 - 10
+
+    on_manual_loop(check, idle_timeout_s=60.0)
+
+
+def test_a_worker_without_room_reads_little_and_not_before_it_was_taken() -> None:
+    async def check(bench: Bench) -> None:
+        bench.room.left = READ_BYTES_MIN + 100
+        assert len(bench.connection.get_buffer(-1)) == READ_BYTES_MIN + 100
+        bench.room.left = -5
+        assert len(bench.connection.get_buffer(-1)) == READ_BYTES_MIN
+        bench.arrive(b"x" * 10)
+        assert bench.connection.is_paused
+        assert bytes(await bench.connection.receive()) == b"x" * 10
+        assert not bench.connection.is_paused, "with nothing on its way it would starve"
+        bench.room.left = 1_000_000
+
+    on_manual_loop(check, idle_timeout_s=60.0, buffer_bytes=10_000)

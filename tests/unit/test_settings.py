@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from feedq.errors import InvalidInput
+from feedq.permission import Permissions, parse_networks
 from feedq.settings import Settings, settings
 
 SECRET = "hunter2"
@@ -137,6 +138,54 @@ def test_the_default_sink_can_be_another_database(read: Read) -> None:
 def test_an_unknown_sink_is_refused_with_the_variable_to_set(read: Read) -> None:
     with pytest.raises(InvalidInput, match=r"FEEDQ_SINKS__LAKE.*known sinks: default"):
         read().sink_url("lake")
+
+
+# -- what feeds may reach ----------------------------------------------------------------------------
+
+
+def test_feeds_are_kept_from_metadata_only_and_from_every_program_unless_told_otherwise(read: Read) -> None:
+    permissions = read().permissions
+    assert permissions == Permissions()
+    assert permissions.refusal("169.254.169.254") is not None
+    assert permissions.refusal("10.0.0.1") is None
+    assert permissions.programs == ()
+
+
+def test_networks_and_programs_are_lists_with_commas(read: Read) -> None:
+    permissions = read(
+        FEEDQ_EGRESS_DENY="10.0.0.0/8, 127.0.0.0/8 ,::1,",
+        FEEDQ_EGRESS_ALLOW="10.1.2.3",
+        FEEDQ_EXEC_ALLOW="/usr/bin/rtl_433, /opt/acme/read meters",
+    ).permissions
+    assert permissions == Permissions(
+        deny=parse_networks(["10.0.0.0/8", "127.0.0.0/8", "::1"]),
+        allow=parse_networks(["10.1.2.3"]),
+        programs=("/usr/bin/rtl_433", "/opt/acme/read meters"),
+    )
+    assert permissions.refusal("10.1.2.3") is None
+    assert permissions.refusal("10.1.2.4") is not None
+
+
+@pytest.mark.parametrize("value", ["", " ", ",", " , "])
+def test_an_empty_list_is_no_list(read: Read, value: str) -> None:
+    read_back = read(FEEDQ_EGRESS_DENY=value, FEEDQ_EGRESS_ALLOW=value, FEEDQ_EXEC_ALLOW=value)
+    assert read_back.permissions == Permissions()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("FEEDQ_EGRESS_DENY", "10.0.0.0/8,example.com", "'example.com' is no network"),
+        ("FEEDQ_EGRESS_DENY", "10.0.0.1/8", "'10.0.0.1/8' is no network .* bits set behind its prefix"),
+        ("FEEDQ_EGRESS_ALLOW", '["10.0.0.0/8"]', "is no network"),
+        ("FEEDQ_EGRESS_ALLOW", "fe80::1%eth0", "'fe80::1%eth0' is no network"),
+        ("FEEDQ_EXEC_ALLOW", "/bin/true,rtl_433", "'rtl_433' is no absolute path"),
+        ("FEEDQ_EXEC_ALLOW", "./reader", "'./reader' is no absolute path"),
+    ],
+)
+def test_what_is_no_network_and_no_path_is_named(read: Read, variable: str, value: str, named: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{variable}.*{named}"):
+        read(**{variable: value})
 
 
 # -- secrets -----------------------------------------------------------------------------------------

@@ -1,0 +1,207 @@
+"""Dialing: from the name of a host to a connected socket, for every connector that opens one.
+
+Names are resolved here and only here, so that each address can be checked against what feeds may reach
+(`feedq.permission`) before a packet goes to it. Connectors on a library hand the connected socket to it.
+
+Invariants:
+
+* the guard knows a socket from before it connects until after it is shut, through a descriptor of our own:
+  when the event loop or a library closes its descriptor, and whether it tells us, does not matter;
+* addresses of a host are tried one after the other, never two at once: a feed has one connection;
+* nothing here waits beyond the time it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from feedq.connectors.base import Context, SocketGuard
+from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.permission import Permissions
+
+KEEPALIVE_IDLE_S = 30
+KEEPALIVE_INTERVAL_S = 10
+KEEPALIVE_PROBES = 3
+"""A peer that vanished without a word is noticed after 30 + 3 x 10 seconds, whatever the idle timeout is."""
+
+
+class GuardedSocket:
+    """A second descriptor of a socket, which the guard knows, and which only we close."""
+
+    __slots__ = ("_guard", "_socket")
+
+    def __init__(self, sock: socket.socket, guard: SocketGuard) -> None:
+        self._socket: socket.socket | None = sock.dup()
+        self._guard = guard
+        guard.watch(self._socket.fileno())
+
+    def cut(self) -> None:
+        """End the connection for both sides, whoever still holds a descriptor of it. May be repeated."""
+        if self._socket is None:
+            return
+        # Forgotten first: once closed, the number may be another feed's socket.
+        self._guard.forget(self._socket.fileno())
+        with suppress(OSError):  # never connected, or already shut: that is what was wanted
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._socket = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dialed:
+    """A connected socket, and the hold that the guard has on it."""
+
+    sock: socket.socket
+    """Non-blocking; for the event loop or a library to use and to close."""
+    guarded: GuardedSocket
+    """To be cut by the connector when it ends, whatever has become of ``sock``."""
+
+    def close(self) -> None:
+        """For when nobody else has taken ``sock`` over."""
+        self.guarded.cut()
+        self.sock.close()
+
+
+@asynccontextmanager
+async def bounded(where: object, timeout_s: float) -> AsyncIterator[float]:
+    """Bounds what is done inside to open a connection; gives the loop's time at which it ends.
+
+    Errors of the network leave as `SourceUnavailable` that begin with ``where``.
+    """
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            give_up_at = deadline.when()
+            assert give_up_at is not None
+            yield give_up_at
+    except OSError as error:
+        if deadline.expired():
+            raise SourceUnavailable(
+                f"{where}: no connection within {timeout_s:g} s (source.connect_timeout_s)"
+            ) from None
+        raise explain(error, where) from error
+
+
+async def dial_host(
+    host: str, port: int, *, where: object, context: Context, give_up_at: float, keepalive: bool = True
+) -> Dialed:
+    """Try each address that is permitted; all but the last get an equal share of the time that is left.
+
+    Raises:
+        FeedMisconfigured: no address of the host is permitted.
+        SourceUnavailable: none answers.
+        OSError: the name does not resolve; `bounded` explains it.
+    """
+    addresses = permitted(await resolve(host, port), host=host, where=where, permissions=context.permissions)
+    reasons: dict[str, OSError] = {}
+    loop = asyncio.get_running_loop()
+    for left, (family, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        try:
+            async with asyncio.timeout((give_up_at - loop.time()) / left if left > 1 else None):
+                return await _connect(family, address, guard=context.guard, keepalive=keepalive)
+        except OSError as error:
+            reasons[reason(error)] = error
+    last = next(reversed(reasons.values()))
+    raise SourceUnavailable(f"{where}: {'; '.join(reasons)}") from last
+
+
+async def resolve(host: str, port: int) -> list[tuple[int, Any]]:
+    """``(family, socket address)`` of each address, in the resolver's order."""
+    try:
+        # Most sources are given by address: that needs no thread and cannot block.
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def permitted(
+    addresses: list[tuple[int, Any]], *, host: str, where: object, permissions: Permissions
+) -> list[tuple[int, Any]]:
+    """Those that feeds may connect to. Raises `FeedMisconfigured` when there is none."""
+    refusals = {address[0]: permissions.refusal(address[0]) for _, address in addresses}
+    if addresses and all(refusals.values()):
+        address, why = next(iter(refusals.items()))
+        named = f"{host} is " if host != address else ""
+        raise FeedMisconfigured(f"{where}: {named}{address}, {why}")
+    return [(family, address) for family, address in addresses if refusals[address[0]] is None]
+
+
+async def _connect(family: int, address: Any, *, guard: SocketGuard, keepalive: bool) -> Dialed:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        dialed = Dialed(sock, GuardedSocket(sock, guard))
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        await dial(sock, address, keepalive=keepalive)
+    except BaseException:
+        dialed.close()
+        raise
+    return dialed
+
+
+async def dial(sock: socket.socket, address: Any, *, keepalive: bool) -> None:
+    """Connect a socket, or close it."""
+    try:
+        if keepalive:
+            _keep_alive(sock)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+        # A port of this machine that nobody listens on can be drawn for our own end of the connection: TCP
+        # then connects the socket to itself, and the feed would read its own hello.
+        if sock.getsockname() == sock.getpeername():
+            raise ConnectionRefusedError
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        # macOS has only some of these; its own intervals, in hours, are what is left there.
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def explain(error: Exception, where: object) -> SourceUnavailable:
+    """An error of the network as one of ours."""
+    return SourceUnavailable(f"{where}: {reason(error)}")
+
+
+def reason(error: Exception) -> str:
+    """What happened, and what to look at."""
+    match error:
+        case socket.gaierror():
+            return f"the host name cannot be resolved ({error.strerror}); check source.url"
+        case ConnectionRefusedError():
+            return "connection refused; does the source run, and listen on that port?"
+        case ConnectionResetError() | BrokenPipeError():
+            return "connection reset by the peer"
+        case TimeoutError():
+            return "no answer (timed out)"
+        case ssl.SSLCertVerificationError():
+            return (
+                f"its certificate is not accepted: {error.verify_message}; "
+                "check source.ca_file, source.server_name, or the certificate"
+            )
+        case ssl.SSLError():
+            # Only errors that come out of OpenSSL have a `reason`.
+            detail = (getattr(error, "reason", None) or error.strerror or "unknown").replace("_", " ").lower()
+            return (
+                f"TLS failed: {detail}; does the source speak TLS on that port, and accept our certificate?"
+            )
+        case OSError() if error.strerror:
+            return error.strerror
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,319 @@
+"""From a host's name to a socket: which addresses are tried, which never are, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import pytest
+import uvloop
+
+from feedq.clock import SystemClock
+from feedq.connectors.base import Context
+from feedq.connectors.dialing import Dialed, bounded, dial_host
+from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.permission import Permissions, parse_networks
+from feedq.testing.loopback import RecordingGuard, refusing, run_on, serving, unanswering, until, until_closed
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+HOST = "feeds.example"
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return partial(run_on, request.param)
+
+
+@pytest.fixture
+def run_on_asyncio() -> Run:
+    """uvloop asks the resolver of the C library directly, where no test can answer."""
+    return partial(run_on, asyncio.new_event_loop)
+
+
+class NameServer:
+    """Knows one name, whose addresses may change."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self.asked = 0
+
+    def getaddrinfo(self, host: str, port: int, *_: Any, flags: int = 0, **__: Any) -> list[Any]:
+        if host != HOST:
+            return resolver(host, port, type=socket.SOCK_STREAM, flags=flags)
+        if flags & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        self.asked += 1
+        return [resolver(address, port, type=socket.SOCK_STREAM)[0] for address in self.addresses]
+
+
+resolver = socket.getaddrinfo
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> NameServer:
+    server = NameServer()
+    monkeypatch.setattr(socket, "getaddrinfo", server.getaddrinfo)
+    return server
+
+
+class Dialer:
+    """A feed that may not connect to some networks."""
+
+    def __init__(self, *, deny: str = "", allow: str = "", timeout_s: float = 10.0) -> None:
+        self.guard = RecordingGuard()
+        self._timeout_s = timeout_s
+        self._context = Context(
+            "acme/orders",
+            SystemClock(),
+            self.guard,
+            lambda: None,
+            {},
+            permissions=Permissions(deny=parse_networks(deny.split()), allow=parse_networks(allow.split())),
+        )
+
+    async def dial(self, host: str, port: int) -> Dialed:
+        async with bounded(f"tcp://{host}:{port}", self._timeout_s) as give_up_at:
+            where = f"tcp://{host}:{port}"
+            return await dial_host(host, port, where=where, context=self._context, give_up_at=give_up_at)
+        raise AssertionError("a dial that neither connected nor failed")
+
+    async def peer(self, host: str, port: int) -> str:
+        """The address that it was connected to."""
+        dialed = await self.dial(host, port)
+        assert self.guard.watched
+        address = dialed.sock.getpeername()[0]
+        dialed.close()
+        assert not self.guard.watched
+        return str(address)
+
+
+async def idle(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    await until_closed(reader)
+
+
+# -- several addresses ---------------------------------------------------------------------------------
+
+
+def test_of_several_addresses_only_those_that_are_permitted_are_tried(
+    run_on_asyncio: Run, names: NameServer
+) -> None:
+    async def main() -> None:
+        names.addresses = ["169.254.169.254", "127.0.0.2", "127.0.0.1"]
+        dialer = Dialer(deny="127.0.0.2")
+        async with serving(idle) as port:
+            assert await dialer.peer(HOST, port) == "127.0.0.1"
+        assert dialer.guard.seen == 1
+
+    run_on_asyncio(main())
+
+
+def test_a_host_with_no_address_that_is_permitted_fails_the_feed_and_gets_no_packet(
+    run_on_asyncio: Run, names: NameServer
+) -> None:
+    async def main() -> None:
+        accepted = 0
+
+        async def count(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
+            nonlocal accepted
+            accepted += 1
+
+        names.addresses = ["127.0.0.1", "::1"]
+        dialer = Dialer(deny="127.0.0.0/8 ::1")
+        async with serving(count) as port:
+            with pytest.raises(FeedMisconfigured) as refused:
+                await dialer.dial(HOST, port)
+            # To see that nothing happens takes a moment.
+            await asyncio.sleep(0.05)
+        assert str(refused.value) == (
+            f"tcp://{HOST}:{port}: {HOST} is 127.0.0.1, which feeds may not connect to (FEEDQ_EGRESS_DENY)"
+        )
+        assert dialer.guard.seen == accepted == 0
+
+    run_on_asyncio(main())
+
+
+def test_a_name_that_comes_to_point_elsewhere_is_judged_anew(run_on_asyncio: Run, names: NameServer) -> None:
+    async def main() -> None:
+        dialer = Dialer()
+        async with serving(idle) as port:
+            names.addresses = ["127.0.0.1"]
+            assert await dialer.peer(HOST, port) == "127.0.0.1"
+            names.addresses = ["169.254.169.254"]
+            with pytest.raises(
+                FeedMisconfigured, match=r"169\.254\.169\.254, a link-local or metadata address"
+            ):
+                await dialer.dial(HOST, port)
+        assert names.asked == 2
+
+    run_on_asyncio(main())
+
+
+def test_the_address_that_was_judged_is_the_one_that_is_connected_to(
+    run_on_asyncio: Run, names: NameServer
+) -> None:
+    """A name that answers differently each time gets nobody past the check: it is asked once."""
+
+    async def main() -> None:
+        names.addresses = ["127.0.0.1"]
+        dialer = Dialer()
+        async with serving(idle) as port:
+            await dialer.peer(HOST, port)
+        assert names.asked == 1
+
+    run_on_asyncio(main())
+
+
+def test_the_next_address_is_tried_when_one_refuses(run_on_asyncio: Run, names: NameServer) -> None:
+    async def main() -> None:
+        names.addresses = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]
+        dialer = Dialer()
+        async with serving(idle) as port:
+            assert await dialer.peer(HOST, port) == "127.0.0.1"
+        assert dialer.guard.seen == 3
+
+    run_on_asyncio(main())
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+    run_on_asyncio: Run, names: NameServer
+) -> None:
+    async def main() -> None:
+        names.addresses = ["127.0.0.1", "127.0.0.2"]
+        dialer = Dialer(timeout_s=2.0)
+        with unanswering() as where:
+            port = int(where.rpartition(":")[2])
+            async with serving(idle, host="127.0.0.2", port=port):
+                assert await dialer.peer(HOST, port) == "127.0.0.2"
+        assert dialer.guard.seen == 2
+
+    run_on_asyncio(main())
+
+
+def test_reasons_of_several_addresses_are_told_once_each(run_on_asyncio: Run, names: NameServer) -> None:
+    async def main() -> None:
+        names.addresses = ["127.0.0.1", "127.0.0.2"]
+        with refusing() as where:
+            port = int(where.rpartition(":")[2])
+            with pytest.raises(SourceUnavailable) as failed:
+                await Dialer().dial(HOST, port)
+        assert str(failed.value) == (
+            f"tcp://{HOST}:{port}: connection refused; does the source run, and listen on that port?"
+        )
+
+    run_on_asyncio(main())
+
+
+# -- one address, however it is written ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.1",
+        "0x7f.1",
+        "2130706433",
+        "017700000001",
+        "::ffff:127.0.0.1",
+        "0.0.0.0",
+        "localhost",
+    ],
+)
+def test_a_denied_address_is_denied_however_it_is_written(run: Run, host: str) -> None:
+    async def main() -> None:
+        dialer = Dialer(deny="127.0.0.0/8 ::1")
+        async with serving(idle) as port:
+            with pytest.raises(FeedMisconfigured, match="FEEDQ_EGRESS_DENY"):
+                await dialer.dial(host, port)
+        assert dialer.guard.seen == 0
+
+    run(main())
+
+
+def test_an_allowed_address_within_a_denied_network_is_connected_to(run: Run) -> None:
+    async def main() -> None:
+        dialer = Dialer(deny="127.0.0.0/8", allow="127.0.0.1")
+        async with serving(idle) as port:
+            assert await dialer.peer("127.0.0.1", port) == "127.0.0.1"
+            with pytest.raises(
+                FeedMisconfigured, match=r"^tcp://127\.0\.0\.2:\d+: 127\.0\.0\.2, which feeds"
+            ):
+                await dialer.dial("127.0.0.2", port)
+
+    run(main())
+
+
+def test_a_link_local_address_is_denied_without_being_asked_to(run: Run) -> None:
+    async def main() -> None:
+        with pytest.raises(FeedMisconfigured, match="unless FEEDQ_EGRESS_ALLOW holds it"):
+            await Dialer().dial("169.254.169.254", 80)
+
+    run(main())
+
+
+# -- what is left behind -------------------------------------------------------------------------------
+
+
+def test_no_answer_within_the_time_says_which_option_it_is(run: Run) -> None:
+    async def main() -> None:
+        dialer = Dialer(timeout_s=0.1)
+        with unanswering() as where:
+            port = int(where.rpartition(":")[2])
+            with pytest.raises(SourceUnavailable, match=r"within 0\.1 s \(source\.connect_timeout_s\)$"):
+                await dialer.dial("127.0.0.1", port)
+        assert not dialer.guard.watched
+
+    run(main())
+
+
+def test_a_dial_that_is_cancelled_leaves_nothing(run: Run) -> None:
+    async def main() -> None:
+        dialer = Dialer()
+        with unanswering() as where:
+            dialing = asyncio.ensure_future(dialer.dial("127.0.0.1", int(where.rpartition(":")[2])))
+            await until(lambda: bool(dialer.guard.watched))
+            dialing.cancel()
+            await asyncio.wait([dialing])
+        assert dialing.cancelled()
+        assert not dialer.guard.watched
+
+    run(main())
+
+
+def test_a_dial_that_the_guard_cuts_ends(run: Run) -> None:
+    async def main() -> None:
+        dialer = Dialer()
+        with unanswering() as where:
+            dialing = asyncio.ensure_future(dialer.dial("127.0.0.1", int(where.rpartition(":")[2])))
+            await until(lambda: bool(dialer.guard.watched))
+            # To let the attempt begin takes a moment.
+            await asyncio.sleep(0.05)
+            dialer.guard.shut_all()
+            await asyncio.wait([dialing])
+        assert isinstance(dialing.exception(), SourceUnavailable)
+        assert not dialer.guard.watched
+
+    run(main())
+
+
+def test_cutting_ends_the_connection_whoever_holds_the_socket(run: Run) -> None:
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await until_closed(reader)
+            ended.set()
+
+        dialer = Dialer()
+        async with serving(script) as port:
+            dialed = await dialer.dial("127.0.0.1", port)
+            dialed.guarded.cut()
+            dialed.guarded.cut()
+            assert not dialer.guard.watched
+            await until(ended.is_set)
+            dialed.sock.close()
+
+    run(main())

@@ -1,0 +1,184 @@
+"""Which addresses feeds may connect to, however they are spelled."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.permission import DEFAULT, DENIED_BY_DEFAULT, Network, Permissions, parse_networks
+
+
+def permissions(*, deny: str = "", allow: str = "") -> Permissions:
+    return Permissions(deny=parse_networks(deny.split()), allow=parse_networks(allow.split()))
+
+
+def spellings(address: IPv4Address) -> list[str]:
+    """Addresses that lead to one of IPv4."""
+    number = int(address)
+    return [
+        str(address),
+        f"::ffff:{address}",
+        f"64:ff9b::{address}",
+        f"64:ff9b:1::{address}",
+        str(IPv6Address(0x2002 << 112 | number << 80 | 7)),
+    ]
+
+
+def inside(network: Network) -> st.SearchStrategy[IPv4Address | IPv6Address]:
+    first, last = int(network.network_address), int(network.broadcast_address)
+    return st.integers(first, last).map(type(network.network_address))
+
+
+networks_v4 = st.builds(
+    lambda number, prefix: IPv4Network((number >> (32 - prefix) << (32 - prefix), prefix)),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 32),
+)
+
+
+# -- by default ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "169.254.169.254",
+        "169.254.0.1",
+        "169.254.170.2",
+        "169.254.170.23",
+        "fe80::1",
+        "fe80::1%eth0",
+        "febf::1",
+        "fd00:ec2::254",
+        "fd00:ec2::23",
+        "fd20:ce::254",
+        "100.100.100.200",
+        "168.63.129.16",
+        "192.0.0.192",
+    ],
+)
+def test_link_local_and_metadata_addresses_are_denied_by_default(address: str) -> None:
+    assert DEFAULT.refusal(address) == (
+        "a link-local or metadata address, which feeds may not connect to unless FEEDQ_EGRESS_ALLOW holds it"
+    )
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "::1", "0.0.0.0", "10.0.0.1", "192.168.1.1", "8.8.8.8", "2001:4860:4860::8888", "fd00::1"],
+)
+def test_everything_else_is_allowed_by_default(address: str) -> None:
+    assert DEFAULT.refusal(address) is None
+
+
+@pytest.mark.parametrize("spelled", spellings(IPv4Address("169.254.169.254")))
+def test_a_metadata_address_is_denied_in_every_spelling(spelled: str) -> None:
+    assert DEFAULT.refusal(spelled) is not None
+
+
+@given(data=st.data())
+def test_every_address_of_a_denied_network_is_denied(data: st.DataObject) -> None:
+    address = data.draw(st.sampled_from(DENIED_BY_DEFAULT).flatmap(inside))
+    assert DEFAULT.refusal(str(address)) is not None
+
+
+# -- what the operator says ----------------------------------------------------------------------------
+
+
+@given(data=st.data(), network=networks_v4)
+def test_a_denied_network_is_denied_in_every_spelling_of_each_address(
+    data: st.DataObject, network: IPv4Network
+) -> None:
+    address = data.draw(inside(network))
+    assert isinstance(address, IPv4Address)
+    denying = Permissions(deny=(network,))
+    if not address.is_unspecified:
+        assert all(denying.refusal(spelled) for spelled in spellings(address))
+
+
+@given(
+    data=st.data(),
+    deny=st.lists(networks_v4, max_size=3),
+    allow=st.lists(networks_v4, min_size=1, max_size=3),
+)
+def test_what_is_allowed_is_allowed_whatever_is_denied(
+    data: st.DataObject, deny: list[IPv4Network], allow: list[IPv4Network]
+) -> None:
+    address = data.draw(st.sampled_from(allow).flatmap(inside))
+    if not address.is_unspecified:
+        assert Permissions(deny=tuple(deny), allow=tuple(allow)).refusal(str(address)) is None
+
+
+@given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)))
+def test_nothing_is_denied_twice_over_what_the_lists_say(address: IPv4Address | IPv6Address) -> None:
+    everything = permissions(allow="0.0.0.0/0 ::/0", deny="0.0.0.0/0 ::/0")
+    nothing = permissions(deny="0.0.0.0/0 ::/0")
+    assert everything.refusal(str(address)) is None
+    assert nothing.refusal(str(address)) == "which feeds may not connect to (FEEDQ_EGRESS_DENY)"
+
+
+def test_an_allowed_metadata_address_may_be_reached() -> None:
+    allowing = permissions(allow="169.254.169.254")
+    assert allowing.refusal("169.254.169.254") is None
+    assert allowing.refusal("::ffff:169.254.169.254") is None
+    assert allowing.refusal("169.254.169.253") is not None
+
+
+@pytest.mark.parametrize("spelled", ["0.0.0.0", "::ffff:0.0.0.0", "127.0.0.1", "::ffff:127.1.2.3"])
+def test_the_unspecified_address_is_this_host(spelled: str) -> None:
+    assert permissions(deny="127.0.0.0/8").refusal(spelled) is not None
+    assert permissions(deny="0.0.0.0/0", allow="127.0.0.0/8").refusal(spelled) is None
+
+
+def test_the_unspecified_address_of_ipv6_is_this_host() -> None:
+    assert permissions(deny="::1").refusal("::") is not None
+    assert permissions(deny="127.0.0.0/8").refusal("::") is None
+
+
+def test_zones_make_no_difference() -> None:
+    assert permissions(allow="fe80::/10").refusal("fe80::1%eth0") is None
+    assert permissions(deny="fd00::/8").refusal("fd00::1%25") is not None
+
+
+def test_a_gateway_must_be_permitted_as_well_as_what_lies_behind_it() -> None:
+    without_ipv6 = permissions(deny="::/0", allow="64:ff9b::/96")
+    assert without_ipv6.refusal("64:ff9b::8.8.8.8") is None
+    assert without_ipv6.refusal("64:ff9b::169.254.169.254") is not None
+    assert without_ipv6.refusal("64:ff9b:1::8.8.8.8") is not None
+    # A mapped address is no IPv6 on the wire.
+    assert without_ipv6.refusal("::ffff:8.8.8.8") is None
+
+
+# -- networks ------------------------------------------------------------------------------------------
+
+
+def test_networks_are_read_and_single_addresses_too() -> None:
+    assert parse_networks(["10.0.0.0/8", "10.1.2.3", "fd00::/8", "::1"]) == (
+        IPv4Network("10.0.0.0/8"),
+        IPv4Network("10.1.2.3/32"),
+        IPv6Network("fd00::/8"),
+        IPv6Network("::1/128"),
+    )
+
+
+def test_a_network_of_mapped_addresses_is_one_of_ipv4() -> None:
+    assert parse_networks(["::ffff:10.0.0.0/104"]) == (IPv4Network("10.0.0.0/8"),)
+    assert permissions(deny="::ffff:10.0.0.0/104").refusal("10.9.9.9") is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "example.com", "10.0.0.1/8", "10.0.0.0/33", "fe80::%eth0/10", "10.0.0.0-10.0.0.9", "10", "*"]
+)
+def test_what_is_no_network_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="is no network such as") as caught:
+        parse_networks(["10.0.0.0/8", text])
+    assert str(caught.value).startswith(repr(text))
+
+
+def test_what_the_resolver_never_gives_is_not_taken_for_an_address() -> None:
+    with pytest.raises(ValueError, match="does not appear to be"):
+        DEFAULT.refusal("example.com")
+    assert ip_address("127.0.0.1")
