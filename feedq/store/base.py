@@ -119,6 +119,9 @@ class Leases(Protocol):
 
     def stop_requests(self, worker_id: UUID) -> list[StopRequest]: ...
 
+    def running_of(self, tenants: Collection[str]) -> dict[str, int]:
+        """How many feeds of each of these tenants run, on all workers; none is left out."""
+
     def held(self, worker_id: UUID) -> list[FeedKey]:
         """What the database thinks this worker runs (running or stopping)."""
 

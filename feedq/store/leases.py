@@ -6,7 +6,7 @@ locked in the order of feed ids, here and in the passes, so that two statements 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -165,6 +165,15 @@ class PostgresLeases:
         with self._database.transaction() as c:
             rows = c.execute(text(sql), {"worker_id": worker_id}).all()
         return [StopRequest(row.feed_id, row.epoch, Reason(row.reason or "released")) for row in rows]
+
+    def running_of(self, tenants: Collection[str]) -> dict[str, int]:
+        sql = """
+            SELECT f.tenant, count(*) AS n FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+            WHERE f.tenant = ANY(:tenants) AND l.state = 'running' GROUP BY f.tenant
+        """
+        with self._database.transaction() as c:
+            rows = c.execute(text(sql), {"tenants": list(tenants)}).all()
+        return dict.fromkeys(tenants, 0) | {row.tenant: row.n for row in rows}
 
     def held(self, worker_id: UUID) -> list[FeedKey]:
         sql = """

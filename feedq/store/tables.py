@@ -58,6 +58,7 @@ feed = Table(
     # A removed feed keeps its row until nobody streams it; its name is free at once.
     Index("feed_name", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
     Index("feed_dirty", "id", postgresql_where=text("dirty")),
+    Index("feed_tenant", "tenant", postgresql_where=text("tenant <> ''")),
 )
 
 worker = Table(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
@@ -100,6 +101,15 @@ class MemoryLeases:
             for lease in self._db.tables.leases.values()
             if lease.worker_id == worker_id and lease.state is LeaseState.STOPPING
         ]
+
+    @statement
+    def running_of(self, tenants: Collection[str]) -> dict[str, int]:
+        running = Counter(
+            self._db.tables.feeds[lease.feed_id].spec.tenant
+            for lease in self._db.tables.leases.values()
+            if lease.state is LeaseState.RUNNING
+        )
+        return {tenant: running[tenant] for tenant in tenants}
 
     @statement
     def held(self, worker_id: UUID) -> list[FeedKey]:

@@ -1,0 +1,110 @@
+"""How fast a source is read: limits, and the token bucket that keeps to them. Pure.
+
+A bucket may go into debt: a batch is taken whole, however large, and whoever took it waits until everything up to
+it is paid for. So the rate holds on average, and what comes at once is bounded by what a connection buffers. Of
+several that share a bucket each waits for what was taken before, and for nothing that was taken after: they
+come by turns, whoever has most to take.
+"""
+
+from __future__ import annotations
+
+from sys import float_info
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+BURST_S: Final = 1.0
+"""What a source that was slow may catch up with at full speed, in seconds of its rate."""
+
+
+class RateLimits(BaseModel):
+    """How fast something may be read, on average; None is without a limit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows_per_s: float | None = Field(default=None, gt=0, le=1e12, description="Records a second.")
+    bytes_per_s: float | None = Field(default=None, gt=0, le=1e15, description="Bytes of records a second.")
+
+
+UNLIMITED: Final = RateLimits()
+
+
+class TokenBucket:
+    """Fills at a rate up to `BURST_S` of it; what is taken beyond that is a debt."""
+
+    __slots__ = ("_at", "_rate_per_s", "_taken", "_tokens")
+
+    def __init__(self, rate_per_s: float, *, now: float) -> None:
+        self._rate_per_s = _positive(rate_per_s)
+        self._tokens = self._rate_per_s * BURST_S
+        self._taken = 0.0
+        self._at = now
+
+    def take(self, amount: float, *, now: float) -> float:
+        """Returns the mark to wait for: how much was ever taken, up to this."""
+        self._fill(now)
+        self._tokens -= amount
+        self._taken += amount
+        return self._taken
+
+    def wait_s(self, mark: float, *, now: float) -> float:
+        """How long until what was taken up to a mark is paid for."""
+        self._fill(now)
+        # The difference first: both marks may be large.
+        return max(0.0, (mark - self._taken - self._tokens) / self._rate_per_s)
+
+    def change_rate(self, rate_per_s: float, *, now: float) -> None:
+        """From now on. A debt stays as large as it is; tokens saved up shrink with the rate."""
+        self._fill(now)
+        self._rate_per_s = _positive(rate_per_s)
+        self._tokens = min(self._tokens, self._rate_per_s * BURST_S)
+
+    def _fill(self, now: float) -> None:
+        elapsed_s = max(0.0, now - self._at)
+        self._at = max(self._at, now)
+        self._tokens = min(self._tokens + elapsed_s * self._rate_per_s, self._rate_per_s * BURST_S)
+
+
+Turn = tuple[float, float]
+"""The marks of what was taken from a throttle: of rows and of bytes."""
+
+
+class Throttle:
+    """The buckets of one `RateLimits`, of which each record counts in both."""
+
+    __slots__ = ("_bytes", "_limits", "_rows")
+
+    def __init__(self, limits: RateLimits, *, now: float, share: float = 1.0) -> None:
+        self._limits = limits
+        self._rows = _bucket(limits.rows_per_s, share, now)
+        self._bytes = _bucket(limits.bytes_per_s, share, now)
+
+    def take(self, *, rows: int, size: int, now: float) -> Turn:
+        """Returns the turn to wait for before the next batch is taken."""
+        return (
+            self._rows.take(rows, now=now) if self._rows is not None else 0.0,
+            self._bytes.take(size, now=now) if self._bytes is not None else 0.0,
+        )
+
+    def wait_s(self, turn: Turn, *, now: float) -> float:
+        """How long until it is somebody's turn again."""
+        return max(
+            self._rows.wait_s(turn[0], now=now) if self._rows is not None else 0.0,
+            self._bytes.wait_s(turn[1], now=now) if self._bytes is not None else 0.0,
+        )
+
+    def change_share(self, share: float, *, now: float) -> None:
+        """Keep to this part of the limits from now on; more than 0."""
+        if self._rows is not None and self._limits.rows_per_s is not None:
+            self._rows.change_rate(self._limits.rows_per_s * share, now=now)
+        if self._bytes is not None and self._limits.bytes_per_s is not None:
+            self._bytes.change_rate(self._limits.bytes_per_s * share, now=now)
+
+
+def _bucket(rate_per_s: float | None, share: float, now: float) -> TokenBucket | None:
+    return None if rate_per_s is None else TokenBucket(rate_per_s * share, now=now)
+
+
+def _positive(rate_per_s: float) -> float:
+    # The smallest limits times a share are 0, which nobody could wait for.
+    return max(rate_per_s, float_info.min)

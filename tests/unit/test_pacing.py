@@ -1,0 +1,193 @@
+"""Limits of feeds and of tenants on one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from threading import Thread
+
+import pytest
+
+from feedq.clock import SystemClock
+from feedq.model import Batch, Feed, FeedSpec
+from feedq.pace import RateLimits
+from feedq.runtime.outlet import Budget
+from feedq.runtime.pacing import WAITING_PART, Pace, Pacing
+from feedq.testing import ManualClock
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def feed(number: int, tenant: str = "") -> Feed:
+    spec = FeedSpec(f"feed-{number}", "tcp", {}, {}, tenant=tenant)
+    return Feed(number, spec, 1, AT, AT)
+
+
+def batch(rows: int) -> Batch:
+    return Batch.of_lines(b"x\n" * rows, cursor=None, received_at=AT)
+
+
+def waits(pace: Pace, rows: int) -> bool:
+    """Whether a feed is held back after taking so many rows."""
+
+    async def keep() -> bool:
+        task = asyncio.create_task(pace.keep(batch(rows)))
+        await asyncio.sleep(0)
+        held = not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return held
+
+    return asyncio.run(keep())
+
+
+def test_a_feed_is_held_back_once_it_is_ahead_of_its_own_limit() -> None:
+    clock = ManualClock()
+    pacing = Pacing({}, clock)
+    with pacing.of(feed(1), RateLimits(rows_per_s=10)) as pace:
+        assert not waits(pace, 10)
+        assert waits(pace, 1)
+        clock.advance(1.0)
+        assert not waits(pace, 1)
+
+
+def test_a_feed_without_limits_is_never_held_back() -> None:
+    pacing = Pacing({"acme": RateLimits(rows_per_s=1)}, ManualClock())
+    with pacing.of(feed(1, "other"), RateLimits()) as pace:
+        assert not waits(pace, 10**6)
+
+
+def test_the_feeds_of_a_tenant_share_its_limit_and_leave_others_alone() -> None:
+    pacing = Pacing({"acme": RateLimits(rows_per_s=10)}, ManualClock())
+    with (
+        pacing.of(feed(1, "acme"), RateLimits()) as one,
+        pacing.of(feed(2, "acme"), RateLimits()) as two,
+        pacing.of(feed(3, "beta"), RateLimits()) as other,
+    ):
+        assert not waits(one, 6)
+        assert waits(two, 6)
+        assert waits(one, 0)
+        assert not waits(other, 1_000)
+
+
+def test_the_star_stands_for_each_tenant_that_is_not_named_but_not_for_none() -> None:
+    limits = {"acme": RateLimits(rows_per_s=1000), "*": RateLimits(rows_per_s=1)}
+    pacing = Pacing(limits, ManualClock())
+    with (
+        pacing.of(feed(1, "acme"), RateLimits()) as named,
+        pacing.of(feed(2, "beta"), RateLimits()) as beta,
+        pacing.of(feed(3, "gamma"), RateLimits()) as gamma,
+        pacing.of(feed(4), RateLimits()) as nobody,
+    ):
+        assert not waits(named, 100)
+        assert not waits(nobody, 100)
+        assert waits(beta, 100)
+        assert not waits(gamma, 1)
+
+
+@pytest.mark.parametrize(("running", "rows"), [(4, 25), (1, 100), (0, 100)])
+def test_a_worker_keeps_to_its_part_of_a_tenants_limit(running: int, rows: int) -> None:
+    clock = ManualClock()
+    pacing = Pacing({"acme": RateLimits(rows_per_s=100)}, clock)
+    with pacing.of(feed(1, "acme"), RateLimits()) as pace:
+        assert pacing.limited_tenants() == ["acme"]
+        pacing.share({"acme": running})
+        assert not waits(pace, rows)
+        assert waits(pace, 1)
+
+
+def test_a_tenant_whose_last_feed_has_left_is_not_asked_for() -> None:
+    pacing = Pacing({"acme": RateLimits(rows_per_s=100)}, ManualClock())
+    with pacing.of(feed(1, "acme"), RateLimits()), pacing.of(feed(2, "acme"), RateLimits()):
+        pass
+    assert pacing.limited_tenants() == []
+
+
+def test_feeds_of_a_tenant_come_by_turns_whoever_wakes_first() -> None:
+    """All wait for the same debt: the one that happens to wake first must not take again before the others."""
+    pacing = Pacing({"acme": RateLimits(rows_per_s=2_000)}, SystemClock())
+    taken = Counter[int]()
+
+    async def take(number: int) -> None:
+        with pacing.of(feed(number, "acme"), RateLimits()) as pace:
+            while True:
+                taken[number] += 1
+                await pace.keep(batch(50))
+
+    async def run() -> None:
+        feeds = [asyncio.create_task(take(number)) for number in range(8)]
+        async with asyncio.timeout(20):
+            while taken.total() < 76:
+                await asyncio.sleep(0.01)
+        for task in feeds:
+            task.cancel()
+        await asyncio.gather(*feeds, return_exceptions=True)
+
+    asyncio.run(run())
+    # What a bucket has saved up at the beginning goes to whoever is there first.
+    later = [count for number, count in taken.items() if number > 0]
+    assert max(later) - min(later) <= 2, taken
+
+
+async def test_feeds_that_wait_keep_a_small_part_of_the_workers_memory_between_them() -> None:
+    clock = ManualClock()
+    budget = Budget(1_000)
+    pacing = Pacing({"acme": RateLimits(rows_per_s=1)}, clock, room_bytes=1_000)
+    with (
+        pacing.of(feed(1, "acme"), RateLimits()) as one,
+        pacing.of(feed(2), RateLimits(rows_per_s=1)) as two,
+        pacing.of(feed(3), RateLimits()) as free,
+    ):
+        rooms = [one.room(budget), two.room(budget), free.room(budget)]
+        assert [room.left for room in rooms] == [1_000] * 3
+        waiting = [asyncio.create_task(pace.keep(batch(2))) for pace in (one, two)]
+        await asyncio.sleep(0)
+        part = int(1_000 * WAITING_PART) // 2
+        assert [room.left for room in rooms] == [part, part, 1_000]
+        rooms[0].take(part)
+        assert [room.left for room in rooms] == [0, part, 1_000 - part]
+        budget.take(950)
+        assert [room.left for room in rooms] == [-75, -75, -75]
+        budget.give_back(950)
+        # Its turn has come: it may read as much as any other.
+        waiting[0].cancel()
+        await asyncio.gather(waiting[0], return_exceptions=True)
+        assert rooms[0].left == 1_000 - part
+        rooms[0].give_back(part)
+        assert budget.bytes == 0
+        waiting[1].cancel()
+        await asyncio.gather(waiting[1], return_exceptions=True)
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads that take turns as often as they can."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.usefixtures("restless")
+def test_feeds_on_threads_of_their_own_share_a_limit_without_losing_count() -> None:
+    taken_by_each = 5_000
+    pacing = Pacing({"acme": RateLimits(rows_per_s=4 * taken_by_each)}, ManualClock())
+    one = batch(1)
+
+    def take(number: int) -> None:
+        with pacing.of(feed(number, "acme"), RateLimits()) as pace:
+            for _ in range(taken_by_each):
+                # It has nothing to wait for yet, so this is all of it.
+                with pytest.raises(StopIteration):
+                    pace.keep(one).send(None)
+
+    with pacing.of(feed(0, "acme"), RateLimits()) as pace:
+        threads = [Thread(target=take, args=(number,)) for number in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert waits(pace, 1)
