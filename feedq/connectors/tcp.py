@@ -1,6 +1,6 @@
 """The ``tcp`` connector: records over a TCP or TLS connection that feedq opens.
 
-Connect, send ``hello``, then cut what comes into records; each batch holds everything that has arrived
+Connect, say ``hello``, then cut what comes into records; each batch holds everything that has arrived
 since the last one was taken. A source resumes if ``hello`` tells it the cursor, and ``cursor`` says where in
 a record it is; then nothing is lost between two connections. Without that, what the source sends while
 nobody is connected is gone, and feedq cannot know.
@@ -11,72 +11,66 @@ resumes sends it again, whole.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from typing import ClassVar, Literal
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, ClassVar
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.connection import ConnectionOptions, open_connection
-from feedq.connectors.cursor import CursorReader, show_cursor
-from feedq.connectors.endpoint import parse_endpoint
-from feedq.connectors.framing import Framer, make_framer
-from feedq.connectors.pointer import parse_pointer
+from feedq.connectors.connection import Connection, ConnectionOptions, open_connection
+from feedq.connectors.cursor_options import CursorOptions
+from feedq.connectors.framing_options import FramingOptions
+from feedq.connectors.ping import Ping, Pinged
+from feedq.connectors.remote import RemoteOptions, Scheme, parse_location
 from feedq.connectors.template import compile_template, unescape, wire_values
-from feedq.connectors.tls import TlsFiles
-from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.errors import SourceUnavailable
 from feedq.model import JSON, Batch
 
-TIMEOUT_S_MAX = 86_400
-RECORD_BYTES_MAX = 64 * 2**20
-"""Beyond it PostgreSQL refuses a jsonb value anyway, and one record could fill a worker."""
+EXPECTED_WITHIN_BYTES = 64 * 1024
+"""An answer to a hello is somewhere in its first bytes, or it is none."""
+SHOWN_BYTES = 200
 
 
-class TcpOptions(ConnectorOptions):
+class Hello(BaseModel):
+    """One message of ours, and what has to come back before the next one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    send: str = Field(default="", description="Sent; with placeholders and escapes.")
+    expect: str = Field(
+        default="",
+        description="Waited for afterwards. It and what comes before it are no records. With escapes.",
+    )
+
+    @field_validator("expect")
+    @classmethod
+    def _check_expect(cls, expect: str) -> str:
+        if len(unescape(expect)) > EXPECTED_WITHIN_BYTES:
+            raise ValueError(f"must be at most {EXPECTED_WITHIN_BYTES} bytes")
+        return expect
+
+
+class TcpOptions(CursorOptions, FramingOptions, RemoteOptions):
     """Options of a feed with ``connector: tcp``."""
+
+    SCHEMES: ClassVar[Mapping[str, Scheme]] = {"tcp": Scheme(tls=False, port=None), "tls": Scheme(True, None)}
 
     url: str = Field(
         description="Where the source listens: `tcp://host:port`, or `tls://host:port`; "
         "an IPv6 address in brackets."
     )
-    hello: str = Field(
-        default="",
-        description="Sent once connected. `{name}` and `{cursor}` become JSON texts (the cursor is `null` "
+    hello: tuple[Hello, ...] = Field(
+        default=(),
+        description="Sent once connected: a text, or a list of them, each a text or "
+        "`{send: text, expect: text}` to wait for an answer before going on. "
+        "`{name}` and `{cursor}` become JSON texts (the cursor is `null` "
         r"at first), `{secret}` the secret of that name as it is. Escapes: `\n \r \t \0 \\ \xNN`.",
     )
-    cursor: str | None = Field(
+    ping: Ping | None = Field(
         default=None,
-        description="JSON pointer to what to resume after in each record, such as `/seq`; "
-        "needs `format: json`.",
-    )
-    framing: Literal["lines", "delimiter"] = Field(
-        default="lines",
-        description="How records end: `lines` with LF or CRLF, or with the `delimiter`. "
-        "Empty records are keep-alives and are skipped.",
-    )
-    delimiter: str | None = Field(
-        default=None,
-        validate_default=True,
-        description="Ends a record with `framing: delimiter`; any bytes, with the escapes of `hello`.",
-    )
-    max_record_bytes: int = Field(
-        default=2**20,
-        ge=1,
-        le=RECORD_BYTES_MAX,
-        description="A larger record fails the feed, with everything before it landed, until this is raised.",
-    )
-    connect_timeout_s: float = Field(
-        default=10.0,
-        gt=0,
-        le=TIMEOUT_S_MAX,
-        description="Longest time for name resolution, connection and TLS handshake together.",
-    )
-    idle_timeout_s: float = Field(
-        default=60.0,
-        ge=0,
-        le=TIMEOUT_S_MAX,
-        description="A connection that sends nothing, not even an empty record, for this long is stalled "
-        "and made anew; 0 is never.",
+        description="Records that are answered instead of landed: those that match the regular expression "
+        "`pattern` as a whole get `answer`, in which `{1}` is what its first group matched.",
     )
     buffer_bytes: int = Field(
         default=512 * 1024,
@@ -87,82 +81,43 @@ class TcpOptions(ConnectorOptions):
     keepalive: bool = Field(
         default=True, description="TCP keepalive, which notices within a minute a peer that vanished."
     )
-    verify: bool = Field(default=True, description="`tls://`: check the source's certificate and its name.")
-    ca_file: str | None = Field(
-        default=None,
-        description="`tls://`: PEM file on the worker with certificates to trust instead of the system's.",
-    )
-    cert_file: str | None = Field(
-        default=None, description="`tls://`: PEM file with the certificate that the worker shows."
-    )
-    key_file: str | None = Field(
-        default=None, description="`tls://`: PEM file with its private key, unless `cert_file` holds both."
-    )
-    server_name: str | None = Field(
-        default=None, description="`tls://`: name that the certificate must bear, if it is not the host."
-    )
 
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        parse_endpoint(url)
+        location = parse_location(url, cls.SCHEMES)
+        if location.target or "#" in url or url.endswith("?"):
+            raise ValueError("has something after the port; it must be tcp://host:port or tls://host:port")
         return url
+
+    @field_validator("hello", mode="before", json_schema_input_type=str | list[str | Hello])
+    @classmethod
+    def _list_hellos(cls, hello: Any) -> Any:
+        if isinstance(hello, str):
+            hello = [hello] if hello else []
+        if not isinstance(hello, list | tuple):
+            raise ValueError("must be a text, or a list of texts")
+        return [{"send": each} if isinstance(each, str) else each for each in hello]
 
     @field_validator("hello")
     @classmethod
-    def _check_hello(cls, hello: str, info: ValidationInfo) -> str:
+    def _check_hello(cls, hello: tuple[Hello, ...], info: ValidationInfo) -> tuple[Hello, ...]:
+        # `secrets` stands before it; when that is wrong itself, it is what gets reported.
         if "secrets" in info.data:
-            compile_template(hello, secrets=info.data["secrets"])
+            for each in hello:
+                compile_template(each.send, secrets=info.data["secrets"])
         return hello
-
-    @field_validator("cursor")
-    @classmethod
-    def _check_cursor(cls, cursor: str | None, info: ValidationInfo) -> str | None:
-        if cursor is not None:
-            parse_pointer(cursor)
-            if info.data.get("format", "json") != "json":
-                raise ValueError(f"needs source.format json, not {info.data['format']}")
-        return cursor
-
-    @field_validator("delimiter")
-    @classmethod
-    def _check_delimiter(cls, delimiter: str | None, info: ValidationInfo) -> str | None:
-        wanted = info.data.get("framing") == "delimiter"
-        if wanted and not delimiter:
-            raise ValueError("must not be empty with source.framing delimiter")
-        if delimiter is not None:
-            if not wanted:
-                raise ValueError("needs source.framing delimiter")
-            unescape(delimiter)
-        return delimiter
-
-    @field_validator("verify", "ca_file", "cert_file", "key_file", "server_name")
-    @classmethod
-    def _check_tls(cls, value: bool | str | None, info: ValidationInfo) -> bool | str | None:
-        url = info.data.get("url")
-        is_set = value is not None and value is not True
-        if is_set and url is not None and not parse_endpoint(url).tls:
-            raise ValueError("needs a tls:// source.url")
-        if is_set and info.field_name == "key_file" and info.data.get("cert_file") is None:
-            raise ValueError("needs source.cert_file")
-        return value
 
     def connection_options(self) -> ConnectionOptions:
         return ConnectionOptions(
-            endpoint=parse_endpoint(self.url),
+            endpoint=self.location,
             connect_timeout_s=self.connect_timeout_s,
             idle_timeout_s=self.idle_timeout_s,
             buffer_bytes=self.buffer_bytes,
             keepalive=self.keepalive,
-            tls_files=TlsFiles(
-                ca_file=self.ca_file, cert_file=self.cert_file, key_file=self.key_file, verify=self.verify
-            ),
+            tls_files=self.tls_files,
             server_name=self.server_name,
         )
-
-    def framer(self) -> Framer:
-        delimiter = None if self.delimiter is None else unescape(self.delimiter)
-        return make_framer(delimiter, max_record_bytes=self.max_record_bytes)
 
 
 class TcpConnector:
@@ -185,24 +140,60 @@ class TcpConnector:
             FeedMisconfigured: a record over the limit, a cursor that cannot be kept, a wrong TLS file.
         """
         framer = self._options.framer()
-        reader = CursorReader(self._options.cursor) if self._options.cursor is not None else None
-        connection = await open_connection(self._connection_options, self._context.guard)
+        reader = self._options.cursor_reader()
+        pinged = Pinged(self._options.ping) if self._options.ping is not None else None
+        connection = await open_connection(self._connection_options, self._context)
         try:
-            connection.send(self._hello(cursor))
+            await self._greet(connection, cursor)
             self._context.on_connected()
             heard = False
             while data := await connection.receive():
                 heard = True
                 framed = framer.push(data)
+                if pinged is not None:
+                    framed, answers = pinged.take(framed)
+                    connection.send(answers)
                 if framed:
                     if reader is not None:
                         cursor = reader.after(framed, cursor)
                     yield framed.batch(cursor=cursor, received_at=self._context.clock.now())
-                if framed.oversize:
-                    raise self._oversize(cursor)
+                if framed.is_last:
+                    raise self._options.refusal(framed, where=self._endpoint, cursor=cursor)
+                del framed  # or its records would stay in memory until the next ones come
         finally:
             connection.close()
         raise self._closed(discarded=framer.pending, heard=heard)
+
+    async def _greet(self, connection: Connection, cursor: JSON) -> None:
+        secrets = self._context.secrets
+        values = wire_values(feed=self._context.feed, cursor=cursor, secrets=secrets)
+        for hello in self._options.hello:
+            connection.send(compile_template(hello.send, secrets=secrets).render(values))
+            if hello.expect:
+                await self._expect(connection, unescape(hello.expect))
+
+    async def _expect(self, connection: Connection, wanted: bytes) -> None:
+        """Take what arrives, up to and including what is wanted."""
+        heard = bytearray()
+        timeout_s = self._options.connect_timeout_s
+        ended = f"{self._endpoint}: no answer in its first {EXPECTED_WITHIN_BYTES} bytes"
+        try:
+            async with asyncio.timeout(timeout_s):
+                while wanted not in heard and len(heard) <= EXPECTED_WITHIN_BYTES:
+                    data = await connection.receive()
+                    if not data:
+                        ended = f"{self._endpoint}: closed by the peer"
+                        break
+                    heard += data
+        except TimeoutError:
+            ended = f"{self._endpoint}: no answer within {timeout_s:g} s (source.connect_timeout_s)"
+        except SourceUnavailable as error:
+            ended = str(error)
+        _, found, rest = heard.partition(wanted)
+        if not found:
+            said = f"it said {_show(heard)}" if heard else "it said nothing"
+            raise SourceUnavailable(f"{ended}; source.hello expects {_show(wanted)}, and {said}")
+        connection.put_back(rest)
 
     def _closed(self, *, discarded: int, heard: bool) -> SourceUnavailable:
         if discarded:
@@ -211,14 +202,7 @@ class TcpConnector:
             when = "" if heard else " before it sent anything"
         return SourceUnavailable(f"{self._endpoint}: closed by the peer{when}")
 
-    def _oversize(self, cursor: JSON) -> FeedMisconfigured:
-        return FeedMisconfigured(
-            f"{self._endpoint}: record of more than {self._options.max_record_bytes} bytes after cursor "
-            f"{show_cursor(cursor)}; raise source.max_record_bytes, or check source.framing"
-        )
 
-    def _hello(self, cursor: JSON) -> bytes:
-        template = compile_template(self._options.hello, secrets=self._context.secrets)
-        return template.render(
-            wire_values(feed=self._context.feed, cursor=cursor, secrets=self._context.secrets)
-        )
+def _show(said: bytes | bytearray) -> str:
+    shown = bytes(said[:SHOWN_BYTES])
+    return repr(shown)[1:] + ("…" if len(said) > SHOWN_BYTES else "")

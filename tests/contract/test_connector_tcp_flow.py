@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from feedq.connectors.base import Context
 from feedq.connectors.connection import READ_BYTES, Connection, open_connection
 from feedq.connectors.tcp import TcpOptions
 from feedq.errors import SourceUnavailable
@@ -60,7 +61,8 @@ def test_a_consumer_that_does_not_pull_holds_the_source_back_within_the_bound(ru
         harness = Harness()
         async with serving(script) as port:
             options = TcpOptions(url=url(port), buffer_bytes=bound).connection_options()
-            connection = await open_connection(options, harness.guard)
+            context = Context("acme/orders", harness.clock, harness.guard, harness.connected.set, {})
+            connection = await open_connection(options, context)
             try:
                 await until(lambda: connection.is_paused and held_back.is_set())
                 assert bound <= connection.buffered <= bound + READ_BYTES

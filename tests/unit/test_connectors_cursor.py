@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq.connectors.base import CsvFormat
 from feedq.connectors.cursor import CURSOR_BYTES_MAX, CursorReader, show_cursor
 from feedq.connectors.framing import Framed
 from feedq.errors import FeedMisconfigured
@@ -85,3 +86,39 @@ def test_a_cursor_beyond_its_size_limit_stops_the_feed() -> None:
 )
 def test_a_cursor_in_a_message_is_short(cursor: JSON, shown: str) -> None:
     assert show_cursor(cursor) == shown
+
+
+def csv_reader(pointer: str) -> CursorReader:
+    return CursorReader(pointer, csv=CsvFormat(fields=("seq", "a/b"), delimiter=";"))
+
+
+@pytest.mark.parametrize(
+    ("field", "cursor"),
+    [
+        (b"17", 17),
+        (b"-5", -5),
+        (b"0", 0),
+        (b'"17"', 17),
+        (b"007", "007"),
+        (b"+7", "+7"),
+        (b"-0", "-0"),
+        (b"1.50", "1.50"),
+        (b"99999999999999999999", "99999999999999999999"),
+        (b"2026-11-20T06:30:00Z", "2026-11-20T06:30:00Z"),
+        (b'"a;""b"""', 'a;"b"'),
+        (b'""', ""),
+    ],
+)
+def test_a_cursor_of_csv_is_a_field_and_repeats_what_was_sent(field: bytes, cursor: JSON) -> None:
+    assert csv_reader("/seq").after(lines(b"1;x", field + b";x", b";y"), 7) == cursor
+    assert csv_reader("/a~1b").after(lines(b"1;" + field), 7) == cursor
+
+
+def test_a_record_that_is_no_csv_is_passed_over() -> None:
+    assert csv_reader("/seq").after(lines(b"3;x", b"4", b'"5;x', b"\xff;x"), 7) == 3
+
+
+@pytest.mark.parametrize("pointer", ["/other", "", "/seq/0"])
+def test_a_cursor_that_is_no_field_is_refused(pointer: str) -> None:
+    with pytest.raises(ValueError, match=r"is no field of the records; source\.csv\.fields has 'seq', 'a/b'"):
+        csv_reader(pointer)

