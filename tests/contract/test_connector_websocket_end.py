@@ -1,0 +1,407 @@
+"""How connections of the websocket connector end, and what is said of it: refused, broken, closed, or silent."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import zlib
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import pytest
+import uvloop
+
+from feedq.connectors.websocket_connection import Websocket
+from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
+from feedq.testing.loopback import PATIENCE_S, reset, run_on, serving, until_closed
+from feedq.testing.tenure import SECRET
+from tests.contract.test_connector_websocket import read_from, tenure
+from tests.contract.websocket_server import (
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    accept,
+    acceptance,
+    close_frame,
+    frame,
+    read_frame,
+    read_request,
+)
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return partial(run_on, request.param)
+
+
+# -- refused -------------------------------------------------------------------------------------------
+
+
+async def refusal(answer: bytes, *, ends: bool = True, **source: Any) -> FeedqError:
+    """What is said of a server that answers the handshake like this."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(answer)
+        if ends:
+            writer.write_eof()
+        await until_closed(reader)
+
+    async with serving(script) as port:
+        feed = tenure(port, "/?token={token}", secrets={"token": "${env:ACME_TOKEN}"}, **source)
+        error = await feed.read()
+    assert error is not None
+    assert str(error).startswith(f"ws://127.0.0.1:{port}: ")
+    assert feed.connected == 0
+    assert not feed.guard.watched
+    return error
+
+
+ECHO = f"GET /?token={SECRET} is not allowed".encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "said"),
+    [
+        ("401 Unauthorized", FeedMisconfigured, "answered 401 Unauthorized; check source.headers"),
+        ("403 No", FeedMisconfigured, "answered 403 Forbidden; check source.headers"),
+        ("404 Not Found", SourceUnavailable, "answered 404 Not Found"),
+        ("429 Slow\r\nRetry-After: 30", SourceUnavailable, "and asks to wait: Retry-After 30"),
+        ("500 Oh", SourceUnavailable, "answered 500 Internal Server Error"),
+        ("599 Odd", SourceUnavailable, "answered 599"),
+        ("200 OK", SourceUnavailable, "answered 200 OK and is no WebSocket; check the path in source.url"),
+        (
+            f"301 Moved\r\nLocation: wss://elsewhere.example:8443/x?token={SECRET}",
+            FeedMisconfigured,
+            "redirects to wss://elsewhere.example:8443 (301), which is not followed; set source.url",
+        ),
+        (
+            f"302 Found\r\nLocation: https://user:{SECRET}@elsewhere.example/",
+            SourceUnavailable,
+            "redirects to https://elsewhere.example (302)",
+        ),
+        ("307 Found\r\nLocation: http://[bad", SourceUnavailable, "redirects (307), which is not followed"),
+    ],
+)
+def test_a_server_that_refuses_is_quoted_by_its_status_alone(
+    run: Run, status: str, kind: type[FeedqError], said: str
+) -> None:
+    async def main() -> None:
+        head = f"HTTP/1.1 {status}\r\n".encode()
+        for answer in (
+            head + b"Content-Length: %d\r\n\r\n%b" % (len(ECHO), ECHO),
+            head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(ECHO), ECHO),
+            head + b"\r\n" + ECHO,
+        ):
+            error = await refusal(answer)
+            assert type(error) is kind
+            assert said in str(error)
+            assert "GET" not in str(error)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"", "closed by the peer before it had answered the handshake"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade:", "closed by the peer before it had answered"),
+        (
+            b"HTTP/1.1 403 Forbidden\r\nContent-Length: 5\r\n\r\nno",
+            "closed by the peer before it had answered",
+        ),
+        (
+            b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n",
+            "its answer is not HTTP/1.1; does it speak WebSocket on that port",
+        ),
+        (b"x" * 100_000, "answers the handshake with more than 65536 bytes"),
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "no WebSocket handshake: missing Connection header"),
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Accept: wrong\r\n\r\n",
+            "no WebSocket handshake: invalid Sec-WebSocket-Accept header: wrong",
+        ),
+    ],
+)
+def test_an_answer_that_is_none_is_explained(run: Run, answer: bytes, said: str) -> None:
+    async def main() -> None:
+        error = await refusal(answer)
+        assert type(error) is SourceUnavailable
+        assert said in str(error)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("Sec-WebSocket-Extensions: permessage-deflate", "no extensions supported"),
+        ("Sec-WebSocket-Protocol: v9", "no subprotocols supported"),
+    ],
+)
+def test_a_server_that_chooses_what_was_not_offered_is_refused(run: Run, header: str, said: str) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await accept(reader, writer, header)
+            await until_closed(reader)
+
+        async with serving(script) as port:
+            error = await tenure(port).read()
+        assert type(error) is SourceUnavailable
+        assert said in str(error)
+
+    run(main())
+
+
+def test_a_server_that_does_not_answer_the_handshake_is_given_up(run: Run) -> None:
+    async def main() -> None:
+        error = await refusal(b"HTTP/1.1 101 Switch", ends=False, connect_timeout_s=0.1)
+        assert type(error) is SourceUnavailable
+        assert "no connection within 0.1 s (source.connect_timeout_s)" in str(error)
+
+    run(main())
+
+
+# -- broken and closed ---------------------------------------------------------------------------------
+
+BEFORE = frame(b"1") + frame(b"2")
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (close_frame(1001, "restart"), "closed by the peer: 1001 (going away) restart"),
+        (close_frame(4001, "your\n\x1b plan"), "closed by the peer: 4001 (private use) your plan"),
+        (frame(b"", CLOSE), "closed by the peer: 1005 (no status received [internal])"),
+        (close_frame(1000) + frame(b"3"), "closed by the peer: 1000 (OK)"),
+        (b"", "closed by the peer without a close frame"),
+        (frame(b"3")[:-1], "closed by the peer in the middle of a message"),
+        (frame(b"3")[:1], "closed by the peer in the middle of a message"),
+        (frame(b"3", fin=False), "closed by the peer in the middle of a message"),
+        (frame(b"3" * 70_000)[:9], "closed by the peer in the middle of a message"),
+    ],
+)
+def test_what_came_before_the_end_is_taken_and_the_end_is_explained(run: Run, sent: bytes, said: str) -> None:
+    async def main() -> None:
+        feed, error = await read_from(BEFORE + sent)
+        assert feed.records == [b"1", b"2"]
+        assert type(error) is SourceUnavailable
+        assert str(error).endswith(said)
+
+    run(main())
+
+
+def test_a_server_that_closes_at_once_is_told_apart(run: Run) -> None:
+    async def main() -> None:
+        _, error = await read_from(b"")
+        assert str(error).endswith("closed by the peer before it sent anything")
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"\x81\x81mask3", "incorrect masking"),
+        (b"\x82\xfe", "incorrect masking"),
+        (frame(b"3", rsv1=True), "reserved bits must be 0"),
+        (frame(b"3", 0x3), "invalid opcode"),
+        (frame(b"3", CONTINUATION), "unexpected continuation frame"),
+        (frame(b"3", fin=False) + frame(b"4"), "expected a continuation frame"),
+        (frame(b"3", fin=False) + frame(b"4" * 70_000), "expected a continuation frame"),
+        (frame(b"3", fin=False) + close_frame(1000), "1000"),
+        (frame(b"3" * 126, PING), "control frame too long"),
+        (frame(b"3", PING, fin=False), "fragmented control frame"),
+        (frame(b"3", CLOSE), "close frame too short"),
+        (frame(b"\x03\xe8\xff", CLOSE), "invalid start byte"),
+    ],
+)
+def test_what_breaks_the_protocol_ends_the_connection_after_what_came_before(
+    run: Run, sent: bytes, said: str
+) -> None:
+    async def main() -> None:
+        feed, error = await read_from(BEFORE + sent + frame(b"5"))
+        assert feed.records == [b"1", b"2"]
+        assert type(error) is SourceUnavailable
+        assert said in str(error)
+
+    run(main())
+
+
+def test_a_reset_in_the_middle_of_a_message_is_told_after_what_came_before(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await accept(reader, writer)
+            writer.write(BEFORE + frame(b"3")[:-1])
+            assert await read_frame(reader) == (TEXT, b"go on")
+            reset(writer)
+
+        async with serving(script) as port:
+            feed = tenure(port, subscribe="go on")
+            error = await feed.read()
+        assert type(error) is SourceUnavailable
+        assert feed.records in ([], [b"1", b"2"])
+
+    run(main())
+
+
+# -- too large -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(b"x" * 201),
+        frame(b"x" * 70_000)[:10],
+        frame(b"x" * 200, fin=False) + frame(b"x", CONTINUATION),
+        frame(b"x", fin=False) + frame(b"x" * 200, CONTINUATION, fin=False),
+    ],
+    ids=["short", "long, of which only the header came", "in fragments", "in fragments without an end"],
+)
+def test_a_message_over_the_limit_fails_the_feed_and_what_is_at_it_lands(run: Run, sent: bytes) -> None:
+    async def main() -> None:
+        before = frame(b"x" * 200) + frame(b"x" * 100, fin=False) + frame(b"x" * 100, CONTINUATION)
+        feed, error = await read_from(before + sent + frame(b"1"), max_record_bytes=200, format="text")
+        assert feed.records == [b"x" * 200, b"x" * 200]
+        assert type(error) is FeedMisconfigured
+        assert "message of more than 200 bytes after cursor null; raise source.max_record_bytes" in str(error)
+
+    run(main())
+
+
+def test_a_small_message_that_unpacks_to_a_large_one_is_over_the_limit(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked = await read_request(reader)
+            assert asked.headers["sec-websocket-extensions"].startswith("permessage-deflate")
+            writer.write(acceptance(asked, "Sec-WebSocket-Extensions: permessage-deflate"))
+            packer = zlib.compressobj(wbits=-15)
+            for record in (b"1", b"x" * 10_000_000):
+                packed = packer.compress(record) + packer.flush(zlib.Z_SYNC_FLUSH)
+                writer.write(frame(packed.removesuffix(b"\0\0\xff\xff"), rsv1=True))
+            # As it stands: a server may leave messages that do not shrink unpacked.
+            await until_closed(reader)
+
+        async with serving(script) as port:
+            feed = tenure(port, compression=True)
+            error = await feed.read()
+        assert feed.records == [b"1"]
+        assert type(error) is FeedMisconfigured
+        assert "message of more than 1048576 bytes" in str(error)
+
+    run(main())
+
+
+# -- silent --------------------------------------------------------------------------------------------
+
+
+def test_pings_are_sent_and_one_that_nothing_follows_ends_the_connection(run: Run) -> None:
+    async def main() -> None:
+        pings = []
+
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await accept(reader, writer)
+            for _ in range(3):
+                opcode, payload = await read_frame(reader)
+                pings.append(opcode)
+                writer.write(frame(payload, PONG))
+            await until_closed(reader)
+
+        async with serving(script) as port:
+            error = await tenure(port, ping_interval_s=0.05, ping_timeout_s=1).read()
+        assert pings == [PING] * 3
+        assert type(error) is SourceUnavailable
+        assert str(error).endswith("nothing heard for 1 s after a ping (source.ping_timeout_s)")
+
+    run(main())
+
+
+def test_whatever_comes_answers_a_ping_and_only_messages_keep_a_feed_from_being_stalled(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await accept(reader, writer)
+            for n in range(20):
+                # Pings of its own, and never a pong.
+                opcode, _ = await read_frame(reader)
+                if opcode == PING:
+                    writer.write(frame(b'{"event": "beat"}') if n < 10 else frame(b"", PING))
+            while (await read_frame(reader))[0] in (PING, PONG):
+                writer.write(frame(b"", PING))
+
+        async with serving(script) as port:
+            error = await tenure(
+                port,
+                ping_interval_s=0.05,
+                ping_timeout_s=0.5,
+                idle_timeout_s=0.4,
+                ignore=[{"/event": "beat"}],
+            ).read()
+        assert type(error) is SourceSilent
+        assert str(error).endswith("connected, but no message received for 0.4 s (source.idle_timeout_s)")
+
+    run(main())
+
+
+def test_a_source_that_is_held_back_is_not_called_silent(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await accept(reader, writer)
+            writer.write(frame(b"1"))
+            assert (await read_frame(reader))[0] == PING
+            writer.write(frame(b"2"))
+            await taken.wait()
+            writer.write(frame(b"3"))
+            await until_closed(reader)
+
+        taken = asyncio.Event()
+
+        async with serving(script) as port:
+            feed = tenure(port, ping_interval_s=0.05, ping_timeout_s=0.3, idle_timeout_s=0.3)
+            async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
+                assert (await anext(stream)).split() == (b"1",)
+                # Longer than any of the times above; to see that nothing happens takes that long.
+                await asyncio.sleep(1.0)
+                assert (await anext(stream)).split() == (b"2",)
+                taken.set()
+                assert (await anext(stream)).split() == (b"3",)
+
+    run(main())
+
+
+def test_a_connection_that_is_over_costs_nothing_until_its_last_messages_are_taken(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await accept(reader, writer)
+            writer.write(BEFORE + close_frame(1000))
+            await until_closed(reader)
+
+        async with serving(script) as port:
+            feed = tenure(port, ping_interval_s=0.02)
+            async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
+                feed.take(await anext(stream))
+                before_s = time.thread_time()
+                # Many pings would be due meanwhile; to see that nothing happens takes a moment.
+                await asyncio.sleep(0.5)
+                assert time.thread_time() - before_s < 0.2
+                with pytest.raises(SourceUnavailable, match="1000"):
+                    await anext(stream)
+        assert feed.records == [b"1", b"2"]
+
+    run(main())
+
+
+def test_nothing_of_a_connection_is_left_when_it_has_ended(run: Run) -> None:
+    async def main() -> None:
+        await read_from(BEFORE)
+        gc.collect()
+        # A timer that still ran would hold it.
+        assert not [thing for thing in gc.get_objects() if type(thing) is Websocket]
+
+    run(main())

@@ -1,0 +1,148 @@
+"""The websocket connector against websocketd, whose WebSocket is that of gorilla/websocket in Go.
+
+websocketd runs a program for each connection: what it prints are messages, a line each, and what it is sent it
+reads as lines. Here that is one that prints numbered records after the cursor in the query, or in a message.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from feedq.connectors.websocket import WebsocketConnector
+from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.testing.tenure import SECRET, Tenure
+from tests.peers.servers import PeerServer
+
+RECORDS = 20_000
+PROGRAM = f"""
+import json, os, sys
+from urllib.parse import parse_qs
+query = parse_qs(os.environ["QUERY_STRING"])
+if "asks" in query:
+    after = json.loads(sys.stdin.readline())["from"]
+else:
+    after = int(query.get("after", ["0"])[0])
+told = {{"token": os.environ.get("HTTP_X_TOKEN"), "agent": os.environ.get("HTTP_USER_AGENT")}}
+half = {RECORDS} // 2
+last = half if "halves" in query and after < half else {RECORDS}
+for seq in range((after or 0) + 1, last + 1):
+    print(json.dumps({{"seq": seq, **told}}))
+    told = {{}}
+sys.stdout.flush()
+if "stays" in query or last == half:
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def program(peer_dir: Path) -> str:
+    path = peer_dir / "records.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def websocketd(directory: Path, *args: str) -> PeerServer:
+    return PeerServer("websocketd", "--port={port}", "--address=127.0.0.1", *args, directory=directory)
+
+
+@pytest.fixture
+def server(peer_dir: Path, program: str) -> Iterator[PeerServer]:
+    with websocketd(peer_dir, sys.executable, program) as running:
+        yield running
+
+
+def tenure(server: PeerServer, query: str = "", *, scheme: str = "ws", **source: Any) -> Tenure:
+    url = f"{scheme}://127.0.0.1:{server.port}/{query}"
+    return Tenure(WebsocketConnector, {"url": url, "cursor": "/seq", **source})
+
+
+async def test_a_feed_resumes_after_its_cursor_in_the_url(server: PeerServer) -> None:
+    feed = tenure(server, "?after={cursor}")
+    while len(feed.records) < RECORDS:
+        had = len(feed.records)
+        # A connection for a few batches each: the rest of what it brought is never committed.
+        error = await feed.read(enough=lambda had=had: len(feed.records) >= had + 5_000)
+        assert error is None or "closed by the peer" in str(error)
+    assert [json.loads(record)["seq"] for record in feed.records] == [*range(1, RECORDS + 1)]
+
+
+async def test_a_subscription_reaches_the_program_and_headers_do(server: PeerServer) -> None:
+    feed = tenure(
+        server,
+        "?asks=1",
+        subscribe=r'{"from": {cursor}}\n',
+        headers={"X-Token": "{token}"},
+        secrets={"token": "${env:ACME_TOKEN}"},
+    )
+    feed.cursor = RECORDS - 2
+    error = await feed.read()
+    first, second = feed.records
+    assert f'"token": "{SECRET}", "agent": "feedq/'.encode() in first
+    assert second == b'{"seq": %d}' % RECORDS
+    assert feed.cursor == RECORDS
+    assert isinstance(error, SourceUnavailable)
+
+
+async def test_a_connection_that_waits_answers_pings_and_is_answered(server: PeerServer) -> None:
+    feed = tenure(server, "?after={cursor}&stays=1", ping_interval_s=0.1, ping_timeout_s=5, idle_timeout_s=2)
+    feed.cursor = RECORDS - 1
+    error = await feed.read()
+    assert [json.loads(record)["seq"] for record in feed.records] == [RECORDS]
+    # Twenty pings were answered, or it would have been given up for these.
+    assert "no message received for 2 s (source.idle_timeout_s)" in str(error)
+
+
+async def test_a_server_that_is_killed_is_told_and_resumed(peer_dir: Path, program: str) -> None:
+    with websocketd(peer_dir, sys.executable, program) as server:
+        feed = tenure(server, "?after={cursor}&halves=1")
+
+        def killed_half_way() -> bool:
+            if len(feed.records) == RECORDS // 2:
+                server.kill()
+            return False
+
+        assert isinstance(await feed.read(enough=killed_half_way), SourceUnavailable)
+        assert "connection refused" in str(await feed.read())
+        server.start()
+        await feed.land(RECORDS)
+    assert feed.cursor == len(feed.records) == RECORDS
+
+
+async def test_what_it_refuses_is_explained(peer_dir: Path, program: str) -> None:
+    with websocketd(peer_dir, "--origin=feeds.example", sys.executable, program) as server:
+        error = await tenure(server).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "answered 403 Forbidden" in str(error)
+        allowed = tenure(server, headers={"Origin": "http://feeds.example"})
+        assert await allowed.read(enough=lambda: True) is None
+    scripts = peer_dir / "scripts"
+    scripts.mkdir()
+    with websocketd(peer_dir, f"--dir={scripts}") as server:
+        error = await tenure(server, "nobody").read()
+        assert type(error) is SourceUnavailable
+        assert "answered 404 Not Found" in str(error)
+
+
+async def test_it_streams_over_tls(peer_dir: Path, program: str) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    ca_file, cert_file, key_file = (peer_dir / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    authority.cert_pem.write_to_path(str(ca_file))
+    certificate.cert_chain_pems[0].write_to_path(str(cert_file))
+    certificate.private_key_pem.write_to_path(str(key_file))
+    tls = (f"--sslcert={cert_file}", f"--sslkey={key_file}")
+    with websocketd(peer_dir, "--ssl", *tls, sys.executable, program) as server:
+        feed = tenure(server, scheme="wss", ca_file=str(ca_file))
+        await feed.read()
+        assert len(feed.records) == RECORDS
+        assert "certificate is not accepted" in str(await tenure(server, scheme="wss").read())
+        assert "its answer is not HTTP/1.1; does it speak WebSocket on that port, and with TLS" in str(
+            await tenure(server).read()
+        )
