@@ -1,0 +1,380 @@
+"""The http connector reading one answer that never ends, on asyncio's loop and on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+from contextlib import aclosing
+
+import pytest
+
+from feedq.connectors.gunzip import PIECE_BYTES_MAX
+from feedq.connectors.http import HttpConnector
+from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.testing.loopback import serving, until_closed
+from tests.contract.http_source import (
+    LAST_CHUNK,
+    Asked,
+    HttpFeed,
+    Run,
+    answer,
+    chunk,
+    head,
+    on_both_loops,
+    read_request,
+    records_of,
+)
+
+LINES = b"".join(b'{"seq": %d}\n' % n for n in range(1, 101))
+pytestmark = on_both_loops
+
+
+def url(port: int, target: str = "/orders") -> str:
+    return f"http://127.0.0.1:{port}{target}"
+
+
+class Script:
+    """Answers each request with the next of these bytes, then closes; keeps what was asked."""
+
+    def __init__(self, *answers: bytes, crumbs: int = 0, stays: bool = False) -> None:
+        self.asked: list[Asked] = []
+        self._answers = list(answers)
+        self._crumbs = crumbs
+        self._stays = stays
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked.append(await read_request(reader))
+        sent = self._answers[min(len(self.asked), len(self._answers)) - 1]
+        step = self._crumbs or len(sent) or 1
+        for start in range(0, len(sent), step):
+            writer.write(sent[start : start + step])
+            await writer.drain()
+            if self._crumbs:
+                # The connector gets to see each crumb by itself.
+                await asyncio.sleep(0)
+        if self._stays:
+            await until_closed(reader)
+
+
+# -- what comes through --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crumbs", [0, 1, 7])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        answer(LINES),
+        head() + LINES,
+        head(transfer_encoding="chunked") + chunk(LINES) + LAST_CHUNK,
+        head(transfer_encoding="chunked") + b"".join(map(chunk, LINES.splitlines(True))) + LAST_CHUNK,
+        b"HTTP/1.1 100 Continue\r\n\r\n" + answer(LINES),
+        answer(gzip.compress(LINES), content_encoding="gzip"),
+        answer(gzip.compress(LINES[:50]) + gzip.compress(LINES[50:]), content_encoding="x-gzip"),
+        head(content_encoding="GZIP", transfer_encoding="chunked")
+        + b"".join(chunk(gzip.compress(LINES)[i : i + 9]) for i in range(0, len(gzip.compress(LINES)), 9))
+        + LAST_CHUNK,
+    ],
+    ids=["length", "close", "one chunk", "chunks", "continue", "gzip", "gzips", "gzip in chunks"],
+)
+def test_an_answer_comes_through_however_it_is_framed_packed_and_cut(
+    run: Run, sent: bytes, crumbs: int
+) -> None:
+    async def main() -> None:
+        feed = HttpFeed(HttpConnector)
+        async with serving(Script(sent, crumbs=crumbs)) as port:
+            batches, error = await feed.read_to_end(url(port), cursor="/seq")
+        assert records_of(batches) == LINES.splitlines()
+        assert batches[-1].cursor == 100
+        assert feed.connected == 1
+        assert str(error) == f"http://127.0.0.1:{port}: the source ended its answer"
+
+    run(main())
+
+
+def test_many_small_chunks_that_have_arrived_make_one_batch(run: Run) -> None:
+    async def main() -> None:
+        sent = head(transfer_encoding="chunked") + b"".join(map(chunk, LINES.splitlines(True)))
+        async with serving(Script(sent, stays=True)) as port:
+            batches = await HttpFeed(HttpConnector).take(100, url(port))
+        assert len(batches) == 1
+
+    run(main())
+
+
+def test_the_request_says_what_the_options_do(run: Run) -> None:
+    async def main() -> None:
+        script = Script(answer(b'{"seq": 8}\n'))
+        feed = HttpFeed(HttpConnector, secrets={"token": "a b/c"})
+        source = {
+            "headers": {"X-Key": "{token}", "X-Feed": "{name}", "X-At": "{cursor}", "User-Agent": "mine"},
+            "cursor": "/seq",
+        }
+        async with serving(script) as port:
+            where = url(port, "/o/{name}?key={token}&after={cursor}&all=1")
+            await feed.read_to_end(where, **source)
+            await feed.read_to_end(where, after="ü&7", **source)
+        first, second = script.asked
+        assert first.target == "/o/acme%2Forders?key=a%20b%2Fc&all=1"
+        assert second.target == "/o/acme%2Forders?key=a%20b%2Fc&after=%C3%BC%267&all=1"
+        assert first.method == "GET"
+        assert first.headers["host"] == f"127.0.0.1:{port}"
+        assert first.headers["x-key"] == "a b/c"
+        assert first.headers["x-feed"] == "acme/orders"
+        assert first.headers["user-agent"] == "mine"
+        assert first.headers["accept-encoding"] == "gzip"
+        assert "x-at" not in first.headers
+        assert second.headers["x-at"] == "ü&7".encode().decode("latin-1")
+
+    run(main())
+
+
+def test_a_body_is_sent_with_json_in_its_places(run: Run) -> None:
+    async def main() -> None:
+        script = Script(answer(b'{"seq": 8}\n'))
+        body = r'{"feed": {name}, "after": {cursor}, "token": "{token}"}\n'
+        source = {"method": "POST", "body": body, "headers": {"Content-Type": "application/json"}}
+        async with serving(script) as port:
+            feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+            await feed.read_to_end(url(port), **source)
+            await feed.read_to_end(url(port), after=7, **source)
+        assert [json.loads(asked.body) for asked in script.asked] == [
+            {"feed": "acme/orders", "after": after, "token": "s3cret"} for after in (None, 7)
+        ]
+        assert script.asked[0].headers["content-type"] == "application/json"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind", "counts"),
+    [
+        (answer(b'{"seq": 1}\n{"seq": 2}'), "json", True),
+        (head(transfer_encoding="chunked") + chunk(b'{"seq": 1}\n[2]') + LAST_CHUNK, "json", True),
+        (head() + b'{"seq": 1}\n{"seq": 2}', "json", False),
+        (answer(b'{"seq": 1}\n{"seq": 2'), "json", False),
+        (answer(b'{"seq": 1}\n12'), "json", False),
+        (answer(b"one\ntwo"), "text", False),
+    ],
+)
+def test_a_record_without_its_end_mark_counts_only_if_it_is_sure_to_be_whole(
+    run: Run, sent: bytes, kind: str, counts: bool
+) -> None:
+    async def main() -> None:
+        async with serving(Script(sent)) as port:
+            batches, error = await HttpFeed(HttpConnector).read_to_end(url(port), format=kind)
+        assert len(records_of(batches)) == 1 + counts
+        assert ("in the middle of a record" in str(error)) is not counts
+
+    run(main())
+
+
+def test_records_of_any_framing_come_through(run: Run) -> None:
+    async def main() -> None:
+        async with serving(Script(answer(b"\0\3a\nb\0\1c"))) as port:
+            source = {"framing": "length", "length_bytes": 2, "format": "bytes"}
+            batches, _ = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
+        assert records_of(batches) == [b"a\nb", b"c"]
+
+    run(main())
+
+
+# -- what an answer says -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 405, 410, 422])
+def test_a_request_that_is_refused_fails_the_feed(run: Run, status: int) -> None:
+    async def main() -> None:
+        feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+        async with serving(Script(answer(b"s3cret", f"{status} s3cret"))) as port:
+            batches, error = await feed.read_to_end(url(port, "/?key={token}"))
+        assert batches == []
+        assert isinstance(error, FeedMisconfigured)
+        assert str(error).startswith(f"http://127.0.0.1:{port}: ")
+        assert f"({status})" in str(error)
+        assert "check source." in str(error)
+        assert not feed.connected
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "retry_after", "says"),
+    [
+        (500, "", "answered 500 Internal Server Error"),
+        (503, "", "answered 503 Service Unavailable"),
+        (429, "17", "answered 429 Too Many Requests, and wants to be asked again in 17 s"),
+        (
+            503,
+            "Thu, 01 Jan 2026 00:02:00 GMT",
+            "answered 503 Service Unavailable, and wants to be asked again in 120 s",
+        ),
+        (503, "soon", "answered 503 Service Unavailable"),
+        (599, "", "answered 599"),
+        (404, "", "has nothing there; check source.url (404)"),
+        (418, "", "answered 418 I'm a Teapot"),
+        (304, "", "answered 304, and without content"),
+        (204, "", "answered 204, and without content"),
+        (302, "", "answered 302 Found"),
+    ],
+)
+def test_trouble_of_the_source_is_told(run: Run, status: int, retry_after: str, says: str) -> None:
+    async def main() -> None:
+        headers = {"retry_after": retry_after} if retry_after else {}
+        sent = head(f"{status} Whatever", content_length="0", **headers)
+        async with serving(Script(sent)) as port:
+            _, error = await HttpFeed(HttpConnector).read_to_end(url(port))
+        assert isinstance(error, SourceUnavailable)
+        assert str(error) == f"http://127.0.0.1:{port}: {says}"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (b"", "closed by the peer before it answered"),
+        (b"HTTP/1.1 200 OK\r\nConte", "closed by the peer before it answered"),
+        (b"SSH-2.0-s3cret\r\n\r\n", "is not HTTP/1.1"),
+        (b"\x15\x03\x01\x00\x02\x02", "is not HTTP/1.1"),
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "is not HTTP/1.1"),
+        (head(x="s3cret" * 50_000), "the head of its answer is larger than"),
+        (head(content_length="100") + b'{"seq": 1}\n', "closed by the peer in the middle of its answer"),
+        (
+            head(transfer_encoding="chunked") + b'b\r\n{"seq": 1}\n',
+            "closed by the peer in the middle of its answer",
+        ),
+        (head(transfer_encoding="chunked") + b's3cret\r\n{"seq": 1}\n', "is not HTTP/1.1"),
+        (head(content_encoding="br") + b"x", "answers in the content encoding 'br', which was not asked for"),
+        (head(content_encoding="a, s3cret b") + b"x", "the content encoding that it names"),
+        (answer(b"s3cret", content_encoding="gzip"), "its gzip cannot be unpacked"),
+        (answer(gzip.compress(LINES)[:-9], content_encoding="gzip"), "its gzip breaks off"),
+    ],
+    ids=range(13),
+)
+def test_what_is_no_proper_answer_is_told_and_not_quoted(run: Run, sent: bytes, says: str) -> None:
+    async def main() -> None:
+        feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+        async with serving(Script(sent)) as port:
+            _, error = await feed.read_to_end(url(port, "/?key={token}"))
+        assert isinstance(error, SourceUnavailable)
+        assert says in str(error)
+
+    run(main())
+
+
+def test_what_came_before_the_answer_broke_off_is_kept(run: Run) -> None:
+    async def main() -> None:
+        sent = head(transfer_encoding="chunked") + chunk(LINES) + b"5\r\nab"
+        async with serving(Script(sent)) as port:
+            batches, error = await HttpFeed(HttpConnector).read_to_end(url(port))
+        assert records_of(batches) == LINES.splitlines()
+        assert isinstance(error, SourceUnavailable)
+
+    run(main())
+
+
+def test_a_head_that_drips_is_not_waited_for_without_end(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\n")
+            while True:
+                writer.write(b"X: y\r\n")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+        async with serving(script) as port:
+            _, error = await HttpFeed(HttpConnector).read_to_end(url(port), response_timeout_s=0.2)
+        assert str(error) == f"http://127.0.0.1:{port}: no answer within 0.2 s (source.response_timeout_s)"
+        assert type(error) is SourceUnavailable
+
+    run(main())
+
+
+def test_an_answer_that_goes_silent_is_stalled_and_crumbs_are_signs_of_life(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            writer.write(head(transfer_encoding="chunked"))
+            for _ in range(10):
+                writer.write(chunk(b"\n"))
+                await writer.drain()
+                await asyncio.sleep(0.1)
+            await until_closed(reader)
+
+        began = asyncio.get_running_loop().time()
+        async with serving(script) as port:
+            _, error = await HttpFeed(HttpConnector).read_to_end(url(port), idle_timeout_s=0.5)
+        assert isinstance(error, SourceSilent)
+        assert "nothing received for 0.5 s (source.idle_timeout_s)" in str(error)
+        assert asyncio.get_running_loop().time() - began > 1
+
+    run(main())
+
+
+def test_a_little_gzip_that_holds_much_is_unpacked_only_as_it_is_taken(run: Run) -> None:
+    async def main() -> None:
+        packed = gzip.compress((b"x" * 99 + b"\n") * 2_000_000)
+        async with serving(Script(answer(packed, content_encoding="gzip"))) as port:
+            feed = HttpFeed(HttpConnector)
+            async with aclosing(feed.open(url(port), format="text")) as stream:
+                for _ in range(20):
+                    assert (await anext(stream)).size <= 512 * 1024
+
+    run(main())
+
+
+def test_a_little_gzip_that_holds_much_and_no_record_leaves_the_loop_to_others(run: Run) -> None:
+    async def main() -> None:
+        pieces = 200
+        packed = gzip.compress(b"\n" * (pieces * PIECE_BYTES_MAX))
+        async with serving(Script(answer(packed, content_encoding="gzip"))) as port:
+            reading = asyncio.ensure_future(HttpFeed(HttpConnector).read_to_end(url(port), format="text"))
+            turns = 0
+            while not reading.done():
+                await asyncio.sleep(0)
+                turns += 1
+        batches, _ = await reading
+        assert batches == []
+        assert turns > pieces
+
+    run(main())
+
+
+# -- secrets and the environment -----------------------------------------------------------------------
+
+
+def test_no_url_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+        async with serving(Script(answer(LINES))) as port:
+            await feed.read_to_end(url(port, "/?key={token}"))
+
+    caplog.set_level(logging.DEBUG)
+    run(main())
+    assert "s3cret" not in caplog.text
+    assert "HTTP Request" not in caplog.text
+
+
+def test_a_secret_that_no_header_can_hold_is_told_and_not_shown(run: Run) -> None:
+    async def main() -> None:
+        feed = HttpFeed(HttpConnector, secrets={"token": "s3\ncret"})
+        _, error = await feed.read_to_end("http://127.0.0.1:1/", headers={"X-Key": "{token}"})
+        assert isinstance(error, FeedMisconfigured)
+        assert "X-Key" in str(error)
+
+    run(main())
+
+
+def test_proxies_of_the_environment_are_not_asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+
+    async def main() -> None:
+        async with serving(Script(answer(LINES))) as port:
+            batches, _ = await HttpFeed(HttpConnector).read_to_end(url(port))
+        assert len(records_of(batches)) == 100
+
+    run(main())

@@ -1,0 +1,350 @@
+"""The http connector that polls for pages: which it asks for, and where it goes on after a crash anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from feedq.connectors.http import HttpConnector
+from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.model import JSON
+from feedq.testing.loopback import serving
+from tests.contract.http_source import (
+    POLL,
+    Api,
+    Asked,
+    HttpFeed,
+    Run,
+    answer,
+    items,
+    on_both_loops,
+    read_request,
+    records_of,
+    seqs,
+    url,
+)
+
+pytestmark = on_both_loops
+
+
+async def crash_anywhere(make: Callable[[], Api], expected: Sequence[int], **source: Any) -> None:
+    """Whichever batch is the last that was committed, those that come after it are landed by the next attempt."""
+    async with serving(make()) as port:
+        batches = await HttpFeed(HttpConnector).take(
+            len(expected), url(port, source["target"]), **_plain(source)
+        )
+    assert seqs(records_of(batches)) == list(expected)
+    for committed in range(len(batches)):
+        landed = records_of(batches[: committed + 1])
+        async with serving(make()) as port:
+            left = len(expected) - len(landed)
+            if left:
+                cursor = json.loads(json.dumps(batches[committed].cursor))
+                after = await HttpFeed(HttpConnector).take(
+                    left, url(port, source["target"]), after=cursor, **_plain(source)
+                )
+                landed += records_of(after)
+        assert seqs(landed) == list(expected)
+
+
+def _plain(source: dict[str, Any]) -> dict[str, Any]:
+    return {**POLL, **{name: value for name, value in source.items() if name != "target"}}
+
+
+# -- cursors and pages ---------------------------------------------------------------------------------
+
+
+def numbered(asked: Asked, *, last: int, size: int = 3) -> list[int]:
+    after = int(asked.parameter("after") or 0)
+    return list(range(after + 1, min(after + size, last) + 1))
+
+
+def test_records_with_a_cursor_land_exactly_once(run: Run) -> None:
+    def make() -> Api:
+        return Api(lambda asked: answer(items(*numbered(asked, last=10))))
+
+    async def main() -> None:
+        target = "/orders?after={cursor}"
+        await crash_anywhere(make, range(1, 11), target=target, records="/items", cursor="/seq")
+
+    run(main())
+
+
+def test_pages_are_asked_for_at_once_and_the_next_poll_waits(run: Run) -> None:
+    async def main() -> None:
+        api = Api(lambda asked: answer(items(*numbered(asked, last=10))))
+        source = {"mode": "poll", "interval_s": 0.7, "records": "/items", "cursor": "/seq"}
+        async with serving(api) as port:
+            feed = HttpFeed(HttpConnector)
+            async with aclosing(feed.open(url(port, "/orders?after={cursor}"), **source)) as stream:
+                while len(api.asked) < 4:
+                    await anext(stream)
+                waiting = asyncio.ensure_future(anext(stream))
+                await api.asks(7)
+                waiting.cancel()
+                await asyncio.wait([waiting])
+        assert [asked.target for asked in api.asked[:6]] == [
+            "/orders",
+            *(f"/orders?after={n}" for n in (3, 6, 9, 10, 10)),
+        ]
+        # 0.7 s after the poll before it began, whatever that took.
+        assert api.asked_at[5] - api.asked_at[0] > 0.65
+        assert api.asked_at[6] - api.asked_at[5] > 0.6
+        assert api.connections == 1
+
+    run(main())
+
+
+def test_a_cursor_in_the_answer_lands_exactly_once(run: Run) -> None:
+    def make() -> Api:
+        def reply(asked: Asked) -> bytes:
+            numbers = numbered(asked, last=10)
+            token = str(numbers[-1]) if numbers else asked.parameter("after")
+            return answer(items(*numbers, paging={"next": token}))
+
+        return Api(reply)
+
+    async def main() -> None:
+        target = "/orders?after={cursor}"
+        source = {"records": "/items", "next_cursor": "/paging/next"}
+        await crash_anywhere(make, range(1, 11), target=target, **source)
+
+    run(main())
+
+
+@pytest.mark.parametrize("end", [None, ""])
+def test_where_there_is_no_next_cursor_the_last_one_is_asked_with_again(run: Run, end: JSON) -> None:
+    def make() -> Api:
+        growing = [10]
+
+        def reply(asked: Asked) -> bytes:
+            numbers = numbered(asked, last=growing[0])
+            is_last = numbers[-1] == growing[0]
+            if is_last:
+                growing[0] = 11
+            return answer(items(*numbers, next=end if is_last else str(numbers[-1])))
+
+        return Api(reply)
+
+    async def main() -> None:
+        # What the last page had before it grew is not landed again.
+        source = {"records": "/items", "next_cursor": "/next", "target": "/orders?after={cursor}"}
+        async with serving(make()) as port:
+            batches = await HttpFeed(HttpConnector).take(11, url(port, source["target"]), **_plain(source))
+        assert seqs(records_of(batches)) == list(range(1, 12))
+
+    run(main())
+
+
+def paged(asked: Asked, *, by_link: bool) -> bytes:
+    page = int(asked.parameter("page") or 1)
+    numbers = range(page * 2 - 1, page * 2 + 1)
+    there = f"/orders?page={page + 1}&key={asked.parameter('key')}" if page < 4 else None
+    if by_link:
+        link = {"link": f'<{there}>; rel="next", </orders?page=4>; rel="last"'} if there else {}
+        return answer(items(*numbers), **link)
+    return answer(items(*numbers, links={"next": there}))
+
+
+@pytest.mark.parametrize("next_page", ["link", "/links/next"])
+def test_pages_behind_links_land_once_a_poll_whatever_crashes(run: Run, next_page: str) -> None:
+    def make() -> Api:
+        return Api(lambda asked: paged(asked, by_link=next_page == "link"))
+
+    async def main() -> None:
+        source = {"records": "/items", "next_page": next_page, "interval_s": 60.0}
+        await crash_anywhere(make, range(1, 9), target="/orders", **source)
+
+    run(main())
+
+
+def test_no_secret_gets_into_the_position_though_the_source_repeats_it(run: Run) -> None:
+    async def main() -> None:
+        feed = HttpFeed(HttpConnector, secrets={"token": "s3 cret/&"})
+        api = Api(lambda asked: paged(asked, by_link=True))
+        api.reply = lambda asked: paged(asked, by_link=True).replace(b"s3 cret/&", b"s3+cret%2F%26")
+        source = {**POLL, "records": "/items", "next_page": "link"}
+        async with serving(api) as port:
+            batches = await feed.take(8, url(port, "/orders?key={token}"), **source)
+        assert all(asked.parameter("key") == "s3 cret/&" for asked in api.asked)
+        assert batches[0].cursor == {"at": None, "page": "/orders?page=2&key={token:form}"}
+        assert "cret" not in str([batch.cursor for batch in batches])
+
+    run(main())
+
+
+def test_a_page_on_another_host_is_asked_for_without_the_headers_of_the_feed(run: Run) -> None:
+    async def main() -> None:
+        elsewhere = Api(lambda _: answer(items(2)))
+        async with serving(elsewhere, host="127.0.0.2") as port:
+            there = f"http://127.0.0.2:{port}/more"
+            home = Api(lambda _: answer(items(1, next=there)))
+            feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+            source = {**POLL, "records": "/items", "next_page": "/next", "headers": {"X-Key": "{token}"}}
+            async with serving(home) as home_port:
+                batches = await feed.take(2, url(home_port), **source)
+        assert seqs(records_of(batches)) == [1, 2]
+        assert batches[0].cursor == {"at": None, "page": there}
+        assert "s3cret" in str(home.asked)
+        assert "s3cret" not in str(elsewhere.asked)
+
+    run(main())
+
+
+def test_a_page_that_the_source_has_forgotten_begins_the_poll_anew(run: Run) -> None:
+    async def main() -> None:
+        def reply(asked: Asked) -> bytes:
+            return answer(b"", "410 Gone") if asked.parameter("page") else answer(items(1))
+
+        api = Api(reply)
+        source = {**POLL, "records": "/items", "next_page": "link"}
+        async with serving(api) as port:
+            cursor: JSON = {"at": None, "page": "/orders?page=2"}
+            batches = await HttpFeed(HttpConnector).take(1, url(port), after=cursor, **source)
+        assert seqs(records_of(batches)) == [1]
+        assert [asked.target for asked in api.asked] == ["/orders?page=2", "/orders"]
+
+    run(main())
+
+
+def test_a_page_that_is_not_there_though_it_was_just_named_is_told(run: Run) -> None:
+    async def main() -> None:
+        def reply(asked: Asked) -> bytes:
+            return answer(b"", "404 Not Found") if asked.parameter("page") else paged(asked, by_link=True)
+
+        async with serving(Api(reply)) as port:
+            source = {**POLL, "records": "/items", "next_page": "link"}
+            batches, error = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
+        assert seqs(records_of(batches)) == [1, 2]
+        assert "has nothing there" in str(error)
+
+    run(main())
+
+
+def test_pages_in_a_circle_are_told(run: Run) -> None:
+    async def main() -> None:
+        def reply(asked: Asked) -> bytes:
+            there = "/b" if asked.target == "/a" else "/a"
+            return answer(items(1), link=f'<{there}>; rel="next"')
+
+        async with serving(Api(reply)) as port:
+            source = {**POLL, "records": "/items", "next_page": "link"}
+            _, error = await HttpFeed(HttpConnector).read_to_end(url(port, "/a"), **source)
+        assert isinstance(error, SourceUnavailable)
+        assert "lead in a circle" in str(error)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("there", "kind", "says"),
+    [
+        ("ftp://x/", SourceUnavailable, "no http:// or https:// address"),
+        ("http://[::1", SourceUnavailable, "cannot be one"),
+        ("/" + "x" * 9000, FeedMisconfigured, "at most 8192 are kept"),
+    ],
+)
+def test_a_next_page_that_cannot_be_asked_for_is_told(
+    run: Run, there: str, kind: type[Exception], says: str
+) -> None:
+    async def main() -> None:
+        async with serving(Api(lambda _: answer(items(1, next=there)))) as port:
+            source = {**POLL, "records": "/items", "next_page": "/next"}
+            _, error = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
+        assert isinstance(error, kind)
+        assert says in str(error)
+
+    run(main())
+
+
+def test_pages_come_through_though_the_source_ends_each_connection_without_a_word(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked = await read_request(reader)
+            writer.write(answer(items(*numbered(asked, last=30))))
+            await writer.drain()
+
+        async with serving(script) as port:
+            source = {**POLL, "records": "/items", "cursor": "/seq"}
+            batches = await HttpFeed(HttpConnector).take(30, url(port, "/orders?after={cursor}"), **source)
+        assert seqs(records_of(batches)) == list(range(1, 31))
+
+    run(main())
+
+
+def test_a_connection_that_breaks_while_the_source_takes_its_time_is_told(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(answer(items(*numbered(await read_request(reader), last=30))))
+            await read_request(reader)
+            # Long enough to have been heard.
+            await asyncio.sleep(0.3)
+
+        async with serving(script) as port:
+            source = {**POLL, "records": "/items", "cursor": "/seq"}
+            where = url(port, "/orders?after={cursor}")
+            batches, error = await HttpFeed(HttpConnector).read_to_end(where, **source)
+        assert len(batches) == 1
+        assert str(error) == f"http://127.0.0.1:{port}: closed by the peer before it answered"
+
+    run(main())
+
+
+def test_a_body_is_not_sent_to_the_host_of_another_page(run: Run) -> None:
+    async def main() -> None:
+        elsewhere = Api(lambda _: answer(items(2)))
+        async with serving(elsewhere, host="127.0.0.2") as port:
+            there = f"http://127.0.0.2:{port}/more"
+            home = Api(lambda _: answer(items(1, next=there)))
+            source = {**POLL, "records": "/items", "next_page": "/next", "method": "POST", "body": "{token}"}
+            async with serving(home) as home_port:
+                for cursor in (None, {"at": None, "page": there}):  # just named, and from before a restart
+                    feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
+                    _, error = await feed.read_to_end(url(home_port), after=cursor, **source)
+                    assert isinstance(error, FeedMisconfigured)
+                    assert "would have to be sent source.body too" in str(error)
+        assert home.asked[0].body == b"s3cret"
+        assert elsewhere.asked == []
+
+    run(main())
+
+
+def test_a_byte_order_mark_hides_neither_cursor_nor_next_page(run: Run) -> None:
+    async def main() -> None:
+        def reply(asked: Asked) -> bytes:
+            after = int(asked.parameter("after") or 0)
+            return answer(b"\xef\xbb\xbf" + items(after + 1, next=after + 1, more=None))
+
+        source = {**POLL, "records": "/items", "next_cursor": "/next", "next_page": "/more"}
+        async with serving(Api(reply)) as port:
+            batches = await HttpFeed(HttpConnector).take(3, url(port, "/orders?after={cursor}"), **source)
+        assert seqs(records_of(batches)) == [1, 2, 3]
+
+    run(main())
+
+
+def test_an_answer_whose_cursor_cannot_be_read_is_told(run: Run) -> None:
+    async def main() -> None:
+        # Its list can be read, but no text of JSON holds such a byte.
+        body = items(1, next=1)[:-1] + b',"by":"\xff"}'
+        source = {**POLL, "records": "/items", "next_cursor": "/next"}
+        async with serving(Api(lambda _: answer(body))) as port:
+            _, error = await HttpFeed(HttpConnector).read_to_end(url(port, "/?after={cursor}"), **source)
+        assert "its answer is no JSON" in str(error)
+
+    run(main())
+
+
+def test_an_answer_that_is_nested_too_deep_is_told(run: Run) -> None:
+    async def main() -> None:
+        body = b'{"items":[' + b"[" * 100_000 + b"]" * 100_000 + b"]}"
+        async with serving(Api(lambda _: answer(body))) as port:
+            _, error = await HttpFeed(HttpConnector).read_to_end(url(port), **POLL, records="/items")
+        assert "its answer is no JSON" in str(error)
+
+    run(main())

@@ -1,0 +1,216 @@
+"""The http and sse connectors against nginx."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+import trustme
+
+from feedq.connectors.http import HttpConnector
+from feedq.connectors.sse import SseConnector
+from feedq.embedded.process import free_port
+from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
+from feedq.model import JSON, Batch
+from feedq.testing.loopback import Journal, serving
+from tests.contract.http_source import HttpFeed, chunk, head, read_request, records_of
+from tests.peers.servers import PeerServer
+
+RECORDS = 200_000
+CONFIG = """
+daemon off;
+master_process off;
+user root;
+pid {directory}/nginx.pid;
+error_log stderr;
+events {{ worker_connections 64; }}
+http {{
+    log_format told '$status $request_uri $http_if_none_match';
+    access_log {directory}/access.log told;
+    client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
+    fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+    ssl_certificate {directory}/server.pem; ssl_certificate_key {directory}/server.pem;
+    ssl_client_certificate {directory}/ca.pem;
+    types {{ application/x-ndjson ndjson; application/json json; }}
+    server {{
+        listen 127.0.0.1:{port};
+        listen 127.0.0.1:{tls_port} ssl;
+        ssl_verify_client optional;
+        root {directory}/www;
+        location /packed/ {{ alias {directory}/www/; gzip on; gzip_types *; gzip_proxied any; }}
+        location /moved/ {{ rewrite ^/moved/(.*)$ /$1 redirect; }}
+        location /circle {{ return 307 /circle; }}
+        location /ours/ {{
+            alias {directory}/www/;
+            if ($ssl_client_verify != SUCCESS) {{ return 403; }}
+        }}
+        location /secret/ {{
+            alias {directory}/www/;
+            if ($http_authorization != "Bearer s3cret") {{ return 401; }}
+        }}
+        location /busy {{ add_header Retry-After 7 always; return 503; }}
+        location /events {{
+            proxy_pass http://127.0.0.1:{source_port}; proxy_buffering off; proxy_http_version 1.1;
+        }}
+    }}
+}}
+"""
+
+
+class Nginx(PeerServer):
+    """nginx with some files, and a source behind it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.www = directory / "www"
+        self.www.mkdir()
+        self.tls_port, self.source_port = free_port(), free_port()
+        authority = trustme.CA()
+        self.ca_file = str(directory / "ca.pem")
+        self.cert_file = str(directory / "client.pem")
+        authority.cert_pem.write_to_path(self.ca_file)
+        authority.issue_cert("client@acme.test").private_key_and_cert_chain_pem.write_to_path(self.cert_file)
+        server = authority.issue_cert("127.0.0.1", "orders.acme.test")
+        server.private_key_and_cert_chain_pem.write_to_path(str(directory / "server.pem"))
+        super().__init__(
+            "nginx", "-e", "stderr", "-p", "{directory}", "-c", "{directory}/nginx.conf", directory=directory
+        )
+        ports = {"port": self.port, "tls_port": self.tls_port, "source_port": self.source_port}
+        (directory / "nginx.conf").write_text(CONFIG.format(directory=directory, **ports))
+
+    def url(self, path: str, *, tls: bool = False) -> str:
+        return f"https://127.0.0.1:{self.tls_port}{path}" if tls else f"http://127.0.0.1:{self.port}{path}"
+
+    def told(self) -> list[list[str]]:
+        """Status, address and ``If-None-Match`` of each request so far."""
+        return [line.split(" ") for line in (self.directory / "access.log").read_text().splitlines()]
+
+
+@pytest.fixture
+def nginx(peer_dir: Path) -> Iterator[Nginx]:
+    with Nginx(peer_dir) as server:
+        yield server
+
+
+def line(number: int) -> bytes:
+    return b'{"seq": %d, "pad": "%b"}' % (number, b"x" * (number % 200))
+
+
+async def ended(url: str, **source: object) -> tuple[Sequence[bytes], FeedqError]:
+    batches, error = await HttpFeed(HttpConnector, secrets={"token": "s3cret"}).read_to_end(url, **source)
+    return records_of(batches), error
+
+
+@pytest.mark.parametrize(
+    ("path", "tls"), [("/", False), ("/packed/", False), ("/", True), ("/packed/", True)]
+)
+async def test_a_large_stream_comes_through_whole(nginx: Nginx, path: str, tls: bool) -> None:
+    lines = [line(number) for number in range(1, RECORDS + 1)]
+    (nginx.www / "orders.ndjson").write_bytes(b"\n".join([*lines, b""]))
+    source = {"ca_file": nginx.ca_file} if tls else {}
+    records, error = await ended(nginx.url(f"{path}orders.ndjson", tls=tls), cursor="/seq", **source)
+    assert records == lines
+    assert isinstance(error, SourceUnavailable)
+    assert "the source ended its answer" in str(error)
+
+
+async def test_what_has_not_changed_is_answered_with_304(nginx: Nginx) -> None:
+    content = nginx.www / "orders.json"
+    content.write_bytes(b'{"items": [{"seq": 1}, {"seq": 2}]}')
+    feed = HttpFeed(HttpConnector)
+    source = {"mode": "poll", "interval_s": 0.1, "records": "/items"}
+    landed: list[bytes] = []
+    cursor: JSON = None
+    for grown in (b"", b', {"seq": 3}'):
+        if grown:
+            content.write_bytes(content.read_bytes().replace(b"]", grown + b"]"))
+        async with aclosing(feed.open(nginx.url("/orders.json"), after=cursor, **source)) as stream:
+            batch: Batch = await anext(stream)
+            landed += batch.split()
+            cursor = json.loads(json.dumps(batch.cursor))
+            asked = len(nginx.told())
+            waiting = asyncio.ensure_future(anext(stream))
+            async with asyncio.timeout(20):
+                while len(nginx.told()) < asked + 2:
+                    await asyncio.sleep(0.01)
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+    assert landed == [b'{"seq": 1}', b'{"seq": 2}', b'{"seq": 3}']
+    statuses = [status for status, _, _ in nginx.told()]
+    assert statuses.count("200") == 2
+    assert "304" in statuses
+    assert feed.connected == 2
+
+
+async def test_redirects_are_followed_and_circles_are_not(nginx: Nginx) -> None:
+    (nginx.www / "orders.ndjson").write_bytes(line(1) + b"\n")
+    records, _ = await ended(nginx.url("/moved/orders.ndjson"))
+    assert records == [line(1)]
+    _, error = await ended(nginx.url("/circle"))
+    assert "more than 5 redirects" in str(error)
+
+
+async def test_credentials_are_shown_and_refusals_are_told(nginx: Nginx) -> None:
+    (nginx.www / "orders.ndjson").write_bytes(line(1) + b"\n")
+    (nginx.www / "closed").mkdir()
+    records, _ = await ended(nginx.url("/secret/orders.ndjson"), headers={"Authorization": "Bearer {token}"})
+    assert records == [line(1)]
+    for path, status in (("/secret/orders.ndjson", 401), ("/closed/", 403)):
+        _, error = await ended(nginx.url(path))
+        assert isinstance(error, FeedMisconfigured)
+        assert f"({status})" in str(error)
+    _, error = await ended(nginx.url("/nothing"))
+    assert "has nothing there" in str(error)
+    _, error = await ended(nginx.url("/busy"))
+    assert isinstance(error, SourceUnavailable)
+    assert "503 Service Unavailable, and wants to be asked again in 7 s" in str(error)
+
+
+async def test_certificates_are_checked_on_both_sides(nginx: Nginx) -> None:
+    (nginx.www / "orders.ndjson").write_bytes(line(1) + b"\n")
+    url = nginx.url("/ours/orders.ndjson", tls=True)
+    _, error = await ended(url)
+    assert "its certificate is not accepted" in str(error)
+    _, error = await ended(url, ca_file=nginx.ca_file)
+    assert "(403)" in str(error)
+    _, error = await ended(url, ca_file=nginx.ca_file, server_name="other.acme.test")
+    assert "its certificate is not accepted" in str(error)
+    both = {"ca_file": nginx.ca_file, "cert_file": nginx.cert_file, "server_name": "orders.acme.test"}
+    records, _ = await ended(url, **both)
+    assert records == [line(1)]
+    _, error = await ended(nginx.url("/").replace("http:", "https:"), ca_file=nginx.ca_file)
+    assert "TLS failed" in str(error)
+
+
+async def test_events_behind_a_proxy_land_once_though_it_is_restarted(nginx: Nginx) -> None:
+    journal = Journal()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent = int((await read_request(reader)).headers.get("last-event-id", 0))
+        writer.write(head(transfer_encoding="chunked", content_type="text/event-stream"))
+        while True:
+            for record in await journal.after(sent):
+                sent += 1
+                writer.write(chunk(b"id: %d\ndata: %b\n\n" % (sent, record)))
+                await writer.drain()
+
+    landed: list[bytes] = []
+    cursor: JSON = None
+    async with serving(script, port=nginx.source_port):
+        while len(landed) < 3000:
+            await journal.send([line(len(journal.records) + number) for number in range(1, 501)])
+            feed = HttpFeed(SseConnector)
+            async with asyncio.timeout(20), aclosing(feed.open(nginx.url("/events"), after=cursor)) as stream:
+                with contextlib.suppress(SourceUnavailable):
+                    async for batch in stream:
+                        landed += batch.split()
+                        cursor = batch.cursor
+                        nginx.kill()
+            assert feed.connected == 1
+            nginx.start()
+    assert landed == [line(number) for number in range(1, len(landed) + 1)]

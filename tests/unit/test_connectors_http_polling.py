@@ -1,0 +1,265 @@
+"""Where a feed that polls stands, and where answers take it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from random import Random
+from urllib.parse import quote, quote_plus, unquote_plus
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from feedq.connectors.polling import (
+    Page,
+    Position,
+    advance,
+    conceal,
+    digest,
+    list_at,
+    next_tick,
+    reveal,
+    unseen,
+    within,
+)
+from feedq.model import JSON
+
+RECORDS = st.lists(st.binary(min_size=1, max_size=4), max_size=6)
+CURSORS = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.integers(), max_size=2))
+
+
+# -- positions -----------------------------------------------------------------------------------------
+
+
+@given(
+    st.builds(
+        Position,
+        at=CURSORS,
+        page=st.text(max_size=5),
+        etag=st.text(max_size=5),
+        modified=st.text(max_size=5),
+        seen=st.integers(0, 9),
+        digest=st.text(max_size=5),
+    )
+)
+def test_a_position_comes_back_from_its_cursor(position: Position) -> None:
+    assert Position.of(json.loads(json.dumps(position.as_cursor()))) == position
+
+
+@pytest.mark.parametrize("cursor", [None, 7, "x", [1], {"seq": 1}, {"at": 1, "more": 2}])
+def test_any_other_cursor_is_the_sources_own(cursor: JSON) -> None:
+    assert Position.of(cursor) == Position(at=cursor)
+
+
+def test_what_is_empty_is_not_written() -> None:
+    assert Position(at=7).as_cursor() == {"at": 7}
+    assert Position().as_cursor() == {"at": None}
+
+
+def test_conditions_are_made_of_what_is_known() -> None:
+    assert Position(etag='"v1"', modified="then").conditions == {
+        "if-none-match": '"v1"',
+        "if-modified-since": "then",
+    }
+    assert Position().conditions == {}
+
+
+# -- steps ---------------------------------------------------------------------------------------------
+
+
+def test_an_answer_to_the_same_request_is_remembered() -> None:
+    page = Page([b"1", b"2"], at=7, etag='"v1"', modified="then")
+    step = advance(Position(at=7, etag='"v0"'), page, follows_cursor=True)
+    assert step.new == [b"1", b"2"]
+    assert step.after == Position(at=7, etag='"v1"', modified="then", seen=2, digest=digest([b"1", b"2"]))
+    assert not step.again
+
+
+def test_a_moved_cursor_forgets_what_belonged_to_the_last_request() -> None:
+    page = Page([b"1"], at=8, etag='"v1"', modified="then")
+    step = advance(Position(at=7, seen=3, digest="x"), page, follows_cursor=True)
+    assert step.after == Position(at=8)
+    assert step.again
+
+
+@pytest.mark.parametrize(("records", "follows_cursor"), [([], True), ([b"1"], False)])
+def test_a_moved_cursor_alone_is_no_reason_to_ask_at_once(records: list[bytes], follows_cursor: bool) -> None:
+    step = advance(Position(at=7), Page(records, at=8), follows_cursor=follows_cursor)
+    assert step.after == Position(at=8)
+    assert not step.again
+
+
+def test_a_next_page_comes_before_everything_else() -> None:
+    step = advance(Position(), Page([b"1"], at=8, next_page="/2", etag='"v1"'), follows_cursor=True)
+    assert (step.after, step.again) == (Position(at=8, page="/2"), True)
+    step = advance(step.after, Page([], at=8, next_page="/3"), follows_cursor=True)
+    assert (step.after, step.again) == (Position(at=8, page="/3"), True)
+
+
+def test_after_the_last_page_comes_the_first() -> None:
+    step = advance(Position(at=8, page="/3"), Page([b"1"], at=9, etag='"v1"'), follows_cursor=True)
+    assert (step.after, step.again) == (Position(at=9), False)
+    step = advance(Position(at=8, page="/3"), Page([b"1"], at=9, next_page="/3"), follows_cursor=True)
+    assert (step.after, step.again) == (Position(at=9), False)
+
+
+@given(RECORDS, RECORDS)
+def test_what_began_the_last_answer_is_not_new(known: list[bytes], more: list[bytes]) -> None:
+    position = Position(seen=len(known), digest=digest(known))
+    assert list(unseen(position, known + more)) == more
+
+
+@given(RECORDS, RECORDS)
+def test_an_answer_that_begins_otherwise_is_new_as_a_whole(known: list[bytes], other: list[bytes]) -> None:
+    position = Position(seen=len(known), digest=digest(known))
+    if other[: len(known)] != known:
+        assert list(unseen(position, other)) == other
+
+
+@given(RECORDS, st.data())
+def test_what_lies_before_a_record_that_cannot_land_is_skipped_when_it_can(
+    records: list[bytes], data: st.DataObject
+) -> None:
+    position = Position(at=7, page="/2", etag='"v1"')
+    places = [data.draw(st.integers(0, len(records))), len(records)]
+    landed: list[bytes] = []
+    for place in sorted(places):
+        step = within(position, records[:place])
+        landed += step.new
+        position = step.after
+        assert (position.at, position.page, position.etag) == (7, "/2", "")
+    assert landed == records
+
+
+@given(RECORDS, RECORDS)
+def test_digests_tell_records_apart(one: list[bytes], other: list[bytes]) -> None:
+    assert (digest(one) == digest(other)) == (one == other)
+
+
+def test_tags_that_are_long_or_odd_are_not_kept() -> None:
+    for tag in ('"' + "x" * 600 + '"', '"ü"'):
+        assert advance(Position(), Page([], at=None, etag=tag), follows_cursor=True).after == Position()
+
+
+# -- ticks ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("now", "tick"), [(100.0, 110.0), (100.5, 110.0), (109.99, 110.0), (110.0, 120.0), (137.0, 140.0)]
+)
+def test_ticks_lie_whole_intervals_after_the_first(now: float, tick: float) -> None:
+    assert next_tick(100.0, now, interval_s=10.0) == tick
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e7), st.floats(0.1, 86_400))
+def test_the_next_tick_is_ahead_and_no_interval_away(began: float, passed: float, interval_s: float) -> None:
+    now = began + passed
+    wait_s = next_tick(began, now, interval_s=interval_s) - now
+    assert 0 < wait_s <= interval_s * 1.001
+
+
+# -- lists ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("document", "pointer", "found"),
+    [
+        (b"[1, 2]", "", [b"1", b"2"]),
+        (b'{"a": {"b/c": [[1, 2], []]}}', "/a/b~1c/0", [b"1", b"2"]),
+        (b'{"a": []}', "/a", []),
+        (b'{"a": null }', "/a", []),
+        (b'{"a": 1}', "/a", None),
+        (b'{"a": 1}', "/b", None),
+        (b'{"a": 1}', "/a/b", None),
+        (b"[[1]]", "/1", None),
+        (b"[[1]]", "/00", None),
+        (b"1", "", None),
+    ],
+)
+def test_lists_are_found_where_the_pointer_says(
+    document: bytes, pointer: str, found: list[bytes] | None
+) -> None:
+    assert list_at(document, pointer) == found
+
+
+@pytest.mark.parametrize("document", [b"", b"<html>", b'{"a": [1, 2}', b'{"a": [1]} x'])
+def test_what_is_no_json_is_told(document: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        list_at(document, "/a")
+
+
+JSONS = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(JSONS, max_size=5), st.sampled_from([None, 1]), st.booleans())
+def test_the_elements_of_a_list_are_what_they_were(
+    elements: list[JSON], indent: int | None, ascii_only: bool
+) -> None:
+    text = json.dumps({"x": [0], "data": {"items": elements}}, indent=indent, ensure_ascii=ascii_only)
+    found = list_at(text.encode("utf-8", "replace"), "/data/items")
+    assert found is not None
+    assert len(found) == len(elements)
+    for element, original in zip(found, elements, strict=True):
+        assert element in text.encode("utf-8", "replace")
+        if ascii_only:
+            assert json.loads(element) == original
+
+
+# -- secrets in addresses ------------------------------------------------------------------------------
+
+SECRETS = st.dictionaries(st.sampled_from(["token", "key", "a"]), st.text(min_size=1, max_size=4), min_size=1)
+
+
+def percent(value: str) -> str:
+    return quote(value, safe="")
+
+
+@given(SECRETS, st.sampled_from([quote_plus, percent, str]))
+@example({"token": "&"}, str)
+def test_an_address_comes_back_with_its_secrets(
+    secrets: dict[str, str], encode: Callable[[str], str]
+) -> None:
+    address = "/items?" + "&".join(f"_{encode(value)}_" for value in secrets.values()) + "&page=2"
+    expected = address.replace("{", "%7B").replace("}", "%7D")
+    assert reveal(conceal(address, secrets), secrets) == expected
+
+
+@given(st.text(min_size=8, max_size=12), st.sampled_from([quote_plus, percent]))
+def test_a_secret_that_a_source_repeats_is_concealed(secret: str, encode: Callable[[str], str]) -> None:
+    concealed = conceal(f"/items?key={encode(secret)}&page=2", {"token": secret})
+    assert concealed in ("/items?key={token}&page=2", "/items?key={token:form}&page=2")
+
+
+@given(st.text(min_size=8, max_size=12), st.randoms(use_true_random=False))
+def test_a_secret_is_concealed_however_it_is_encoded(secret: str, random: Random) -> None:
+    """Which characters are encoded, and with which digits, differs from one language to the next."""
+
+    def spell(byte: int) -> str:
+        plain = chr(byte) if chr(byte).isalnum() and byte < 128 or chr(byte) in "-._~!*'()/:@$,;" else None
+        return random.choice(list(filter(None, [plain, f"%{byte:02X}", f"%{byte:02x}", "+" * (byte == 32)])))
+
+    address = f"/items?key={''.join(map(spell, secret.encode()))}&page=2"
+    concealed = conceal(address, {"token": secret})
+    assert re.fullmatch(r"/items\?key=\{token[a-z: ]*\}&page=2", concealed)
+    assert unquote_plus(reveal(concealed, {"token": secret})) == f"/items?key={secret}&page=2"
+
+
+def test_braces_of_an_address_are_no_placeholders() -> None:
+    concealed = conceal("/items?q={token}&key=s3cret", {"token": "s3cret"})
+    assert concealed == "/items?q=%7Btoken%7D&key={token}"
+    assert reveal(concealed, {"token": "s3cret"}) == "/items?q=%7Btoken%7D&key=s3cret"
+    assert conceal("/items?q={x}", {}) == "/items?q=%7Bx%7D"
+
+
+def test_the_longer_of_two_secrets_leaves_nothing_behind() -> None:
+    secrets = {"a": "s3cret", "b": "s3cret-and-more"}
+    assert conceal("/?k=s3cret-and-more&l=s3cret", secrets) == "/?k={b}&l={a}"
