@@ -1,0 +1,265 @@
+"""Blocking connectors: plain generators, each on a thread of its own, seen from the event loop.
+
+::
+
+    loop    take ◄───────── one batch ─────────┐           cancelled: stopping is set, the sockets are shut
+    thread  generator ──► hand over, wait until it is taken ──► generator … or is closed
+
+Invariants:
+
+* a generator runs, and is closed, on its own thread; nothing else of the feed does;
+* one batch waits at most: the generator goes on when the loop has taken it, which is its backpressure;
+* a thread that was told to stop hands nothing over any more. The feed waits `STOP_S` for it at most: one that
+  has not ended by then is left behind and named in the log, and can do nothing but hold memory.
+
+The threads are daemons and not the loop's own pool: thousands of feeds could not share that, and a process must be
+able to end without them. `Batch.on_committed` is called on the loop, as for every connector: a generator that
+acknowledges looks at what it left there, for it has no other way to be called while it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+from feedq.connectors.base import Connector, ConnectorOptions, Context, SocketGuard
+from feedq.connectors.dialing import permitted, reason
+from feedq.errors import FeedqError, SourceUnavailable
+from feedq.model import JSON, Batch
+from feedq.telemetry import LogEvent, log
+
+STOP_S: Final = 0.8
+"""A feed has to end within a second; a worker that leaves gives its feeds little more."""
+
+logger = log(__name__)
+
+
+async def stream_blocking(
+    kind: type[Connector], options: ConnectorOptions, *, context: Context, cursor: JSON
+) -> AsyncGenerator[Batch, None]:
+    """What the connector's generator yields; errors come through as they are."""
+    worker = _Worker(kind, options, context=context, cursor=cursor)
+    worker.start()
+    try:
+        while (batch := await worker.take()) is not None:
+            yield batch
+    finally:
+        await worker.stop()
+
+
+@contextmanager
+def dialed(host: str, port: int, *, context: Context, timeout_s: float) -> Iterator[socket.socket]:
+    """A connected socket for a blocking connector: the address is permitted, and the guard knows it.
+
+    ``timeout_s`` bounds each attempt to connect, one for each address; afterwards the socket has none.
+
+    Raises:
+        FeedMisconfigured: no address of the host is permitted.
+        SourceUnavailable: none answers, or the name does not resolve.
+    """
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        raise SourceUnavailable(f"{where}: {reason(error)}") from error
+    addresses = permitted(
+        [(family, address) for family, _, _, _, address in found],
+        host=host,
+        where=where,
+        permissions=context.permissions,
+    )
+    reasons: dict[str, OSError] = {}
+    for family, address in addresses:
+        with socket.socket(family, socket.SOCK_STREAM) as sock, watched(sock, context.guard):
+            try:
+                _connect(sock, address, timeout_s=timeout_s)
+            except OSError as error:
+                reasons[reason(error)] = error
+                continue
+            yield sock
+            return
+    raise SourceUnavailable(f"{where}: {'; '.join(reasons)}") from next(reversed(reasons.values()))
+
+
+@contextmanager
+def watched(sock: socket.socket, guard: SocketGuard) -> Iterator[None]:
+    """While inside, the guard can shut a socket. It is forgotten before it can be closed."""
+    fileno = sock.fileno()
+    guard.watch(fileno)
+    try:
+        yield
+    finally:
+        guard.forget(fileno)
+
+
+def _connect(sock: socket.socket, address: Any, *, timeout_s: float) -> None:
+    sock.settimeout(timeout_s)
+    sock.connect(address)
+    # See `feedq.connectors.dialing.dial`: a socket can be connected to itself.
+    if sock.getsockname() == sock.getpeername():
+        raise ConnectionRefusedError
+    sock.settimeout(None)
+
+
+class _ThreadGuard:
+    """Passes a feed's sockets on to its guard, and shuts them when the feed is to stop."""
+
+    def __init__(self, guard: SocketGuard) -> None:
+        self._guard = guard
+        self._lock = threading.Lock()
+        self._open: set[int] = set()
+        self._is_shut = False
+
+    def watch(self, fileno: int) -> None:
+        with self._lock:
+            self._guard.watch(fileno)
+            self._open.add(fileno)
+            if self._is_shut:  # opened by a connector that has not looked at `Context.stopping` yet
+                _shut(fileno)
+
+    def forget(self, fileno: int) -> None:
+        with self._lock:
+            self._open.discard(fileno)
+            self._guard.forget(fileno)
+
+    def shut_all(self) -> None:
+        # Under the lock: none of these can be closed, and its number be somebody else's, in the meantime.
+        with self._lock:
+            self._is_shut = True
+            for fileno in self._open:
+                _shut(fileno)
+
+
+def _shut(fileno: int) -> None:
+    with suppress(OSError):  # not connected yet, or over already
+        borrowed = socket.socket(fileno=fileno)
+        try:
+            borrowed.shutdown(socket.SHUT_RDWR)
+        finally:
+            borrowed.detach()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The generator is over: by itself, or with an error."""
+
+    error: Exception | None
+
+
+class _Worker:
+    """The thread of one connection attempt. Public methods belong to the loop."""
+
+    def __init__(
+        self, kind: type[Connector], options: ConnectorOptions, *, context: Context, cursor: JSON
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._feed = context.feed
+        self._on_connected = context.on_connected
+        self._stopping = threading.Event()
+        self._guard = _ThreadGuard(context.guard)
+        self._kind = kind
+        self._options = options
+        self._cursor = cursor
+        self._context = replace(
+            context,
+            guard=self._guard,
+            stopping=self._stopping,
+            on_connected=lambda: self._tell(self._connected),
+        )
+        self._handed: Batch | _Ended | None = None
+        self._taken = threading.Condition()
+        self._arrived = asyncio.Event()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"feedq-{self._feed}", daemon=True)
+
+    def start(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._over.set()
+            raise SourceUnavailable(
+                f"no thread for a blocking connector ({error}); this worker has too many, or too little memory"
+            ) from error
+
+    async def take(self) -> Batch | None:
+        """The next batch; None at the end. Raises what the generator raised."""
+        await self._arrived.wait()
+        with self._taken:
+            handed, self._handed = self._handed, None
+            self._arrived.clear()
+            self._taken.notify_all()
+        if isinstance(handed, _Ended):
+            if handed.error is not None:
+                raise handed.error
+            return None
+        return handed
+
+    async def stop(self) -> None:
+        """End the thread, or leave it behind."""
+        with self._taken:
+            self._stopping.set()
+            self._taken.notify_all()
+        self._guard.shut_all()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._over.wait()
+        finally:
+            if not self._over.is_set():
+                logger.warning(
+                    LogEvent.THREAD_LEFT_BEHIND, feed=self._feed, thread=self._thread.name, waited_s=STOP_S
+                )
+
+    def _connected(self) -> None:
+        if not self._stopping.is_set():
+            self._on_connected()
+
+    # -- on the thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            self._generate()
+        except Exception as raised:  # noqa: BLE001 - it goes on in the loop
+            error = raised
+        except BaseException as raised:  # noqa: BLE001 - it must not end the loop, as a SystemExit would
+            error = RuntimeError(f"connector ended with {raised!r}")
+            error.__cause__ = raised
+        if not self._stopping.is_set():
+            self._hand_over(_Ended(error))
+        elif error is not None and not isinstance(error, FeedqError | OSError):
+            # Its sockets were shut: it may well say that they are. Anything else is a fault, told to nobody else.
+            logger.error(LogEvent.UNEXPECTED, where="connector", feed=self._feed, exc_info=error)
+        self._tell(self._over.set)
+
+    def _generate(self) -> None:
+        # The protocol promises an iterator; `open_stream` has seen that it is a generator.
+        batches = cast(
+            "Generator[Batch, None, None]", self._kind(self._options, self._context).stream(self._cursor)
+        )
+        try:
+            for batch in batches:
+                if not self._hand_over(batch):
+                    return
+        finally:
+            batches.close()
+
+    def _hand_over(self, what: Batch | _Ended) -> bool:
+        """Give the loop something, and wait until a batch is taken. False: nobody will."""
+        with self._taken:
+            if self._stopping.is_set():
+                return False
+            self._handed = what
+            self._tell(self._arrived.set)
+            if not isinstance(what, _Ended):
+                self._taken.wait_for(lambda: self._handed is None or self._stopping.is_set())
+            return not self._stopping.is_set()
+
+    def _tell(self, what: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear
+            self._loop.call_soon_threadsafe(what)

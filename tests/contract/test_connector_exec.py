@@ -1,0 +1,402 @@
+"""The exec connector: what a program writes lands, and the program ends with its feed, however that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from feedq.connectors.base import parse_options
+from feedq.connectors.exec import ExecConnector
+from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
+from feedq.permission import Permissions
+from feedq.testing.loopback import PATIENCE_S, run_on, until
+from feedq.testing.stage import pull
+from feedq.testing.tenure import SECRET, Tenure
+
+SHELL = "/bin/sh"
+ALLOWED = Permissions(programs=(SHELL, sys.executable))
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return partial(run_on, request.param)
+
+
+def shell(script: str, **source: Any) -> Tenure:
+    """A feed of a shell script; a record is any text."""
+    command = [SHELL, "-c", script.replace("\\", "\\\\")]
+    return Tenure(ExecConnector, {"command": command, "format": "text", **source}, permissions=ALLOWED)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as status:
+            return status.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# -- what it is given ----------------------------------------------------------------------------------
+
+
+def test_arguments_hold_the_cursor_and_the_name(run: Run) -> None:
+    async def main() -> None:
+        for cursor, shown in [(None, "none"), (17, "17"), ("a b", "a b"), ({"n": [1]}, '{"n":[1]}')]:
+            source = {
+                "command": [
+                    SHELL,
+                    "-c",
+                    'printf "%s|" "$@"',
+                    "-",
+                    "after={cursor}",
+                    "{name}",
+                    r"\x7bcursor}",
+                ],
+                "first_cursor": "none",
+                "format": "text",
+            }
+            tenure = Tenure(ExecConnector, source, feed="acme/orders", permissions=ALLOWED, cursor=cursor)
+            await tenure.read()
+            assert tenure.records == [f"after={shown}|acme/orders|{{cursor}}|".encode()]
+
+    run(main())
+
+
+def test_the_environment_holds_what_is_given_and_nothing_of_the_worker(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKERS_OWN", "hidden")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+
+    async def main() -> None:
+        env = {"TOKEN": "Bearer {token}", "AFTER": "{cursor}", "FEED": "{name}"}
+        tenure = Tenure(
+            ExecConnector,
+            {
+                "command": [
+                    sys.executable,
+                    "-I",
+                    "-c",
+                    "import os, json; print(json.dumps(dict(os.environ)))",
+                ],
+                "env": env,
+                "secrets": {"token": "${env:UNUSED}"},
+            },
+            permissions=ALLOWED,
+            cursor=17,
+        )
+        await tenure.read()
+        (record,) = tenure.records
+        given = json.loads(record)
+        assert {name: given.pop(name) for name in env} == {
+            "TOKEN": f"Bearer {SECRET}",
+            "AFTER": "17",
+            "FEED": "conformance/feed",
+        }
+        # Python adds the last one to whatever it is started with in the C locale.
+        assert given.keys() <= {"PATH", "LANG", "HOME", "LC_CTYPE"}
+        assert given["LANG"] == "C.UTF-8"
+
+    run(main())
+
+
+def test_it_inherits_no_descriptor_no_input_and_no_ignored_signal(run: Run) -> None:
+    script = """
+import os, signal, sys
+fds = os.listdir("/proc/self/fd")
+print(sorted(int(fd) for fd in fds if os.path.exists("/proc/self/fd/" + fd)))
+print(sys.stdin.read() == "", os.getcwd(), os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid())
+"""
+
+    async def main() -> None:
+        source = {"command": [sys.executable, "-I", "-c", script], "format": "text"}
+        tenure = Tenure(ExecConnector, source, permissions=ALLOWED)
+        await tenure.read()
+        assert tenure.records == [b"[0, 1, 2]", b"True / True True"]
+        # A shell cannot trap what was ignored when it began, and Python ignores SIGPIPE.
+        ignored = shell("grep SigIgn /proc/self/status")
+        await ignored.read()
+        assert ignored.records == [b"SigIgn:\t0000000000000000"]
+
+    run(main())
+
+
+# -- how it ends ---------------------------------------------------------------------------------------
+
+
+def test_a_program_that_ends_is_told_with_its_status_and_last_words(run: Run) -> None:
+    async def main() -> None:
+        for script, message in [
+            ("echo 1", "ended (exit status 0)"),
+            ("echo 1; echo warned >&2", "ended (exit status 0): warned"),
+            ("echo 1; echo no access >&2; exit 3", "failed (exit status 3): no access"),
+            ("echo 1; kill -9 $$", "was ended by SIGKILL"),
+            ("echo 1; echo $TOKEN >&2; exit 1", "failed (exit status 1): ***"),
+        ]:
+            tenure = shell(script, env={"TOKEN": "{token}"}, secrets={"token": "${env:UNUSED}"})
+            error = await tenure.read()
+            assert tenure.records == [b"1"]
+            assert isinstance(error, SourceUnavailable)
+            assert str(error) == f"{SHELL}: {message}"
+
+    run(main())
+
+
+def test_last_words_are_bounded_and_hold_no_part_of_a_secret(run: Run) -> None:
+    async def main() -> None:
+        script = 'i=0; while [ $i -lt 3000 ]; do echo "$TOKEN $i" >&2; i=$((i+1)); done; exit 1'
+        error = await shell(script, env={"TOKEN": "{token}"}, secrets={"token": "${env:UNUSED}"}).read()
+        assert str(error).endswith("*** 2999")
+        assert len(str(error)) < 600
+        for part in (SECRET[:8], SECRET[-8:]):
+            assert part not in str(error)
+
+    run(main())
+
+
+def test_much_said_on_standard_error_does_not_hold_up_the_records(run: Run) -> None:
+    async def main() -> None:
+        tenure = shell("head -c 1000000 /dev/zero >&2; echo 1; exec sleep 60")
+        assert await tenure.read(enough=lambda: bool(tenure.records)) is None
+        assert tenure.records == [b"1"]
+
+    run(main())
+
+
+@pytest.mark.parametrize(("status", "landed"), [(0, [b"1", b"2"]), (1, [b"1"])])
+def test_the_end_of_a_program_that_ends_well_ends_its_last_record(
+    run: Run, status: int, landed: list[bytes]
+) -> None:
+    async def main() -> None:
+        tenure = shell(f"printf '1\n2'; exit {status}")
+        await tenure.read()
+        assert tenure.records == landed
+
+    run(main())
+
+
+def test_a_program_that_writes_nothing_is_silent(run: Run) -> None:
+    async def main() -> None:
+        tenure = shell("echo 1; echo waiting >&2; exec sleep 60", idle_timeout_s=0.3)
+        error = await tenure.read()
+        assert isinstance(error, SourceSilent)
+        assert str(error) == (f"{SHELL}: runs, but has written nothing for 0.3 s (source.idle_timeout_s)")
+        assert tenure.records == [b"1"]
+
+    run(main())
+
+
+def test_much_said_on_standard_error_is_no_record(run: Run) -> None:
+    async def main() -> None:
+        tenure = shell("exec yes complaint >&2", idle_timeout_s=0.3)
+        assert isinstance(await tenure.read(), SourceSilent)
+
+    run(main())
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
+def test_it_ends_with_its_children_within_a_second_whatever_they_ignore(run: Run, trap: str) -> None:
+    async def main() -> None:
+        tenure = shell(f"{trap}sleep 60 & echo $$; echo $!; wait; wait; exec sleep 60")
+        stream = tenure.open()
+        await pull(tenure, stream, count=2)
+        pids = list(map(int, tenure.records))
+        assert all(map(alive, pids))
+        began = time.monotonic()
+        await stream.aclose()
+        assert time.monotonic() - began < 1.0
+        await until(lambda: not any(map(alive, pids)))
+        assert not tenure.guard.watched
+
+    run(main())
+
+
+def test_what_a_program_left_running_ends_with_it(run: Run) -> None:
+    async def main() -> None:
+        tenure = shell("sleep 60 >/dev/null 2>&1 & echo $!")
+        await tenure.read()
+        (pid,) = map(int, tenure.records)
+        await until(lambda: not alive(pid))
+
+    run(main())
+
+
+def test_a_program_that_ended_is_told_though_what_it_left_running_holds_its_output(run: Run) -> None:
+    async def main() -> None:
+        tenure = shell("sleep 60 & echo $!; exit 3")
+        error = await tenure.read()
+        assert str(error) == f"{SHELL}: failed (exit status 3)"
+        (pid,) = map(int, tenure.records)
+        await until(lambda: not alive(pid))
+
+    run(main())
+
+
+def test_what_a_program_left_to_be_written_when_it_ended_lands(run: Run) -> None:
+    async def main() -> None:
+        size = 3_000_000
+        tenure = shell(f"head -c {size} /dev/zero | tr '\\\\0' '\\\\n' | sed s/^/x/ & exit 0")
+        await tenure.read()
+        assert len(tenure.records) == size
+
+    run(main())
+
+
+def test_the_guard_ends_the_program_although_the_loop_is_stuck(run: Run) -> None:
+    async def main() -> None:
+        tenure = shell("echo $$; while :; do echo x; done")
+        async with aclosing(tenure.open()) as stream:
+            await pull(tenure, stream, count=1)
+            pid = int(tenure.records[0])
+            assert alive(pid)
+            tenure.guard.shut_all()
+            give_up_at = time.monotonic() + PATIENCE_S
+            # The loop does nothing here, and takes no batch.
+            while alive(pid):
+                assert time.monotonic() < give_up_at
+                time.sleep(0.01)
+            with pytest.raises(SourceUnavailable):
+                await pull(tenure, stream, count=10**9)
+
+    run(main())
+
+
+def test_a_program_is_held_back_when_it_is_not_pulled(run: Run, tmp_path: Path) -> None:
+    counter = tmp_path / "written"
+    counter.touch()
+    script = """
+import sys
+for n in range(10**9):
+    sys.stdout.write("x" * 999 + "\\n")
+    sys.stdout.flush()
+    with open(sys.argv[1], "w") as file:
+        file.write(str(n))
+"""
+
+    async def main() -> None:
+        command = [sys.executable, "-I", "-c", script.replace("\\", "\\\\"), str(counter)]
+        tenure = Tenure(ExecConnector, {"command": command, "format": "text"}, permissions=ALLOWED)
+        async with aclosing(tenure.open()) as stream:
+            await pull(tenure, stream, count=1)
+            before = ""
+            async with asyncio.timeout(PATIENCE_S):
+                while not before or before != counter.read_text():
+                    before = counter.read_text()
+                    await asyncio.sleep(0.3)
+            assert int(before) < 5_000
+
+    run(main())
+
+
+def test_the_program_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
+    worker = f"""
+import sys
+from feedq.testing.tenure import Tenure
+from feedq.connectors.base import Context
+from feedq.connectors.exec import ExecConnector
+from feedq.permission import Permissions
+from feedq.clock import SystemClock
+from feedq.testing.loopback import RecordingGuard
+options = ExecConnector.Options(command=["{SHELL}", "-c", "echo $$; exec sleep 60"], format="text")
+permissions = Permissions(programs=("{SHELL}",))
+context = Context("a", SystemClock(), RecordingGuard(), lambda: None, {{}}, permissions)
+for batch in ExecConnector(options, context).stream(None):
+    print(batch.split()[0].decode(), flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", worker], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert alive(pid)
+        process.send_signal(signal.SIGKILL)
+    give_up_at = time.monotonic() + PATIENCE_S
+    while alive(pid):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+
+
+# -- what it may run -----------------------------------------------------------------------------------
+
+
+def test_only_allowed_programs_are_run(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        for allowed in ((), (f"{SHELL}x",), ("/bin",), ("sh",)):
+            tenure = Tenure(
+                ExecConnector,
+                {"command": [SHELL, "-c", f"touch {tmp_path}/run"]},
+                permissions=Permissions(programs=allowed),
+            )
+            error = await tenure.read()
+            assert isinstance(error, FeedMisconfigured)
+            assert str(error).startswith(f"{SHELL}: feeds may not run this program here")
+            assert "FEEDQ_EXEC_ALLOW" in str(error)
+            assert tenure.connected == 0
+        assert not os.listdir(tmp_path)
+
+    run(main())
+
+
+def test_a_program_that_cannot_be_run_says_why(run: Run, tmp_path: Path) -> None:
+    data, broken = tmp_path / "data", tmp_path / "broken"
+    data.write_text("x")
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o755)
+
+    async def main() -> None:
+        for program, problem in [
+            (tmp_path / "missing", "there is no such program on this worker"),
+            (tmp_path, "there is no such program on this worker"),
+            (data, "it may not be executed by the worker"),
+            (broken, "failed (exit status 127): cannot be run: No such file or directory"),
+        ]:
+            permissions = Permissions(programs=(str(program),))
+            error = await Tenure(ExecConnector, {"command": [str(program)]}, permissions=permissions).read()
+            assert isinstance(error, SourceUnavailable)
+            assert str(error) == f"{program}: {problem}"
+
+    run(main())
+
+
+def test_a_nul_in_an_argument_is_refused(run: Run) -> None:
+    async def main() -> None:
+        error = await Tenure(ExecConnector, {"command": [SHELL, r"\0"]}, permissions=ALLOWED).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert str(error) == f"{SHELL}: a NUL cannot be passed in an argument or variable"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({}, "source.command: Field required"),
+        ({"command": []}, "source.command: Tuple should have at least 1 item"),
+        ({"command": ["sh"]}, "source.command: must begin with the absolute path of a program"),
+        ({"command": ["/bin/sh", "{tokn}"]}, "source.command: {tokn} is no placeholder"),
+        (
+            {"command": ["/bin/sh", "-t{token}"], "secrets": {"token": "${env:A}"}},
+            "source.command: must not hold a secret ({token})",
+        ),
+        ({"command": ["/bin/sh"], "env": {"A-B": "1"}}, "source.env: 'A-B' cannot name a variable"),
+        ({"command": ["/bin/sh"], "env": {"LD_PRELOAD": "/x.so"}}, "source.env: LD_PRELOAD would have other"),
+        ({"command": ["/bin/sh"], "env": {"A": "{tokn}"}}, "source.env: {tokn} is no placeholder"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(source: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_options("exec", source)
+    assert str(caught.value).startswith(message)

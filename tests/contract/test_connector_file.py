@@ -1,0 +1,555 @@
+"""The file connector: nothing is lost and nothing comes twice, however a file is rotated and whoever stops."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import uvloop
+from structlog.testing import capture_logs
+
+from feedq.connectors.base import parse_options
+from feedq.connectors.file import FileConnector
+from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
+from feedq.model import Batch
+from feedq.telemetry import LogEvent
+from feedq.testing.loopback import PATIENCE_S, run_on, until
+from feedq.testing.stage import pull
+from feedq.testing.tenure import Tenure
+
+FAST = {"poll_interval_s": 0.01, "rotate_wait_s": 0.05, "missing_timeout_s": 0.2, "format": "text"}
+PAD = b"x" * 60
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return partial(run_on, request.param)
+
+
+def append(path: Path, *records: bytes) -> None:
+    with path.open("ab", buffering=0) as file:
+        file.write(b"".join(record + b"\n" for record in records))
+
+
+def numbered(*numbers: int) -> list[bytes]:
+    """Records long enough that a few of them tell a file from others."""
+    return [b"%d %s" % (number, PAD) for number in numbers]
+
+
+def tenure_of(path: Path, **source: Any) -> Tenure:
+    return Tenure(FileConnector, {**FAST, "path": str(path), **source})
+
+
+async def read_until(tenure: Tenure, count: int) -> None:
+    """One connection, ended when that many records are here."""
+    assert await tenure.read(enough=lambda: len(tenure.records) >= count) is None
+
+
+@asynccontextmanager
+async def following(tenure: Tenure) -> AsyncIterator[Callable[[int], Coroutine[Any, Any, None]]]:
+    """Follow; the function waits until that many records are here."""
+    stream: AsyncGenerator[Batch, None]
+    async with aclosing(tenure.open()) as stream:
+        yield lambda count: pull(tenure, stream, count=count)
+
+
+generation = count(1)
+
+
+def rotate(path: Path, *, generations: int = 9) -> None:
+    """As logrotate does it by renaming, but for the new file."""
+    # A test rotates faster than file systems tell times apart, so they are put seconds apart, in the past.
+    os.utime(path, (0, next(generation)))
+    for n in range(generations, 0, -1):
+        older = Path(f"{path}.{n}")
+        if older.exists():
+            older.rename(f"{path}.{n + 1}")
+    path.rename(f"{path}.1")
+
+
+# -- where it begins and ends --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "first"),
+    [(b"1\n2\n", b"3"), (b"1\n2\n3", b"33"), (b"3", b"33"), (b"", b"3"), (b"1\n" + b"y" * 2_000, b"3")],
+)
+def test_started_at_the_end_it_gives_whole_records_that_come_later(
+    run: Run, tmp_path: Path, content: bytes, first: bytes
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(content)
+
+    async def main() -> None:
+        tenure = tenure_of(path, start="end", max_record_bytes=1_000)
+        async with following(tenure) as until_records:
+            both = asyncio.ensure_future(until_records(2))
+            await until(lambda: tenure.connected == 1)
+            append(path, b"3", b"4")
+            await both
+        assert tenure.records == [first, b"4"]
+
+    run(main())
+
+
+def test_an_incomplete_record_waits_for_its_end(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"1\n2")
+
+    async def main() -> None:
+        tenure = tenure_of(path)
+        await read_until(tenure, 1)
+        append(path, b"2", b"3")
+        await read_until(tenure, 3)
+        assert tenure.records == [b"1", b"22", b"3"]
+
+    run(main())
+
+
+def test_a_missing_file_is_waited_for_and_read_from_its_beginning(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "later" / "log"
+
+    async def main() -> None:
+        tenure = tenure_of(path, start="end", missing_timeout_s=PATIENCE_S)
+
+        async def appear() -> None:
+            # To see that nothing happens takes a moment.
+            await asyncio.sleep(0.1)
+            assert tenure.connected == 0
+            path.parent.mkdir()
+            append(path, b"1")
+
+        async with following(tenure) as until_records, asyncio.TaskGroup() as group:
+            group.create_task(appear())
+            await until_records(1)
+        assert tenure.connected == 1
+
+    run(main())
+
+
+def test_a_file_that_comes_between_two_attempts_is_read_from_its_beginning(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+
+    async def main() -> None:
+        tenure = tenure_of(path, start="end", missing_timeout_s=0)
+        assert isinstance(await tenure.read(), SourceUnavailable)
+        append(path, b"1")
+        await read_until(tenure, 1)
+        assert tenure.records == [b"1"]
+
+    run(main())
+
+
+def test_started_at_the_end_what_comes_between_two_attempts_is_not_lost(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"old")
+
+    async def main() -> None:
+        tenure = tenure_of(path, start="end", idle_timeout_s=0.05)
+        assert isinstance(await tenure.read(), SourceSilent)
+        append(path, b"1")
+        await read_until(tenure, 1)
+        assert tenure.records == [b"1"]
+
+    run(main())
+
+
+def test_a_file_that_stays_missing_is_an_error_that_names_it(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        error = await tenure_of(tmp_path / "log").read()
+        assert isinstance(error, SourceUnavailable)
+        assert str(error) == (
+            f"{tmp_path}/log: there is no such file on this worker (source.missing_timeout_s)"
+        )
+
+    run(main())
+
+
+def test_what_is_no_regular_file_is_refused_at_once(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    async def main() -> None:
+        for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
+            error = await tenure_of(path).read()
+            assert isinstance(error, FeedMisconfigured)
+            assert str(error).startswith(f"{path} is not a regular file")
+
+    run(main())
+
+
+def test_files_of_the_kernel_give_nothing(run: Run) -> None:
+    async def main() -> None:
+        tenure = tenure_of(Path("/proc/self/environ"), idle_timeout_s=0.2)
+        assert isinstance(await tenure.read(), SourceSilent)
+        assert tenure.records == []
+
+    run(main())
+
+
+def test_a_file_to_which_nothing_is_added_is_silent(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"1")
+
+    async def main() -> None:
+        tenure = tenure_of(path, idle_timeout_s=0.2)
+        error = await tenure.read()
+        assert isinstance(error, SourceSilent)
+        assert str(error) == f"{path}: nothing was added for 0.2 s (source.idle_timeout_s)"
+        assert tenure.records == [b"1"]
+
+    run(main())
+
+
+def test_a_record_over_the_limit_is_resumed_at_once_the_limit_is_raised(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"1", b"2" * 100, b"3")
+
+    async def main() -> None:
+        tenure = tenure_of(path, max_record_bytes=50)
+        error = await tenure.read()
+        assert isinstance(error, FeedMisconfigured)
+        assert tenure.records == [b"1"]
+        raised = tenure_of(path)
+        raised.cursor = tenure.cursor
+        await read_until(raised, 2)
+        assert raised.records == [b"2" * 100, b"3"]
+
+    run(main())
+
+
+# -- rotation by renaming ------------------------------------------------------------------------------
+
+
+def test_a_renamed_file_is_read_to_its_end_before_the_new_one(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"1")
+
+    async def main() -> None:
+        tenure = tenure_of(path, rotate_wait_s=0.5)
+        async with following(tenure) as until_records:
+            await until_records(1)
+            with path.open("ab", buffering=0) as still_open:
+                rotate(path)
+                still_open.write(b"2\n")
+                append(path, b"4")
+                # The program goes on with the file that it has open.
+                await until_records(2)
+                # Time enough to look often, and not enough to give the old file up.
+                await asyncio.sleep(0.1)
+                still_open.write(b"3\n")
+            append(path, b"5")
+            await until_records(5)
+        assert tenure.records == [b"1", b"2", b"3", b"4", b"5"]
+        assert tenure.connected == 1
+
+    run(main())
+
+
+def test_the_gap_between_the_rename_and_the_new_file_is_waited_out(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"1")
+
+    async def main() -> None:
+        tenure = tenure_of(path, missing_timeout_s=PATIENCE_S)
+
+        async def rotate_slowly() -> None:
+            rotate(path)
+            # Time enough to find no file at the path.
+            await asyncio.sleep(0.2)
+            append(path, b"2")
+
+        async with following(tenure) as until_records:
+            await until_records(1)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(rotate_slowly())
+                await until_records(2)
+        assert tenure.records == [b"1", b"2"]
+
+    run(main())
+
+
+def test_a_file_that_is_removed_for_good_is_an_error(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"1")
+
+    async def main() -> None:
+        tenure = tenure_of(path)
+        async with following(tenure) as until_records:
+            await until_records(1)
+            path.unlink()
+            with pytest.raises(SourceUnavailable, match="the file was removed, and no other has come"):
+                await until_records(2)
+
+    run(main())
+
+
+def test_rotations_while_nobody_reads_lose_nothing(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"1", b"2")
+
+    async def main() -> None:
+        tenure = tenure_of(path, rotate_wait_s=0.1)
+        await read_until(tenure, 2)
+        tenure.records.clear()
+        append(path, b"3")
+        for n in (4, 5, 6):
+            rotate(path)
+            append(path, b"%d" % n)
+        # Neither of them is what the file was.
+        append(tmp_path / "log.4.gz", b"compressed")
+        append(tmp_path / "log.err", b"another program's")
+        await read_until(tenure, 4)
+        assert tenure.records == [b"3", b"4", b"5", b"6"]
+
+    run(main())
+
+
+def test_the_end_of_a_rotated_file_ends_its_last_record_once(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"1\n2")
+
+    async def main() -> None:
+        tenure = tenure_of(path)
+        await read_until(tenure, 1)
+        rotate(path)
+        append(path, b"3")
+        await read_until(tenure, 2)
+        assert tenure.records == [b"1", b"2"]
+        await read_until(tenure, 3)
+        assert tenure.records == [b"1", b"2", b"3"]
+
+    run(main())
+
+
+def test_a_cut_record_with_a_length_before_it_is_told_as_lost(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"\0\1a\0\3bb")
+
+    async def main() -> None:
+        tenure = tenure_of(path, framing="length", length_bytes=2, format="bytes")
+        await read_until(tenure, 1)
+        rotate(path)
+        path.write_bytes(b"\0\1c")
+        with capture_logs() as logs:
+            await read_until(tenure, 2)
+        assert tenure.records == [b"a", b"c"]
+        assert [line["detail"] for line in logs if line["event"] == LogEvent.SOURCE_GAP] == [
+            "the file ends in the middle of a record (4 bytes); reading goes on"
+        ]
+
+    run(main())
+
+
+def test_a_new_file_with_the_old_inode_is_not_taken_for_the_old_one(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"old 1", b"old 2")
+
+    async def main() -> None:
+        tenure = tenure_of(path)
+        await read_until(tenure, 2)
+        tenure.records.clear()
+        # In place, so that the inode stays: what may happen when a file is deleted and made anew.
+        path.write_bytes(b"new 1\nnew 2\nnew 3\n")
+        with capture_logs() as logs:
+            await read_until(tenure, 3)
+        assert tenure.records == [b"new 1", b"new 2", b"new 3"]
+        assert any(line["event"] == LogEvent.SOURCE_GAP for line in logs)
+
+    run(main())
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_a_file_that_cannot_be_opened_for_now_is_not_taken_for_another(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "log"
+    append(path, *numbered(1, 2))
+    works, fails = os.open, 1
+
+    def once(where: Any, *more: Any, **options: Any) -> int:
+        nonlocal fails
+        if where == str(path) and fails:
+            fails -= 1
+            raise OSError(number, os.strerror(number), where)
+        return works(where, *more, **options)
+
+    async def main() -> None:
+        tenure = tenure_of(path)
+        await read_until(tenure, 2)
+        append(path, *numbered(3))
+        monkeypatch.setattr(os, "open", once)
+        assert isinstance(await tenure.read(), SourceUnavailable)
+        assert fails == 0
+        await read_until(tenure, 3)
+        assert tenure.records == numbered(1, 2, 3)
+
+    run(main())
+
+
+def test_a_file_in_a_directory_that_cannot_be_listed_is_resumed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    append(path, *numbered(1, 2))
+
+    def refuse(where: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), where)
+
+    async def main() -> None:
+        tenure = tenure_of(path)
+        await read_until(tenure, 2)
+        append(path, *numbered(3))
+        # Modes do not bind the tests where they run as root.
+        monkeypatch.setattr(os, "scandir", refuse)
+        await read_until(tenure, 3)
+        assert tenure.records == numbered(1, 2, 3)
+
+    run(main())
+
+
+def test_a_link_that_is_pointed_elsewhere_is_followed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    first, second, link = tmp_path / "real" / "0.log", tmp_path / "real" / "1.log", tmp_path / "log"
+    append(first, b"1")
+    link.symlink_to(first)
+
+    async def main() -> None:
+        tenure = tenure_of(link)
+        await read_until(tenure, 1)
+        append(first, b"2")
+        append(second, b"3")
+        link.unlink()
+        link.symlink_to(second)
+        await read_until(tenure, 2)
+        # The old one is still beside it, and has no name that begins alike.
+        assert tenure.records == [b"1", b"2"]
+        await read_until(tenure, 3)
+        assert tenure.records == [b"1", b"2", b"3"]
+
+    run(main())
+
+
+# -- rotation by copying and truncating ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("while_followed", [True, False])
+def test_what_was_not_read_of_a_truncated_file_is_read_from_its_copy(
+    run: Run, tmp_path: Path, while_followed: bool
+) -> None:
+    path = tmp_path / "log"
+    append(path, *numbered(*range(50)))
+
+    def copy_and_truncate() -> None:
+        append(path, *numbered(50, 51))
+        shutil.copy(path, f"{path}.1")
+        os.truncate(path, 0)
+        append(path, *numbered(52))
+
+    async def main() -> None:
+        tenure = tenure_of(path)
+        with capture_logs() as logs:
+            if while_followed:
+                async with following(tenure) as until_records:
+                    await until_records(50)
+                    copy_and_truncate()
+                    await until_records(53)
+            else:
+                await read_until(tenure, 50)
+                copy_and_truncate()
+                await read_until(tenure, 53)
+        assert tenure.records == numbered(*range(53))
+        assert not [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
+
+    run(main())
+
+
+@pytest.mark.parametrize("grown_to", [1, 100])
+def test_a_truncated_file_without_a_copy_is_read_anew_and_the_log_says_so(
+    run: Run, tmp_path: Path, grown_to: int
+) -> None:
+    path = tmp_path / "log"
+    append(path, *numbered(*range(50)))
+
+    async def main() -> None:
+        tenure = tenure_of(path)
+        with capture_logs() as logs:
+            async with following(tenure) as until_records:
+                await until_records(50)
+                path.write_bytes(b"".join(line + b"\n" for line in numbered(*range(100, 100 + grown_to))))
+                await until_records(50 + grown_to)
+        assert tenure.records == numbered(*range(50), *range(100, 100 + grown_to))
+        assert [line["source"] for line in logs if line["event"] == LogEvent.SOURCE_GAP] == [str(path)]
+
+    run(main())
+
+
+# -- all of it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_rotations_and_restarts_lose_nothing_and_double_nothing(
+    run: Run, tmp_path: Path, seed: int
+) -> None:
+    path = tmp_path / "log"
+    rng = Random(seed)
+    append(path, *numbered(0))
+
+    async def write(total: int) -> None:
+        written = 1
+        while written < total:
+            batch = numbered(*range(written, min(total, written + rng.randrange(1, 40))))
+            written += len(batch)
+            append(path, *batch)
+            match rng.randrange(4):
+                case 0:
+                    rotate(path, generations=500)
+                    path.touch()
+                case 1:
+                    await asyncio.sleep(rng.random() * 0.03)
+
+    async def main() -> None:
+        # Nobody writes to a file that was renamed, so nothing needs to be waited for.
+        tenure = tenure_of(path, rotate_wait_s=0)
+        # What was rotated before the first look is none of the feed's.
+        await read_until(tenure, 1)
+        async with asyncio.timeout(4 * PATIENCE_S), asyncio.TaskGroup() as group:
+            group.create_task(write(1_000))
+            while len(tenure.records) < 1_000:
+                wanted = min(1_000, len(tenure.records) + rng.randrange(1, 100))
+                await read_until(tenure, wanted)
+        assert tenure.records == numbered(*range(1_000))
+
+    run(main())
+
+
+# -- options -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({}, "source.path: Field required"),
+        ({"path": "log"}, "source.path: must be the absolute path of a file"),
+        ({"path": "/var/log/"}, "source.path: must be the absolute path of a file"),
+        ({"path": "/a", "start": "middle"}, "source.start: Input should be 'beginning' or 'end'"),
+        ({"path": "/a", "framing": "length", "start": "end"}, "source.start: needs source.framing lines"),
+        ({"path": "/a", "poll_interval_s": 0}, "source.poll_interval_s: "),
+        ({"path": "/a", "rotate_wait_s": 86_401}, "source.rotate_wait_s: "),
+        ({"path": "/a", "cursor": "/seq"}, "source.cursor: unknown option"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(source: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_options("file", source)
+    assert str(caught.value).startswith(message)
