@@ -1,27 +1,39 @@
-"""A sink on dicts, with the faults that a real one has: for tests of what stands in front of a sink."""
+"""A sink on dicts, with the faults that a real one has: for tests of what stands in front of a sink.
+
+It knows default landings only, and tells one format of records from another by trying to read them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
-from feedq.errors import SinkUnavailable
-from feedq.model import JSON, FeedKey
+import orjson
+
+from feedq.errors import InvalidInput, SinkUnavailable
+from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import (
     Blocked,
     CommitUnknown,
+    DeadLetter,
     FeedWrite,
     Fenced,
     FenceOutcome,
     FenceRequest,
+    Landing,
+    Preview,
+    Replayed,
     Sink,
     Superseded,
     Unusable,
     Written,
 )
+from feedq.sinks.settlement import LastCommit, decide
 
 
 @dataclass(slots=True)
@@ -35,13 +47,26 @@ class MemoryCheckpoint:
     commit_id: UUID | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """One row of a landing table."""
+
+    table: str
+    feed: str
+    epoch: int
+    record: bytes
+
+
 @dataclass(slots=True)
 class MemoryTables:
     """What all sessions of a sink share, and the switches of its faults."""
 
     rows: dict[str, list[bytes]] = field(default_factory=dict)
     """Landed records by feed, in order."""
+    landed: list[MemoryRow] = field(default_factory=list)
+    """The same as rows of their tables."""
     checkpoints: dict[int, MemoryCheckpoint] = field(default_factory=dict)
+    dead: list[DeadLetter] = field(default_factory=list)
     commits: int = 0
     away: bool = False
     """Every statement raises `SinkUnavailable`."""
@@ -49,11 +74,28 @@ class MemoryTables:
     """The next commit's answer is lost: True, after it happened; False, before."""
     poison: bytes | None = None
     """Records with these bytes are refused and counted as dead."""
+    unreadable: bool = False
+    """Whether records that are not of their landing's format are refused, too."""
     unusable: dict[str, str] = field(default_factory=dict)
     """Table to why it cannot be written."""
     locked: set[int] = field(default_factory=set)
     """Feeds whose checkpoint a frozen predecessor holds."""
+    locked_tables: set[str] = field(default_factory=set)
+    """Landing tables that an operator holds: feeds that land there are postponed."""
     lock: Lock = field(default_factory=Lock)
+    environments: dict[str, MemoryTables] = field(default_factory=dict)
+    dead_letter_ids: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def of(self, environment: str) -> MemoryTables:
+        """The tables that another installation has in the same database."""
+        if environment not in self.environments:
+            self.environments[environment] = MemoryTables(
+                poison=self.poison,
+                unreadable=self.unreadable,
+                unusable=self.unusable,
+                dead_letter_ids=self.dead_letter_ids,
+            )
+        return self.environments[environment]
 
 
 class MemorySink:
@@ -95,18 +137,20 @@ class MemorySink:
             self._require()
             mine = [w for w in writes if self._epoch(w) == w.epoch]
             fenced = tuple(w.key for w in writes if w not in mine)
-            unusable = {
-                w.key: self.tables.unusable[w.landing.table]
+            unusable = {w.key: why for w in mine if (why := self._why_unusable(w))}
+            postponed = {
+                w.key: f"table {w.landing.table!r} is locked"
                 for w in mine
-                if w.landing.table in self.tables.unusable
+                if w.key not in unusable and w.landing.table in self.tables.locked_tables
             }
-            landing = [w for w in mine if w.key not in unusable]
-            kept = {w.key: [r for b in w.batches for r in b.split() if not self._refuses(r)] for w in landing}
+            landing = [w for w in mine if w.key not in unusable and w.key not in postponed]
+            kept = {w.key: [r for _, r in _records(w) if not self._refusal(w, r)] for w in landing}
             written = Written(
                 landed={key: len(records) for key, records in kept.items()},
                 dead={w.key: n for w in landing if (n := w.records - len(kept[w.key]))},
                 fenced=fenced,
                 unusable=unusable,
+                postponed=postponed,
             )
             commit_id = uuid4()
             lost, self.tables.lose_answer = self.tables.lose_answer, None
@@ -119,36 +163,143 @@ class MemorySink:
     def settle(self, unknown: CommitUnknown) -> Written | None:
         with self.tables.lock:
             self._require()
-            rows = [self.tables.checkpoints[key[0]] for key in unknown.written.landed]
-            return unknown.written if any(row.commit_id == unknown.commit_id for row in rows) else None
+            rows = self.tables.checkpoints
+            return decide(unknown, {n: LastCommit(row.epoch, row.commit_id) for n, row in rows.items()})
 
     def unblock(self, worker_ids: Collection[UUID]) -> int:
         with self.tables.lock:
+            self._require()
             freed = {i for i in self.tables.locked if self.tables.checkpoints[i].owner in worker_ids}
             self.tables.locked -= freed
             return len(freed)
 
+    def check(self, landing: Landing) -> str | None:
+        self._require()
+        return self.tables.unusable.get(landing.table)
+
+    def preview(self, write: FeedWrite) -> list[Preview]:
+        self._require_usable(write.landing)
+        known = {"feed": write.feed, "epoch": str(write.epoch)}
+        return [
+            Preview(
+                record, {**known, "payload": record.decode(errors="replace")}, self._refusal(write, record)
+            )
+            for _, record in _records(write)
+        ]
+
+    def dead_letters(
+        self,
+        feed: str | None = None,
+        *,
+        feed_id: int | None = None,
+        ids: Collection[int] = (),
+        after: int | None = None,
+        limit: int = 50,
+    ) -> list[DeadLetter]:
+        with self.tables.lock:
+            self._require()
+            found = [
+                letter
+                for letter in self.tables.dead
+                if feed in (None, letter.feed)
+                and feed_id in (None, letter.feed_id)
+                and (not ids or letter.id in ids)
+                and (after is None or letter.id > after)
+            ]
+        return sorted(found, key=lambda letter: letter.id, reverse=after is None)[:limit]
+
+    def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
+        with self.tables.lock:
+            self._require_usable(landing)
+            refused: dict[int, str] = {}
+            letters = [letter for letter in self.tables.dead if letter.id in ids]
+            for letter in letters:
+                write = FeedWrite(letter.feed_id, letter.feed, letter.epoch, landing, ())
+                if why := self._refusal(write, letter.record):
+                    refused[letter.id] = why
+                    self.tables.dead[self.tables.dead.index(letter)] = replace(letter, error=why)
+                else:
+                    self.tables.dead.remove(letter)
+                    self._land(write, letter.record)
+            return Replayed(len(letters) - len(refused), refused)
+
+    def drop(self, ids: Collection[int]) -> int:
+        with self.tables.lock:
+            self._require()
+            kept = [letter for letter in self.tables.dead if letter.id not in ids]
+            dropped = len(self.tables.dead) - len(kept)
+            self.tables.dead = kept
+            return dropped
+
     def close(self) -> None:
         """Nothing to close."""
 
-    def _apply(self, landing: Sequence[FeedWrite], kept: dict[FeedKey, list[bytes]], commit_id: UUID) -> None:
+    def _apply(
+        self, landing: Sequence[FeedWrite], kept: Mapping[FeedKey, list[bytes]], commit_id: UUID
+    ) -> None:
         self.tables.commits += 1
         for write in landing:
-            self.tables.rows.setdefault(write.feed, []).extend(kept[write.key])
+            for batch, record in _records(write):
+                if why := self._refusal(write, record):
+                    self._bury(write, batch, record, why)
+                else:
+                    self._land(write, record)
             row = self.tables.checkpoints[write.feed_id]
             row.cursor, row.commit_id = write.cursor, commit_id
             row.records += len(kept[write.key])
+
+    def _land(self, write: FeedWrite, record: bytes) -> None:
+        self.tables.rows.setdefault(write.feed, []).append(record)
+        self.tables.landed.append(MemoryRow(write.landing.table, write.feed, write.epoch, record))
+
+    def _bury(self, write: FeedWrite, batch: Batch, record: bytes, why: str) -> None:
+        self.tables.dead.append(
+            DeadLetter(
+                next(self.tables.dead_letter_ids),
+                write.feed_id,
+                write.feed,
+                write.epoch,
+                record,
+                why,
+                batch.cursor,
+                datetime.now(UTC),
+            )
+        )
 
     def _epoch(self, write: FeedWrite) -> int | None:
         row = self.tables.checkpoints.get(write.feed_id)
         return None if row is None else row.epoch
 
-    def _refuses(self, record: bytes) -> bool:
-        return self.tables.poison is not None and self.tables.poison in record
+    def _why_unusable(self, write: FeedWrite) -> str | None:
+        if write.landing.table in self.tables.unusable:
+            return self.tables.unusable[write.landing.table]
+        # The only value that compares unequal to itself, and no JSON.
+        return "the cursor cannot be kept: not a number" if write.cursor != write.cursor else None
+
+    def _refusal(self, write: FeedWrite, record: bytes) -> str | None:
+        """Why the record cannot land."""
+        if self.tables.poison is not None and self.tables.poison in record:
+            return "poison"
+        if self.tables.unreadable:
+            try:
+                if write.landing.format == "json":
+                    orjson.loads(record)
+            except orjson.JSONDecodeError as error:
+                return f"invalid JSON: {error}"
+        return None
 
     def _require(self) -> None:
         if self.tables.away:
             raise SinkUnavailable("sink (in memory): away")
+
+    def _require_usable(self, landing: Landing) -> None:
+        self._require()
+        if landing.table in self.tables.unusable:
+            raise InvalidInput(self.tables.unusable[landing.table])
+
+
+def _records(write: FeedWrite) -> Iterator[tuple[Batch, bytes]]:
+    return ((batch, record) for batch in write.batches for record in batch.split())
 
 
 if TYPE_CHECKING:

@@ -1,0 +1,201 @@
+"""Scripted servers on the loopback interface, and a loop that is clean when a test is over.
+
+Everything happens in the event loop under test, so a script and a connector see each other's steps in a
+fixed order; waiting is for events, never for time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import stat
+import struct
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+PATIENCE_S: Final = 20.0
+"""How long a test waits for what must happen; only a failing one waits this long."""
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class RecordingGuard:
+    """A `SocketGuard` that holds its caller to the contract: a socket is forgotten while it is still open."""
+
+    def __init__(self) -> None:
+        self.watched: set[int] = set()
+        self.seen = 0
+        self.faults: list[str] = []
+        """For a test to look at: what is raised on the way out of a connector may get lost in it."""
+
+    def watch(self, fileno: int) -> None:
+        self._expect(fileno not in self.watched, f"watched {fileno} twice")
+        self._expect(is_socket(fileno), f"watched {fileno}, which is no open socket")
+        self.watched.add(fileno)
+        self.seen += 1
+
+    def forget(self, fileno: int) -> None:
+        self._expect(fileno in self.watched, f"forgot {fileno}, which was not watched")
+        self._expect(is_socket(fileno), f"forgot {fileno} when it was closed already")
+        self.watched.remove(fileno)
+
+    def _expect(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            self.faults.append(otherwise)
+            raise AssertionError(otherwise)
+
+    def shut_all(self) -> None:
+        """What the keeper does, from its own thread, when the worker may no longer act as owner."""
+        for fileno in set(self.watched):
+            with socket.socket(fileno=os.dup(fileno)) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class Journal:
+    """The records of a scripted source, and whoever waits for more of them."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self._grown = asyncio.Event()
+
+    async def send(self, records: Sequence[bytes]) -> None:
+        """Add records; those who wait in `after` get them."""
+        self.records += records
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    async def after(self, position: int) -> list[bytes]:
+        """All records behind the first ``position`` ones, as soon as there are any."""
+        while len(self.records) <= position:
+            await self._grown.wait()
+        return self.records[position:]
+
+
+def run_on(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Coroutine[Any, Any, None]) -> None:
+    """Run a test; afterwards no task, no descriptor, no thread and no unhandled error of it may remain."""
+    unhandled: list[dict[str, Any]] = []
+    threads = set(threading.enumerate())
+
+    async def watched() -> None:
+        before = len(open_descriptors())
+        await main
+        await until(lambda: len(asyncio.all_tasks()) == 1 and len(open_descriptors()) <= before)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.get_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+        runner.run(watched())
+    assert not unhandled, unhandled
+    # The loop has ended the threads of its own pool; one that has said its last word may be on its way out.
+    give_up_at = time.monotonic() + PATIENCE_S
+    while left := set(threading.enumerate()) - threads:
+        assert time.monotonic() < give_up_at, f"threads are left: {left}"
+        time.sleep(0.001)
+
+
+def open_descriptors() -> list[int]:
+    """Every open file, pipe and socket of this process."""
+    # uvloop opens the null device when it first listens, so as to have a descriptor to give up.
+    null = os.stat(os.devnull).st_rdev
+    return [fileno for fileno in map(int, os.listdir("/dev/fd")) if _device(fileno) not in (None, null)]
+
+
+def _device(fileno: int) -> int | None:
+    try:
+        return os.fstat(fileno).st_rdev
+    except OSError:  # closed since it was listed; so is always the one that listed them
+        return None
+
+
+def is_socket(fileno: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(fileno).st_mode)
+    except OSError:
+        return False
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Look until it is so."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def serving(
+    script: Script, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[int]:
+    """Run ``script`` for each connection; its port. All connections are cut at the end."""
+    scripts: set[asyncio.Task[None]] = set()
+    failures: list[BaseException] = []
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        scripts.add(task)
+        try:
+            await script(reader, writer)
+            # What it has written arrives before the end does.
+            writer.close()
+            await writer.wait_closed()
+        except (ConnectionError, asyncio.CancelledError):
+            pass  # the connector cut the connection, or the test is over
+        except BaseException as error:  # noqa: BLE001 - a test must hear of it, whatever it is
+            # A script may stumble over the end of its connection, but what it asserts stands.
+            if isinstance(error, AssertionError) or not reader.at_eof():
+                failures.append(error)
+        finally:
+            writer.transport.abort()
+            scripts.discard(task)
+
+    server = await asyncio.start_server(play, host, port, ssl=tls)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in list(scripts):
+            task.cancel()
+        await until(lambda: not scripts)
+        assert not failures, failures
+
+
+async def until_closed(reader: asyncio.StreamReader) -> None:
+    """Return when the connector's end of the connection is gone."""
+    try:
+        while await reader.read(65_536):
+            pass
+    except ConnectionError:
+        return
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End a connection with RST instead of FIN."""
+    sock = writer.get_extra_info("socket")
+    if sock.fileno() >= 0:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """``host:port`` of a port that nobody listens on, nor will while this lasts."""
+    with socket.socket() as bound_but_deaf:
+        bound_but_deaf.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound_but_deaf.getsockname()[1]}"
+
+
+@contextmanager
+def unanswering() -> Iterator[str]:
+    """``host:port`` of a server so busy that attempts to connect get no answer at all."""
+    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        # Whoever waits to be accepted fills the queue; the kernel drops what comes after.
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"

@@ -1,0 +1,340 @@
+"""What every sink must do, as tests that a sink of anybody's can be put through.
+
+Make a subclass in a test module of yours, with a fixture ``harness`` that gives a `SinkHarness` over an empty
+database, and pytest runs the suite::
+
+    class TestAcmeSink(SinkConformance):
+        freezes = loses_answers = strands_commits = False
+
+        @pytest.fixture
+        def harness(self, tmp_path: Path) -> Iterator[SinkHarness]:
+            made = AcmeHarness(tmp_path / "acme.db")
+            yield made
+            made.close()
+
+Not every database has every property, and not every harness can bring every fault about. What a class
+attribute takes away is not tested; a test named for it says so:
+
+========================== ========== ===========================================================================
+attribute                  default    …
+========================== ========== ===========================================================================
+``locks_feeds``            True       a transaction that stands still blocks its own feeds and no others
+``ends_sessions``          True       `Sink.unblock` ends the sessions of another worker
+``refuses_in_transaction`` True       the database itself can refuse a record: `SinkHarness.refused`
+``freezes``                True       the harness has ``frozen``
+``loses_answers``          True       the harness has ``lost``
+``strands_commits``        True       the harness has ``stranded``
+``password``               ``""``     what no error of an unreachable sink may hold
+========================== ========== ===========================================================================
+
+A sink that was not put through ``freezes`` and ``loses_answers`` has not been shown to land anything exactly
+once: a test that breaks it off at its commit is worth the trouble.
+
+pytest is imported here and in the two modules that this one is put together from; the rest of `feedq.testing`
+does without.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from uuid import uuid4
+
+import pytest
+
+from feedq.errors import InvalidInput, SinkUnavailable
+from feedq.sinks.base import Fenced, Superseded, Unusable, Written
+from feedq.testing.sink_interrupts import SinkInterrupts
+from feedq.testing.sink_refusals import UNREADABLE, SinkRefusals
+from feedq.testing.sink_stage import (
+    LANDINGS,
+    LOCK_TIMEOUT_S,
+    NOWHERE,
+    PATIENCE_S,
+    RAW,
+    FrozenWrite,
+    SinkHarness,
+    batch,
+    dead,
+    fence,
+    landed,
+    lines,
+    ordered,
+    request,
+    rows_of,
+    run_together,
+    shown,
+    write,
+    write_in_time,
+)
+
+__all__ = ["FrozenWrite", "SinkConformance", "SinkHarness"]
+
+
+class SinkConformance(SinkRefusals, SinkInterrupts):
+    """Subclass it, and give it a fixture ``harness``: see the module."""
+
+    # -- fencing -------------------------------------------------------------------------------------
+
+    def test_a_feed_that_was_never_seen_has_no_cursor(self, harness: SinkHarness) -> None:
+        assert fence(harness.sink(), 1, 1) == Fenced(1, 1, None, 0)
+
+    def test_a_successor_resumes_after_what_its_predecessor_committed(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        fence(sink, 1, 1)
+        sink.write([write(1, 1, batch(b"1", b"2", cursor={"at": 2}))])
+        sink.write([write(1, 1, batch(b"3", cursor={"at": 3}))])
+        assert fence(harness.sink(), 1, 2) == Fenced(1, 2, {"at": 3}, 3)
+
+    def test_the_owner_may_fence_its_own_epoch_again(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        fence(sink, 1, 4)
+        sink.write([write(1, 4, batch(b"1", cursor=1))])
+        assert fence(sink, 1, 4) == Fenced(1, 4, 1, 1)
+        assert sink.write([write(1, 4, batch(b"2", cursor=2))]).landed == {(1, 4): 1}
+
+    def test_an_epoch_that_has_passed_is_superseded(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        fence(sink, 1, 9)
+        assert sink.fence([request(1, 8)], lock_timeout_s=LOCK_TIMEOUT_S) == [Superseded(1, 8, 9)]
+        assert fence(sink, 1, 10).epoch == 10
+
+    def test_an_epoch_that_another_worker_has_fenced_is_superseded(self, harness: SinkHarness) -> None:
+        """A control database that forgot an epoch gives it out a second time, while its first owner sleeps."""
+        first, second = harness.sink(), harness.sink()
+        fence(first, 1, 1)
+        first.write([write(1, 1, batch(b"1", cursor=1))])
+        assert second.fence([request(1, 1)], lock_timeout_s=LOCK_TIMEOUT_S) == [Superseded(1, 1, 1)]
+        assert fence(second, 1, 2).cursor == 1
+        assert first.write([write(1, 1, batch(b"2", cursor=2))]).landed == {}
+
+    def test_many_feeds_are_fenced_at_once_each_with_its_own_outcome(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        fence(sink, 500, 9)
+        sink.write([write(500, 9, batch(b"1", cursor="there"))])
+        fence(sink, 700, 3)
+        outcomes = sink.fence(
+            [request(feed_id, 9 if feed_id == 500 else 2) for feed_id in range(2_500, 0, -1)],
+            lock_timeout_s=PATIENCE_S,
+        )
+        by_feed = {outcome.feed_id: outcome for outcome in outcomes}
+        expected = {n: Fenced(n, 2, None, 0) for n in range(1, 2_501)}
+        assert by_feed == expected | {500: Fenced(500, 9, "there", 1), 700: Superseded(700, 2, 3)}
+
+    def test_environments_do_not_know_of_one_another(self, harness: SinkHarness) -> None:
+        blue, green = harness.sink(environment="blue"), harness.sink(environment="green")
+        fence(blue, 1, 7)
+        blue.write([write(1, 7, batch(b"1", UNREADABLE, cursor=1))])
+        assert fence(green, 1, 1) == Fenced(1, 1, None, 0)
+        assert green.write([write(1, 7, batch(b"not its own", cursor=9))]).fenced == ((1, 7),)
+        assert blue.write([write(1, 7, batch(b"2", cursor=2))]).landed == {(1, 7): 1}
+        (letter,) = blue.dead_letters()
+        assert green.dead_letters() == []
+        assert green.drop([letter.id]) == 0
+        assert green.replay([letter.id], RAW).landed == 0
+
+    def test_nothing_to_fence_is_no_work(self, harness: SinkHarness) -> None:
+        assert harness.sink().fence([], lock_timeout_s=0) == []
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def test_records_land_in_order_with_their_feed_and_epoch_and_the_checkpoint_beside_them(
+        self, harness: SinkHarness
+    ) -> None:
+        sink = harness.sink()
+        fence(sink, 1, 3)
+        written = sink.write([write(1, 3, lines(b'{"a":1}', b'{"a":2}'), batch(b'{"a":3}', cursor=[3]))])
+        assert written == Written(landed={(1, 3): 3}, dead={}, fenced=(), unusable={})
+        sink.write([write(1, 3, batch(b'{"a":4}', cursor=[4]))])
+        assert ordered(harness) == [("feed/1", 3, f'{{"a": {n}}}') for n in (1, 2, 3, 4)]
+        assert fence(sink, 1, 4) == Fenced(1, 4, [4], 4)
+
+    def test_a_batch_without_records_moves_the_cursor(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        fence(sink, 1, 1)
+        assert sink.write([write(1, 1, batch(cursor="later"))]).landed == {(1, 1): 0}
+        assert fence(sink, 1, 2) == Fenced(1, 2, "later", 0)
+
+    def test_a_stale_epoch_cannot_write_a_record_or_a_checkpoint(self, harness: SinkHarness) -> None:
+        old, new = harness.sink(), harness.sink()
+        fence(old, 1, 1)
+        old.write([write(1, 1, batch(b"1", cursor=1))])
+        fence(new, 1, 2)
+        written = old.write([write(1, 1, batch(b"2", UNREADABLE, cursor=2))])
+        assert written == Written(landed={}, dead={}, fenced=((1, 1),), unusable={})
+        assert landed(harness) == rows_of(1, 1, "1")
+        assert dead(new) == []
+        assert fence(new, 1, 2).cursor == 1
+
+    def test_an_epoch_that_was_never_fenced_cannot_write(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        fence(sink, 1, 5)
+        assert sink.write([write(1, 6, batch(b"1", cursor=1)), write(2, 1, batch(b"1"))]).landed == {}
+        assert landed(harness) == Counter()
+
+    def test_a_fenced_feed_does_not_hold_back_the_others_of_its_group(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        for feed_id in (1, 2, 3):
+            fence(sink, feed_id, 1)
+        fence(harness.sink(), 2, 2)
+        written = sink.write([write(n, 1, batch(b"%d" % n, cursor=n)) for n in (3, 2, 1)])
+        assert written == Written(landed={(3, 1): 1, (1, 1): 1}, dead={}, fenced=((2, 1),), unusable={})
+        assert landed(harness) == rows_of(1, 1, "1") + rows_of(3, 1, "3")
+        assert [fence(sink, n, 3).cursor for n in (1, 2, 3)] == [1, None, 3]
+
+    def test_feeds_of_one_group_land_in_different_tables(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        records = {
+            "json": b'{"\xc3\xb6": "\\u00f6"}',
+            "text": "ö\t'\\N\\ \"".encode(),
+            "bytes": b"\0\xff\n\\",
+        }
+        for n, landing in enumerate(LANDINGS.values()):
+            fence(sink, n, 1, landing)
+        sink.write(
+            [write(n, 1, batch(records[kind]), landing=x) for n, (kind, x) in enumerate(LANDINGS.items())]
+        )
+        for n, (kind, landing) in enumerate(LANDINGS.items()):
+            payload = records[kind] if kind == "bytes" else records[kind].decode()
+            assert landed(harness, landing) == rows_of(n, 1, shown(payload, landing))
+
+    def test_a_cursor_comes_back_as_it_was_given(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        cursors = [0, -1, 2**80, 0.1, "", "ö\\u0000\n", [], {"a": [None, True]}, None]
+        for epoch, cursor in enumerate(cursors, 1):
+            fence(sink, 1, epoch)
+            sink.write([write(1, epoch, batch(b"1", cursor=cursor))])  # type: ignore[arg-type]
+            assert fence(sink, 1, epoch + 1).cursor == cursor
+
+    def test_a_cursor_that_cannot_be_kept_stops_its_feed_and_no_other(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        fence(sink, 1, 1)
+        fence(sink, 2, 1)
+        no_json = float("nan")
+        written = sink.write([write(1, 1, batch(b"1", cursor=no_json)), write(2, 1, batch(b"2", cursor=2))])
+        assert written.landed == {(2, 1): 1}
+        assert "cursor" in written.unusable[1, 1]
+        assert landed(harness) == rows_of(2, 1, "2")
+
+    def test_an_unreachable_database_is_unavailable_and_no_password_is_told(
+        self, harness: SinkHarness
+    ) -> None:
+        sink = harness.unreachable()
+        attempts: list[Callable[[], object]] = [
+            lambda: sink.fence([request(1, 1)], lock_timeout_s=1),
+            lambda: sink.write([write(1, 1, batch(b"1"))]),
+            lambda: sink.unblock([uuid4()]),
+            lambda: sink.check(RAW),
+            lambda: sink.dead_letters(),
+        ]
+        for attempt in attempts:
+            with pytest.raises(SinkUnavailable) as raised:
+                attempt()
+            assert not self.password or self.password not in str(raised.value)
+
+    def test_a_closed_sink_can_be_used_again(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        fence(sink, 1, 1)
+        sink.close()
+        sink.close()
+        assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}
+
+    # -- landings that cannot work -------------------------------------------------------------------
+
+    def test_landings_are_reported_before_anything_is_fenced(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        outcomes = sink.fence([request(1, 1, NOWHERE), request(2, 1)], lock_timeout_s=PATIENCE_S)
+        by_feed = {outcome.feed_id: outcome for outcome in outcomes}
+        assert isinstance(by_feed[1], Unusable)
+        assert NOWHERE.table in by_feed[1].error
+        assert by_feed[2] == Fenced(2, 1, None, 0)
+        assert sink.write([write(1, 1, batch(b"{}"), landing=NOWHERE)]).landed == {}
+
+    def test_a_landing_can_be_checked_beforehand(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        assert sink.check(RAW) is None
+        assert NOWHERE.table in (sink.check(NOWHERE) or "")
+        fence(sink, 1, 1)
+        assert sink.check(RAW) is None
+        assert landed(harness) == Counter()
+
+    def test_a_preview_tells_what_would_land_and_lands_nothing(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        for _ in ("before the table is there", "and after"):
+            good, bad = sink.preview(write(1, 1, batch(b'{"a": 1}', UNREADABLE)))
+            assert (good.record, good.error) == (b'{"a": 1}', None)
+            assert "feed/1" in good.columns.values()
+            assert bad.record == UNREADABLE
+            assert bad.error
+            fence(sink, 1, 1)
+        assert landed(harness) == Counter()
+        assert dead(sink) == []
+        assert fence(sink, 1, 1).records == 0
+        with pytest.raises(InvalidInput):
+            sink.preview(write(1, 1, batch(b"{}"), landing=NOWHERE))
+
+    # -- many at once --------------------------------------------------------------------------------
+
+    def test_writers_and_fences_over_the_same_feeds_in_any_order_do_not_deadlock(
+        self, harness: SinkHarness
+    ) -> None:
+        feeds, owner, rounds = range(1, 21), uuid4(), 10
+        harness.sink(worker_id=owner).fence([request(n, 1) for n in feeds], lock_timeout_s=PATIENCE_S)
+
+        def writer(seed: int) -> None:
+            rng, sink = random.Random(seed), harness.sink()
+            for _ in range(rounds):
+                order = rng.sample(feeds, 15)
+                written = write_in_time(sink, [write(n, 1, lines(b"1", cursor=seed)) for n in order])
+                assert written.landed == {(n, 1): 1 for n in order}
+
+        def fencer(seed: int) -> None:
+            rng, sink = random.Random(seed), harness.sink(worker_id=owner)
+            for _ in range(rounds):
+                outcomes = sink.fence(
+                    [request(n, 1) for n in rng.sample(feeds, 15)], lock_timeout_s=PATIENCE_S
+                )
+                assert all(isinstance(outcome, Fenced) for outcome in outcomes)
+
+        run_together(lambda: writer(1), lambda: writer(2), lambda: fencer(3))
+        assert landed(harness).total() == 2 * rounds * 15
+        outcomes = harness.sink().fence([request(n, 2) for n in feeds], lock_timeout_s=PATIENCE_S)
+        assert sum(o.records for o in outcomes if isinstance(o, Fenced)) == 2 * rounds * 15
+
+    @pytest.mark.parametrize("seed", [1, 2])
+    def test_owners_that_take_feeds_from_one_another_land_every_record_once(
+        self, harness: SinkHarness, seed: int
+    ) -> None:
+        """Each owner fences feeds under ever larger epochs and writes on from their cursors until it is fenced."""
+        epochs, feeds, lock = count(1), range(1, 7), threading.Lock()
+
+        def own(seed: int) -> None:
+            rng, sink = random.Random(seed), harness.sink()
+            for _ in range(8):
+                mine = rng.sample(feeds, 3)
+                with lock:
+                    epoch = next(epochs)
+                outcomes = sink.fence([request(n, epoch) for n in mine], lock_timeout_s=PATIENCE_S)
+                at = {o.feed_id: int(str(o.cursor or 0)) for o in outcomes if isinstance(o, Fenced)}
+                for _ in range(4):
+                    group = []
+                    for feed_id, cursor in at.items():
+                        upto = cursor + rng.randint(1, 3)
+                        records = [b"%d" % n for n in range(cursor + 1, upto + 1)]
+                        group.append(write(feed_id, epoch, lines(*records, cursor=upto)))
+                    written = write_in_time(sink, group)
+                    at = {w.feed_id: int(str(w.cursor)) for w in group if w.key in written.landed}
+                    assert {w.key for w in group} == set(written.landed) | set(written.fenced)
+
+        run_together(*(lambda s=s: own(s) for s in (10 * seed, 10 * seed + 1, 10 * seed + 2)))
+        found: dict[str, list[int]] = {f"feed/{n}": [] for n in feeds}
+        for feed, _, payload in landed(harness).elements():
+            found[feed].append(int(payload))
+        ends = harness.sink().fence([request(n, 10_000) for n in feeds], lock_timeout_s=PATIENCE_S)
+        for end in ends:
+            assert isinstance(end, Fenced)
+            assert sorted(found[f"feed/{end.feed_id}"]) == list(range(1, int(str(end.cursor or 0)) + 1))
+            assert end.records == len(found[f"feed/{end.feed_id}"])

@@ -1,0 +1,233 @@
+"""What the conformance tests of connectors are built from: a source served, a relay before it, both loops.
+
+No pytest here: see `feedq.testing.connector_conformance` for the tests and for how to use them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import uvloop
+
+from feedq.connectors.base import Connector
+from feedq.errors import FeedqError, SourceUnavailable
+from feedq.model import Batch
+from feedq.permission import DEFAULT, Permissions
+from feedq.testing.loopback import PATIENCE_S, run_on
+from feedq.testing.relay import Relay
+from feedq.testing.tenure import Tenure
+
+STOP_S: Final = 1.0
+"""A connector has this long to end: a worker that leaves gives its feeds little more."""
+MOMENT_S: Final = 0.1
+"""How long a test watches that nothing happens."""
+
+Main = Callable[[], Coroutine[Any, Any, None]]
+Run = Callable[[Main], None]
+Body = Callable[[Any], Coroutine[Any, Any, None]]
+
+
+async def _untold() -> int:
+    raise AssertionError("the source of a connector that acknowledges needs Served.acknowledged")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A scripted source that is up."""
+
+    where: str
+    """``host:port`` of a server; what ``options`` understands for a connector that dials nobody."""
+    send: Callable[[Sequence[bytes]], Awaitable[None]]
+    """Add records to the source."""
+    acknowledged: Callable[[], Awaitable[int]] = _untold
+    """How many records the connector has acknowledged so far."""
+
+
+def behaviour(*needs: str) -> Callable[[Body], Callable[[Any, Run], None]]:
+    """A test that connectors with these properties are put through; for the others it is there by name only."""
+
+    def wrap(body: Body) -> Callable[[Any, Run], None]:
+        def test(self: Any, run: Run) -> None:
+            run(partial(body, self))
+
+        test.__name__, test.__qualname__, test.__doc__ = body.__name__, body.__qualname__, body.__doc__
+        test.needs = needs  # type: ignore[attr-defined] # for `ConnectorConformance.pytest_generate_tests`
+        return test
+
+    return wrap
+
+
+def leave_out(_: Main) -> None:
+    """In place of a loop; the name of the test says why."""
+
+
+def _on_a_new_loop(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Main) -> None:
+    run_on(loop_factory, main())
+
+
+LOOPS: Final[dict[str, Run]] = {
+    "asyncio": partial(_on_a_new_loop, asyncio.new_event_loop),
+    "uvloop": partial(_on_a_new_loop, uvloop.new_event_loop),
+}
+
+
+class Stage:
+    """A connector with its source, and the steps that the tests are made of."""
+
+    kind: ClassVar[type[Connector]]
+    dials: ClassVar[bool] = True
+    resumes: ClassVar[bool] = True
+    acknowledges: ClassVar[bool] = False
+    answers: ClassVar[bool] = True
+    holds_back: ClassVar[bool] = True
+    limits_records: ClassVar[bool] = True
+    notices_silence: ClassVar[bool] = True
+
+    feed = "conformance/feed"
+
+    def serve(self) -> AbstractAsyncContextManager[Served]:
+        """Start an empty source."""
+        raise NotImplementedError
+
+    def options(self, where: str) -> dict[str, Any]:
+        """A feed's ``source`` for it."""
+        raise NotImplementedError
+
+    def record(self, seq: int, *, size: int = 0) -> bytes:
+        """A record, no two of one test alike; of ``size`` bytes if that is not 0."""
+        head = b'{"seq": %d, "pad": "' % seq
+        return head + b"x" * (size - len(head) - 2) + b'"}'
+
+    def landed(self, record: bytes) -> bytes:
+        """What lands of a record that was sent, if it is not the same."""
+        return record
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def records(self, count: int, *, after: int = 0) -> list[bytes]:
+        return [self.record(seq) for seq in range(after + 1, after + count + 1)]
+
+    def tenure(self, where: str, *, permissions: Permissions = DEFAULT, **options: Any) -> Tenure:
+        source = {**self.options(where), **options}
+        return Tenure(self.kind, source, feed=self.feed, permissions=permissions)
+
+    @asynccontextmanager
+    async def relayed(self) -> AsyncIterator[tuple[Served, Relay]]:
+        """A source, and the relay before it."""
+        self.feed = f"conformance/{uuid.uuid4().hex[:8]}"
+        async with self.serve() as source, Relay(source.where).listening() as relay:
+            yield source, relay
+
+    @asynccontextmanager
+    async def reachable(self) -> AsyncIterator[tuple[Served, str]]:
+        """A source, and where to reach it."""
+        if self.dials:
+            async with self.relayed() as (source, relay):
+                yield source, relay.where
+        else:
+            self.feed = f"conformance/{uuid.uuid4().hex[:8]}"
+            async with self.serve() as source:
+                yield source, source.where
+
+    @asynccontextmanager
+    async def waiting(self, where: str, source: Served, **options: Any) -> AsyncIterator[Waiting]:
+        """A connector that has given one record and waits for the next one."""
+        tenure = self.tenure(where, **options)
+        async with aclosing(tenure.open()) as stream:
+            await source.send(self.records(1))
+            await pull(tenure, stream, count=1)
+            async with asking(stream) as task:
+                await asyncio.sleep(MOMENT_S)
+                assert not task.done(), "it did not wait for the next record"
+                yield Waiting(tenure, task)
+
+    async def come_to_rest(self, relay: Relay) -> None:
+        """Return when nothing has gone down for a while."""
+        async with asyncio.timeout(PATIENCE_S):
+            before = -1
+            while before != relay.down_bytes:
+                before = relay.down_bytes
+                await asyncio.sleep(3 * MOMENT_S)
+
+    async def until_acknowledged(self, source: Served, count: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while await source.acknowledged() < count:
+                await asyncio.sleep(0.001)
+
+    def assert_over(self, tenure: Tenure, *, connected: int) -> None:
+        """No socket is left, and it said as often as this that it was connected."""
+        assert tenure.guard.faults == []
+        assert not tenure.guard.watched, "a socket was not forgotten"
+        assert bool(tenure.guard.seen) >= bool(connected and self.dials), "the guard saw no socket"
+        assert tenure.connected == connected
+
+    def assert_landed(self, tenure: Tenure, sent: Sequence[bytes]) -> None:
+        """All of it, in order; once, if the connector resumes or one connection was enough."""
+        expected = [self.landed(record) for record in sent]
+        if self.acknowledges and not self.resumes:
+            # Sent again is what was not acknowledged yet: the first of each counts.
+            assert list(dict.fromkeys(tenure.records)) == expected
+        else:
+            assert tenure.records == expected
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """See `Stage.waiting`."""
+
+    tenure: Tenure
+    next_batch: asyncio.Future[Batch]
+
+    async def ended(self) -> FeedqError | None:
+        """The error that ends the waiting; None if the stream just ends."""
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait([self.next_batch])
+        error = self.next_batch.exception()
+        if isinstance(error, StopAsyncIteration):
+            return None
+        assert isinstance(error, FeedqError), f"ended with {error!r}"
+        return error
+
+
+async def pull(
+    tenure: Tenure, stream: AsyncGenerator[Batch, None], *, count: int, commit: bool = True
+) -> None:
+    """Take batches until ``count`` records are here."""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(tenure.records) < count:
+            batch = await anext(stream)
+            tenure.take(batch)
+            if commit:
+                tenure.commit(batch)
+
+
+async def stop(task: asyncio.Future[Any], *, cancel: bool = True) -> None:
+    """A task that is cancelled, or is ending already, ends in time; at worst with an error of the source."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    if cancel:
+        task.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait([task])
+    assert loop.time() - began < STOP_S, "took too long to stop"
+    error = None if task.cancelled() else task.exception()
+    assert error is None or isinstance(error, SourceUnavailable), f"stopped with {error!r}"
+
+
+@asynccontextmanager
+async def asking(stream: AsyncGenerator[Batch, None]) -> AsyncIterator[asyncio.Future[Batch]]:
+    """The next batch, asked for and not waited for; the stream can be closed afterwards."""
+    task = asyncio.ensure_future(anext(stream))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # or the loop says that nobody asked for it

@@ -1,0 +1,67 @@
+"""A worker that dies at any moment, over and over: what its feed's connector must make good.
+
+It takes some batches, commits some of those, and loses its connection or its life; the next one goes on from
+what was committed. Seeded, so that a failure can be replayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from random import Random
+
+from feedq.errors import SourceUnavailable
+from feedq.model import Batch
+from feedq.testing.loopback import PATIENCE_S
+from feedq.testing.relay import Relay
+from feedq.testing.tenure import Tenure
+
+LIVES_MAX = 1_000
+IDLE_S = 0.5
+"""A life that gets nothing for this long is over: the source has nothing more for it."""
+
+
+class ErraticWorker:
+    """Its table is ``landed``: the records of the batches that were committed, in order."""
+
+    def __init__(self, tenure: Tenure, relay: Relay, *, seed: int) -> None:
+        self.tenure = tenure
+        self.landed: list[bytes] = []
+        self.lives = 0
+        self._relay = relay
+        self._rng = Random(seed)
+        print(f"seed {seed}")
+
+    async def land(self, count: int) -> None:
+        """Live again and again until that many different records have landed."""
+        while len(set(self.landed)) < count:
+            self.lives += 1
+            assert self.lives < LIVES_MAX, f"{len(set(self.landed))} of {count} records landed"
+            await self._live()
+
+    async def _live(self) -> None:
+        rng = self._rng
+        if rng.random() < 0.5:
+            self.tenure.memory.clear()
+        if rng.random() < 0.3:
+            self._relay.cut_after(self._relay.down_bytes + rng.randrange(20_000))
+        is_late = rng.random() < 0.5
+        taken: list[Batch] = []
+        try:
+            async with asyncio.timeout(PATIENCE_S), aclosing(self.tenure.open()) as stream:
+                for _ in range(rng.randrange(1, 8)):
+                    async with asyncio.timeout(IDLE_S):
+                        taken.append(await anext(stream))
+                    if not is_late and rng.random() < 0.8:
+                        self._commit(taken)
+        except (SourceUnavailable, TimeoutError):
+            pass
+        if is_late:
+            # The connection has ended, and a commit that was on its way comes through all the same.
+            self._commit(taken[: rng.randint(0, len(taken))])
+
+    def _commit(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            self.landed += batch.split()
+            self.tenure.commit(batch)
+        batches.clear()

@@ -1,0 +1,75 @@
+"""`docs/howto/add-a-sink.md`, followed to the letter."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "add-a-sink.md"
+TIMEOUT_S = 100
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A directory with what the page says to write, installed as far as Python can tell."""
+    sink, tests = blocks("python")
+    (tmp_path / "journal.py").write_text(sink)
+    (tmp_path / "test_journal.py").write_text(tests)
+    (entry_point,) = blocks("toml")
+    group, line = entry_point.strip().splitlines()
+    name, _, target = line.partition(" = ")
+    installed = tmp_path / "journal-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: journal\nVersion: 1\n")
+    kind = group.removeprefix('[project.entry-points."').removesuffix('"]')
+    (installed / "entry_points.txt").write_text(f"[{kind}]\n{name} = {target.strip(chr(34))}\n")
+    return tmp_path
+
+
+def run(package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=package,
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_the_sink_of_the_page_passes_the_suite_as_the_page_runs_it(package: Path) -> None:
+    (command,) = blocks("sh")
+    program, *arguments = command.split()
+    assert program == "pytest"
+    ran = run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    assert ran.returncode == 0, ran.stdout[-4_000:]
+    assert int(re.findall(r"(\d+) passed", ran.stdout)[0]) > 50
+
+
+def test_the_sink_of_the_page_is_found_by_its_scheme(package: Path) -> None:
+    asked = "from feedq.sinks.base import load_sink; print(load_sink('journal:///tmp/x').__qualname__)"
+    assert run(package, "-c", asked).stdout == "JournalSink\n"
+
+
+def test_the_suite_refuses_a_sink_that_lets_a_stale_owner_write(package: Path) -> None:
+    sink = package / "journal.py"
+    text = sink.read_text()
+    assert text.count("AND epoch = ?") == 1
+    sink.write_text(text.replace("AND epoch = ?", "AND epoch >= ?"))
+    ran = run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "stale", "test_journal.py")
+    assert ran.returncode == 1, ran.stdout[-4_000:]
+
+
+def test_the_rest_of_the_testing_package_does_without_pytest(package: Path) -> None:
+    asked = "import sys, feedq.testing, feedq.testing.sink_stage; print('pytest' in sys.modules)"
+    assert run(package, "-c", asked).stdout == "False\n"
