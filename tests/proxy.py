@@ -77,12 +77,15 @@ class Trap:
 class PostgresProxy:
     """Listens on a free loopback port until `close`."""
 
+    link: type[Link]
+    """How it reads what goes through: PostgreSQL's protocol, unless a subclass reads another."""
+
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._target = (parts.hostname or "127.0.0.1", parts.port or 5432)
         self._lock = threading.Lock()
         self._traps: list[Trap] = []
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
         self._closed = False
         self._refusing = False
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -161,9 +164,9 @@ class PostgresProxy:
             server.settimeout(None)
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _Link(self, client, server).start()
+            self.link(self, client, server).start()
 
-    def _trip(self, query: str, application: str) -> Trap | None:
+    def trip(self, query: str, application: str) -> Trap | None:
         with self._lock:
             self.seen[query.split(None, 1)[0].upper()] += 1
             for trap in self._traps:
@@ -172,16 +175,16 @@ class PostgresProxy:
                     return trap
         return None
 
-    def _add(self, link: _Link) -> None:
+    def add(self, link: Link) -> None:
         with self._lock:
             self._links.add(link)
 
-    def _remove(self, link: _Link) -> None:
+    def remove(self, link: Link) -> None:
         with self._lock:
             self._links.discard(link)
 
 
-class _Link:
+class Link:
     """One client's connection and ours to the server for it, with a thread for each direction."""
 
     def __init__(self, proxy: PostgresProxy, client: socket.socket, server: socket.socket) -> None:
@@ -193,7 +196,7 @@ class _Link:
         self.application = ""
 
     def start(self) -> None:
-        self._proxy._add(self)
+        self._proxy.add(self)
         for work in (self._upstream, self._downstream):
             threading.Thread(target=work, name="proxy-link", daemon=True).start()
 
@@ -204,12 +207,12 @@ class _Link:
     def cut(self) -> None:
         _reset(self._client)
         _reset(self._server)
-        self._proxy._remove(self)
+        self._proxy.remove(self)
 
     def _upstream(self) -> None:
         try:
-            for message, query in self._messages():
-                trap = self._proxy._trip(query, self.application) if query.strip() else None
+            for message, query in self.messages():
+                trap = self._proxy.trip(query, self.application) if query.strip() else None
                 if trap is None:
                     self._server.sendall(message)
                 elif not self._spring(trap, message):
@@ -258,7 +261,7 @@ class _Link:
                     self._client.sendall(data)
                     continue
                 swallowed += data
-                if any(kind in ANSWERED for kind, _ in _typed_messages(swallowed)):
+                if self.is_answer(swallowed):
                     self._answered.set()
         except OSError:
             pass
@@ -269,11 +272,15 @@ class _Link:
                 with contextlib.suppress(OSError):
                     self._client.shutdown(socket.SHUT_WR)
 
-    def _messages(self) -> Iterator[tuple[bytes, str]]:
+    def is_answer(self, swallowed: bytearray) -> bool:
+        """Whether the server has answered a query in what it said; takes off what was looked at."""
+        return any(kind in ANSWERED for kind, _ in _typed_messages(swallowed))
+
+    def messages(self) -> Iterator[tuple[bytes, str]]:
         """What the client sends, message by message, with the text of each simple query."""
         buffer = bytearray()
         started = False
-        while data := self._client.recv(CHUNK_BYTES):
+        while data := self.receive():
             buffer += data
             while not started and (message := _take(buffer, typed=False)):
                 started = self._is_startup(message)
@@ -282,6 +289,10 @@ class _Link:
                 for kind, message in _typed_messages(buffer):
                     query = message[5:-1].decode(errors="replace") if kind == b"Q" else ""
                     yield message, query
+
+    def receive(self) -> bytes:
+        """What the client sends next; empty at its end."""
+        return self._client.recv(CHUNK_BYTES)
 
     def _is_startup(self, message: bytes) -> bool:
         """Whether it opens the session; requests for encryption come before, and are refused in one byte."""
@@ -292,6 +303,9 @@ class _Link:
         options = dict(zip(words[::2], words[1::2], strict=False))
         self.application = options.get("application_name", "")
         return True
+
+
+PostgresProxy.link = Link
 
 
 def _typed_messages(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:

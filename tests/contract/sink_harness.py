@@ -1,66 +1,66 @@
 """What the sink's conformance suite needs beyond the interface: to look into the database, and to break things.
 
 One harness per kind of sink; a new kind brings its own and runs the same suite. Writers that freeze or lose
-their connection do so at an exact statement, through `tests.proxy`, never by chance.
+their connection do so at an exact statement, through `tests.proxy` or by way of the driver, never by chance.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cache
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg2
 from psycopg2 import sql
+from sqlalchemy import Engine, event
 
 from feedq.embedded.postgres import Postgres
-from feedq.model import JSON, Batch
-from feedq.sinks.base import (
-    CommitUnknown,
-    FeedWrite,
-    Fenced,
-    FenceRequest,
-    Landing,
-    Sink,
-    Written,
-)
+from feedq.model import JSON
+from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Sink
 from feedq.sinks.postgresql import PostgresSink
+from feedq.sinks.sql import SqlSink
+from feedq.testing.sink import MemorySink, MemoryTables
+from feedq.testing.sink_stage import (
+    ENVIRONMENT,
+    LOCK_TIMEOUT_S,
+    NOWHERE,
+    PATIENCE_S,
+    RAW,
+    FrozenWrite,
+    SinkHarness,
+    batch,
+    fence,
+    lines,
+    request,
+    write,
+)
 from tests.proxy import Fault, PostgresProxy, Trap
 
-ENVIRONMENT = "test"
-RAW = Landing("raw", "json")
-PATIENCE_S = 20.0
-"""For what must happen, on however busy a machine."""
-LOCK_TIMEOUT_S = 0.1
-
-
-def batch(*records: bytes, cursor: JSON = None) -> Batch:
-    return Batch.of_records(records, cursor=cursor, received_at=datetime.now(UTC))
-
-
-def lines(*records: bytes, cursor: JSON = None) -> Batch:
-    text = b"".join(record + b"\n" for record in records)
-    return Batch.of_lines(text, cursor=cursor, received_at=datetime.now(UTC))
-
-
-def write(feed_id: int, epoch: int, *batches: Batch, landing: Landing = RAW) -> FeedWrite:
-    return FeedWrite(feed_id, f"feed/{feed_id}", epoch, landing, batches)
-
-
-def request(feed_id: int, epoch: int, landing: Landing = RAW) -> FenceRequest:
-    return FenceRequest(feed_id, f"feed/{feed_id}", epoch, landing)
-
-
-def fence(sink: Sink, feed_id: int, epoch: int, landing: Landing = RAW) -> Fenced:
-    """Fence one feed, which must succeed."""
-    (outcome,) = sink.fence([request(feed_id, epoch, landing)], lock_timeout_s=PATIENCE_S)
-    assert isinstance(outcome, Fenced), outcome
-    return outcome
+__all__ = [
+    "LOCK_TIMEOUT_S",
+    "PATIENCE_S",
+    "RAW",
+    "FrozenWrite",
+    "GeneralSqlHarness",
+    "MemoryHarness",
+    "PostgresSinkHarness",
+    "SinkHarness",
+    "SqliteHarness",
+    "batch",
+    "empty_database",
+    "fence",
+    "lines",
+    "request",
+    "write",
+]
 
 
 @cache
@@ -88,66 +88,15 @@ def empty_database(postgres: Postgres) -> str:
     return url
 
 
-class FrozenWrite:
-    """A write that stands still inside its transaction, all done but the commit."""
-
-    def __init__(self, trap: Trap, sink: Sink, writes: Sequence[FeedWrite]) -> None:
-        self._trap = trap
-        self._result: Written | BaseException | None = None
-        self._thread = threading.Thread(target=self._write, args=(sink, writes), daemon=True)
-        self._thread.start()
-        assert trap.tripped.wait(PATIENCE_S), self._result
-
-    def thaw(self) -> Written | BaseException:
-        """Let it go on; returns what came of it."""
-        self._trap.release()
-        self._thread.join(PATIENCE_S)
-        assert self._result is not None
-        return self._result
-
-    def _write(self, sink: Sink, writes: Sequence[FeedWrite]) -> None:
-        try:
-            self._result = sink.write(writes)
-        except BaseException as error:
-            self._result = error
-
-
-class SinkHarness(Protocol):
-    """One kind of sink, with a database of its own."""
-
-    def sink(
-        self, *, role: str = "writer", worker_id: UUID | None = None, environment: str = ENVIRONMENT
-    ) -> Sink:
-        """A sink for this test; closed with the harness."""
-
-    def landed(self, landing: Landing = RAW) -> Counter[tuple[str, int, str]]:
-        """``(feed, epoch, payload as text)`` of each row of a default landing table."""
-
-    def dead(self) -> list[tuple[str, int, bytes, JSON]]:
-        """``(feed, epoch, record, cursor)`` of each dead letter, oldest first."""
-
-    def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
-        """A write of this worker that has stopped before its commit."""
-
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
-        """A write whose answer was lost after it ``happened``, or before it could; and the sink it was of."""
-
-    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
-        """A write whose answer was lost while its commit is still under way; calling lets the commit arrive."""
-
-    def unreachable(self) -> Sink:
-        """A sink whose server does not answer."""
-
-    def close(self) -> None: ...
-
-
 class PostgresSinkHarness:
     """`PostgresSink` over a database that is otherwise empty."""
+
+    refused = b'"\\u0000"'
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.proxy = PostgresProxy(url)
-        self._sinks: list[PostgresSink] = []
+        self._sinks: list[Sink] = []
 
     def sink(
         self,
@@ -163,6 +112,10 @@ class PostgresSinkHarness:
         self._sinks.append(sink)
         return sink
 
+    def rows(self, landing: Landing) -> list[tuple[str, int, Any]]:
+        payload = "payload" if landing.format == "bytes" else "payload::text"
+        return self.query(f'SELECT feed, epoch, {payload} FROM "{landing.table}" ORDER BY ctid')
+
     def landed(self, landing: Landing = RAW) -> Counter[tuple[str, int, str]]:
         return Counter(self.query(f'SELECT feed, epoch, payload::text FROM "{landing.table}"'))
 
@@ -172,16 +125,17 @@ class PostgresSinkHarness:
 
     def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
         trap = self.proxy.arm(Fault.HOLD, "COMMIT", application=f"feedq-writer/{worker_id}")
-        return FrozenWrite(trap, self.sink(worker_id=worker_id, url=self.proxy.url), writes)
+        sink = self.sink(worker_id=worker_id, url=self.proxy.url)
+        return FrozenWrite(sink, writes, stopped=trap.tripped, release=trap.release)
 
-    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[PostgresSink, CommitUnknown]:
+    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
         return self._lose(Fault.CUT_AFTER if happened else Fault.CUT_BEFORE, writes)[:2]
 
-    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[PostgresSink, CommitUnknown, Callable[[], None]]:
+    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
         sink, unknown, trap = self._lose(Fault.STRAND, writes)
         return sink, unknown, trap.release
 
-    def unreachable(self) -> PostgresSink:
+    def unreachable(self) -> Sink:
         with PostgresProxy(self.url) as gone:
             return self.sink(url=gone.url)
 
@@ -207,7 +161,7 @@ class PostgresSinkHarness:
         finally:
             connection.close()
 
-    def _lose(self, fault: Fault, writes: Sequence[FeedWrite]) -> tuple[PostgresSink, CommitUnknown, Trap]:
+    def _lose(self, fault: Fault, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Trap]:
         sink = self.sink(url=self.proxy.url)
         trap = self.proxy.arm(fault, "COMMIT")
         try:
@@ -216,3 +170,203 @@ class PostgresSinkHarness:
             assert trap.tripped.wait(PATIENCE_S)
             return sink, unknown, trap
         raise AssertionError(f"the commit was answered: {written}")
+
+
+class GeneralSqlHarness(PostgresSinkHarness):
+    """`SqlSink` over PostgreSQL, which it treats as a database that nothing special is known of."""
+
+    def sink(  # type: ignore[override] # another kind of sink
+        self,
+        *,
+        role: str = "writer",
+        worker_id: UUID | None = None,
+        environment: str = ENVIRONMENT,
+        url: str | None = None,
+    ) -> SqlSink:
+        own_id = worker_id or uuid4()
+        # By which the proxy knows whose session it is.
+        plain = (url or self.url).replace("postgresql://", "postgresql+psycopg2://")
+        named = f"{plain}?application_name=feedq-{role}/{own_id}"
+        sink = SqlSink(named, environment=environment, worker_id=own_id, role=role)
+        self._sinks.append(sink)
+        return sink
+
+
+class Break(Enum):
+    """What happens at a commit of SQLite's."""
+
+    HOLD = auto()
+    FAIL_BEFORE = auto()
+    FAIL_AFTER = auto()
+
+
+@dataclass(slots=True)
+class SqliteTrap:
+    """A fault waiting for the next commit of one worker."""
+
+    fault: Break
+    tripped: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+
+
+class SqliteHarness:
+    """`SqlSink` over a file of SQLite's. Faults are brought about in the driver: there is no network."""
+
+    refused = b'"refused"'
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.url = f"sqlite:///{path}"
+        self._sinks: list[SqlSink] = []
+        self._traps: dict[str, SqliteTrap] = {}
+        event.listen(Engine, "do_connect", self._connect)
+        self.query(
+            "CREATE TABLE raw (feed VARCHAR(200) NOT NULL, epoch BIGINT NOT NULL, received_at DATETIME NOT NULL, "
+            "payload TEXT NOT NULL CHECK (payload <> '\"refused\"'))"
+        )
+
+    def sink(
+        self,
+        *,
+        role: str = "writer",
+        worker_id: UUID | None = None,
+        environment: str = ENVIRONMENT,
+        url: str | None = None,
+    ) -> SqlSink:
+        sink = SqlSink(url or self.url, environment=environment, worker_id=worker_id or uuid4(), role=role)
+        self._sinks.append(sink)
+        return sink
+
+    def rows(self, landing: Landing) -> list[tuple[str, int, Any]]:
+        return self.query(f'SELECT feed, epoch, payload FROM "{landing.table}" ORDER BY rowid')
+
+    def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
+        sink, trap = self._trapped(Break.HOLD, worker_id)
+        return FrozenWrite(sink, writes, stopped=trap.tripped, release=trap.released.set)
+
+    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
+        sink, trap = self._trapped(Break.FAIL_AFTER if happened else Break.FAIL_BEFORE, uuid4())
+        try:
+            written = sink.write(writes)
+        except CommitUnknown as unknown:
+            assert trap.tripped.is_set()
+            return sink, unknown
+        raise AssertionError(f"the commit was answered: {written}")
+
+    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
+        raise AssertionError("there is nothing that a commit could be on its way through")
+
+    def unreachable(self) -> Sink:
+        return self.sink(url=f"sqlite:///{self.path.parent}/nowhere/sink.sqlite3")
+
+    def close(self) -> None:
+        event.remove(Engine, "do_connect", self._connect)
+        for trap in self._traps.values():
+            trap.released.set()
+        for sink in self._sinks:
+            sink.close()
+
+    # -- SQLite only ---------------------------------------------------------------------------------
+
+    def query(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        with closing(sqlite3.connect(self.path, timeout=PATIENCE_S)) as connection, connection:
+            return connection.execute(statement, parameters).fetchall()
+
+    def _trapped(self, fault: Break, worker_id: UUID) -> tuple[SqlSink, SqliteTrap]:
+        """A sink that falls into a trap at its next commit; told from others by the name it gives its file."""
+        trap = self._traps[str(worker_id)] = SqliteTrap(fault)
+        path = self.path.parent / f"{worker_id}.link"
+        path.unlink(missing_ok=True)
+        path.symlink_to(self.path)
+        return self.sink(worker_id=worker_id, url=f"sqlite:///{path}"), trap
+
+    def _connect(self, _dialect: Any, _record: Any, arguments: Any, options: dict[str, Any]) -> None:
+        trap = self._traps.get(Path(str(arguments[0])).stem) if arguments else None
+        if trap is not None:
+            options["factory"] = lambda *args, **more: BreakingConnection(*args, trap=trap, **more)
+
+
+class BreakingConnection(sqlite3.Connection):
+    """A connection of SQLite's whose first commit falls into a trap."""
+
+    def __init__(self, *args: Any, trap: SqliteTrap, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.trap = trap
+
+    def cursor(self, *_: Any) -> Any:
+        return super().cursor(BreakingCursor)
+
+
+class BreakingCursor(sqlite3.Cursor):
+    """Carries out the fault."""
+
+    def execute(self, statement: str, *parameters: Any) -> Any:
+        trap = self.connection.trap  # type: ignore[attr-defined]
+        if statement != "COMMIT" or trap.tripped.is_set():
+            return super().execute(statement, *parameters)
+        if trap.fault is Break.HOLD:
+            trap.tripped.set()
+            trap.released.wait(PATIENCE_S)
+            return super().execute(statement, *parameters)
+        if trap.fault is Break.FAIL_AFTER:
+            super().execute(statement, *parameters)
+        trap.tripped.set()
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise error
+
+
+class MemoryHarness:
+    """`MemorySink`, as far as it goes."""
+
+    refused = b'"refused"'
+
+    def __init__(self) -> None:
+        self.tables = MemoryTables(
+            poison=self.refused,
+            unreadable=True,
+            unusable={NOWHERE.table: f"table {NOWHERE.table!r} does not exist"},
+        )
+
+    def sink(
+        self, *, role: str = "writer", worker_id: UUID | None = None, environment: str = ENVIRONMENT
+    ) -> MemorySink:
+        return MemorySink(
+            "memory://",
+            environment=environment,
+            worker_id=worker_id or uuid4(),
+            role=role,
+            tables=self.tables.of(environment),
+        )
+
+    def rows(self, landing: Landing) -> list[tuple[str, int, Any]]:
+        landed = [row for row in self.tables.of(ENVIRONMENT).landed if row.table == landing.table]
+        is_text = landing.format == "text"
+        return [(row.feed, row.epoch, row.record.decode() if is_text else row.record) for row in landed]
+
+    def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
+        sink = self.sink()
+        sink.tables.lose_answer = happened
+        try:
+            written = sink.write(writes)
+        except CommitUnknown as unknown:
+            return sink, unknown
+        raise AssertionError(f"the commit was answered: {written}")
+
+    def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
+        raise AssertionError("a transaction in memory has no time to freeze in")
+
+    def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
+        raise AssertionError("there is nothing that a commit could be on its way through")
+
+    def unreachable(self) -> Sink:
+        return MemorySink(
+            "memory://",
+            environment=ENVIRONMENT,
+            worker_id=uuid4(),
+            role="writer",
+            tables=MemoryTables(away=True),
+        )
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
@@ -49,7 +50,15 @@ def end_all_sessions(harness: PostgresSinkHarness) -> None:
 
 # -- broken off at every statement -------------------------------------------------------------------
 
-STATEMENTS = ["WITH mine", "COPY", "INSERT INTO", "UPDATE feedq_checkpoint"]
+STATEMENTS = ["COPY", "INSERT INTO", "UPDATE feedq_checkpoint"]
+OCCUPIED = Counter({("somebody", 0, "0"): 1})
+"""A key that is there already: what has it goes by way of the staging table, hence of all the statements."""
+
+
+def occupy(harness: PostgresSinkHarness) -> None:
+    harness.query(f"INSERT INTO {KEYED.table} VALUES ('somebody', 0, now(), '0')")
+
+
 WITH_CARE = ["SAVEPOINT", "ROLLBACK TO", "RELEASE", "COPY feedq_dead_letter"]
 
 
@@ -60,34 +69,36 @@ def test_broken_off_before_the_commit_nothing_was_written(
 ) -> None:
     sink = harness.sink(url=harness.proxy.url)
     fence(sink, 1, 1, KEYED)
-    records = [b"1", b'"\\u0000"'] if statement in WITH_CARE else [b"1"]
+    occupy(harness)
+    records = [b"0", b"1", b'"\\u0000"'] if statement in WITH_CARE else [b"0", b"1"]
     writes = [write(1, 1, lines(*records, cursor="after"), landing=KEYED)]
     trap = harness.proxy.arm(fault, statement, application="feedq-writer/")
     with pytest.raises(SinkUnavailable, match="nothing was written"):
         sink.write(writes)
     assert trap.tripped.wait(PATIENCE_S)
-    assert harness.landed(KEYED) == Counter()
+    assert harness.landed(KEYED) == OCCUPIED
     assert harness.query("SELECT cursor, records, commit_id FROM feedq_checkpoint") == [(None, 0, None)]
 
     # The same sink goes on with the same batches, and they land once.
-    assert sink.write(writes).landed == {(1, 1): 1}
-    assert harness.landed(KEYED) == Counter({("feed/1", 1, "1"): 1})
-    assert len(harness.dead()) == len(records) - 1
-    assert harness.query("SELECT cursor, records FROM feedq_checkpoint") == [("after", 1)]
+    assert sink.write(writes).landed == {(1, 1): 2}
+    assert harness.landed(KEYED) == OCCUPIED + Counter({("feed/1", 1, "1"): 1})
+    assert len(harness.dead()) == len(records) - 2
+    assert harness.query("SELECT cursor, records FROM feedq_checkpoint") == [("after", 2)]
 
 
-@pytest.mark.parametrize("statement", STATEMENTS[1:])
+@pytest.mark.parametrize("statement", STATEMENTS)
 def test_a_backend_that_is_terminated_before_the_commit_has_written_nothing(
     harness: PostgresSinkHarness, statement: str
 ) -> None:
     sink = harness.sink(url=harness.proxy.url)
     fence(sink, 1, 1, KEYED)
+    occupy(harness)
     trap = harness.proxy.arm(Fault.HOLD, statement)
     errors: list[BaseException] = []
 
     def attempt() -> None:
         try:
-            sink.write([write(1, 1, batch(b"1", cursor=1), landing=KEYED)])
+            sink.write([write(1, 1, batch(b"0", b"1", cursor=1), landing=KEYED)])
         except SinkUnavailable as error:
             errors.append(error)
 
@@ -100,8 +111,20 @@ def test_a_backend_that_is_terminated_before_the_commit_has_written_nothing(
     trap.release()
     writer.join(PATIENCE_S)
     assert len(errors) == 1
-    assert harness.landed(KEYED) == Counter()
+    assert harness.landed(KEYED) == OCCUPIED
     assert fence(harness.sink(), 1, 2, KEYED).cursor is None
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
+def test_a_session_that_dies_at_the_first_statement_is_replaced_without_a_word(
+    harness: PostgresSinkHarness, fault: Fault
+) -> None:
+    sink = harness.sink(url=harness.proxy.url)
+    fence(sink, 1, 1)
+    trap = harness.proxy.arm(fault, "BEGIN", application="feedq-writer/")
+    assert sink.write([write(1, 1, batch(b"1", cursor=1))]).landed == {(1, 1): 1}
+    assert trap.tripped.wait(PATIENCE_S)
+    assert harness.landed() == Counter({("feed/1", 1, "1"): 1})
 
 
 def test_a_session_that_died_while_idle_is_replaced_without_a_word(harness: PostgresSinkHarness) -> None:
@@ -221,14 +244,79 @@ def test_a_record_refused_at_the_commit_is_found_and_the_rest_lands(harness: Pos
 # -- locks -------------------------------------------------------------------------------------------
 
 
-def test_a_table_locked_by_an_operator_makes_the_sink_unavailable_and_says_so(
-    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets how long a group commit waits for a lock."""
+
+    def wait_at_most(seconds: float) -> None:
+        monkeypatch.setattr("feedq.sinks.groupcommit.LOCK_TIMEOUT_S", seconds)
+
+    wait_at_most(0.05)
+    return wait_at_most
+
+
+OTHER = Landing("other", "json")
+
+
+@pytest.mark.parametrize("bad", [False, True], ids=["clean", "with a bad record"])
+def test_feeds_of_a_locked_table_are_postponed_and_the_others_land(
+    harness: PostgresSinkHarness, impatience: Callable[[float], None], bad: bool
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.groupcommit.LOCK_TIMEOUT_S", 0.05)
+    sink = harness.sink()
+    sink.fence([request(1, 1), request(2, 1, OTHER), request(3, 1)], lock_timeout_s=PATIENCE_S)
+    others = [b"2", b"no JSON"] if bad else [b"2"]
+    group = [write(1, 1, batch(b"1")), write(2, 1, batch(*others), landing=OTHER), write(3, 1, batch(b"3"))]
+    with harness.session() as operator:
+        operator.execute("BEGIN; LOCK TABLE raw IN SHARE MODE")
+        written = sink.write(group)
+        assert written.landed == {(2, 1): 1}
+        assert written.dead == ({(2, 1): 1} if bad else {})
+        assert written.postponed == dict.fromkeys([(1, 1), (3, 1)], "table 'raw' is locked")
+        assert sink.write([group[0]]) == Written({}, {}, (), {}, {(1, 1): "table 'raw' is locked"})
+        operator.execute("ROLLBACK")
+    assert sink.write([group[0], group[2]]).landed == {(1, 1): 1, (3, 1): 1}
+    assert harness.landed() == Counter({("feed/1", 1, "1"): 1, ("feed/3", 1, "3"): 1})
+
+
+def test_a_table_that_was_found_locked_is_not_waited_for_again(
+    harness: PostgresSinkHarness, impatience: Callable[[float], None]
+) -> None:
     sink = harness.sink()
     fence(sink, 1, 1)
     with harness.session() as operator:
         operator.execute("BEGIN; LOCK TABLE raw")
+        assert sink.write([write(1, 1, batch(b"1"))]).postponed
+        impatience(10 * PATIENCE_S)
+        began = time.monotonic()
+        assert sink.write([write(1, 1, batch(b"1"))]).postponed
+        assert time.monotonic() - began < PATIENCE_S
+        operator.execute("ROLLBACK")
+    assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}
+    assert harness.query("SELECT records FROM feedq_checkpoint") == [(1,)]
+
+
+def test_a_key_that_somebody_is_about_to_insert_postpones_its_feeds_only(
+    harness: PostgresSinkHarness, impatience: Callable[[float], None]
+) -> None:
+    sink = harness.sink()
+    sink.fence([request(1, 1, KEYED), request(2, 1, OTHER)], lock_timeout_s=PATIENCE_S)
+    group = [write(1, 1, batch(b"1"), landing=KEYED), write(2, 1, batch(b"2"), landing=OTHER)]
+    with harness.session() as operator:
+        operator.execute(f"BEGIN; INSERT INTO {KEYED.table} VALUES ('feed/1', 1, now(), '1')")
+        for landed in (1, 1):
+            written = sink.write(group)
+            assert (written.landed, set(written.postponed)) == ({(2, 1): landed}, {(1, 1)})
+        operator.execute("ROLLBACK")
+    assert sink.write(group[:1]).landed == {(1, 1): 1}
+
+
+def test_a_checkpoint_locked_by_an_operator_makes_the_sink_unavailable_and_says_so(
+    harness: PostgresSinkHarness, impatience: Callable[[float], None]
+) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    with harness.session() as operator:
+        operator.execute("BEGIN; SELECT FROM feedq_checkpoint FOR UPDATE")
         with pytest.raises(SinkUnavailable, match=r"another session holds the lock.*nothing was written"):
             sink.write([write(1, 1, batch(b"1"))])
     assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}

@@ -13,6 +13,7 @@ import pytest
 from feedq.embedded.postgres import Postgres
 from feedq.errors import SinkUnavailable
 from feedq.sinks.base import Fenced, Landing, Unusable
+from feedq.sinks.mapping import sources_of
 from feedq.sinks.postgresql import PostgresSink
 from tests.contract.sink_harness import (
     PATIENCE_S,
@@ -25,7 +26,7 @@ from tests.contract.sink_harness import (
     write,
 )
 
-TYPED = Landing("orders", "json", (("seq", "/seq"), ("note", "/note")))
+TYPED = Landing("orders", "json", sources_of({"seq": "/seq", "note": "/note"}))
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_names_keep_their_case(harness: PostgresSinkHarness) -> None:
 
 def test_odd_column_names_are_quoted(harness: PostgresSinkHarness) -> None:
     harness.query('CREATE TABLE odd ("a""b; --" text, "Ünï %s" text UNIQUE)')
-    landing = Landing("odd", "json", (('a"b; --', "/a"), ("Ünï %s", "/b~1c")), ("Ünï %s",))
+    landing = Landing("odd", "json", sources_of({'a"b; --': "/a", "Ünï %s": "/b~1c"}), ("Ünï %s",))
     sink = harness.sink()
     fence(sink, 1, 1, landing)
     written = sink.write([write(1, 1, batch(b'{"a": "x", "b/c": "%"}', b"bad"), landing=landing)])

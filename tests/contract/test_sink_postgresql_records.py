@@ -16,6 +16,7 @@ from feedq.embedded.postgres import Postgres
 from feedq.model import Batch
 from feedq.sinks import screen
 from feedq.sinks.base import FeedWrite, FenceRequest, Landing
+from feedq.sinks.mapping import sources_of
 from tests.contract.sink_harness import (
     PATIENCE_S,
     RAW,
@@ -28,7 +29,9 @@ from tests.contract.sink_harness import (
     write,
 )
 
-TYPED = Landing("orders", "json", (("seq", "/seq"), ("at", "/ts"), ("sku", "/lines/0/sku"), ("payload", "")))
+TYPED = Landing(
+    "orders", "json", sources_of({"seq": "/seq", "at": "/ts", "sku": "/lines/0/sku", "payload": ""})
+)
 KEYED = Landing("orders", "json", TYPED.columns, ("seq",))
 ORDERS = "CREATE TABLE orders (seq bigint, at timestamptz, sku varchar(5), payload jsonb)"
 
@@ -173,7 +176,8 @@ def test_every_kind_of_value_finds_its_type(harness: PostgresSinkHarness) -> Non
         "f": ("float8", "0.1", 0.1),
         "b": ("boolean", "true", True),
         "t": ("text", "12", "12"),
-        "o": ("text", '{"a": [1]}', '{"a":[1]}'),
+        "z": ("numeric", "1.10", "1.10"),
+        "o": ("text", '{"a":  [1.10]}', '{"a":  [1.10]}'),
         "j": ("jsonb", '"str\\u00f6"', "strö"),
         "k": ("json", "null", None),
         "a": ("int[]", '"{1,2}"', [1, 2]),
@@ -181,12 +185,12 @@ def test_every_kind_of_value_finds_its_type(harness: PostgresSinkHarness) -> Non
     }
     columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in types.items())
     harness.query(f"CREATE TABLE kinds ({columns})")
-    landing = Landing("kinds", "json", tuple((name, f"/{name}") for name in types))
+    landing = Landing("kinds", "json", sources_of({name: f"/{name}" for name in types}))
     sink = harness.sink()
     fence(sink, 1, 1, landing)
     record = "{" + ", ".join(f'"{name}": {text}' for name, (_, text, _) in types.items()) + "}"
     assert sink.write([write(1, 1, batch(record.encode()), landing=landing)]).landed == {(1, 1): 1}
-    ((*values,),) = harness.query("SELECT n::text, f, b, t, o, j, k, a, u FROM kinds")
+    ((*values,),) = harness.query("SELECT n::text, f, b, t, z::text, o, j, k, a, u FROM kinds")
     assert values == [expected for _, _, expected in types.values()]
 
 

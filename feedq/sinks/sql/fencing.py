@@ -1,0 +1,172 @@
+"""Fencing: raise the epoch of many checkpoints, and read the cursors that the predecessors left.
+
+::
+
+    those that nobody has locked, at once ─ the others, waiting for their predecessors ─ what is locked still
+
+A predecessor's commit that is in flight is waited for, all feeds together and as long as asked for, so that
+hundreds of feeds that a frozen worker left locked do not add up. What became of each feed is read after its
+epoch was raised: from then on no predecessor can commit, and the cursor is the last.
+
+Whose session is in the way is told by who fenced the feed last: only the owner of a checkpoint writes to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import Row, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from feedq.sinks.base import Blocked, Fenced, FenceOutcome, FenceRequest, Superseded
+from feedq.sinks.isolate import Refusal, isolate
+from feedq.sinks.sql.flavor import FEEDS_AT_ONCE
+from feedq.sinks.sql.letters import cursor_of
+from feedq.sinks.sql.session import Session
+from feedq.sinks.sql.tables import checkpoint
+from feedq.sinks.sqlstate import Trouble
+
+POLL_S: Final = 0.02
+"""How often to look again, where there is no waiting for a lock."""
+LOCKED_MAX: Final = 10
+"""Refusals in one round after which the rest is taken for locked: each costs an attempt."""
+
+
+class Fencing:
+    """The fences of one owner in one environment. Methods raise `SQLAlchemyError`."""
+
+    def __init__(self, session: Session, environment: str, owner: UUID) -> None:
+        self._session = session
+        self._environment = environment
+        self._owner = owner
+
+    def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
+        deadline = time.monotonic() + lock_timeout_s
+        outcomes: list[FenceOutcome] = []
+        locked = sorted(requests, key=lambda request: request.feed_id)
+        fenced, locked = self._fence_free(locked)
+        outcomes += fenced
+        if self._session.flavor.waits_for_locks:
+            fenced, locked = self._fence_waiting(locked, deadline)
+            outcomes += fenced
+            # Of those waited for together some may be free by now.
+            fenced, locked = self._fence_free(locked)
+            outcomes += fenced
+        while locked and (left_s := deadline - time.monotonic()) > 0:
+            time.sleep(min(POLL_S, left_s))
+            fenced, locked = self._fence_free(locked)
+            outcomes += fenced
+        return outcomes + self._blocked(locked)
+
+    def _fence_free(self, requests: Sequence[FenceRequest]) -> tuple[list[FenceOutcome], list[FenceRequest]]:
+        """Fence those that nobody has locked; returns what became of them, and the others."""
+        outcomes: list[FenceOutcome] = []
+        locked: list[FenceRequest] = []
+        for part in _parts(requests):
+            free = set(self._session.flavor.free(self._session.connection, self._environment, part))
+            free -= self._raise([request for request in part if request.feed_id in free])
+            outcomes += self._read_back([request for request in part if request.feed_id in free])
+            locked += [request for request in part if request.feed_id not in free]
+        return outcomes, locked
+
+    def _fence_waiting(
+        self, requests: Sequence[FenceRequest], deadline: float
+    ) -> tuple[list[FenceOutcome], list[FenceRequest]]:
+        """Fence all of them as soon as nobody has any of them locked, or none."""
+        outcomes: list[FenceOutcome] = []
+        locked: list[FenceRequest] = []
+        for part in _parts(requests):
+            left_s = deadline - time.monotonic()
+            if left_s > 0 and self._attempt(part, wait_s=left_s) is None:
+                outcomes += self._read_back(part)
+            else:
+                locked += part
+        return outcomes, locked
+
+    def _raise(self, requests: Sequence[FenceRequest]) -> set[int]:
+        """Raise the epochs of all that can be without waiting; returns the feeds that were locked since."""
+        refusals = 0
+
+        def attempt(part: Sequence[FenceRequest]) -> Refusal | None:
+            nonlocal refusals
+            if refusals >= LOCKED_MAX:
+                return Refusal("locked")
+            refusal = self._attempt(part, wait_s=0)
+            refusals += refusal is not None
+            return refusal
+
+        return {request.feed_id for request, _ in isolate(requests, attempt)}
+
+    def _attempt(self, requests: Sequence[FenceRequest], *, wait_s: float) -> Refusal | None:
+        rows = [
+            {
+                "environment": self._environment,
+                "feed_id": request.feed_id,
+                "feed": request.feed,
+                "epoch": request.epoch,
+                "owner": str(self._owner),
+            }
+            for request in requests
+        ]
+        flavor = self._session.flavor
+        self._session.forget_lock_wait()
+        try:
+            flavor.fence(self._session.connection, rows, wait_s=wait_s)
+        except SQLAlchemyError as error:
+            # Trouble with the data is a checkpoint that somebody else makes at this very moment.
+            if flavor.trouble(error) not in (Trouble.LOCKED, Trouble.DATA):
+                raise
+            self._session.rollback()
+            return Refusal("locked")
+        return None
+
+    def _read_back(self, requests: Sequence[FenceRequest]) -> list[FenceOutcome]:
+        """What became of feeds whose epochs were raised."""
+        self._session.set_lock_wait(self._session.flavor.lock_timeout_s)
+        rows = self._checkpoints(requests)
+        return [self._outcome(request, rows.get(request.feed_id)) for request in requests]
+
+    def _outcome(
+        self, request: FenceRequest, row: Row[tuple[int, int, str, str, int]] | None
+    ) -> FenceOutcome:
+        feed_id, epoch = request.feed_id, request.epoch
+        if row is None or row.epoch < epoch:
+            # Somebody removed the checkpoint by hand just now: the next try makes a new one.
+            return Blocked(feed_id, epoch, None)
+        if row.epoch == epoch and row.owner == str(self._owner):
+            return Fenced(feed_id, epoch, cursor_of(row.cursor), row.records)
+        # Also when the epochs are equal: the control database has forgotten one, and gave it out twice.
+        return Superseded(feed_id, epoch, row.epoch)
+
+    def _blocked(self, requests: Sequence[FenceRequest]) -> list[FenceOutcome]:
+        owners: dict[int, UUID] = {}
+        self._session.set_lock_wait(POLL_S)
+        for part in _parts(requests):
+            try:
+                owners |= {feed_id: UUID(row.owner) for feed_id, row in self._checkpoints(part).items()}
+            except SQLAlchemyError as error:
+                # Where a commit locks out readers, too, the owner is told next time.
+                if self._session.flavor.trouble(error) is not Trouble.LOCKED:
+                    raise
+        return [Blocked(request.feed_id, request.epoch, owners.get(request.feed_id)) for request in requests]
+
+    def _checkpoints(
+        self, requests: Sequence[FenceRequest]
+    ) -> dict[int, Row[tuple[int, int, str, str, int]]]:
+        if not requests:
+            return {}
+        c = checkpoint.c
+        statement = select(c.feed_id, c.epoch, c.owner, c.cursor, c.records).where(
+            c.environment == self._environment, c.feed_id.in_([request.feed_id for request in requests])
+        )
+        rows = {row.feed_id: row for row in self._session.execute(statement)}
+        self._session.rollback()
+        return rows
+
+
+def _parts(requests: Sequence[FenceRequest]) -> Iterator[Sequence[FenceRequest]]:
+    for start in range(0, len(requests), FEEDS_AT_ONCE):
+        yield requests[start : start + FEEDS_AT_ONCE]

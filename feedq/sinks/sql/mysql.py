@@ -1,0 +1,326 @@
+"""MariaDB and MySQL: InnoDB's row locks, whole seconds of patience, and a strict mode that has to be asked for.
+
+Sessions are in autocommit mode and transactions begin where we say: a single statement, such as a fence, is the
+server's own transaction, which a client frozen afterwards cannot hold open.
+
+A session says whose it is by a named lock, ``feedq-<role>/<worker id>``, which the server gives back when the
+session ends. ``IS_USED_LOCK`` tells the number of the session that has it, and ``KILL`` ends that: a user may end
+the sessions of its own name.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import Connection, Insert, Inspector, Select, Table, func, text, types
+from sqlalchemy.dialects import mysql as dialect
+from sqlalchemy.dialects.mysql import insert
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from feedq.sinks.landing import TableName
+from feedq.sinks.session import application_name
+from feedq.sinks.sql import values
+from feedq.sinks.sql.flavor import Flavor, by_class
+from feedq.sinks.sql.tables import MYSQL, checkpoint, utc_now
+from feedq.sinks.sql.values import Conversion, conversion
+from feedq.sinks.sqlstate import Trouble
+
+SESSIONS_MAX: Final = 8
+"""Of one worker in one role; a worker has one, and a few more while it replaces lost ones."""
+IDLE_TIMEOUT_S: Final = 60
+"""A session of a host that vanished, or that froze, is ended by the server; ours opens another one."""
+IDLE_IN_TRANSACTION_TIMEOUT_S: Final = 30
+STATEMENT_TIMEOUT_S: Final = 50
+"""Shorter than we wait for an answer: better an error than a connection given up."""
+NET_TIMEOUT_S: Final = 30
+STRICT: Final = (
+    "STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
+)
+STATEMENT_OVERHEAD_BYTES: Final = 64 * 1024
+
+_SETTINGS: Final = (
+    # To what is set already: quotes and backslashes must go on meaning what the driver was told they do.
+    f"SET SESSION sql_mode = CONCAT_WS(',', NULLIF(@@SESSION.sql_mode, ''), '{STRICT}')",
+    "SET SESSION time_zone = '+00:00'",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    f"SET SESSION wait_timeout = {IDLE_TIMEOUT_S}, "
+    f"net_read_timeout = {NET_TIMEOUT_S}, net_write_timeout = {NET_TIMEOUT_S}",
+)
+_SETTINGS_OF_MARIADB: Final = (
+    f"SET SESSION idle_transaction_timeout = {IDLE_IN_TRANSACTION_TIMEOUT_S}, "
+    f"max_statement_time = {STATEMENT_TIMEOUT_S}",
+)
+
+# Numbers of errors: what the caller does differently is all that is told apart.
+_LOCKED: Final = (1205, 1969, 3024, 3572)
+# Besides deadlocks: somebody changes or makes a table at this moment.
+_CONFLICTS: Final = (1020, 1213, 1412, 1615, 1684)
+# Values and constraints: null, duplicate, out of range, cut off, not convertible, too large, CHECK, foreign
+# key, SIGNAL of a trigger.
+# fmt: off
+_DATA: Final = (
+    1048, 1062, 1118, 1169, 1216, 1264, 1265, 1292, 1300, 1365, 1366, 1367, 1369, 1406, 1411, 1416, 1441, 1452,
+    1525, 1526, 1557, 1586, 1644, 1690, 1748, 3140, 3141, 3145, 3155, 3156, 3157, 3819, 3854, 3903, 4025, 4035,
+    4037, 4038,
+)
+# No such table or column, not permitted, not insertable, no default, generated.
+_LANDINGS: Final = (
+    1049, 1051, 1054, 1064, 1072, 1109, 1136, 1142, 1143, 1146, 1170, 1227, 1288, 1305, 1347, 1348, 1364, 1370,
+    1393, 1394, 1423, 1424, 1442, 1471, 1809, 1814, 1906, 1932, 3105,
+)
+# fmt: on
+_BY_CODE: Final[Mapping[int, Trouble]] = {
+    **dict.fromkeys(_LOCKED, Trouble.LOCKED),
+    **dict.fromkeys(_CONFLICTS, Trouble.CONFLICT),
+    **dict.fromkeys(_DATA, Trouble.DATA),
+    **dict.fromkeys(_LANDINGS, Trouble.LANDING),
+}
+REFUSED_COMMITS: Final = frozenset({1020, 1205, 1213})
+"""Answers of a server that lives and has rolled back."""
+
+_BITS: Final = {
+    dialect.TINYINT: 8,
+    types.SmallInteger: 16,
+    dialect.MEDIUMINT: 24,
+    types.BigInteger: 64,
+    types.Integer: 32,
+}
+"""The first that fits counts."""
+
+
+class MySql(Flavor):
+    """MariaDB 10.6 or newer, MySQL 8.0.19 or newer."""
+
+    isolation = "AUTOCOMMIT"
+    waits_for_locks = True
+    upserts_by_key = False
+
+    # -- sessions ------------------------------------------------------------------------------------
+
+    def set_up(self, connection: Connection, *, role: str, worker_id: UUID) -> int | None:
+        _shorten_keepalives(connection.connection.dbapi_connection)
+        for statement in _SETTINGS + (_SETTINGS_OF_MARIADB if _is_mariadb(connection) else ()):
+            connection.exec_driver_sql(statement)
+        for name in _lock_names(role, worker_id):
+            if connection.scalar(text("SELECT GET_LOCK(:name, 0)"), {"name": name}):
+                break
+        # Without a name it works all the same: it could not be ended if it froze, and the server would.
+        return int(connection.scalar(text("SELECT CONNECTION_ID()")) or 0)
+
+    def begin(self, connection: Connection) -> None:
+        connection.exec_driver_sql("START TRANSACTION")
+
+    def commit(self, connection: Connection) -> None:
+        connection.exec_driver_sql("COMMIT")
+
+    def rollback(self, connection: Connection) -> None:
+        connection.exec_driver_sql("ROLLBACK")
+
+    def set_lock_wait(self, connection: Connection, seconds: float) -> None:
+        whole = math.ceil(seconds)
+        if not _is_mariadb(connection):
+            whole = max(1, whole)
+        connection.exec_driver_sql(
+            f"SET SESSION innodb_lock_wait_timeout = {whole}, lock_wait_timeout = {whole}"
+        )
+
+    def check_at_once(self, connection: Connection) -> None:
+        """InnoDB always does."""
+
+    def record_bytes_max(self, connection: Connection) -> int | None:
+        packet = connection.scalar(text("SELECT @@max_allowed_packet"))
+        # Every byte may have to be escaped.
+        return None if packet is None else (int(packet) - STATEMENT_OVERHEAD_BYTES) // 2
+
+    # -- errors --------------------------------------------------------------------------------------
+
+    def trouble(self, error: SQLAlchemyError) -> Trouble:
+        if not isinstance(error, DBAPIError):
+            return Trouble.DATA
+        if error.connection_invalidated:
+            return Trouble.UNAVAILABLE
+        return _BY_CODE.get(_code(error) or 0) or by_class(error)
+
+    def refused_commit(self, error: SQLAlchemyError) -> bool:
+        return isinstance(error, DBAPIError) and _code(error) in REFUSED_COMMITS
+
+    def row_of(self, error: SQLAlchemyError) -> int | None:
+        said = str(getattr(error, "orig", ""))
+        _, found, rest = said.rpartition(" at row ")
+        digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+        return int(digits) - 1 if found and digits else None
+
+    # -- checkpoints ---------------------------------------------------------------------------------
+
+    def locking(
+        self, environment: str, feed_ids: Sequence[int], *, skip_locked: bool = False
+    ) -> Select[*tuple[Any, ...]]:
+        # InnoDB locks what it looks at. By the key it looks at these rows; where many of all rows are wanted
+        # it would rather look at all of them, and wait for those that others have locked.
+        found = super().locking(environment, feed_ids, skip_locked=skip_locked)
+        for name in MYSQL:
+            found = found.with_hint(checkpoint, "FORCE INDEX (PRIMARY)", name)
+        return found
+
+    def advance(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        # The rows are there and locked by us, so this updates every one of them: many in one statement, which
+        # UPDATE cannot do with values of its own for each.
+        statement = insert(checkpoint)
+        new = statement.inserted
+        connection.execute(
+            statement.on_duplicate_key_update(
+                [
+                    ("cursor", new.cursor),
+                    ("records", checkpoint.c.records + new.records),
+                    ("commit_id", new.commit_id),
+                    ("updated_at", utc_now()),
+                ]
+            ),
+            list(rows),
+        )
+
+    def fence(self, connection: Connection, rows: Sequence[Mapping[str, Any]], *, wait_s: float) -> None:
+        statement = insert(checkpoint)
+        new = statement.inserted
+        raises = new.epoch > checkpoint.c.epoch
+        # One after the other: the epoch comes last, since the others ask for the old one.
+        raised = statement.on_duplicate_key_update(
+            [
+                ("updated_at", func.IF(raises, utc_now(), checkpoint.c.updated_at)),
+                *(
+                    (name, func.IF(raises, new[name], checkpoint.c[name]))
+                    for name in ("feed", "owner", "epoch")
+                ),
+            ]
+        )
+        self.set_lock_wait(connection, wait_s)
+        if wait_s and _is_mariadb(connection):
+            connection.exec_driver_sql(f"SET SESSION max_statement_time = {wait_s:f}")
+        try:
+            connection.execute(raised, [{**row, "records": 0} for row in rows])
+        finally:
+            if wait_s and _is_mariadb(connection) and not connection.invalidated:
+                connection.exec_driver_sql(f"SET SESSION max_statement_time = {STATEMENT_TIMEOUT_S}")
+
+    # -- sessions of others --------------------------------------------------------------------------
+
+    def end_workers(self, connection: Connection, worker_ids: Collection[UUID]) -> int:
+        names = [
+            name
+            for worker_id in worker_ids
+            for role in ("writer", "fencer")
+            for name in _lock_names(role, worker_id)
+        ]
+        return sum(_kill(connection, number) for number in _holders(connection, names))
+
+    def end_session(self, connection: Connection, number: int, *, role: str, worker_id: UUID) -> None:
+        # Numbers begin anew with a restart of the server; the lock says that it still is the same session.
+        if number in _holders(connection, _lock_names(role, worker_id)):
+            _kill(connection, number)
+
+    # -- landings ------------------------------------------------------------------------------------
+
+    def unfit_table(self, connection: Connection, inspector: Inspector, name: TableName) -> str | None:
+        options = inspector.get_table_options(name.name, schema=name.schema)
+        engine = next((value for option, value in options.items() if option.endswith("_engine")), "InnoDB")
+        if str(engine).lower() == "innodb":
+            return None
+        return f"is of the engine {engine}, and only InnoDB can take data and checkpoint in one transaction"
+
+    def json_columns(self, connection: Connection, name: TableName) -> Collection[str]:
+        if not _is_mariadb(connection):
+            return ()
+        # MariaDB's JSON is a LONGTEXT with a constraint.
+        found = connection.scalars(
+            text(
+                "SELECT CONSTRAINT_NAME FROM information_schema.CHECK_CONSTRAINTS "
+                "WHERE CONSTRAINT_SCHEMA = COALESCE(:schema, DATABASE()) AND TABLE_NAME = :name "
+                "AND LEVEL = 'Column' AND CHECK_CLAUSE LIKE 'json\\_valid(%'"
+            ),
+            {"schema": name.schema, "name": name.name},
+        )
+        return set(found)
+
+    def conversion(self, column_type: Any, *, is_json: bool) -> Conversion:
+        if is_json:
+            return Conversion(values.text(None), types.String())
+        signed = not getattr(column_type, "unsigned", False)
+        match column_type:
+            case dialect.BIT():
+                return Conversion(values.flag(column_type.length or 1, signed=False), types.BigInteger())
+            case types.Integer():
+                bits = next(bits for kind, bits in _BITS.items() if isinstance(column_type, kind))
+                stands_for_boolean = bits == _BITS[dialect.TINYINT]
+                make = values.flag if stands_for_boolean else values.integer
+                return Conversion(make(bits, signed=signed), types.BigInteger())
+            case types.Numeric():
+                precision, scale = column_type.precision, column_type.scale
+                return Conversion(values.whole_digits(values.decimal, precision, scale), types.Numeric())
+            case dialect.SET():
+                return Conversion(values.some_of(list(column_type.values)), types.String())
+            case _:
+                return conversion(column_type)
+
+    def upsert(self, table: Table, *, key: Sequence[str], replaced: Sequence[str]) -> Insert | None:
+        # INSERT IGNORE would ignore everything else as well: values cut off, constraints, wrong types.
+        statement = insert(table)
+        if not replaced:
+            return statement.on_duplicate_key_update({key[0]: table.c[key[0]]})
+        return statement.on_duplicate_key_update({name: statement.inserted[name] for name in replaced})
+
+
+def _is_mariadb(connection: Connection) -> bool:
+    return bool(getattr(connection.dialect, "is_mariadb", False))
+
+
+def _code(error: DBAPIError) -> int | None:
+    """The server's number of the error."""
+    arguments = getattr(error.orig, "args", ())
+    code = arguments[0] if arguments else getattr(error.orig, "errno", None)
+    return code if isinstance(code, int) else None
+
+
+def _lock_names(role: str, worker_id: UUID) -> list[str]:
+    name = application_name(role, worker_id)
+    return [name, *(f"{name}#{n}" for n in range(2, SESSIONS_MAX + 1))]
+
+
+def _holders(connection: Connection, names: Sequence[str]) -> list[int]:
+    """Numbers of the sessions that have these locks, without our own."""
+    if not names:
+        return []
+    asked = ", ".join(f"IS_USED_LOCK(:n{n})" for n in range(len(names)))
+    given = {f"n{n}": name for n, name in enumerate(names)}
+    own, *holders = connection.execute(text(f"SELECT CONNECTION_ID(), {asked}"), given).one()
+    return [int(number) for number in holders if number not in (None, own)]
+
+
+def _kill(connection: Connection, number: int) -> bool:
+    """End a session; False when it is gone already."""
+    try:
+        connection.exec_driver_sql(f"KILL {number:d}")
+    except DBAPIError as error:
+        if _code(error) != 1094:
+            raise
+        return False
+    return True
+
+
+def _shorten_keepalives(driver: Any) -> None:
+    """Notice a dead network as soon as the PostgreSQL sink does, where the driver lets us at its socket."""
+    sock = getattr(driver, "_sock", None)
+    if not isinstance(sock, socket.socket) or sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", 5),
+        ("TCP_KEEPINTVL", 2),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 10_000),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

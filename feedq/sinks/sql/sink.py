@@ -1,0 +1,317 @@
+"""`SqlSink`: data and checkpoint in one transaction, gated by the epoch, in any database that has transactions.
+
+It holds one session, opened when it is first needed and again after it broke, and decides what an error means for
+the caller. What it relies on is what the PostgreSQL sink relies on: whoever commits a feed's records holds the
+feed's checkpoint locked from before the first record to the commit, under an epoch that the row still has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeVar
+from uuid import UUID
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from feedq.errors import SinkUnavailable
+from feedq.model import FeedKey
+from feedq.sinks.base import (
+    CommitUnknown,
+    DeadLetter,
+    FeedWrite,
+    FenceOutcome,
+    FenceRequest,
+    Landing,
+    Preview,
+    Replayed,
+    Unusable,
+    Written,
+)
+from feedq.sinks.groupcommit import Care
+from feedq.sinks.settlement import LastCommit, decide
+from feedq.sinks.sql.catalog import Catalog
+from feedq.sinks.sql.database import Database
+from feedq.sinks.sql.fencing import Fencing
+from feedq.sinks.sql.flavor import FEEDS_AT_ONCE, explain
+from feedq.sinks.sql.group import GroupCommit, LandingLocked
+from feedq.sinks.sql.letters import cursor_text, drop, listed, preview, replay
+from feedq.sinks.sql.session import Session
+from feedq.sinks.sql.shape import misdeclared
+from feedq.sinks.sqlstate import Trouble
+from feedq.telemetry import mask_url
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX: Final = 5
+"""Transactions that end in a deadlock or a serialization failure are tried this often."""
+CONFLICT_PAUSE_S: Final = 0.02
+SETTLE_LOCK_TIMEOUT_S: Final = 5.0
+
+
+class SqlSink:
+    """One session with a database, on behalf of one worker. Belongs to one thread."""
+
+    def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
+        """Raises `InvalidInput` for a URL that leads to no database, or to one without a driver here."""
+        self._url = url
+        self._environment = environment
+        self._worker_id = worker_id
+        self._role = role
+        self._database = Database(url)
+        self._session: Session | None = None
+        self._catalog: Catalog | None = None
+        self._lost: dict[UUID, int] = {}
+        self._locked: set[Landing] = set()
+        """Landings that could not be written when last tried, because of somebody's lock."""
+
+    def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
+        """Fence many feeds in few statements. Raises `SinkUnavailable`."""
+
+        def fence(session: Session, catalog: Catalog) -> list[FenceOutcome]:
+            catalog.ensure_bookkeeping()
+            landings = {request.landing for request in requests}
+            # A table that was taken away since is made anew, or complained about, before a feed starts.
+            catalog.look_again(landings)
+            wrong = catalog.problems(landings, create=True)
+            unusable: list[FenceOutcome] = [
+                Unusable(request.feed_id, request.epoch, wrong[request.landing])
+                for request in requests
+                if request.landing in wrong
+            ]
+            usable = [request for request in requests if request.landing not in wrong]
+            fencing = Fencing(session, self._environment, self._worker_id)
+            return unusable + fencing.fence(usable, lock_timeout_s=lock_timeout_s)
+
+        return self._read(fence) if requests else []
+
+    def write(self, writes: Sequence[FeedWrite]) -> Written:
+        """Land and checkpoint in one transaction. Raises `SinkUnavailable` (nothing was written) or
+        `CommitUnknown`."""
+        assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
+        care, landings = Care.OPTIMISTIC, {write.landing for write in writes}
+        locked: set[Landing] = set()
+        last: SQLAlchemyError
+        for _ in range(ATTEMPTS_MAX + len(landings)):
+            session, catalog = self._connect()
+            try:
+                written = self._write(session, catalog, writes, care=care, locked=locked)
+                self._locked -= {write.landing for write in writes if write.key in written.landed}
+                return written
+            except LandingLocked as held:
+                session.rollback()
+                last = held.error
+                locked.add(held.landing)
+                self._locked.add(held.landing)
+            except SQLAlchemyError as error:
+                trouble = session.flavor.trouble(error)
+                session.rollback()
+                last = error
+                if trouble in (Trouble.DATA, Trouble.LANDING) and care < max(Care):
+                    care = Care(care + 1)
+                elif trouble is not Trouble.CONFLICT and not _died_idle(session):
+                    break
+            except CommitUnknown as unknown:
+                if session.number is not None:
+                    self._lost[unknown.commit_id] = session.number
+                self.close()
+                raise
+            except BaseException:
+                # Whatever it was, the transaction must not stay open behind it.
+                self.close()
+                raise
+        raise self._unavailable(last, "nothing was written") from last
+
+    def settle(self, unknown: CommitUnknown) -> Written | None:
+        """Whether the lost commit happened; None: nothing of it did. Raises `SinkUnavailable`."""
+        number = self._lost.get(unknown.commit_id)
+
+        def last_commits(session: Session, _: Catalog) -> dict[int, LastCommit]:
+            if number is not None:
+                # It may still hold a COMMIT that it has not read: without this, we would wait for it.
+                session.flavor.end_session(
+                    session.connection, number, role=self._role, worker_id=self._worker_id
+                )
+            session.set_lock_wait(SETTLE_LOCK_TIMEOUT_S)
+            session.begin()
+            # Locking waits for a commit in flight; a plain read would miss it.
+            return self._last_commits(session, sorted(feed_id for feed_id, _ in unknown.written.landed))
+
+        written = decide(unknown, self._read(last_commits))
+        self._lost.pop(unknown.commit_id, None)
+        return written
+
+    def unblock(self, worker_ids: Collection[UUID]) -> int:
+        """End the sessions of these workers, which the caller knows to be gone. Returns how many; always 0
+        where a session cannot be told from another, or belongs to its process alone."""
+        others = [worker_id for worker_id in worker_ids if worker_id != self._worker_id]
+        if not others:
+            return 0
+        return self._read(lambda session, _: session.flavor.end_workers(session.connection, others))
+
+    def check(self, landing: Landing) -> str | None:
+        """Why the landing cannot work; None when it can. Writes nothing. Raises `SinkUnavailable`."""
+
+        def check(_: Session, catalog: Catalog) -> str | None:
+            catalog.look_again([landing])
+            if not landing.is_mapped and not catalog.exists(landing):
+                return misdeclared(landing)
+            return catalog.problems([landing], create=False).get(landing)
+
+        return self._read(check)
+
+    def preview(self, write: FeedWrite) -> list[Preview]:
+        """How the records would land. Writes nothing. Raises `SinkUnavailable`, `InvalidInput`."""
+
+        def show(session: Session, catalog: Catalog) -> list[Preview]:
+            landing = write.landing
+            exists = catalog.exists(landing)
+            # A default table would be made by the first fence; there is nothing to try until then.
+            plan = catalog.plan(landing) if exists or landing.is_mapped else catalog.imagined(landing)
+            return preview(session, plan, write, lands=exists)
+
+        return self._read(show)
+
+    def dead_letters(
+        self,
+        feed: str | None = None,
+        *,
+        feed_id: int | None = None,
+        ids: Collection[int] = (),
+        after: int | None = None,
+        limit: int = 50,
+    ) -> list[DeadLetter]:
+        """Refused records, newest first, or oldest first with ``after``. Raises `SinkUnavailable`."""
+
+        def read(session: Session, catalog: Catalog) -> list[DeadLetter]:
+            catalog.ensure_bookkeeping()
+            return listed(
+                session, self._environment, feed=feed, feed_id=feed_id, ids=ids, after=after, limit=limit
+            )
+
+        return self._read(read)
+
+    def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
+        """Land refused records after all. Raises `SinkUnavailable`, `InvalidInput`."""
+
+        def land(session: Session, catalog: Catalog) -> Replayed:
+            catalog.ensure_bookkeeping()
+            catalog.look_again([landing])
+            return replay(session, self._environment, catalog.plan(landing), ids=ids, landing=landing)
+
+        return self._read(land)
+
+    def drop(self, ids: Collection[int]) -> int:
+        """Delete refused records for good. Raises `SinkUnavailable`."""
+
+        def delete(session: Session, catalog: Catalog) -> int:
+            catalog.ensure_bookkeeping()
+            return drop(session, self._environment, ids)
+
+        return self._read(delete)
+
+    def close(self) -> None:
+        """End the session. The sink can be used again, and opens another one then."""
+        if self._session is not None:
+            self._session.close()
+        self._session = self._catalog = None
+
+    # -- private -------------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        session: Session,
+        catalog: Catalog,
+        writes: Sequence[FeedWrite],
+        *,
+        care: Care,
+        locked: Collection[Landing],
+    ) -> Written:
+        """One attempt, without the feeds that cannot be written in any case."""
+        catalog.ensure_bookkeeping()
+        landings = {write.landing for write in writes}
+        if care is not Care.OPTIMISTIC:
+            catalog.look_again(landings)
+        wrong = catalog.problems(landings, create=False)
+        unusable: dict[FeedKey, str] = {}
+        for write in writes:
+            if why := wrong.get(write.landing) or _unkeepable(write) or catalog.unsendable(write):
+                unusable[write.key] = why
+        usable = [write for write in writes if write.key not in unusable]
+        plans = {write.landing: catalog.plan(write.landing) for write in usable}
+        group = GroupCommit(
+            session,
+            plans,
+            self._environment,
+            owner=self._worker_id,
+            care=care,
+            unusable=unusable,
+            locked=locked,
+            doubted=self._locked,
+        )
+        return group.run(usable)
+
+    def _last_commits(self, session: Session, feed_ids: Sequence[int]) -> dict[int, LastCommit]:
+        found: dict[int, LastCommit] = {}
+        for start in range(0, len(feed_ids), FEEDS_AT_ONCE):
+            part = feed_ids[start : start + FEEDS_AT_ONCE]
+            for row in session.execute(session.flavor.locking(self._environment, part)):
+                found[row.feed_id] = LastCommit(row.epoch, row.commit_id and UUID(row.commit_id))
+        return found
+
+    def _read(self, work: Callable[[Session, Catalog], T]) -> T:
+        """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
+        for attempt in range(ATTEMPTS_MAX):
+            # Longer and longer, and nothing at first: a conflict is over when the other one is done.
+            time.sleep(attempt * CONFLICT_PAUSE_S)
+            session, catalog = self._connect()
+            try:
+                done = work(session, catalog)
+            except SQLAlchemyError as error:
+                session.rollback()
+                last = error
+                if session.flavor.trouble(error) is not Trouble.CONFLICT and not session.is_broken:
+                    break
+            except BaseException:
+                self.close()
+                raise
+            else:
+                session.rollback()
+                return done
+        raise self._unavailable(last) from last
+
+    def _connect(self) -> tuple[Session, Catalog]:
+        """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""
+        if self._session is not None and self._session.is_broken:
+            self.close()
+        if self._session is None or self._catalog is None:
+            try:
+                self._session = self._database.open(role=self._role, worker_id=self._worker_id)
+                self._catalog = Catalog(self._session)
+            except (SQLAlchemyError, OSError, RuntimeError) as error:
+                # Not all that a driver raises when it cannot connect is wrapped.
+                raise self._unavailable(error) from error
+        return self._session, self._catalog
+
+    def _unavailable(self, error: Exception, consequence: str = "") -> SinkUnavailable:
+        """The error for the caller; the session starts afresh, whatever state it was in."""
+        self.close()
+        text = explain(error) if isinstance(error, SQLAlchemyError) else str(error)
+        if isinstance(error, DBAPIError) and self._database.flavor.trouble(error) is Trouble.LOCKED:
+            text = f"{text}: another session holds the lock"
+        parts = [f"sink {mask_url(self._url)}: {mask_url(text)}", *filter(None, [consequence])]
+        return SinkUnavailable("; ".join(parts))
+
+
+def _died_idle(session: Session) -> bool:
+    """Whether the connection was dead before the transaction did anything: then a new one is worth a try."""
+    return session.is_broken and not session.has_begun
+
+
+def _unkeepable(write: FeedWrite) -> str | None:
+    try:
+        for batch in write.batches:
+            cursor_text(batch.cursor)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,143 @@
+"""SQLite: one file, one writer at a time, and types that are suggestions.
+
+A transaction begins with ``BEGIN IMMEDIATE``, which locks the file for writing: there are no row locks, so
+whoever writes holds up every fence. The lock belongs to the process; nobody else can end it. A frozen writer
+blocks its successors until it wakes or dies.
+
+SQLite stores whatever it is given, turned into a number where the declared type and the looks of a text suggest
+one. What it would bend is refused before it gets there.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import URL, Connection, Insert, Inspector, Table, types
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from feedq.errors import InvalidInput
+from feedq.sinks.base import FenceRequest
+from feedq.sinks.landing import TableName
+from feedq.sinks.sql.flavor import Flavor, by_class
+from feedq.sinks.sql.values import Conversion, Convert, conversion, is_number, native_number, text
+from feedq.sinks.sqlstate import Trouble
+
+OPEN_TIMEOUT_S: Final = 5.0
+
+_TROUBLES: Final = {
+    sqlite3.SQLITE_BUSY: Trouble.LOCKED,
+    sqlite3.SQLITE_LOCKED: Trouble.LOCKED,
+    sqlite3.SQLITE_CONSTRAINT: Trouble.DATA,
+    sqlite3.SQLITE_MISMATCH: Trouble.DATA,
+    sqlite3.SQLITE_TOOBIG: Trouble.DATA,
+    sqlite3.SQLITE_ERROR: Trouble.LANDING,
+    sqlite3.SQLITE_SCHEMA: Trouble.CONFLICT,
+}
+_DEFERRED: Final = re.compile(r"\bINITIALLY\s+DEFERRED\b", re.IGNORECASE)
+
+
+class Sqlite(Flavor):
+    """SQLite 3.32 or newer, by Python's own driver."""
+
+    isolation = "AUTOCOMMIT"
+    waits_for_locks = True
+    # The lock is the whole file's, and every writer's turn comes.
+    lock_timeout_s = 5.0
+
+    def connect_args(self, url: URL, driver: str) -> dict[str, Any]:
+        if url.database in (None, "", ":memory:") or url.query.get("mode") == "memory":
+            raise InvalidInput(
+                "a sink in memory would be another one for each session: name a file, sqlite:////path/to/file"
+            )
+        # A sink is used by one thread at a time, though perhaps not always the same.
+        return {"check_same_thread": False, "timeout": OPEN_TIMEOUT_S}
+
+    def set_up(self, connection: Connection, *, role: str, worker_id: UUID) -> int | None:
+        connection.exec_driver_sql("PRAGMA foreign_keys = ON")
+        # The first to touch the file, and so to say when it is none of SQLite's.
+        connection.exec_driver_sql("PRAGMA schema_version")
+        return None
+
+    def begin(self, connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def commit(self, connection: Connection) -> None:
+        connection.exec_driver_sql("COMMIT")
+
+    def rollback(self, connection: Connection) -> None:
+        # The driver's own: SQLite may have rolled back by itself, and would refuse the statement.
+        driver: Any = connection.connection.dbapi_connection
+        driver.rollback()
+
+    def set_lock_wait(self, connection: Connection, seconds: float) -> None:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
+
+    def check_at_once(self, connection: Connection) -> None:
+        """Nothing here waits for the commit: see `unfit_table`."""
+
+    def trouble(self, error: SQLAlchemyError) -> Trouble:
+        code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
+        if code is not None:
+            # The lowest byte; the others say more than we tell apart.
+            return _TROUBLES.get(code & 0xFF, Trouble.UNAVAILABLE)
+        return by_class(error) if isinstance(error, DBAPIError) else Trouble.DATA
+
+    def refused_commit(self, error: SQLAlchemyError) -> bool:
+        # Busy readers keep a commit from happening, and leave the transaction as it was.
+        return self.trouble(error) in (Trouble.LOCKED, Trouble.DATA)
+
+    def free(
+        self, connection: Connection, environment: str, requests: Sequence[FenceRequest]
+    ) -> Collection[int]:
+        # No rows are locked here, only the file.
+        return [request.feed_id for request in requests]
+
+    def unfit_table(self, connection: Connection, inspector: Inspector, name: TableName) -> str | None:
+        # Nothing else tells, though a comment may say so, too.
+        schema = '"' + (name.schema or "main").replace('"', '""') + '"'
+        made_by = connection.exec_driver_sql(
+            f"SELECT sql FROM {schema}.sqlite_master WHERE type = 'table' AND name = ?",  # noqa: S608 - quoted
+            (name.name,),
+        ).scalar()
+        if made_by is not None and _DEFERRED.search(made_by):
+            return (
+                "has a foreign key that is INITIALLY DEFERRED, and so checked at the commit only, when it is too "
+                "late to tell which record is to blame: make it INITIALLY IMMEDIATE"
+            )
+        return None
+
+    def own_columns(self, columns: Sequence[ReflectedColumn], primary: Sequence[str]) -> Collection[str]:
+        # INTEGER PRIMARY KEY is SQLite's own number of the row.
+        kinds = {column["name"]: column["type"] for column in columns}
+        if len(primary) == 1 and type(kinds[primary[0]]) is types.INTEGER:
+            return primary
+        return ()
+
+    def conversion(self, column_type: Any, *, is_json: bool) -> Conversion:
+        if is_json:
+            return Conversion(json_text, types.NullType())
+        if isinstance(column_type, types.Numeric):
+            return Conversion(native_number, types.NullType())
+        return conversion(column_type)
+
+    def upsert(self, table: Table, *, key: Sequence[str], replaced: Sequence[str]) -> Insert | None:
+        statement = insert(table)
+        if not replaced:
+            return statement.on_conflict_do_nothing(index_elements=list(key))
+        return statement.on_conflict_do_update(
+            index_elements=list(key), set_={name: statement.excluded[name] for name in replaced}
+        )
+
+
+def json_text(value: str) -> Any:
+    """JSON as it is, but for numbers: in a column declared JSON those become SQLite's own."""
+    return native_number(value) if is_number(value) else PLAIN(value)
+
+
+PLAIN: Final[Convert] = text(None)

@@ -1,0 +1,322 @@
+"""The sink for any database, on SQLite: landings of every kind, and what becomes of what cannot land."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from feedq.errors import InvalidInput, SinkUnavailable
+from feedq.model import Batch
+from feedq.sinks.base import Blocked, Landing, OnConflict, Unusable, load_sink
+from feedq.sinks.mapping import sources_of
+from feedq.sinks.sql import SqlSink
+from tests.contract.sink_harness import (
+    PATIENCE_S,
+    RAW,
+    SqliteHarness,
+    batch,
+    fence,
+    lines,
+    request,
+    write,
+)
+
+ORDERS = (
+    "CREATE TABLE orders (seq BIGINT, at DATETIME, sku VARCHAR(5), price NUMERIC, paid BOOLEAN, payload JSON)"
+)
+TYPED = Landing(
+    "orders",
+    "json",
+    sources_of(
+        {"seq": "/seq", "at": "/ts", "sku": "/lines/0/sku", "price": "/price", "paid": "/paid", "payload": ""}
+    ),
+)
+KEYED = Landing("orders", "json", TYPED.columns, ("seq",))
+UPDATING = Landing("orders", "json", TYPED.columns, ("seq",), on_conflict=OnConflict.UPDATE)
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[SqliteHarness]:
+    made = SqliteHarness(tmp_path / "sink.sqlite3")
+    yield made
+    made.close()
+
+
+def order(seq: object, sku: object = "a", **more: object) -> bytes:
+    return json.dumps({"seq": seq, "ts": "2026-11-20T06:30:00Z", "lines": [{"sku": sku}], **more}).encode()
+
+
+def unusable(sink: SqlSink, landing: Landing) -> str:
+    (outcome,) = sink.fence([request(1, 1, landing)], lock_timeout_s=PATIENCE_S)
+    assert isinstance(outcome, Unusable), outcome
+    assert sink.check(landing) == outcome.error
+    return outcome.error
+
+
+# -- URLs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("mysql://me:s3cret@127.0.0.1/db", r"pip install mysqlclient .*mysql\+pymysql://"),
+        ("mariadb+mariadbconnector://me:s3cret@127.0.0.1/db", "pip install mariadb"),
+        ("oracle+oracledb://me:s3cret@127.0.0.1/db", "pip install oracledb"),
+        ("postgrseql://me:s3cret@127.0.0.1/db", "SQLAlchemy knows no postgrseql:// databases"),
+        ("sqlite+nothing:////tmp/x", r"SQLAlchemy knows no sqlite\+nothing:// databases"),
+        ("sqlite://", "another one for each session"),
+        ("sqlite:///:memory:", "another one for each session"),
+        ("nonsense", "cannot read this URL"),
+        ("mysql+pymysql://me:s3cret@127.0.0.1:port/db", "cannot read this URL"),
+    ],
+)
+def test_a_url_that_cannot_work_says_what_to_do_and_no_password(url: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as raised:
+        SqlSink(url, environment="test", worker_id=uuid4(), role="writer")
+    assert "s3cret" not in str(raised.value)
+
+
+def test_every_scheme_without_a_sink_of_its_own_is_for_this_one() -> None:
+    assert load_sink("sqlite:////tmp/x.sqlite3") is SqlSink
+    assert load_sink("mariadb+pymysql://127.0.0.1/db") is SqlSink
+    assert load_sink("postgresql+psycopg2://127.0.0.1/db") is not SqlSink
+
+
+def test_no_session_is_opened_before_it_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "sink.sqlite3"
+    sink = SqlSink(f"sqlite:///{path}", environment="test", worker_id=uuid4(), role="writer")
+    assert not path.exists()
+    sink.close()
+    assert not path.exists()
+
+
+def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
+    path = tmp_path / "sink.sqlite3"
+    path.write_text("not a database, by far" * 100)
+    sink = SqlSink(f"sqlite:///{path}", environment="test", worker_id=uuid4(), role="writer")
+    with pytest.raises(SinkUnavailable, match="file is not a database"):
+        sink.fence([request(1, 1)], lock_timeout_s=0)
+
+
+# -- the default landing -----------------------------------------------------------------------------
+
+
+def test_the_default_table_has_types_that_fit(harness: SqliteHarness) -> None:
+    sink = harness.sink()
+    at = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
+    record = b'{"n": 123456789012345678901234567890.123456789}'
+    for n, (record_format, payload) in enumerate([("json", record), ("text", b"1.50"), ("bytes", b"\0\xff")]):
+        landing = Landing(f"made_{record_format}", record_format)  # type: ignore[arg-type]
+        fence(sink, n, 1, landing)
+        sink.write([write(n, 1, Batch.of_records([payload], cursor=None, received_at=at), landing=landing)])
+        ((feed, epoch, received_at, landed),) = harness.query(f"SELECT * FROM {landing.table}")
+        assert (feed, epoch, received_at) == (f"feed/{n}", 1, "2026-11-20 06:30:00.123457")
+        assert landed == (payload if record_format == "bytes" else payload.decode())
+
+
+def test_a_default_table_that_is_taken_away_comes_back_with_the_next_fence_only(
+    harness: SqliteHarness,
+) -> None:
+    fencer, writer = harness.sink(role="fencer"), harness.sink()
+    fence(fencer, 1, 1)
+    harness.query("DROP TABLE raw")
+    for _ in range(2):
+        assert "does not exist" in writer.write([write(1, 1, batch(b"1"))]).unusable[1, 1]
+    fence(fencer, 1, 2)
+    assert fencer.write([write(1, 2, batch(b"1"))]).landed == {(1, 2): 1}
+
+
+def test_a_default_landing_may_have_a_key(harness: SqliteHarness) -> None:
+    landing = Landing("dedup", "json", (), ("feed", "payload"))
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    fence(sink, 2, 1, landing)
+    for _ in range(2):
+        sink.write([write(n, 1, lines(b'{"a":1}', b'{"a":1}'), landing=landing) for n in (1, 2)])
+    assert harness.rows(landing) == [(f"feed/{n}", 1, '{"a":1}') for n in (1, 2)]
+
+
+# -- landings that cannot work -----------------------------------------------------------------------
+
+
+NUMBERS = Landing("odd", "json", sources_of({"n": "/n"}))
+RAW_WITH = "CREATE TABLE odd (feed TEXT, epoch INT, received_at {at}, payload {payload})"
+ODD = Landing("odd", "json")
+
+
+@pytest.mark.parametrize(
+    ("ddl", "landing", "words"),
+    [
+        ("", TYPED, ["'orders' does not exist"]),
+        ("CREATE VIEW orders AS SELECT 1 AS seq", TYPED, ["is a view"]),
+        ("CREATE TABLE orders (seq BIGINT)", TYPED, ["no column 'at', 'sku'", "the table has 'seq'"]),
+        (f"{ORDERS[:-1]}, n INT NOT NULL)", TYPED, ["column 'n' is NOT NULL without a default"]),
+        ("CREATE TABLE odd (a INT, n INT AS (a + 1))", NUMBERS, ["'n' is generated"]),
+        (ORDERS, KEYED, ["no unique index on exactly (seq)", "CREATE UNIQUE INDEX"]),
+        (f"{ORDERS}; CREATE UNIQUE INDEX i ON orders (seq) WHERE seq > 0", KEYED, ["no unique index"]),
+        (f"{ORDERS}; CREATE UNIQUE INDEX i ON orders (seq, sku)", KEYED, ["no unique index on exactly"]),
+        ("CREATE TABLE odd (feed TEXT)", ODD, ["has no column 'epoch'", "feed, epoch, received_at, payload"]),
+        (RAW_WITH.format(at="DATETIME", payload="INT"), ODD, ["'payload' is INTEGER()", "format json"]),
+        (RAW_WITH.format(at="DATETIME", payload="TEXT"), Landing("odd", "bytes"), ["of bytes"]),
+        (RAW_WITH.format(at="TEXT", payload="TEXT"), Landing("odd", "text"), ["'received_at' is TEXT()"]),
+        (
+            "CREATE TABLE odd (n INT REFERENCES r (n) DEFERRABLE INITIALLY DEFERRED)",
+            NUMBERS,
+            ["INITIALLY DEFERRED"],
+        ),
+        ("CREATE TABLE odd (id INTEGER PRIMARY KEY)", Landing("odd", "json", flatten="_"), ["could fill"]),
+        ("", Landing("a.b.c", "json"), ["neither a table nor schema.table"]),
+        ("", Landing("feedq_checkpoint", "json"), ["feedq's own"]),
+    ],
+)
+def test_a_landing_that_cannot_work_says_why(
+    harness: SqliteHarness, ddl: str, landing: Landing, words: list[str]
+) -> None:
+    with sqlite3.connect(harness.path) as connection:
+        connection.executescript(ddl)
+    sink = harness.sink()
+    error = unusable(sink, landing)
+    assert [word for word in words if word not in error] == [], error
+    with pytest.raises(InvalidInput):
+        sink.replay([1], landing)
+
+
+def test_a_default_table_that_cannot_be_made_is_asked_for(harness: SqliteHarness) -> None:
+    landing = Landing("nowhere.made", "json")
+    (outcome,) = harness.sink().fence([request(1, 1, landing)], lock_timeout_s=PATIENCE_S)
+    assert isinstance(outcome, Unusable)
+    assert "cannot be created in 'nowhere' (unknown database" in outcome.error
+
+
+@pytest.mark.parametrize("key", [(), ("seq",)], ids=["plain", "keyed"])
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ("DROP TABLE orders", "does not exist"),
+        ("ALTER TABLE orders RENAME sku TO stock", "no column 'sku'"),
+        ("ALTER TABLE orders ADD n INT NOT NULL", "'n' is NOT NULL"),
+    ],
+)
+def test_a_landing_that_breaks_stops_its_feeds_and_no_others(
+    harness: SqliteHarness, change: str, word: str, key: tuple[str, ...]
+) -> None:
+    harness.query(ORDERS)
+    harness.query("CREATE UNIQUE INDEX by_seq ON orders (seq)")
+    landing = Landing("orders", "json", TYPED.columns, key)
+    sink = harness.sink()
+    sink.fence([request(1, 1, landing), request(2, 1), request(3, 1, landing)], lock_timeout_s=PATIENCE_S)
+
+    def round_of(n: int) -> list[Any]:
+        return [
+            write(1, 1, batch(order(n), cursor=n), landing=landing),
+            write(2, 1, batch(b"%d" % n, b"bad", cursor=n)),
+            write(3, 1, batch(order(100 + n), cursor=n), landing=landing),
+        ]
+
+    assert set(sink.write(round_of(1)).landed) == {(1, 1), (2, 1), (3, 1)}
+    # SQLite has no NOT NULL without a default for a table with rows.
+    harness.query("DELETE FROM orders")
+    if "NOT NULL" in change:
+        harness.query("DROP TABLE orders")
+        harness.query(ORDERS.replace("seq BIGINT", "seq BIGINT UNIQUE, n INT NOT NULL"))
+    else:
+        harness.query(change)
+    for n in (2, 3):
+        written = sink.write(round_of(n))
+        assert (written.landed, written.dead) == ({(2, 1): 1}, {(2, 1): 1})
+        assert set(written.unusable) == {(1, 1), (3, 1)}
+        assert word in written.unusable[1, 1]
+    cursors = harness.query("SELECT feed_id, cursor FROM feedq_checkpoint ORDER BY feed_id")
+    assert cursors == [(1, "1"), (2, "3"), (3, "1")]
+
+
+# -- locks and broken commits ------------------------------------------------------------------------
+
+
+def test_a_file_that_somebody_has_locked_is_waited_for_and_then_unavailable(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.sinks.sql.sqlite.Sqlite.lock_timeout_s", 0.05)
+    sink, worker = harness.sink(worker_id=(worker := uuid4())), worker
+    fence(sink, 1, 1)
+    operator = sqlite3.connect(harness.path, isolation_level=None)
+    operator.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(SinkUnavailable, match=r"database is locked.*nothing was written"):
+        sink.write([write(1, 1, batch(b"1"))])
+    operator.execute("ROLLBACK")
+    operator.execute("BEGIN IMMEDIATE")
+    assert harness.sink().fence([request(1, 2)], lock_timeout_s=0.05) == [Blocked(1, 2, worker)]
+    assert harness.sink().unblock([worker]) == 0
+    operator.execute("ROLLBACK")
+    operator.close()
+    assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}
+
+
+def test_a_reader_that_holds_up_a_commit_is_waited_for(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.sinks.sql.sqlite.Sqlite.lock_timeout_s", 0.05)
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    reader = sqlite3.connect(harness.path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM raw").fetchall()
+    with pytest.raises(SinkUnavailable, match="nothing was written"):
+        sink.write([write(1, 1, batch(b"1"))])
+    reader.close()
+    assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}
+    assert len(harness.rows(RAW)) == 1
+
+
+def test_workers_that_start_together_make_the_same_tables_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new.sqlite3"
+    sinks = [SqlSink(url, environment="test", worker_id=uuid4(), role="fencer") for _ in range(6)]
+    landing = Landing("made", "json")
+    errors: list[Exception] = []
+
+    def start(n: int) -> None:
+        try:
+            fence(sinks[n], n, 1, landing)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=start, args=(n,)) for n in range(len(sinks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    for sink in sinks:
+        sink.close()
+    assert errors == []
+
+
+def test_errors_hold_neither_statements_nor_values(harness: SqliteHarness) -> None:
+    harness.query("CREATE TABLE kept (n TEXT CHECK (n <> 'secret'))")
+    landing = Landing("kept", "json", sources_of({"n": "/n"}))
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    sink.write([write(1, 1, batch(b'{"n": "secret"}'), landing=landing)])
+    (letter,) = sink.dead_letters()
+    assert not re.search(r"INSERT|parameters|sqlalche\.me", letter.error)
+
+
+def test_a_large_batch_lands_whole(harness: SqliteHarness) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    records = [b'{"n":%d,"pad":"%s"}' % (n, b"x" * (n % 300)) for n in range(20_000)]
+    records[7_000] = b'"' + b"y" * 500_000 + b'"'
+    records[9_000] = harness.refused
+    written = sink.write([write(1, 1, lines(*records))])
+    assert (written.landed, written.dead) == ({(1, 1): 19_999}, {(1, 1): 1})
+    assert [payload for _, _, payload in harness.rows(RAW)] == [
+        record.decode() for n, record in enumerate(records) if n != 9_000
+    ]

@@ -1,0 +1,110 @@
+"""Does the suite bite? The sink for any database is broken in its vital spots, and the suite must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedq.sinks.sql import flavor, letters, session
+from feedq.sinks.sql.sqlite import Sqlite
+from feedq.testing.sink_stage import batch
+from tests.contract import test_sink_conformance
+from tests.contract.sink_harness import SqliteHarness
+
+suite = test_sink_conformance.TestSqlSinkOnSqlite()
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[SqliteHarness]:
+    made = SqliteHarness(tmp_path / "sink.sqlite3")
+    yield made
+    made.close()
+
+
+def commit_and_go_on(connection: Any) -> None:
+    # The driver's own commit falls into no trap.
+    connection.connection.dbapi_connection.commit()
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def test_a_write_that_does_not_look_at_the_epoch_is_noticed(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock(_self: Any, _connection: Any, _environment: str, keys: Any) -> set[Any]:
+        return set(keys)
+
+    monkeypatch.setattr(Sqlite, "lock", lock)
+    monkeypatch.setattr(Sqlite, "advance", lambda *_: None)
+    with pytest.raises(AssertionError):
+        suite.test_a_stale_epoch_cannot_write_a_record_or_a_checkpoint(harness)
+
+
+def test_a_fence_that_raises_nothing_is_noticed(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence = Sqlite.fence
+
+    def first_only(self: Sqlite, connection: Any, rows: Any, *, wait_s: float) -> None:
+        if not list(connection.exec_driver_sql("SELECT 1 FROM feedq_checkpoint")):
+            fence(self, connection, rows, wait_s=wait_s)
+
+    monkeypatch.setattr(Sqlite, "fence", first_only)
+    with pytest.raises(AssertionError):
+        suite.test_a_stale_epoch_cannot_write_a_record_or_a_checkpoint(harness)
+
+
+def test_a_checkpoint_that_moves_outside_of_the_transaction_is_noticed(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advance = Sqlite.advance
+
+    def early(self: Sqlite, connection: Any, rows: Any) -> None:
+        advance(self, connection, rows)
+        commit_and_go_on(connection)
+
+    monkeypatch.setattr(Sqlite, "advance", early)
+    with pytest.raises(AssertionError):
+        suite.test_a_lost_answer_is_decided_by_the_checkpoint(harness, False)
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_a_lost_answer_taken_for_a_refusal_is_noticed(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch, happened: bool
+) -> None:
+    monkeypatch.setattr(session.AnswerLost, "__init__", lambda *_: None)
+    monkeypatch.setattr(Sqlite, "refused_commit", lambda *_: True)
+    with pytest.raises(Exception, match="disk I/O error"):
+        suite.test_a_lost_answer_is_decided_by_the_checkpoint(harness, happened)
+
+
+def test_dead_letters_that_are_written_elsewhere_are_noticed(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bury = letters.bury
+
+    def at_once(to: session.Session, environment: str, dead: Any) -> None:
+        bury(to, environment, dead)
+        commit_and_go_on(to.connection)
+
+    monkeypatch.setattr("feedq.sinks.sql.group.bury", at_once)
+    with pytest.raises(AssertionError):
+        suite.test_a_lost_answer_covers_the_dead_letters_too(harness, False)
+
+
+def test_a_replay_that_leaves_its_dead_letters_is_noticed(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letters, "_delete", lambda *_: 0)
+    with pytest.raises(AssertionError):
+        suite.test_a_dead_letter_lands_once_however_often_it_is_tried_again(harness)
+
+
+def test_an_attempt_that_is_not_undone_is_noticed(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "MENDABLE", (flavor.Trouble.LOCKED,))
+    with pytest.raises(AssertionError):
+        suite.test_refused_records_go_to_the_dead_letters_and_all_others_land(harness, "9", batch)

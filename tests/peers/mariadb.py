@@ -1,0 +1,133 @@
+"""MariaDB for the tests, and a proxy before it that breaks connections at a chosen statement.
+
+The proxy is `tests.proxy`'s with another protocol: packets of three bytes of length and one that counts up from
+the command, which is 0. A session tells its name by the lock that it takes.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pymysql
+from pymysql.cursors import Cursor
+
+from feedq.embedded.process import server_account
+from tests.peers.servers import PeerServer, accepts, program
+from tests.proxy import Link, PostgresProxy
+
+COM_QUERY = 3
+NAME = re.compile(r"GET_LOCK\('(?P<name>[^']*)'")
+INSTALL_TIMEOUT_S = 60.0
+
+
+class MariaDb:
+    """A server of its own, with nothing in it; a context manager."""
+
+    def __init__(self) -> None:
+        # Not one of pytest's directories: when root starts it, the server becomes another user.
+        self.directory = Path(tempfile.mkdtemp(prefix="feedq-mariadb-"))
+        account = server_account()
+        user = [] if account is None else [f"--user={account.name}"]
+        self._install(user)
+        self._server = PeerServer(
+            "mariadbd",
+            "--no-defaults",
+            *user,
+            "--datadir={directory}/data",
+            "--socket={directory}/socket",
+            "--pid-file={directory}/pid",
+            "--bind-address=127.0.0.1",
+            "--port={port}",
+            "--skip-name-resolve",
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-flush-log-at-trx-commit=0",
+            directory=self.directory,
+        )
+        self.port = self._server.port
+
+    def url(self, database: str = "", *, driver: str = "mariadb+pymysql", user: str = "root") -> str:
+        return f"{driver}://{user}@127.0.0.1:{self.port}/{database}"
+
+    def connect(self, database: str | None = None) -> pymysql.Connection[Cursor]:
+        return pymysql.connect(
+            host="127.0.0.1", port=self.port, user="root", database=database, autocommit=True
+        )
+
+    def execute(
+        self, statement: str, parameters: object = None, *, database: str | None = None
+    ) -> list[tuple]:  # type: ignore[type-arg]
+        """As an operator."""
+        with self.connect(database) as connection, connection.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return list(cursor.fetchall())
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        assert accepts(self.port)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _install(self, user: list[str]) -> None:
+        self.directory.chmod(0o777)
+        subprocess.run(
+            [
+                program("mariadb-install-db"),
+                "--no-defaults",
+                *user,
+                f"--datadir={self.directory}/data",
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+            ],
+            check=True,
+            capture_output=True,
+            timeout=INSTALL_TIMEOUT_S,
+        )
+
+
+class MariaDbLink(Link):
+    """Reads packets of MySQL's protocol."""
+
+    def is_answer(self, swallowed: bytearray) -> bool:
+        return any(True for _ in _packets(swallowed))
+
+    def messages(self) -> Iterator[tuple[bytes, str]]:
+        buffer = bytearray()
+        while data := self.receive():
+            buffer += data
+            for packet in _packets(buffer):
+                query = ""
+                if packet[3] == 0 and packet[4:5] == bytes([COM_QUERY]):
+                    query = packet[5:].decode(errors="replace")
+                    if named := NAME.search(query):
+                        self.application = named["name"]
+                yield packet, query
+
+
+class MariaDbProxy(PostgresProxy):
+    """`tests.proxy` before a MariaDB."""
+
+    link = MariaDbLink
+
+
+def _packets(buffer: bytearray) -> Iterator[bytes]:
+    """Take the complete packets off the front of a buffer."""
+    while len(buffer) >= 4:
+        size = struct.unpack("<I", bytes(buffer[:3]) + b"\0")[0] + 4
+        if len(buffer) < size:
+            return
+        packet = bytes(buffer[:size])
+        del buffer[:size]
+        yield packet

@@ -1,0 +1,272 @@
+"""The sink for any database, on MariaDB: the suite of every sink, and how it stands what happens to a server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from feedq.errors import SinkUnavailable
+from feedq.sinks.base import Blocked, Fenced, Landing, Written
+from feedq.testing.sink_conformance import SinkConformance
+from feedq.testing.sink_stage import (
+    LOCK_TIMEOUT_S,
+    PATIENCE_S,
+    SinkHarness,
+    batch,
+    fence,
+    lines,
+    request,
+    write,
+)
+from tests.peers.mariadb import MariaDb
+from tests.peers.mariadb_harness import DATABASE, MariaDbHarness
+from tests.proxy import Fault
+
+OTHER = Landing("other", "json")
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaDb]:
+    with MariaDb() as server:
+        yield server
+
+
+@pytest.fixture
+def harness(mariadb: MariaDb) -> Iterator[MariaDbHarness]:
+    made = MariaDbHarness(mariadb)
+    yield made
+    made.close()
+
+
+class TestSqlSinkOnMariaDb(SinkConformance):
+    """All that a sink must do, InnoDB does."""
+
+    password = "s3cret"
+
+    @pytest.fixture
+    def harness(self, mariadb: MariaDb) -> Iterator[SinkHarness]:
+        made = MariaDbHarness(mariadb)
+        yield made
+        made.close()
+
+
+# -- connecting --------------------------------------------------------------------------------------
+
+
+def test_both_names_of_the_scheme_will_do(harness: MariaDbHarness) -> None:
+    for epoch, driver in enumerate(("mysql+pymysql", "mariadb+pymysql"), 1):
+        sink = harness.sink(url=harness.server.url(DATABASE, driver=driver))
+        fence(sink, 1, epoch)
+        assert sink.write([write(1, epoch, batch(b"1", harness.refused))]).landed == {(1, epoch): 1}
+
+
+def test_a_wrong_password_and_a_missing_database_are_told_without_the_password(
+    harness: MariaDbHarness,
+) -> None:
+    for user, database, words in (
+        ("root:s3cret", DATABASE, "Access denied for user 'root'"),
+        ("root", "no_such_database", "Unknown database 'no_such_database'"),
+    ):
+        sink = harness.sink(url=harness.server.url(database, user=user))
+        with pytest.raises(SinkUnavailable, match=words) as raised:
+            sink.write([write(1, 1, batch(b"1"))])
+        assert "s3cret" not in str(raised.value)
+
+
+def test_an_ordinary_user_is_enough(harness: MariaDbHarness) -> None:
+    harness.query("CREATE OR REPLACE USER 'feeds'@'%' IDENTIFIED BY 's3cret'")
+    harness.query(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, INDEX ON {DATABASE}.* TO 'feeds'@'%'")
+    url = harness.server.url(DATABASE, user="feeds:s3cret")
+    zombie = uuid4()
+    fence(harness.sink(worker_id=zombie, url=url), 1, 1, OTHER)
+    successor = harness.sink(url=url)
+    assert successor.unblock([zombie]) == 1
+    fence(successor, 1, 2, OTHER)
+    assert successor.write([write(1, 2, batch(b"1", b"bad"), landing=OTHER)]).dead == {(1, 2): 1}
+
+
+# -- broken off --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT feedq_checkpoint.feed_id, feedq_checkpoint.epoch",
+        "INSERT INTO raw",
+        "INSERT INTO feedq_checkpoint",
+        "INSERT INTO feedq_dead_letter",
+        "SAVEPOINT feedq_attempt",
+        "ROLLBACK TO SAVEPOINT feedq_attempt",
+        "RELEASE SAVEPOINT feedq_landing",
+    ],
+)
+def test_broken_off_before_the_commit_nothing_was_written(
+    harness: MariaDbHarness, statement: str, fault: Fault
+) -> None:
+    sink = harness.sink(url=f"{harness.proxy.url}{DATABASE}")
+    fence(sink, 1, 1)
+    records = [b"1", harness.refused if "SAVEPOINT" in statement else b"bad"]
+    writes = [write(1, 1, lines(*records, cursor="after"))]
+    trap = harness.proxy.arm(fault, statement)
+    if statement.startswith("SELECT"):
+        # Nothing has been done yet: a new session is worth a try at once.
+        assert sink.write(writes).landed == {(1, 1): 1}
+    else:
+        with pytest.raises(SinkUnavailable, match="nothing was written"):
+            sink.write(writes)
+        assert harness.query("SELECT * FROM raw") == harness.query("SELECT * FROM feedq_dead_letter") == []
+        assert harness.query("SELECT `cursor`, records FROM feedq_checkpoint") == [(None, 0)]
+        assert sink.write(writes).landed == {(1, 1): 1}
+    assert trap.tripped.wait(PATIENCE_S)
+    assert harness.query("SELECT count(*) FROM raw") == harness.query(
+        "SELECT count(*) FROM feedq_dead_letter"
+    )
+    assert harness.query("SELECT `cursor`, records FROM feedq_checkpoint") == [('"after"', 1)]
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_BEFORE, Fault.CUT_AFTER])
+def test_a_fence_that_is_broken_off_raised_the_epoch_or_did_not(
+    harness: MariaDbHarness, fault: Fault
+) -> None:
+    fence(harness.sink(), 1, 1)
+    sink = harness.sink(role="fencer", url=f"{harness.proxy.url}{DATABASE}")
+    fence(sink, 2, 1)
+    trap = harness.proxy.arm(fault, "INSERT INTO feedq_checkpoint")
+    # Fencing again is harmless, so the sink does it by itself.
+    assert fence(sink, 1, 2) == Fenced(1, 2, None, 0)
+    assert trap.tripped.wait(PATIENCE_S)
+
+
+def test_a_session_that_died_while_idle_is_replaced_without_a_word(harness: MariaDbHarness) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    for n in range(2):
+        harness.kill_sessions()
+        assert sink.write([write(1, 1, batch(b"1", cursor=n))]).landed == {(1, 1): 1}
+        harness.kill_sessions()
+        assert fence(sink, 1, 1).cursor == n
+
+
+def test_a_session_killed_at_its_commit_leaves_the_decision_to_the_checkpoint(
+    harness: MariaDbHarness,
+) -> None:
+    worker = uuid4()
+    fence(harness.sink(worker_id=worker), 1, 1)
+    frozen = harness.frozen([write(1, 1, batch(b"1", cursor=1))], worker_id=worker)
+    harness.sink().unblock([worker])
+    unknown = frozen.thaw()
+    assert not isinstance(unknown, Written)
+    assert harness.sink(worker_id=worker).settle(unknown) is None  # type: ignore[arg-type]
+
+
+def test_settling_does_not_guess_while_the_rows_are_locked(
+    harness: MariaDbHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.sinks.sql.sink.SETTLE_LOCK_TIMEOUT_S", 0)
+    fence(harness.sink(), 1, 1)
+    _, unknown, let_the_commit_arrive = harness.stranded([write(1, 1, batch(b"1", cursor=1))])
+    stranger = harness.sink()
+    with pytest.raises(SinkUnavailable, match="holds the lock"):
+        # Not the sink that lost it: it cannot tell which session that was.
+        stranger.settle(unknown)
+    let_the_commit_arrive()
+    monkeypatch.undo()
+    assert stranger.settle(unknown) == unknown.written
+
+
+# -- locks -------------------------------------------------------------------------------------------
+
+
+def test_a_row_locked_by_an_operator_blocks_its_feed_only_and_in_time(harness: MariaDbHarness) -> None:
+    worker = uuid4()
+    fence(harness.sink(worker_id=worker), 1, 1)
+    with harness.server.connect(DATABASE) as operator, operator.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT * FROM feedq_checkpoint WHERE environment = 'test' AND feed_id = 1 FOR UPDATE")
+        began = time.monotonic()
+        outcomes = harness.sink().fence([request(n, 2) for n in (1, 2)], lock_timeout_s=LOCK_TIMEOUT_S)
+        assert set(outcomes) == {Blocked(1, 2, worker), Fenced(2, 2, None, 0)}
+        # The server's own patience, of 50 seconds, plays no part; nor do its whole seconds.
+        assert time.monotonic() - began < PATIENCE_S / 2
+        cursor.execute("ROLLBACK")
+
+
+def test_a_fence_under_way_elsewhere_blocks_its_feeds_only(harness: MariaDbHarness) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    with harness.server.connect(DATABASE) as other, other.cursor() as cursor:
+        # Rows that are not there yet, as far as anybody else can see.
+        cursor.execute("BEGIN")
+        cursor.executemany(
+            "INSERT INTO feedq_checkpoint (environment, feed_id, feed, epoch, owner) VALUES (%s, %s, %s, 5, %s)",
+            [("test", n, "x", str(uuid4())) for n in range(100, 151)],
+        )
+        requests = [request(n, 2) for n in (1, 99, *range(100, 151), 151)]
+        outcomes = {o.feed_id: o for o in sink.fence(requests, lock_timeout_s=LOCK_TIMEOUT_S)}
+        assert {n for n, o in outcomes.items() if isinstance(o, Fenced)} >= {1, 99}
+        assert [outcomes[n] for n in range(100, 151)] == [Blocked(n, 2, None) for n in range(100, 151)]
+        cursor.execute("ROLLBACK")
+    assert all(isinstance(o, Fenced) for o in sink.fence(requests, lock_timeout_s=PATIENCE_S))
+
+
+def test_feeds_of_a_locked_table_are_postponed_and_the_others_go_on(harness: MariaDbHarness) -> None:
+    sink = harness.sink()
+    sink.fence([request(1, 1), request(2, 1, OTHER)], lock_timeout_s=PATIENCE_S)
+    with harness.server.connect(DATABASE) as operator, operator.cursor() as cursor:
+        cursor.execute("LOCK TABLES raw WRITE")
+        for n in range(3):
+            written = sink.write(
+                [write(1, 1, batch(b"1", cursor=0)), write(2, 1, batch(b"2", cursor=n), landing=OTHER)]
+            )
+            assert (written.landed, set(written.postponed)) == ({(2, 1): 1}, {(1, 1)})
+    assert sink.write([write(1, 1, batch(b"1", cursor=0))]).landed == {(1, 1): 1}
+    assert [fence(sink, 1, 2).cursor, fence(sink, 2, 2, OTHER).cursor] == [0, 2]
+
+
+def test_a_stale_writer_does_not_lock_its_successors_rows(harness: MariaDbHarness) -> None:
+    zombie = uuid4()
+    old = harness.sink(worker_id=zombie)
+    old.fence([request(1, 1), request(2, 1)], lock_timeout_s=PATIENCE_S)
+    heir = harness.sink()
+    fence(heir, 1, 2)
+    frozen = harness.frozen(
+        [write(1, 1, batch(b"stale")), write(2, 1, batch(b"2", cursor=2))], worker_id=zombie
+    )
+    # The zombie stands still inside its transaction, with feed 2 locked and feed 1 lost.
+    assert heir.write([write(1, 2, batch(b"1", cursor=1))]).landed == {(1, 2): 1}
+    assert fence(harness.sink(), 1, 3).cursor == 1
+    assert frozen.thaw() == Written({(2, 1): 1}, {}, ((1, 1),), {})
+
+
+def test_workers_that_start_together_make_the_same_tables_once(harness: MariaDbHarness) -> None:
+    sinks = [harness.sink(role="fencer") for _ in range(6)]
+    errors: list[Exception] = []
+
+    def start(n: int) -> None:
+        try:
+            fence(sinks[n], n, 1, OTHER)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=start, args=(n,)) for n in range(len(sinks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert errors == []
+
+
+def test_unblocking_finds_every_session_of_a_worker_and_no_other(harness: MariaDbHarness) -> None:
+    gone, alive = uuid4(), uuid4()
+    for worker_id in (gone, gone, gone, alive):
+        fence(harness.sink(worker_id=worker_id, role="fencer"), 1, 1) if worker_id == alive else harness.sink(
+            worker_id=worker_id
+        ).dead_letters()
+    assert harness.sink().unblock([gone]) == 3
+    assert harness.sink().unblock([gone]) == 0
+    assert harness.sink().unblock([alive]) == 1

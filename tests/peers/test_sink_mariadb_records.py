@@ -1,0 +1,398 @@
+"""Records as rows of MariaDB's tables: its types, its strictness, its keys, and what it cannot do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from feedq.connectors.base import RecordFormat
+from feedq.errors import SinkUnavailable
+from feedq.model import Batch
+from feedq.sinks.base import Landing, OnConflict, Unusable
+from feedq.sinks.mapping import sources_of
+from feedq.testing.sink_stage import PATIENCE_S, batch, fence, lines, request, write
+from tests.peers.mariadb import MariaDb
+from tests.peers.mariadb_harness import DATABASE, MariaDbHarness
+
+ORDERS = "CREATE TABLE orders (seq bigint, at datetime(6), sku varchar(5), payload json)"
+TYPED = Landing(
+    "orders", "json", sources_of({"seq": "/seq", "at": "/ts", "sku": "/lines/0/sku", "payload": ""})
+)
+KEYED = Landing("orders", "json", TYPED.columns, ("seq",))
+UPDATING = Landing("orders", "json", TYPED.columns, ("seq",), on_conflict=OnConflict.UPDATE)
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaDb]:
+    with MariaDb() as server:
+        # As careless as a server can be set up; sessions of ours ask for more.
+        server.execute("SET GLOBAL sql_mode = '', GLOBAL explicit_defaults_for_timestamp = OFF")
+        server.execute("SET GLOBAL time_zone = '+05:00'")
+        yield server
+
+
+@pytest.fixture
+def harness(mariadb: MariaDb) -> Iterator[MariaDbHarness]:
+    made = MariaDbHarness(mariadb)
+    yield made
+    made.close()
+
+
+def order(seq: object, sku: object = "a", **more: object) -> bytes:
+    return json.dumps({"seq": seq, "ts": "2026-11-20T06:30:00Z", "lines": [{"sku": sku}], **more}).encode()
+
+
+# -- types -------------------------------------------------------------------------------------------
+
+KINDS: dict[str, tuple[str, str, Any]] = {
+    "i": ("int", "-7", -7),
+    "u": ("bigint unsigned", str(2**64 - 1), 2**64 - 1),
+    "t": ("tinyint(1)", "true", 1),
+    "bits": ("bit(12)", "2049", b"\x08\x01"),
+    "n": (
+        "decimal(40,9)",
+        "1234567890123456789012345678901.123456789",
+        Decimal("1234567890123456789012345678901.123456789"),
+    ),
+    "d": ("double", "0.1", 0.1),
+    "v": ("varchar(4)", '"ö😀\\t\\\\"', "ö😀\t\\"),
+    "x": ("text", '{"a": [1]}', '{"a": [1]}'),
+    "j": ("json", '"str\\u00f6"', '"str\\u00f6"'),
+    "num": ("json", "12345678901234567890123", "12345678901234567890123"),
+    "raw": ("blob", '"\\\\x00ff27"', b"\x00\xff'"),
+    "at": ("datetime(6)", '"2026-11-20T08:30:00.123457+02:00"', datetime(2026, 11, 20, 6, 30, 0, 123457)),  # noqa: DTZ001
+    "day": ("date", '"2026-11-20"', date(2026, 11, 20)),
+    "clock": ("time(3)", '"06:30:00.5"', timedelta(hours=6, minutes=30, milliseconds=500)),
+    "e": ("enum('small','big')", '"big"', "big"),
+    "s": ("set('a','b','c')", '"c,a"', "a,c"),
+    "y": ("year", "2026", 2026),
+    "id": ("uuid", '"00000000-0000-0000-0000-00000000000A"', "00000000-0000-0000-0000-00000000000a"),
+    "ip": ("inet6", '"::1"', "::1"),
+}
+
+
+def test_every_kind_of_value_finds_its_type(harness: MariaDbHarness) -> None:
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in KINDS.items())
+    harness.query(f"CREATE TABLE kinds ({columns}) CHARACTER SET utf8mb4")
+    landing = Landing("kinds", "json", sources_of({name: f"/{name}" for name in KINDS}))
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    record = "{" + ", ".join(f'"{name}": {text}' for name, (_, text, _) in KINDS.items()) + "}"
+    written = sink.write([write(1, 1, batch(record.encode(), b"{}"), landing=landing)])
+    assert [letter.error for letter in sink.dead_letters()] == []
+    assert written.landed == {(1, 1): 2}
+    landed, nothing = harness.query(f"SELECT {', '.join(KINDS)} FROM kinds")
+    assert dict(zip(KINDS, landed, strict=True)) == {name: value for name, (_, _, value) in KINDS.items()}
+    assert set(nothing) == {None}
+
+
+def test_times_are_in_utc_whatever_the_zone_of_the_server(harness: MariaDbHarness) -> None:
+    harness.query("CREATE TABLE times (ts timestamp(6) NULL, dt datetime(6))")
+    landing = Landing("times", "json", sources_of({"ts": "/at", "dt": "/at"}))
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    sink.write([write(1, 1, batch(b'{"at": "2026-11-20T06:30:00Z"}'), landing=landing)])
+    moment = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
+    ((seconds, landed),) = harness.query("SELECT unix_timestamp(ts), dt FROM times")
+    assert (seconds, landed) == (moment.timestamp(), moment.replace(tzinfo=None))
+
+
+WRONG = [
+    ("int", '"7.5"', "no integer"),
+    ("int", str(2**31), "out of range"),
+    ("int unsigned", "-1", "out of range"),
+    ("decimal(5,2)", "1000", "out of range"),
+    ("varchar(3)", '"four"', "4 characters"),
+    ("varchar(3)", '"abc "', "4 characters"),
+    ("varbinary(2)", '"abc"', "3 bytes"),
+    ("tinytext", f'"{"x" * 256}"', "Data too long"),
+    ("datetime", '"2026-02-30T00:00:00"', "no ISO 8601"),
+    ("timestamp null", '"1960-01-01T00:00:00"', "Incorrect datetime value"),
+    ("date", '"0000-00-00"', "no ISO 8601"),
+    ("enum('a','b')", '"1"', "none of a, b"),
+    ("enum('a','b')", '""', "none of a, b"),
+    ("year", '"soon"', "Incorrect"),
+    ("uuid", '"no uuid"', "Incorrect uuid value"),
+    ("inet6", '"1"', "Incorrect inet6 value"),
+    ("varchar(9) character set latin1", '"日本"', "Incorrect string value"),
+    ("json", "[" * 40 + "]" * 40, "CONSTRAINT"),
+    ("text", '"\\ud800"', "surrogates not allowed"),
+    ("int not null", "null", "null value"),
+    ("int not null default 5", "null", "null value"),
+    ("timestamp not null", "null", "null value"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "why"), WRONG, ids=[f"{kind} {value[:12]}" for kind, value, _ in WRONG]
+)
+def test_what_a_column_would_bend_goes_to_the_dead_letters(
+    harness: MariaDbHarness, kind: str, value: str, why: str
+) -> None:
+    harness.query(f"CREATE TABLE kinds (n int, c {kind})")
+    landing = Landing("kinds", "json", sources_of({"n": "/n", "c": "/c"}))
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    written = sink.write([write(1, 1, batch(b'{"n": 1, "c": %s}' % value.encode()), landing=landing)])
+    assert (written.landed, written.dead) == ({(1, 1): 0}, {(1, 1): 1})
+    assert harness.query("SELECT * FROM kinds") == []
+    (letter,) = sink.dead_letters()
+    assert why in letter.error
+
+
+def test_odd_names_are_quoted(harness: MariaDbHarness) -> None:
+    harness.query("CREATE TABLE `odd; --%` (`a'b; ?` text, `VALUES (?)` int UNIQUE, `from` text)")
+    columns = sources_of({"a'b; ?": "/a", "VALUES (?)": "/b~1c", "from": "$feed"})
+    for epoch, on_conflict in enumerate(OnConflict, 1):
+        landing = Landing("odd; --%", "json", columns, ("VALUES (?)",), on_conflict=on_conflict)
+        sink = harness.sink()
+        fence(sink, 1, epoch, landing)
+        written = sink.write([write(1, epoch, batch(b'{"a": "%%", "b/c": 7}', b"bad"), landing=landing)])
+        assert not written.unusable
+        assert (written.landed, written.dead) == ({(1, epoch): 1}, {(1, epoch): 1})
+    assert harness.query("SELECT * FROM `odd; --%`") == [("%%", 7, "feed/1")]
+
+
+@pytest.mark.parametrize("record_format", ["json", "text", "bytes"])
+def test_the_default_table_keeps_every_byte(harness: MariaDbHarness, record_format: RecordFormat) -> None:
+    landing = Landing("made", record_format)
+    at = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
+    records = {
+        "json": [b'{"a":  1.50, "\xc3\xb6": "\\u0000%s\\\\\'"}', b"12345678901234567890.5", '"😀"'.encode()],
+        "text": [b"", b"\\N", b"'; DROP TABLE made; -- %s", "ö😀\0\t\r\n".encode(), b" spaces "],
+        "bytes": [b"\0\xff\xfe'\\\"%s\x1a", bytes(range(256))],
+    }[record_format]
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    sink.write([write(1, 1, Batch.of_records(records, cursor=None, received_at=at), landing=landing)])
+    rows = harness.query("SELECT feed, epoch, received_at, payload FROM made")
+    shown = records if record_format == "bytes" else [record.decode() for record in records]
+    assert rows == [("feed/1", 1, at.replace(tzinfo=None), payload) for payload in shown]
+
+
+def test_feeds_that_differ_in_case_only_are_two(harness: MariaDbHarness) -> None:
+    landing = Landing("made", "text", (), ("feed", "epoch"))
+    sink = harness.sink()
+    for n, name in enumerate(("Feed", "feed", "féed")):
+        one = write(n, 1, batch(b"x"), landing=landing)
+        sink.fence([request(n, 1, landing)], lock_timeout_s=PATIENCE_S)
+        assert sink.write([type(one)(n, name, 1, landing, one.batches)]).dead == {}
+    assert harness.query("SELECT count(*) FROM made") == [(3,)]
+
+
+# -- constraints -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "bad", "why"),
+    [
+        ("sku varchar(5), CHECK (sku <> 'bad')", "bad", "CONSTRAINT"),
+        ("sku varchar(5) UNIQUE", "a", "Duplicate entry 'a'"),
+        ("sku varchar(5), FOREIGN KEY (sku) REFERENCES skus (sku)", "zzz", "foreign key constraint fails"),
+        ("sku varchar(5)", "sig", "the trigger says no"),
+    ],
+)
+@pytest.mark.parametrize("landing", [TYPED, KEYED, UPDATING], ids=["plain", "ignore", "update"])
+def test_a_constraint_refuses_its_record_only(
+    harness: MariaDbHarness, column: str, bad: str, why: str, landing: Landing
+) -> None:
+    harness.query("CREATE TABLE skus (sku varchar(5) PRIMARY KEY)")
+    harness.query("INSERT INTO skus VALUES ('a'), ('b'), ('c')")
+    harness.query(f"CREATE TABLE orders (seq bigint UNIQUE, at datetime, payload json, {column})")
+    harness.query(
+        "CREATE TRIGGER no BEFORE INSERT ON orders FOR EACH ROW IF NEW.sku = 'sig' THEN "
+        "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the trigger says no'; END IF"
+    )
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    records = [order(1, "a"), order(2, "b"), order(3, bad), order(4, "c")]
+    assert sink.write([write(1, 1, batch(*records), landing=landing)]).landed == {(1, 1): 3}
+    assert harness.query("SELECT seq FROM orders ORDER BY seq") == [(1,), (2,), (4,)]
+    (letter,) = sink.dead_letters()
+    assert why in letter.error
+
+
+def test_one_bad_record_among_thousands_costs_a_few_attempts(harness: MariaDbHarness) -> None:
+    sink = harness.sink(url=f"{harness.proxy.url}{DATABASE}")
+    fence(sink, 1, 1)
+    records = [b"%d" % n for n in range(5_000)]
+    records[3_333] = harness.refused
+    harness.proxy.seen.clear()
+    written = sink.write([write(1, 1, lines(*records))])
+    assert (written.landed, written.dead) == ({(1, 1): 4_999}, {(1, 1): 1})
+    # Five statements land them all; halves and halves of halves come on top.
+    assert harness.proxy.seen["INSERT"] < 100
+
+
+# -- keys --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", ["", ", UNIQUE (sku, seq)", ", id bigint AUTO_INCREMENT PRIMARY KEY"])
+@pytest.mark.parametrize(
+    ("landing", "rows"),
+    [
+        (KEYED, [(1, "old"), (2, "old"), (3, "new")]),
+        (UPDATING, [(1, "old"), (2, "new"), (3, "last")]),
+    ],
+    ids=["ignore", "update"],
+)
+def test_a_row_whose_key_is_there_already(
+    harness: MariaDbHarness, landing: Landing, rows: list[tuple[int, str]], more: str
+) -> None:
+    harness.query(f"{ORDERS[:-1]}, UNIQUE (seq){more})")
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    assert sink.write([write(1, 1, lines(order(1, "old"), order(2, "old")), landing=landing)]).landed
+    again = lines(order(2, "new"), order(3, "new"), order(3, "last"))
+    assert sink.write([write(1, 1, again, landing=landing)]).landed == {(1, 1): 3}
+    assert harness.query("SELECT seq, sku FROM orders ORDER BY seq") == rows
+
+
+@pytest.mark.parametrize("landing", [KEYED, UPDATING], ids=["ignore", "update"])
+def test_a_unique_index_that_is_not_the_key_refuses_its_record(
+    harness: MariaDbHarness, landing: Landing
+) -> None:
+    """ON DUPLICATE KEY would take it for the key, and drop or overwrite the wrong row."""
+    harness.query(f"{ORDERS[:-1]}, UNIQUE (seq), UNIQUE (sku))")
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    records = [order(1, "a"), order(2, "b"), order(3, "a"), order(1, "c")]
+    written = sink.write([write(1, 1, batch(*records), landing=landing)])
+    assert (written.landed, written.dead) == ({(1, 1): 3}, {(1, 1): 1})
+    first = "a" if landing is KEYED else "c"
+    assert harness.query("SELECT seq, sku FROM orders ORDER BY seq") == [(1, first), (2, "b")]
+
+
+def test_the_default_landing_may_have_its_payload_for_a_key(harness: MariaDbHarness) -> None:
+    landing = Landing("made", "text", (), ("feed", "payload"))
+    sink = harness.sink()
+    fence(sink, 1, 1, landing)
+    for _ in range(2):
+        sink.write([write(1, 1, batch(b"x", b"X", b"x"), landing=landing)])
+    assert harness.query("SELECT payload FROM made ORDER BY payload") == [("X",), ("x",)]
+
+
+def test_a_key_may_hold_null(harness: MariaDbHarness) -> None:
+    harness.query(f"{ORDERS[:-1]}, UNIQUE (seq))")
+    sink = harness.sink()
+    fence(sink, 1, 1, KEYED)
+    records = [order(1), order(None), order(None), order(1)]
+    assert sink.write([write(1, 1, batch(*records), landing=KEYED)]).landed == {(1, 1): 4}
+    assert harness.query("SELECT seq FROM orders ORDER BY seq") == [(None,), (None,), (1,)]
+
+
+# -- landings that cannot work -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ddl", "landing", "words"),
+    [
+        (f"{ORDERS} ENGINE=MyISAM", TYPED, "is of the engine MyISAM, and only InnoDB"),
+        ("CREATE VIEW orders AS SELECT 1 AS seq", TYPED, "is a view"),
+        ("CREATE TABLE orders (seq bigint)", TYPED, "no column 'at', 'sku', 'payload'"),
+        (f"{ORDERS[:-1]}, n int NOT NULL)", TYPED, "'n' is NOT NULL without a default"),
+        ("CREATE TABLE orders (n int, seq int AS (n + 1))", KEYED, "no column 'at'"),
+        (f"{ORDERS[:-1]}, UNIQUE (seq, sku))", KEYED, "no unique index on exactly (seq)"),
+        ("", Landing("nowhere.made", "json"), "cannot be created in 'nowhere' (Unknown database"),
+    ],
+)
+def test_a_landing_that_cannot_work_says_why(
+    harness: MariaDbHarness, ddl: str, landing: Landing, words: str
+) -> None:
+    if ddl:
+        harness.query(ddl)
+    (outcome,) = harness.sink().fence([request(1, 1, landing)], lock_timeout_s=PATIENCE_S)
+    assert isinstance(outcome, Unusable)
+    assert words in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ("DROP TABLE orders", "does not exist"),
+        ("ALTER TABLE orders CHANGE sku stock varchar(5)", "no column 'sku'"),
+        ("ALTER TABLE orders ADD n int NOT NULL", "'n' is NOT NULL"),
+        ("ALTER TABLE orders ENGINE=MyISAM", "only InnoDB"),
+    ],
+)
+def test_a_landing_that_breaks_stops_its_feeds_and_no_others(
+    harness: MariaDbHarness, change: str, word: str
+) -> None:
+    harness.query(f"{ORDERS[:-1]}, UNIQUE (seq))")
+    sink = harness.sink()
+    sink.fence([request(1, 1, KEYED), request(2, 1), request(3, 1, KEYED)], lock_timeout_s=PATIENCE_S)
+
+    def round_of(n: int) -> list[Any]:
+        return [
+            write(1, 1, batch(order(n), cursor=n), landing=KEYED),
+            write(2, 1, batch(b"%d" % n, b"bad", cursor=n)),
+            write(3, 1, batch(order(100 + n), cursor=n), landing=KEYED),
+        ]
+
+    assert set(sink.write(round_of(1)).landed) == {(1, 1), (2, 1), (3, 1)}
+    harness.query(change)
+    if "MyISAM" in change:
+        # A change that does not show in an error is seen at the next fence.
+        (outcome,) = harness.sink().fence([request(1, 2, KEYED)], lock_timeout_s=PATIENCE_S)
+        assert isinstance(outcome, Unusable)
+        assert word in outcome.error
+        return
+    for n in (2, 3):
+        written = sink.write(round_of(n))
+        assert (written.landed, written.dead) == ({(2, 1): 1}, {(2, 1): 1})
+        assert set(written.unusable) == {(1, 1), (3, 1)}
+        assert word in written.unusable[1, 1]
+    cursors = harness.query("SELECT feed_id, `cursor` FROM feedq_checkpoint ORDER BY feed_id")
+    assert cursors == [(1, "1"), (2, "3"), (3, "1")]
+
+
+def test_a_permission_taken_away_stops_the_feed(harness: MariaDbHarness) -> None:
+    harness.query(ORDERS)
+    fence(harness.sink(), 1, 1)
+    harness.query("CREATE OR REPLACE USER 'feeds'@'%' IDENTIFIED BY 's3cret'")
+    for table in ("feedq_checkpoint", "feedq_dead_letter", "raw"):
+        harness.query(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {DATABASE}.{table} TO 'feeds'@'%'")
+    harness.query(f"GRANT SELECT ON {DATABASE}.orders TO 'feeds'@'%'")
+    sink = harness.sink(url=harness.server.url(DATABASE, user="feeds:s3cret"))
+    sink.fence([request(1, 2, TYPED), request(2, 2)], lock_timeout_s=PATIENCE_S)
+    written = sink.write([write(1, 2, batch(order(1)), landing=TYPED), write(2, 2, batch(b"1"))])
+    assert written.landed == {(2, 2): 1}
+    assert "INSERT command denied" in written.unusable[1, 2]
+
+
+def test_a_record_that_no_statement_can_carry_stops_its_feed_and_no_other(
+    harness: MariaDbHarness, mariadb: MariaDb
+) -> None:
+    mariadb.execute("SET GLOBAL max_allowed_packet = 1048576")
+    try:
+        sink = harness.sink()
+        sink.fence([request(1, 1), request(2, 1)], lock_timeout_s=PATIENCE_S)
+        long = b'"' + b"\\\\" * 300_000 + b'"'
+        written = sink.write([write(1, 1, batch(b"1", long)), write(2, 1, batch(b"2"))])
+        assert written.landed == {(2, 1): 1}
+        assert "600002 bytes" in written.unusable[1, 1]
+        assert "max_allowed_packet" in written.unusable[1, 1]
+        nearly = b'"' + b"\\\\" * 240_000 + b'"'
+        assert sink.write([write(1, 1, batch(nearly, nearly))]).landed == {(1, 1): 2}
+        assert {len(payload) for _, _, payload in harness.rows(Landing("raw", "json"))} == {1, len(nearly)}
+    finally:
+        mariadb.execute("SET GLOBAL max_allowed_packet = 16777216")
+
+
+def test_a_server_that_may_only_be_read_is_unavailable(harness: MariaDbHarness) -> None:
+    harness.query("CREATE OR REPLACE USER 'feeds'@'%' IDENTIFIED BY 's3cret'")
+    harness.query(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON {DATABASE}.* TO 'feeds'@'%'")
+    sink = harness.sink(url=harness.server.url(DATABASE, user="feeds:s3cret"))
+    fence(sink, 1, 1)
+    harness.query("SET GLOBAL read_only = ON")
+    try:
+        with pytest.raises(SinkUnavailable, match="read-only"):
+            sink.write([write(1, 1, batch(b"1"))])
+    finally:
+        harness.query("SET GLOBAL read_only = OFF")
+    assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}
