@@ -1,13 +1,14 @@
 """What a sink is: the database that records land in, with the checkpoint beside them.
 
-A sink does five things, each safe to be killed or frozen at any statement:
+A sink does a few things, each safe to be killed or frozen at any statement:
 
 * ``fence``: raise the checkpoint's epoch and read the cursor that the predecessor left;
 * ``write``: land many feeds' batches and advance their checkpoints, in *one* transaction gated by the
   epochs; feeds whose epoch has passed are left out and reported;
 * ``settle``: after a commit whose answer was lost, find out whether it happened;
 * ``unblock``: end the sessions of writers whose worker is gone, so that a fence need not wait for them;
-* ``check``: say whether a landing can work, before anything is written.
+* ``check`` and ``preview``: say whether a landing can work, and how records would land, writing nothing;
+* ``dead_letters``, ``replay`` and ``drop``: look after the records that were refused.
 
 Methods block; each sink object belongs to one thread. A worker makes one to write and one to fence.
 """
@@ -15,19 +16,28 @@ Methods block; each sink object belongs to one thread. A worker makes one to wri
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from feedq.connectors.base import RecordFormat, explain_options
+from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, explain_options
 from feedq.errors import InvalidInput
 from feedq.model import JSON, Batch, FeedKey
+from feedq.sinks.mapping import ColumnRule, ColumnSource, Origin, check_column, sources_of, unknown_field
 
 ENTRY_POINT_GROUP = "feedq.sinks"
+
+
+class OnConflict(StrEnum):
+    """What becomes of a row whose key is there already."""
+
+    IGNORE = "ignore"
+    UPDATE = "update"
 
 
 class SinkOptions(BaseModel):
@@ -37,12 +47,25 @@ class SinkOptions(BaseModel):
 
     name: str = Field(default="default", description="Named sink database, see FEEDQ_SINKS__<NAME>.")
     table: str = Field(min_length=1, description="Table, or schema.table.")
-    columns: dict[str, str] = Field(
+    columns: dict[str, str | ColumnRule] = Field(
         default_factory=dict,
-        description='Column to JSON pointer into the record; "" is the whole record.',
+        description='Column to JSON pointer into the record (`""` is the whole record), to `$feed`, `$epoch`, '
+        "`$cursor` or `$received_at`, or to a rule with `pointer` or `value`, `missing`, `null` and `default`.",
+    )
+    flatten: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=8,
+        description="Fill every other column of the table that has no default by its name from the record, nested "
+        "members joined by this text: with `_`, `a_b` is `/a_b`, or else `/a/b`.",
     )
     key: tuple[str, ...] = Field(
-        default=(), description="Columns of a unique index; rows already there are left alone."
+        default=(), description="Columns of a unique index: a row whose key is there already lands once."
+    )
+    on_conflict: OnConflict = Field(
+        default=OnConflict.IGNORE,
+        description="What becomes of a row whose `key` is there already: `ignore` leaves the old one, "
+        "`update` puts the new one in its place.",
     )
 
     @field_validator("table")
@@ -54,11 +77,21 @@ class SinkOptions(BaseModel):
 
     @field_validator("columns")
     @classmethod
-    def _pointers(cls, columns: dict[str, str]) -> dict[str, str]:
-        for column, pointer in columns.items():
-            if pointer and not pointer.startswith("/"):
-                raise ValueError(f"column {column!r}: {pointer!r} is no JSON pointer; it must begin with '/'")
+    def _check_columns(cls, columns: dict[str, str | ColumnRule]) -> dict[str, str | ColumnRule]:
+        for column, source in columns.items():
+            if isinstance(source, str):
+                try:
+                    check_column(source)
+                except ValueError as error:
+                    raise ValueError(f"column {column!r}: {error}") from None
         return columns
+
+    @field_validator("on_conflict")
+    @classmethod
+    def _check_on_conflict(cls, on_conflict: OnConflict, info: ValidationInfo) -> OnConflict:
+        if on_conflict is OnConflict.UPDATE and not info.data.get("key"):
+            raise ValueError("update needs sink.key")
+        return on_conflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +100,18 @@ class Landing:
 
     table: str
     format: RecordFormat
-    columns: tuple[tuple[str, str], ...] = ()
-    """``(column, JSON pointer)`` pairs; empty means ``feed, epoch, received_at, payload``."""
+    columns: tuple[ColumnSource, ...] = ()
+    """Empty, without ``flatten``, means ``feed, epoch, received_at, payload``."""
     key: tuple[str, ...] = ()
+    on_conflict: OnConflict = OnConflict.IGNORE
+    flatten: str | None = None
+    csv: CsvFormat | None = None
+    """How to read a record of format ``csv``."""
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the table is the user's own, and not the default one of feedq's making."""
+        return bool(self.columns) or self.flatten is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +199,9 @@ class Written:
     """Feeds whose epoch has passed: nothing of theirs was written."""
     unusable: Mapping[FeedKey, str]
     """Feeds whose landing cannot work any more, and why: nothing of theirs was written."""
+    postponed: Mapping[FeedKey, str] = field(default_factory=dict)
+    """Feeds whose landing somebody else has locked, and what is in the way: nothing of theirs was written. The
+    same batches are to come again, before any later ones, and the other feeds need not wait for them."""
 
 
 class CommitUnknown(Exception):
@@ -187,6 +232,37 @@ class Sink(Protocol):
     def unblock(self, worker_ids: Collection[UUID]) -> int:
         """End the writing sessions of these workers, which the caller knows to be gone. Returns how many."""
 
+    def check(self, landing: Landing) -> str | None:
+        """Why the landing cannot work; None when it can. Writes nothing. Raises `SinkUnavailable`."""
+
+    def preview(self, write: FeedWrite) -> list[Preview]:
+        """How the records would land, in order. Writes nothing, and needs no fence. Raises `SinkUnavailable`,
+        and `InvalidInput` when `check` would complain."""
+
+    def dead_letters(
+        self,
+        feed: str | None = None,
+        *,
+        feed_id: int | None = None,
+        ids: Collection[int] = (),
+        after: int | None = None,
+        limit: int = 50,
+    ) -> list[DeadLetter]:
+        """Refused records, newest first: of one feed or of all, or just these. Raises `SinkUnavailable`.
+
+        With ``after``, oldest first, and only those whose ids are larger: for going through all of them.
+        """
+
+    def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
+        """Land refused records after all, each in the same transaction that takes it from the dead letters.
+
+        They keep their feed, epoch, cursor and time. What is refused again stays, with the new error; the
+        checkpoint is not touched. Twice at once lands nothing twice. Raises `SinkUnavailable`.
+        """
+
+    def drop(self, ids: Collection[int]) -> int:
+        """Delete refused records for good. Returns how many there were. Raises `SinkUnavailable`."""
+
     def close(self) -> None: ...
 
 
@@ -204,6 +280,24 @@ class DeadLetter:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """How a record would land: its columns as texts (None is NULL), or why it would be refused."""
+
+    record: bytes
+    columns: Mapping[str, str | None]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of dead letters that were tried again."""
+
+    landed: int
+    refused: Mapping[int, str]
+    """The new error, by id of the dead letter."""
+
+
 def parse_sink(sink: Mapping[str, Any]) -> SinkOptions:
     """Validate a feed's ``sink``. Raises `InvalidInput`, naming each option that is wrong."""
     try:
@@ -212,22 +306,44 @@ def parse_sink(sink: Mapping[str, Any]) -> SinkOptions:
         raise InvalidInput(explain_options("sink", error, SinkOptions)) from None
 
 
-def landing_of(options: SinkOptions, record_format: RecordFormat) -> Landing:
-    if options.columns and record_format != "json":
-        raise InvalidInput(f"sink.columns needs source.format json, not {record_format}")
+def landing_of(options: SinkOptions, source: ConnectorOptions) -> Landing:
+    """Raises `InvalidInput` when sink and source do not go together."""
+    columns = sources_of(options.columns)
+    pointing = options.flatten is not None or any(c.origin is Origin.POINTER for c in columns)
+    if pointing and source.format not in ("json", "csv"):
+        raise InvalidInput(
+            f"sink.columns and sink.flatten point into records, which needs source.format json or csv, "
+            f"not {source.format}"
+        )
+    if source.csv is not None and (why := unknown_field(columns, source.csv.fields)):
+        raise InvalidInput(why)
     for column in options.key:
-        if options.columns and column not in options.columns:
+        if options.columns and options.flatten is None and column not in options.columns:
             raise InvalidInput(f"sink.key: {column!r} is not among sink.columns")
-    return Landing(options.table, record_format, tuple(options.columns.items()), options.key)
+    return Landing(
+        options.table,
+        source.format,
+        columns,
+        options.key,
+        on_conflict=options.on_conflict,
+        flatten=options.flatten,
+        csv=source.csv,
+    )
+
+
+GENERAL = "sql"
+"""The sink for databases that have none of their own."""
 
 
 def load_sink(url: str) -> type[Sink]:
     """The sink for a database URL, by its scheme. Raises `InvalidInput`."""
     scheme = url.partition("://")[0].partition("+")[0]
     kind = {"postgres": "postgresql"}.get(scheme, scheme)
-    found = entry_points(group=ENTRY_POINT_GROUP, name=kind)
-    if not found:
-        known = ", ".join(sorted(e.name for e in entry_points(group=ENTRY_POINT_GROUP)))
-        raise InvalidInput(f"no sink for {scheme}:// URLs; installed are: {known or 'none'}")
-    loaded: type[Sink] = next(iter(found)).load()
+    known = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    entry = known.get(kind) or known.get(GENERAL)
+    if entry is None:
+        raise InvalidInput(
+            f"no sink for {scheme}:// URLs; installed are: {', '.join(sorted(known)) or 'none'}"
+        )
+    loaded: type[Sink] = entry.load()
     return loaded

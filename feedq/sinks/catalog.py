@@ -7,7 +7,7 @@ is being written was taken away by a person, who should be asked and not overrul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import psycopg2
@@ -57,7 +57,7 @@ class Catalog:
         unknown -= wrong.keys()
         shapes = self._describe(unknown)
         if create:
-            missing = [landing for landing in unknown if landing not in shapes and not landing.columns]
+            missing = [landing for landing in unknown if landing not in shapes and not landing.is_mapped]
             wrong |= self._create_landings(missing)
             shapes |= self._describe(missing)
         for landing in unknown - wrong.keys():
@@ -76,6 +76,11 @@ class Catalog:
         schema = TableName.parse(landing.table).schema
         ((allowed,),) = self._session.execute(MAY_CREATE, {"schema": schema})
         return bool(allowed)
+
+    def create_within(self, landing: Landing) -> None:
+        """Create the table of a default landing in the transaction that is open, to go with it."""
+        for statement in self._creations(landing):
+            self._session.execute(statement)
 
     def look_again(self, landings: Iterable[Landing]) -> None:
         """Forget those whose tables have changed since they were looked at."""
@@ -160,14 +165,18 @@ class Catalog:
         return wrong
 
     def _create_landing(self, landing: Landing) -> None:
+        for statement in self._creations(landing):
+            self._create(statement)
+
+    def _creations(self, landing: Landing) -> Iterator[sql.Composable]:
         schema = TableName.parse(landing.table).schema
         if schema is not None:
             ((exists,),) = self._session.execute(
                 "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %(schema)s)", {"schema": schema}
             )
             if not exists:
-                self._create(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
-        self._create(create_table(landing))
+                yield sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
+        yield create_table(landing)
 
     def _create(self, statement: str | sql.Composable) -> None:
         self._session.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)

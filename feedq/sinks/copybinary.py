@@ -19,7 +19,7 @@ from typing import Final
 
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite
-from feedq.sinks.jsontext import NestedTooDeeply, decode, parse_quickly
+from feedq.sinks.jsontext import BeyondUs, decode, read
 
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Signature, flags, length of the header extension."""
@@ -63,7 +63,7 @@ class DefaultRows:
         self._version = JSONB_VERSION if payload_type == "jsonb" else b""
         self._type = payload_type
 
-    def fields(self, record: bytes) -> list[str | None]:
+    def fields(self, _write: FeedWrite, _batch: Batch, record: bytes) -> list[str | None]:
         """The payload as text for its input function; None if any bytes will do.
 
         Raises `UnreadableRecord` for what no payload column of this type could hold.
@@ -71,8 +71,8 @@ class DefaultRows:
         if self._type == "bytea":
             return [None]
         if self._type in ("json", "jsonb"):
-            with suppress(NestedTooDeeply):
-                parse_quickly(record)
+            with suppress(BeyondUs):
+                read(record)
         return [decode(record)]
 
     def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
@@ -110,19 +110,21 @@ class DefaultRows:
 
 def split(batch: Batch) -> Iterator[Sequence[bytes]]:
     """The records of a batch, some at a time and never none."""
-    return _split_records(batch.records) if batch.records is not None else _split_lines(batch.lines or b"")
+    if batch.records is not None:
+        return cut_records(batch.records)
+    return (lines[:-1].split(b"\n") for lines in cut_lines(batch.lines or b""))
 
 
-def _split_lines(lines: bytes) -> Iterator[Sequence[bytes]]:
+def cut_lines(lines: bytes) -> Iterator[bytes]:
+    """Whole lines, some at a time and never none."""
     start = 0
     while start < len(lines):
-        end = lines.rfind(b"\n", start, start + CHUNK_BYTES)
-        if end < 0:
-            end = lines.index(b"\n", start)
-        yield lines[start:end].split(b"\n")
-        start = end + 1
+        end = lines.rfind(b"\n", start, start + CHUNK_BYTES) + 1 or lines.index(b"\n", start) + 1
+        yield lines[start:end]
+        start = end
 
 
-def _split_records(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+def cut_records(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Records, some at a time and never none."""
     for start in range(0, len(records), CHUNK_RECORDS):
         yield records[start : start + CHUNK_RECORDS]

@@ -1,53 +1,34 @@
-"""Rows of a landing with ``columns``, in the text format of COPY.
+"""Rows of a landing with ``columns``, in the text format of COPY: a text for each column's input function.
 
-Each record is parsed, each column's JSON pointer looked up, and what it finds written as text for the
-column's input function to parse: strings as they are, everything else as JSON; what is missing or null is
-NULL; the pointer "" is the record's own bytes. Into a json or jsonb column strings go as JSON, too.
+A value of a JSON record goes to its column as the record has it: strings as what they say, everything else as
+its JSON text; what is missing or null is NULL unless the column's rule says otherwise. Into a json or jsonb
+column strings go as JSON, too. A field of a CSV record goes there as it is, whatever the column.
 
-Three things make it quick, and none of them changes a row:
-
-* a value holds a backslash, tab or newline only if its record holds a backslash, tab or newline, so a
-  chunk without any need not be escaped value by value;
-* numbers are read as 64 bits unless some number in the chunk might not fit;
-* values are dispatched on their exact type.
-
-`ColumnRows.record` is the plain reference: `ColumnRows.chunks` must give the same bytes. A record lands the
-same whatever its neighbours are.
+`ColumnRows.record` is the plain reference, one record and one column at a time. `ColumnRows.chunks` gives the
+same bytes by way of `feedq.sinks.copycolumns` where it can, and where it cannot by the reference. A record
+lands the same whatever its neighbours are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
-from feedq.connectors.pointer import MISSING, Pointer, compile_pointer
+from feedq.connectors.csvtext import CsvReader, MalformedLine
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Landing
-from feedq.sinks.copybinary import split
-from feedq.sinks.jsontext import (
-    Literal,
-    decode,
-    dump,
-    encode,
-    may_lose_digits,
-    parse,
-    parse_quickly,
-)
-from feedq.sinks.landing import Column
+from feedq.sinks.cells import Cell, Kind, copied
+from feedq.sinks.copybinary import cut_lines, cut_records
+from feedq.sinks.copycolumns import QuickRows
+from feedq.sinks.jsontext import Document, UnreadableRecord, decode, encode, read
+from feedq.sinks.landing import Column, column_sources
+from feedq.sinks.mapping import Origin
 
-Show = Callable[[Any], str]
+FEW: Final = 4
+"""Records for which the fast path is none: it begins to pay with about so many."""
 
-JSON_TYPES: Final = ("json", "jsonb")
-NULL: Final = r"\N"
-ESCAPES: Final = {ord("\\"): r"\\", ord("\t"): r"\t", ord("\n"): r"\n", ord("\r"): r"\r"}
-
-
-class Cell(NamedTuple):
-    """How one column gets its value."""
-
-    find: Pointer | None
-    """None takes the whole record."""
-    show: Mapping[type, Show]
+Lookup = Callable[[Cell], str | None]
+"""What a column gets from a record that was read. Raises `UnreadableRecord`."""
 
 
 class ColumnRows:
@@ -57,70 +38,97 @@ class ColumnRows:
     trailer = b""
 
     def __init__(self, landing: Landing, columns: Mapping[str, Column]) -> None:
+        self._format = landing.format
+        self._csv = CsvReader(landing.csv) if landing.csv is not None else None
         self._cells = tuple(
-            Cell(
-                compile_pointer(pointer) if pointer else None,
-                AS_JSON if columns[name].type in JSON_TYPES else AS_TEXT,
-            )
-            for name, pointer in landing.columns
+            Cell(source, Kind.of(columns[source.column])) for source in column_sources(landing, columns)
         )
+        self._quick = QuickRows(self._cells, landing.format, csv=self._csv)
 
-    def fields(self, record: bytes) -> list[str | None]:
+    def fields(self, write: FeedWrite, batch: Batch, record: bytes) -> list[str | None]:
         """What each column gets, unescaped. Raises `UnreadableRecord`."""
-        document = parse(record)
-        return [_value(cell, document, record) for cell in self._cells]
+        look_up = self._read(record)
+        return [self._text(cell, look_up, write, batch, record) for cell in self._cells]
 
     def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
         """One row. Raises `UnreadableRecord`."""
-        texts = [NULL if value is None else value.translate(ESCAPES) for value in self.fields(record)]
-        return encode("\t".join(texts)) + b"\n"
+        return encode("\t".join(map(copied, self.fields(write, batch, record)))) + b"\n"
 
     def chunks(self, write: FeedWrite, batch: Batch) -> Iterator[bytes]:
         """All rows of a batch, some at a time. Raises `UnreadableRecord`."""
-        for records in split(batch):
-            text = b" ".join(records)
-            if _needs_escapes(text) or may_lose_digits(text):
-                yield b"".join([self.record(write, batch, record) for record in records])
+        for chunk in _split(batch):
+            if isinstance(chunk, bytes):
+                yield from self._rows(write, batch, chunk)
             else:
-                yield self._rows(records)
+                yield self._rows_singly(write, batch, chunk)
 
-    def _rows(self, records: Sequence[bytes]) -> bytes:
-        cells = self._cells
-        rows = []
-        for record in records:
-            document = parse_quickly(record)
-            texts = []
-            for find, show in cells:
-                if find is None:
-                    texts.append(decode(record))
-                else:
-                    found = find(document)
-                    texts.append(show[type(found)](found))
-            rows.append("\t".join(texts))
-        rows.append("")
-        return encode("\n".join(rows))
+    def _rows(self, write: FeedWrite, batch: Batch, lines: bytes) -> Iterator[bytes]:
+        """Rows of lines, in halves where they are not alike: one odd record should not slow down the others."""
+        records = lines[:-1].split(b"\n")
+        if len(records) >= FEW:
+            rows = self._quick.rows(write, batch, lines=lines, records=records)
+            if rows is not None:
+                yield rows
+                return
+        if len(records) < 2 * FEW:
+            yield self._rows_singly(write, batch, records)
+        else:
+            middle = lines.find(b"\n", len(lines) // 2, -1) + 1 or lines.rfind(b"\n", 0, -1) + 1
+            yield from self._rows(write, batch, lines[:middle])
+            yield from self._rows(write, batch, lines[middle:])
+
+    def _rows_singly(self, write: FeedWrite, batch: Batch, records: Iterable[bytes]) -> bytes:
+        return b"".join([self.record(write, batch, record) for record in records])
+
+    def _text(self, cell: Cell, look_up: Lookup, write: FeedWrite, batch: Batch, record: bytes) -> str | None:
+        if cell.source.origin is Origin.POINTER:
+            return look_up(cell)
+        if cell.source.origin is Origin.RECORD:
+            return cell.text_of_record(record)
+        return cell.text_of_batch(write, batch)
+
+    def _read(self, record: bytes) -> Lookup:
+        """Raises `UnreadableRecord` for a record that is not of its format."""
+        if self._format == "json":
+            return _look_up_json(read(record))
+        if self._csv is not None:
+            return _look_up_csv(self._csv, record)
+        return _look_up_nothing
 
 
-def _value(cell: Cell, document: Any, record: bytes) -> str | None:
-    if cell.find is None:
-        return decode(record)
-    found = cell.find(document)
-    return None if found is None or found is MISSING else cell.show[type(found)](found)
+def _look_up_json(document: Document) -> Lookup:
+    def look_up(cell: Cell) -> str | None:
+        for path in cell.paths:
+            found = document.find(path)
+            if found is not None:
+                return cell.instead_of_null() if found == b"null" else cell.text_of_json(found)
+        return cell.instead_of_nothing()
+
+    return look_up
 
 
-def _needs_escapes(text: bytes) -> bool:
-    return b"\\" in text or b"\t" in text or b"\n" in text or b"\r" in text
+def _look_up_csv(reader: CsvReader, record: bytes) -> Lookup:
+    try:
+        fields = reader.read(record)
+    except MalformedLine as error:
+        raise UnreadableRecord(str(error)) from None
+
+    def look_up(cell: Cell) -> str | None:
+        field = fields[cell.place_in(reader)]
+        return cell.instead_of_null() if field is None else decode(field)
+
+    return look_up
 
 
-AS_JSON: Final[Mapping[type, Show]] = {
-    str: dump,
-    int: str,
-    float: repr,
-    bool: lambda value: "true" if value else "false",
-    dict: dump,
-    list: dump,
-    Literal: lambda number: number.text,
-    type(None): lambda _: NULL,
-    type(MISSING): lambda _: NULL,
-}
-AS_TEXT: Final[Mapping[type, Show]] = {**AS_JSON, str: lambda text: text}
+def _look_up_nothing(cell: Cell) -> str | None:
+    raise AssertionError(f"column {cell.source.column!r} points into records that have no parts")
+
+
+def _split(batch: Batch) -> Iterator[bytes | Sequence[bytes]]:
+    """The records of a batch, some at a time and never none; as lines, each ended by a newline, if possible."""
+    if batch.records is None:
+        yield from cut_lines(batch.lines or b"")
+        return
+    for records in cut_records(batch.records):
+        lines = b"\n".join([*records, b""])
+        yield lines if lines.count(b"\n") == len(records) else records

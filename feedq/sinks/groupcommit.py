@@ -15,29 +15,40 @@ more care, which lands under savepoints and finds out which record, feed or land
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import IntEnum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum, IntEnum, auto
 from itertools import accumulate
 from typing import Final
 from uuid import uuid4
 
 import psycopg2
+from psycopg2 import sql
 
 from feedq.model import FeedKey
+from feedq.sinks.attempt import LandingBroken, attempt
 from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.deadletters import DeadRecord, bury, count_by_feed
 from feedq.sinks.isolate import Refusal, isolate
-from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.plan import Plan, Suspect
-from feedq.sinks.screen import screen
+from feedq.sinks.screen import screen, sift
 from feedq.sinks.session import AnswerLost, Session
-from feedq.sinks.sqlstate import Trouble, classify, explain, line_of
+from feedq.sinks.sqlstate import Trouble, classify, explain
 from feedq.sinks.statements import ADVANCE, LOCK_MINE
 
-LOCK_TIMEOUT_S: Final = 10.0
-"""For a checkpoint row or a landing table that somebody else has locked; fences take much less."""
+LOCK_TIMEOUT_S: Final = 0.5
+"""For a checkpoint row or a landing table that somebody else has locked. All feeds wait that long before those of
+a locked table are postponed; a lock held for less costs nobody a second transaction."""
+
+
+class Lock(Enum):
+    """What is known of a landing that was locked when a group commit wanted to write to it."""
+
+    HELD = auto()
+    """It is locked: this group has just waited for it in vain."""
+    DOUBTED = auto()
+    """It was, a while ago: not to be waited for again."""
 
 
 class Care(IntEnum):
@@ -50,8 +61,12 @@ class Care(IntEnum):
     """Besides, constraints deferred to the commit are checked at once, because the commit was refused."""
 
 
-class LandingBroken(Exception):
-    """The table cannot be written now, whatever the records."""
+class LandingLocked(Exception):
+    """Somebody has the table locked, or a row that ours depend on."""
+
+    def __init__(self, landing: Landing, error: psycopg2.Error) -> None:
+        super().__init__(explain(error))
+        self.landing, self.error = landing, error
 
 
 class GroupCommit:
@@ -65,7 +80,10 @@ class GroupCommit:
         *,
         care: Care,
         unusable: Mapping[FeedKey, str],
+        locked: Mapping[Landing, Lock],
+        spoiled: Collection[FeedKey],
     ) -> None:
+        """``spoiled`` feeds had bad records not long ago: they are looked through before they can do harm."""
         self._session = session
         self._catalog = catalog
         self._environment = environment
@@ -73,34 +91,36 @@ class GroupCommit:
         self._landed: dict[FeedKey, int] = {}
         self._dead: list[DeadRecord] = []
         self._unusable = dict(unusable)
+        self._locked = locked
+        self._spoiled = spoiled
+        self._postponed: dict[FeedKey, str] = {}
 
     def run(self, writes: Sequence[FeedWrite]) -> Written:
         """Land and advance.
 
         Raises:
             CommitUnknown: the answer to the commit was lost; the session is closed.
-            psycopg2.Error, UnreadableRecord: nothing was written; the transaction is still open, or broken.
+            psycopg2.Error, UnreadableRecord, LandingLocked: nothing was written; the transaction is still open,
+                or broken.
         """
         if not writes:
             return Written(landed={}, dead={}, fenced=(), unusable=self._unusable)
         self._session.set_lock_timeout(LOCK_TIMEOUT_S)
-        self._session.begin()
+        mine = self._begin(writes)
         if self._care is Care.IMMEDIATE:
             self._session.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        mine = self._lock(writes)
         for landing, admitted in by_landing(w for w in writes if w.key in mine).items():
             plan = self._catalog.plan(landing)
-            if self._care is Care.OPTIMISTIC:
-                plan.land(self._session, admitted)
-                self._landed |= {write.key: write.records for write in admitted}
+            if self._is_locked(plan):
+                self._postponed |= {w.key: f"table {landing.table!r} is locked" for w in admitted}
             else:
-                self._land_carefully(plan, admitted)
+                self._land(plan, admitted)
         fenced = tuple(write.key for write in writes if write.key not in mine)
         return self._commit(writes, fenced)
 
-    def _lock(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
+    def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
         """Lock the checkpoints whose epoch is still ours; they stay locked to the end."""
-        rows = self._session.execute(
+        rows = self._session.begin(
             LOCK_MINE,
             {
                 "environment": self._environment,
@@ -110,9 +130,45 @@ class GroupCommit:
         )
         return {(feed_id, epoch) for feed_id, epoch in rows}
 
+    def _land(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
+        try:
+            if self._care is Care.OPTIMISTIC:
+                sound = [self._sift(plan, write) if write.key in self._spoiled else write for write in writes]
+                plan.land(self._session, sound)
+                self._landed |= {write.key: write.records for write in sound}
+            else:
+                self._land_carefully(plan, writes)
+        except psycopg2.Error as error:
+            if classify(error) is Trouble.LOCKED:
+                raise LandingLocked(plan.landing, error) from error
+            raise
+
+    def _sift(self, plan: Plan, write: FeedWrite) -> FeedWrite:
+        sound, dead = sift(self._session, plan, write)
+        self._dead += dead
+        return sound
+
+    def _is_locked(self, plan: Plan) -> bool:
+        """Whether to leave the landing alone: without waiting for it, and without a doubt only if we just did."""
+        match self._locked.get(plan.landing):
+            case None:
+                return False
+            case Lock.HELD:
+                return True
+        self._session.execute("SAVEPOINT look")
+        try:
+            self._session.execute(
+                sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE NOWAIT").format(plan.shape.identifier)
+            )
+        except psycopg2.Error as error:
+            self._session.execute("ROLLBACK TO SAVEPOINT look")
+            # Whatever else is wrong with it, landing there will tell.
+            return classify(error) is Trouble.LOCKED
+        return False
+
     def _commit(self, writes: Sequence[FeedWrite], fenced: tuple[FeedKey, ...]) -> Written:
         dead = count_by_feed(self._dead)
-        written = Written(landed=self._landed, dead=dead, fenced=fenced, unusable=self._unusable)
+        written = Written(self._landed, dead, fenced, self._unusable, self._postponed)
         if not self._landed:
             self._session.rollback()
             return written
@@ -143,15 +199,15 @@ class GroupCommit:
     def _land_carefully(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
         """Land all feeds of a landing that can be, or none of them if it is the landing that is broken."""
 
-        def attempt(part: Sequence[FeedWrite]) -> Refusal | None:
-            refusal = self._attempt(plan, lambda: plan.land(self._session, part))
+        def land(part: Sequence[FeedWrite]) -> Refusal | None:
+            refusal = attempt(self._session, plan, lambda: plan.land(self._session, part))
             return refusal and Refusal(refusal.error, _feed_at(part, refusal.position))
 
         landed = {write.key: write.records for write in writes}
         dead: list[DeadRecord] = []
         self._session.execute("SAVEPOINT landing")
         try:
-            for write, _ in isolate(writes, attempt):
+            for write, _ in isolate(writes, land):
                 refused = self._land_records(plan, write)
                 landed[write.key] -= len(refused)
                 dead += refused
@@ -165,36 +221,15 @@ class GroupCommit:
     def _land_records(self, plan: Plan, write: FeedWrite) -> list[DeadRecord]:
         """Land what can be of a feed, record by record where need be; returns the others."""
 
-        def attempt(part: Sequence[Suspect]) -> Refusal | None:
-            return self._attempt(plan, lambda: plan.land_singly(self._session, part))
+        def land(part: Sequence[Suspect]) -> Refusal | None:
+            return attempt(self._session, plan, lambda: plan.land_singly(self._session, part))
 
-        suspects = [Suspect(write, batch, record) for batch in write.batches for record in batch.split()]
-        kept, refused = screen(self._session, plan, suspects)
-        return refused + isolate(kept, attempt)
-
-    def _attempt(self, plan: Plan, land: Callable[[], None]) -> Refusal | None:
-        """Land under a savepoint. Raises `LandingBroken`, and `psycopg2.Error` for what savepoints cannot mend."""
-        self._session.execute("SAVEPOINT attempt")
-        try:
-            plan.clear_stage(self._session)
-            land()
-        except UnreadableRecord as unreadable:
-            refusal = Refusal(str(unreadable))
-        except psycopg2.Error as error:
-            trouble = classify(error)
-            if trouble is Trouble.LANDING:
-                raise LandingBroken(
-                    f"table {plan.landing.table!r} cannot be written: {explain(error)}; "
-                    "mend the table or edit the feed"
-                ) from error
-            if trouble is not Trouble.DATA:
-                raise
-            refusal = Refusal(explain(error), line_of(error))
-        else:
-            self._session.execute("RELEASE SAVEPOINT attempt")
-            return None
-        self._session.execute("ROLLBACK TO SAVEPOINT attempt; RELEASE SAVEPOINT attempt")
-        return refusal
+        sound, refused = sift(self._session, plan, write)
+        if refused and not attempt(self._session, plan, lambda: plan.land(self._session, [sound])):
+            return refused
+        suspects = [Suspect(sound, batch, record) for batch in sound.batches for record in batch.split()]
+        kept, more = screen(self._session, plan, suspects)
+        return refused + more + isolate(kept, land)
 
 
 def by_landing(writes: Iterable[FeedWrite]) -> dict[Landing, list[FeedWrite]]:

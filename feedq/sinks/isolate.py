@@ -3,7 +3,8 @@
 `isolate` knows neither databases nor records: it is given an attempt that takes all of what it is given, or
 none of it. Each unit is taken at most once, in order, and every unit is either taken or refused. The
 attempt may hint at the unit that was in the way; a wrong hint costs time and nothing else. One bad unit
-costs about three attempts with a hint, and a logarithm without.
+costs three attempts with a hint, and a logarithm without. What is attempted at once is about as much as lay
+between the last two that were refused: most of it would be in vain otherwise, over and over.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
+
+STRIDE_MIN = 64
+"""Even where every other unit is refused, some luck is worth a try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +31,22 @@ class Refusal:
 def isolate(units: Sequence[T], attempt: Callable[[Sequence[T]], Refusal | None]) -> list[tuple[T, str]]:
     """Have every unit taken but those that are refused by themselves; returns these with their errors."""
     refused: list[tuple[T, str]] = []
-    waiting = [units] if units else []
-    while waiting:
-        part = waiting.pop()
+    start, stride = 0, len(units)
+    sizes: list[int] = []
+    """Of the next pieces, the last of them first; behind them, `stride`."""
+    while start < len(units):
+        is_open = not sizes
+        part = units[start : start + (stride if is_open else sizes.pop())]
         refusal = attempt(part)
         if refusal is None:
-            continue
-        if len(part) == 1:
+            start += len(part)
+            stride *= 2 if is_open else 1
+        elif len(part) == 1:
             refused.append((part[0], refusal.error))
+            start += 1
+        elif refusal.position is not None and 0 <= refusal.position < len(part):
+            sizes += [size for size in (1, refusal.position) if size]
+            stride = max(STRIDE_MIN, 2 * refusal.position)
         else:
-            waiting += reversed(_pieces(part, refusal.position))
+            sizes += [len(part) - len(part) // 2, len(part) // 2]
     return refused
-
-
-def _pieces(part: Sequence[T], position: int | None) -> list[Sequence[T]]:
-    """What to try instead: around the unit that was in the way, the unknown rest in halves."""
-    if position is None or not 0 <= position < len(part):
-        return _halves(part)
-    pieces = [part[:position], part[position : position + 1], *_halves(part[position + 1 :])]
-    return [piece for piece in pieces if piece]
-
-
-def _halves(part: Sequence[T]) -> list[Sequence[T]]:
-    middle = len(part) // 2
-    return [half for half in (part[:middle], part[middle:]) if half]

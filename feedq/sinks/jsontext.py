@@ -1,89 +1,106 @@
-"""JSON records as they are read here: exactly, and with an error that says what is wrong.
+"""JSON records, read for where a value stands and not for what it is.
 
-orjson reads them, ten times as fast as anything else, but holds numbers in 64 bits. A record with a number
-that might need more, and one that orjson refuses, is read by the standard library, each number kept as it
-was written (`Literal`). What neither can read, PostgreSQL cannot either.
+`Document.find` gives the value at a pointer as the record has it, byte for byte: a number keeps its digits,
+however many, and an object its spaces and the order of its members. So nothing can be lost on the way to a column,
+and nothing has to be made only to be written out again.
+
+What is JSON is decided by `read`, once for a record, and by msgspec, which reads as strictly as the standard
+library does: invalid UTF-8, ``NaN`` and control characters in strings are refused wherever they stand. It
+refuses two things that others may take, `BeyondUs`: nesting deeper than the stack of this interpreter, and
+half of a surrogate pair, which no UTF-8 can say.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import orjson
+from msgspec import Raw
 
-# Classes of bytes: digits and points, exponents, all else. A translation and a search for a fixed string
-# go over a record ten times as fast as a regular expression.
-_CLASSES: Final = bytes(
-    ord("0") if chr(byte) in "0123456789." else ord("e") if chr(byte) in "eE" else ord(" ")
-    for byte in range(256)
-)
-_LONG_NUMBER: Final = b"0" * 17
-"""Digits beyond what 64 bits surely hold."""
-_INEXACT: Final = (b"0" * 16 + b"e", b"0e000")
-"""An exponent behind more digits than a double surely has, or beyond what it surely has itself."""
-_LONG_RUN: Final = re.compile(rb"[0-9][0-9.]{16,}(?:[eE][-+]?[0-9]+)?")
+from feedq.connectors.pointer import array_index, parse_pointer
+
+_value: Final = msgspec.json.Decoder(Raw).decode
+_members: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+_items: Final = msgspec.json.Decoder(list[Raw]).decode
 
 
 class UnreadableRecord(Exception):
     """A record that cannot even be sent to the database; the message says why."""
 
 
-class NestedTooDeeply(UnreadableRecord):
-    """Too deep for the parsers here, though perhaps not for PostgreSQL's."""
+class BeyondUs(UnreadableRecord):
+    """JSON that the parsers here do not take, though perhaps PostgreSQL's do."""
 
 
-class Literal:
-    """A JSON number as it was written."""
+class Step(NamedTuple):
+    """One token of a pointer: a member's name, and the place in an array if it can be one."""
 
-    __slots__ = ("text",)
+    name: str
+    place: int | None
 
-    def __init__(self, text: str) -> None:
+
+def steps_of(pointer: str) -> tuple[Step, ...]:
+    """Raises `ValueError` for what is no pointer."""
+    return tuple(Step(token, array_index(token)) for token in parse_pointer(pointer))
+
+
+class Document:
+    """A record that is JSON, taken apart no deeper than it is asked for."""
+
+    __slots__ = ("_parts", "text")
+
+    def __init__(self, text: bytes) -> None:
+        """``text`` is JSON and nothing else: `read` is what makes sure of that."""
         self.text = text
+        self._parts: dict[str, Raw] | list[Raw] | None = None
+
+    def find(self, steps: Sequence[Step]) -> bytes | None:
+        """What a pointer points at; None where there is nothing."""
+        if not steps:
+            return self.text
+        found = self._part(steps[0])
+        if found is None or len(steps) == 1:
+            return found
+        return Document(found).find(steps[1:])
+
+    def _part(self, step: Step) -> bytes | None:
+        if self._parts is None:
+            self._parts = _parts(self.text)
+        if isinstance(self._parts, dict):
+            found = self._parts.get(step.name)
+        elif step.place is not None and step.place < len(self._parts):
+            found = self._parts[step.place]
+        else:
+            found = None
+        return None if found is None else bytes(found)
 
 
-def parse(record: bytes) -> Any:
-    """The record, numbers that 64 bits might not hold as `Literal`. Raises `UnreadableRecord`."""
-    return parse_exactly(record) if may_lose_digits(record) else parse_quickly(record)
-
-
-def parse_quickly(record: bytes) -> Any:
-    """The record, unless `may_lose_digits`. Raises `UnreadableRecord`."""
+def read(record: bytes) -> Document:
+    """Raises `UnreadableRecord` for a record that is no JSON."""
     try:
-        return orjson.loads(record)
-    except orjson.JSONDecodeError:
-        # Not the last word: orjson has limits of depth that others do not have.
-        return parse_exactly(record)
-
-
-def parse_exactly(record: bytes) -> Any:
-    """The record with every number as `Literal`. Raises `UnreadableRecord`."""
-    try:
-        return json.loads(
-            decode(record), parse_int=Literal, parse_float=Literal, parse_constant=_refuse_constant
-        )
-    except json.JSONDecodeError as error:
-        raise UnreadableRecord(f"invalid JSON: {error}") from None
+        text = bytes(_value(record))
+        if not text.isascii():
+            decode(record)
     except RecursionError:
-        raise NestedTooDeeply("invalid JSON: nested too deeply") from None
+        decode(record)
+        raise BeyondUs("invalid JSON: nested too deeply") from None
+    except msgspec.DecodeError:
+        raise _unreadable(decode(record)) from None
+    return Document(text)
 
 
-def may_lose_digits(text: bytes) -> bool:
-    """Whether some number in it might not come back out of 64 bits as it is; may err on the side of yes."""
-    classes = text.translate(_CLASSES, b"+-")
-    if any(map(classes.__contains__, _INEXACT)):
-        return True
-    return _LONG_NUMBER in classes and not all(map(_is_exact, _LONG_RUN.findall(text)))
+def items(array: bytes) -> list[Raw]:
+    """The elements of an array that is part of a `Document`."""
+    return _items(array)
 
 
-def dump(value: object) -> str:
-    """JSON text of something parsed here. Raises `UnreadableRecord`."""
-    try:
-        return orjson.dumps(value, default=_fragment).decode()
-    except TypeError as error:
-        # Half of a surrogate pair, or a tree deeper than orjson writes.
-        raise UnreadableRecord(f"cannot be written as JSON: {error}") from None
+def unquote(string: bytes) -> str:
+    """What a JSON string says."""
+    said: str = orjson.loads(string)
+    return said
 
 
 def decode(record: bytes) -> str:
@@ -95,25 +112,33 @@ def decode(record: bytes) -> str:
 
 
 def encode(text: str) -> bytes:
-    """Raises `UnreadableRecord` for half of a surrogate pair, which JSON can say and UTF-8 cannot."""
+    """Raises `UnreadableRecord` for half of a surrogate pair."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         raise UnreadableRecord(f"invalid text: {error.reason}") from None
 
 
-def _is_exact(number: bytes) -> bool:
-    """Whether 64 bits hold it; most long numbers are doubles, written with the digits that tell them apart."""
+def _parts(text: bytes) -> dict[str, Raw] | list[Raw]:
+    if text.startswith(b"{"):
+        return _members(text)
+    return _items(text) if text.startswith(b"[") else []
+
+
+def _unreadable(text: str) -> UnreadableRecord:
+    """Why msgspec does not take it, in the words of the standard library, which says where and what."""
     try:
-        return int(number) < 2**63 if number.isdigit() else repr(float(number)) == number.decode()
-    except ValueError:
-        return False
+        json.loads(text, parse_int=_ignore, parse_float=_ignore, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        return UnreadableRecord(f"invalid JSON: {error}")
+    except RecursionError:
+        return BeyondUs("invalid JSON: nested too deeply")
+    return BeyondUs("invalid JSON: half of a surrogate pair; surrogates not allowed")
+
+
+def _ignore(_number: str) -> None:
+    """Numbers of thousands of digits are fine here, and slow to make."""
 
 
 def _refuse_constant(name: str) -> Any:
     raise json.JSONDecodeError(f"{name} is not JSON", name, 0)
-
-
-def _fragment(value: object) -> orjson.Fragment:
-    assert isinstance(value, Literal)
-    return orjson.Fragment(value.text)

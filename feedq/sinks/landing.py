@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from psycopg2 import sql
 
-from feedq.sinks.base import Landing
+from feedq.sinks.base import Landing, OnConflict
+from feedq.sinks.mapping import ColumnSource, Origin, flattened, pointer_to, unknown_field
 
 NAME_BYTES_MAX: Final = 63
 """PostgreSQL cuts longer names off silently, and two of them could then mean the same table."""
@@ -23,6 +25,7 @@ WRITABLE_KINDS: Final = {"r": "table", "p": "partitioned table", "f": "foreign t
 TEXT: Final = ("text", "character varying")
 PAYLOAD_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "json": ("jsonb", "json"),
+    "csv": TEXT,
     "text": TEXT,
     "bytes": ("bytea",),
 }
@@ -68,6 +71,8 @@ class Column:
     """Whether this session's role may write it."""
     selectable: bool
     """Whether it may read it, which looking for a key that is there already takes."""
+    updatable: bool = True
+    """Whether it may change it, which putting a new row in the place of an old one takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +105,34 @@ def default_columns(landing: Landing) -> dict[str, tuple[str, ...]]:
     }
 
 
-def written_columns(landing: Landing) -> tuple[str, ...]:
-    """What is written of the table, in the order of a COPY."""
-    return tuple(column for column, _ in landing.columns) or tuple(default_columns(landing))
+NO_COLUMNS: Final[Mapping[str, Column]] = MappingProxyType({})
+
+
+def column_sources(landing: Landing, columns: Mapping[str, Column] = NO_COLUMNS) -> tuple[ColumnSource, ...]:
+    """Where the columns of the user's own table come from: the given ones, and those that ``flatten`` fills."""
+    if landing.flatten is None:
+        return landing.columns
+    given = {source.column for source in landing.columns}
+    left = [
+        name
+        for name, column in columns.items()
+        if name not in given and not column.generated and not column.has_default
+    ]
+    if landing.csv is not None:
+        # There is nothing nested, and a column without a field is none of ours.
+        return landing.columns + tuple(
+            ColumnSource(name, Origin.POINTER, pointer_to(name))
+            for name in left
+            if name in landing.csv.fields
+        )
+    return landing.columns + tuple(flattened(name, landing.flatten) for name in left)
+
+
+def written_columns(landing: Landing, columns: Mapping[str, Column] = NO_COLUMNS) -> tuple[str, ...]:
+    """What is written of a table with these columns, in the order of a COPY."""
+    if landing.is_mapped:
+        return tuple(source.column for source in column_sources(landing, columns))
+    return tuple(default_columns(landing))
 
 
 def create_table(landing: Landing) -> sql.Composed:
@@ -127,6 +157,11 @@ def misdeclared(landing: Landing) -> str | None:
         return str(error)
     if table.name in BOOKKEEPING:
         return f"sink.table {landing.table!r} is feedq's own; name another table"
+    if landing.csv is not None and (why := unknown_field(landing.columns, landing.csv.fields)):
+        return why
+    if landing.flatten is not None:
+        # Which columns that fills is for the table to say.
+        return None
     known = written_columns(landing)
     for column in landing.key:
         if column not in known:
@@ -145,21 +180,27 @@ def problem(landing: Landing, shape: Shape | None) -> str | None:
             f"role {shape.role!r} may not use schema {shape.schema!r} of table {landing.table!r}: "
             f"GRANT USAGE ON SCHEMA {_quoted(shape.schema)} TO {_quoted(shape.role)}"
         )
-    return next(_complaints(landing, shape), None)
+    try:
+        written = written_columns(landing, shape.columns)
+    except ValueError as error:
+        return f"table {landing.table!r}: {error}, too often for sink.flatten: map it in sink.columns"
+    return next(_complaints(landing, shape, written), None)
 
 
-def _complaints(landing: Landing, shape: Shape) -> Iterator[str]:
-    yield from _missing(landing, shape)
-    yield from _unwritable(landing, shape)
+def _complaints(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
+    yield from _missing(landing, shape, written)
+    yield from _unwritable(landing, shape, written)
     yield from _types(landing, shape)
-    yield from _unfilled(landing, shape)
+    yield from _unfilled(landing, shape, written)
     if landing.key:
-        yield from _keyless(landing, shape)
+        yield from _keyless(landing, shape, written)
+    if landing.on_conflict is OnConflict.UPDATE:
+        yield from _unchangeable(landing, shape, written)
 
 
-def _missing(landing: Landing, shape: Shape) -> Iterator[str]:
-    missing = [column for column in written_columns(landing) if column not in shape.columns]
-    if missing and landing.columns:
+def _missing(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
+    missing = [column for column in written if column not in shape.columns]
+    if missing and landing.is_mapped:
         yield (
             f"table {landing.table!r} has no column {_listed(missing)}: add it, or correct sink.columns "
             f"(the table has {_listed(shape.columns)})"
@@ -170,10 +211,15 @@ def _missing(landing: Landing, shape: Shape) -> Iterator[str]:
             f"table {landing.table!r} exists and has no column {_listed(missing)}: without sink.columns "
             f"records land as ({wanted}); name another table, or map them with sink.columns"
         )
+    elif not written:
+        yield (
+            f"table {landing.table!r} has no column that sink.flatten could fill "
+            f"(it has {_listed(shape.columns)}): add one, or map one in sink.columns"
+        )
 
 
-def _unwritable(landing: Landing, shape: Shape) -> Iterator[str]:
-    columns = [(name, shape.columns[name]) for name in written_columns(landing)]
+def _unwritable(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
+    columns = [(name, shape.columns[name]) for name in written]
     generated = [name for name, column in columns if column.generated]
     if generated:
         yield (
@@ -183,17 +229,19 @@ def _unwritable(landing: Landing, shape: Shape) -> Iterator[str]:
     if not all(column.insertable for _, column in columns):
         yield (
             f"role {shape.role!r} may not insert into table {landing.table!r}: "
-            f"GRANT INSERT ON {_quoted(shape.schema)}.{_quoted(shape.name)} TO {_quoted(shape.role)}"
+            f"GRANT INSERT ON {_table(shape)} TO {_quoted(shape.role)}"
         )
 
 
 def _types(landing: Landing, shape: Shape) -> Iterator[str]:
-    if landing.columns:
-        for name, pointer in landing.columns:
-            if not pointer and shape.columns[name].type == "bytea":
+    if landing.is_mapped:
+        for source in landing.columns:
+            name = source.column
+            as_bytes = source.origin is Origin.RECORD and shape.columns[name].type == "bytea"
+            if as_bytes and landing.format != "bytes":
                 yield (
                     f"table {landing.table!r}: column {name!r} is bytea, and the whole record needs a text, "
-                    "json or jsonb column"
+                    "json or jsonb column, or source.format bytes"
                 )
         return
     for name, types in default_columns(landing).items():
@@ -206,8 +254,7 @@ def _types(landing: Landing, shape: Shape) -> Iterator[str]:
             )
 
 
-def _unfilled(landing: Landing, shape: Shape) -> Iterator[str]:
-    written = set(written_columns(landing))
+def _unfilled(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
     unfilled = [
         name
         for name, column in shape.columns.items()
@@ -220,19 +267,39 @@ def _unfilled(landing: Landing, shape: Shape) -> Iterator[str]:
         )
 
 
-def _keyless(landing: Landing, shape: Shape) -> Iterator[str]:
+def _keyless(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
     key = ", ".join(map(_quoted, landing.key))
-    table = f"{_quoted(shape.schema)}.{_quoted(shape.name)}"
+    unwritten = [name for name in landing.key if name not in written]
+    if unwritten:
+        yield (
+            f"sink.key: {_listed(unwritten)} is not among the columns written to table {landing.table!r}: "
+            f"{_listed(written)}"
+        )
+        return
     if frozenset(landing.key) not in shape.unique_keys:
         yield (
             f"table {landing.table!r} has no unique index on exactly ({key}), which sink.key needs: "
-            f"CREATE UNIQUE INDEX ON {table} ({key})"
+            f"CREATE UNIQUE INDEX ON {_table(shape)} ({key})"
         )
     if not all(shape.columns[name].selectable for name in landing.key):
         yield (
             f"role {shape.role!r} may not read the key ({key}) of table {landing.table!r}, which sink.key "
-            f"needs: GRANT SELECT ({key}) ON {table} TO {_quoted(shape.role)}"
+            f"needs: GRANT SELECT ({key}) ON {_table(shape)} TO {_quoted(shape.role)}"
         )
+
+
+def _unchangeable(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
+    columns = [shape.columns[name] for name in written]
+    # PostgreSQL wants SELECT for whatever an update takes its new values from.
+    if not all(column.updatable and column.selectable for column in columns):
+        yield (
+            f"role {shape.role!r} may not change rows of table {landing.table!r}, which sink.on_conflict "
+            f"update needs: GRANT SELECT, UPDATE ON {_table(shape)} TO {_quoted(shape.role)}"
+        )
+
+
+def _table(shape: Shape) -> str:
+    return f"{_quoted(shape.schema)}.{_quoted(shape.name)}"
 
 
 def _listed(names: Sequence[str] | Mapping[str, object]) -> str:

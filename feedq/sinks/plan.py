@@ -1,19 +1,17 @@
 """How records get into one landing: the statements and the encoder, worked out once for a session.
 
-Without a key, rows are copied straight into the table. With one they are copied into a staging table of the
-session's, declared like the columns they are for, and inserted from there, so that a row whose key is
-there already is left alone. Either way `Plan.land` takes all that it is given or raises.
-
-A staging table lives as long as its session and empties itself at every commit: one made in each
-transaction would churn the system catalog several times a second.
+Without a key, rows are copied straight into the table. With one they are too, as long as none of the keys is
+there already, and otherwise by way of a staging table: see `feedq.sinks.staging`. Either way `Plan.land` takes
+all that it is given or raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
-from psycopg2 import sql
+import psycopg2
+from psycopg2 import errorcodes, sql
 
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Landing
@@ -21,6 +19,14 @@ from feedq.sinks.copybinary import DefaultRows
 from feedq.sinks.copytext import ColumnRows
 from feedq.sinks.landing import Shape, written_columns
 from feedq.sinks.session import Session
+from feedq.sinks.staging import Detour, Stage
+
+GOES_STAGED: Final = (
+    errorcodes.UNIQUE_VIOLATION,
+    # COPY cannot into a table with row security, and INSERT can.
+    errorcodes.FEATURE_NOT_SUPPORTED,
+)
+"""Refusals of a COPY into the table itself that an INSERT from the staging table need not meet."""
 
 
 class Suspect(NamedTuple):
@@ -37,80 +43,107 @@ class Plan:
     def __init__(self, landing: Landing, shape: Shape, *, stage: str | None = None) -> None:
         self.landing = landing
         self.shape = shape
+        self.columns = written_columns(landing, shape.columns)
+        """What is written of the table, in order."""
         self.rows = (
             ColumnRows(landing, shape.columns)
-            if landing.columns
+            if landing.is_mapped
             else DefaultRows(shape.columns["payload"].type)
         )
-        names = [column for column, _ in landing.columns] or ["payload"]
-        self.field_types = tuple(shape.columns[name].definition for name in names)
-        """Types of what ``rows.fields`` gives for a record."""
-        self._columns = sql.SQL(", ").join(map(sql.Identifier, written_columns(landing)))
-        self._stage = sql.Identifier("pg_temp", stage) if stage else None
-        self._copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
-            self._stage or shape.identifier,
-            self._columns,
-            sql.SQL("text" if landing.columns else "binary"),
-        )
+        self._fields = self.columns if landing.is_mapped else ("payload",)
+        """What ``rows.fields`` gives for a record."""
+        self.field_types = tuple(shape.columns[name].definition for name in self._fields)
+        self._stage = Stage(landing, shape, self.columns, name=stage) if stage else None
+        self._detour = Detour()
 
     def with_stage(self, name: str) -> Plan:
         return Plan(self.landing, self.shape, stage=name)
 
     def land(self, session: Session, writes: Sequence[FeedWrite]) -> None:
         """Write whole feeds. Raises `psycopg2.Error`, `UnreadableRecord`."""
-        self._load(
-            session,
-            (
-                chunk
-                for write in writes
-                for batch in write.batches
-                for chunk in self.rows.chunks(write, batch)
-            ),
-        )
+
+        def chunks() -> Iterator[bytes]:
+            for write in writes:
+                for batch in write.batches:
+                    yield from self.rows.chunks(write, batch)
+
+        if self._stage is None:
+            self._copy(session, self.shape.identifier, chunks())
+        elif not self._lands_straight(session, chunks):
+            self._land_staged(session, self._stage, chunks())
 
     def land_singly(self, session: Session, suspects: Sequence[Suspect]) -> None:
         """Write records by the plain reference. Raises `psycopg2.Error`, `UnreadableRecord`."""
-        self._load(session, (self.rows.record(*suspect) for suspect in suspects))
+        rows = (self.rows.record(*suspect) for suspect in suspects)
+        if self._stage is None:
+            self._copy(session, self.shape.identifier, rows)
+        else:
+            self._land_staged(session, self._stage, rows)
+
+    def texts(self, suspect: Suspect) -> dict[str, str | None]:
+        """A row by its columns, as texts; None is NULL. Raises `UnreadableRecord`."""
+        found = dict(zip(self._fields, self.rows.fields(*suspect), strict=True))
+        if self.landing.is_mapped:
+            return found
+        write, batch, record = suspect
+        payload = found["payload"]
+        return {
+            "feed": write.feed,
+            "epoch": str(write.epoch),
+            "received_at": batch.received_at.isoformat(),
+            "payload": "\\x" + record.hex() if payload is None else payload,
+        }
 
     def null_violation(self, fields: Sequence[str | None]) -> str | None:
         """The error that a NULL in these fields of a record surely raises, if any."""
-        if not self.shape.has_triggers:
-            for (name, _), text in zip(self.landing.columns, fields, strict=False):
+        if self.landing.is_mapped and not self.shape.has_triggers:
+            for name, text in zip(self._fields, fields, strict=True):
                 if text is None and self.shape.columns[name].not_null:
                     return f'null value in column "{name}" violates not-null constraint (23502)'
         return None
 
     def create_stage(self, session: Session) -> None:
         assert self._stage is not None
-        columns = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(self.shape.columns[name].definition))
-            for name in written_columns(self.landing)
-        )
-        session.execute(
-            sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DELETE ROWS").format(self._stage, columns)
-        )
+        self._stage.create(session)
 
     def clear_stage(self, session: Session) -> None:
         """Forget what was landed before in this transaction."""
         if self._stage is not None:
-            session.execute(sql.SQL("DELETE FROM {}").format(self._stage))
+            self._stage.clear(session)
 
     def drop_stage(self, session: Session) -> None:
         if self._stage is not None:
-            session.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(self._stage))
+            self._stage.drop(session)
 
-    def _load(self, session: Session, chunks: Iterable[bytes]) -> None:
-        session.copy(self._copy, _enclosed(self.rows.header, chunks, self.rows.trailer))
-        if self._stage is not None:
-            session.execute(
-                sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO NOTHING").format(
-                    self.shape.identifier,
-                    self._columns,
-                    self._columns,
-                    self._stage,
-                    sql.SQL(", ").join(map(sql.Identifier, self.landing.key)),
-                )
-            )
+    def _lands_straight(self, session: Session, chunks: Callable[[], Iterable[bytes]]) -> bool:
+        """Copy into the table itself; False, and nothing was, when a key was there already."""
+        if not self._detour.is_over:
+            self._detour.pass_one()
+            return False
+        session.execute("SAVEPOINT straight")
+        try:
+            self._copy(session, self.shape.identifier, chunks())
+        except psycopg2.Error as error:
+            if error.pgcode not in GOES_STAGED:
+                raise
+            session.execute("ROLLBACK TO SAVEPOINT straight; RELEASE SAVEPOINT straight")
+            self._detour.begin()
+            return False
+        session.execute("RELEASE SAVEPOINT straight")
+        self._detour.shorten()
+        return True
+
+    def _land_staged(self, session: Session, stage: Stage, chunks: Iterable[bytes]) -> None:
+        self._copy(session, stage.identifier, chunks)
+        stage.insert(session)
+
+    def _copy(self, session: Session, table: sql.Identifier, chunks: Iterable[bytes]) -> None:
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
+            table,
+            sql.SQL(", ").join(map(sql.Identifier, self.columns)),
+            sql.SQL("text" if self.landing.is_mapped else "binary"),
+        )
+        session.copy(statement, _enclosed(self.rows.header, chunks, self.rows.trailer))
 
 
 def _enclosed(header: bytes, chunks: Iterable[bytes], trailer: bytes) -> Iterator[bytes]:

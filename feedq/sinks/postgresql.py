@@ -11,7 +11,8 @@ a successor that has fenced sees all that its predecessor ever committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from time import monotonic
 from typing import Final, TypeVar
 from uuid import UUID
 
@@ -26,19 +27,22 @@ from feedq.sinks.base import (
     FenceOutcome,
     FenceRequest,
     Landing,
+    Preview,
+    Replayed,
     Unusable,
     Written,
 )
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.fencing import Fencing
-from feedq.sinks.groupcommit import Care, GroupCommit
+from feedq.sinks.groupcommit import Care, GroupCommit, LandingLocked, Lock
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.landing import misdeclared
+from feedq.sinks.replay import preview, replay
 from feedq.sinks.session import Backend, Session, application_name
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sqlstate import Trouble, classify, explain
-from feedq.sinks.statements import DEAD_LETTERS, END_BACKEND, END_SESSIONS, LAST_COMMITS
+from feedq.sinks.statements import DEAD_LETTERS, DELETE_DEAD_LETTERS, END_BACKEND, END_SESSIONS, LAST_COMMITS
 from feedq.telemetry import mask_url
 
 T = TypeVar("T")
@@ -46,6 +50,9 @@ T = TypeVar("T")
 ATTEMPTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried this often."""
 SETTLE_LOCK_TIMEOUT_S: Final = 5.0
+SPOILED_S: Final = 60.0
+"""A feed with a bad record is looked through for others this long. That costs about a tenth of its throughput; a
+group commit that fails because of one costs half of a group's."""
 ROLES: Final = ("writer", "fencer")
 
 
@@ -60,6 +67,10 @@ class PostgresSink:
         self._session: Session | None = None
         self._catalog: Catalog | None = None
         self._lost: dict[UUID, Backend] = {}
+        self._locked: set[Landing] = set()
+        """Landings that could not be written when last tried, because of somebody's lock."""
+        self._spoiled: dict[FeedKey, float] = {}
+        """Feeds that had bad records, and until when others are expected of them."""
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         """Fence many feeds in few statements. Raises `SinkUnavailable`."""
@@ -84,11 +95,20 @@ class PostgresSink:
         """Land and checkpoint in one transaction. Raises `SinkUnavailable` (nothing was written) or
         `CommitUnknown`."""
         assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
-        care = Care.OPTIMISTIC
-        for _ in range(ATTEMPTS_MAX):
+        care, landings = Care.OPTIMISTIC, {write.landing for write in writes}
+        locked = dict.fromkeys(self._locked & landings, Lock.DOUBTED)
+        last: Exception
+        for _ in range(ATTEMPTS_MAX + len(landings)):
             session, catalog = self._connect()
             try:
-                return self._write(session, catalog, writes, care)
+                written = self._write(session, catalog, writes, care=care, locked=locked)
+                self._learn(writes, written, locked=locked)
+                return written
+            except LandingLocked as held:
+                session.rollback()
+                locked[held.landing] = Lock.HELD
+                self._locked.add(held.landing)
+                last = held.error
             except (psycopg2.Error, UnreadableRecord) as error:
                 trouble = Trouble.DATA if isinstance(error, UnreadableRecord) else classify(error)
                 session.rollback()
@@ -148,7 +168,7 @@ class PostgresSink:
 
         def check(_: Session, catalog: Catalog) -> str | None:
             catalog.look_again([landing])
-            if not landing.columns and not misdeclared(landing) and not catalog.exists(landing):
+            if not landing.is_mapped and not misdeclared(landing) and not catalog.exists(landing):
                 return (
                     None
                     if catalog.may_create(landing)
@@ -161,16 +181,48 @@ class PostgresSink:
 
         return self._read(check)
 
+    def preview(self, write: FeedWrite) -> list[Preview]:
+        """How the records would land. Writes nothing. Raises `SinkUnavailable`, `InvalidInput`."""
+        try:
+            return self._read(lambda session, catalog: preview(session, catalog, write))
+        finally:
+            # What the catalog has learnt was true inside a transaction that never happened.
+            self.close()
+
     def dead_letters(
-        self, feed: str | None = None, *, feed_id: int | None = None, limit: int = 50
+        self,
+        feed: str | None = None,
+        *,
+        feed_id: int | None = None,
+        ids: Collection[int] = (),
+        after: int | None = None,
+        limit: int = 50,
     ) -> list[DeadLetter]:
-        """Refused records, newest first; of one feed, by name or id, or of all. Raises `SinkUnavailable`."""
-        wanted = {"environment": self._environment, "feed": feed, "feed_id": feed_id, "limit": limit}
+        """Refused records, newest first, or oldest first with ``after``. Raises `SinkUnavailable`."""
+        wanted = {
+            "environment": self._environment,
+            "feed": feed,
+            "feed_id": feed_id,
+            "ids": list(ids) or None,
+            "after": after,
+            "limit": limit,
+        }
         rows = self._read(lambda session, _: session.execute(DEAD_LETTERS, wanted))
         return [
             DeadLetter(id_, feed_id_, feed_, epoch, bytes(record), error, cursor, at)
             for id_, feed_id_, feed_, epoch, record, error, cursor, at in rows
         ]
+
+    def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
+        """Land refused records after all. Raises `SinkUnavailable`, `InvalidInput`."""
+        return self._read(
+            lambda session, catalog: replay(session, catalog, self._environment, ids=ids, landing=landing)
+        )
+
+    def drop(self, ids: Collection[int]) -> int:
+        """Delete refused records for good. Raises `SinkUnavailable`."""
+        wanted = {"environment": self._environment, "ids": list(ids)}
+        return len(self._read(lambda session, _: session.execute(DELETE_DEAD_LETTERS, wanted)))
 
     def close(self) -> None:
         """End the session. The sink can be used again, and opens another one then."""
@@ -180,7 +232,15 @@ class PostgresSink:
 
     # -- private -------------------------------------------------------------------------------------
 
-    def _write(self, session: Session, catalog: Catalog, writes: Sequence[FeedWrite], care: Care) -> Written:
+    def _write(
+        self,
+        session: Session,
+        catalog: Catalog,
+        writes: Sequence[FeedWrite],
+        *,
+        care: Care,
+        locked: Mapping[Landing, Lock],
+    ) -> Written:
         """One attempt, without the feeds that cannot be written in any case."""
         landings = {write.landing for write in writes}
         if care is not Care.OPTIMISTIC:
@@ -192,8 +252,27 @@ class PostgresSink:
             if why := wrong.get(write.landing) or _unkeepable(write):
                 unusable[write.key] = why
         usable = [write for write in writes if write.key not in unusable]
-        group = GroupCommit(session, catalog, self._environment, care=care, unusable=unusable)
+        group = GroupCommit(
+            session,
+            catalog,
+            self._environment,
+            care=care,
+            unusable=unusable,
+            locked=locked,
+            spoiled=self._spoiled,
+        )
         return group.run(usable)
+
+    def _learn(
+        self, writes: Sequence[FeedWrite], written: Written, *, locked: Mapping[Landing, Lock]
+    ) -> None:
+        """Remember what makes the next group commit quicker, and forget what does not any more."""
+        if locked:
+            self._locked -= {write.landing for write in writes if write.key in written.landed}
+        if written.dead or self._spoiled:
+            now = monotonic()
+            self._spoiled |= dict.fromkeys(written.dead, now + SPOILED_S)
+            self._spoiled = {key: until for key, until in self._spoiled.items() if until > now}
 
     def _read(self, work: Callable[[Session, Catalog], T]) -> T:
         """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""

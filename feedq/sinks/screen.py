@@ -5,13 +5,25 @@ whatever is left here. But a source gone wrong sends nothing but bad records, an
 attempts while every other feed of the worker waits. So the usual reasons are looked for first: no UTF-8, no
 JSON, a NUL, NULL where there must be a value, and, from PostgreSQL 16 on, whatever the input functions of
 the columns say. A record is set aside only if the database would refuse it by itself.
+
+`screen` goes over every record so. `sift` looks quickly for those that are worth it, a few in a whole group;
+what it overlooks makes the group fail, and then `screen` finds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from operator import add, length_hint
 from typing import Any, Final
 
+import msgspec
+
+from feedq.model import Batch
+from feedq.sinks.base import FeedWrite
 from feedq.sinks.deadletters import DeadRecord
 from feedq.sinks.jsontext import UnreadableRecord, encode
 from feedq.sinks.plan import Plan, Suspect
@@ -23,42 +35,126 @@ ASKS_INPUT_FUNCTIONS: Final = 160_000
 """Server version from which `INPUT_ERRORS` works."""
 ASKED_AT_ONCE: Final = 2_000
 NUL_ERROR: Final = 'invalid byte sequence for encoding "UTF8": 0x00 (22021)'
+NUL: Final = b"\0"
+NUL_ESCAPED: Final = b"\\u0000"
 
 Fields = list[str | None]
+
+_parse: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def screen(
     session: Session, plan: Plan, suspects: Sequence[Suspect]
 ) -> tuple[list[Suspect], list[DeadRecord]]:
     """Those that may land, and those that cannot, each in order. Raises `psycopg2.Error`."""
-    readable, refused = _screen_here(plan, suspects)
-    errors: dict[int, str] = {}
+    errors = _find_errors(session, plan, suspects)
+    kept = [suspect for n, suspect in enumerate(suspects) if n not in errors]
+    return kept, [(suspects[n], errors[n]) for n in sorted(errors)]
+
+
+def sift(session: Session, plan: Plan, write: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
+    """The write without those that a quick look found and that cannot land; these. Raises `psycopg2.Error`."""
+    places: list[tuple[int, int]] = []
+    suspects: list[Suspect] = []
+    for number, batch in enumerate(write.batches):
+        records = batch.split()
+        doubtful = _find_doubtful(plan, batch, records)
+        places += [(number, n) for n in doubtful]
+        suspects += [Suspect(write, batch, records[n]) for n in doubtful]
+    errors = _find_errors(session, plan, suspects)
+    gone: dict[int, set[int]] = {}
+    for place in errors:
+        number, n = places[place]
+        gone.setdefault(number, set()).add(n)
+    batches = (_without(b, gone[n]) if n in gone else b for n, b in enumerate(write.batches))
+    return replace(write, batches=tuple(batches)), [(suspects[n], errors[n]) for n in sorted(errors)]
+
+
+def _find_errors(session: Session, plan: Plan, suspects: Sequence[Suspect]) -> dict[int, str]:
+    """Why some of them cannot land, by index."""
+    readable, errors = _screen_here(plan, suspects)
     if session.server_version >= ASKS_INPUT_FUNCTIONS:
-        for start in range(0, len(readable), ASKED_AT_ONCE):
-            asked = [fields for _, fields in readable[start : start + ASKED_AT_ONCE]]
-            found = _ask_input_functions(session, plan.field_types, asked)
-            errors |= {start + n: error for n, error in found.items()}
-    kept = [suspect for n, (suspect, _) in enumerate(readable) if n not in errors]
-    refused += [(readable[n][0], error) for n, error in errors.items()]
-    return kept, refused
+        numbers = list(readable)
+        for start in range(0, len(numbers), ASKED_AT_ONCE):
+            asked = numbers[start : start + ASKED_AT_ONCE]
+            found = _ask_input_functions(session, plan.field_types, [readable[n] for n in asked])
+            errors |= {asked[n]: error for n, error in found.items()}
+    return errors
 
 
-def _screen_here(
-    plan: Plan, suspects: Sequence[Suspect]
-) -> tuple[list[tuple[Suspect, Fields]], list[DeadRecord]]:
-    readable = []
-    refused = []
-    for suspect in suspects:
+def _find_doubtful(plan: Plan, batch: Batch, records: Sequence[bytes]) -> list[int]:
+    """Indices of records that may be refused, found without a step of Python for each of the others."""
+    if plan.landing.format == "bytes" or not records:
+        return []
+    # Either way there is one byte between two records.
+    text = batch.lines if batch.lines is not None else b"\n".join(records)
+    is_json = plan.landing.format == "json"
+    found = set(_find_no_json(records)) if is_json else set()
+    places = [*_find_no_utf8(text), *_find_all(text, NUL_ESCAPED if is_json else NUL)]
+    if places:
+        ends = list(map(add, accumulate(map(len, records)), range(len(records))))
+        found |= {bisect(ends, place) for place in places}
+    return sorted(found)
+
+
+def _find_no_json(records: Sequence[bytes]) -> Iterator[int]:
+    left = iter(records)
+    while True:
         try:
-            fields = plan.rows.fields(suspect.record)
+            deque(map(_parse, left), maxlen=0)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            # What it stopped at is the last that was taken.
+            yield len(records) - length_hint(left) - 1
+        else:
+            return
+
+
+def _find_no_utf8(text: bytes) -> Iterator[int]:
+    """Where the text is no UTF-8: at least one place on each line that is none."""
+    at = 0
+    while 0 <= at < len(text) and not text.isascii():
+        try:
+            str(memoryview(text)[at:], "utf-8")
+        except UnicodeDecodeError as error:
+            yield at + error.start
+            at = text.find(b"\n", at + error.start)
+        else:
+            return
+
+
+def _find_all(text: bytes, wanted: bytes) -> Iterator[int]:
+    # A search for one byte is so much faster that it pays to see first whether there is any.
+    at = text.find(wanted) if wanted[0] in text else -1
+    while at >= 0:
+        yield at
+        at = text.find(wanted, at + 1)
+
+
+def _without(batch: Batch, gone: Collection[int]) -> Batch:
+    kept = list(batch.split())
+    for n in sorted(gone, reverse=True):
+        del kept[n]
+    count, size = len(kept), sum(map(len, kept))
+    if batch.lines is None:
+        return replace(batch, count=count, size=size, records=tuple(kept))
+    return replace(batch, count=count, size=size + count, lines=b"\n".join([*kept, b""]))
+
+
+def _screen_here(plan: Plan, suspects: Sequence[Suspect]) -> tuple[dict[int, Fields], dict[int, str]]:
+    """The fields of those that can be read, and the errors of the others, by index."""
+    readable: dict[int, Fields] = {}
+    errors: dict[int, str] = {}
+    for n, suspect in enumerate(suspects):
+        try:
+            fields = plan.rows.fields(*suspect)
             error = plan.null_violation(fields) or _nul_violation(fields)
         except UnreadableRecord as unreadable:
             error = str(unreadable)
         if error:
-            refused.append((suspect, error))
+            errors[n] = error
         else:
-            readable.append((suspect, fields))
-    return readable, refused
+            readable[n] = fields
+    return readable, errors
 
 
 def _nul_violation(fields: Fields) -> str | None:
@@ -78,7 +174,7 @@ def _ask_input_functions(session: Session, types: Sequence[str], rows: Sequence[
             continue
         for row in session.execute(INPUT_ERRORS, {"texts": texts, "type": type_name}):
             errors.setdefault(row[0] - 1, _input_error(*row[1:]))
-    return dict(sorted(errors.items()))
+    return errors
 
 
 def _input_error(message: str, detail: Any, code: str) -> str:

@@ -142,9 +142,11 @@ class Session:
             self.execute("SELECT set_config('lock_timeout', %(ms)s, false)", {"ms": str(timeout_ms)})
             self._lock_timeout_ms = timeout_ms
 
-    def begin(self) -> None:
-        self.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+    def begin(self, first: str = "", parameters: Mapping[str, Any] | None = None) -> list[Any]:
+        """Open a transaction and run its first statement, both in one round trip; returns its rows."""
+        rows = self.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {first}", parameters)
         self.has_begun = True
+        return rows
 
     def commit(self) -> None:
         """Commit.

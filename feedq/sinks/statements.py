@@ -135,8 +135,27 @@ SELECT id, feed_id, feed, epoch, record, error, cursor, at FROM feedq_dead_lette
 WHERE environment = %(environment)s
     AND (%(feed_id)s::bigint IS NULL OR feed_id = %(feed_id)s)
     AND (%(feed)s::text IS NULL OR feed = %(feed)s)
-ORDER BY id DESC
+    AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s))
+    AND (%(after)s::bigint IS NULL OR id > %(after)s)
+ORDER BY CASE WHEN %(after)s::bigint IS NULL THEN -id ELSE id END
 LIMIT %(limit)s
+"""
+
+TAKE_DEAD_LETTERS: Final = """
+SELECT id, feed_id, feed, epoch, record, cursor, at FROM feedq_dead_letter
+WHERE environment = %(environment)s AND id = ANY(%(ids)s::bigint[])
+ORDER BY id
+FOR UPDATE SKIP LOCKED
+"""
+
+DELETE_DEAD_LETTERS: Final = """
+DELETE FROM feedq_dead_letter WHERE environment = %(environment)s AND id = ANY(%(ids)s::bigint[]) RETURNING id
+"""
+
+KEEP_DEAD_LETTERS: Final = """
+UPDATE feedq_dead_letter AS d SET error = m.error
+FROM unnest(%(ids)s::bigint[], %(errors)s::text[]) AS m (id, error)
+WHERE d.id = m.id
 """
 
 INPUT_ERRORS: Final = """
@@ -158,7 +177,8 @@ SELECT w.n, ns.nspname, c.relname, c.relkind::text, has_schema_privilege(ns.oid,
         'has_default', a.atthasdef OR a.attidentity <> '',
         'generated', a.attgenerated <> '' OR a.attidentity = 'a',
         'insertable', has_column_privilege(c.oid, a.attnum, 'INSERT'),
-        'selectable', has_column_privilege(c.oid, a.attnum, 'SELECT')) ORDER BY a.attnum)
+        'selectable', has_column_privilege(c.oid, a.attnum, 'SELECT'),
+        'updatable', has_column_privilege(c.oid, a.attnum, 'UPDATE')) ORDER BY a.attnum)
      FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped),
     (SELECT json_agg((SELECT json_agg(a.attname) FROM pg_attribute AS a
                       WHERE a.attrelid = c.oid

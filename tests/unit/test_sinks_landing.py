@@ -8,12 +8,25 @@ from dataclasses import replace
 import pytest
 from psycopg2 import sql
 
-from feedq.connectors.base import RecordFormat
-from feedq.sinks.base import Landing
-from feedq.sinks.landing import Column, Shape, TableName, misdeclared, problem, written_columns
+from feedq.connectors.base import CsvFormat, RecordFormat
+from feedq.sinks.base import Landing, OnConflict
+from feedq.sinks.landing import (
+    Column,
+    Shape,
+    TableName,
+    column_sources,
+    misdeclared,
+    problem,
+    written_columns,
+)
+from feedq.sinks.mapping import sources_of
 
 DEFAULT = Landing("raw", "json")
-TYPED = Landing("raw", "json", (("seq", "/seq"), ("payload", "")), ("seq",))
+CSV = CsvFormat(fields=("seq", "extra"))
+FLAT = Landing("raw", "json", flatten="_")
+TYPED = Landing("raw", "json", sources_of({"seq": "/seq", "payload": ""}), ("seq",))
+
+UPDATING = replace(TYPED, on_conflict=OnConflict.UPDATE)
 
 
 def column(type_name: str = "text", **changes: object) -> Column:
@@ -63,7 +76,7 @@ def test_a_table_of_ours_and_a_typed_one_are_fine() -> None:
 
 @pytest.mark.parametrize(
     ("record_format", "payload"),
-    [("json", "json"), ("text", "text"), ("text", "character varying"), ("bytes", "bytea")],
+    [("json", "json"), ("csv", "text"), ("text", "text"), ("text", "character varying"), ("bytes", "bytea")],
 )
 def test_the_payload_column_fits_the_format(record_format: RecordFormat, payload: str) -> None:
     shape = table(columns={**table().columns, "payload": column(payload)})
@@ -114,6 +127,35 @@ def test_the_payload_column_fits_the_format(record_format: RecordFormat, payload
             r"no unique index on exactly \(seq\).*CREATE UNIQUE INDEX ON public.raw \(seq\)",
         ),
         (TYPED, typed_table(seq=column("bigint", selectable=False)), r"GRANT SELECT \(seq\) ON public.raw"),
+        (
+            UPDATING,
+            typed_table(payload=column(updatable=False)),
+            "role 'importer' may not change rows of table 'raw'.*GRANT SELECT, UPDATE ON public.raw TO importer",
+        ),
+        (UPDATING, typed_table(payload=column(selectable=False)), "GRANT SELECT, UPDATE ON public.raw"),
+        (FLAT, typed_table(note=column(insertable=False)), "GRANT INSERT ON public.raw"),
+        (
+            FLAT,
+            table(columns={"id": column("bigint", has_default=True), "sum": column(generated=True)}),
+            "no column that sink.flatten could fill .it has 'id', 'sum'.",
+        ),
+        (
+            FLAT,
+            typed_table(a_b_c_d_e_f_g_h_i_j=column()),
+            "more than 8 times in the name of column 'a_b.*too often for sink.flatten: map it in sink.columns",
+        ),
+        (
+            replace(FLAT, key=("id",)),
+            typed_table(id=column("bigint", has_default=True)),
+            "sink.key: 'id' is not among the columns written to table 'raw': 'seq', 'payload'",
+        ),
+        (replace(FLAT, key=("missing",)), typed_table(), "sink.key: 'missing' is not among"),
+        (replace(FLAT, columns=sources_of({"gone": "/a"})), typed_table(), "has no column 'gone'"),
+        (
+            Landing("raw", "csv", flatten="_", csv=CSV),
+            typed_table(note=column(not_null=True)),
+            "column 'note' is NOT NULL without a default and nothing is written to it",
+        ),
     ],
 )
 def test_a_problem_names_table_column_and_remedy(landing: Landing, shape: Shape | None, words: str) -> None:
@@ -139,6 +181,10 @@ def test_what_the_database_fills_in_need_not_be_mapped() -> None:
         (Landing("feedq_checkpoint", "json"), "feedq's own"),
         (Landing("public.feedq_dead_letter", "json"), "feedq's own"),
         (
+            Landing("raw", "csv", sources_of({"seq": "/sequence"}), csv=CSV),
+            "column 'seq' points at /sequence, which is no field of the records; source.csv.fields has 'seq'",
+        ),
+        (
             Landing("raw", "json", key=("seq",)),
             "sink.key: 'seq' is not among the columns written: feed, epoch",
         ),
@@ -158,4 +204,35 @@ def test_a_dot_separates_schema_and_table_and_nothing_else_is_special() -> None:
 
 def test_columns_are_written_in_the_order_they_are_declared() -> None:
     assert written_columns(TYPED) == ("seq", "payload")
+    assert written_columns(FLAT, typed_table().columns) == ("seq", "payload")
     assert written_columns(DEFAULT) == ("feed", "epoch", "received_at", "payload")
+
+
+def test_flatten_fills_what_is_neither_mapped_nor_filled_by_the_database() -> None:
+    columns = typed_table(
+        id=column("bigint", has_default=True),
+        sum=column(generated=True),
+        mapped=column(),
+        a_b=column(not_null=True),
+    ).columns
+    landing = replace(FLAT, columns=sources_of({"mapped": "/m"}))
+    assert [
+        (source.column, source.pointer, source.alternatives) for source in column_sources(landing, columns)
+    ] == [
+        ("mapped", "/m", ()),
+        ("seq", "/seq", ()),
+        ("payload", "/payload", ()),
+        ("a_b", "/a_b", ("/a/b",)),
+    ]
+    assert problem(landing, typed_table(**columns)) is None
+
+
+def test_flatten_fills_the_columns_that_csv_has_a_field_for() -> None:
+    landing = Landing("raw", "csv", flatten="_", csv=CSV)
+    assert written_columns(landing, typed_table().columns) == ("seq",)
+    assert problem(landing, typed_table()) is None
+
+
+def test_a_record_of_bytes_may_be_a_column_of_bytes() -> None:
+    landing = Landing("raw", "bytes", sources_of({"payload": ""}))
+    assert problem(landing, typed_table(payload=column("bytea"))) is None

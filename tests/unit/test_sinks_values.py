@@ -3,53 +3,20 @@
 from __future__ import annotations
 
 import json
-from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
-import orjson
 import psycopg2
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from psycopg2 import errors
 
 from feedq.sinks.cursors import cursor_text
-from feedq.sinks.jsontext import may_lose_digits
 from feedq.sinks.session import application_name, driver_url, worker_of
 from feedq.sinks.sqlstate import Trouble, classify
 
 SOMEBODY = "9c6cebea-62dd-4588-afc0-400ae5251d6a"
-
-digits = st.text("0123456789", min_size=1, max_size=24)
-
-
-@st.composite
-def numbers(draw: st.DrawFn) -> str:
-    whole = draw(digits).lstrip("0") or "0"
-    fraction = draw(st.just("") | digits.map(lambda d: f".{d}"))
-    exponent = draw(
-        st.just("") | st.integers(-400, 400).map(lambda e: f"{draw(st.sampled_from('eE'))}{e:+d}")
-    )
-    return draw(st.sampled_from(["", "-"])) + whole + fraction + exponent
-
-
-@given(number=numbers())
-@example("0.1000000000000000055511151231257827")
-@example("18446744073709551616")
-@example("1e-400")
-@example("7485645145364153e36")
-def test_a_number_read_in_64_bits_is_the_number_that_was_written(number: str) -> None:
-    record = f'{{"n":{number}}}'.encode()
-    if not may_lose_digits(record):
-        # What is written to a column is the shortest text of a double: it must be the same number.
-        assert Decimal(repr(orjson.loads(record)["n"])) == Decimal(number)
-
-
-@given(number=st.floats(allow_nan=False, allow_infinity=False).filter(lambda f: 1e-4 < abs(f) < 1e16))
-def test_doubles_are_read_quickly_however_many_digits_they_have(number: float) -> None:
-    assert not may_lose_digits(json.dumps({"n": number}).encode())
-
 
 cursors = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -1,0 +1,42 @@
+"""Landing under a savepoint: all of what is given, or nothing and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg2
+
+from feedq.sinks.isolate import Refusal
+from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.plan import Plan
+from feedq.sinks.session import Session
+from feedq.sinks.sqlstate import Trouble, classify, explain, line_of
+
+
+class LandingBroken(Exception):
+    """The table cannot be written now, whatever the records."""
+
+
+def attempt(session: Session, plan: Plan, land: Callable[[], None]) -> Refusal | None:
+    """Land. Raises `LandingBroken`, and `psycopg2.Error` for what savepoints cannot mend."""
+    session.execute("SAVEPOINT attempt")
+    try:
+        plan.clear_stage(session)
+        land()
+    except UnreadableRecord as unreadable:
+        refusal = Refusal(str(unreadable))
+    except psycopg2.Error as error:
+        trouble = classify(error)
+        if trouble is Trouble.LANDING:
+            raise LandingBroken(
+                f"table {plan.landing.table!r} cannot be written: {explain(error)}; "
+                "mend the table or edit the feed"
+            ) from error
+        if trouble is not Trouble.DATA:
+            raise
+        refusal = Refusal(explain(error), line_of(error))
+    else:
+        session.execute("RELEASE SAVEPOINT attempt")
+        return None
+    session.execute("ROLLBACK TO SAVEPOINT attempt; RELEASE SAVEPOINT attempt")
+    return refusal

@@ -1,0 +1,183 @@
+"""Where the columns of a row come from: the ``columns`` of a feed's sink, checked and taken apart. Pure.
+
+A column is given as a string or as a rule:
+
+* ``/price`` is a JSON pointer into the record, and ``""`` the whole record;
+* ``$feed``, ``$epoch``, ``$cursor`` and ``$received_at`` are what feedq knows of the record;
+* ``{value: 7}`` is a constant;
+* ``{pointer: /price, missing: refuse, null: default, default: 0}`` says what becomes of a record that has
+  nothing there, or a ``null``: the column gets NULL (which is the default), or the default value, or the
+  record is refused and goes to the dead letters.
+
+With ``flatten`` a column of the table that is not given is filled by its name: see `flattened`.
+
+In a CSV record a pointer is one name of a field, and a value has no type: the field's text goes to the
+column as it is. An unquoted empty field is a null, and none is ever missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations, pairwise
+from typing import Any, Final
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from feedq.connectors.pointer import parse_pointer
+
+
+class Origin(StrEnum):
+    """What a column is filled from."""
+
+    RECORD = "record"
+    """The record's own bytes."""
+    POINTER = "pointer"
+    CONSTANT = "constant"
+    FEED = "$feed"
+    EPOCH = "$epoch"
+    CURSOR = "$cursor"
+    """The cursor of the record's batch, as JSON: every record of a batch has the same."""
+    RECEIVED_AT = "$received_at"
+
+
+class Otherwise(StrEnum):
+    """What a column gets in place of a value that is missing, or null."""
+
+    NULL = "null"
+    DEFAULT = "default"
+    REFUSE = "refuse"
+    """Nothing: the record goes to the dead letters."""
+
+
+METADATA = (Origin.FEED, Origin.EPOCH, Origin.CURSOR, Origin.RECEIVED_AT)
+SEPARATORS_MAX: Final = 8
+"""In the name of a column that is flattened: there are two to their power ways to take it apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSource:
+    """How one column gets its value. ``constant`` and ``default`` are JSON texts."""
+
+    column: str
+    origin: Origin
+    pointer: str = ""
+    constant: str = "null"
+    missing: Otherwise = Otherwise.NULL
+    null: Otherwise = Otherwise.NULL
+    default: str = "null"
+    alternatives: tuple[str, ...] = ()
+    """Pointers to try in their order where there is nothing at ``pointer``."""
+
+
+class ColumnRule(BaseModel):
+    """The long form of a column."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    pointer: str | None = Field(default=None, description="JSON pointer into the record.")
+    value: Any = Field(default=None, description="A constant, instead of a pointer.")
+    missing: Otherwise = Field(default=Otherwise.NULL, description="When the record has nothing there.")
+    null: Otherwise = Field(default=Otherwise.NULL, description="When the record has a null there.")
+    default: Any = Field(default=None, description="What `default` stands for.")
+
+    @model_validator(mode="after")
+    def _check(self) -> ColumnRule:
+        given = self.model_fields_set
+        if ("pointer" in given) == ("value" in given):
+            raise ValueError("needs either pointer or value")
+        if self.pointer is not None:
+            _check_pointer(self.pointer)
+        if not self.pointer and given & {"missing", "null", "default"}:
+            raise ValueError("missing, null and default go with a pointer into the record")
+        uses_default = Otherwise.DEFAULT in (self.missing, self.null)
+        if uses_default != ("default" in given):
+            raise ValueError(
+                "default needs missing: default or null: default"
+                if "default" in given
+                else "missing or null is default, and there is no default"
+            )
+        return self
+
+
+def check_column(text: str) -> str:
+    """The short form of a column. Raises `ValueError`."""
+    if text.startswith("$"):
+        known = [origin.value for origin in METADATA]
+        if text not in known:
+            raise ValueError(f"{text!r} is not known; feedq knows {', '.join(known)}")
+    else:
+        _check_pointer(text)
+    return text
+
+
+def sources_of(columns: Mapping[str, str | ColumnRule]) -> tuple[ColumnSource, ...]:
+    """The columns taken apart, in their order."""
+    return tuple(_source(name, given) for name, given in columns.items())
+
+
+def flattened(column: str, separator: str) -> ColumnSource:
+    """A column filled by its name: member names joined by ``separator`` are the column's.
+
+    There are several such paths, since a member's name may hold the separator itself: ``a_b_c`` is ``/a_b_c``,
+    ``/a_b/c``, ``/a/b_c`` or ``/a/b/c``. The first of them at which the record has anything counts, shorter
+    ones before longer ones, and among equals the one whose earlier names are longer.
+
+    Raises `ValueError` for a name that can be taken apart in too many ways.
+    """
+    parts = column.split(separator)
+    if len(parts) - 1 > SEPARATORS_MAX:
+        raise ValueError(
+            f"{separator!r} is more than {SEPARATORS_MAX} times in the name of column {column!r}"
+        )
+    paths = []
+    for cuts in range(len(parts)):
+        for places in reversed(list(combinations(range(1, len(parts)), cuts))):
+            bounds = [0, *places, len(parts)]
+            names = [separator.join(parts[begin:end]) for begin, end in pairwise(bounds)]
+            paths.append(pointer_to(*names))
+    return ColumnSource(column, Origin.POINTER, paths[0], alternatives=tuple(paths[1:]))
+
+
+def pointer_to(*names: str) -> str:
+    """The JSON pointer along members of these names."""
+    return "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
+
+
+def unknown_field(columns: Sequence[ColumnSource], fields: Sequence[str]) -> str | None:
+    """What is wrong with columns that point into CSV records with these fields; None when nothing is."""
+    for source in columns:
+        if source.origin is Origin.POINTER:
+            name, *deeper = parse_pointer(source.pointer)
+            if deeper or name not in fields:
+                known = ", ".join(map(repr, fields))
+                return (
+                    f"sink.columns: column {source.column!r} points at {source.pointer}, which is no field of "
+                    f"the records; source.csv.fields has {known}"
+                )
+    return None
+
+
+def _source(column: str, given: str | ColumnRule) -> ColumnSource:
+    if isinstance(given, str):
+        if given.startswith("$"):
+            return ColumnSource(column, Origin(given))
+        return ColumnSource(column, Origin.POINTER if given else Origin.RECORD, given)
+    if given.pointer is None:
+        return ColumnSource(column, Origin.CONSTANT, constant=orjson.dumps(given.value).decode())
+    return ColumnSource(
+        column,
+        Origin.POINTER if given.pointer else Origin.RECORD,
+        given.pointer,
+        missing=given.missing,
+        null=given.null,
+        default=orjson.dumps(given.default).decode(),
+    )
+
+
+def _check_pointer(text: str) -> None:
+    if text and not text.startswith("/"):
+        raise ValueError(f"{text!r} is no JSON pointer; it must begin with '/'")
+    parse_pointer(text)

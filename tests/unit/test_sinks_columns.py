@@ -1,0 +1,459 @@
+"""COPY of a landing with columns: what each column gets, quickly and plainly the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from itertools import chain, product
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from feedq.connectors.base import CsvFormat
+from feedq.model import JSON, Batch
+from feedq.sinks import copybinary, copycolumns, copytext
+from feedq.sinks.base import FeedWrite, Landing
+from feedq.sinks.copytext import ColumnRows
+from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.landing import Column
+from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
+from tests.records import as_line, csv_records, json_records, spoiled
+
+AT = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
+FEED = 'acme/"ö\t'
+
+
+def column(type_name: str) -> Column:
+    return Column(type_name, type_name, False, False, False, True, True)
+
+
+def rows_of(landing: Landing, *more: str) -> ColumnRows:
+    """A column whose name begins with j is jsonb, with y bytea, any other text."""
+    names = [*more, *(source.column for source in landing.columns)]
+    types = {"j": "jsonb", "y": "bytea"}
+    return ColumnRows(landing, {name: column(types.get(name[0], "text")) for name in names})
+
+
+def of_records(records: Sequence[bytes], cursor: JSON = None) -> Batch:
+    return Batch.of_records(records, cursor=cursor, received_at=AT)
+
+
+def of_lines(records: Sequence[bytes], cursor: JSON = None) -> Batch:
+    return Batch.of_lines(b"".join(r + b"\n" for r in records), cursor=cursor, received_at=AT)
+
+
+def write_of(batch: Batch) -> FeedWrite:
+    return FeedWrite(12, FEED, 7, Landing("t", "json"), (batch,))
+
+
+def fields(rows: ColumnRows, record: bytes, cursor: JSON = None) -> list[str | None]:
+    batch = of_records([record], cursor)
+    return rows.fields(write_of(batch), batch, record)
+
+
+def rule(**given: Any) -> ColumnRule:
+    return ColumnRule.model_validate(given)
+
+
+POINTING = {
+    "a": "/a",
+    "ja": "/a",
+    "b": "/b",
+    "deep": "/b/0/c",
+    "bc": "/b/c",
+    "jbc": "/b/c",
+    "zero": "/0",
+    "odd": "/x~1y",
+}
+BATCH_WIDE = {
+    "f": "$feed",
+    "jf": "$feed",
+    "e": "$epoch",
+    "c": "$cursor",
+    "jc": "$cursor",
+    "at": "$received_at",
+}
+CSV = CsvFormat(fields=("a", "b", "c"))
+CSV_COLUMNS = sources_of(
+    {
+        "a": "/a",
+        "c": "/c",
+        "w": "",
+        "d": rule(pointer="/b", null="default", default="ü\t"),
+        "f": "$feed",
+    }
+)
+DELIMITERS = {",": '"', r"\t": '"', "||": "'", ";": "", "é": '"', r"\x01": "“"}
+DIALECTS = [CSV.model_copy(update={"delimiter": d, "quote": q}) for d, q in DELIMITERS.items()]
+LANDINGS = {
+    "pointers": Landing("t", "json", sources_of(POINTING)),
+    "members": Landing("t", "json", sources_of({"a": "/a", "c": "/c", "b": "/b"})),
+    "all kinds": Landing(
+        "t",
+        "json",
+        sources_of(POINTING | BATCH_WIDE | {"w": "", "jw": "", "y": "/a", "k": rule(value=["x\ty"])}),
+    ),
+    "defaults": Landing(
+        "t",
+        "json",
+        sources_of(
+            {
+                "a": rule(pointer="/a", missing="default", null="default", default="d\\\t"),
+                "j": rule(pointer="/b/c", missing="default", default={"a": "\n"}),
+            }
+        ),
+    ),
+    "refused": Landing(
+        "t",
+        "json",
+        sources_of({"a": rule(pointer="/a", missing="refuse"), "b": rule(pointer="/b", null="refuse")}),
+    ),
+    "flattened": Landing("t", "json", sources_of({"b": "/a"}), flatten="_"),
+    "quoted name": Landing("t", "json", sources_of({"a": '/a"b', "c": "/c"})),
+    "no pointer": Landing("t", "json", sources_of({"w": "", "f": "$feed"})),
+    **{f"csv {d.delimiter}": Landing("t", "csv", CSV_COLUMNS, csv=d) for d in DIALECTS},
+    "csv refused": Landing("t", "csv", sources_of({"a": rule(pointer="/a", null="refuse")}), csv=CSV),
+    "csv flattened": Landing("t", "csv", flatten="_", csv=CSV),
+    "text": Landing("t", "text", sources_of({"w": "", "f": "$feed"})),
+    "bytes": Landing("t", "bytes", sources_of({"y": "", "f": "$feed"})),
+}
+FLATTENED = ["a", "a_b", "b_c", "ja_b_c", "b_0_c", "_"]
+
+
+def landing_rows(name: str) -> ColumnRows:
+    landing = LANDINGS[name]
+    return rows_of(landing, *(FLATTENED if landing.flatten is not None else []))
+
+
+def records_for(landing: Landing) -> st.SearchStrategy[bytes]:
+    if landing.csv is None:
+        good = json_records
+    else:
+        between = landing.csv.delimiter.replace(r"\t", "\t").replace(r"\x01", "\x01")
+        good = csv_records(between, landing.csv.quote, len(landing.csv.fields))
+    return st.one_of(good, good, good, spoiled(good), st.binary(max_size=20))
+
+
+def outcome(encode: Callable[[], bytes]) -> bytes | str:
+    try:
+        return encode()
+    except UnreadableRecord as error:
+        return str(error)
+
+
+# -- the fast path and the plain one -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LANDINGS)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_columns_land_the_same_quickly_and_plainly(name: str, data: st.DataObject) -> None:
+    rows = landing_rows(name)
+    records = data.draw(st.lists(records_for(LANDINGS[name]), max_size=6))
+    if data.draw(st.booleans()):
+        # One bad record ends a batch: without any, more is seen of the good ones.
+        records = [r for r in records if isinstance(outcome(lambda r=r: one(rows, r)), bytes)]  # type: ignore[misc]
+    cursor = data.draw(st.sampled_from([None, 7, 's"\t', {"a": 1}]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copytext, "FEW", 1)
+        patch.setattr(copycolumns, "TRY_AGAIN_AFTER", 0)
+        patch.setattr(copybinary, "CHUNK_BYTES", data.draw(st.sampled_from([1, 80, 2**16])))
+        for batch in (of_records(records, cursor), of_lines(list(filter(as_line, records)), cursor)):
+            write = write_of(batch)
+            plain = outcome(lambda: b"".join(rows.record(write, batch, r) for r in batch.split()))  # noqa: B023
+            assert outcome(lambda: b"".join(rows.chunks(write, batch))) == plain  # noqa: B023
+
+
+def one(rows: ColumnRows, record: bytes) -> bytes:
+    batch = of_records([record])
+    return rows.record(write_of(batch), batch, record)
+
+
+MIXTURE_OF_MEMBERS = [
+    b'{"a": "x", "b": 1.10, "c": true}',
+    b'{"c": "y", "b": -0, "a": ""}',
+    *[
+        b'{"a": %b, "b": 2, "c": 3}' % value
+        for value in (b'"null"', b"null", b'"[{"', b'"\\""', b'["v"]', b'{"k":"v"}')
+    ],
+    b'{"a": 1, "c": 3}',
+]
+MIXTURE_OF_CSV = [b"x,1,", b",,", b',"",1', b"\\,NULL,\t"]
+MIXTURE = [
+    b'{"a": "x"}',
+    b'{"a": ""}',
+    b'{"a": "null"}',
+    b'{"a": "\\t"}',
+    b'{"a": 1}',
+    b'{"a": null}',
+    b'{"a": {"c": "y"}}',
+    b"{}",
+]
+
+
+@pytest.mark.parametrize("name", ["pointers", "members", "defaults", "refused", "csv ,"])
+def test_values_of_every_kind_beside_each_other_land_as_each_by_itself(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copytext, "FEW", 1)
+    monkeypatch.setattr(copycolumns, "TRY_AGAIN_AFTER", 0)
+    rows = landing_rows(name)
+    mixture = {"members": MIXTURE_OF_MEMBERS, "csv ,": MIXTURE_OF_CSV}.get(name, MIXTURE)
+    singly = {record: outcome(lambda r=record: one(rows, r)) for record in mixture}  # type: ignore[misc]
+    for records in chain(product(mixture, repeat=3), product(mixture)):
+        batch = of_lines(records)
+        together = outcome(lambda: b"".join(rows.chunks(write_of(batch), batch)))  # noqa: B023
+        errors = [singly[record] for record in records if isinstance(singly[record], str)]
+        assert together == (errors[0] if errors else b"".join(one(rows, record) for record in records))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b'{"a": 1}{"a": 2}', b"{}"],
+        [b'{"a": 1} {"a": 2}', b'{"a": {', b"}}"],
+        [b'{"a": [{}', b"{}]}"],
+        [b'{"a": "x}', b'{"}'],
+        [b'{"a": 1}', b'"x"}', b"{}"],
+        [b'{"a":', b'{"a": 1}}', b'{}{"a": 1}'],
+        [b"{}", b" {}"],
+        [b"{}", b"{} "],
+        [b"{}", b"[{}]"],
+    ],
+)
+def test_lines_that_are_not_a_record_each_are_taken_one_by_one(
+    lines: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copytext, "FEW", 1)
+    rows = landing_rows("pointers")
+    batch = of_lines(lines)
+    plain = outcome(lambda: b"".join(one(rows, line) for line in lines))
+    assert outcome(lambda: b"".join(rows.chunks(write_of(batch), batch))) == plain
+
+
+GOOD = [
+    b'{"a": "x", "b": {"c": 1.10}}',
+    b'{"a": "say \\"hi\\"", "b": [{"c": null}]}',
+    b'{"a": 1, "b": {"c": "\xc3\xb6"}, "more": [1, {"x": 2}]}',
+    b'{"b": null}',
+    b'{"a": null, "x/y": [1,\t2]}',
+    b"{}",
+]
+
+
+@pytest.mark.parametrize("name", ["pointers", "members", "all kinds", "defaults", "flattened", "no pointer"])
+def test_good_lines_take_the_fast_path(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = landing_rows(name)
+    monkeypatch.setattr(rows, "record", None)
+    batch = of_lines(GOOD * 200)
+    assert b"".join(rows.chunks(write_of(batch), batch)).count(b"\n") == batch.count
+
+
+@pytest.mark.parametrize("lines", [[b'a,,"c,d"', b"1,2,3"], [b"x\\y,1,2"], [b'"a","b","c"']])
+def test_good_lines_of_csv_take_the_fast_path(lines: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = landing_rows("csv ,")
+    monkeypatch.setattr(rows, "record", None)
+    batch = of_lines(lines * 200)
+    assert b"".join(rows.chunks(write_of(batch), batch)).count(b"\n") == batch.count
+
+
+def test_an_odd_record_does_not_slow_down_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = landing_rows("pointers")
+    singly: list[bytes] = []
+    plain = rows.record
+    monkeypatch.setattr(rows, "record", lambda w, b, record: (singly.append(record), plain(w, b, record))[1])
+    batch = of_lines([*GOOD * 50, b"[1]", *GOOD * 50])
+    assert b"".join(rows.chunks(write_of(batch), batch)).count(b"\n") == batch.count
+    assert b"[1]" in singly
+    assert len(singly) < 10
+
+
+def test_no_chunk_is_empty_for_that_would_end_the_copy() -> None:
+    rows = landing_rows("pointers")
+    for batch in (of_lines([]), of_records([]), of_lines([b"{}"] * 30_000), of_records([b"{\n}"] * 2_000)):
+        chunks = list(rows.chunks(write_of(batch), batch))
+        assert all(chunks)
+        assert b"".join(chunks).count(b"\n") == batch.count
+
+
+# -- what a column gets ------------------------------------------------------------------------------
+
+PLAIN = rows_of(Landing("t", "json", sources_of({"a": "/a", "deep": "/b/0/c", "whole": "", "j": "/j"})))
+
+
+@given(record=json_records)
+@example(b'{"a": "tab\\tand\\nline", "j": "\\\\N"}')
+def test_a_row_of_columns_reads_back_as_its_fields(record: bytes) -> None:
+    try:
+        row = one(PLAIN, record)
+    except UnreadableRecord:
+        return
+    assert row.count(b"\n") == 1
+    assert row.endswith(b"\n")
+    cells = row[:-1].decode().split("\t")
+    assert [None if cell == r"\N" else unescape(cell) for cell in cells] == fields(PLAIN, record)
+
+
+def unescape(cell: str) -> str:
+    letters = iter(cell)
+    return "".join(
+        {"t": "\t", "n": "\n", "r": "\r", "\\": "\\"}[next(letters)] if letter == "\\" else letter
+        for letter in letters
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"a": "plain"}, "plain"),
+        ({"a": ""}, ""),
+        ({"a": "\\N"}, "\\N"),
+        ({"a": "tab\tand\nline"}, "tab\tand\nline"),
+        ({"a": "😀"}, "😀"),
+        ({"a": 7}, "7"),
+        ({"a": -0.5}, "-0.5"),
+        ({"a": True}, "true"),
+        ({"a": False}, "false"),
+        ({"a": None}, None),
+        ({}, None),
+        ({"a": [1, {"b": None}]}, '[1, {"b": null}]'),
+        ({"a": {"k": "v"}}, '{"k": "v"}'),
+        ([1], None),
+        ("a", None),
+    ],
+)
+def test_a_column_gets_strings_as_they_are_and_the_rest_as_json(document: Any, expected: str | None) -> None:
+    assert fields(PLAIN, json.dumps(document).encode())[0] == expected
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "1.10",
+        "-0",
+        "18446744073709551616",
+        "-9223372036854775809",
+        "0.123456789012345678",
+        "123456789012345678901234567890.000000000000000000001",
+        "1e400",
+        "9" * 5_000,
+    ],
+)
+def test_a_number_keeps_its_digits(number: str) -> None:
+    record = b'{"a": %s, "b": [{"c": [%s]}], "j": {"n": %s}}' % ((number.encode(),) * 3)
+    for neighbours in ([record], [b"{}", record, b'{"a": 1.5}'] * 3):
+        batch = of_lines(neighbours)
+        rows = b"".join(PLAIN.chunks(write_of(batch), batch)).decode().splitlines()
+        cells = rows[neighbours.index(record)].split("\t")
+        assert cells == [number, f"[{number}]", record.decode(), f'{{"n": {number}}}']
+
+
+def test_a_string_is_json_in_a_json_column() -> None:
+    assert fields(PLAIN, b'{"j": "say \\"hi\\""}')[3] == r'"say \"hi\""'
+
+
+def test_the_last_of_members_with_one_name_counts() -> None:
+    assert fields(PLAIN, b'{"a": 1, "\\u0061": 2, "b": [{"c": 1}], "b": [{}]}')[:2] == ["2", None]
+
+
+def test_the_whole_record_is_kept_to_the_byte() -> None:
+    record = b'{ "b" : 1.50,\t"a":\n"\\u0041" }'
+    assert fields(PLAIN, record)[2] == record.decode()
+
+
+def test_a_column_gets_what_is_known_of_the_batch() -> None:
+    rows = rows_of(Landing("t", "json", sources_of(BATCH_WIDE)))
+    assert fields(rows, b"{}", "x")[:6] == [FEED, '"acme/\\"ö\\t"', "7", "x", '"x"', AT.isoformat()]
+    assert fields(rows, b"{}", {"n": 1})[3:5] == ['{"n": 1}', '{"n": 1}']
+    assert fields(rows, b"{}")[3:5] == [None, None]
+
+
+def test_bytes_reach_a_bytea_column_as_they_are() -> None:
+    rows = rows_of(Landing("t", "bytes", sources_of({"y": ""})))
+    assert fields(rows, b"\x00\xff\\") == ["\\x00ff5c"]
+
+
+@pytest.mark.parametrize(
+    ("given_rule", "missing", "null"),
+    [
+        ({}, None, None),
+        ({"missing": "default", "default": 7}, "7", None),
+        ({"null": "default", "default": "x"}, None, "x"),
+        ({"missing": "default", "null": "default", "default": None}, None, None),
+        ({"missing": "refuse"}, Otherwise.REFUSE, None),
+        ({"null": "refuse"}, None, Otherwise.REFUSE),
+    ],
+)
+def test_a_rule_says_what_stands_in_for_nothing_and_for_null(
+    given_rule: dict[str, Any], missing: object, null: object
+) -> None:
+    rows = rows_of(Landing("t", "json", sources_of({"price": rule(pointer="/p", **given_rule)})))
+    for record, expected, word in ((b"{}", missing, "nothing"), (b'{"p": null}', null, "null")):
+        if expected is Otherwise.REFUSE:
+            with pytest.raises(UnreadableRecord, match=f"column 'price': the record has {word} at /p"):
+                fields(rows, record)
+        else:
+            assert fields(rows, record) == [expected]
+    assert fields(rows, b'{"p": 0}') == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (b'{"a_b_c": 1, "a_b": {"c": 2}, "a": {"b_c": 3, "b": {"c": 4}}}', "1"),
+        (b'{"a_b": {"c": 2}, "a": {"b_c": 3, "b": {"c": 4}}}', "2"),
+        (b'{"a": {"b_c": 3, "b": {"c": 4}}}', "3"),
+        (b'{"a": {"b": {"c": [4, {"d": 5}]}}}', '[4, {"d": 5}]'),
+        (b'{"a_b": {"c": null}, "a": {"b": {"c": 4}}}', None),
+        (b'{"a": {"b": 1}, "c": 2}', None),
+    ],
+)
+def test_a_flattened_column_gets_the_shortest_path_of_its_name(record: bytes, expected: str | None) -> None:
+    rows = rows_of(Landing("t", "json", flatten="_"), "a_b_c")
+    assert fields(rows, record) == [expected]
+    assert one(rows, record) == b"".join(rows.chunks(write_of(of_lines([record])), of_lines([record])))
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (b"1,2,3", ["1", "3", "1,2,3", "2", FEED]),
+        (b',,""', [None, "", ',,""', "ü\t", FEED]),
+        (b'"a,""b""",x y,5" pipe', ['a,"b"', '5" pipe', '"a,""b""",x y,5" pipe', "x y", FEED]),
+    ],
+)
+def test_csv_fields_go_to_their_columns_as_they_are(record: bytes, expected: list[str | None]) -> None:
+    assert fields(landing_rows("csv ,"), record) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "why"),
+    [
+        ("pointers", b"", "invalid JSON"),
+        ("pointers", b"nope", "invalid JSON"),
+        ("pointers", b'{"a": NaN}', "NaN is not JSON"),
+        ("pointers", b'{"a": 1} x', "invalid JSON"),
+        ("pointers", b'{"a": "\xff"}', "invalid UTF-8"),
+        ("pointers", b'{"other": "\xff"}', "invalid UTF-8"),
+        ("pointers", b'{"a": "\\ud800"}', "surrogates"),
+        ("pointers", b"[" * 100_000, "nested too deeply"),
+        ("no pointer", b'{"a": ', "invalid JSON"),
+        ("text", b"\xff", "invalid UTF-8"),
+        ("csv ,", b"1,2", "invalid CSV: 2 fields, and source.csv.fields names 3"),
+        ("csv ,", b"1,2,3,4", "invalid CSV: 4 fields"),
+        ("csv ,", b'1,"2,3', "invalid CSV: a quote is not closed"),
+        ("csv ,", b'1,"2"x,3', "invalid CSV: text after the closing quote of field 2"),
+        ("csv ,", b"\xff,1,2", "invalid UTF-8"),
+        ("csv refused", b",1,2", "column 'a': the record has null at /a"),
+    ],
+)
+def test_an_unreadable_record_says_why(name: str, record: bytes, why: str) -> None:
+    rows = landing_rows(name)
+    batch = of_records([record] * 8)
+    with pytest.raises(UnreadableRecord, match=why):
+        one(rows, record)
+    with pytest.raises(UnreadableRecord, match=why):
+        list(rows.chunks(write_of(batch), batch))
