@@ -1,0 +1,122 @@
+"""A broker that a test writes the answers of: one session, in which messages wait until they are acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from feedq.testing.loopback import serving, until
+from tests.contract.mqtt_packets import (
+    CONNACK,
+    CONNECT,
+    DISCONNECT,
+    PINGREQ,
+    PINGRESP,
+    PUBACK,
+    PUBLISH,
+    SUBACK,
+    SUBSCRIBE,
+    Packets,
+    packet,
+    text,
+)
+
+
+class ScriptedBroker:
+    """As a broker behaves, but for what a test sets otherwise before a connection is made."""
+
+    def __init__(self, *, is_5: bool = True) -> None:
+        self.port = 0
+        self.refusal = 0
+        """The reason in the answer to CONNECT."""
+        self.granted: Sequence[int] | None = None
+        """The answer to SUBSCRIBE; otherwise each topic is granted what was asked for."""
+        self.session_present = False
+        self.answers_pings = True
+        self.pings = 0
+        self.connections: list[bytes] = []
+        """The body of each CONNECT."""
+        self.acknowledged: list[int] = []
+        self._is_5 = is_5
+        self._waiting: dict[int, tuple[bytes, bytes]] = {}
+        self._sent: set[int] = set()
+        self._number = 0
+        self._writer: asyncio.StreamWriter | None = None
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[ScriptedBroker]:
+        async with serving(self._serve) as port:
+            self.port = port
+            yield self
+
+    async def publish(self, payloads: Sequence[bytes], *, topic: bytes = b"t", number: int = 0) -> None:
+        """For the session, with QoS 1, and a packet identifier of the broker's own choice unless one is given."""
+        for payload in payloads:
+            self._number = number or self._number % 65_535 + 1
+            self._waiting[self._number] = (topic, payload)
+            self._sent.discard(self._number)
+        self._send_waiting()
+        if self._writer is not None:
+            await self._writer.drain()
+
+    def send_again(self, number: int) -> None:
+        """A message that is pending on this very connection."""
+        self._send_message(number, is_again=True)
+
+    def send(self, data: bytes) -> None:
+        assert self._writer is not None
+        self._writer.write(data)
+
+    def dismiss(self, reason: int) -> None:
+        self.send(packet(DISCONNECT, bytes([reason, 0])))
+
+    async def until_subscribed(self) -> None:
+        await until(lambda: self._writer is not None)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        packets = Packets()
+        try:
+            while data := await reader.read(65_536):
+                for kind, _, body in packets.push(data):
+                    self._heed(kind, body, writer)
+                await writer.drain()
+        finally:
+            self._writer = None
+
+    def _heed(self, kind: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+        if kind == CONNECT:
+            self.connections.append(body)
+            end = b"\0" if self._is_5 else b""
+            writer.write(packet(CONNACK, bytes([self.session_present, self.refusal]) + end))
+            self.session_present = True
+        elif kind == SUBSCRIBE:
+            asked = self.granted if self.granted is not None else [1] * body.count(b"t/")
+            writer.write(packet(SUBACK, body[:2] + (b"\0" if self._is_5 else b"") + bytes(asked)))
+            self._writer = writer
+            for number in self._waiting:
+                self._send_message(number, is_again=number in self._sent)
+                self._sent.add(number)
+        elif kind == PUBACK:
+            number = struct.unpack("!H", body[:2])[0]
+            self.acknowledged.append(number)
+            self._waiting.pop(number, None)
+            self._sent.discard(number)
+        elif kind == PINGREQ:
+            self.pings += 1
+            if self.answers_pings:
+                writer.write(packet(PINGRESP, b""))
+
+    def _send_waiting(self) -> None:
+        if self._writer is not None:
+            for number in self._waiting:
+                if number not in self._sent:
+                    self._send_message(number, is_again=False)
+                    self._sent.add(number)
+
+    def _send_message(self, number: int, *, is_again: bool) -> None:
+        assert self._writer is not None
+        topic, payload = self._waiting[number]
+        body = text(topic) + struct.pack("!H", number) + (b"\0" if self._is_5 else b"") + payload
+        self._writer.write(packet(PUBLISH, body, flags=0x02 | (0x08 if is_again else 0)))

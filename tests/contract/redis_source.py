@@ -1,0 +1,72 @@
+"""A Redis server with streams for the tests: the embedded Valkey, and a user for the feed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import uvloop
+
+from feedq.connectors.redis import RedisConnector
+from feedq.embedded.valkey import Valkey
+from feedq.telemetry import LogEvent
+from feedq.testing.loopback import run_on
+from feedq.testing.relay import Relay
+from feedq.testing.tenure import Tenure
+
+DATABASE = 8
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return partial(run_on, request.param)
+
+
+class Source:
+    """A database of the server, with a user for the feed."""
+
+    def __init__(self, server: Valkey) -> None:
+        self.server = server
+        self.client = server.client(DATABASE)
+        self.client.flushdb()
+        self.allow("+@all", "~*")
+
+    def allow(self, *rules: str) -> None:
+        self.client.acl_deluser("reader")
+        self.client.execute_command("ACL", "SETUSER", "reader", "on", ">secret-of-reader", *rules)
+
+    def add(self, stream: str, *records: bytes, **how: Any) -> list[bytes]:
+        return [self.client.xadd(stream, {"data": record}, **how) for record in records]
+
+    def tenure(self, *streams: str, where: str = "", scheme: str = "redis", **options: Any) -> Tenure:
+        source = {
+            "url": f"{scheme}://{where or f'127.0.0.1:{self.server.port}'}/{DATABASE}",
+            "streams": streams,
+            "field": "data",
+            "username": "reader",
+            "password": "secret-of-reader",
+        }
+        return Tenure(RedisConnector, {**source, **options})
+
+
+@pytest.fixture
+def source(valkey: Valkey) -> Iterator[Source]:
+    made = Source(valkey)
+    yield made
+    made.client.close()
+
+
+@asynccontextmanager
+async def relayed(source: Source) -> AsyncIterator[Relay]:
+    async with Relay(f"127.0.0.1:{source.server.port}").listening() as relay:
+        yield relay
+
+
+def gaps(logs: Any) -> list[str]:
+    return [line["detail"] for line in logs if line["event"] == LogEvent.SOURCE_GAP]

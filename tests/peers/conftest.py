@@ -1,0 +1,24 @@
+"""Coroutine tests run to their end on a loop of their own, and servers get a directory that they can enter."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import pytest_pyfunc_call
+
+__all__ = ["pytest_pyfunc_call"]
+
+
+@pytest.fixture
+def peer_dir() -> Iterator[Path]:
+    """A directory for one server. Started by root, many servers become another user, whom pytest's own
+    temporary directories keep out."""
+    directory = Path(tempfile.mkdtemp(prefix="feedq-peer-"))
+    directory.chmod(0o777)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)

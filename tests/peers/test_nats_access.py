@@ -1,0 +1,260 @@
+"""The nats connector at the door of nats-server: ways to log in, TLS, and what it says when it is not let in."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import nkeys
+import pytest
+import trustme
+from nats.aio.client import RawCredentials
+
+from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.testing.tenure import SECRET
+from tests.peers.nats import nats_server, publish, publishing
+from tests.peers.servers import PeerServer
+from tests.peers.test_nats_server import Run, run, stream_on, tenure_of
+
+__all__ = ["run"]
+
+USER = {"username": "feeds", "password": "{password}", "secrets": {"password": "${env:NATS_PASSWORD}"}}
+
+
+@asynccontextmanager
+async def filled(server: PeerServer, **login: Any) -> AsyncIterator[None]:
+    """The stream of the feed, with one message."""
+    async with publishing(server.port, **login) as (_, js):
+        await js.add_stream(name="orders", subjects=["o.>"])
+        await publish(js, "o.new", [b"1"])
+        yield
+
+
+def seed_of(kind: int) -> str:
+    """A new key of a kind: `nkeys.PREFIX_BYTE_USER` and so on."""
+    seed: bytes = nkeys.encode_seed(os.urandom(32), kind)
+    return seed.decode()
+
+
+def public(seed: str) -> str:
+    key: bytes = nkeys.from_seed(bytearray(seed.encode())).public_key
+    return key.decode()
+
+
+def signed(claims: dict[str, Any], *, by: str, subject: str, name: str) -> str:
+    """A JWT as NATS has them."""
+
+    def part(value: bytes) -> str:
+        return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
+
+    body = {"iat": int(time.time()), "iss": public(by), "name": name, "sub": subject, "nats": claims}
+    body["jti"] = base64.b32encode(sha256(json.dumps(body).encode()).digest()).rstrip(b"=").decode()
+    head = part(json.dumps({"typ": "JWT", "alg": "ed25519-nkey"}).encode())
+    content = f"{head}.{part(json.dumps(body).encode())}"
+    return f"{content}.{part(nkeys.from_seed(bytearray(by.encode())).sign(content.encode()))}"
+
+
+def test_a_password_is_taken_out_of_the_secrets(peer_dir: Path, run: Run) -> None:
+    async def story() -> None:
+        async with filled(server, user="feeds", password=SECRET):
+            await tenure_of(server.port, **USER).land(1)
+
+    with nats_server(peer_dir, authorization={"users": [{"user": "feeds", "password": SECRET}]}) as server:
+        run(story())
+
+
+def test_a_token_lets_it_in(peer_dir: Path, run: Run) -> None:
+    async def story() -> None:
+        async with filled(server, token=SECRET):
+            secrets = {"token": "${env:NATS_TOKEN}"}
+            await tenure_of(server.port, token="{token}", secrets=secrets).land(1)
+
+    with nats_server(peer_dir, authorization={"token": SECRET}) as server:
+        run(story())
+
+
+def test_an_nkey_lets_it_in(peer_dir: Path, run: Run) -> None:
+    seed = seed_of(nkeys.PREFIX_BYTE_USER)
+
+    async def story() -> None:
+        async with filled(server, nkeys_seed_str=seed):
+            await tenure_of(server.port, nkey_seed=seed).land(1)
+
+    with nats_server(peer_dir, authorization={"users": [{"nkey": public(seed)}]}) as server:
+        run(story())
+
+
+def test_a_credentials_file_lets_it_in(peer_dir: Path, run: Run) -> None:
+    operator, user = seed_of(nkeys.PREFIX_BYTE_OPERATOR), seed_of(nkeys.PREFIX_BYTE_USER)
+    account, system = (seed_of(nkeys.PREFIX_BYTE_ACCOUNT) for _ in range(2))
+    unlimited = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
+    stored = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)
+    operator_jwt = signed({"type": "operator", "version": 2}, by=operator, subject=public(operator), name="O")
+    account_claims = {"type": "account", "version": 2, "limits": {**unlimited, **stored, "wildcards": True}}
+    account_jwt = signed(account_claims, by=operator, subject=public(account), name="A")
+    system_claims = {"type": "account", "version": 2, "limits": {**unlimited, "wildcards": True}}
+    system_jwt = signed(system_claims, by=operator, subject=public(system), name="SYS")
+    user_jwt = signed(
+        {"type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1},
+        by=account,
+        subject=public(user),
+        name="U",
+    )
+    credentials = (
+        f"-----BEGIN NATS USER JWT-----\n{user_jwt}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{user}\n------END USER NKEY SEED------\n"
+    )
+
+    async def story() -> None:
+        async with filled(server, user_credentials=RawCredentials(credentials)):
+            await tenure_of(server.port, credentials=credentials).land(1)
+
+    config = {
+        "operator": operator_jwt,
+        "resolver": "MEMORY",
+        "resolver_preload": {public(account): account_jwt, public(system): system_jwt},
+        "system_account": public(system),
+    }
+    with nats_server(peer_dir, **config) as server:
+        run(story())
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        {"username": "feeds", "password": "wrong-s3cret"},
+        {"username": "nobody", "password": "s3cret"},
+        {"token": "wrong-s3cret"},
+        {"nkey_seed": seed_of(nkeys.PREFIX_BYTE_USER)},
+        {"nkey_seed": "no-s3cret"},
+        {"credentials": "no-s3cret"},
+        {},
+    ],
+    ids=["password", "user", "token", "nkey", "no nkey", "no credentials", "nothing"],
+)
+def test_refused_credentials_fail_the_feed(peer_dir: Path, run: Run, login: dict[str, str]) -> None:
+    async def story() -> None:
+        error = await tenure_of(server.port, **login).read()
+        assert isinstance(error, FeedMisconfigured), error
+        assert "source." in str(error)
+        assert "s3cret" not in str(error)
+        assert login.get("nkey_seed", "no seed") not in str(error)
+
+    with nats_server(peer_dir, authorization={"users": [{"user": "feeds", "password": SECRET}]}) as server:
+        run(story())
+
+
+def test_a_stream_that_does_not_exist_fails_the_feed(peer_dir: Path, run: Run) -> None:
+    async def story() -> None:
+        error = await tenure_of(server.port).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "no such stream; check source.stream" in str(error)
+
+    with nats_server(peer_dir) as server:
+        run(story())
+
+
+def test_a_server_without_jetstream_is_told(peer_dir: Path, run: Run) -> None:
+    async def story() -> None:
+        error = await tenure_of(server.port).read()
+        assert "JetStream" in str(error)
+
+    with nats_server(peer_dir, jetstream=False) as server:
+        run(story())
+
+
+@pytest.mark.parametrize(
+    "denied", ["$JS.API.STREAM.INFO.>", "$JS.API.CONSUMER.CREATE.>", "$JS.API.CONSUMER.MSG.NEXT.>"]
+)
+def test_a_permission_that_is_missing_fails_the_feed(peer_dir: Path, run: Run, denied: str) -> None:
+    async def story() -> None:
+        async with filled(server, user="admin", password=SECRET):
+            error = await tenure_of(server.port, **USER).read()
+        assert isinstance(error, FeedMisconfigured), error
+        assert "permissions violation" in str(error).lower()
+        assert denied.removesuffix(".>").lower() in str(error).lower()
+
+    users = [
+        {"user": "admin", "password": SECRET},
+        {"user": "feeds", "password": SECRET, "permissions": {"publish": {"deny": [denied]}}},
+    ]
+    with nats_server(peer_dir, authorization={"users": users}) as server:
+        run(story())
+
+
+def test_an_inbox_of_its_own_is_enough_for_a_user_of_few_permissions(peer_dir: Path, run: Run) -> None:
+    async def story() -> None:
+        async with filled(server, user="admin", password=SECRET):
+            error = await tenure_of(server.port, **USER).read()
+            assert isinstance(error, FeedMisconfigured)
+            await tenure_of(server.port, **USER, inbox_prefix="_INBOX_feeds").land(1)
+
+    may = {"publish": ["$JS.API.>", "$JS.ACK.>"], "subscribe": ["_INBOX_feeds.>"]}
+    users = [
+        {"user": "admin", "password": SECRET},
+        {"user": "feeds", "password": SECRET, "permissions": may},
+    ]
+    with nats_server(peer_dir, authorization={"users": users}) as server:
+        run(story())
+
+
+@pytest.fixture
+def tls_files(peer_dir: Path) -> dict[str, str]:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("nats.example")
+    files = {name: str(peer_dir / f"{name}.pem") for name in ("ca_file", "cert_file", "key_file")}
+    authority.cert_pem.write_to_path(files["ca_file"])
+    certificate.cert_chain_pems[0].write_to_path(files["cert_file"])
+    certificate.private_key_pem.write_to_path(files["key_file"])
+    return files
+
+
+def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, run: Run, tls_files: dict[str, str]) -> None:
+    sent = [b"x" * 50_000, *(b"%d" % n for n in range(1_000))]
+
+    def secured(port: int, name: str) -> Any:
+        tls = {"ca_file": tls_files["ca_file"], "server_name": name}
+        return tenure_of(port, **{"url": f"tls://127.0.0.1:{port}", **tls})
+
+    async def story() -> None:
+        async with stream_on(plain) as js:
+            await publish(js, "o.new", sent)
+        plain.stop()
+        # The same store, and the port of its own.
+        server.start()
+        tenure = secured(server.port, "nats.example")
+        await tenure.land(len(sent))
+        assert tenure.records == sent
+        error = await secured(server.port, "other.example").read()
+        assert isinstance(error, SourceUnavailable)
+        assert "certificate" in str(error)
+        error = await tenure_of(server.port).read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "write tls://" in str(error)
+
+    plain = nats_server(peer_dir)
+    plain.start()
+    files = {"cert_file": tls_files["cert_file"], "key_file": tls_files["key_file"]}
+    server = nats_server(peer_dir, tls=files)
+    try:
+        run(story())
+    finally:
+        plain.stop()
+        server.stop()
+
+
+def test_with_tls_wanted_nothing_is_sent_in_the_clear(peer_dir: Path, run: Run) -> None:
+    async def story() -> None:
+        error = await tenure_of(server.port, url=f"tls://127.0.0.1:{server.port}").read()
+        assert isinstance(error, FeedMisconfigured)
+        assert "offers no TLS" in str(error)
+
+    with nats_server(peer_dir) as server:
+        run(story())

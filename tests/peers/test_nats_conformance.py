@@ -1,0 +1,103 @@
+"""The nats connector does what every connector must, against nats-server."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+import pytest
+from nats.js.api import RetentionPolicy
+
+from feedq.connectors.nats import NatsConnector
+from feedq.testing.connector_conformance import ConnectorConformance, Served, behaviour
+from feedq.testing.tenure import SECRET
+from tests.peers.nats import acknowledged, nats_server, publish, publishing
+from tests.peers.servers import PeerServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PeerServer]:
+    with tempfile.TemporaryDirectory(prefix="feedq-peer-") as directory:
+        users = [{"user": "feeds", "password": SECRET}]
+        with nats_server(Path(directory), authorization={"users": users}) as started:
+            yield started
+
+
+class NatsConformance(ConnectorConformance):
+    """With a stream of its own for each test."""
+
+    kind = NatsConnector
+    acknowledges = True
+    retention: ClassVar[RetentionPolicy]
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server: PeerServer) -> None:
+        self.server = server
+
+    @property
+    def name(self) -> str:
+        return self.feed.replace("/", "_")
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[Served]:
+        async with publishing(self.server.port, user="feeds", password=SECRET) as (_, js):
+            await js.add_stream(name=self.name, subjects=[self.name], retention=self.retention)
+            if self.retention is RetentionPolicy.INTEREST:
+                # It keeps nothing unless somebody is interested.
+                await js.add_consumer(self.name, durable_name="somebody", ack_policy="all")
+            try:
+                yield Served(
+                    f"127.0.0.1:{self.server.port}",
+                    lambda records: publish(js, self.name, records),
+                    lambda: acknowledged(js, self.name),
+                )
+            finally:
+                await js.delete_stream(self.name)
+
+    @behaviour("dials")
+    async def test_a_reset_at_any_byte_is_told_and_mended(self) -> None:
+        """At some bytes, drawn anew each time: with all that a server says before, each would take minutes."""
+        sent, seed = self.records(4), Random().randrange(10_000)
+        print(f"seed {seed}")
+        async with self.relayed() as (source, relay):
+            await source.send(sent)
+            await self.tenure(relay.where).land(len(sent))
+            down_bytes = relay.down_bytes
+        for cut_after in Random(seed).sample(range(down_bytes + 1), 60):
+            async with self.relayed() as (source, relay):
+                relay.cut_after(cut_after)
+                await source.send(sent)
+                await self.survive(self.tenure(relay.where), sent)
+
+    def options(self, where: str) -> dict[str, Any]:
+        return {
+            "url": f"nats://{where}",
+            "stream": self.name,
+            "username": "feeds",
+            "password": "{password}",
+            "secrets": {"password": "${env:NATS_PASSWORD}"},
+        }
+
+
+class TestNatsLimits(NatsConformance):
+    """A stream that keeps messages up to its limits."""
+
+    retention = RetentionPolicy.LIMITS
+
+
+class TestNatsInterest(NatsConformance):
+    """A stream that keeps messages until all consumers have acknowledged them."""
+
+    retention = RetentionPolicy.INTEREST
+
+
+class TestNatsWorkQueue(NatsConformance):
+    """A stream that keeps messages until they are acknowledged."""
+
+    retention = RetentionPolicy.WORK_QUEUE
+    # From its cursor on it does, but not from one that is long passed: what was acknowledged is gone.
+    resumes = False

@@ -1,0 +1,460 @@
+"""The nats connector against nats-server: exactly once, whatever its stream's retention."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from nats.js import JetStreamContext
+from nats.js.api import RetentionPolicy
+from structlog.testing import capture_logs
+
+from feedq.connectors import nats_consumer
+from feedq.connectors.nats import NatsConnector
+from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.telemetry import LogEvent
+from feedq.testing.loopback import run_on, until
+from feedq.testing.relay import Relay
+from feedq.testing.stage import pull
+from feedq.testing.tenure import Tenure
+from tests.contract.erratic import ErraticWorker
+from tests.peers.nats import acknowledged, nats_server, publish, publishing
+from tests.peers.servers import PeerServer
+
+FEED = "acme/orders"
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return partial(run_on, request.param)
+
+
+@pytest.fixture
+def server(peer_dir: Path) -> Iterator[PeerServer]:
+    with nats_server(peer_dir) as started:
+        yield started
+
+
+@pytest.fixture(params=list(RetentionPolicy), ids=lambda policy: policy.value)
+def retention(request: pytest.FixtureRequest) -> RetentionPolicy:
+    chosen: RetentionPolicy = request.param
+    return chosen
+
+
+def tenure_of(port: int, **options: Any) -> Tenure:
+    return Tenure(
+        NatsConnector, {"url": f"nats://127.0.0.1:{port}", "stream": "orders", **options}, feed=FEED
+    )
+
+
+@asynccontextmanager
+async def stream_on(server: PeerServer, **config: Any) -> AsyncIterator[JetStreamContext]:
+    """A stream named ``orders`` of the subjects below ``o``."""
+    async with publishing(server.port) as (_, js):
+        await js.add_stream(name="orders", subjects=["o.>"], **config)
+        yield js
+
+
+@asynccontextmanager
+async def reading(tenure: Tenure, count: int, *, commit: bool = True) -> AsyncIterator[asyncio.Task[None]]:
+    """A connection that takes this many records; at the end they are here."""
+    before, wanted = tenure.connected, len(tenure.records) + count
+    async with aclosing(tenure.open()) as stream:
+        task = asyncio.ensure_future(pull(tenure, stream, count=wanted, commit=commit))
+        try:
+            await until(lambda: tenure.connected > before or task.done())
+            yield task
+            await task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def consumers(js: JetStreamContext) -> list[str]:
+    return sorted(one.name for one in await js.consumers_info("orders"))
+
+
+async def until_left(js: JetStreamContext, messages: int) -> None:
+    async with asyncio.timeout(20):
+        while (await js.stream_info("orders")).state.messages != messages:
+            await asyncio.sleep(0.01)
+
+
+def gaps(logs: Any) -> list[str]:
+    return [line["detail"] for line in logs if line["event"] == LogEvent.SOURCE_GAP]
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b'{"seq": %d}' % seq for seq in range(count)]
+
+
+# -- exactly once --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_that_dies_at_any_moment_lands_each_message_once(
+    server: PeerServer, run: Run, retention: RetentionPolicy, seed: int
+) -> None:
+    sent = numbered(2_000)
+
+    async def story() -> None:
+        async with (
+            stream_on(server, retention=retention) as js,
+            Relay(f"127.0.0.1:{server.port}").listening() as relay,
+        ):
+            _, _, port = relay.where.rpartition(":")
+            tenure = tenure_of(int(port), batch_messages=50, max_unacknowledged=200)
+            # Its consumer is there before the first message: without one, a stream by interest keeps none.
+            async with reading(tenure, 1):
+                await publish(js, "o.new", sent)
+            worker = ErraticWorker(tenure, relay, seed=seed)
+            worker.landed += tenure.records
+            await worker.land(len(sent))
+            assert worker.landed == sent
+            assert worker.lives > 3
+            assert len(await consumers(js)) == 1
+
+    run(story())
+
+
+def test_what_the_feed_has_read_leaves_the_stream_once_it_is_committed(
+    server: PeerServer, run: Run, retention: RetentionPolicy
+) -> None:
+    async def story() -> None:
+        async with stream_on(server, retention=retention) as js:
+            tenure = tenure_of(server.port)
+            async with reading(tenure, 10, commit=False) as task:
+                await publish(js, "o.new", [*numbered(5), b"", *numbered(5)])
+                await task
+                assert await acknowledged(js, "orders") == 0
+                for batch in tenure.batches:
+                    tenure.commit(batch)
+                async with asyncio.timeout(20):
+                    while await acknowledged(js, "orders") < 11:
+                        await asyncio.sleep(0.01)
+                if retention is not RetentionPolicy.LIMITS:
+                    await until_left(js, 0)
+
+    run(story())
+
+
+def test_messages_that_are_no_records_do_not_fill_the_window(server: PeerServer, run: Run) -> None:
+    async def story() -> None:
+        async with stream_on(server) as js:
+            tenure = tenure_of(server.port, max_unacknowledged=10)
+            async with reading(tenure, 1):
+                await publish(js, "o.new", [b""] * 100)
+                await publish(js, "o.new", [b"1"])
+            assert tenure.records == [b"1"]
+
+    run(story())
+
+
+def test_what_was_committed_and_not_acknowledged_leaves_a_work_queue_and_does_not_land_again(
+    server: PeerServer, run: Run
+) -> None:
+    async def story() -> None:
+        async with stream_on(server, retention=RetentionPolicy.WORK_QUEUE) as js:
+            tenure = tenure_of(server.port)
+            async with reading(tenure, 5, commit=False):
+                await publish(js, "o.new", numbered(5))
+            for batch in tenure.batches:
+                tenure.commit(batch)  # its connection has ended
+            await publish(js, "o.new", [b"after"])
+            async with reading(tenure, 1):
+                pass
+            assert tenure.records == [*numbered(5), b"after"]
+            async with reading(tenure, 1):
+                await until_left(js, 0)
+                await publish(js, "o.new", [b"end"])
+
+    run(story())
+
+
+def test_a_message_that_is_delivered_again_is_dropped(
+    server: PeerServer, run: Run, monkeypatch: pytest.MonkeyPatch, retention: RetentionPolicy
+) -> None:
+    # As if the sink had been away for a day.
+    monkeypatch.setattr(nats_consumer, "ACK_WAIT_S", 0.3)
+
+    async def story() -> None:
+        async with stream_on(server, retention=retention) as js:
+            tenure = tenure_of(server.port)
+            async with aclosing(tenure.open()) as stream:
+                taking = asyncio.ensure_future(pull(tenure, stream, count=3, commit=False))
+                await until(lambda: tenure.connected == 1)
+                await publish(js, "o.new", numbered(3))
+                await taking
+                taking = asyncio.ensure_future(pull(tenure, stream, count=4, commit=False))
+                async with asyncio.timeout(20):
+                    while not sum(one.num_redelivered for one in await js.consumers_info("orders")):
+                        await asyncio.sleep(0.05)
+                await publish(js, "o.new", [b"after"])
+                await taking
+            assert tenure.records == [*numbered(3), b"after"]
+
+    run(story())
+
+
+def test_no_more_comes_than_may_be_unacknowledged(
+    server: PeerServer, run: Run, retention: RetentionPolicy
+) -> None:
+    async def story() -> None:
+        async with stream_on(server, retention=retention) as js:
+            tenure = tenure_of(server.port, max_unacknowledged=50)
+            async with aclosing(tenure.open()) as stream:
+                taking = asyncio.ensure_future(pull(tenure, stream, count=50, commit=False))
+                await until(lambda: tenure.connected == 1)
+                await publish(js, "o.new", numbered(300))
+                await taking
+                (consumer,) = await js.consumers_info("orders")
+                assert consumer.delivered is not None
+                assert consumer.delivered.stream_seq == 50
+                for batch in tenure.batches:
+                    tenure.commit(batch)
+                await pull(tenure, stream, count=300)
+            assert tenure.records == numbered(300)
+
+    run(story())
+
+
+def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
+    server: PeerServer, run: Run, retention: RetentionPolicy
+) -> None:
+    async def story() -> None:
+        tenure = tenure_of(server.port)
+        async with stream_on(server, retention=retention) as js:
+            async with reading(tenure, 2):
+                await publish(js, "o.new", numbered(2))
+            async with aclosing(tenure.open()) as stream:
+                taking = asyncio.ensure_future(pull(tenure, stream, count=3))
+                await until(lambda: tenure.connected == 2)
+                await asyncio.to_thread(server.kill)
+                with pytest.raises(SourceUnavailable):
+                    await taking
+        assert isinstance(await tenure.read(), SourceUnavailable)
+        await asyncio.to_thread(server.start)
+        async with publishing(server.port) as (_, js):
+            await publish(js, "o.new", [b"after"])
+            await tenure.land(3)
+        assert tenure.records == [*numbered(2), b"after"]
+
+    run(story())
+
+
+def test_a_stream_by_interest_keeps_what_comes_while_the_feed_is_away(server: PeerServer, run: Run) -> None:
+    async def story() -> None:
+        async with stream_on(server, retention=RetentionPolicy.INTEREST) as js:
+            tenure = tenure_of(server.port)
+            async with reading(tenure, 1):
+                await publish(js, "o.new", [b"0"])
+            for round_ in range(4):
+                await publish(js, "o.new", [b"%d" % (2 * round_ + 1), b"%d" % (2 * round_ + 2)])
+                async with reading(tenure, 2, commit=round_ % 2 == 0):
+                    pass
+                if round_ % 2:
+                    del tenure.records[-2:]
+                    async with reading(tenure, 2):
+                        pass
+            assert tenure.records == [b"%d" % n for n in range(9)]
+            assert len(await consumers(js)) == 1
+
+    run(story())
+
+
+# -- where it begins -----------------------------------------------------------------------------------------
+
+
+def test_new_begins_where_the_feed_first_connected_though_nothing_has_landed(
+    server: PeerServer, run: Run, retention: RetentionPolicy
+) -> None:
+    if retention is RetentionPolicy.WORK_QUEUE:
+        return  # is always read from its beginning
+
+    async def story() -> None:
+        async with stream_on(server, retention=retention) as js:
+            await publish(js, "o.new", [b"before"])
+            tenure = tenure_of(server.port, deliver="new")
+            async with reading(tenure, 1, commit=False):
+                await publish(js, "o.new", [b"1"])
+            tenure.records.clear()
+            await publish(js, "o.new", [b"2"])
+            async with reading(tenure, 2):
+                pass
+            assert tenure.records == [b"1", b"2"]
+
+    run(story())
+
+
+def test_last_begins_with_the_last_message(server: PeerServer, run: Run) -> None:
+    async def story() -> None:
+        async with stream_on(server) as js:
+            await publish(js, "o.new", numbered(3))
+            tenure = tenure_of(server.port, deliver="last")
+            await tenure.land(1)
+            assert tenure.records == numbered(3)[2:]
+
+    run(story())
+
+
+def test_only_the_subjects_asked_for_are_read(
+    server: PeerServer, run: Run, retention: RetentionPolicy
+) -> None:
+    async def story() -> None:
+        async with stream_on(server, retention=retention) as js:
+            tenure = tenure_of(server.port, subjects=["o.*.created"])
+            with capture_logs() as logs:
+                async with reading(tenure, 2):
+                    for subject in ("o.a.created", "o.a.deleted", "o.b.created"):
+                        await publish(js, subject, [subject.encode()])
+                await publish(js, "o.c.created", [b"o.c.created"])
+                await tenure.land(3)
+            assert tenure.records == [b"o.a.created", b"o.b.created", b"o.c.created"]
+            assert gaps(logs) == []
+
+    run(story())
+
+
+def test_several_subjects_ask_for_a_newer_server(server: PeerServer, run: Run) -> None:
+    async def story() -> None:
+        async with stream_on(server):
+            error = await tenure_of(server.port, subjects=["o.a", "o.b"]).read()
+            assert isinstance(error, FeedMisconfigured)
+            assert "need NATS 2.10" in str(error)
+
+    run(story())
+
+
+# -- gaps ----------------------------------------------------------------------------------------------------
+
+
+def test_messages_that_were_discarded_before_they_were_read_are_told(server: PeerServer, run: Run) -> None:
+    async def story() -> None:
+        async with stream_on(server, max_msgs=3) as js:
+            tenure = tenure_of(server.port)
+            await publish(js, "o.new", numbered(1))
+            await tenure.land(1)
+            await publish(js, "o.new", numbered(6)[1:])
+            with capture_logs() as logs:
+                await tenure.land(4)
+            assert tenure.records == [numbered(1)[0], *numbered(6)[3:]]
+            assert gaps(logs) == ["the oldest message left is 4, the last one read was 1"]
+
+    run(story())
+
+
+def test_a_hole_is_told(server: PeerServer, run: Run) -> None:
+    async def story() -> None:
+        async with stream_on(server) as js:
+            await publish(js, "o.new", numbered(5))
+            await js.delete_msg("orders", 3)
+            with capture_logs() as logs:
+                await tenure_of(server.port).land(4)
+            assert gaps(logs) == ["message 2 is followed by 4"]
+
+    run(story())
+
+
+def test_a_stream_that_was_made_anew_is_read_from_its_beginning(server: PeerServer, run: Run) -> None:
+    async def story() -> None:
+        async with stream_on(server) as js:
+            tenure = tenure_of(server.port)
+            await publish(js, "o.new", numbered(3))
+            await tenure.land(3)
+            await js.delete_stream("orders")
+            await js.add_stream(name="orders", subjects=["o.>"])
+            await publish(js, "o.new", [b"a", b"b", b"c", b"d"])
+            with capture_logs() as logs:
+                await tenure.land(7)
+            assert tenure.records[3:] == [b"a", b"b", b"c", b"d"]
+            (gap,) = gaps(logs)
+            assert "made anew" in gap
+
+    run(story())
+
+
+# -- records -------------------------------------------------------------------------------------------------
+
+
+def test_an_envelope_says_where_a_message_comes_from(server: PeerServer, run: Run) -> None:
+    async def story() -> None:
+        async with stream_on(server) as js:
+            await publish(js, "o.a", [b"21.5"], headers={"Unit": "°C"})
+            await publish(js, "o.b", [b""])
+            tenure = tenure_of(server.port, envelope=True)
+            await tenure.land(2)
+            first, second = (record.decode() for record in tenure.records)
+            assert first.startswith('{"subject":"o.a","seq":1,"time":"20')
+            assert first.endswith('+00:00","headers":{"Unit":"°C"},"data":21.5}')
+            assert second.endswith('"data":""}')
+
+    run(story())
+
+
+# -- beside others -------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_takes_over_ends_its_predecessor(
+    server: PeerServer, run: Run, retention: RetentionPolicy
+) -> None:
+    async def story() -> None:
+        async with stream_on(server, retention=retention) as js:
+            before, after = tenure_of(server.port), tenure_of(server.port)
+            async with aclosing(before.open()) as stream:
+                waiting = asyncio.ensure_future(anext(stream))
+                async with asyncio.timeout(20):
+                    # When its request is under way; one that comes later only notices that nothing comes.
+                    while not sum(one.num_waiting for one in await js.consumers_info("orders")):
+                        await asyncio.sleep(0.01)
+                async with reading(after, 1):
+                    with pytest.raises(SourceUnavailable, match="moved to another worker"):
+                        await waiting
+                    await publish(js, "o.new", [b"1"])
+            assert len(await consumers(js)) == 1
+
+    run(story())
+
+
+def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
+    server: PeerServer, run: Run, retention: RetentionPolicy
+) -> None:
+    async def story() -> None:
+        async with stream_on(server, retention=retention) as js:
+            feed, trial = tenure_of(server.port), tenure_of(server.port)
+            trial.trial = True
+            async with reading(feed, 2):
+                await publish(js, "o.new", [b"1"])
+                if retention is RetentionPolicy.WORK_QUEUE:
+                    error = await trial.read()
+                    assert isinstance(error, FeedMisconfigured)
+                    assert "has one consumer" in str(error)
+                    await publish(js, "o.new", [b"2"])
+                else:
+                    async with reading(trial, 1):
+                        await publish(js, "o.new", [b"2"])
+            assert feed.records == [b"1", b"2"]
+            assert len(await consumers(js)) == 1
+
+    run(story())
+
+
+def test_a_feed_that_starts_does_not_find_a_work_queue_taken_by_a_trial(server: PeerServer, run: Run) -> None:
+    async def story() -> None:
+        async with stream_on(server, retention=RetentionPolicy.WORK_QUEUE) as js:
+            await publish(js, "o.new", [b"1"])
+            feed, trial = tenure_of(server.port), tenure_of(server.port)
+            trial.trial = True
+            async with aclosing(trial.open()) as stream:
+                await pull(trial, stream, count=1)
+                await feed.land(1)
+            assert feed.records == [b"1"]
+
+    run(story())

@@ -1,0 +1,237 @@
+"""Options of the nats connector, where its consumer begins, and what it asks for."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import DeliverPolicy, RetentionPolicy, StreamConfig, StreamInfo, StreamState
+
+from feedq.connectors.base import parse_options
+from feedq.connectors.nats import NatsOptions
+from feedq.connectors.nats_consumer import Position, Start, choose_start, created
+from feedq.connectors.nats_pulls import Pulls, Trouble
+from feedq.connectors.nats_reading import Received
+from feedq.errors import InvalidInput
+
+MINIMAL = {"url": "nats://127.0.0.1", "stream": "orders"}
+
+
+def options(**source: Any) -> NatsOptions:
+    parsed = parse_options("nats", {**MINIMAL, **source})
+    assert isinstance(parsed, NatsOptions)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ({"url": "tcp://host:4222"}, "source.url: must be nats://host or tls://host"),
+        ({"url": "nats://host/orders"}, "source.url: has something after the port"),
+        ({"stream": ""}, "source.stream: "),
+        ({"stream": "a.b"}, "source.stream: must be a name"),
+        ({"stream": "a*"}, "source.stream: must be a name"),
+        ({"domain": "a b"}, "source.domain: must be a name"),
+        ({"subjects": ["a..b"]}, "source.subjects: 'a..b' is no subject"),
+        ({"subjects": ["a.>.b"]}, "source.subjects: 'a.>.b' is no subject"),
+        ({"subjects": ["a b"]}, "source.subjects: 'a b' is no subject"),
+        ({"subjects": [""]}, "source.subjects: '' is no subject"),
+        ({"subjects": ["a", "a"]}, "source.subjects: names a subject twice"),
+        ({"inbox_prefix": "a..b"}, "source.inbox_prefix: "),
+        ({"deliver": "some"}, "source.deliver: "),
+        ({"token": "x", "username": "y"}, "source.token: cannot go with source.username"),
+        ({"token": "x", "credentials": "y"}, "source.credentials: cannot go with source.token"),
+        ({"nkey_seed": "{seed}"}, "source.nkey_seed: {seed} is no placeholder"),
+        ({"tls_first": True}, "source.tls_first: needs a tls:// source.url"),
+        ({"batch_messages": 0}, "source.batch_messages: "),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(source: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        options(**source)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("subject", ["a", "a.b", "*", "a.*.c", ">", "a.>", "$KV.bucket.>"])
+def test_a_subject_is_accepted(subject: str) -> None:
+    assert options(subjects=[subject]).subjects == (subject,)
+
+
+# -- where it begins -----------------------------------------------------------------------------------------
+
+MADE_AT = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+def stream(
+    first: int = 1, last: int = 100, *, retention: RetentionPolicy = RetentionPolicy.LIMITS
+) -> StreamInfo:
+    state = StreamState(messages=last - first + 1, bytes=0, first_seq=first, last_seq=last, consumer_count=0)
+    # As the library reads it from the server, a string and no member.
+    config = StreamConfig(name="orders", retention=str(retention.value))  # type: ignore[arg-type]
+    return StreamInfo(config=config, state=state, created=MADE_AT)
+
+
+HERE = created(stream())
+BY_SEQ = DeliverPolicy.BY_START_SEQUENCE
+
+
+def test_without_a_cursor_it_begins_where_it_is_told() -> None:
+    assert choose_start(None, stream(), "all") == Start(DeliverPolicy.ALL)
+    assert choose_start(None, stream(), "last") == Start(DeliverPolicy.LAST)
+    assert choose_start(None, stream(), "new") == Start(BY_SEQ, seq=101)
+
+
+@pytest.mark.parametrize("deliver", ["all", "new", "last"])
+def test_a_cursor_goes_before_what_it_is_told(deliver: Any) -> None:
+    assert choose_start(Position(50, HERE), stream(), deliver) == Start(BY_SEQ, seq=51, landed=50)
+    assert choose_start(Position(100, HERE), stream(), deliver) == Start(BY_SEQ, seq=101, landed=100)
+
+
+def test_what_was_discarded_after_the_cursor_is_a_gap() -> None:
+    assert choose_start(Position(9, HERE), stream(first=10), "all").gap is None
+    assert choose_start(Position(99, HERE), stream(first=101), "all").gap is not None
+    start = choose_start(Position(8, HERE), stream(first=10), "all")
+    assert (start.seq, start.landed) == (9, 8)
+    assert start.gap == "the oldest message left is 10, the last one read was 8"
+
+
+@pytest.mark.parametrize("retention", [RetentionPolicy.INTEREST, RetentionPolicy.WORK_QUEUE])
+def test_what_was_acknowledged_away_is_no_gap(retention: RetentionPolicy) -> None:
+    assert choose_start(Position(8, HERE), stream(first=50, retention=retention), "all").gap is None
+
+
+@pytest.mark.parametrize("position", [Position(101, HERE), Position(50, "another time")])
+def test_a_stream_that_is_another_one_is_read_from_its_beginning(position: Position) -> None:
+    start = choose_start(position, stream(), "new")
+    assert (start.policy, start.seq, start.landed) == (DeliverPolicy.ALL, None, 0)
+    assert start.gap is not None
+    assert "made anew" in start.gap
+
+
+@pytest.mark.parametrize("position", [None, Position(50, HERE)])
+@pytest.mark.parametrize("deliver", ["all", "new", "last"])
+def test_a_work_queue_begins_with_what_is_left(position: Position | None, deliver: Any) -> None:
+    start = choose_start(position, stream(retention=RetentionPolicy.WORK_QUEUE), deliver)
+    assert (start.policy, start.seq) == (DeliverPolicy.ALL, None)
+    assert start.landed == (50 if position else 0)
+
+
+@pytest.mark.parametrize("cursor", [None, 7, "7", {"seq": "7", "created": HERE}, {"seq": 7}, []])
+def test_a_cursor_of_another_kind_is_none(cursor: Any) -> None:
+    assert Position.of(cursor) is None
+
+
+def test_a_cursor_is_read_as_it_was_written() -> None:
+    assert Position.of(Position(7, HERE).cursor()) == Position(7, HERE)
+
+
+# -- what it asks for ----------------------------------------------------------------------------------------
+
+
+class Asked:
+    """The requests that were published."""
+
+    def __init__(self, messages: int = 10) -> None:
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.pulls = Pulls(
+            self.publish, subject="NEXT", inbox="IN", messages=messages, bytes_max=1000, heartbeat_s=0.5
+        )
+
+    async def publish(self, subject: str, body: bytes, reply: str) -> None:
+        assert subject == "NEXT"
+        self.requests.append((reply, orjson.loads(body)))
+
+    @property
+    def batches(self) -> list[int]:
+        return [body["batch"] for _, body in self.requests]
+
+
+def status(code: str, said: str, reply: str) -> Msg:
+    return Msg(None, subject=reply, headers={"Status": code, "Description": said})  # type: ignore[arg-type]
+
+
+async def test_it_asks_anew_when_half_has_come() -> None:
+    asked = Asked(10)
+    await asked.pulls.ask()
+    await asked.pulls.ask()
+    assert asked.requests == [
+        ("IN.1", {"batch": 10, "max_bytes": 1000, "expires": 60_000_000_000, "idle_heartbeat": 500_000_000})
+    ]
+    for _ in range(4):
+        asked.pulls.arrived()
+        await asked.pulls.ask()
+    assert asked.batches == [10]
+    asked.pulls.arrived()
+    await asked.pulls.ask()
+    assert asked.batches == [10, 5]
+    assert asked.pulls.asked == 10
+
+
+async def test_never_more_is_asked_for_than_may_come() -> None:
+    asked = Asked(7)
+    for _ in range(50):
+        await asked.pulls.ask()
+        assert 0 < asked.pulls.asked <= 7
+        asked.pulls.arrived()
+    assert sum(asked.batches) == 50 + asked.pulls.asked
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("404", "No Messages"),
+        ("408", "Request Timeout"),
+        ("409", "Message Size Exceeds MaxBytes"),
+        ("409", "Batch Completed"),
+    ],
+)
+async def test_a_request_that_has_ended_is_made_anew(code: str, said: str) -> None:
+    asked = Asked(10)
+    await asked.pulls.ask()
+    asked.pulls.arrived()
+    assert asked.pulls.heed(status(code, said, "IN.1")) is None
+    assert asked.pulls.asked == 0
+    await asked.pulls.ask()
+    assert asked.batches == [10, 10]
+    # One that has already been served ends nothing else.
+    assert asked.pulls.heed(status(code, said, "IN.1")) is None
+    assert asked.pulls.asked == 10
+
+
+async def test_a_heartbeat_changes_nothing() -> None:
+    asked = Asked(10)
+    await asked.pulls.ask()
+    assert asked.pulls.heed(status("100", "Idle Heartbeat", "IN.1")) is None
+    assert asked.pulls.asked == 10
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("409", "Consumer Deleted"), ("409", "Leadership Change"), ("503", ""), ("400", "Bad Request")],
+)
+async def test_a_consumer_that_is_gone_is_trouble(code: str, said: str) -> None:
+    asked = Asked(10)
+    await asked.pulls.ask()
+    assert asked.pulls.heed(status(code, said, "IN.1")) == Trouble(code, said)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "$JS.ACK.orders.name.1.17.3.1795167253292007528.4",
+        "$JS.ACK.hub.ACCHASH.orders.name.1.17.3.1795167253292007528.4",
+        "$JS.ACK._.ACCHASH.orders.name.1.17.3.1795167253292007528.4.token",
+    ],
+)
+def test_a_reply_says_where_a_message_stands(reply: str) -> None:
+    assert Received.of(reply) == Received(17, 3, 1795167253292007528)
+
+
+def test_the_library_still_takes_a_transport_that_is_there() -> None:
+    """It is no documented hook: a release that takes it away must be noticed here, not at a user's."""
+    assert "if not self._transport:" in inspect.getsource(Client._connect_to_server)
