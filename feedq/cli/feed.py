@@ -10,6 +10,8 @@ import click
 
 from feedq import control, manifest
 from feedq.cli import options
+from feedq.cli.dead_letters import dead_letters
+from feedq.cli.feed_test import feed_test
 from feedq.cli.invocation import Invocation, json_option, pass_invocation, wait_options
 from feedq.cli.output import write_json
 from feedq.cli.views import write_difference, write_events, write_feed, write_feeds
@@ -23,7 +25,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 EVENTS_SHOWN = 50
 
 
-@click.group(short_help="Add, list, show, edit, pause, resume, restart, remove feeds.")
+@click.group(short_help="Add, test, list, show, edit, pause, resume, restart, remove feeds; dead letters.")
 def feed() -> None:
     """One feed, or a few by name.
 
@@ -32,6 +34,10 @@ def feed() -> None:
       feedq feed list --tenant acme
       feedq feed show acme/orders
     """
+
+
+feed.add_command(feed_test)
+feed.add_command(dead_letters)
 
 
 def _declaration_options(command: Command) -> Command:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 import click
 
@@ -21,6 +23,7 @@ from feedq.store.base import Store
 from feedq.telemetry import configure_logging
 
 if TYPE_CHECKING:
+    from feedq.sinks.base import Sink
     from feedq.store.insight import FleetState
 
 POLL_INTERVAL_S = 0.2
@@ -49,6 +52,8 @@ class Invocation:
     injected_store: Store | None = None
     injected_fleet: FleetState | None = None
     """What `fleet_state` answers when the store was injected."""
+    injected_sinks: Mapping[str, Sink] | None = None
+    """Sinks by name, in place of those of the settings."""
     _opened: Store | None = None
 
     @property
@@ -63,6 +68,21 @@ class Invocation:
             self._opened = open_store()
             click.get_current_context().call_on_close(self._opened.close)
         return self._opened
+
+    @contextmanager
+    def open_sink(self, name: str) -> Iterator[Sink]:
+        """A session with a named sink database. Raises `InvalidInput` when it is not set up here."""
+        if self.injected_sinks is not None:
+            yield self.injected_sinks[name]
+            return
+        from feedq.sinks.base import load_sink
+
+        url = self.settings.sink_url(name)
+        sink = load_sink(url)(url, environment=self.settings.environment, worker_id=uuid4(), role="cli")
+        try:
+            yield sink
+        finally:
+            sink.close()
 
     def fleet_state(self) -> FleetState | None:
         """None when there is no telling."""

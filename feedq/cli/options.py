@@ -1,7 +1,8 @@
 """``key=value`` on the command line, as options of a feed.
 
 What the text means follows from the option's own type: a string is taken as it stands, anything else is read
-as JSON (``idle_timeout_s=30``, ``tls=true``), a list may also be written with commas. Dots lead into
+as JSON (``idle_timeout_s=30``, ``verify=false``), a list may also be written with commas. What may be a string or
+a list is a string, however much it looks like a list: JSON is what many sources want to be sent. Dots lead into
 mappings: ``columns.seq=/seq``, ``secrets.token=${env:TOKEN}``.
 """
 
@@ -113,37 +114,65 @@ def _merge(
         *outer, last = path.split(".")
         inner, its_schema = merged, schema
         for key in outer:
-            its_schema = _property(its_schema, key, schema)
-            inner = inner.setdefault(key, {})
+            its_schema = _mapping(_property(its_schema, key, schema), schema)
+            if inner.get(key) is None:  # not there, or there as null
+                inner[key] = {}
+            inner = inner[key]
             if not isinstance(inner, dict):
                 raise InvalidInput(f"{option} {path}: {key!r} is not a mapping")
-        inner[last] = _typed(value, _property(its_schema, last, schema))
+        inner[last] = _typed(value, _kinds(_property(its_schema, last, schema), schema))
     return merged
 
 
 def _property(schema: Schema, key: str, root: Schema) -> Schema:
     """The schema of one property; empty when it is not known, which validation will say better."""
     found = schema.get("properties", {}).get(key, schema.get("additionalProperties", {}))
-    if isinstance(found, Mapping) and "$ref" in found:
-        found = root.get("$defs", {}).get(str(found["$ref"]).rpartition("/")[2], {})
-    return found if isinstance(found, Mapping) else {}
+    return _resolved(found, root) if isinstance(found, Mapping) else {}
 
 
-def _typed(text: str, schema: Schema) -> Any:
-    alternatives = schema.get("anyOf", [schema])
-    kinds = {kind for one in alternatives for kind in _kinds(one)}
-    if not kinds or "string" in kinds:
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        # Not JSON: leave it to validation, which names the option and its type.
-        return text.split(",") if "array" in kinds else text
+def _mapping(schema: Schema, root: Schema) -> Schema:
+    """The alternative that a path leads into: of text or a mapping, the mapping."""
+    alternatives = [_resolved(one, root) for one in schema.get("anyOf", [schema])]
+    return next((one for one in alternatives if "object" in _types(one)), schema)
 
 
-def _kinds(schema: Schema) -> list[str]:
+def _resolved(schema: Schema, root: Schema) -> Schema:
+    if "$ref" not in schema:
+        return schema
+    found: Schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    return found
+
+
+def _kinds(schema: Schema, root: Schema) -> set[str]:
+    """The JSON types that a value may be of; none when it may be anything, or nothing is known of it."""
+    return {kind for one in schema.get("anyOf", [schema]) for kind in _types(_resolved(one, root))}
+
+
+def _types(schema: Schema) -> list[str]:
     kind = schema.get("type", [])
     return [kind] if isinstance(kind, str) else list(kind)
+
+
+def _typed(text: str, kinds: set[str]) -> Any:
+    try:
+        value = json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        # No JSON: text, which validation may still refuse, naming the option and its type.
+        value = text
+    if "string" in kinds:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        wanted = ("object" in kinds and isinstance(value, dict)) or (
+            is_number and ("number" in kinds or ("integer" in kinds and isinstance(value, int)))
+        )
+        return value if wanted else text
+    if "array" in kinds and not isinstance(value, list) and not (value is None and "null" in kinds):
+        return [value] if isinstance(value, dict) else text.split(",")
+    return value
+
+
+def _no_json(constant: str) -> Any:
+    # Python reads NaN and Infinity, which no database takes for JSON.
+    raise ValueError(constant)
 
 
 def _number(text: str) -> float:

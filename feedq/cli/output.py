@@ -89,6 +89,12 @@ def write_facts(facts: Sequence[tuple[str, Cell | None]]) -> None:
             click.echo(f"{name.ljust(width)}  {value}")
 
 
+def styled_step(name: str, outcome: str, detail: str) -> str:
+    """A line for a step of several: its outcome first, in its colour."""
+    colours = {"ok": "green", "failed": "red", "skipped": "yellow"}
+    return f"{click.style(outcome.ljust(7), fg=colours[outcome])}  {name.ljust(11)}  {detail}".rstrip()
+
+
 def warn(text: str) -> None:
     click.echo(f"Warning: {text}", err=True)
 

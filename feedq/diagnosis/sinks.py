@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
+from uuid import uuid4
 
 import psycopg2
 
 from feedq.diagnosis.checks import Check, counted, fail, ok, one_line, warn
-from feedq.errors import InvalidInput
+from feedq.errors import FeedqError, InvalidInput
 from feedq.model import Feed
 from feedq.settings import Settings
-from feedq.sinks.base import parse_sink
+from feedq.sinks.base import load_sink, parse_sink
 from feedq.store.engine import driver_options, psycopg2_dsn
 from feedq.telemetry import mask_url
 
@@ -57,6 +58,8 @@ def _used(feeds: Sequence[Feed]) -> dict[str, list[str]]:
 
 def _check_sink(name: str, url: str, *, feeds: int) -> Check:
     title = f"sink {name}"
+    if not url.startswith(("postgresql", "postgres:")):
+        return _check_other(title, name, url, feeds=feeds)
     try:
         with closing(psycopg2.connect(psycopg2_dsn(url), **driver_options("feedq-doctor"))) as connection:
             return _permissions(title, connection, detail=f"{counted(feeds, 'feed')}, {mask_url(url)}")
@@ -66,6 +69,23 @@ def _check_sink(name: str, url: str, *, feeds: int) -> Check:
             f"{mask_url(url)}: {mask_url(one_line(error))}",
             f"start it, or set FEEDQ_SINKS__{name.upper()} to the one that is meant",
         )
+
+
+def _check_other(title: str, name: str, url: str, *, feeds: int) -> Check:
+    """A sink of another kind: whether it answers, and lets feedq keep its tables there."""
+    try:
+        sink = load_sink(url)(url, environment="feedq-doctor", worker_id=uuid4(), role="doctor")
+        try:
+            sink.dead_letters(limit=1)
+        finally:
+            sink.close()
+    except FeedqError as error:
+        return fail(
+            title,
+            mask_url(one_line(error)),
+            f"start it, or set FEEDQ_SINKS__{name.upper()} to the one that is meant",
+        )
+    return ok(title, f"{counted(feeds, 'feed')}, {mask_url(url)}")
 
 
 def _permissions(title: str, connection: Any, *, detail: str) -> Check:

@@ -34,7 +34,7 @@ COMMANDS = dict(leaves(main, "feedq"))
 
 def sections() -> dict[str, str]:
     """Text by command."""
-    parts = re.split(r"^## `(feedq [a-z ]+)`$", PAGE, flags=re.MULTILINE)
+    parts = re.split(r"^## `(feedq [a-z -]+)`$", PAGE, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from feedq.cli import options
 from feedq.model import Reason, TargetState
 from tests.unit.command import URL, Command
 
@@ -53,6 +54,67 @@ def test_a_list_option_may_be_json_or_commas(command: Command) -> None:
             *(*columns, "--sink", key),
         )
         assert command.spec(name).sink["key"] == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("connector", "assignment", "option", "value"),
+    [
+        # What may be a text or a list is a text: many sources want JSON to be sent.
+        ("tcp", 'hello={"op": "sub"}', "hello", '{"op": "sub"}'),
+        ("tcp", 'hello=["sub", "a"]', "hello", '["sub", "a"]'),
+        ("tcp", "hello=LOGIN a,b", "hello", "LOGIN a,b"),
+        ("tcp", "hello=", "hello", ""),
+        ("websocket", 'subscribe={"op": "sub"}', "subscribe", '{"op": "sub"}'),
+        ("websocket", 'subscribe=["1", "phx_join", {}]', "subscribe", '["1", "phx_join", {}]'),
+        ("websocket", "subprotocols=v2.json,v1.json", "subprotocols", ["v2.json", "v1.json"]),
+        ("websocket", 'ignore={"/event": "heartbeat"}', "ignore", [{"/event": "heartbeat"}]),
+        ("websocket", "initial_cursor=17", "initial_cursor", 17),
+        ("websocket", "initial_cursor=0017", "initial_cursor", "0017"),
+        ("websocket", "initial_cursor=true", "initial_cursor", "true"),
+        # A list of texts, even if they look like something else.
+        ("redis", "streams=1", "streams", ["1"]),
+        ("redis", "streams=true,null", "streams", ["true", "null"]),
+        ("mqtt", "client_id=17", "client_id", "17"),
+        ("sse", "events=null", "events", None),
+        # Dots lead into mappings.
+        ("tcp", "limits.rows_per_s=10", "limits", {"rows_per_s": 10}),
+        ("tcp", "limits.bytes_per_s=null", "limits", {"bytes_per_s": None}),
+        ("tcp", "ping.answer={1}", "ping", {"answer": "{1}"}),
+        ("tcp", "secrets.token=${env:TOKEN}", "secrets", {"token": "${env:TOKEN}"}),
+        ("tcp", "csv.fields=time,1", "csv", {"fields": ["time", "1"]}),
+        ("tcp", "csv.header=true", "csv", {"header": True}),
+        ("tcp", "csv.delimiter=,", "csv", {"delimiter": ","}),
+        ("sse", "headers.X-Version=2", "headers", {"X-Version": "2"}),
+    ],
+)
+def test_the_type_of_an_option_says_how_it_is_read(
+    connector: str, assignment: str, option: str, value: object
+) -> None:
+    assert options.merge_source({}, connector, [assignment]) == {option: value}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "columns"),
+    [
+        ("columns.price=/p", {"price": "/p"}),
+        ("columns.record=", {"record": ""}),
+        ("columns.price.pointer=/p", {"price": {"pointer": "/p"}}),
+        ('columns.price={"pointer": "/p"}', {"price": {"pointer": "/p"}}),
+        # Anything is a constant: JSON if it can be read as such.
+        ("columns.source.value=7", {"source": {"value": 7}}),
+        ("columns.source.value=acme", {"source": {"value": "acme"}}),
+        ('columns.source.value="7"', {"source": {"value": "7"}}),
+        ("columns.source.value=NaN", {"source": {"value": "NaN"}}),
+    ],
+)
+def test_a_column_may_be_given_as_text_or_by_its_parts(assignment: str, columns: object) -> None:
+    assert options.merge_sink({}, [assignment]) == {"columns": columns}
+
+
+def test_a_dot_leads_into_an_option_that_is_null(command: Command) -> None:
+    command.feed("a", source={"url": URL, "csv": None, "format": "json"})
+    command.ok("feed", "edit", "a", "--set", "source.format=csv", "--set", "source.csv.fields=x,y")
+    assert command.spec("a").source == {"url": URL, "format": "csv", "csv": {"fields": ["x", "y"]}}
 
 
 @pytest.mark.parametrize(

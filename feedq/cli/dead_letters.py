@@ -1,0 +1,252 @@
+"""`feedq feed dead-letters`: the records that the database refused, and what to do about them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import click
+
+from feedq.cli.invocation import Invocation, json_option, pass_invocation
+from feedq.cli.output import write_facts, write_json, write_table
+from feedq.cli.views import compact
+from feedq.connectors.base import parse_options
+from feedq.errors import FeedqError, InvalidInput, NotFound, SinkUnavailable
+from feedq.model import FeedSpec
+from feedq.sinks.base import DeadLetter, Landing, Sink, landing_of, parse_sink
+from feedq.wording import ago, printable
+
+TEXT_WIDTH = 60
+AT_ONCE = 100
+FIRST_AT_ONCE = 10
+BYTES_AT_ONCE = 16 * 2**20
+"""These bound one transaction of a replay, and what is held of records in memory: so many at once, or fewer if
+those before were large."""
+
+LETTER_ID = click.IntRange(1, 2**63 - 1)
+ids_argument = click.argument("ids", nargs=-1, type=LETTER_ID, metavar="[ID]...")
+all_option = click.option("--all", "all_", is_flag=True, help="All of the feed's, instead of naming each.")
+
+
+@click.group("dead-letters", short_help="Records that the database refused: list, show, replay, drop.")
+def dead_letters() -> None:
+    """Records that the database refused, kept in the feed's sink with the reason.
+
+    \b
+    Example:
+      feedq feed dead-letters list acme/orders
+      feedq feed dead-letters replay acme/orders --all
+    """
+
+
+@dead_letters.command("list")
+@click.argument("name")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many, newest first."
+)
+@json_option
+@pass_invocation
+def list_(invocation: Invocation, *, name: str, limit: int) -> None:
+    """The refused records of a feed, newest first.
+
+    \b
+    Example:
+      feedq feed dead-letters list acme/orders --limit 10
+    """
+    spec = _spec(invocation, name)
+    with invocation.open_sink(parse_sink(spec.sink).name) as sink:
+        letters = sink.dead_letters(name, limit=limit)
+    if invocation.json:
+        write_json([_document(letter) for letter in letters])
+        return
+    if not letters:
+        click.echo(f"{name} has no dead letters")
+        return
+    now = invocation.clock.now()
+    rows = [
+        (
+            str(letter.id),
+            ago(letter.at, now=now),
+            str(letter.epoch),
+            _short(printable(letter.error)),
+            _short(_text(letter.record)),
+        )
+        for letter in letters
+    ]
+    write_table(("ID", "AGE", "EPOCH", "ERROR", "RECORD"), rows, right="ID AGE EPOCH")
+
+
+@dead_letters.command()
+@click.argument("name")
+@click.argument("letter_id", type=LETTER_ID, metavar="ID")
+@json_option
+@pass_invocation
+def show(invocation: Invocation, *, name: str, letter_id: int) -> None:
+    """One refused record, whole, with the reason.
+
+    \b
+    Example:
+      feedq feed dead-letters show acme/orders 17
+    """
+    spec = _spec(invocation, name)
+    with invocation.open_sink(parse_sink(spec.sink).name) as sink:
+        letters = sink.dead_letters(name, ids=[letter_id], limit=1)
+    if not letters:
+        raise NotFound(f"{name} has no dead letter {letter_id}")
+    (letter,) = letters
+    if invocation.json:
+        write_json(_document(letter))
+        return
+    write_facts(
+        [
+            ("id", str(letter.id)),
+            ("feed", printable(letter.feed)),
+            ("at", letter.at.isoformat(sep=" ", timespec="seconds")),
+            ("epoch", str(letter.epoch)),
+            ("cursor", printable(compact(letter.cursor))),
+            ("error", printable(letter.error)),
+            ("record", _text(letter.record)),
+        ]
+    )
+
+
+@dead_letters.command()
+@click.argument("name")
+@ids_argument
+@all_option
+@json_option
+@pass_invocation
+def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool) -> None:
+    """Land refused records after all, once the table or the feed was mended.
+
+    Each lands as the feed is declared now, in the transaction that takes it from the dead letters; what is
+    refused again stays there, with the new reason. They land after records that came later. With --all, those that
+    are refused meanwhile are left for the next time.
+
+    \b
+    Example:
+      feedq feed dead-letters replay acme/orders 17 18
+      feedq feed dead-letters replay acme/orders --all
+    """
+    spec = _spec(invocation, name)
+    landing = _landing(spec)
+    landed = passed_over = 0
+    refused: dict[int, str] = {}
+    with invocation.open_sink(parse_sink(spec.sink).name) as sink:
+        for part in _parts(sink, name, ids, all_):
+            try:
+                done = sink.replay(part, landing)
+            except SinkUnavailable as away:
+                raise SinkUnavailable(f"{away}; {landed} had landed before") from away
+            landed += done.landed
+            refused |= done.refused
+            passed_over += len(part) - done.landed - len(done.refused)
+    if invocation.json:
+        write_json({"name": name, "landed": landed, "refused": refused, "passed_over": passed_over})
+    else:
+        click.echo(f"{name}: {landed} landed, {len(refused)} refused again")
+        if passed_over:
+            click.echo(f"  {passed_over} passed over: somebody else is at them, or has just dealt with them")
+        for letter_id, error in list(refused.items())[:10]:
+            click.echo(f"  {letter_id}: {printable(error)}")
+    if refused:
+        raise FeedqError(f"{len(refused)} records are refused still; they stay where they are")
+
+
+@dead_letters.command()
+@click.argument("name")
+@ids_argument
+@all_option
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@pass_invocation
+def drop(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool, yes: bool) -> None:
+    """Delete refused records for good.
+
+    \b
+    Example:
+      feedq feed dead-letters drop acme/orders 17 --yes
+    """
+    spec = _spec(invocation, name)
+    with invocation.open_sink(parse_sink(spec.sink).name) as sink:
+        parts = _parts(sink, name, ids, all_)
+        if not yes:
+            which = "all" if all_ else str(len(set(ids)))
+            invocation.confirm(f"Delete {which} refused records of {name} for good?")
+        dropped = sum(map(sink.drop, parts))
+    if invocation.json:
+        write_json({"name": name, "dropped": dropped})
+    else:
+        click.echo(f"{name}: {dropped} dropped")
+
+
+def _spec(invocation: Invocation, name: str) -> FeedSpec:
+    return invocation.store.feeds.get(name).spec
+
+
+def _landing(spec: FeedSpec) -> Landing:
+    return landing_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
+
+
+def _parts(sink: Sink, name: str, ids: Sequence[int], all_: bool) -> Iterator[list[int]]:
+    """Ids of dead letters of this feed, oldest first, some at a time. Raises `InvalidInput` at once."""
+    if bool(ids) == all_:
+        raise InvalidInput("name the ids of dead letters, or say --all")
+    if not all_:
+        return iter(_named(sink, name, ids))
+    # Up to this one: of a feed that goes on being refused, there would never be an end.
+    newest = sink.dead_letters(name, limit=1)
+    return _every(sink, name, up_to=newest[0].id) if newest else iter(())
+
+
+def _every(sink: Sink, name: str, *, up_to: int) -> Iterator[list[int]]:
+    last, at_once = 0, FIRST_AT_ONCE
+    while letters := [x for x in sink.dead_letters(name, after=last, limit=at_once) if x.id <= up_to]:
+        last, at_once = letters[-1].id, _at_once_after(letters)
+        yield [letter.id for letter in letters]
+
+
+def _named(sink: Sink, name: str, ids: Collection[int]) -> list[list[int]]:
+    """Raises `NotFound` unless each of them is one of this feed, before anything is done with any."""
+    left, at_once = sorted(set(ids)), FIRST_AT_ONCE
+    parts: list[list[int]] = []
+    missing: list[int] = []
+    while left:
+        asked, left = left[:at_once], left[at_once:]
+        letters = sink.dead_letters(name, ids=asked, limit=len(asked))
+        at_once = _at_once_after(letters)
+        parts.append(sorted(letter.id for letter in letters))
+        missing += sorted(set(asked).difference(parts[-1]))
+    if missing:
+        raise NotFound(f"{name} has no dead letter {', '.join(map(str, missing))}")
+    return parts
+
+
+def _at_once_after(letters: Sequence[DeadLetter]) -> int:
+    """How many to take next, if they are as large as these; only twice as many, for they need not be."""
+    size = sum(len(letter.record) for letter in letters)
+    return max(1, min(AT_ONCE, 2 * len(letters), len(letters) * BYTES_AT_ONCE // max(1, size)))
+
+
+def _document(letter: DeadLetter) -> dict[str, Any]:
+    try:
+        record, is_text = letter.record.decode(), True
+    except UnicodeDecodeError:
+        record, is_text = letter.record.hex(), False
+    return {
+        "id": letter.id,
+        "feed": letter.feed,
+        "epoch": letter.epoch,
+        "at": letter.at,
+        "error": letter.error,
+        "cursor": letter.cursor,
+        "record" if is_text else "record_hex": record,
+    }
+
+
+def _text(record: bytes) -> str:
+    return printable(record.decode("utf-8", "backslashreplace"))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 1] + "…"

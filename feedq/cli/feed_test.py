@@ -1,0 +1,136 @@
+"""`feedq feed test`: does a feed work from here, and how would its records land?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from feedq import manifest
+from feedq.cli.invocation import Invocation, json_option, pass_invocation
+from feedq.cli.output import styled_step, write_json
+from feedq.cli.views import compact
+from feedq.errors import InvalidInput, NotFound
+from feedq.model import JSON, FeedSpec
+from feedq.sinks.base import Preview
+from feedq.wording import printable
+
+VALUE_WIDTH = 100
+"""Characters of a value on a terminal; --json has all of it."""
+
+
+@click.command("test")
+@click.argument("name")
+@click.option(
+    "-f",
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Take the feed from this manifest instead of the control database.",
+)
+@click.option(
+    "--records", type=click.IntRange(1, 1_000), default=5, show_default=True, help="How many to show."
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, max=3_600),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the connection and the records.",
+)
+@click.option("--cursor", metavar="JSON", help="Begin after this cursor instead of where the source begins.")
+@json_option
+@pass_invocation
+def feed_test(
+    invocation: Invocation,
+    *,
+    name: str,
+    path: Path | None,
+    records: int,
+    timeout_s: float,
+    cursor: str | None,
+) -> None:
+    """Connect, show the first records and how they would land; import nothing.
+
+    It runs here and not on a worker: secrets, network and installed connectors are those of this machine. The
+    feed need not be declared yet (-f), and may be running meanwhile.
+
+    \b
+    Example:
+      feedq feed test acme/orders --records 3
+      feedq feed test acme/orders -f feeds.yaml
+    """
+    from feedq.trial import Wanted, try_feed
+
+    spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
+    wanted = Wanted(records=records, timeout_s=timeout_s, cursor=_cursor(cursor))
+    trial = try_feed(spec, invocation.settings, invocation.clock, wanted=wanted)
+    if invocation.json:
+        write_json(
+            {
+                "name": name,
+                "ok": trial.ok,
+                "steps": [
+                    {"step": s.name, "outcome": s.outcome.value, "detail": s.detail} for s in trial.steps
+                ],
+                "records": [_document(preview) for preview in trial.records],
+                "cursor": trial.cursor,
+            }
+        )
+    else:
+        for step in trial.steps:
+            click.echo(styled_step(step.name, step.outcome.value, printable(step.detail)))
+        for number, preview in enumerate(trial.records, 1):
+            _write(number, preview)
+        if trial.records:
+            cursor = f" Cursor after these: {printable(compact(trial.cursor))}"
+            click.echo("\nNothing was imported." + ("" if trial.cursor is None else cursor))
+    if not trial.ok:
+        click.get_current_context().exit(1)
+
+
+def _from_file(path: Path, name: str) -> FeedSpec:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path}: cannot be read: {error}") from None
+    specs = {spec.name: spec for spec in manifest.parse_specs(text, origin=str(path))}
+    if name not in specs:
+        raise NotFound(f"{path}: declares no feed {name!r}; it has {', '.join(sorted(specs)) or 'none'}")
+    return specs[name]
+
+
+def _cursor(text: str | None) -> JSON:
+    if text is None:
+        return None
+    try:
+        cursor: JSON = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"--cursor: is no JSON ({error}); a text needs quotes, as in '\"abc\"'") from None
+    return cursor
+
+
+def _document(preview: Preview) -> dict[str, Any]:
+    return {
+        "record": preview.record.decode("utf-8", "replace"),
+        "columns": dict(preview.columns),
+        "error": preview.error,
+    }
+
+
+def _write(number: int, preview: Preview) -> None:
+    click.echo(f"\n{number}. {_short(preview.record.decode('utf-8', 'backslashreplace'))}")
+    width = max(map(len, preview.columns), default=0)
+    for column, text in preview.columns.items():
+        click.echo(f"   {printable(column).ljust(width)}  {'NULL' if text is None else _short(text)}")
+    if preview.error is not None:
+        click.echo(f"   would go to the dead letters: {printable(preview.error)}")
+
+
+def _short(text: str) -> str:
+    shown = printable(text)
+    return shown if len(shown) <= VALUE_WIDTH else shown[: VALUE_WIDTH - 1] + "…"

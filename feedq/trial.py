@@ -1,0 +1,308 @@
+"""Trying a feed out: connect, look at the first records, and say how they would land. Imports nothing.
+
+What is done here is what a worker does with the feed, up to the point where it would write: the same options,
+secrets, permissions and connector. Nothing is fenced, committed or acknowledged, so a worker that runs
+the feed at the same time is not disturbed (a source that allows one connection only may disagree).
+
+It runs where it is called, with that machine's environment and network, which need not be a worker's. The
+connector gets a thread of its own: one that never ends, whatever it is told, must not keep the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from threading import Event, Thread
+from uuid import uuid4
+
+import uvloop
+
+from feedq.clock import Clock
+from feedq.connectors.base import ConnectorOptions, Context, load_connector, open_stream, parse_options
+from feedq.declaration import problems
+from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
+from feedq.model import JSON, Batch, FeedSpec
+from feedq.runtime.sockets import Sockets
+from feedq.secrets import Masker, resolve_secrets
+from feedq.settings import Settings
+from feedq.sinks.base import FeedWrite, Landing, Preview, Sink, landing_of, load_sink, parse_sink
+from feedq.sinks.cursors import cursor_text
+from feedq.telemetry import mask_url
+
+END_S = 2.0
+"""What a connector gets to close its connection; it should take a second at most."""
+GRACE_S = 1.0
+"""How much longer than it was given it may take before it is left behind."""
+BYTES_MAX = 64 * 2**20
+"""Records are few, but may be large: what is received of them ends a trial too."""
+
+
+class Outcome(StrEnum):
+    """How one step of a trial went."""
+
+    OK = "ok"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """Could not be tried because of an earlier one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that was tried. ``detail`` says what was found, or why it failed."""
+
+    name: str
+    outcome: Outcome
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Trial:
+    """What came of it."""
+
+    steps: list[Step] = field(default_factory=list)
+    records: list[Preview] = field(default_factory=list)
+    """The first records, and how they would land; without columns when the sink could not be asked."""
+    cursor: JSON = None
+    """Where the source would be resumed after these."""
+
+    @property
+    def ok(self) -> bool:
+        refused = any(record.error is not None for record in self.records)
+        return not refused and all(step.outcome is not Outcome.FAILED for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How far a trial goes."""
+
+    records: int = 5
+    timeout_s: float = 10.0
+    """For connecting and for all of the records together."""
+    cursor: JSON = None
+    """Where to begin; None is where the source begins."""
+
+
+def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted) -> Trial:
+    """Try a feed. Blocks. Never raises for what a feed can do."""
+    trial = Trial()
+    if found := problems(spec):
+        trial.steps.append(Step("declaration", Outcome.FAILED, "; ".join(found)))
+        return trial
+    trial.steps.append(Step("declaration", Outcome.OK, f"connector {spec.connector}"))
+    options = parse_options(spec.connector, spec.source)
+    secrets = _secrets(options, trial)
+    landing = landing_of(parse_sink(spec.sink), options)
+    with _sink(spec, settings, landing, trial) as sink:
+        if secrets is None:
+            trial.steps.append(Step("source", Outcome.SKIPPED, "for want of the secrets"))
+            return trial
+        context = Context(
+            feed=spec.name,
+            clock=clock,
+            guard=Sockets(),
+            on_connected=lambda: None,
+            secrets=secrets,
+            permissions=settings.permissions,
+            environment=settings.environment,
+            trial=True,
+        )
+        received = _Reception(spec.connector, options, context, wanted)
+        received.run()
+        masker = Masker(secrets.values())
+        trial.steps.append(_source_step(received, wanted, masker))
+        if received.batches:
+            _look_at_cursor(received.batches[-1].cursor, trial, masker)
+            write = FeedWrite(0, spec.name, 0, landing, _first(received.batches, wanted.records))
+            trial.records = [_masked(preview, masker) for preview in _previews(sink, write, trial)]
+    return trial
+
+
+def _secrets(options: ConnectorOptions, trial: Trial) -> dict[str, str] | None:
+    try:
+        secrets = resolve_secrets(options.secrets)
+    except FeedqError as error:
+        trial.steps.append(Step("secrets", Outcome.FAILED, f"{error} (here, which may not be a worker)"))
+        return None
+    if secrets:
+        trial.steps.append(Step("secrets", Outcome.OK, f"{', '.join(secrets)}: resolved here"))
+    return secrets
+
+
+@contextlib.contextmanager
+def _sink(spec: FeedSpec, settings: Settings, landing: Landing, trial: Trial) -> Iterator[Sink | None]:
+    """The sink, if it answers and the landing can work."""
+    name = parse_sink(spec.sink).name
+    sink: Sink | None = None
+    try:
+        url = settings.sink_url(name)
+        sink = load_sink(url)(url, environment=settings.environment, worker_id=uuid4(), role="trial")
+        wrong = sink.check(landing)
+    except (SinkUnavailable, InvalidInput) as error:
+        wrong = mask_url(str(error))
+    if wrong is None:
+        trial.steps.append(Step("sink", Outcome.OK, f"{name}: records would land in {landing.table}"))
+    else:
+        trial.steps.append(Step("sink", Outcome.FAILED, wrong))
+    try:
+        yield sink if wrong is None else None
+    finally:
+        if sink is not None:
+            sink.close()
+
+
+class _Reception:
+    """What a connector gave, on a thread of its own."""
+
+    def __init__(self, connector: str, options: ConnectorOptions, context: Context, wanted: Wanted) -> None:
+        self._connector = connector
+        self._options = options
+        self._connected = Event()
+        self._context = replace(context, on_connected=self._connected.set)
+        self._wanted = wanted
+        self._received: list[Batch] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._over = Event()
+        self.batches: tuple[Batch, ...] = ()
+        self.error: str | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connected.is_set()
+
+    def run(self) -> None:
+        """Blocks for as long as was wanted, and a little longer at most."""
+        thread = Thread(target=self._run, name="feedq-trial", daemon=True)
+        thread.start()
+        try:
+            is_over = self._over.wait(self._wanted.timeout_s + END_S + GRACE_S)
+        except BaseException:
+            # Interrupted, by a person who waits: the source is left as politely as that allows.
+            if self._loop is not None and self._task is not None:
+                self._loop.call_soon_threadsafe(self._task.cancel)
+                self._over.wait(END_S)
+            raise
+        self.batches = tuple(self._received)
+        if is_over:
+            # Its loop is closed in peace; if that takes longer, nothing depends on it.
+            thread.join(GRACE_S)
+        else:
+            self.error = f"the connector did not end within {END_S + GRACE_S:g} s of being told to"
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+                loop.run(self._receive())
+        except BaseException as trouble:  # noqa: BLE001 -- anybody's connector, which may even say SystemExit
+            self.error = f"unexpected error in connector: {trouble!r}"
+        finally:
+            self._over.set()
+
+    async def _receive(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            await self._stream()
+        except FeedqError as trouble:
+            self.error = str(trouble)
+        except Exception as trouble:  # noqa: BLE001 -- anybody's connector; what it says is the result
+            self.error = f"unexpected error in connector: {trouble!r}"
+        self._over.set()
+
+    async def _stream(self) -> None:
+        stream = open_stream(
+            load_connector(self._connector), self._options, context=self._context, cursor=self._wanted.cursor
+        )
+        try:
+            async with asyncio.timeout(self._wanted.timeout_s) as deadline:
+                async for batch in stream:
+                    if self._has_enough(batch):
+                        return
+                    # A stream that is never waited for would not let the time run out.
+                    await asyncio.sleep(0)
+                self.error = "the source ended the stream"
+        except TimeoutError:
+            # What there is by then is the result; unless it is the connector's own.
+            if not deadline.expired():
+                raise
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_S):
+                    await stream.aclose()
+
+    def _has_enough(self, batch: Batch) -> bool:
+        if not isinstance(batch, Batch):
+            raise TypeError(f"it gave a {type(batch).__name__} instead of a Batch")
+        if batch.count:
+            self._received.append(batch)
+        return (
+            sum(b.count for b in self._received) >= self._wanted.records
+            or sum(b.size for b in self._received) >= BYTES_MAX
+        )
+
+
+def _source_step(received: _Reception, wanted: Wanted, masker: Masker) -> Step:
+    count = sum(batch.count for batch in received.batches)
+    error = received.error and masker.mask(mask_url(received.error))
+    within = f"within {wanted.timeout_s:g} s (--timeout)"
+    if count:
+        return Step("source", Outcome.OK, f"connected; {count} records{f', then: {error}' if error else ''}")
+    if error:
+        return Step("source", Outcome.FAILED, error)
+    if not received.is_connected:
+        return Step("source", Outcome.FAILED, f"no connection {within}")
+    return Step("source", Outcome.OK, f"connected; no record {within}")
+
+
+def _look_at_cursor(cursor: JSON, trial: Trial, masker: Masker) -> None:
+    try:
+        cursor_text(cursor)
+    except ValueError as error:
+        trial.steps.append(Step("cursor", Outcome.FAILED, masker.mask(str(error))))
+    else:
+        trial.cursor = _masked_cursor(cursor, masker)
+
+
+def _first(batches: tuple[Batch, ...], records: int) -> tuple[Batch, ...]:
+    """The first records only, in batches of one: each lands with its own cursor and time."""
+    each = ((batch, record) for batch in batches for record in batch.split())
+    return tuple(
+        Batch.of_records([record], cursor=batch.cursor, received_at=batch.received_at)
+        for batch, record in itertools.islice(each, records)
+    )
+
+
+def _previews(sink: Sink | None, write: FeedWrite, trial: Trial) -> list[Preview]:
+    plain = [Preview(record, {}) for batch in write.batches for record in batch.split()]
+    if sink is None:
+        return plain
+    try:
+        return sink.preview(write)
+    except (SinkUnavailable, InvalidInput) as error:
+        trial.steps.append(Step("landing", Outcome.FAILED, mask_url(str(error))))
+    except Exception as error:  # noqa: BLE001 -- of a batch that is not as it has to be
+        trial.steps.append(Step("landing", Outcome.FAILED, mask_url(f"unexpected error: {error!r}")))
+    return plain
+
+
+def _masked(preview: Preview, masker: Masker) -> Preview:
+    """A source may send back what it was told."""
+    return Preview(
+        masker.mask(preview.record.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape"),
+        {name: None if text is None else masker.mask(text) for name, text in preview.columns.items()},
+        None if preview.error is None else masker.mask(preview.error),
+    )
+
+
+def _masked_cursor(cursor: JSON, masker: Masker) -> JSON:
+    match cursor:
+        case str():
+            return masker.mask(cursor)
+        case list():
+            return [_masked_cursor(inner, masker) for inner in cursor]
+        case dict():
+            return {masker.mask(key): _masked_cursor(inner, masker) for key, inner in cursor.items()}
+    return cursor

@@ -1,0 +1,146 @@
+"""Refused records and feeds that are only tried out, as an operator deals with them on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from tests.cluster import Cluster, feed, wait_until
+from tests.source_process import Source
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+NAME = "desk/typed"
+REFUSED = 20
+
+
+class Desk:
+    """A cluster with one feed whose table refuses every record, and the commands for it."""
+
+    def __init__(self, cluster: Cluster, source: Source) -> None:
+        self.cluster = cluster
+        self.source = source
+
+    def ask(self, *arguments: str) -> Any:
+        return json.loads(self.cluster.feedq("feed", *arguments, "--json"))
+
+    def sequence(self, table: str) -> list[int]:
+        return [row["seq"] for row in self.cluster.sql(f"SELECT seq FROM {table} ORDER BY seq")]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Desk]:
+    client = valkey.client()
+    client.flushall()
+    client.close()
+    url = postgres.create_database("dead_letters")
+    directory: Path = tmp_path_factory.mktemp("dead-letters")
+    with (
+        Source(rate=50) as source,
+        Cluster(directory, database_url=url, broker_url=valkey.url()) as cluster,
+    ):
+        cluster.sql("CREATE TABLE typed (seq bigint, pad date)")
+        cluster.add_beat("b1")
+        cluster.add_worker("w1")
+        sink = {"table": "typed", "columns": {"seq": "/seq", "pad": "/pad"}}
+        cluster.apply([feed(NAME, source.url) | {"sink": sink}])
+        wait_until(
+            lambda: cluster.leases()[NAME].dead_letters_total >= REFUSED, limit_s=40, what="records refused"
+        )
+        cluster.feedq("feed", "pause", NAME, "--wait")
+        yield Desk(cluster, source)
+    postgres.drop_database("dead_letters")
+
+
+def test_refused_records_are_listed_and_shown_with_the_reason(desk: Desk) -> None:
+    listed = desk.ask("dead-letters", "list", NAME, "--limit", "5")
+    assert len(listed) == 5
+    assert listed[0]["id"] > listed[-1]["id"]
+    assert 'column "pad"' in listed[0]["error"] or "type date" in listed[0]["error"]
+    assert json.loads(listed[0]["record"])["seq"] >= REFUSED
+    shown = desk.ask("dead-letters", "show", NAME, str(listed[2]["id"]))
+    assert shown == listed[2]
+    table = desk.cluster.feedq("feed", "dead-letters", "list", NAME)
+    assert str(listed[0]["id"]) in table
+
+
+def test_an_unknown_dead_letter_is_named(desk: Desk) -> None:
+    for command in (("show", NAME, "999999"), ("replay", NAME, "999999"), ("drop", NAME, "999999", "-y")):
+        ran = desk.cluster.run("feed", "dead-letters", *command)
+        assert ran.returncode == 2
+        assert f"{NAME} has no dead letter 999999" in ran.stderr
+
+
+def test_a_replay_lands_what_the_mended_table_takes_and_keeps_the_rest(desk: Desk) -> None:
+    before = desk.ask("dead-letters", "list", NAME, "--limit", "10000")
+    first, second = sorted(letter["id"] for letter in before)[:2]
+    ran = desk.cluster.run("feed", "dead-letters", "replay", NAME, str(first), "--json")
+    assert ran.returncode == 1, "the table has not been mended yet"
+    assert json.loads(ran.stdout)["landed"] == 0
+    assert desk.sequence("typed") == []
+
+    desk.cluster.sql("ALTER TABLE typed ALTER COLUMN pad TYPE text")
+    assert desk.ask("dead-letters", "drop", NAME, str(second), "--yes") == {"name": NAME, "dropped": 1}
+    # Two at once: between them each record lands once.
+    with ThreadPoolExecutor(2) as both:
+        done = list(both.map(lambda _: desk.ask("dead-letters", "replay", NAME, "--all"), range(2)))
+    assert sum(report["landed"] for report in done) == len(before) - 1
+    dropped = next(json.loads(letter["record"])["seq"] for letter in before if letter["id"] == second)
+    expected = sorted(json.loads(letter["record"])["seq"] for letter in before)
+    expected.remove(dropped)
+    assert desk.sequence("typed") == expected
+    assert desk.ask("dead-letters", "list", NAME) == []
+
+
+def test_a_trial_shows_how_records_would_land_and_imports_nothing(desk: Desk) -> None:
+    trial = desk.ask("test", NAME, "--records", "3")
+    assert trial["ok"]
+    assert [step["outcome"] for step in trial["steps"]] == ["ok"] * len(trial["steps"])
+    assert [record["columns"]["seq"] for record in trial["records"]] == ["1", "2", "3"]
+    assert trial["cursor"] >= 3
+    landed = desk.sequence("typed")
+    resumed = desk.ask("test", NAME, "--records", "1", "--cursor", "1000")
+    assert resumed["records"][0]["columns"]["seq"] == "1001"
+    assert desk.sequence("typed") == landed
+
+
+def test_a_trial_of_a_feed_that_is_not_declared_yet_says_what_would_be_refused(
+    desk: Desk, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "feeds.yaml"
+    declared = feed("desk/new", desk.source.url)
+    wrong = declared | {"name": "desk/wrong", "sink": {"table": "nowhere", "columns": {"seq": "/seq"}}}
+    refused = declared | {"name": "desk/refused", "sink": {"table": "numbers", "columns": {"n": "/pad"}}}
+    manifest.write_text(yaml.safe_dump({"feeds": [declared, wrong, refused]}))
+    desk.cluster.sql("CREATE TABLE numbers (n integer)")
+
+    fine = desk.ask("test", "desk/new", "-f", str(manifest))
+    assert fine["ok"]
+    assert set(fine["records"][0]["columns"]) == {"feed", "epoch", "received_at", "payload"}
+    assert (
+        desk.cluster.sql("SELECT 1 FROM pg_tables WHERE tablename = %s", (declared["sink"]["table"],)) == []
+    )
+
+    ran = desk.cluster.run("feed", "test", "desk/wrong", "-f", str(manifest))
+    assert ran.returncode == 1
+    assert "failed   sink         table 'nowhere' does not exist" in ran.stdout
+    ran = desk.cluster.run("feed", "test", "desk/refused", "-f", str(manifest), "--records", "1")
+    assert ran.returncode == 1
+    assert "would go to the dead letters: invalid input syntax for type integer" in ran.stdout
+    assert desk.cluster.sql("SELECT 1 FROM numbers") == []
+
+
+def test_a_trial_of_a_source_that_is_away_says_so_within_its_time(desk: Desk, tmp_path: Path) -> None:
+    manifest = tmp_path / "feeds.yaml"
+    manifest.write_text(yaml.safe_dump({"feeds": [feed("desk/away", "tcp://127.0.0.1:1")]}))
+    ran = desk.cluster.run("feed", "test", "desk/away", "-f", str(manifest), "--timeout", "5")
+    assert ran.returncode == 1
+    assert "failed   source       tcp://127.0.0.1:1: connection refused" in ran.stdout

@@ -1,0 +1,113 @@
+"""Trying a feed out: it ends in time whatever the connector does, and what is said is what a worker would meet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from feedq import trial as trials
+from feedq.clock import SystemClock
+from feedq.connectors.base import load_connector
+from feedq.model import FeedSpec
+from feedq.settings import Settings
+from feedq.trial import BYTES_MAX, Outcome, Trial, Wanted, try_feed
+from tests.unit import odd_connector
+
+
+@pytest.fixture(autouse=True)
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    odd_connector.install(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    load_connector.cache_clear()
+    # What is waited for in vain here is waited for in every run of the tests.
+    monkeypatch.setattr(trials, "END_S", 0.2)
+    monkeypatch.setattr(trials, "GRACE_S", 0.2)
+    yield
+    load_connector.cache_clear()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(sinks={"default": SecretStr(f"sqlite:///{tmp_path / 'sink'}")})
+
+
+def tried(settings: Settings, how: str, *, timeout_s: float = 0.1, records: int = 1, **more: Any) -> Trial:
+    source = {"how": how, "format": "text", **more}
+    spec = FeedSpec("acme/odd", "odd", source, {"table": "landed"})
+    return try_feed(spec, settings, SystemClock(), wanted=Wanted(records=records, timeout_s=timeout_s))
+
+
+def said(trial: Trial, step: str) -> tuple[Outcome, str]:
+    (found,) = [s for s in trial.steps if s.name == step]
+    return found.outcome, found.detail
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "detail"),
+    [
+        ("gives a record", Outcome.OK, "connected; 1 records"),
+        ("hangs in its end", Outcome.OK, "connected; 1 records"),
+        ("is silent", Outcome.OK, "connected; no record within 0.1 s (--timeout)"),
+        ("gives nothing for ever", Outcome.OK, "connected; no record within 0.1 s (--timeout)"),
+        ("ends", Outcome.FAILED, "the source ended the stream"),
+        ("raises", Outcome.FAILED, "unexpected error in connector: ZeroDivisionError('x')"),
+        ("times out", Outcome.FAILED, "unexpected error in connector: TimeoutError('x')"),
+        ("exits", Outcome.FAILED, "unexpected error in connector: SystemExit(3)"),
+        (
+            "gives no batch",
+            Outcome.FAILED,
+            "unexpected error in connector: TypeError('it gave a int instead of a Batch')",
+        ),
+        ("keeps the loop busy", Outcome.FAILED, "the connector did not end within 0.4 s of being told to"),
+        (
+            "swallows its cancellation",
+            Outcome.FAILED,
+            "the connector did not end within 0.4 s of being told to",
+        ),
+    ],
+)
+def test_a_trial_ends_in_time_and_says_what_the_connector_did(
+    settings: Settings, how: str, outcome: Outcome, detail: str
+) -> None:
+    began = time.monotonic()
+    trial = tried(settings, how, text="x")
+    assert said(trial, "source") == (outcome, detail)
+    assert time.monotonic() - began < odd_connector.BUSY_S
+    assert trial.ok is (outcome is Outcome.OK)
+
+
+@pytest.mark.parametrize("how", ["gives a record", "is silent", "gives nothing for ever"])
+def test_no_time_at_all_is_enough_to_end(settings: Settings, how: str) -> None:
+    trial = tried(settings, how, timeout_s=0.0)
+    assert said(trial, "source")[0] is Outcome.OK
+
+
+def test_a_cursor_that_could_not_be_kept_fails_the_trial_as_it_would_fail_the_feed(
+    settings: Settings,
+) -> None:
+    trial = tried(settings, "has a cursor that is no JSON")
+    outcome, detail = said(trial, "cursor")
+    assert outcome is Outcome.FAILED
+    assert detail.startswith("the cursor cannot be kept: ")
+    assert trial.cursor is None
+
+
+def test_what_a_source_repeats_of_a_secret_is_masked_in_records_and_cursor(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ODD_TOKEN", "hunter2")
+    trial = tried(settings, "repeats a secret", secrets={"token": "${env:ODD_TOKEN}"})
+    assert trial.ok
+    assert trial.records[0].record == b'{"said": "***"}'
+    assert trial.cursor == {"next": ["/?token=***"]}
+    assert "hunter2" not in repr(trial)
+
+
+def test_large_records_end_a_trial_before_they_fill_the_memory(settings: Settings) -> None:
+    trial = tried(settings, "is large", timeout_s=20.0, records=1_000)
+    assert sum(len(preview.record) for preview in trial.records) < 2 * BYTES_MAX
