@@ -1,0 +1,132 @@
+"""The feeds of ``examples/`` are valid, say where they come from, and land what their sources send."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg2
+import pytest
+
+from feedq import manifest
+from feedq.connectors.base import parse_options
+from feedq.declaration import problems
+from feedq.manifest import Declaration
+from feedq.model import Batch
+from feedq.sinks.base import FeedWrite, Preview, landing_of, parse_sink
+from feedq.sinks.postgresql import PostgresSink
+
+FEEDS = Path(__file__).parents[2] / "examples" / "feeds"
+FILES = sorted(FEEDS.glob("*.yaml"))
+
+# One record of each source, as its documentation shows them.
+SAMPLES = {
+    "wikimedia/recentchange": b"""{"$schema": "/mediawiki/recentchange/1.0.0", "meta": {"uri": "https://de.wikipedia.org/wiki/Wal",
+        "id": "b9d9fc1b-8c5f-4f06-8d3b-4f1c7c8a1a11", "dt": "2026-11-20T06:30:00Z", "domain": "de.wikipedia.org",
+        "stream": "mediawiki.recentchange"}, "id": 1, "type": "edit", "namespace": 0, "title": "Wal",
+        "comment": "/* Arten */", "timestamp": 1795156200, "user": "Ahab", "bot": false, "wiki": "dewiki"}""",
+    "bluesky/posts": b"""{"did": "did:plc:eygmaihciaxprqvxpfvl6flk", "time_us": 1725911162329308, "kind": "commit",
+        "commit": {"rev": "3l3qo2vutsw2b", "operation": "create", "collection": "app.bsky.feed.post",
+        "rkey": "3l3qo2vuowo2b", "record": {"$type": "app.bsky.feed.post", "createdAt": "2024-09-09T19:46:02.102Z",
+        "langs": ["en"], "text": "Hello"},
+        "cid": "bafyreidwaivazkwu67xztlmuobx35hs2lnfh3kolmgfmucldvhd3sgzcqi"}}""",
+    "ripe/rrc21": b"""{"type": "ris_message", "data": {"timestamp": 1640995200.12, "peer": "37.49.237.228",
+        "peer_asn": "199524", "id": "37.49.237.228-017e1", "host": "rrc21.ripe.net", "type": "UPDATE",
+        "path": [199524, 1299, [3356, 174]], "origin": "IGP", "announcements": [{"next_hop": "37.49.237.228",
+        "prefixes": ["192.0.2.0/24"]}], "withdrawals": []}}""",
+    "coinbase/trades": b"""{"type": "match", "trade_id": 10, "sequence": 50, "time": "2014-11-07T08:19:27.028459Z",
+        "maker_order_id": "ac928c66-ca53-498f-9c13-a110027a60e8", "product_id": "BTC-USD", "size": "5.23512",
+        "taker_order_id": "132fb6ae-456b-4654-b4e0-d681ac05cea1", "price": "400.23", "side": "sell"}""",
+    "kystverket/ais": rb"\s:2573555,c:1707873398*05\!BSVDM,1,1,,A,13mB7d001E1dDH0`KlKBjB?<0490,0*34",
+    "home/ais": b"!AIVDM,1,1,,B,13m9ERPP00Pp5opUivG8P?w:0<12,0*6F",
+    "home/adsb": b"MSG,3,5,211,4CA2D6,10057,2008/11/28,14:53:50.594,2008/11/28,14:58:51.153,"
+    b",37000,,,51.45735,-1.02826,,,0,0,0,0",
+    "mbta/vehicle-positions": b"\n\r\n\x032.0\x10\x00\x18\xa8\xd2\xb8\xa1\x06",
+    "usgs/earthquakes": b"""{"type": "Feature", "properties": {"mag": 1.2, "place": "4 km NW of The Geysers, CA",
+        "time": 1795156200000, "updated": 1795156300000, "tz": null, "status": "automatic", "tsunami": 0,
+        "type": "earthquake"}, "geometry": {"type": "Point", "coordinates": [-122.8, 38.8, 2.1]},
+        "id": "nc75272222"}""",
+}
+SAMPLES = {
+    name: b" ".join(sample.split()) if sample[:1] == b"{" else sample for name, sample in SAMPLES.items()
+}
+
+
+def declarations() -> list[tuple[Path, Declaration]]:
+    return [
+        (path, declaration)
+        for path in FILES
+        for declaration in manifest.parse(path.read_text(), origin=path.name).declarations
+    ]
+
+
+def comment(path: Path) -> str:
+    lines = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
+
+
+def statements(path: Path) -> list[str]:
+    """The SQL in the head of an example."""
+    return re.findall(r"^CREATE TABLE .*?^\);$", comment(path), re.MULTILINE | re.DOTALL)
+
+
+def name_of(value: object) -> str:
+    return value.name if isinstance(value, Path) else ""
+
+
+def preview(url: str, declaration: Declaration) -> Preview:
+    """How the sample of a feed would land."""
+    spec = declaration.spec
+    landing = landing_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
+    batch = Batch.of_records([SAMPLES[spec.name]], cursor=None, received_at=datetime.now(UTC))
+    sink = PostgresSink(url, environment="examples", worker_id=uuid4(), role="test")
+    try:
+        (shown,) = sink.preview(FeedWrite(1, spec.name, 1, landing, (batch,)))
+    finally:
+        sink.close()
+    return shown
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_an_example_is_valid_and_says_where_it_comes_from(path: Path) -> None:
+    read = manifest.parse(path.read_text(), origin=path.name)
+    assert read.problems == ()
+    assert read.declarations
+    assert [problem for d in read.declarations for problem in problems(d.spec)] == []
+    assert re.search(r"^Source: +https?://", comment(path), re.MULTILINE)
+    assert re.search(r"^Terms: +\S", comment(path), re.MULTILINE)
+    assert f"({path.name})" in (FEEDS / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("path", "declaration"), declarations(), ids=name_of)
+def test_what_the_source_sends_lands_in_the_table(
+    path: Path, declaration: Declaration, database_url: str
+) -> None:
+    created = statements(path)
+    assert bool(created) == ("columns" in declaration.spec.sink)
+    with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
+        for statement in created:
+            cursor.execute(statement)
+    connection.close()
+    shown = preview(database_url, declaration)
+    assert shown.error is None
+    columns = declaration.spec.sink.get("columns", {})
+    assert set(columns) <= set(shown.columns)
+    # A pointer that finds nothing in the source's own sample would be a mistake.
+    optional = {"callsign", "ground_speed", "track", "vertical_rate", "squawk"}
+    assert {name for name in columns if shown.columns[name] is None} <= optional
+
+
+def test_every_kind_of_source_that_was_promised_has_an_example() -> None:
+    assert {path.stem for path in FILES} == {
+        "adsb",
+        "ais",
+        "bluesky-posts",
+        "coinbase-trades",
+        "gtfs-realtime",
+        "ripe-ris-live",
+        "usgs-earthquakes",
+        "wikimedia-recentchange",
+    }
