@@ -10,11 +10,12 @@ FAST_TESTS := $(wildcard tests/unit tests/scenarios tests/simulation)
 # One virtual environment, one terminal: nothing here gains from -j.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help venv run test check bench docs clean
+.PHONY: help venv run test peers check bench docs clean
 
 help:
 	@echo 'make run      start everything on this machine with a demo: PostgreSQL, Valkey, workers, beats, Flower'
 	@echo 'make test     all tests, real processes and servers included (up to 10 minutes)'
+	@echo 'make peers    the tests against servers of other projects, which have to be installed: see tests/peers'
 	@echo 'make check    format, lint, types, import levels and the fast tests'
 	@echo 'make bench    measure throughput, memory and start-up here; ARGS="--help" says more'
 	@echo 'make docs     write the generated tables of docs/reference anew'
@@ -31,6 +32,9 @@ run: $(INSTALLED)
 
 test: $(INSTALLED)
 	@$(RUN)/python -m pytest --durations=15 $(ARGS)
+
+peers: $(INSTALLED)
+	@$(RUN)/python -m pytest -q --durations=5 tests/peers $(ARGS)
 
 check: $(INSTALLED)
 	$(RUN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""``python -m bench [throughput] [fleet] [faults]``: measure all of it, or what is named; then one table."""
+"""``python -m bench [landing] [sources] [many] …``: measure all of it, or what is named; then one table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import faults, fleet, throughput
+from bench import faults, fleet, landing, many, sources, stall
 from bench.report import Figure, say, write_table
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
-    "throughput": throughput.measure,
+    "landing": landing.measure,
+    "sources": sources.measure,
     "fleet": fleet.measure,
+    "many": many.measure,
+    "stall": stall.measure,
     "faults": faults.measure,
 }
 

@@ -93,7 +93,7 @@ def _option_problems(spec: FeedSpec) -> Iterator[str]:
         yield str(error)
     if options is not None and sink is not None:
         try:
-            landing_of(sink, options.format)
+            landing_of(sink, options)
         except InvalidInput as error:
             yield str(error)
 

@@ -10,6 +10,7 @@ declaring feeds is a privilege of the operator.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -24,9 +25,12 @@ from feedq.errors import FeedMisconfigured
 SECRET_BYTES_MAX = 64 * 1024
 """Bounds what a mistaken reference (a log, a device) can pull into memory and onto the wire."""
 MASK = "***"
+LINE_CHARACTERS_MIN = 8
+"""Of a line of a secret that is masked by itself: shorter ones are brackets and the like, or words."""
 
 _REFERENCE = re.compile(r"\$\{(?:env:(?P<env>[A-Za-z_][A-Za-z0-9_]*)|file:(?P<file>/[^}\0]+))\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ENCODED = re.compile(r"%[0-9A-F]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +130,22 @@ class Masker:
 def _spellings(value: str) -> Iterable[str]:
     yield value
     yield value.strip()
+    # Messages are brought to one line; and of a secret of several lines, such as a key, only one may be quoted.
+    yield " ".join(value.split())
+    yield from (line for line in map(str.strip, value.splitlines()) if len(line) >= LINE_CHARACTERS_MIN)
+    encoded = value.encode("utf-8", "surrogateescape")
     yield repr(value)[1:-1]
-    yield repr(value.encode("utf-8", "surrogateescape"))[2:-1]
-    yield quote(value, safe="", errors="surrogateescape")
-    yield quote_plus(value, errors="surrogateescape")
+    yield repr(encoded)[2:-1]
+    # With both kinds of quotes in what is quoted, Python escapes the one that it quotes with.
+    yield repr(f"'\"{value}")[4:-1]
+    yield repr(b"'\"" + encoded)[5:-1]
+    for percent in (
+        quote(value, safe="", errors="surrogateescape"),
+        quote_plus(value, errors="surrogateescape"),
+    ):
+        yield percent
+        yield _ENCODED.sub(lambda match: match[0].lower(), percent)
+    yield json.dumps(value)[1:-1]
     try:
         yield orjson.dumps(value).decode()[1:-1]
     except TypeError:  # not Unicode, so never part of JSON

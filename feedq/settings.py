@@ -115,7 +115,7 @@ class Settings(BaseSettings):
         default=64 * 2**20,
         ge=1,
         description="Bytes received and not committed at which the whole worker stops reading. A feed that has "
-        "none of them may still read 4 KiB, and what completes its next record; connectors on libraries that "
+        "none of them may still read 8 KiB, and what completes its next record; connectors on libraries that "
         "read by themselves, one batch.",
     )
     fence_lock_timeout_s: Annotated[float, Field(gt=0, le=60)] = Field(
@@ -158,6 +158,23 @@ class Settings(BaseSettings):
     log_format: Literal["console", "json"] = Field(
         default="console", description="`json` writes one object a line."
     )
+
+    @field_validator("database_url", "broker_url")
+    @classmethod
+    def _check_url(cls, url: SecretStr) -> SecretStr:
+        return _readable(url)
+
+    @field_validator("sinks")
+    @classmethod
+    def _check_sinks(cls, sinks: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        readable: dict[str, SecretStr] = {}
+        for name, url in sinks.items():
+            try:
+                # One that is empty is not set up, as compose files and charts have it.
+                readable |= {name: _readable(url)} if url else {}
+            except ValueError as error:
+                raise ValueError(f"sink {name!r} {error}") from None
+        return readable
 
     @field_validator("egress_deny", "egress_allow", "exec_allow", mode="before")
     @classmethod
@@ -225,6 +242,16 @@ class Settings(BaseSettings):
             f"sink {name!r} is not set up here: set FEEDQ_SINKS__{name.upper()} to its URL "
             f"(known sinks: {', '.join(self.sink_names)})"
         )
+
+
+def _readable(url: SecretStr) -> SecretStr:
+    """Raises `ValueError`, without the text: the password of what cannot be read as a URL could not be masked."""
+    text = url.get_secret_value().strip()
+    if "://" not in text:
+        raise ValueError("is no URL such as postgresql://user@host/database")
+    if any(character.isspace() or not character.isprintable() for character in text):
+        raise ValueError("holds a space or a control character; percent-encode it, a space as %20")
+    return SecretStr(text)
 
 
 @cache

@@ -51,6 +51,7 @@ class LogEvent(StrEnum):
     WORKER_LEFT = "worker left"
     WORKER_SUSPENDED = "streams suspended: the lease can no longer be trusted"
     WORKER_RESUMED = "streams resumed: the lease is trusted again"
+    THREAD_LEFT_BEHIND = "blocking connector did not end in time; its thread was left behind"
     STOP_OVERDUE = "stream did not stop in time; its socket was cut"
     LEAVE_OVERDUE = "process did not end in time; ended by its hard limit"
     DATABASE_AWAY = "control database does not answer"
@@ -61,6 +62,7 @@ class LogEvent(StrEnum):
     FEED_CONNECTED = "feed connected"
     FEED_BROKEN_OFF = "feed broke off"
     FEED_STALLED = "feed is silent beyond its idle timeout"
+    SOURCE_GAP = "the source may have discarded what was not read yet"
     FEED_RELEASED = "feed released"
     FEED_FENCED = "feed lost: a newer epoch owns it"
     FEED_FAILED = "feed failed; it waits for an edit"
@@ -68,6 +70,7 @@ class LogEvent(StrEnum):
     EPOCH_RAISED = "epoch raised above the one in the sink"
     SINK_AWAY = "sink database does not answer; batches are kept"
     SINK_BACK = "sink database answers again"
+    LANDING_LOCKED = "landing table is locked by somebody; its feeds wait"
     COMMIT_UNKNOWN = "answer to a commit was lost; asking the checkpoint"
     DEAD_LETTERS = "records refused by the sink went to feedq_dead_letter"
     RECONCILED = "reconcile pass"
@@ -95,9 +98,16 @@ FENCED = Counter("feedq_fenced", "Feeds lost to a newer epoch", registry=REGISTR
 RECONNECTS = Counter("feedq_reconnects", "Connections of feeds that broke off", registry=REGISTRY)
 COMMIT_SECONDS = Histogram("feedq_commit_seconds", "Duration of a group commit", registry=REGISTRY)
 COMMIT_DELAY_SECONDS = Histogram(
-    "feedq_commit_delay_seconds", "From receipt of a batch to its commit", registry=REGISTRY
+    "feedq_commit_delay_seconds",
+    "From receipt of a batch to its commit",
+    # Fine around the flush interval, and up to outages of the sink.
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 30, 60, 300),
+    registry=REGISTRY,
 )
 INFLIGHT_BYTES = Gauge("feedq_inflight_bytes", "Bytes received and not yet committed", registry=REGISTRY)
+THROTTLED_SECONDS = Counter(
+    "feedq_throttled_seconds", "Seconds for which feeds were held back by rate limits", registry=REGISTRY
+)
 HEARTBEAT_AGE_SECONDS = Gauge(
     "feedq_heartbeat_age_seconds", "Since the last heartbeat that the database answered", registry=REGISTRY
 )

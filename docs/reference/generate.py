@@ -6,17 +6,24 @@ comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import Enum
+from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from prometheus_client.metrics import MetricWrapperBase
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from feedq import lease, telemetry
+from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
+from feedq.connectors.remote import RemoteOptions
 from feedq.model import LeaseState
 from feedq.settings import Settings
+from feedq.sinks.base import SinkOptions
 
 HERE = Path(__file__).parent
 
@@ -25,6 +32,7 @@ SECTIONS = {
     "heartbeat_s": "Ownership and the control plane",
     "job_slots": "The worker",
     "flush_interval_s": "Writing to the sink",
+    "tenant_limits": "What feeds may do",
     "backoff_base_s": "Reconnecting",
     "log_level": "Log",
 }
@@ -65,17 +73,60 @@ def lease_states() -> str:
     return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> idle", *diagram, "```", "", *rows])
 
 
-PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "settings.md": {"settings": settings_tables},
-    "metrics.md": {"metrics": metrics_table},
-    "../explanation/lease.md": {"lease": lease_states},
+def option_tables(
+    model: type[BaseModel], *, without: tuple[type[BaseModel], ...] = (), path: str = ""
+) -> str:
+    """The options of a model, but those that it has from ``without``; then the members of each model in it."""
+    fields = {
+        name: field
+        for name, field in model.model_fields.items()
+        if not any(_says_the_same(base.model_fields.get(name), field) for base in without)
+    }
+    lines = ["| option | values | default | meaning |", "|---|---|---|---|"]
+    for name, field in fields.items():
+        values = " or ".join(dict.fromkeys(_kinds(field.annotation, _bounds(field))))
+        lines.append(f"| `{name}` | {values} | {_option_default(field)} | {_cell(field.description or '')} |")
+    for name, field in fields.items():
+        for inner in _models(field.annotation):
+            lines += ["", f"Members of `{path}{name}`:", ""]
+            lines += option_tables(inner, path=f"{path}{name}.").splitlines()
+    return "\n".join(lines)
+
+
+def kinds() -> list[str]:
+    """The connectors that feedq comes with."""
+    entries = entry_points(group=ENTRY_POINT_GROUP)
+    return sorted(e.name for e in entries if e.value.startswith("feedq.connectors."))
+
+
+def connector_tables() -> dict[str, Callable[[], str]]:
+    """By the name of their markers."""
+    tables: dict[str, Callable[[], str]] = {
+        "options of every connector": partial(option_tables, ConnectorOptions),
+        "options of connections": partial(option_tables, RemoteOptions, without=(ConnectorOptions,)),
+    }
+    tables |= {f"options of {kind}": partial(connector_table, kind) for kind in kinds()}
+    return tables
+
+
+def connector_table(kind: str) -> str:
+    """What a connector has besides the options of others."""
+    return option_tables(load_connector(kind).Options, without=(ConnectorOptions, RemoteOptions))
+
+
+PAGES: dict[str, Callable[[], dict[str, Callable[[], str]]]] = {
+    "settings.md": lambda: {"settings": settings_tables},
+    "metrics.md": lambda: {"metrics": metrics_table},
+    "connectors.md": connector_tables,
+    "sinks.md": lambda: {"options": partial(option_tables, SinkOptions)},
+    "../explanation/lease.md": lambda: {"lease": lease_states},
 }
 
 
 def render(page: str) -> str:
     """The page as it should be: what stands there, with its generated tables made anew."""
     text = (HERE / page).read_text()
-    for name, table in PAGES[page].items():
+    for name, table in PAGES[page]().items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         head, found_begin, rest = text.partition(begin)
         _, found_end, tail = rest.partition(end)
@@ -89,8 +140,10 @@ def _values(field: FieldInfo) -> str:
     inner = get_args(field.annotation)
     if inner == (str, SecretStr):
         return "URL"
-    if inner == (str, str):
+    if get_origin(field.annotation) is dict:
         return "JSON object"
+    if get_origin(field.annotation) is tuple:
+        return "list, with commas"
     if inner:
         return ", ".join(f"`{choice}`" for choice in inner)
     kinds: dict[object, str] = {SecretStr: "URL", str: "text", int: "integer", float: "seconds"}
@@ -107,13 +160,95 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
-    if value == {}:
+    if value in ({}, ()):
         return "none"
     if isinstance(value, float):
         return f"`{value:g}`"
-    if isinstance(value, int) and value >= 2**20 and value % 2**20 == 0:
-        return f"`{value}` ({value // 2**20} MiB)"
-    return f"`{value}`"
+    return f"`{value}`{_size(value)}"
+
+
+def _size(value: object) -> str:
+    """A round number of bytes in words."""
+    for unit, size in {"MiB": 2**20, "KiB": 2**10}.items():
+        if isinstance(value, int) and value >= size and value % size == 0:
+            return f" ({value // size} {unit})"
+    return ""
+
+
+def _says_the_same(one: FieldInfo | None, other: FieldInfo) -> bool:
+    # What is required is worth a row each time.
+    return (
+        one is not None
+        and not other.is_required()
+        and one.description == other.description
+        and one.get_default() == other.get_default()
+    )
+
+
+def _kinds(annotation: Any, bounds: str = "") -> Iterator[str]:
+    """What a value may be, in words; None is left out."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        for one in inner:
+            yield from _kinds(one, bounds)
+    elif origin is Annotated:
+        yield from _kinds(inner[0], bounds)
+    elif origin is Literal:
+        yield ", ".join(f"`{choice}`" for choice in inner)
+    elif isinstance(annotation, type) and issubclass(annotation, Enum):
+        yield ", ".join(f"`{choice.value}`" for choice in annotation)
+    elif origin is dict:
+        yield "mapping to " + " or ".join(_kinds(inner[1]))
+    elif origin in (list, tuple):
+        yield "list of " + " or ".join(_kinds(inner[0]))
+    elif annotation in (int, float):
+        yield {int: "whole number", float: "number"}[annotation] + bounds
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield "mapping, see below"
+    elif annotation is Any:
+        yield "anything"
+    elif annotation is not type(None):
+        yield {str: "text", bool: "`true`, `false`", Path: "path"}[annotation]
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]
+
+
+def _bounds(field: FieldInfo) -> str:
+    found = {b: getattr(m, b) for m in field.metadata for b in ("ge", "gt", "le", "lt") if hasattr(m, b)}
+    words = {"ge": "from", "gt": "over", "le": "to", "lt": "below"}
+    stated = " ".join(f"{words[b]} {_number(found[b])}" for b in words if b in found)
+    return f" {stated}" if stated else ""
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _option_default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, BaseModel) or value in (None, "", (), [], {}):
+        return "–"
+    if isinstance(value, Enum):
+        return f"`{value.value}`"
+    if isinstance(value, float):
+        return f"`{_number(value)}`"
+    return f"`{_cell(str(value))}`{_size(value)}"
+
+
+def _cell(text: str) -> str:
+    """Text that stays within a cell of a table, and shows what it says."""
+    one_line = text.replace("|", r"\|").replace("\n", " ")
+    parts = one_line.split("`")
+    # Even parts are outside of backticks, where a browser would take <this> for a tag.
+    return "`".join(part if n % 2 else part.replace("<", "&lt;") for n, part in enumerate(parts))
 
 
 def main() -> None:

@@ -32,6 +32,9 @@ TERMINATE_S = 0.5
 KILL_S = 5.0
 """A killed process that is still there hangs in the kernel; it is left there."""
 READ_BYTES = 256 * 1024
+REST_S = 0.2
+"""After the program has ended, what it has started may hold its output for ever: when nothing has come for this
+long, nothing does."""
 STDERR_BYTES_KEPT = 16 * 1024
 
 
@@ -66,10 +69,21 @@ class Child:
         self._poll = select.poll()
         self._poll.register(self._output, select.POLLIN)
         self._poll.register(self._errors, select.POLLIN)
+        self._is_over = False
+        """The program itself has ended; what it started may still hold its output."""
+        self._ending: int | None = None
+        """Tells when it does, where the kernel has such descriptors; elsewhere only the end of its output does."""
+        if hasattr(os, "pidfd_open"):
+            with suppress(OSError):
+                self._ending = os.pidfd_open(self._process.pid)
+                self._poll.register(self._ending, select.POLLIN)
         guard.watch(self._output.fileno())
 
     def receive(self, *, timeout_s: float | None) -> bytes | None:
-        """What it has written, at least a byte; nothing once it writes no more; None if it did not in time."""
+        """What it has written, at least a byte; nothing once it writes no more, or has ended; None if it did
+        not in time.
+        """
+        timeout_s = REST_S if self._is_over else timeout_s
         give_up_at = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
@@ -81,8 +95,12 @@ class Child:
                     return b""  # it ended with something of ours unread, which there is not, or was cut
             if self._errors.fileno() in ready:
                 self._hear()
-            elif left_s == 0.0:
-                return None
+            if left_s == 0.0:
+                return b"" if self._is_over else None
+            if self._ending is not None and self._ending in ready:
+                self._poll.unregister(self._ending)
+                self._is_over = True
+                give_up_at = time.monotonic() + REST_S
 
     def end(self, *, after_s: float = 0.0) -> int:
         """Let it end by itself for a while, then end it with all it has started; its exit status.
@@ -94,6 +112,8 @@ class Child:
         # Forgotten first: once closed, the number may be another feed's.
         self._guard.forget(self._output.fileno())
         self._output.close()
+        if self._ending is not None:
+            os.close(self._ending)
         if not self._has_ended(after_s):
             self._signal(signal.SIGTERM)
         if not self._has_ended(TERMINATE_S):

@@ -50,7 +50,7 @@ class ConnectionOptions:
 
 
 class _Scratch(threading.local):
-    """What a thread's event loop reads into. It reads one socket at a time, and we copy before it reads the next."""
+    """What a thread's event loop reads into: one socket at a time, and we copy before it reads the next."""
 
     def __init__(self) -> None:
         self.memory = memoryview(bytearray(READ_BYTES))

@@ -39,6 +39,8 @@ from feedq.model import JSON, Batch
 from feedq.telemetry import LogEvent, log
 
 DURATION_S_MAX = 86_400
+_BEGUN = "begun"
+"""In `Context.memory`: the position at which the feed began at the end of a file, or None if at its beginning."""
 
 logger = log(__name__)
 
@@ -137,14 +139,16 @@ class FileConnector:
 
     def _begin(self, cursor: JSON) -> bool:
         """Find the place to read from. False: the feed stops before there is one."""
-        position = parse_position(cursor)
+        memory = self._context.memory
+        begun = cursor is None and _BEGUN in memory
+        position = parse_position(memory[_BEGUN] if begun else cursor)
         if position is not None and self._find(position):
             return True
-        if cursor is not None:
+        if cursor is not None or position is not None:
             self._tell_gap(
                 "the cursor belongs to no file here" if position else "the cursor is none of a file"
             )
-        return self._open(at_end=cursor is None and self._options.start == "end")
+        return self._open(at_end=cursor is None and not begun and self._options.start == "end")
 
     def _find(self, position: Position) -> bool:
         self._file = find(self._path, position, self._options.framer)
@@ -160,12 +164,15 @@ class FileConnector:
             except (FileNotFoundError, NotADirectoryError):
                 # What comes later is new, all of it.
                 at_end = False
+                self._context.memory[_BEGUN] = None
                 if not self._wait_for_file(missing_since):
                     return False
             else:
                 break
         if at_end:
             self._file.go_to_end(self._options.end_mark, max_record_bytes=self._options.max_record_bytes)
+            # Or the next attempt would begin at another end, and not read what came in between.
+            self._context.memory[_BEGUN] = self._file.position.cursor
         self._grew_at = time.monotonic()
         self._replaced_at = None
         return True

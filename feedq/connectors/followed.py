@@ -176,7 +176,7 @@ def find(path: str, position: Position, framer: Callable[[], Framer]) -> Followe
         before = _beside(path, position.inode)
         # A copy is second best, and among those one is as good as another.
         for name in sorted(before, key=lambda name: before[name].st_ino != position.inode):
-            file = _open(name, framer())
+            file = _open(name, framer(), is_wanted=before[name].st_ino == position.inode)
             if file is not None and file.holds(position):
                 file.go_to(position.offset)
                 return file
@@ -195,7 +195,7 @@ def open_next(path: str, file: FollowedFile, framer: Callable[[], Framer]) -> Fo
         name, inode = rotated or (path, inode_at(path))
         if inode is None or inode == file.inode:
             return None
-        opened = _open(name, framer())
+        opened = _open(name, framer(), is_wanted=True)
         if opened is not None:
             # Between the look and the opening, the name may have gone to a file that is not the next one.
             if opened.inode == inode and (
@@ -226,13 +226,20 @@ def rotated_after(path: str, file: FollowedFile) -> tuple[str, int] | None:
     return None
 
 
-def _open(path: str, framer: Framer) -> FollowedFile | None:
+def _open(path: str, framer: Framer, *, is_wanted: bool) -> FollowedFile | None:
+    """None: it is gone since it was listed, or is no file, or somebody else's.
+
+    Raises OSError for a file that is there and cannot be opened for now: to go on without it would lose or double
+    what it holds.
+    """
     try:
         return FollowedFile(path, framer)
-    except (OSError, FeedMisconfigured):
-        return (
-            None  # gone since it was listed, or no file: what is wrong with a feed's own path shows elsewhere
-        )
+    except (FileNotFoundError, NotADirectoryError, FeedMisconfigured):
+        return None
+    except PermissionError:
+        if is_wanted:
+            raise
+        return None
 
 
 def _inodes(files: Mapping[str, os.stat_result]) -> dict[str, int]:
@@ -244,16 +251,21 @@ def _beside(path: str, inode: int) -> dict[str, os.stat_result]:
     found: dict[str, os.stat_result] = {}
     name = os.path.basename(path)
     for directory in dict.fromkeys((os.path.dirname(path), os.path.dirname(os.path.realpath(path)))):
-        try:
-            with os.scandir(directory) as entries:
-                names = [e.path for e in entries if e.inode() == inode or e.name.startswith(name)]
-        except OSError:
-            continue  # what cannot be listed holds nothing that could be found
+        names = [path]  # which is there, though its directory may not be listed
+        with (
+            suppress(FileNotFoundError, NotADirectoryError, PermissionError),
+            os.scandir(directory) as entries,
+        ):
+            names += [e.path for e in entries if e.inode() == inode or e.name.startswith(name)]
         for each in names:
-            with suppress(OSError):  # gone since it was listed
+            try:
                 status = os.stat(each)
-                if stat.S_ISREG(status.st_mode):
-                    found[each] = status
+            except OSError as error:
+                if each == path and not isinstance(error, FileNotFoundError | NotADirectoryError):
+                    raise
+                continue  # gone since it was listed, or a link to nowhere
+            if stat.S_ISREG(status.st_mode):
+                found[each] = status
     return found
 
 

@@ -49,7 +49,8 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
         ge=0.1,
         le=TIMEOUT_S_MAX,
         description="With `mode: poll`: time from one poll to the next. A poll that takes longer leaves out the "
-        "ones that would have begun meanwhile.",
+        "ones that would have begun meanwhile. It asks on at once for further pages, and as long as it gets "
+        "`records` with which the cursor moves.",
     )
     records: str | None = Field(
         default=None,

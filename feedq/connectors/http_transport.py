@@ -222,6 +222,12 @@ class _Link:
 def location_of(url: httpx.URL) -> Location:
     """Where a request goes; without the path and the query, which are nobody's business in a message."""
     scheme = SCHEMES.get(url.scheme)
-    if scheme is None or not url.raw_host:
+    host = url.raw_host.decode("ascii")
+    try:
+        # What httpx and the resolver would do with it later, as in `feedq.connectors.remote`.
+        is_host = bool(url.host and host.encode("idna"))
+    except UnicodeError:
+        is_host = False
+    if scheme is None or not is_host:
         raise SourceUnavailable("an answer leads to what is no http:// or https:// address")
-    return Location(url.scheme, url.raw_host.decode("ascii"), url.port or scheme.port or 0, scheme.tls, "")
+    return Location(url.scheme, host, url.port or scheme.port or 0, scheme.tls, "")

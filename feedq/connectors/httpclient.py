@@ -26,13 +26,12 @@ from typing import ClassVar, Final, Literal
 import httpx
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq import __version__
 from feedq.connectors.base import Context
 from feedq.connectors.connection import Connection, ConnectionOptions, open_connection
 from feedq.connectors.gunzip import Gunzip
 from feedq.connectors.http_transport import BODY, SCHEMES, Body, Transport, location_of
 from feedq.connectors.remote import TIMEOUT_S_MAX, Location, Scheme, check_template, parse_location
-from feedq.connectors.request_options import RequestOptions
+from feedq.connectors.request_options import USER_AGENT, RequestOptions
 from feedq.connectors.template import CURSOR, compile_template, wire_values
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.model import JSON
@@ -60,6 +59,8 @@ _ONLY_AN_EDIT_HELPS: Final[Mapping[int, str]] = {
     431: "does not accept the request; check source.headers",
     451: "may not give it to us",
 }
+_PERHAPS_FOR_NOW: Final = frozenset((403, 413))
+"""With ``Retry-After`` these mean that we asked too often, or for too much, for now."""
 
 # httpx logs the URL of every request, and a query may hold a secret.
 logging.getLogger("httpx").addFilter(lambda _: False)
@@ -176,6 +177,8 @@ class Answer:
         if self._gunzip is None:
             return await self._body.receive()
         while True:
+            # A little may hold much, and perhaps no record: others have to get their turn meanwhile.
+            await asyncio.sleep(0)
             try:
                 piece = self._gunzip.take()
             except zlib.error:
@@ -266,12 +269,14 @@ class HttpClient:
             raise FeedMisconfigured(
                 f"{self._home}: what is to be asked for is no URL; look at source.url and its secrets"
             ) from None
-        plain = {"user-agent": f"feedq/{__version__}", "accept-encoding": "gzip", "connection": "keep-alive"}
+        there = location_of(url)
+        if options.method == "POST" and there != self._home:
+            raise self._would_get_body(there, self._home, told="has its next page at")
+        plain = {"user-agent": USER_AGENT, "accept-encoding": "gzip", "connection": "keep-alive"}
         sent = {name: value.encode() for name, value in (plain | dict(headers)).items()}
-        if location_of(url) == self._home:
+        if there == self._home:
             for name, value in options.request_headers(context, cursor).items():
-                # Each byte of it is one character.
-                sent[name.lower()] = value.encode("latin-1")
+                sent[name.lower()] = value.encode("latin-1")  # each byte of it is one character
         content = self._body(cursor) if options.method == "POST" else None
         encoded = [(name.encode("ascii"), value) for name, value in sent.items()]
         return httpx.Request(options.method, url, headers=encoded, content=content)
@@ -287,28 +292,34 @@ class HttpClient:
             where = location_of(request.url)
             try:
                 response = await self._client.send(request, stream=True)
-            except (httpx.InvalidURL, httpx.RequestError):
+            except (httpx.InvalidURL, httpx.RequestError, UnicodeError):
                 # Whatever the connection can raise is ours; httpx itself only looks at redirects.
                 raise SourceUnavailable(f"{where}: redirects to an address that cannot be one") from None
             redirected = response.next_request
             if redirected is None:
                 return response
             await response.aclose()
-            request = self._redirected(redirected, where)
+            request = self._redirected(redirected, after=request, where=where)
         raise SourceUnavailable(f"{self._home}: more than {REDIRECTS_MAX} redirects")
 
-    def _redirected(self, request: httpx.Request, where: Location) -> httpx.Request:
+    def _redirected(self, request: httpx.Request, *, after: httpx.Request, where: Location) -> httpx.Request:
         there = location_of(request.url)
         self._check_scheme(there, where)
         if there != self._home:
             for name in self._options.headers:
                 request.headers.pop(name, None)
             if request.method == "POST":
-                raise FeedMisconfigured(
-                    f"{where}: redirects to {there}, which would have to be sent source.body too; "
-                    "if that is meant, give it as source.url"
-                )
+                raise self._would_get_body(there, where, told="redirects to")
+        elif where == self._home and "cookie" in after.headers:
+            # httpx takes it for one of its jar's.
+            request.headers["cookie"] = after.headers["cookie"]
         return request
+
+    def _would_get_body(self, there: Location, where: Location, *, told: str) -> FeedMisconfigured:
+        return FeedMisconfigured(
+            f"{where}: {told} {there}, which would have to be sent source.body too; "
+            "if that is meant, give it as source.url"
+        )
 
     def page_at(self, link: str, answer: Answer) -> str:
         """An address in an answer as `ask` takes it for a page; it may hold what our request held.
@@ -353,12 +364,12 @@ class HttpClient:
         status, where = answer.status, answer.where
         if 200 <= status < 300 or status == HTTPStatus.NOT_MODIFIED:
             return
-        if status in _ONLY_AN_EDIT_HELPS:
+        asked_s = retry_after_s(answer.headers.get("retry-after", ""), now=self._context.clock.now())
+        if status in _ONLY_AN_EDIT_HELPS and (asked_s is None or status not in _PERHAPS_FOR_NOW):
             raise RequestRefused(f"{where}: {_ONLY_AN_EDIT_HELPS[status]} ({status})", status=status)
         if status == HTTPStatus.NOT_FOUND:
             raise NothingThere(f"{where}: has nothing there; check source.url (404)")
         said = f"{where}: answered {_status_name(status)}"
-        asked_s = retry_after_s(answer.headers.get("retry-after", ""), now=self._context.clock.now())
         if asked_s is not None:
             raise SourceBusy(f"{said}, and wants to be asked again in {asked_s:g} s", retry_in_s=asked_s)
         raise SourceUnavailable(said)

@@ -131,6 +131,8 @@ class Poller:
                     f"{answer.where}: its answer took more than {options.response_timeout_s:g} s "
                     "(source.response_timeout_s)"
                 ) from None
+            if options.format == "json":
+                body = body.removeprefix(_BYTE_ORDER_MARK)
             return self._read(answer, body, client)
 
     # -- what an answer holds ------------------------------------------------------------------------
@@ -145,6 +147,9 @@ class Poller:
             at = self._record_cursor.after(Framed(records=tuple(records)), at)
         elif self._answer_cursor is not None:
             found = self._answer_cursor.after(Framed(records=(body,)), at)
+            if found == at and body:
+                # It stays what it was only if the answer says so, and what cannot be parsed says nothing.
+                self._parse(answer, body)
             at = at if found == "" else found
         page = Page(
             records,
@@ -175,8 +180,8 @@ class Poller:
 
     def _elements(self, answer: Answer, body: bytes, pointer: str) -> list[bytes]:
         try:
-            found = list_at(body.removeprefix(_BYTE_ORDER_MARK), pointer)
-        except ValueError:
+            found = list_at(body, pointer)
+        except (ValueError, RecursionError):
             raise SourceUnavailable(f"{answer.where}: its answer is no JSON") from None
         if found is None:
             raise SourceUnavailable(
@@ -189,7 +194,7 @@ class Poller:
         pointer = self._options.next_page
         if pointer is None:
             return ""
-        link = answer.next_link if pointer == LINK else self._link_at(pointer, body)
+        link = answer.next_link if pointer == LINK else self._link_at(pointer, answer, body)
         if not link:
             return ""
         address = conceal(client.page_at(link, answer), self._context.secrets)
@@ -200,12 +205,16 @@ class Poller:
             )
         return address
 
-    def _link_at(self, pointer: str, body: bytes) -> str:
-        try:
-            found = compile_pointer(pointer)(orjson.loads(body))
-        except orjson.JSONDecodeError:
-            raise SourceUnavailable(f"{self._options.location}: its answer is no JSON") from None
+    def _link_at(self, pointer: str, answer: Answer, body: bytes) -> str:
+        found = compile_pointer(pointer)(self._parse(answer, body))
         return found if isinstance(found, str) else ""
+
+    def _parse(self, answer: Answer, body: bytes) -> JSON:
+        try:
+            document: JSON = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            raise SourceUnavailable(f"{answer.where}: its answer is no JSON") from None
+        return document
 
     def _batch(self, records: Sequence[bytes], *, cursor: JSON) -> Batch:
         now = self._context.clock.now()

@@ -195,10 +195,30 @@ def conceal(address: str, secrets: Mapping[str, str]) -> str:
     placeholders = {
         spelling: placeholder for placeholder, spelling in _spellings(secrets).items() if spelling
     }
-    if not placeholders:
+    # Of two secrets that begin alike, the longer must not leave its end behind.
+    fitting = (name for name, secret in secrets.items() if 0 < len(secret) <= len(address))
+    longest_first = sorted(fitting, key=lambda name: (-len(secrets[name]), name))
+    if not longest_first:
         return address
-    longest_first = sorted(placeholders, key=lambda spelling: (-len(spelling), spelling))
-    return re.sub("|".join(map(re.escape, longest_first)), lambda match: placeholders[match[0]], address)
+
+    def placeholder(match: re.Match[str]) -> str:
+        # In a spelling of its own the address means the same with that of ours.
+        return placeholders.get(match[0]) or f"{{{longest_first[(match.lastindex or 1) - 1]}}}"
+
+    return re.sub(
+        "|".join(f"({_any_spelling(secrets[name])})" for name in longest_first), placeholder, address
+    )
+
+
+def _any_spelling(secret: str) -> str:
+    """Matches a secret with any of its bytes encoded: which ones are differs from one source to the next."""
+    pieces = []
+    for byte in secret.encode("utf-8", "surrogateescape"):
+        plain = re.escape(chr(byte)) if byte < 0x80 else ""
+        # Encoded first: a percent sign alone would leave the rest of its own encoding behind.
+        either = [f"%(?i:{byte:02x})", plain, r"\+" if byte == ord(" ") else ""]
+        pieces.append(f"(?:{'|'.join(filter(None, either))})")
+    return "".join(pieces)
 
 
 def reveal(address: str, secrets: Mapping[str, str]) -> str:

@@ -104,7 +104,10 @@ class RequestOptions(RemoteOptions):
                 raise FeedMisconfigured(
                     f"source.headers {name}: holds a line break or another control character; look at its secrets"
                 )
-        headers = {name: value.decode("latin-1") for name, value in filled.items() if value is not None}
+        # Spaces around a value are no part of it in HTTP, and h11 refuses to send them.
+        headers = {
+            name: value.strip(b" \t").decode("latin-1") for name, value in filled.items() if value is not None
+        }
         if "user-agent" not in map(str.lower, headers):
             headers["User-Agent"] = USER_AGENT
         return headers

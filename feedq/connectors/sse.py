@@ -124,7 +124,9 @@ class SseConnector:
         """The events of one answer."""
         last_id = self._last_id()
         framer = self._options.event_framer(last_id)
-        headers = {"cache-control": "no-store"} | ({"last-event-id": last_id} if last_id else {})
+        # Spaces around it are no part of a header's value, which cannot be sent with them.
+        sent_id = last_id.strip(" \t")
+        headers = {"cache-control": "no-store"} | ({"last-event-id": sent_id} if sent_id else {})
         async with client.ask(self._cursor, accept=MEDIA_TYPE, extra=headers) as answer:
             _check(answer)
             self._context.on_connected()

@@ -26,10 +26,13 @@ from feedq.connectors.remote import RemoteOptions, Scheme, parse_location
 from feedq.connectors.template import compile_template, unescape, wire_values
 from feedq.errors import SourceUnavailable
 from feedq.model import JSON, Batch
+from feedq.secrets import MASK, Masker
 
 EXPECTED_WITHIN_BYTES = 64 * 1024
 """An answer to a hello is somewhere in its first bytes, or it is none."""
 SHOWN_BYTES = 200
+SHOWN_OF_SECRET_MAX = 3
+"""What was said may end like the beginning of a secret by chance; longer than this it is one that was cut off."""
 
 
 class Hello(BaseModel):
@@ -191,9 +194,18 @@ class TcpConnector:
             ended = str(error)
         _, found, rest = heard.partition(wanted)
         if not found:
-            said = f"it said {_show(heard)}" if heard else "it said nothing"
+            said = f"it said {_show(self._masked(heard))}" if heard else "it said nothing"
             raise SourceUnavailable(f"{ended}; source.hello expects {_show(wanted)}, and {said}")
         connection.put_back(rest)
+
+    def _masked(self, heard: bytes | bytearray) -> bytes:
+        """What was heard, without our secrets: some sources echo. To be cut afterwards, not within a secret."""
+        secrets = [secret for secret in self._context.secrets.values() if secret]
+        said = Masker(secrets).mask(heard.decode("utf-8", "surrogateescape"))
+        begun = max((begun_at_end(said, secret) for secret in secrets), default=0)
+        if begun:
+            said = said[:-begun] + MASK
+        return said.encode("utf-8", "surrogateescape")
 
     def _closed(self, *, discarded: int, heard: bool) -> SourceUnavailable:
         if discarded:
@@ -201,6 +213,12 @@ class TcpConnector:
         else:
             when = "" if heard else " before it sent anything"
         return SourceUnavailable(f"{self._endpoint}: closed by the peer{when}")
+
+
+def begun_at_end(text: str, secret: str) -> int:
+    """How many characters at the end of a text are the beginning of a secret."""
+    longest = min(len(text), len(secret) - 1)
+    return next((size for size in range(longest, SHOWN_OF_SECRET_MAX, -1) if text.endswith(secret[:size])), 0)
 
 
 def _show(said: bytes | bytearray) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from websockets.client import ClientProtocol
@@ -32,8 +32,9 @@ from feedq.connectors.connection import Connection, ConnectionOptions, open_conn
 from feedq.connectors.dialing import bounded
 from feedq.connectors.pulse import Due, Pulse
 from feedq.connectors.websocket_frames import MessageReader
-from feedq.connectors.websocket_refusal import explain_refusal, show
+from feedq.connectors.websocket_refusal import Mask, explain_refusal, show
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
+from feedq.secrets import Masker
 
 HEAD_BYTES_MAX = 64 * 1024
 """No server answers a handshake with more headers than that."""
@@ -51,8 +52,8 @@ class WebsocketRequest:
 
     connection: ConnectionOptions
     """Its idle timeout is not used."""
-    target: str
-    headers: Mapping[str, str]
+    target: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
     subprotocols: Sequence[str]
     compression: bool
     max_message_bytes: int
@@ -69,6 +70,7 @@ class Websocket:
         "_connection",
         "_is_listening",
         "_loop",
+        "_mask",
         "_protocol",
         "_pulse",
         "_reader",
@@ -78,8 +80,11 @@ class Websocket:
         "_was_heard",
     )
 
-    def __init__(self, request: WebsocketRequest, connection: Connection, protocol: ClientProtocol) -> None:
+    def __init__(
+        self, request: WebsocketRequest, connection: Connection, protocol: ClientProtocol, *, mask: Mask
+    ) -> None:
         self._request = request
+        self._mask = mask
         self._connection = connection
         self._protocol = protocol
         self._reader = MessageReader(protocol, max_message_bytes=request.max_message_bytes)
@@ -145,7 +150,7 @@ class Websocket:
         self._protocol.receive_eof()
         how = self._protocol.close_exc
         if how.rcvd is not None:
-            return SourceUnavailable(f"{where}: closed by the peer: {show(str(how.rcvd))}")
+            return SourceUnavailable(f"{where}: closed by the peer: {show(str(how.rcvd), mask=self._mask)}")
         if how.sent is None:
             return SourceUnavailable(f"{where}: closed by the peer{self._when()}")
         if how.sent.code == CloseCode.MESSAGE_TOO_BIG:
@@ -153,7 +158,9 @@ class Websocket:
                 f"{where}: message of more than {self._request.max_message_bytes} bytes {after}; "
                 "raise source.max_record_bytes"
             )
-        return SourceUnavailable(f"{where}: what it sent is no WebSocket: {show(how.sent.reason)}")
+        return SourceUnavailable(
+            f"{where}: what it sent is no WebSocket: {show(how.sent.reason, mask=self._mask)}"
+        )
 
     def _when(self) -> str:
         if self._reader.is_amid_message:
@@ -245,12 +252,17 @@ async def open_websocket(request: WebsocketRequest, context: Context) -> Websock
             address is not permitted.
     """
     where = request.connection.endpoint
+
+    def mask(said: str) -> str:
+        # Made when there is something to say, which is seldom.
+        return Masker(context.secrets.values()).mask(said)
+
     async with bounded(where, request.connection.connect_timeout_s):
         connection = await open_connection(request.connection, context)
         try:
             protocol = _protocol(request)
-            await _shake_hands(protocol, connection, request)
-            return Websocket(request, connection, protocol)
+            await _shake_hands(protocol, connection, request, mask=mask)
+            return Websocket(request, connection, protocol, mask=mask)
         except BaseException:
             connection.close()
             raise
@@ -270,7 +282,9 @@ def _protocol(request: WebsocketRequest) -> ClientProtocol:
     )
 
 
-async def _shake_hands(protocol: ClientProtocol, connection: Connection, request: WebsocketRequest) -> None:
+async def _shake_hands(
+    protocol: ClientProtocol, connection: Connection, request: WebsocketRequest, *, mask: Mask
+) -> None:
     where = request.connection.endpoint
     asking = protocol.connect()
     for name, value in request.headers.items():
@@ -298,4 +312,4 @@ async def _shake_hands(protocol: ClientProtocol, connection: Connection, request
             protocol.receive_data(data)
         else:
             protocol.receive_eof()
-    raise explain_refusal(protocol.handshake_exc, where)
+    raise explain_refusal(protocol.handshake_exc, where, mask=mask)

@@ -3,11 +3,13 @@
 Refused credentials wait for an edit, and so does a server that has moved for good. Anything else may be over by
 the next try: a server that is being deployed says 404 or 502, one that is busy 429.
 
-The body of an answer is never shown: it may repeat what was asked, and that may hold a secret.
+The body of an answer is never shown: it may repeat what was asked, and that may hold a secret. What is shown of
+the rest is masked before it is cut: half a secret would not be recognised.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -16,60 +18,65 @@ from websockets.http11 import Response
 
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 
+Mask = Callable[[str], str]
+"""Replaces secrets."""
+
 SHOWN_CHARACTERS = 200
 _CREDENTIALS = (401, 403, 407)
 _MOVED_FOR_GOOD = (301, 308)
 
 
-def explain_refusal(error: Exception, where: object) -> FeedqError:
+def explain_refusal(error: Exception, where: object, *, mask: Mask) -> FeedqError:
     """The error of a handshake as one of ours."""
     match error:
         case InvalidStatus():
-            return _explain_status(error.response, where)
+            return _explain_status(error.response, where, mask=mask)
         case InvalidMessage() if isinstance(error.__cause__, EOFError):
             return SourceUnavailable(f"{where}: closed by the peer before it had answered the handshake")
         case InvalidMessage():
             return SourceUnavailable(
                 f"{where}: its answer is not HTTP/1.1; does it speak WebSocket on that port, and with TLS or not?"
             )
-    return SourceUnavailable(f"{where}: its answer is no WebSocket handshake: {show(str(error))}")
+    return SourceUnavailable(f"{where}: its answer is no WebSocket handshake: {show(str(error), mask=mask)}")
 
 
-def show(said: str) -> str:
+def show(said: str, *, mask: Mask) -> str:
     """What a server said, for a message: one line, and not all of it."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in said).split())
+    line = " ".join("".join(c if c.isprintable() else " " for c in mask(said)).split())
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
 
 
-def _explain_status(response: Response, where: object) -> FeedqError:
+def _explain_status(response: Response, where: object, *, mask: Mask) -> FeedqError:
     code = response.status_code
     said = f"{where}: the server answered {_name(code)}"
     if code in _CREDENTIALS:
         return FeedMisconfigured(f"{said}; check source.headers, source.url and source.secrets")
     if 300 <= code < 400:
-        return _explain_redirect(response, where)
+        return _explain_redirect(response, where, mask=mask)
     if code < 300:
         return SourceUnavailable(f"{said} and is no WebSocket; check the path in source.url")
     after = ", ".join(response.headers.get_all("Retry-After"))
-    return SourceUnavailable(said + (f", and asks to wait: Retry-After {show(after)}" if after else ""))
-
-
-def _explain_redirect(response: Response, where: object) -> FeedqError:
-    kind = FeedMisconfigured if response.status_code in _MOVED_FOR_GOOD else SourceUnavailable
-    return kind(
-        f"{where}: the server redirects{_there(response)} ({response.status_code}), which is not followed; "
-        "set source.url to where it leads"
+    return SourceUnavailable(
+        said + (f", and asks to wait: Retry-After {show(after, mask=mask)}" if after else "")
     )
 
 
-def _there(response: Response) -> str:
+def _explain_redirect(response: Response, where: object, *, mask: Mask) -> FeedqError:
+    kind = FeedMisconfigured if response.status_code in _MOVED_FOR_GOOD else SourceUnavailable
+    return kind(
+        f"{where}: the server redirects{_there(response, mask=mask)} ({response.status_code}), "
+        "which is not followed; set source.url to where it leads"
+    )
+
+
+def _there(response: Response, *, mask: Mask) -> str:
     # Host and port only: the rest of the new URL may repeat what is secret in ours.
     try:
         parts = urlsplit(response.headers.get("Location", ""))
         host = parts.netloc.rpartition("@")[2]
     except (ValueError, LookupError):
         return ""
-    return f" to {show(f'{parts.scheme}://{host}')}" if host else ""
+    return f" to {show(f'{parts.scheme}://{host}', mask=mask)}" if host else ""
 
 
 def _name(code: int) -> str:

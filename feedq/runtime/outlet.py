@@ -1,7 +1,8 @@
 """The end of a feed's pipe: where a runner puts its batches and learns what became of them.
 
 An outlet lives on its runner's event loop; the writer thread reaches it through `call_soon_threadsafe` only.
-It bounds what is received and not yet committed, for its feed and, through `Budget`, for the whole worker.
+It bounds what is received and not yet committed, for its feed and, through `Budget`, for the whole worker: a
+batch that it has taken is on its way at once, and the next one is only asked for when there is room for it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,28 @@ from feedq.telemetry import INFLIGHT_BYTES
 
 
 class Budget:
-    """Bytes received and not yet committed, over all feeds of the worker. Thread-safe."""
+    """Bytes received and not yet committed, over all feeds of the worker. Thread-safe.
+
+    It is the `feedq.connectors.base.Room` of this worker's connectors: what waits in their buffers counts. A
+    feed with nothing on its way may always go on, or bytes that nobody takes could stop everything for ever;
+    so the bound may be exceeded, by small reads, or by one batch of each feed whose connector reads by itself.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._lock = Lock()
         self._waiting: set[Outlet] = set()
+        INFLIGHT_BYTES.set_function(lambda: self._bytes)
 
     @property
     def bytes(self) -> int:
         return self._bytes
+
+    @property
+    def left(self) -> int:
+        """Bytes; none or less when the worker is full."""
+        return self._bytes_max - self._bytes
 
     @property
     def is_full(self) -> bool:
@@ -38,12 +50,10 @@ class Budget:
     def take(self, size: int) -> None:
         with self._lock:
             self._bytes += size
-            INFLIGHT_BYTES.set(self._bytes)
 
     def give_back(self, size: int) -> None:
         with self._lock:
             self._bytes -= size
-            INFLIGHT_BYTES.set(self._bytes)
             if self._bytes >= self._bytes_max or not self._waiting:
                 return
             woken, self._waiting = self._waiting, set()
@@ -63,7 +73,6 @@ class Outlet:
     """
 
     __slots__ = (
-        "_budget",
         "_hurry",
         "_inflight",
         "_inflight_max",
@@ -71,11 +80,13 @@ class Outlet:
         "_submit",
         "_waiter",
         "broken",
+        "budget",
         "bytes_landed",
         "cursor",
         "dead",
         "failure",
         "feed",
+        "is_postponed",
         "key",
         "landed",
         "landing",
@@ -104,29 +115,33 @@ class Outlet:
         self.broken: FeedqError | None = None
         """`failure` as the writer's thread knows it, sooner than the loop does: once a batch was refused, no
         later one of this tenure may land, or there would be a gap before it."""
+        self.is_postponed = False
+        """Set by the writer's thread while the landing is locked by somebody: what waits for it is not to
+        fill up the room of the feeds that go on."""
         self.loop = asyncio.get_running_loop()
-        self._budget, self._inflight, self._inflight_max = budget, 0, inflight_max
+        self.budget, self._inflight, self._inflight_max = budget, 0, inflight_max
         self._submit, self._hurry, self._on_change = submit, hurry, on_change
         self._waiter: asyncio.Future[None] | None = None
 
     async def put(self, batch: Batch) -> None:
-        """Hand over a batch as soon as there is room. Raises `failure` if there is one."""
-        while (
-            self.failure is None
-            and self._inflight
-            and (self._inflight >= self._inflight_max or self._budget.is_full)
-        ):
+        """Hand over a batch, then wait until there is room for another. Raises `failure` if there is one."""
+        if self.failure is None:
+            self._inflight += batch.size
+            self.budget.take(batch.size)
+            self.last_record_at = batch.received_at
+            self._submit(self, batch)
+        while self.failure is None and self._inflight and self._is_full:
             # Nothing more can come in: waiting for the interval to end would only cap the throughput.
             self._hurry()
-            if self._budget.is_full:
-                self._budget.wake_when_free(self)
+            if self.budget.is_full:
+                self.budget.wake_when_free(self)
             await self._wait()
         if self.failure is not None:
             raise self.failure
-        self._inflight += batch.size
-        self._budget.take(batch.size)
-        self.last_record_at = batch.received_at
-        self._submit(self, batch)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._inflight >= self._inflight_max or self.is_postponed or self.budget.is_full
 
     async def drained(self) -> None:
         """Wait until everything handed over is committed. Raises `failure` if there is one."""
@@ -144,7 +159,7 @@ class Outlet:
 
         From any thread.
         """
-        self._budget.give_back(size)
+        self.budget.give_back(size)
 
     def committed(self, *, size: int, landed: int, dead: int, cursor: JSON) -> None:
         """The writer's answer; on the loop."""

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from random import Random
-from typing import cast
+from traceback import format_exception
 
 from feedq.backoff import BackoffPolicy, LetGo, attempts_after, next_try
 from feedq.clock import Clock
@@ -28,6 +28,7 @@ from feedq.connectors.base import (
     Context,
     SocketGuard,
     load_connector,
+    open_stream,
     parse_options,
 )
 from feedq.errors import (
@@ -40,7 +41,9 @@ from feedq.errors import (
     SourceUnavailable,
 )
 from feedq.model import JSON, Batch, Claim, FeedKey, Progress, Reason, Release
+from feedq.permission import Permissions
 from feedq.runtime.outlet import Outlet
+from feedq.runtime.pacing import Pace, Pacing
 from feedq.secrets import Masker, resolve_secrets
 from feedq.sinks.base import (
     Fenced,
@@ -81,6 +84,9 @@ class Surroundings:
     rng: Random
     backoff: BackoffPolicy
     guard: SocketGuard
+    permissions: Permissions
+    environment: str
+    pacing: Pacing
     trusted: asyncio.Event
     """Set while this worker may act as owner; belongs to the runner's loop."""
     drain_timeout_s: float
@@ -103,14 +109,14 @@ class FeedRunner:
         self._attempts = claim.attempts
         self._interrupt: Interrupt | None = None
         self._interrupted_at = float("-inf")
-        self._letting_go = False
+        self._letting_go = self._stalled = False
         self._stop_reason = Reason.RELEASED
         self._task: asyncio.Task[Release | None] | None = None
         self._outlet: Outlet | None = None
         self._secrets: dict[str, str] = {}
+        self._memory: dict[str, object] = {}
         self._masker: Masker | None = None
         self._connected_at: float | None = None
-        self._stalled = False
         self._error: str | None = None
         self._reported = (0, 0, 0)
         self._reported_status = self.status
@@ -197,29 +203,35 @@ class FeedRunner:
     async def _tenure(self) -> Release | None:
         options = parse_options(self.feed.spec.connector, self.feed.spec.source)
         sink = parse_sink(self.feed.spec.sink)
-        landing = landing_of(sink, options.format)
+        landing = landing_of(sink, options)
         kind = load_connector(self.feed.spec.connector)
-        while True:
-            # An interrupt may be older than the first step of this coroutine: nobody could cancel it then.
-            if self._interrupt is None:
-                ended = await self._attempt(kind, options, sink.name, landing)
-                if ended is not None:
-                    return ended
-            match self._heed():
-                case Interrupt.LOST:
-                    return None
-                case Interrupt.STOP:
-                    return await self._let_go(sink.name)
-            # Suspended, or a reconnect whose delay is over: wait until we may, then go round again.
+        with self._worker.pacing.of(self.feed, options.limits) as pace:
+            while True:
+                # An interrupt may be older than the first step of this coroutine: nobody could cancel it then.
+                if self._interrupt is None:
+                    ended = await self._attempt(kind, options, sink.name, landing, pace)
+                    if ended is not None:
+                        return ended
+                match self._heed():
+                    case Interrupt.LOST:
+                        return None
+                    case Interrupt.STOP:
+                        return await self._let_go(sink.name)
+                # Suspended, or a reconnect whose delay is over: wait until we may, then go round again.
 
     async def _attempt(
-        self, kind: type[Connector], options: ConnectorOptions, sink_name: str, landing: Landing
+        self,
+        kind: type[Connector],
+        options: ConnectorOptions,
+        sink_name: str,
+        landing: Landing,
+        pace: Pace,
     ) -> Release | None:
         """One connection, from its fence to its end. None: go on as the interrupt says, or try again."""
         try:
             if options.secrets and self._masker is None:
                 self._secrets = await asyncio.to_thread(resolve_secrets, options.secrets)
-                self._masker = Masker(self._secrets.values())
+                self._masker = await asyncio.to_thread(Masker, self._secrets.values())
             await self._worker.trusted.wait()
             if self._outlet is None:
                 cursor = await self._fence(sink_name, landing)
@@ -228,7 +240,9 @@ class FeedRunner:
                 )
             # What was received before the last connection broke must be decided before we ask again.
             await self._outlet.drained()
-            await self._stream(kind(options, self._context()), self._outlet)
+            context = self._context(self._outlet, pace)
+            stream = open_stream(kind, options, context=context, cursor=self._outlet.cursor)
+            await self._stream(stream, self._outlet, pace)
         except asyncio.CancelledError:
             self._disconnected()
             # An interrupt cancels the task to wake it; anybody else's cancellation goes on.
@@ -238,9 +252,7 @@ class FeedRunner:
             return await self._after_failure(error)
         return None
 
-    async def _stream(self, connector: Connector, outlet: Outlet) -> None:
-        # The protocol promises an async iterator; those with an `aclose` get it called in time.
-        batches = cast("AsyncGenerator[Batch, None]", connector.stream(outlet.cursor))
+    async def _stream(self, batches: AsyncGenerator[Batch, None], outlet: Outlet, pace: Pace) -> None:
         try:
             async with contextlib.aclosing(batches):
                 async for batch in batches:
@@ -250,10 +262,12 @@ class FeedRunner:
                         self._stalled = False
                         self._changed()
                     await outlet.put(batch)
+                    await pace.keep(batch)
+                    del batch  # or it would stay in memory until the next one comes
         except (SourceUnavailable, FeedMisconfigured, LeaseLost, SinkUnavailable):
             raise
-        except Exception as error:
-            logger.exception(LogEvent.UNEXPECTED, where="connector", feed=self.feed.name)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # these two would end all other feeds too
+            self.log_unexpected(error, "connector")
             raise SourceUnavailable(f"unexpected error in connector: {error!r}") from error
         raise SourceUnavailable("the source ended the stream")
 
@@ -342,13 +356,17 @@ class FeedRunner:
 
     # -- small things --------------------------------------------------------------------------------
 
-    def _context(self) -> Context:
+    def _context(self, outlet: Outlet, pace: Pace) -> Context:
         return Context(
             feed=self.feed.name,
             clock=self._worker.clock,
             guard=self._worker.guard,
             on_connected=self._connected,
             secrets=self._secrets,
+            permissions=self._worker.permissions,
+            environment=self._worker.environment,
+            room=pace.room(outlet.budget),
+            memory=self._memory,
         )
 
     def _connected(self) -> None:
@@ -364,22 +382,19 @@ class FeedRunner:
         self._worker.on_change(self)
 
     def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
-        keep = reason is Reason.BACKOFF
-        return Release(
-            feed_id=self.key[0],
-            epoch=self.key[1],
-            reason=reason,
-            retry_in_s=retry_in_s,
-            attempts=self._attempts if keep else 0,
-            error=error,
-        )
+        attempts = self._attempts if reason is Reason.BACKOFF else 0
+        return Release(*self.key, reason, retry_in_s, attempts, error)
 
-    def release_after(self, error: Exception) -> Release:
+    def release_after(self, error: BaseException) -> Release:
         """For whoever runs it, when it ended in a way that it should not: another worker may try."""
-        return Release(
-            *self.key, Reason.BACKOFF, UNEXPECTED_RETRY_S, 1, self._masked(error, prefix="unexpected error: ")
-        )
+        said = self._masked(f"unexpected error: {str(error) or type(error).__name__}")
+        return Release(*self.key, Reason.BACKOFF, UNEXPECTED_RETRY_S, 1, said)
 
-    def _masked(self, error: Exception, *, prefix: str = "") -> str:
-        message = prefix + mask_url(str(error) or type(error).__name__)
-        return message if self._masker is None else self._masker.mask(message)
+    def log_unexpected(self, error: BaseException, where: str) -> None:
+        """With its traceback, masked: what a library raises may quote what it was given."""
+        trace = self._masked("".join(format_exception(error)))
+        logger.error(LogEvent.UNEXPECTED, where=where, feed=self.feed.name, exception=trace)
+
+    def _masked(self, said: BaseException | str) -> str:
+        text = mask_url(str(said) or type(said).__name__)
+        return text if self._masker is None else self._masker.mask(text)

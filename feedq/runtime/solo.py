@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import cache
 from random import Random
 from threading import Lock
 from time import monotonic, sleep
@@ -20,8 +21,10 @@ from feedq.clock import SystemClock
 from feedq.errors import Unavailable
 from feedq.lease import TrustWindow
 from feedq.model import Claim, FeedKey, Reason, Release, WorkerState
+from feedq.pace import RateLimits
 from feedq.runtime.beside import FOLLOW_S
 from feedq.runtime.ends import SinkEnds
+from feedq.runtime.pacing import Pacing
 from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.settings import Settings
@@ -70,6 +73,16 @@ def _ends(store: Store, settings: Settings, worker_id: UUID) -> SinkEnds:
         return _ends_of[worker_id]
 
 
+def _pacing(settings: Settings) -> Pacing:
+    """The limits of this process, shared by its feeds."""
+    return _pacing_of(frozenset(settings.tenant_limits.items()), settings.inflight_bytes_total)
+
+
+@cache
+def _pacing_of(tenant_limits: frozenset[tuple[str, RateLimits]], room_bytes: int) -> Pacing:
+    return Pacing(dict(tenant_limits), SystemClock(), room_bytes=room_bytes)
+
+
 class _Tenure:
     """A runner, and the coroutine that follows its lease."""
 
@@ -90,6 +103,9 @@ class _Tenure:
                 rng=Random(),
                 backoff=self._settings.backoff,
                 guard=self._sockets,
+                permissions=self._settings.permissions,
+                environment=self._settings.environment,
+                pacing=_pacing(self._settings),
                 trusted=self._trusted,
                 drain_timeout_s=self._settings.drain_timeout_s,
                 fence=ends.fence,
@@ -104,8 +120,8 @@ class _Tenure:
         release: Release | None
         try:
             release = await runner.run()
-        except Exception as error:
-            logger.exception(LogEvent.UNEXPECTED, where="runner", feed=runner.feed.name)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- the runner logs it, for it can mask its secrets
+            runner.log_unexpected(error, "runner")
             release = runner.release_after(error)
         finally:
             watch.cancel()
@@ -119,12 +135,15 @@ class _Tenure:
     async def _watch(self, runner: FeedRunner) -> None:
         loop = asyncio.get_running_loop()
         report_at = loop.time()
+        pacing = _pacing(self._settings)
         while True:
             sent_at = monotonic()
             try:
                 if loop.time() >= report_at:
                     report_at = loop.time() + self._settings.heartbeat_s
                     await asyncio.to_thread(self._store.leases.report, self._worker_id, [runner.progress()])
+                    if tenants := pacing.limited_tenants():
+                        pacing.share(await asyncio.to_thread(self._store.leases.running_of, tenants))
                 self._heed(runner, await asyncio.to_thread(self._store.leases.follow, runner.key), sent_at)
             except Unavailable as error:
                 logger.warning(LogEvent.DATABASE_AWAY, where="tenure", error=str(error))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -27,13 +26,14 @@ from feedq.runtime.desk import Desk
 from feedq.runtime.ends import SinkEnds
 from feedq.runtime.intake import Granted, Hooks, Intake
 from feedq.runtime.keeper import Keeper
+from feedq.runtime.pacing import SHARE_TICKS, Pacing
 from feedq.runtime.reporter import Reporter
 from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.runtime.vitals import Vitals
 from feedq.settings import Settings
 from feedq.store.base import Store
-from feedq.telemetry import FEEDS, LogEvent, log
+from feedq.telemetry import LogEvent, log
 
 AUDIT_INTERVAL_S = 60.0
 """How often what runs here is compared with what the database thinks runs here."""
@@ -76,6 +76,7 @@ class Supervisor:
         self._beside = tenures_beside and Beside(store, self.desk, tenures_beside, clock=self._clock)
         self.sockets = Sockets()
         self._ends = SinkEnds(settings, worker_id=self._session_id, gone_workers=store.workers.gone_among)
+        self._pacing = Pacing(settings.tenant_limits, self._clock, room_bytes=settings.inflight_bytes_total)
         self._lock = Lock()
         self._running: dict[int, tuple[FeedRunner, Hooks]] = {}
         self._over: UUID | None = None
@@ -218,8 +219,8 @@ class Supervisor:
         try:
             release = await runner.run()
             said = release.reason.value if release else "lost"
-        except Exception as error:
-            logger.exception(LogEvent.UNEXPECTED, where="runner", feed=runner.feed.name)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- masked by the runner
+            runner.log_unexpected(error, "runner")
             release = runner.release_after(error)
             said = f"failed: {release.error}"
         finally:
@@ -246,6 +247,9 @@ class Supervisor:
             rng=self._rng,
             backoff=self._settings.backoff,
             guard=self.sockets,
+            permissions=self._settings.permissions,
+            environment=self._settings.environment,
+            pacing=self._pacing,
             trusted=self._trusted,
             drain_timeout_s=self._settings.drain_timeout_s * 0.6,
             fence=self._ends.fence,
@@ -285,10 +289,10 @@ class Supervisor:
         worker = self.keeper.worker
         if worker is None:
             return
-        statuses = Counter(runner.status for runner, _ in self._running.values())
-        for status in ("streaming", "connecting", "stalled"):
-            FEEDS.labels(status).set(statuses[status])
+        self._vitals.show_feeds(runner.status for runner, _ in self._running.values())
         self._show(count)
+        if count % SHARE_TICKS == 0 and (tenants := self._pacing.limited_tenants()):
+            self.desk.do(lambda: self._pacing.share(self._store.leases.running_of(tenants)))
         audit_interval_s = AUDIT_BESIDE_INTERVAL_S if self._beside else AUDIT_INTERVAL_S
         if count and count % max(1, round(audit_interval_s / interval_s)) == 0:
             self._ask_for_audit(worker.id)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterable
 from time import monotonic
 
 import psutil
 
 from feedq.model import Load
-from feedq.telemetry import LOOP_LAG_SECONDS
+from feedq.telemetry import FEEDS, LOOP_LAG_SECONDS
 
 PROBE_S = 0.5
 """Interval of the timer whose lateness is the lag of the loop."""
@@ -44,6 +46,13 @@ class Vitals:
             rss=self._process.memory_info().rss,
             loop_lag_s=round(self.lag_s, 4),
         )
+
+    @staticmethod
+    def show_feeds(statuses: Iterable[str]) -> None:
+        """The status of each feed that runs here, for the metrics."""
+        counts = Counter(statuses)
+        for status in ("streaming", "connecting", "stalled"):
+            FEEDS.labels(status).set(counts[status])
 
     @property
     def lag_s(self) -> float:

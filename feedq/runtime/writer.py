@@ -3,7 +3,8 @@
 It gathers what comes in until the oldest batch has waited ``flush_interval_s``, or ``flush_bytes`` wait, or
 somebody is in a hurry; then one transaction lands everything and advances every checkpoint. A sink that is
 away is tried again with the same batches for as long as the worker runs: backpressure stops the reading
-meanwhile. A commit whose answer was lost is decided by the checkpoint, never by guessing.
+meanwhile. A commit whose answer was lost is decided by the checkpoint, never by guessing. Feeds whose table
+somebody has locked are put aside and tried again, and the others go on without them.
 
 Invariant: batches of one feed are written in the order they were received, and a batch is answered exactly
 once, through `Outlet.committed` or `Outlet.failed`.
@@ -14,15 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from threading import Condition, Thread
 from time import monotonic
 from typing import NamedTuple
 
 from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkUnavailable
-from feedq.model import JSON, Batch
+from feedq.model import JSON, Batch, FeedKey
 from feedq.runtime.outlet import Outlet
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
 from feedq.telemetry import (
@@ -39,6 +39,8 @@ from feedq.telemetry import (
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 """A sink that comes back is noticed within this; asking more often would only add to its troubles."""
+IDLE_S = 60.0
+"""With nothing to do the thread sleeps until it is woken, and looks up now and then."""
 
 logger = log(__name__)
 
@@ -52,8 +54,36 @@ class Entry(NamedTuple):
     """Monotonic time of its arrival here."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
+class Postponed:
+    """Batches of feeds whose table somebody has locked, until they are tried again: ever less often."""
+
+    def __init__(self) -> None:
+        self.batches: dict[Outlet, list[Batch]] = {}
+        self._retry_at = 0.0
+        self._pause_s = RETRY_FIRST_S
+        self.is_retrying = False
+        """Whether some of them are in the group that is being written."""
+
+    def due_in_s(self, now: float) -> float:
+        return self._retry_at - now if self.batches else IDLE_S
+
+    def take(self, now: float) -> dict[Outlet, list[Batch]]:
+        """All of them, if their time has come."""
+        self.is_retrying = self.due_in_s(now) <= 0
+        if not self.is_retrying:
+            return {}
+        taken, self.batches = self.batches, {}
+        return taken
+
+    def add(self, aside: dict[Outlet, list[Batch]], *, now: float) -> None:
+        """Keep them; what is kept already is of other feeds."""
+        if self.is_retrying:
+            self._pause_s = min(2 * self._pause_s, RETRY_MAX_S) if aside else RETRY_FIRST_S
+        self.batches |= aside
+        self._retry_at = now + self._pause_s
+
+
+class _Answer(NamedTuple):
     """What to tell one outlet, with the sizes of all its batches in the group added up."""
 
     outlet: Outlet
@@ -62,12 +92,19 @@ class _Answer:
     dead: int = 0
     cursor: JSON = None
     failure: FeedqError | None = None
+    on_committed: tuple[Callable[[], None], ...] = ()
 
     def deliver(self) -> None:
         if self.failure is not None:
             self.outlet.failed(size=self.size, failure=self.failure)
-        else:
-            self.outlet.committed(size=self.size, landed=self.landed, dead=self.dead, cursor=self.cursor)
+            return
+        self.outlet.committed(size=self.size, landed=self.landed, dead=self.dead, cursor=self.cursor)
+        for acknowledge in self.on_committed:
+            try:
+                acknowledge()
+            except Exception:
+                # A connector's own code: the commit stands, and the other feeds must hear of theirs.
+                logger.exception(LogEvent.UNEXPECTED, where="on_committed", feed=self.outlet.feed)
 
 
 class Writer:
@@ -84,6 +121,7 @@ class Writer:
         self._wakeup = Condition()
         self._queue: deque[Entry] = deque()
         self._bytes = 0
+        self._postponed = Postponed()
         self._hurry = False
         self._stopping = False
         self._thread = Thread(target=self._run, name=f"feedq-writer-{name}", daemon=True)
@@ -131,6 +169,8 @@ class Writer:
                 logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name)
                 failure = SinkUnavailable(f"sink {self._name!r}: unexpected error: {error!r}")
                 self._answer([_refusal(o, bs, failure) for o, bs in group.items()])
+            # Or its batches would stay in memory until the next one comes.
+            del group
         self._close()
 
     def _close(self) -> None:
@@ -142,28 +182,36 @@ class Writer:
         """Wait for a group that is due; None when the writer stops."""
         with self._wakeup:
             while not self._stopping:
-                if self._queue:
-                    due_in_s = self._queue[0].at + self._flush_interval_s - monotonic()
-                    if due_in_s <= 0 or self._hurry or self._bytes >= self._flush_bytes:
-                        return self._take()
-                    self._wakeup.wait(due_in_s)
-                else:
-                    self._wakeup.wait(60.0)
+                now = monotonic()
+                due_in_s = min(self._queue_due_in_s(now), self._postponed.due_in_s(now))
+                if due_in_s <= 0:
+                    return self._take(now)
+                self._wakeup.wait(due_in_s)
         return None
 
-    def _take(self) -> dict[Outlet, list[Batch]]:
+    def _queue_due_in_s(self, now: float) -> float:
+        if not self._queue:
+            return IDLE_S
+        if self._hurry or self._bytes >= self._flush_bytes:
+            return 0.0
+        return self._queue[0].at + self._flush_interval_s - now
+
+    def _take(self, now: float) -> dict[Outlet, list[Batch]]:
+        group = self._postponed.take(now)
+        waiting = self._postponed.batches
         # Twice the trigger bounds the memory of one transaction; the rest is due again at once.
         size = 0
-        group: dict[Outlet, list[Batch]] = {}
         while self._queue and size < 2 * self._flush_bytes:
             outlet, batch, _ = self._queue.popleft()
-            group.setdefault(outlet, []).append(batch)
+            (waiting if outlet in waiting else group).setdefault(outlet, []).append(batch)
             size += batch.size
         self._bytes -= size
         self._hurry = False
         return group
 
     def _commit(self, group: dict[Outlet, list[Batch]]) -> None:
+        if not group:  # all that was due joined what is put aside
+            return
         writes = [
             FeedWrite(o.key[0], o.feed, o.key[1], o.landing, tuple(bs))
             for o, bs in group.items()
@@ -174,7 +222,26 @@ class Writer:
         if written is None:
             return
         COMMIT_SECONDS.observe(monotonic() - started)
-        self._answer([_answer(outlet, batches, written) for outlet, batches in group.items()])
+        if written.postponed or self._postponed.is_retrying:
+            group = self._postpone(group, written.postponed)
+        now = datetime.now(UTC)
+        answers = [_answer(outlet, batches, written, now=now) for outlet, batches in group.items()]
+        RECORDS.inc(sum(answer.landed for answer in answers))
+        BYTES.inc(sum(answer.size for answer in answers if answer.failure is None))
+        self._answer(answers)
+
+    def _postpone(
+        self, group: dict[Outlet, list[Batch]], why: Mapping[FeedKey, str]
+    ) -> dict[Outlet, list[Batch]]:
+        """Put aside the feeds that this concerns; returns the others."""
+        aside = {outlet: batches for outlet, batches in group.items() if outlet.key in why}
+        for reason in {why[outlet.key] for outlet in aside if not outlet.is_postponed}:
+            logger.warning(LogEvent.LANDING_LOCKED, sink=self._name, error=reason)
+        for outlet in group:
+            outlet.is_postponed = outlet in aside
+        with self._wakeup:
+            self._postponed.add(aside, now=monotonic())
+        return {outlet: batches for outlet, batches in group.items() if outlet not in aside}
 
     def _write(self, writes: list[FeedWrite]) -> Written | None:
         """Write until it is decided; None when the writer is stopped first."""
@@ -230,7 +297,7 @@ def _deliver(answers: list[_Answer]) -> None:
         answer.deliver()
 
 
-def _answer(outlet: Outlet, batches: list[Batch], written: Written) -> _Answer:
+def _answer(outlet: Outlet, batches: list[Batch], written: Written, *, now: datetime) -> _Answer:
     if outlet.broken is not None:
         return _refusal(outlet, batches, outlet.broken)
     if outlet.key in written.unusable:
@@ -242,14 +309,19 @@ def _answer(outlet: Outlet, batches: list[Batch], written: Written) -> _Answer:
         return _refusal(outlet, batches, LeaseLost(lost))
     size = sum(batch.size for batch in batches)
     landed, dead = written.landed[outlet.key], written.dead.get(outlet.key, 0)
-    RECORDS.inc(landed)
-    BYTES.inc(size)
     if dead:
         DEAD_LETTERS.inc(dead)
         logger.warning(LogEvent.DEAD_LETTERS, feed=outlet.feed, records=dead)
-    waited_s = (datetime.now(UTC) - batches[0].received_at).total_seconds()
-    COMMIT_DELAY_SECONDS.observe(max(0.0, waited_s))
-    return _Answer(outlet, size, landed=landed, dead=dead, cursor=batches[-1].cursor)
+    for batch in batches:
+        COMMIT_DELAY_SECONDS.observe(max(0.0, (now - batch.received_at).total_seconds()))
+    return _Answer(
+        outlet,
+        size,
+        landed=landed,
+        dead=dead,
+        cursor=batches[-1].cursor,
+        on_committed=tuple(batch.on_committed for batch in batches if batch.on_committed is not None),
+    )
 
 
 def _refusal(outlet: Outlet, batches: list[Batch], failure: FeedqError) -> _Answer:

@@ -31,8 +31,7 @@ def replay(
 ) -> Replayed:
     """Raises `InvalidInput` when the landing cannot work, `SinkUnavailable` when the answer was lost."""
     plan = _plan(catalog, landing)
-    session.set_lock_timeout(LOCK_TIMEOUT_S)
-    session.begin()
+    _begin(session)
     rows = session.execute(TAKE_DEAD_LETTERS, {"environment": environment, "ids": list(ids)})
     letters: dict[int, Suspect] = {}
     for id_, feed_id, feed, epoch, record, cursor, at in rows:
@@ -67,8 +66,7 @@ def preview(session: Session, catalog: Catalog, write: FeedWrite) -> list[Previe
     """
     if why := misdeclared(write.landing):
         raise InvalidInput(why)
-    session.set_lock_timeout(LOCK_TIMEOUT_S)
-    session.begin()
+    _begin(session)
     try:
         if not write.landing.is_mapped and not catalog.exists(write.landing):
             catalog.create_within(write.landing)
@@ -82,6 +80,13 @@ def preview(session: Session, catalog: Catalog, write: FeedWrite) -> list[Previe
         raise InvalidInput(str(broken)) from broken
     finally:
         session.rollback()
+
+
+def _begin(session: Session) -> None:
+    session.set_lock_timeout(LOCK_TIMEOUT_S)
+    session.begin()
+    # What is deferred to the commit would let each record pass, and then refuse all of them.
+    session.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 def _preview(session: Session, plan: Plan, suspect: Suspect) -> Preview:

@@ -110,8 +110,12 @@ def _explain(url: str, error: Exception) -> str:
 def _psycopg2_url(url: str) -> Any:
     try:
         parsed = make_url(url)
-    except ArgumentError:
-        raise InvalidInput(f"{mask_url(url)!r} is no database URL; try postgresql://user@host/db") from None
+    except (ArgumentError, ValueError):
+        # Not quoted: what cannot be read as a URL may hold a password that cannot be told from the rest.
+        raise InvalidInput(
+            "the database's URL cannot be read; write postgresql://user@host:port/database, with special "
+            "characters in user name and password percent-encoded"
+        ) from None
     if parsed.get_backend_name() not in ("postgresql", "postgres"):
         raise InvalidInput(
             f"the control database must be PostgreSQL, not {parsed.get_backend_name()!r}: "

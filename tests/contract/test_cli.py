@@ -228,6 +228,22 @@ def test_doctor_says_which_grant_a_sink_lacks(migrated_url: str, plain_role_url:
     assert (check.level, "landing tables must exist" in check.detail) == (Level.OK, True)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hunter2@host:port/x",
+        "sqlite+nothing://me:hunter2@host/x",
+        "mongodb://me:hunter2@host/x",
+        "mysql+pymysql://me:hunter2@127.0.0.1:1/x",
+    ],
+)
+def test_doctor_says_what_is_wrong_with_the_url_of_a_sink(migrated_url: str, url: str) -> None:
+    here = Settings(database_url=migrated_url, sinks={"other": url})
+    check = by_name(check_sinks(here, []))["sink other"]
+    assert check.level is Level.FAIL
+    assert "hunter2" not in repr(check)
+
+
 def test_doctor_names_feeds_whose_sink_is_not_set_up(shell: Shell) -> None:
     shell.run("db", "upgrade")
     done = shell.run("apply", "-f", "-", given=MANIFEST.replace("{table:", "{name: far, table:"))

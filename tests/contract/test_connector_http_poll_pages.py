@@ -246,6 +246,8 @@ def test_pages_in_a_circle_are_told(run: Run) -> None:
     [
         ("ftp://x/", SourceUnavailable, "no http:// or https:// address"),
         ("http://[::1", SourceUnavailable, "cannot be one"),
+        ("http://xn--/x", SourceUnavailable, "no http:// or https:// address"),
+        ("http://a..b/x", SourceUnavailable, "no http:// or https:// address"),
         ("/" + "x" * 9000, FeedMisconfigured, "at most 8192 are kept"),
     ],
 )

@@ -164,7 +164,18 @@ def test_five_redirects_are_followed(run: Run) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("there", ["ftp://127.0.0.1/x", "http://[::1", "http://a:b/", "mailto:x@y.z"])
+@pytest.mark.parametrize(
+    "there",
+    [
+        "ftp://127.0.0.1/x",
+        "http://[::1",
+        "http://a:b/",
+        "mailto:x@y.z",
+        "http://xn--/x",
+        "http://a..b/x",
+        f"http://{'a' * 70}/x",
+    ],
+)
 def test_a_redirect_to_nowhere_is_told(run: Run, there: str) -> None:
     async def main() -> None:
         _, error = await ended(Site({"/old": lambda: there}))

@@ -161,6 +161,32 @@ def test_nothing_that_is_sent_gets_into_a_log(run: Run, caplog: pytest.LogCaptur
     assert SECRET not in caplog.text
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "429 No\r\nRetry-After: ",
+        "101 Yes\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: ",
+    ],
+)
+@pytest.mark.parametrize("before", [140, 180, 195])
+def test_a_secret_that_a_server_repeats_is_not_cut_in_two(run: Run, answer: str, before: int) -> None:
+    """The beginning of one would not be recognised by whoever masks the message."""
+
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            writer.write(f"HTTP/1.1 {answer}{'x' * before}{SECRET}{'y' * 100}\r\n\r\n".encode())
+            writer.write_eof()
+            await until_closed(reader)
+
+        async with serving(script) as port:
+            error = await tenure(port, "/?token={token}", secrets={"token": "${env:ACME_TOKEN}"}).read()
+        assert "xxx" in str(error)
+        assert SECRET[:3] not in str(error)
+
+    run(main())
+
+
 def test_a_secret_that_would_break_out_of_its_header_is_refused(run: Run) -> None:
     async def main() -> None:
         feed = tenure(1, headers={"X-Feed": "{name}"})

@@ -61,12 +61,18 @@ class DataPath:
         )
 
     def open_outlet(
-        self, key: FeedKey, feed: str, *, cursor: JSON = None, on_change: Callable[[], None] = lambda: None
+        self,
+        key: FeedKey,
+        feed: str,
+        *,
+        cursor: JSON = None,
+        landing: Landing = LANDING,
+        on_change: Callable[[], None] = lambda: None,
     ) -> Outlet:
         return Outlet(
             key,
             feed,
-            LANDING,
+            landing,
             cursor=cursor,
             budget=self.budget,
             inflight_max=self.inflight_max,

@@ -244,7 +244,7 @@ def test_a_secret_is_concealed_however_it_is_encoded(secret: str, random: Random
     """Which characters are encoded, and with which digits, differs from one language to the next."""
 
     def spell(byte: int) -> str:
-        plain = chr(byte) if chr(byte).isalnum() and byte < 128 or chr(byte) in "-._~!*'()/:@$,;" else None
+        plain = chr(byte) if (chr(byte).isalnum() and byte < 128) or chr(byte) in "-._~!*'()/:@$,;" else None
         return random.choice(list(filter(None, [plain, f"%{byte:02X}", f"%{byte:02x}", "+" * (byte == 32)])))
 
     address = f"/items?key={''.join(map(spell, secret.encode()))}&page=2"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import pkgutil
 import re
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import click
 import pytest
@@ -18,12 +16,10 @@ from sqlalchemy import Table
 import feedq
 from feedq import manifest
 from feedq.cli import main as feedq_command
-from feedq.clock import SystemClock
-from feedq.connectors.base import Context
+from feedq.connectors.base import load_connector
 from feedq.declaration import problems
 from feedq.errors import FeedqError
-from feedq.model import Batch, LeaseState, Reason, Status, TargetState, WorkerState
-from feedq.runtime.sockets import Sockets
+from feedq.model import LeaseState, Reason, Status, TargetState, WorkerState
 from feedq.settings import Settings
 from feedq.store.tables import metadata
 from feedq.telemetry import EventKind, LogEvent
@@ -111,6 +107,21 @@ def generator() -> ModuleType:
 @pytest.mark.parametrize("page", sorted(generator().PAGES))
 def test_generated_tables_are_up_to_date(page: str) -> None:
     assert read(page) == generator().render(page), "run `make docs`"
+
+
+@pytest.mark.parametrize("kind", generator().kinds())
+def test_every_connector_has_a_section_with_every_option(kind: str) -> None:
+    page = read("connectors.md")
+    own = section(page, f"`{kind}`")
+    assert f"<!-- options of {kind}: begin -->" in own
+    everywhere = section(page, "Options of every connector") + section(page, "Options of connections")
+    assert set(load_connector(kind).Options.model_fields) <= first_column(own) | first_column(everywhere)
+
+
+@pytest.mark.parametrize("kind", generator().kinds())
+def test_every_option_is_described_in_sentences(kind: str) -> None:
+    fields = load_connector(kind).Options.model_fields
+    assert [name for name, field in fields.items() if not (field.description or "").endswith(".")] == []
 
 
 def test_every_setting_is_documented() -> None:
@@ -239,8 +250,8 @@ def test_tests_that_pages_name_exist(page: Path) -> None:
     named = set(re.findall(r"`(test_\w+)`", page.read_text()))
     defined = {
         name
-        for path in ROOT.glob("tests/**/test_*.py")
-        for name in re.findall(r"^(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+        for path in [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("feedq/testing/*.py")]
+        for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
     }
     assert named <= defined
 
@@ -259,19 +270,3 @@ def test_manifests_that_pages_show_are_valid(page: Path) -> None:
             read = manifest.parse(text, origin=relative(page))
             assert read.problems == ()
             assert [problem for d in read.declarations for problem in problems(d.spec)] == []
-
-
-def test_the_connector_of_the_howto_streams() -> None:
-    page = (DOCS / "howto" / "write-a-connector.md").read_text()
-    code = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert code is not None
-    scope: dict[str, Any] = {}
-    exec(code.group(1), scope)  # what a reader of the page would run
-    options = scope["CountOptions"](every_s=0.001)
-
-    async def first_two() -> list[Batch]:
-        context = Context("count", SystemClock(), Sockets(), lambda: None, {})
-        stream = scope["CountConnector"](options, context).stream(7)
-        return [await anext(stream), await anext(stream)]
-
-    assert [batch.cursor for batch in asyncio.run(first_two())] == [8, 9]

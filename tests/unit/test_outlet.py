@@ -62,3 +62,15 @@ def test_a_loop_that_closes_under_the_writer_does_not_cost_the_others_their_answ
         asyncio.run(stay())
         assert path.tables.rows == {"a": [b"x"], "b": [b"y"]}
         assert path.budget.bytes == 0
+
+
+async def test_a_connection_that_reads_ahead_never_stops_a_feed_for_good() -> None:
+    with DataPath(budget=100, flush_interval_s=0.0) as path:
+        own(path, 1)
+        path.budget.take(100)
+        outlet = path.open_outlet((1, 1), "a")
+        async with asyncio.timeout(LIMIT_S):
+            for n in range(20):
+                await outlet.put(batch(b"x" * 90, cursor=n))
+            await outlet.drained()
+        assert len(path.tables.rows["a"]) == 20

@@ -9,6 +9,8 @@ from uuid import uuid4
 from feedq.backoff import BackoffPolicy
 from feedq.clock import SystemClock
 from feedq.model import Claim, Feed, FeedSpec, Progress
+from feedq.permission import Permissions
+from feedq.runtime.pacing import Pacing
 from feedq.runtime.reporter import NEWS_S, Reporter
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
@@ -26,6 +28,9 @@ def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
         rng=Random(1),
         backoff=BackoffPolicy(),
         guard=Sockets(),
+        permissions=Permissions(),
+        environment="test",
+        pacing=Pacing({}, SystemClock()),
         trusted=asyncio.Event(),
         drain_timeout_s=1.0,
         fence=lambda _, request: path.fencer.fence(request),

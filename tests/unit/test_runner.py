@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 from uuid import uuid4
 
 import orjson
+import pytest
 
 from feedq.backoff import BackoffPolicy
 from feedq.clock import SystemClock
+from feedq.connectors.base import load_connector
 from feedq.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release
+from feedq.permission import Permissions
+from feedq.runtime.pacing import Pacing
 from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.testing.sink import MemoryCheckpoint, MemoryTables
+from tests.unit import odd_connector
 from tests.unit.data_path import AT, DataPath, until
 
 FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
@@ -32,6 +38,7 @@ class NumberedSource:
         self.most_open = 0
         self.port = 0
         self.garbage = b""
+        self.sent = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
@@ -44,6 +51,7 @@ class NumberedSource:
                 n += 1
                 writer.write(b'{"seq": %d}\n' % n + self.garbage)
                 await writer.drain()
+                self.sent = n
                 await asyncio.sleep(0.001)
         except (ConnectionError, orjson.JSONDecodeError):
             pass
@@ -67,15 +75,23 @@ class Bench:
     """A runner and what surrounds it."""
 
     def __init__(
-        self, path: DataPath, source: dict[str, Any], *, epoch: int = 1, table: str = "landed"
+        self,
+        path: DataPath,
+        source: dict[str, Any],
+        *,
+        epoch: int = 1,
+        table: str = "landed",
+        connector: str = "tcp",
+        room_bytes: int = 2**24,
     ) -> None:
         self.path = path
+        self.pacing = Pacing({}, SystemClock(), room_bytes=room_bytes)
         self.sockets = Sockets()
         self.trusted = asyncio.Event()
         self.trusted.set()
         self.raised: list[int] = []
         self.may_raise = True
-        spec = FeedSpec("acme/orders", "tcp", source, {"table": table})
+        spec = FeedSpec("acme/orders", connector, source, {"table": table})
         self.runner = FeedRunner(Claim(Feed(1, spec, 1, AT, AT), epoch, 0), self._surroundings())
         self.task: asyncio.Task[Release | None] | None = None
 
@@ -98,6 +114,9 @@ class Bench:
             rng=Random(1),
             backoff=FAST,
             guard=self.sockets,
+            permissions=Permissions(),
+            environment="test",
+            pacing=self.pacing,
             trusted=self.trusted,
             drain_timeout_s=2.0,
             fence=lambda _, request: self.path.fencer.fence(request),
@@ -154,6 +173,55 @@ async def test_a_stop_commits_what_was_received_before_it_lets_go() -> None:
     assert release is not None
     assert bench.landed == list(range(1, len(bench.landed) + 1))
     assert path.tables.checkpoints[1].cursor == len(bench.landed) > 0
+
+
+async def test_a_feed_over_its_rate_limit_takes_nothing_more_and_loses_nothing() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source, limits={"rows_per_s": 1e-3}))
+            bench.start()
+            await bench.landed_at_least(1)
+            landed = len(bench.landed)
+            await until(lambda: source.sent > landed + 100, "the source has sent more")
+            assert len(bench.landed) == landed, "a row of a thousand seconds from now has landed"
+            bench.runner.interrupt(Interrupt.STOP)
+            release = await bench.end()
+    assert release is not None
+    assert bench.landed == list(range(1, landed + 1))
+    assert path.tables.checkpoints[1].cursor == landed
+
+
+async def test_a_feed_over_its_rate_limit_leaves_the_workers_memory_to_the_others() -> None:
+    async with numbered_source() as source:
+        source.garbage = b'{"seq": null, "pad": "%s"}\n' % (b"x" * 1_000)
+        with DataPath(budget=2**20) as path:
+            bench = Bench(path, options(source, limits={"rows_per_s": 1e-3}), room_bytes=2**14)
+            bench.start()
+            await bench.landed_at_least(1)
+            received = source.sent
+            await until(lambda: source.sent > received + 200, "the source has sent 200 kB more")
+            # A quarter of the room, and what is read at once when there is none.
+            assert path.budget.bytes <= 2**12 + 2**12
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+            assert path.budget.bytes == 0
+
+
+async def test_a_connector_that_leaves_the_process_is_only_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a coroutine, SystemExit would end the event loop, and with it every feed of the worker."""
+    odd_connector.install(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    load_connector.cache_clear()
+    with DataPath() as path:
+        bench = Bench(path, {"how": "exits"}, connector="odd")
+        bench.start()
+        release = await bench.end()
+    load_connector.cache_clear()
+    assert release is not None
+    assert release.reason is Reason.BACKOFF
+    assert release.error == "unexpected error in connector: SystemExit(3)"
 
 
 async def test_a_connection_that_breaks_is_made_again_without_loss_or_double() -> None:

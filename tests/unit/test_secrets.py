@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import orjson
 import pytest
@@ -130,11 +134,54 @@ def test_a_secret_is_masked_however_it_was_quoted(secret: str) -> None:
         f"<{secret!r}>",
         f"<{secret.encode()!r}>",
         f"<{orjson.dumps(secret).decode()}>",
+        f"<{quote(secret, safe='')}>",
+        f"<{quote_plus(secret)}>",
     ):
         masked = masker.mask(text)
         assert MASK in masked
         if len(secret) > 3:  # shorter ones may be part of the mask and of the quotes themselves
             assert secret not in masked
+
+
+def test_a_secret_is_masked_whatever_the_case_of_its_percent_encoding() -> None:
+    assert Masker(["pass/word"]).mask("?key=pass%2fword&pass%2Fword") == f"?key={MASK}&{MASK}"
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        'it\'s "so" secret',
+        "it's so secret",
+        "p\u00e4ss w\u00f6rd / 100% + more",
+        "tab\tplus\\backslash",
+        "\U0001f511 key",
+    ],
+)
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        lambda secret: repr(f"he said \"no\" and 'yes' to {secret}"),
+        lambda secret: repr(f"he said \"no\" and 'yes' to {secret}".encode()),
+        lambda secret: json.dumps({"password": secret}),
+        lambda secret: f"GET /?token={quote(secret, safe='')} HTTP/1.1",
+        lambda secret: f"GET /?token={quote(secret, safe='').lower()} HTTP/1.1",
+        lambda secret: f"GET /?token={quote_plus(secret)} HTTP/1.1",
+        lambda secret: " ".join(f"\n you said:\n {secret}".split()),
+    ],
+)
+def test_a_secret_within_something_that_is_quoted_is_masked(
+    secret: str, quoted: Callable[[str], str]
+) -> None:
+    masked = Masker([secret, secret.lower()]).mask(quoted(secret))
+    assert MASK in masked
+    assert not [word for word in re.findall(r"\w{3,}", secret) if word.lower() in masked.lower()]
+
+
+def test_each_line_of_a_secret_is_masked_but_not_what_any_text_may_hold() -> None:
+    key = "-----BEGIN KEY-----\nMIIEvQIBADANBg\nkqhkiG9w0BAQEF\n{\n}\n-----END KEY-----\n"
+    masker = Masker([key])
+    assert masker.mask("invalid key: kqhkiG9w0BAQEF {}") == f"invalid key: {MASK} {{}}"
+    assert masker.mask(" ".join(f"cannot read {key}".split())) == f"cannot read {MASK}"
 
 
 def test_a_masker_does_not_show_its_secrets() -> None:

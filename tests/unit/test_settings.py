@@ -217,3 +217,34 @@ def test_no_password_is_in_what_a_refusal_says(read: Read, variables: dict[str, 
         read(**variables)
     assert SECRET not in str(refusal.value)
     assert refusal.value.__suppress_context__, "or the traceback would show the cause, which quotes it"
+
+
+@pytest.mark.parametrize("variable", ["FEEDQ_DATABASE_URL", "FEEDQ_BROKER_URL", "FEEDQ_SINKS__LAKE"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "me:hunter2@host/lake",
+        "postgresql:me:hunter2@host/lake",
+        "postgresql://me:hunter2 and more@host/lake",
+        "postgresql://me:hunter2\n@host/lake",
+        "hunter2",
+    ],
+)
+def test_a_url_whose_password_could_not_be_masked_is_refused_and_not_shown(
+    read: Read, variable: str, url: str
+) -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        read(**{variable: url})
+    assert str(refusal.value).startswith(variable.partition("__")[0])
+    assert "hunter2" not in str(refusal.value)
+    if variable.startswith("FEEDQ_SINKS"):
+        assert "'lake'" in str(refusal.value)
+
+
+def test_space_around_a_url_is_none_of_it_and_a_sink_without_one_is_not_set_up(read: Read) -> None:
+    known = read(
+        FEEDQ_DATABASE_URL=" postgresql://host/db\n", FEEDQ_SINKS__LAKE="", FEEDQ_SINKS__POND="mysql://h/p "
+    )
+    assert known.database_url.get_secret_value() == "postgresql://host/db"
+    assert known.sink_names == ("default", "pond")
+    assert known.sink_url("pond") == "mysql://h/p"

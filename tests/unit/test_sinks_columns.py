@@ -91,6 +91,8 @@ DIALECTS = [CSV.model_copy(update={"delimiter": d, "quote": q}) for d, q in DELI
 LANDINGS = {
     "pointers": Landing("t", "json", sources_of(POINTING)),
     "members": Landing("t", "json", sources_of({"a": "/a", "c": "/c", "b": "/b"})),
+    "json members": Landing("t", "json", sources_of({"ja": "/a", "c": "/c"})),
+    "deeper": Landing("t", "json", sources_of({"x": "/a/c", "c": "/c"})),
     "all kinds": Landing(
         "t",
         "json",
@@ -172,39 +174,26 @@ def one(rows: ColumnRows, record: bytes) -> bytes:
     return rows.record(write_of(batch), batch, record)
 
 
-MIXTURE_OF_MEMBERS = [
-    b'{"a": "x", "b": 1.10, "c": true}',
-    b'{"c": "y", "b": -0, "a": ""}',
-    *[
-        b'{"a": %b, "b": 2, "c": 3}' % value
-        for value in (b'"null"', b"null", b'"[{"', b'"\\""', b'["v"]', b'{"k":"v"}')
-    ],
-    b'{"a": 1, "c": 3}',
-]
+VALUES = [b'"x"', b'""', b'"null"', b'"\\t"', b'"[{"', b"1", b"null", b'{"c": "y"}', b'["v",\t1,\r2]']
+MIXTURE = [*(b'{"a": %b, "b": 1.10, "c": true}' % value for value in VALUES), b'{"b": 2, "c": "z"}', b"{}"]
+MIXTURE_OF_PATHS = [b'{"a_b": 1}', b'{"a": {"b": 2}}', b'{"a_b": null, "a": {"b": 3}}', b'{"a": 4}', b"{}"]
 MIXTURE_OF_CSV = [b"x,1,", b",,", b',"",1', b"\\,NULL,\t"]
-MIXTURE = [
-    b'{"a": "x"}',
-    b'{"a": ""}',
-    b'{"a": "null"}',
-    b'{"a": "\\t"}',
-    b'{"a": 1}',
-    b'{"a": null}',
-    b'{"a": {"c": "y"}}',
-    b"{}",
-]
+MIXTURES = {"flattened": MIXTURE_OF_PATHS, "csv ,": MIXTURE_OF_CSV}
 
 
-@pytest.mark.parametrize("name", ["pointers", "members", "defaults", "refused", "csv ,"])
+@pytest.mark.parametrize(
+    "name", ["pointers", "members", "json members", "deeper", "defaults", "refused", *MIXTURES]
+)
 def test_values_of_every_kind_beside_each_other_land_as_each_by_itself(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copytext, "FEW", 1)
     monkeypatch.setattr(copycolumns, "TRY_AGAIN_AFTER", 0)
     rows = landing_rows(name)
-    mixture = {"members": MIXTURE_OF_MEMBERS, "csv ,": MIXTURE_OF_CSV}.get(name, MIXTURE)
+    mixture = MIXTURES.get(name, MIXTURE)
     singly = {record: outcome(lambda r=record: one(rows, r)) for record in mixture}  # type: ignore[misc]
     for records in chain(product(mixture, repeat=3), product(mixture)):
-        batch = of_lines(records)
+        batch = of_records(records)
         together = outcome(lambda: b"".join(rows.chunks(write_of(batch), batch)))  # noqa: B023
         errors = [singly[record] for record in records if isinstance(singly[record], str)]
         assert together == (errors[0] if errors else b"".join(one(rows, record) for record in records))

@@ -1,0 +1,98 @@
+"""The file connector over several attempts: none begins where another one would lose or double something."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from feedq.errors import SourceSilent, SourceUnavailable
+from feedq.testing.loopback import run_on
+from tests.contract.test_connector_file import Run, append, numbered, read_until, tenure_of
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    return partial(run_on, request.param)
+
+
+def test_a_file_that_comes_between_two_attempts_is_read_from_its_beginning(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+
+    async def main() -> None:
+        tenure = tenure_of(path, start="end", missing_timeout_s=0)
+        assert isinstance(await tenure.read(), SourceUnavailable)
+        append(path, b"1")
+        await read_until(tenure, 1)
+        assert tenure.records == [b"1"]
+
+    run(main())
+
+
+def test_started_at_the_end_what_comes_between_two_attempts_is_not_lost(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"old")
+
+    async def main() -> None:
+        tenure = tenure_of(path, start="end", idle_timeout_s=0.05)
+        assert isinstance(await tenure.read(), SourceSilent)
+        append(path, b"1")
+        await read_until(tenure, 1)
+        assert tenure.records == [b"1"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+def test_a_file_that_cannot_be_opened_for_now_is_not_taken_for_another(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "log"
+    append(path, *numbered(1, 2))
+    works, fails = os.open, 1
+
+    def once(where: Any, *more: Any, **options: Any) -> int:
+        nonlocal fails
+        if where == str(path) and fails:
+            fails -= 1
+            raise OSError(number, os.strerror(number), where)
+        return works(where, *more, **options)
+
+    async def main() -> None:
+        tenure = tenure_of(path)
+        await read_until(tenure, 2)
+        append(path, *numbered(3))
+        monkeypatch.setattr(os, "open", once)
+        assert isinstance(await tenure.read(), SourceUnavailable)
+        assert fails == 0
+        await read_until(tenure, 3)
+        assert tenure.records == numbered(1, 2, 3)
+
+    run(main())
+
+
+def test_a_file_in_a_directory_that_cannot_be_listed_is_resumed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    append(path, *numbered(1, 2))
+
+    def refuse(where: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), where)
+
+    async def main() -> None:
+        tenure = tenure_of(path)
+        await read_until(tenure, 2)
+        append(path, *numbered(3))
+        # Modes do not bind the tests where they run as root.
+        monkeypatch.setattr(os, "scandir", refuse)
+        await read_until(tenure, 3)
+        assert tenure.records == numbered(1, 2, 3)
+
+    run(main())

@@ -1,0 +1,129 @@
+"""What message brokers' connectors share: envelopes, batches, credentials, and the inbox."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime
+from threading import Event
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.clock import SystemClock
+from feedq.connectors.base import Context
+from feedq.connectors.inbox import Inbox
+from feedq.connectors.messages import batch_of, enclose, fill_in, name_at_source
+from feedq.errors import SourceUnavailable
+from feedq.testing.loopback import RecordingGuard
+
+NOW = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+def context(**secrets: str) -> Context:
+    return Context("acme/orders", SystemClock(), RecordingGuard(), Event().set, secrets)
+
+
+@pytest.mark.parametrize(
+    ("payload", "member"),
+    [
+        (b'{"a": 1}', '"data":{"a": 1}'),
+        (b" 1.50 ", '"data": 1.50 '),
+        (b"null", '"data":null'),
+        (b"", '"data":""'),
+        (b"plain", '"data":"plain"'),
+        (b"NaN", '"data":"NaN"'),
+        ("“”\n".encode(), '"data":"“”\\n"'),
+        (b"\xff\x00", '"data_base64":"/wA="'),
+        (b'1,"topic":"forged"', '"data":"1,\\"topic\\":\\"forged\\""'),
+        (b"1}", '"data":"1}"'),
+    ],
+)
+def test_an_envelope_holds_the_payload_as_it_can(payload: bytes, member: str) -> None:
+    assert enclose({"topic": "t"}, payload).decode() == '{"topic":"t",' + member + "}"
+
+
+@given(st.binary(max_size=30))
+def test_an_envelope_is_json_whatever_the_payload(payload: bytes) -> None:
+    parsed = orjson.loads(enclose({"topic": "t"}, payload))
+    assert parsed["topic"] == "t"
+    assert len(parsed) == 2
+
+
+@given(st.lists(st.binary(max_size=6), min_size=1, max_size=6))
+def test_a_batch_holds_the_payloads_as_they_are(payloads: list[bytes]) -> None:
+    batch = batch_of(payloads, cursor=7, received_at=NOW)
+    assert batch.split() == tuple(payloads)
+    assert batch.count == len(payloads)
+    plain = all(payload and not set(payload) & set(b"\r\n") for payload in payloads)
+    assert (batch.lines is not None) == plain
+
+
+def test_credentials_are_filled_in_from_the_secrets() -> None:
+    assert fill_in("{password}", context(password='p{a}\\"ss')) == 'p{a}\\"ss'
+    assert fill_in("user-{id}", context(id="7")) == "user-7"
+    assert fill_in(None, context()) is None
+
+
+async def test_an_inbox_gives_everything_that_has_arrived() -> None:
+    inbox: Inbox[int] = Inbox(bytes_max=10)
+    inbox.put(1, size=4)
+    inbox.put(2, size=4)
+    assert not inbox.is_full
+    inbox.put(3, size=4)
+    assert inbox.is_full
+    assert await inbox.take() == [1, 2, 3]
+    assert not inbox.is_full
+    assert len(inbox) == 0
+
+
+async def test_an_inbox_wakes_its_taker_and_says_when_there_is_room() -> None:
+    taken: list[int] = []
+    inbox: Inbox[int] = Inbox(bytes_max=10, on_taken=lambda: taken.append(1))
+    task = asyncio.ensure_future(inbox.take())
+    await asyncio.sleep(0)
+    inbox.put(1, size=1)
+    assert await task == [1]
+    assert taken == [1]
+
+
+async def test_an_inbox_that_has_failed_gives_nothing_more_but_its_rest() -> None:
+    inbox: Inbox[int] = Inbox(bytes_max=10)
+    task = asyncio.ensure_future(inbox.take())
+    await asyncio.sleep(0)
+    inbox.put(1, size=1)
+    inbox.fail(SourceUnavailable("first"))
+    inbox.fail(SourceUnavailable("second"))
+    for taking in (task, inbox.take()):
+        with pytest.raises(SourceUnavailable, match="first"):
+            await taking
+    assert inbox.rest() == [1]
+    assert inbox.rest() == []
+
+
+async def test_a_taker_that_is_cancelled_loses_nothing() -> None:
+    inbox: Inbox[int] = Inbox(bytes_max=10)
+    task = asyncio.ensure_future(inbox.take())
+    await asyncio.sleep(0)
+    task.cancel()
+    inbox.put(1, size=1)
+    with suppress(asyncio.CancelledError):
+        await task
+    assert await inbox.take() == [1]
+
+
+def test_a_feed_has_one_name_at_its_source_and_no_other_feed_has_it() -> None:
+    one = name_at_source("default", "acme/orders")
+    assert one == name_at_source("default", "acme/orders") == "feedq-default-acme-orders-e0a03565"
+    similar = [("staging", "acme/orders"), ("default", "acme-orders"), ("default-acme", "orders")]
+    assert len({one, *(name_at_source(*of) for of in similar)}) == 4
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_a_name_at_a_source_is_one_that_every_server_allows(environment: str, feed: str) -> None:
+    name = name_at_source(environment, feed)
+    assert len(name) <= 64
+    assert name.isascii()
+    assert name.replace("-", "").isalnum()
