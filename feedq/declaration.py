@@ -30,6 +30,14 @@ OPTIONS_SIZE_MAX = 64 * 1024
 INTEGER_BITS = 64
 """JSON of the control database is written and read with 64-bit integers."""
 
+SECRET_OPTIONS = frozenset(
+    (
+        *("password", "passwd", "token", "nkey_seed", "credentials", "api_key"),
+        *("authorization", "proxy-authorization", "cookie", "x-api-key"),
+    )
+)
+"""Names of options, variables and headers that hold nothing but a secret, or one with a word before it."""
+
 _NAME = re.compile(r"[^\s-]\S*")
 _REFERENCE = re.compile(r"\$\{(?:env|file):")
 _USER_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/@:]*:(?P<password>[^\s/@]+)@")
@@ -109,6 +117,10 @@ def _secret_problems(spec: FeedSpec) -> Iterator[str]:
             )
         if _holds_password(text):
             yield f"{path}: holds a password in a URL; {_instead(path)}"
+        where, _, option = path.rpartition(".")
+        is_secret = where.startswith("source") and option.lower() in SECRET_OPTIONS
+        if is_secret and text and not _PLACEHOLDER.search(text):
+            yield f"{path}: would be stored and shown as it stands; {_instead(path)}"
 
 
 def _holds_password(text: str) -> bool:

@@ -116,6 +116,8 @@ class Masker:
 
     def __init__(self, values: Iterable[str]) -> None:
         spellings = {spelling for value in values for spelling in _spellings(value) if spelling}
+        # An error often quotes what it was given, which was quoted itself: the JSON of a login, say.
+        spellings |= {escaped for spelling in spellings for escaped in _escaped(spelling)}
         # Longest first: of two secrets that begin alike, the longer must not leave its end behind.
         longest_first = sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
@@ -133,12 +135,6 @@ def _spellings(value: str) -> Iterable[str]:
     # Messages are brought to one line; and of a secret of several lines, such as a key, only one may be quoted.
     yield " ".join(value.split())
     yield from (line for line in map(str.strip, value.splitlines()) if len(line) >= LINE_CHARACTERS_MIN)
-    encoded = value.encode("utf-8", "surrogateescape")
-    yield repr(value)[1:-1]
-    yield repr(encoded)[2:-1]
-    # With both kinds of quotes in what is quoted, Python escapes the one that it quotes with.
-    yield repr(f"'\"{value}")[4:-1]
-    yield repr(b"'\"" + encoded)[5:-1]
     for percent in (
         quote(value, safe="", errors="surrogateescape"),
         quote_plus(value, errors="surrogateescape"),
@@ -150,3 +146,13 @@ def _spellings(value: str) -> Iterable[str]:
         yield orjson.dumps(value).decode()[1:-1]
     except TypeError:  # not Unicode, so never part of JSON
         return
+
+
+def _escaped(text: str) -> Iterable[str]:
+    """As Python quotes it."""
+    encoded = text.encode("utf-8", "surrogateescape")
+    yield repr(text)[1:-1]
+    yield repr(encoded)[2:-1]
+    # With both kinds of quotes in what is quoted, the one that it is quoted with is escaped.
+    yield repr(f"'\"{text}")[4:-1]
+    yield repr(b"'\"" + encoded)[5:-1]

@@ -28,8 +28,9 @@ EVERY_OTHER = "*"
 SHARE_TICKS = 5
 """Every so many heartbeats a worker asks how many feeds its rate-limited tenants have elsewhere."""
 WAITING_PART = 0.25
-NAP_S_MAX = 60.0
-"""A debt is looked at again after this long: the limit may have become another in the meantime."""
+NAP_S_MAX = 2.0
+"""A debt is looked at again after this long: the limit may have become another in the meantime, or the feed's
+table may be gone."""
 
 
 class Pace:
@@ -60,8 +61,8 @@ class Pace:
         """The worker's memory as the feed's connection is to see it."""
         return PacedRoom(room, self) if self._throttles else room
 
-    async def keep(self, batch: Batch) -> None:
-        """Account for a batch that was taken, and wait until the next one may be."""
+    async def keep(self, batch: Batch, *, unless: Callable[[], object] = lambda: None) -> None:
+        """Account for a batch that was taken, and wait until the next one may be, or there is a reason not to."""
         if not self._throttles:
             return
         # Feeds of one tenant may run on threads of their own, and shares change on yet another.
@@ -69,7 +70,7 @@ class Pace:
             now = self._clock.monotonic()
             turns = [(t, t.take(rows=batch.count, size=batch.size, now=now)) for t in self._throttles]
         try:
-            while (wait_s := self._wait_s(turns)) > 0:
+            while (wait_s := self._wait_s(turns)) > 0 and not unless():
                 self._is_waiting = True
                 nap_s = min(wait_s, NAP_S_MAX)
                 THROTTLED_SECONDS.inc(nap_s)

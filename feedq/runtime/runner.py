@@ -262,7 +262,7 @@ class FeedRunner:
                         self._stalled = False
                         self._changed()
                     await outlet.put(batch)
-                    await pace.keep(batch)
+                    await pace.keep(batch, unless=lambda: outlet.failure)
                     del batch  # or it would stay in memory until the next one comes
         except (SourceUnavailable, FeedMisconfigured, LeaseLost, SinkUnavailable):
             raise

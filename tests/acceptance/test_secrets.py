@@ -41,6 +41,8 @@ class Parrot:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self.port = 0
+        self.nats_port = 0
+        """Where it speaks first, as a NATS server does."""
         self.heard: set[str] = set()
 
     def __enter__(self) -> Parrot:
@@ -56,9 +58,16 @@ class Parrot:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
+        nats = await asyncio.start_server(self._greet, "127.0.0.1", 0)
+        self.nats_port = nats.sockets[0].getsockname()[1]
         self._ready.set()
         await self._over.wait()
         server.close()
+        nats.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"version": "2.10.0", "max_payload": 1048576, "auth_required": true}\r\n')
+        await self._answer(reader, writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -70,6 +79,10 @@ class Parrot:
                     head = b"HTTP/1.1 500 " + flat + b"\r\nX-Echo: " + flat + b"\r\n"
                     body = b"you said " + said
                     writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                elif said.startswith(b"CONNECT"):
+                    writer.write(b"-ERR 'you said " + flat.replace(b"'", b" ") + b"'\r\n")
+                elif said.startswith(b"\x10"):
+                    writer.write(mqtt_refusal(said.decode(errors="replace").replace("\0", " ")))
                 elif said.startswith(b"*"):
                     writer.write(b"-WRONGPASS you said " + flat + b"\r\n")
                 else:
@@ -88,10 +101,23 @@ class Parrot:
         return said
 
     def _note(self, said: bytes) -> None:
-        for kind, opening in (("http", b"GET"), ("redis", b"*"), ("tcp", b"hello")):
+        openings = {"http": b"GET", "redis": b"*", "tcp": b"hello", "nats": b"CONNECT", "mqtt": b"\x10"}
+        for kind, opening in openings.items():
             told = any(fragment.encode() in said for fragment in FRAGMENTS)
             if said.startswith(opening) and told:
                 self.heard.add("websocket" if b"Upgrade" in said else kind)
+
+
+def mqtt_refusal(said: str) -> bytes:
+    """A CONNACK of MQTT 5: not authorised, for the reason that you said …"""
+    reason = f"you said {said}".encode()
+    properties = b"\x1f" + len(reason).to_bytes(2) + reason
+    body = b"\0\x87" + varint(len(properties)) + properties
+    return b"\x20" + varint(len(body)) + body
+
+
+def varint(number: int) -> bytes:
+    return bytes([number % 128 | 128]) + varint(number // 128) if number > 127 else bytes([number])
 
 
 def declarations(parrot: Parrot, program: Path, secret_file: Path) -> list[dict[str, Any]]:
@@ -104,6 +130,13 @@ def declarations(parrot: Parrot, program: Path, secret_file: Path) -> list[dict[
         "sse": {"url": f"http://{here}/{{token}}?k={{key}}", "headers": headers},
         "websocket": {"url": f"ws://{here}/{{token}}?k={{key}}", "headers": headers},
         "redis": {"url": f"redis://{here}", "streams": ["s"], "username": "{key}", "password": "{token}"},
+        "nats": {
+            "url": f"nats://127.0.0.1:{parrot.nats_port}",
+            "stream": "s",
+            "username": "{key}",
+            "password": "{token}",
+        },
+        "mqtt": {"url": f"mqtt://{here}", "topics": ["t"], "username": "{key}", "password": "{token}"},
         "exec": {"command": [str(program), "-c", TELLTALE], "env": {"A": "{token}", "B": "{key}"}},
     }
     feeds = [
@@ -154,7 +187,9 @@ def told(
             limit_s=60,
             what=lambda: f"every feed has an error to show: {cluster.leases()}",
         )
-        assert parrot.heard >= {"tcp", "http", "websocket", "redis"}, "the secret never reached the source"
+        assert parrot.heard >= {"tcp", "http", "websocket", "redis", "nats", "mqtt"}, (
+            "the secret never reached the source"
+        )
         yield cluster, declared
     postgres.drop_database("secrets")
 

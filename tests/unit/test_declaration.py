@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -94,6 +95,37 @@ def test_nesting_is_bounded() -> None:
 def test_a_placeholder_may_stand_for_a_password() -> None:
     found = problems(with_source(hello="http://me:{token}@h", secrets={"token": "${env:ACME_TOKEN}"}))
     assert not any("password" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("connector", "source"),
+    [
+        ("redis", {"url": "redis://h", "streams": ["s"], "username": "me", "password": "hunter2"}),
+        ("mqtt", {"url": "mqtt://h", "topics": ["t"], "username": "me", "password": "hunter2"}),
+        ("nats", {"url": "nats://h", "stream": "s", "token": "hunter2"}),
+        ("sse", {"url": "http://h", "headers": {"Authorization": "Bearer hunter2"}}),
+        ("http", {"url": "http://h", "headers": {"x-api-key": "hunter2"}}),
+        ("exec", {"command": ["/bin/true"], "env": {"PASSWORD": "hunter2"}}),
+    ],
+)
+def test_a_literal_secret_is_refused_and_one_by_reference_is_not(
+    connector: str, source: dict[str, object]
+) -> None:
+    spec = replace(SPEC, connector=connector, source=source)
+    (found,) = problems(spec)
+    assert "would be stored and shown as it stands; put it under source.secrets as a reference" in found
+    assert "hunter2" not in found
+    referring = json.loads(json.dumps(source).replace("hunter2", "{it}")) | {"secrets": {"it": "${env:IT}"}}
+    assert problems(replace(spec, source=referring)) == []
+    empty = json.loads(json.dumps(source).replace("hunter2", "").replace("Bearer ", ""))
+    assert problems(replace(spec, source=empty)) == []
+
+
+def test_what_is_only_called_like_a_secret_is_none() -> None:
+    sink = {"table": "t", "columns": {"token": "/token", "password": "/a"}}
+    source = {**SPEC.source, "format": "csv", "csv": {"fields": ["token", "a", "password"]}}
+    assert problems(replace(SPEC, source=source, sink={**sink, "columns": {"token": "/token"}})) == []
+    assert problems(replace(SPEC, sink=sink)) == []
 
 
 def test_no_message_repeats_a_secret() -> None:

@@ -18,6 +18,7 @@ from feedq.clock import SystemClock
 from feedq.connectors.base import load_connector
 from feedq.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release
 from feedq.permission import Permissions
+from feedq.runtime import pacing
 from feedq.runtime.pacing import Pacing
 from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
 from feedq.runtime.sockets import Sockets
@@ -205,6 +206,21 @@ async def test_a_feed_over_its_rate_limit_leaves_the_workers_memory_to_the_other
             bench.runner.interrupt(Interrupt.STOP)
             await bench.end()
             assert path.budget.bytes == 0
+
+
+async def test_a_feed_over_its_rate_limit_hears_at_once_that_its_table_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pacing, "NAP_S_MAX", 0.05)
+    async with numbered_source() as source:
+        with DataPath(flush_interval_s=0.5) as path:
+            bench = Bench(path, options(source, limits={"rows_per_s": 1e-3}))
+            bench.start()
+            await until(lambda: path.budget.bytes, "a batch is on its way")
+            path.tables.unusable["landed"] = "table 'landed' is gone"
+            release = await bench.end()
+    assert release is not None
+    assert (release.reason, release.error) == (Reason.FAILED, "table 'landed' is gone")
 
 
 async def test_a_connector_that_leaves_the_process_is_only_tried_again(

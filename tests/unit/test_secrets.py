@@ -163,6 +163,8 @@ def test_a_secret_is_masked_whatever_the_case_of_its_percent_encoding() -> None:
         lambda secret: repr(f"he said \"no\" and 'yes' to {secret}"),
         lambda secret: repr(f"he said \"no\" and 'yes' to {secret}".encode()),
         lambda secret: json.dumps({"password": secret}),
+        lambda secret: repr(ValueError(json.dumps({"password": secret, "user": "it's me"}))),
+        lambda secret: repr(orjson.dumps({"password": secret, "user": "it's me"})),
         lambda secret: f"GET /?token={quote(secret, safe='')} HTTP/1.1",
         lambda secret: f"GET /?token={quote(secret, safe='').lower()} HTTP/1.1",
         lambda secret: f"GET /?token={quote_plus(secret)} HTTP/1.1",
