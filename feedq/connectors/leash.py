@@ -26,9 +26,10 @@ def main(parent: int, argv: list[str]) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # it ended before the line above
         sys.exit(CANNOT_RUN)
-    # Python ignores these, and what is ignored stays so; it is by SIGPIPE that a child learns of our end.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
+    # What is ignored stays so: SIGPIPE by Python, by which a child learns of our end, and SIGHUP by nohup, say.
+    for number in signal.valid_signals():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         os.execv(argv[0], argv)  # noqa: S606 - no shell is what is wanted; the caller has checked the program

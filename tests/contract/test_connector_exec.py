@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -115,6 +115,15 @@ def test_the_environment_holds_what_is_given_and_nothing_of_the_worker(
     run(main())
 
 
+@pytest.fixture
+def hangup_ignored() -> Iterator[None]:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup_ignored")
 def test_it_inherits_no_descriptor_no_input_and_no_ignored_signal(run: Run) -> None:
     script = """
 import os, signal, sys
