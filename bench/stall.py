@@ -27,7 +27,7 @@ import psycopg2
 from bench import trades
 from bench.report import Figure, at_most
 from bench.senders import Sender
-from feedq.connectors.connection import READ_BYTES_MIN
+from feedq.connectors.wire.connection import READ_BYTES_MIN
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.settings import Settings

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from feedq import lease, telemetry
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
-from feedq.connectors.remote import RemoteOptions
+from feedq.connectors.wire.remote import RemoteOptions
 from feedq.model import LeaseState
 from feedq.settings import Settings
 from feedq.sinks.base import SinkOptions

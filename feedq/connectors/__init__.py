@@ -1,24 +1,10 @@
 """Connectors: one file a kind, found through the entry point group ``feedq.connectors``; `base` is what they are.
 
-=============  ============================================================================================
-kind           besides its own file
-=============  ============================================================================================
-`tcp`          `ping`
-`websocket`    `websocket_connection`, `websocket_frames`, `websocket_refusal`, `pulse`, `ignoring`
-`http`         `http_options`, `httpclient`, `http_transport`, `gunzip`; polls: `poller`, `polling`
-`sse`          `eventstream`, and the client of `http`
-`mqtt`         `mqtt_link`, `mqtt_socket`, `mqtt_pending`
-`redis`        `streams`
-`nats`         `nats_link`, `nats_transport`, `nats_consumer`, `nats_pulls`, `nats_reading`
-`file`         `followed`
-`exec`         `child`, `leash`
-=============  ============================================================================================
+`blocking` runs those that are plain generators. What they are made of is in packages, from the wire to the record:
 
-Shared, from the wire to the record:
-
-* to be connected: `remote` (options and URLs), `dialing` (names, addresses, sockets), `tls`, `connection`;
-  `request_options` for what is asked over HTTP, `template` for texts that are filled in;
-* bytes into records: `framing`, `framing_options`, `headerless`; `messages` and `inbox` for brokers;
-* into a record and out of it: `pointer`, `csvtext`, `cursor`, `cursor_options`;
-* `blocking` runs connectors that are plain generators.
+* `wire`: to be connected. Options and URLs, names and addresses, TLS, sockets; texts that are filled in.
+* `records`: from bytes to records, from messages of a broker to records, and what is read out of a record: its
+  cursor, what a JSON pointer leads to, the fields of its line.
+* `protocol`: what one kind needs besides its own file, under the name of its protocol.
+* `local`: files that are followed, and child processes.
 """

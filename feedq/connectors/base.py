@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from feedq.clock import Clock
-from feedq.connectors.template import RESERVED, unescape
+from feedq.connectors.wire.template import RESERVED, unescape
 from feedq.errors import InvalidInput
 from feedq.model import JSON, Batch
 from feedq.pace import RateLimits

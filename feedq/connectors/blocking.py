@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from feedq.connectors.base import Connector, ConnectorOptions, Context, SocketGuard
-from feedq.connectors.dialing import permitted, reason
+from feedq.connectors.wire.dialing import permitted, reason
 from feedq.errors import FeedqError, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.telemetry import LogEvent, log
@@ -100,7 +100,7 @@ def watched(sock: socket.socket, guard: SocketGuard) -> Iterator[None]:
 def _connect(sock: socket.socket, address: Any, *, timeout_s: float) -> None:
     sock.settimeout(timeout_s)
     sock.connect(address)
-    # See `feedq.connectors.dialing.dial`: a socket can be connected to itself.
+    # See `feedq.connectors.wire.dialing.dial`: a socket can be connected to itself.
     if sock.getsockname() == sock.getpeername():
         raise ConnectionRefusedError
     sock.settimeout(None)

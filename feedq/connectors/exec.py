@@ -18,12 +18,12 @@ import orjson
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.child import Child, program_problem
-from feedq.connectors.cursor_options import CursorOptions
-from feedq.connectors.framing import Framed
-from feedq.connectors.framing_options import FramingOptions
-from feedq.connectors.remote import check_template
-from feedq.connectors.template import CURSOR, NAME, Template, compile_template
+from feedq.connectors.local.child import Child, program_problem
+from feedq.connectors.records.cursor_options import CursorOptions
+from feedq.connectors.records.framing import Framed
+from feedq.connectors.records.framing_options import FramingOptions
+from feedq.connectors.wire.remote import check_template
+from feedq.connectors.wire.template import CURSOR, NAME, Template, compile_template
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.secrets import Masker

@@ -8,7 +8,7 @@
                                                         quiet, then go on with the new one from its beginning
 
 Every byte of a file has one place, so a feed resumes exactly: the cursor is a position in a file, see
-`feedq.connectors.followed`. What cannot be read any more, because a file was truncated or deleted too early,
+`feedq.connectors.local.followed`. What cannot be read any more, because a file was truncated or deleted too early,
 is lost to any reader; then the log says so and the feed goes on.
 
 It blocks, and has a thread to itself: a file system that hangs holds up nobody else.
@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.followed import (
+from feedq.connectors.local.followed import (
     FollowedFile,
     Position,
     find,
@@ -32,8 +32,8 @@ from feedq.connectors.followed import (
     parse_position,
     rotated_after,
 )
-from feedq.connectors.framing import Framed
-from feedq.connectors.framing_options import FramingOptions
+from feedq.connectors.records.framing import Framed
+from feedq.connectors.records.framing_options import FramingOptions
 from feedq.errors import SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.telemetry import LogEvent, log

@@ -5,7 +5,8 @@ in the request. What is left of a record when the answer ends is discarded, sinc
 again, whole; only what is a whole JSON object or list at the certain end of an answer counts without its end mark.
 
 ``mode: poll`` asks at an interval, follows the pages of an answer, and keeps its position in the cursor: see
-`feedq.connectors.polling`. A source that says when to ask again (429 and 503 with ``Retry-After``) is asked then.
+`feedq.connectors.protocol.http.polling`. A source that says when to ask again (429 and 503 with
+``Retry-After``) is asked then.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import ClassVar
 import orjson
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.framing import Framed, Framer
-from feedq.connectors.http_options import HttpOptions
-from feedq.connectors.httpclient import NO_CONTENT, Answer, HttpClient
-from feedq.connectors.poller import Poller
+from feedq.connectors.protocol.http.client import NO_CONTENT, Answer, HttpClient
+from feedq.connectors.protocol.http.options import HttpOptions
+from feedq.connectors.protocol.http.poller import Poller
+from feedq.connectors.records.framing import Framed, Framer
 from feedq.errors import SourceUnavailable
 from feedq.model import JSON, Batch
 

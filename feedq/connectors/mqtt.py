@@ -8,7 +8,7 @@ twice. What is done about it:
 * a feed that is stopped or moved waits a moment for its last commits before it leaves the broker;
 * a message that comes again on the connection it is pending on is recognised;
 * after a connection broke, the messages that this worker has committed and could not acknowledge are recognised
-  when the broker sends them again (`feedq.connectors.mqtt_pending`).
+  when the broker sends them again (`feedq.connectors.protocol.mqtt.pending`).
 
 What is left are the last commits of a worker that died, a quarter of a second's worth, and acknowledgements that
 were on their way when a connection broke. Where the messages have an identity, ``key`` in the sink leaves those
@@ -31,13 +31,20 @@ from paho.mqtt.reasoncodes import ReasonCode
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.dialing import bounded, dial_host
-from feedq.connectors.messages import MessageOptions, batch_of, enclose, fill_in, name_at_source, oversize
-from feedq.connectors.mqtt_link import Login, Message, MqttLink
-from feedq.connectors.mqtt_pending import PendingMessages, Seen
-from feedq.connectors.mqtt_socket import shake_hands
-from feedq.connectors.remote import Scheme, parse_location
-from feedq.connectors.streams import server_name, tls_context
+from feedq.connectors.protocol.mqtt.link import Login, Message, MqttLink
+from feedq.connectors.protocol.mqtt.pending import PendingMessages, Seen
+from feedq.connectors.protocol.mqtt.socket import shake_hands
+from feedq.connectors.records.messages import (
+    MessageOptions,
+    batch_of,
+    enclose,
+    fill_in,
+    name_at_source,
+    oversize,
+)
+from feedq.connectors.wire.dialing import bounded, dial_host
+from feedq.connectors.wire.remote import Scheme, parse_location
+from feedq.connectors.wire.streams import server_name, tls_context
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.telemetry import LogEvent, log

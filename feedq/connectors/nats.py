@@ -1,7 +1,7 @@
 """The ``nats`` connector: messages of a JetStream stream, exactly once, by their sequence.
 
 The cursor is the sequence of the last message. Each connection makes its consumer anew, right behind the
-cursor (`feedq.connectors.nats_consumer` says why it must), pulls a bounded number of messages ahead, and
+cursor (`feedq.connectors.protocol.nats.consumer` says why it must), pulls a bounded number of messages ahead, and
 acknowledges them once they are committed.
 
 A stream may discard messages before they are read. A first message that lies beyond the cursor, or a hole in the
@@ -23,9 +23,7 @@ from nats.js.errors import APIError, ServerError, ServiceUnavailableError
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.dialing import bounded
-from feedq.connectors.messages import MessageOptions, fill_in, name_at_source
-from feedq.connectors.nats_consumer import (
+from feedq.connectors.protocol.nats.consumer import (
     Position,
     Start,
     Terms,
@@ -34,11 +32,13 @@ from feedq.connectors.nats_consumer import (
     make_consumer,
     retention_of,
 )
-from feedq.connectors.nats_link import Login, NatsLink
-from feedq.connectors.nats_pulls import HEARTBEAT_S_MAX, HEARTBEATS_MISSED, Pulls
-from feedq.connectors.nats_reading import Consumed, Reading
-from feedq.connectors.remote import Scheme, check_template, parse_location
-from feedq.connectors.streams import open_streams, server_name, tls_context
+from feedq.connectors.protocol.nats.link import Login, NatsLink
+from feedq.connectors.protocol.nats.pulls import HEARTBEAT_S_MAX, HEARTBEATS_MISSED, Pulls
+from feedq.connectors.protocol.nats.reading import Consumed, Reading
+from feedq.connectors.records.messages import MessageOptions, fill_in, name_at_source
+from feedq.connectors.wire.dialing import bounded
+from feedq.connectors.wire.remote import Scheme, check_template, parse_location
+from feedq.connectors.wire.streams import open_streams, server_name, tls_context
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.telemetry import LogEvent, log

@@ -30,8 +30,7 @@ from redis.exceptions import (
 )
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.dialing import bounded, explain
-from feedq.connectors.messages import (
+from feedq.connectors.records.messages import (
     MessageOptions,
     batch_of,
     fill_in,
@@ -39,8 +38,9 @@ from feedq.connectors.messages import (
     payload_member,
     text_member,
 )
-from feedq.connectors.remote import Scheme, parse_location
-from feedq.connectors.streams import Streams, open_streams, tls_context
+from feedq.connectors.wire.dialing import bounded, explain
+from feedq.connectors.wire.remote import Scheme, parse_location
+from feedq.connectors.wire.streams import Streams, open_streams, tls_context
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.telemetry import LogEvent, log

@@ -19,12 +19,12 @@ import orjson
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, RecordFormat
-from feedq.connectors.cursor import CURSOR_BYTES_MAX, show_cursor
-from feedq.connectors.cursor_options import CursorOptions
-from feedq.connectors.eventstream import EventFramer
-from feedq.connectors.framing import Framed
-from feedq.connectors.framing_options import RECORD_BYTES_MAX
-from feedq.connectors.httpclient import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
+from feedq.connectors.protocol.http.client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
+from feedq.connectors.protocol.http.eventstream import EventFramer
+from feedq.connectors.records.cursor import CURSOR_BYTES_MAX, show_cursor
+from feedq.connectors.records.cursor_options import CursorOptions
+from feedq.connectors.records.framing import Framed
+from feedq.connectors.records.framing_options import RECORD_BYTES_MAX
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
 

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.connection import Connection, ConnectionOptions, open_connection
-from feedq.connectors.cursor_options import CursorOptions
-from feedq.connectors.framing_options import FramingOptions
-from feedq.connectors.ping import Ping, Pinged
-from feedq.connectors.remote import RemoteOptions, Scheme, parse_location
-from feedq.connectors.template import compile_template, unescape, wire_values
+from feedq.connectors.records.cursor_options import CursorOptions
+from feedq.connectors.records.framing_options import FramingOptions
+from feedq.connectors.records.ping import Ping, Pinged
+from feedq.connectors.wire.connection import Connection, ConnectionOptions, open_connection
+from feedq.connectors.wire.remote import RemoteOptions, Scheme, parse_location
+from feedq.connectors.wire.template import compile_template, unescape, wire_values
 from feedq.errors import SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.secrets import MASK, Masker

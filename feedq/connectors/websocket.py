@@ -17,18 +17,18 @@ from typing import ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.connection import ConnectionOptions
-from feedq.connectors.cursor import show_cursor
-from feedq.connectors.cursor_options import CursorOptions
-from feedq.connectors.framing import CR, LF, Framed, Framer, LineFramer
-from feedq.connectors.framing_options import RECORD_BYTES_MAX
-from feedq.connectors.headerless import HeaderlessFramer
-from feedq.connectors.ignoring import Ignored, Scalar
-from feedq.connectors.pointer import parse_pointer
-from feedq.connectors.remote import TIMEOUT_S_MAX, Scheme, check_template
-from feedq.connectors.request_options import TOKEN, RequestOptions
-from feedq.connectors.template import compile_template, wire_values
-from feedq.connectors.websocket_connection import WebsocketRequest, open_websocket
+from feedq.connectors.protocol.http.request_options import TOKEN, RequestOptions
+from feedq.connectors.protocol.websocket.connection import WebsocketRequest, open_websocket
+from feedq.connectors.records.cursor import show_cursor
+from feedq.connectors.records.cursor_options import CursorOptions
+from feedq.connectors.records.framing import CR, LF, Framed, Framer, LineFramer
+from feedq.connectors.records.framing_options import RECORD_BYTES_MAX
+from feedq.connectors.records.headerless import HeaderlessFramer
+from feedq.connectors.records.ignoring import Ignored, Scalar
+from feedq.connectors.records.pointer import parse_pointer
+from feedq.connectors.wire.connection import ConnectionOptions
+from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Scheme, check_template
+from feedq.connectors.wire.template import compile_template, wire_values
 from feedq.model import JSON, Batch
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import orjson
 
-from feedq.connectors.csvtext import CsvReader
+from feedq.connectors.records.csvtext import CsvReader
 from feedq.model import JSON, Batch
 from feedq.sinks.base import FeedWrite
 from feedq.sinks.cursors import cursor_text

@@ -31,7 +31,7 @@ from msgspec import Raw
 from msgspec.structs import astuple
 
 from feedq.connectors.base import RecordFormat
-from feedq.connectors.csvtext import CsvReader
+from feedq.connectors.records.csvtext import CsvReader
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite
 from feedq.sinks.cells import Cell, Kind, copied

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from feedq.connectors.csvtext import CsvReader, MalformedLine
+from feedq.connectors.records.csvtext import CsvReader, MalformedLine
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Landing
 from feedq.sinks.cells import Cell, Kind, copied

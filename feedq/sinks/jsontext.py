@@ -20,7 +20,7 @@ import msgspec
 import orjson
 from msgspec import Raw
 
-from feedq.connectors.pointer import array_index, parse_pointer
+from feedq.connectors.records.pointer import array_index, parse_pointer
 
 _value: Final = msgspec.json.Decoder(Raw).decode
 _members: Final = msgspec.json.Decoder(dict[str, Raw]).decode

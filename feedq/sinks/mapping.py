@@ -26,7 +26,7 @@ from typing import Any, Final
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from feedq.connectors.pointer import parse_pointer
+from feedq.connectors.records.pointer import parse_pointer
 
 
 class Origin(StrEnum):

@@ -18,7 +18,7 @@ import pytest
 from pydantic import Field
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.dialing import Dialed, GuardedSocket, bounded, dial_host
+from feedq.connectors.wire.dialing import Dialed, GuardedSocket, bounded, dial_host
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.testing import loopback, stage, tenure

@@ -10,8 +10,8 @@ from contextlib import aclosing
 
 import pytest
 
-from feedq.connectors.gunzip import PIECE_BYTES_MAX
 from feedq.connectors.http import HttpConnector
+from feedq.connectors.protocol.http.gunzip import PIECE_BYTES_MAX
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.testing.loopback import serving, until_closed
 from tests.contract.http_source import (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from feedq.connectors.dialing import dial
+from feedq.connectors.wire.dialing import dial
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from tests.contract.loopback import (
     Harness,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from feedq.connectors.connection import UNSENT_BYTES_MAX
+from feedq.connectors.wire.connection import UNSENT_BYTES_MAX
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from tests.contract.loopback import PATIENCE_S, Harness, records_of, run_on, serving, until_closed
 

@@ -16,8 +16,8 @@ import pytest
 import uvloop
 
 from feedq.connectors.base import Context
-from feedq.connectors.connection import READ_BYTES, Connection, open_connection
 from feedq.connectors.tcp import TcpOptions
+from feedq.connectors.wire.connection import READ_BYTES, Connection, open_connection
 from feedq.errors import SourceUnavailable
 from tests.contract.loopback import (
     PATIENCE_S,

@@ -17,7 +17,7 @@ import trustme
 import uvloop
 from cryptography.hazmat.primitives import serialization
 
-from feedq.connectors.tls import TlsFiles, client_context
+from feedq.connectors.wire.tls import TlsFiles, client_context
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from tests.contract.loopback import PATIENCE_S, Harness, records_of, run_on, serving, until, until_closed
 

@@ -13,7 +13,7 @@ import uvloop
 
 from feedq.clock import SystemClock
 from feedq.connectors.base import Context
-from feedq.connectors.dialing import Dialed, bounded, dial_host
+from feedq.connectors.wire.dialing import Dialed, bounded, dial_host
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.permission import Permissions, parse_networks
 from feedq.testing.loopback import RecordingGuard, refusing, run_on, serving, unanswering, until, until_closed

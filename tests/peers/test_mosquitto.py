@@ -15,8 +15,8 @@ import trustme
 import uvloop
 from structlog.testing import capture_logs
 
-from feedq.connectors.messages import name_at_source
 from feedq.connectors.mqtt import MqttConnector
+from feedq.connectors.records.messages import name_at_source
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry import LogEvent
 from feedq.testing.loopback import run_on, until

@@ -15,8 +15,8 @@ from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy
 from structlog.testing import capture_logs
 
-from feedq.connectors import nats_consumer
 from feedq.connectors.nats import NatsConnector
+from feedq.connectors.protocol.nats import consumer as nats_consumer
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry import LogEvent
 from feedq.testing.loopback import run_on, until

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.connection import READ_BYTES_MIN, Connection, ConnectionOptions, SourceSilent
-from feedq.connectors.dialing import GuardedSocket, explain, reason
-from feedq.connectors.remote import Location
-from feedq.connectors.tls import TlsFiles
+from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection, ConnectionOptions, SourceSilent
+from feedq.connectors.wire.dialing import GuardedSocket, explain, reason
+from feedq.connectors.wire.remote import Location
+from feedq.connectors.wire.tls import TlsFiles
 from feedq.errors import SourceUnavailable
 
 ENDPOINT = Location("tcp", "feeds.example", 7001, tls=False, target="")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from feedq.connectors.base import parse_options
-from feedq.connectors.http_options import HttpOptions
-from feedq.connectors.httpclient import RETRY_AFTER_S_MAX, named, retry_after_s
+from feedq.connectors.protocol.http.client import RETRY_AFTER_S_MAX, named, retry_after_s
+from feedq.connectors.protocol.http.options import HttpOptions
 from feedq.errors import InvalidInput
 
 HTTP = {"url": "http://127.0.0.1/orders?after={cursor}"}

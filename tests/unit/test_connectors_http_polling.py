@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from feedq.connectors.polling import (
+from feedq.connectors.protocol.http.polling import (
     Page,
     Position,
     advance,

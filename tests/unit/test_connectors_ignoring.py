@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from feedq.connectors.framing import Framed
-from feedq.connectors.ignoring import Ignored, Rule
+from feedq.connectors.records.framing import Framed
+from feedq.connectors.records.ignoring import Ignored, Rule
 
 BEAT: Rule = {"/event": "heartbeat"}
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from feedq.clock import SystemClock
 from feedq.connectors.base import Context
-from feedq.connectors.inbox import Inbox
-from feedq.connectors.messages import batch_of, enclose, fill_in, name_at_source
+from feedq.connectors.records.inbox import Inbox
+from feedq.connectors.records.messages import batch_of, enclose, fill_in, name_at_source
 from feedq.errors import SourceUnavailable
 from feedq.testing.loopback import RecordingGuard
 

@@ -9,8 +9,8 @@ from paho.mqtt.client import Client
 
 from feedq.connectors.base import parse_options
 from feedq.connectors.mqtt import MqttOptions, unshared
-from feedq.connectors.mqtt_link import Message
-from feedq.connectors.mqtt_pending import PendingMessages, Seen
+from feedq.connectors.protocol.mqtt.link import Message
+from feedq.connectors.protocol.mqtt.pending import PendingMessages, Seen
 from feedq.errors import InvalidInput
 
 MINIMAL = {"url": "mqtt://127.0.0.1", "topics": ["plant/#"]}

@@ -14,9 +14,9 @@ from nats.js.api import DeliverPolicy, RetentionPolicy, StreamConfig, StreamInfo
 
 from feedq.connectors.base import parse_options
 from feedq.connectors.nats import NatsOptions
-from feedq.connectors.nats_consumer import Position, Start, choose_start, created
-from feedq.connectors.nats_pulls import Pulls, Trouble
-from feedq.connectors.nats_reading import Received
+from feedq.connectors.protocol.nats.consumer import Position, Start, choose_start, created
+from feedq.connectors.protocol.nats.pulls import Pulls, Trouble
+from feedq.connectors.protocol.nats.reading import Received
 from feedq.errors import InvalidInput
 
 MINIMAL = {"url": "nats://127.0.0.1", "stream": "orders"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from feedq.connectors.base import parse_options
-from feedq.connectors.remote import Location
 from feedq.connectors.tcp import Hello, TcpOptions
+from feedq.connectors.wire.remote import Location
 from feedq.errors import InvalidInput
 
 URL = "tcp://127.0.0.1:7001"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.framing import Framed
-from feedq.connectors.ping import Ping, Pinged, literal_start
+from feedq.connectors.records.framing import Framed
+from feedq.connectors.records.ping import Ping, Pinged, literal_start
 
 texts = st.text(alphabet="PING pong{}1\\n", max_size=8)
 

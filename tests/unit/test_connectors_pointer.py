@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.pointer import MISSING, compile_pointer, parse_pointer
+from feedq.connectors.records.pointer import MISSING, compile_pointer, parse_pointer
 from feedq.model import JSON
 
 RFC_DOCUMENT: JSON = {

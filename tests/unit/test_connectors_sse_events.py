@@ -11,7 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from feedq.connectors.eventstream import LINE_BYTES_MIN, Event, EventFramer, EventParser, shape_of
+from feedq.connectors.protocol.http.eventstream import (
+    LINE_BYTES_MIN,
+    Event,
+    EventFramer,
+    EventParser,
+    shape_of,
+)
 
 MAX = 1000
 

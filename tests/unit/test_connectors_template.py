@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.template import compile_template, unescape, wire_values
+from feedq.connectors.wire.template import compile_template, unescape, wire_values
 from feedq.model import JSON
 
 HELLO = r'{"feed": {name}, "from": {cursor}}\n'

@@ -14,9 +14,9 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from feedq.connectors.base import parse_options
-from feedq.connectors.framing import Framed
+from feedq.connectors.protocol.websocket.frames import MessageReader
+from feedq.connectors.records.framing import Framed
 from feedq.connectors.websocket import MessageFramer, WebsocketOptions
-from feedq.connectors.websocket_frames import MessageReader
 from feedq.errors import InvalidInput
 from tests.contract.websocket_server import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, close_frame, frame
 

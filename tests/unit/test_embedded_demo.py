@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from feedq.cli.demo_view import render, summarize
-from feedq.connectors.template import compile_template, wire_values
+from feedq.connectors.wire.template import compile_template, wire_values
 from feedq.declaration import validate
 from feedq.embedded.demo import Tally, demo_specs
 from feedq.embedded.demo_source import RATES, DemoSource, Timetable, parse_hello, record, sample

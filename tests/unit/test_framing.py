@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.connectors.base import CsvFormat
-from feedq.connectors.framing import DelimiterFramer, Framed, Framer, LengthFramer, LineFramer, make_framer
-from feedq.connectors.headerless import HeaderlessFramer
+from feedq.connectors.records.framing import (
+    DelimiterFramer,
+    Framed,
+    Framer,
+    LengthFramer,
+    LineFramer,
+    make_framer,
+)
+from feedq.connectors.records.headerless import HeaderlessFramer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NO_LIMIT = 2**30

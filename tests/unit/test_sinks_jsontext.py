@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from feedq.connectors.pointer import MISSING, compile_pointer
+from feedq.connectors.records.pointer import MISSING, compile_pointer
 from feedq.sinks.jsontext import BeyondUs, UnreadableRecord, read, steps_of
 from tests.records import json_records, spoiled
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.connectors.base import ConnectorOptions
-from feedq.connectors.pointer import parse_pointer
+from feedq.connectors.records.pointer import parse_pointer
 from feedq.errors import InvalidInput
 from feedq.sinks.base import OnConflict, landing_of, parse_sink
 from feedq.sinks.mapping import SEPARATORS_MAX, ColumnSource, Origin, Otherwise, flattened, sources_of

@@ -1,0 +1,1 @@
+"""HTTP for feeds: requests on checked connections, endless answers, polls, server-sent events."""

@@ -1,0 +1,237 @@
+"""Polling: where a feed that asks again and again stands, and where an answer takes it. Pure.
+
+A feed's cursor is a `Position`: what to ask for next, and what of the answer is known already. Every answer
+becomes one batch at most, whose cursor is the position after it; so whatever a crash interrupts, the last
+committed position is enough to go on, and nothing is lost or landed twice as far as the source lets one tell:
+
+* ``at`` is the source's own cursor, and stands in the next request;
+* ``page`` is the address of the next page, when there are more of this poll;
+* ``etag`` and ``modified`` spare an answer that has not changed. They belong to the request that ``at`` makes, so
+  they are forgotten when it moves;
+* ``seen`` records with this ``digest`` began the last answer to the same request. If the next one begins with the
+  very same, they have landed already; if not, all of it lands.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Final
+from urllib.parse import quote, quote_plus
+
+import msgspec
+
+from feedq.connectors.records.pointer import parse_pointer
+from feedq.model import JSON
+
+TAG_CHARACTERS_MAX: Final = 512
+"""Longer ones are not kept: the position is written with every commit."""
+_KEYS: Final = frozenset(("at", "page", "etag", "modified", "seen", "digest"))
+_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What a feed's cursor is when it polls. Empty means none."""
+
+    at: JSON = None
+    page: str = ""
+    """Holds no secret: see `conceal`."""
+    etag: str = ""
+    modified: str = ""
+    seen: int = 0
+    digest: str = ""
+
+    @classmethod
+    def of(cls, cursor: JSON) -> Position:
+        """What `as_cursor` gave; any other cursor is the source's own, from when the feed did not poll."""
+        if not isinstance(cursor, dict) or "at" not in cursor or not cursor.keys() <= _KEYS:
+            return cls(at=cursor)
+        text = {key: cursor.get(key) for key in ("page", "etag", "modified", "digest")}
+        seen = cursor.get("seen")
+        kept = {key: value for key, value in text.items() if isinstance(value, str)}
+        return cls(at=cursor["at"], seen=seen if isinstance(seen, int) else 0, **kept)
+
+    def as_cursor(self) -> JSON:
+        """As JSON, without what is empty."""
+        fields: dict[str, JSON] = {
+            "page": self.page,
+            "etag": self.etag,
+            "modified": self.modified,
+            "seen": self.seen,
+            "digest": self.digest,
+        }
+        return {"at": self.at} | {key: value for key, value in fields.items() if value}
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Headers that ask for an answer only if there is a new one."""
+        headers = {"if-none-match": self.etag, "if-modified-since": self.modified}
+        return {name: value for name, value in headers.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer."""
+
+    records: Sequence[bytes]
+    at: JSON
+    """The source's cursor after it."""
+    next_page: str = ""
+    etag: str = ""
+    modified: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an answer does to a feed."""
+
+    new: Sequence[bytes]
+    """The records that have not landed yet."""
+    after: Position
+    """Where the feed stands once they have."""
+    again: bool
+    """Whether there is more to ask for at once."""
+
+
+def advance(position: Position, page: Page, *, follows_cursor: bool) -> Step:
+    """From one position to the next. ``follows_cursor``: a moved cursor means that there may be more at once."""
+    new = unseen(position, page.records)
+    if page.next_page and page.next_page != position.page:
+        return Step(new, Position(at=page.at, page=page.next_page), again=True)
+    if position.page:
+        return Step(new, Position(at=page.at), again=False)
+    if page.at != position.at:
+        return Step(new, Position(at=page.at), again=follows_cursor and bool(page.records))
+    after = Position(
+        at=page.at,
+        etag=_tag(page.etag),
+        modified=_tag(page.modified),
+        seen=len(page.records),
+        digest=digest(page.records),
+    )
+    return Step(new, after, again=False)
+
+
+def within(position: Position, records: Sequence[bytes]) -> Step:
+    """As far as an answer goes whose next record cannot land: the same request goes on behind ``records``."""
+    after = replace(position, etag="", modified="", seen=len(records), digest=digest(records))
+    return Step(unseen(position, records), after, again=False)
+
+
+def unseen(position: Position, records: Sequence[bytes]) -> Sequence[bytes]:
+    """``records`` without those that began the last answer to the same request."""
+    known = position.seen
+    if known and len(records) >= known and digest(records[:known]) == position.digest:
+        return records[known:]
+    return records
+
+
+def digest(records: Sequence[bytes]) -> str:
+    """Tells sequences of records from one another."""
+    if not records:
+        return ""
+    hashed = blake2b(digest_size=16)
+    for record in records:
+        hashed.update(b"%d:" % len(record))
+        hashed.update(record)
+    return hashed.hexdigest()
+
+
+def next_tick(began: float, now: float, *, interval_s: float) -> float:
+    """The next of the moments that lie whole intervals after ``began``; those that went by are left out."""
+    tick = began + (math.floor((now - began) / interval_s) + 1) * interval_s
+    # The division may round up to the tick that is just now.
+    return tick if tick > now else now + interval_s
+
+
+def list_at(document: bytes, pointer: str) -> list[bytes] | None:
+    """The elements of a list in a JSON document, as they stand there; None if there is no list.
+
+    A ``null`` is an empty list, as some sources write it. Raises `ValueError` if the document is no JSON.
+    """
+    found = msgspec.Raw(document)
+    for token in parse_pointer(pointer):
+        step = _step(found, token)
+        if step is None:
+            return None
+        found = step
+    if bytes(found).strip() == b"null":
+        return []
+    try:
+        return [bytes(element) for element in _ARRAY.decode(found)]
+    except msgspec.ValidationError:
+        return None
+
+
+def _step(document: msgspec.Raw, token: str) -> msgspec.Raw | None:
+    try:
+        return _OBJECT.decode(document).get(token)
+    except msgspec.ValidationError:
+        pass  # no object: a list, perhaps
+    try:
+        elements = _ARRAY.decode(document)
+    except msgspec.ValidationError:
+        return None
+    return (
+        elements[int(token)]
+        if re.fullmatch(r"0|[1-9]\d{0,8}", token) and int(token) < len(elements)
+        else None
+    )
+
+
+def _tag(text: str) -> str:
+    return text if len(text) <= TAG_CHARACTERS_MAX and text.isascii() else ""
+
+
+def conceal(address: str, secrets: Mapping[str, str]) -> str:
+    """An address with placeholders for each secret in it: sources repeat a query in the addresses of its pages."""
+    # In an address braces are written as %7B and %7D: what is left of them is ours.
+    address = address.replace("{", "%7B").replace("}", "%7D")
+    placeholders = {
+        spelling: placeholder for placeholder, spelling in _spellings(secrets).items() if spelling
+    }
+    # Of two secrets that begin alike, the longer must not leave its end behind.
+    fitting = (name for name, secret in secrets.items() if 0 < len(secret) <= len(address))
+    longest_first = sorted(fitting, key=lambda name: (-len(secrets[name]), name))
+    if not longest_first:
+        return address
+
+    def placeholder(match: re.Match[str]) -> str:
+        # In a spelling of its own the address means the same with that of ours.
+        return placeholders.get(match[0]) or f"{{{longest_first[(match.lastindex or 1) - 1]}}}"
+
+    return re.sub(
+        "|".join(f"({_any_spelling(secrets[name])})" for name in longest_first), placeholder, address
+    )
+
+
+def _any_spelling(secret: str) -> str:
+    """Matches a secret with any of its bytes encoded: which ones are differs from one source to the next."""
+    pieces = []
+    for byte in secret.encode("utf-8", "surrogateescape"):
+        plain = re.escape(chr(byte)) if byte < 0x80 else ""
+        # Encoded first: a percent sign alone would leave the rest of its own encoding behind.
+        either = [f"%(?i:{byte:02x})", plain, r"\+" if byte == ord(" ") else ""]
+        pieces.append(f"(?:{'|'.join(filter(None, either))})")
+    return "".join(pieces)
+
+
+def reveal(address: str, secrets: Mapping[str, str]) -> str:
+    """What `conceal` was given."""
+    spellings = _spellings(secrets)
+    return re.sub(r"\{[^{}]*\}", lambda match: spellings.get(match[0], ""), address)
+
+
+def _spellings(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Placeholders, and what they stand for: a secret as it is, or encoded in either of two ways."""
+    spellings = {}
+    for name, value in secrets.items():
+        spellings[f"{{{name}:as it is}}"] = value
+        spellings[f"{{{name}:form}}"] = quote_plus(value, errors="surrogateescape")
+        spellings[f"{{{name}}}"] = quote(value, safe="", errors="surrogateescape")
+    return spellings

@@ -1,0 +1,1 @@
+"""NATS JetStream for feeds: the link to the server, the consumer, pulls, and what was read."""

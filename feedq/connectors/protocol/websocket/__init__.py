@@ -1,0 +1,1 @@
+"""WebSockets for feeds: the connection, its frames in bulk, refusals, signs of life."""

@@ -1,0 +1,123 @@
+"""Lines of CSV taken apart: the fields of a record, whatever stands between them.
+
+* The delimiter is one character or several; the quote, if there is one, stands at both ends of a field and
+  is doubled inside it. A quote within an unquoted field is a character like any other.
+* An unquoted empty field is null, a quoted one is an empty text, as in PostgreSQL's own CSV.
+* A record has as many fields as there are names. Any other number, a quote that is not closed, and text
+  after a closing quote make it a `MalformedLine`.
+
+`CsvReader.read` is the plain reference. `CsvReader.columns` takes many lines apart at once, by the standard
+library where there are quotes, and gives up where it could differ: the caller then reads line by line.
+
+Fields are bytes here: nothing is decoded that nobody asks for.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from itertools import repeat
+
+from feedq.connectors.base import CsvFormat
+from feedq.connectors.wire.template import unescape
+
+LF = b"\n"
+
+
+class MalformedLine(ValueError):
+    """A record that is not as the format says; the message says why."""
+
+
+class CsvReader:
+    """Reads records of one format."""
+
+    __slots__ = ("_delimiter", "_places", "_quote", "names")
+
+    def __init__(self, csv_format: CsvFormat) -> None:
+        self.names = csv_format.fields
+        self._places = {name: place for place, name in enumerate(csv_format.fields)}
+        self._delimiter = unescape(csv_format.delimiter)
+        self._quote = csv_format.quote.encode()
+
+    def place(self, name: str) -> int | None:
+        """Which field has that name."""
+        return self._places.get(name)
+
+    def read(self, record: bytes) -> list[bytes | None]:
+        """The fields in their order, None for null. Raises `MalformedLine`."""
+        if self._quote and self._quote in record:
+            fields = self._read_quoted(record)
+        else:
+            fields = [field or None for field in record.split(self._delimiter)]
+        if len(fields) != len(self.names):
+            raise MalformedLine(
+                f"invalid CSV: {_counted(len(fields))}, and source.csv.fields names {len(self.names)}"
+            )
+        return fields
+
+    def columns(self, lines: bytes, places: Sequence[int]) -> list[bytes] | None:
+        """Those fields of all lines, each with its values on lines of their own, an empty line for null.
+
+        ``lines`` is records, each ended by a newline. None: read them one by one.
+        """
+        records = lines[:-1].split(LF)
+        if self._quote and self._quote in lines:
+            texts = self._split_quoted(lines)
+            if texts is None or not self._are_whole(texts, len(records)):
+                return None
+            text_columns = list(zip(*texts, strict=True))
+            return ["\n".join(text_columns[place]).encode() for place in places]
+        rows = list(map(bytes.split, records, repeat(self._delimiter)))
+        if not self._are_whole(rows, len(records)):
+            return None
+        columns = list(zip(*rows, strict=True))
+        return [LF.join(columns[place]) for place in places]
+
+    def _read_quoted(self, record: bytes) -> list[bytes | None]:
+        fields: list[bytes | None] = []
+        at = 0
+        while True:
+            field, at = self._field_at(record, at)
+            fields.append(field)
+            if at == len(record):
+                return fields
+            if not record.startswith(self._delimiter, at):
+                raise MalformedLine(f"invalid CSV: text after the closing quote of field {len(fields)}")
+            at += len(self._delimiter)
+
+    def _field_at(self, record: bytes, at: int) -> tuple[bytes | None, int]:
+        """A field and where it ends."""
+        quote = self._quote
+        if not record.startswith(quote, at):
+            end = record.find(self._delimiter, at)
+            end = len(record) if end < 0 else end
+            return record[at:end] or None, end
+        begin = end = at + len(quote)
+        while (end := record.find(quote, end)) >= 0 and record.startswith(quote, end + len(quote)):
+            end += 2 * len(quote)
+        if end < 0:
+            raise MalformedLine("invalid CSV: a quote is not closed")
+        return record[begin:end].replace(quote * 2, quote), end + len(quote)
+
+    def _split_quoted(self, lines: bytes) -> list[list[str]] | None:
+        """By the standard library, which knows delimiters of one character, and no quoted empty from a null."""
+        try:
+            text, delimiter, quote = lines.decode(), self._delimiter.decode(), self._quote.decode()
+        except UnicodeDecodeError:
+            return None
+        if len(delimiter) > 1 or quote * 2 in text or "\r" in text:
+            return None
+        # Strict: text after a closing quote is an error there, too.
+        reader = csv.reader(text[:-1].split("\n"), delimiter=delimiter, quotechar=quote, strict=True)
+        try:
+            return list(reader)
+        except csv.Error:
+            return None
+
+    def _are_whole(self, rows: Sequence[Sequence[object]], count: int) -> bool:
+        """Whether there is a row for each record (an open quote swallows what follows), with all its fields."""
+        return len(rows) == count and set(map(len, rows)) == {len(self.names)}
+
+
+def _counted(fields: int) -> str:
+    return "1 field" if fields == 1 else f"{fields} fields"

@@ -1,0 +1,126 @@
+"""Cursors read out of records: where to resume after, as the records themselves say it.
+
+Only the last record of a batch that has one is parsed: a cursor resumes *after* it, so earlier ones do not
+matter. A record that is not of its format, or has nothing (or a null) there, is passed over: the sink decides
+what becomes of it, and the cursor stays with the record before it.
+
+In CSV a cursor is a field. One that is written as an integer is written becomes a number, so that a hello or
+a URL repeats it as the source sent it; any other is a string.
+
+A cursor that could not be kept exactly would resume at the wrong place, so it stops the feed instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import orjson
+
+from feedq.connectors.base import CsvFormat
+from feedq.connectors.records.csvtext import CsvReader, MalformedLine
+from feedq.connectors.records.framing import LF, Framed
+from feedq.connectors.records.pointer import MISSING, Found, compile_pointer, parse_pointer
+from feedq.errors import FeedMisconfigured
+from feedq.model import JSON
+
+CURSOR_BYTES_MAX = 8 * 1024
+"""The cursor is written with every commit and sent with every hello: it is a position, not a payload."""
+_EXACT_BELOW = 2.0**63
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""NUL as JSON text escapes it: after an even number of backslashes."""
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+"""As JSON writes one, and surely within 64 bits: nothing of the text is lost."""
+
+
+class CursorReader:
+    """Reads the cursor of one feed."""
+
+    __slots__ = ("_find", "_text")
+
+    def __init__(self, pointer: str, csv: CsvFormat | None = None) -> None:
+        """Raises `ValueError` for a pointer that is none, or names no field of CSV."""
+        self._text = pointer
+        self._find = _find_in_json(pointer) if csv is None else _find_in_csv(pointer, csv)
+
+    def after(self, framed: Framed, previous: JSON) -> JSON:
+        """The cursor to resume after these records; ``previous`` if none of them has one.
+
+        Raises:
+            FeedMisconfigured: there is one, and it cannot be kept exactly.
+        """
+        for record in _backwards(framed):
+            found = self._find(record)
+            if found is not MISSING and found is not None:
+                if type(found) is not int:
+                    self._check(found)
+                return found
+        return previous
+
+    def _check(self, cursor: JSON) -> None:
+        if isinstance(cursor, float) and abs(cursor) >= _EXACT_BELOW and cursor.is_integer():
+            raise FeedMisconfigured(
+                f"source.cursor {self._text}: a number beyond 64 bits ({cursor!r}) cannot be kept exactly; "
+                "have the source send it as a string"
+            )
+        text = orjson.dumps(cursor)
+        if _NUL.search(text):
+            raise FeedMisconfigured(
+                f"source.cursor {self._text}: a NUL character in it cannot be kept in PostgreSQL"
+            )
+        size = len(text)
+        if size > CURSOR_BYTES_MAX:
+            raise FeedMisconfigured(
+                f"source.cursor {self._text}: {size} bytes, at most {CURSOR_BYTES_MAX} are kept; "
+                "point it at a smaller part of the record"
+            )
+
+
+def show_cursor(cursor: JSON, *, width: int = 200) -> str:
+    """A cursor for a message."""
+    text = orjson.dumps(cursor).decode()
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _find_in_json(pointer: str) -> Callable[[bytes], Found]:
+    find = compile_pointer(pointer)
+
+    def find_in(record: bytes) -> Found:
+        try:
+            return find(orjson.loads(record))
+        except orjson.JSONDecodeError:
+            return MISSING
+
+    return find_in
+
+
+def _find_in_csv(pointer: str, csv: CsvFormat) -> Callable[[bytes], Found]:
+    reader = CsvReader(csv)
+    names = parse_pointer(pointer)
+    place = reader.place(names[0]) if len(names) == 1 else None
+    if place is None:
+        known = ", ".join(map(repr, csv.fields))
+        raise ValueError(f"{pointer!r} is no field of the records; source.csv.fields has {known}")
+
+    def find_in(record: bytes) -> Found:
+        try:
+            field = reader.read(record)[place]
+            text = None if field is None else field.decode()
+        except (MalformedLine, UnicodeDecodeError):
+            return MISSING
+        return int(text) if text is not None and _INTEGER.fullmatch(text) else text
+
+    return find_in
+
+
+def _backwards(framed: Framed) -> Iterator[bytes]:
+    """The records from the last to the first, none cut out before it is asked for."""
+    if framed.records:
+        yield from reversed(framed.records)
+        return
+    lines = framed.lines
+    end = len(lines) - 1
+    while end > 0:
+        start = lines.rfind(LF, 0, end) + 1
+        yield lines[start:end]
+        end = start - 1

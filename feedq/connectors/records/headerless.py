@@ -1,0 +1,58 @@
+"""Header lines of CSV, left out of a stream of records.
+
+A header is a record that is just the names of the fields in their order, each quoted or not; wherever it
+stands, since files that were joined have one in their middle. A byte order mark before it belongs to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from feedq.connectors.base import CsvFormat
+from feedq.connectors.records.framing import LF, Framed, Framer
+from feedq.connectors.wire.template import unescape
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class HeaderlessFramer:
+    """A framer that leaves out the headers among the records of another."""
+
+    __slots__ = ("_framer", "_header", "_mark")
+
+    def __init__(self, framer: Framer, csv: CsvFormat) -> None:
+        self._framer = framer
+        self._header = _header(csv)
+        self._mark = max((name.encode() for name in csv.fields), key=len)
+        """Where it does not occur there is no header: one search instead of a look at each record."""
+
+    @property
+    def pending(self) -> int:
+        return self._framer.pending
+
+    def push(self, data: bytes | bytearray) -> Framed:
+        framed = self._framer.push(data)
+        if framed.records:
+            return replace(framed, records=self._without_headers(framed.records))
+        if self._mark in framed.lines:
+            return replace(framed, lines=LF.join([*self._without_headers(framed.lines[:-1].split(LF)), b""]))
+        return framed
+
+    def _without_headers(self, records: Sequence[bytes]) -> tuple[bytes, ...]:
+        return tuple(record for record in records if not self._header.fullmatch(record))
+
+
+def _header(csv: CsvFormat) -> re.Pattern[bytes]:
+    fields = (_field(name.encode(), csv.quote.encode()) for name in csv.fields)
+    between = re.escape(unescape(csv.delimiter))
+    return re.compile(b"(?:%b)?%b" % (BYTE_ORDER_MARK, between.join(fields)))
+
+
+def _field(name: bytes, quote: bytes) -> bytes:
+    plain = re.escape(name)
+    if not quote:
+        return plain
+    quoted = re.escape(quote + name.replace(quote, quote * 2) + quote)
+    return b"(?:%b|%b)" % (plain, quoted)

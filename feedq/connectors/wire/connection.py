@@ -1,0 +1,280 @@
+"""One TCP or TLS connection of a feed: opened within a time limit, read with a bound, cut at will.
+
+It is an `asyncio.Protocol` and not a pair of streams because thousands of them share a process: an idle
+connection holds an empty buffer, one timer, and nothing per byte or per chunk.
+
+Invariants:
+
+* at most ``buffer_bytes`` plus one read (256 KiB) wait here, and once the worker has no room for more, one
+  small read (4 KiB); beyond it reading is paused and the source's own sends block;
+* the guard knows the socket from before it connects until after it is shut: see `feedq.connectors.wire.dialing`.
+
+Errors of the network leave as `SourceUnavailable` that say what happened to which endpoint. This module
+knows neither records nor cursors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from feedq.connectors.base import Context, Room
+from feedq.connectors.wire.dialing import Dialed, GuardedSocket, bounded, dial_host, explain
+from feedq.connectors.wire.remote import Location
+from feedq.connectors.wire.tls import TlsFiles, client_context
+from feedq.errors import SourceSilent, SourceUnavailable
+
+READ_BYTES = 256 * 1024
+"""What is read from a socket at once, hence how far ``buffer_bytes`` may be overshot."""
+READ_BYTES_MIN = 4 * 1024
+"""The same while the worker has no room: a feed that has nothing on its way must not starve behind the others."""
+
+UNSENT_BYTES_MAX = 64 * 1024
+"""Bounds what a source that asks for answers and never reads them can make us keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How to connect, and when to give up; durations in seconds, 0 for an idle timeout is none."""
+
+    endpoint: Location
+    connect_timeout_s: float
+    idle_timeout_s: float
+    buffer_bytes: int
+    keepalive: bool
+    tls_files: TlsFiles
+    server_name: str | None
+
+
+class _Scratch(threading.local):
+    """What a thread's event loop reads into: one socket at a time, and we copy before it reads the next."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(READ_BYTES))
+
+
+_scratch = _Scratch()
+
+
+class Connection(asyncio.BufferedProtocol):
+    """An open connection. Only `open_connection` makes one."""
+
+    __slots__ = (
+        "_buffer",
+        "_guarded",
+        "_heard_at",
+        "_held",
+        "_idle_timer",
+        "_loop",
+        "_lost",
+        "_options",
+        "_paused",
+        "_room",
+        "_scratch",
+        "_transport",
+        "_waiter",
+    )
+
+    def __init__(self, options: ConnectionOptions, guarded: GuardedSocket, room: Room) -> None:
+        self._options = options
+        self._guarded = guarded
+        self._room = room
+        self._loop = asyncio.get_running_loop()
+        self._scratch = _scratch.memory
+        self._buffer = bytearray()
+        self._held = 0
+        """What of ``room`` is taken for the buffer."""
+        self._transport: asyncio.Transport | None = None
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._lost: SourceUnavailable | bool = False
+        """True once the connection has ended by itself; the error if it did so badly."""
+        self._heard_at = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    # -- the consumer's side -------------------------------------------------------------------------
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that have arrived and wait to be taken."""
+        return len(self._buffer)
+
+    def peek(self) -> bytes:
+        """What has arrived and waits to be taken, and stays."""
+        return bytes(self._buffer)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the source is being held back."""
+        return self._paused
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return not self._lost
+
+    async def receive(self) -> bytearray:
+        """Everything that has arrived since the last call, at least one byte; nothing at the end.
+
+        Raises:
+            SourceUnavailable: the connection broke, and all that had arrived before was taken.
+            SourceSilent: the same, for want of a sign of life.
+        """
+        while not self._buffer:
+            if isinstance(self._lost, SourceUnavailable):
+                raise self._lost
+            if self._lost:
+                return self._buffer
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        # The buffer changes hands as it is: no copy, and the next one begins small again.
+        taken, self._buffer = self._buffer, bytearray()
+        self._give_back()
+        if self._paused and not self._lost:
+            assert self._transport is not None
+            self._paused = False
+            self._heard_at = self._loop.time()
+            self._transport.resume_reading()
+        return taken
+
+    def put_back(self, data: bytes | bytearray) -> None:
+        """What was received and not meant for the caller: comes again with the next `receive`."""
+        self._buffer[:0] = data
+        self._take(len(data))
+
+    def send(self, data: bytes) -> None:
+        """Nothing waits for it to be sent: only the few bytes of a hello or of an answer ever are.
+
+        Raises:
+            SourceUnavailable: the source has not read what was sent before.
+        """
+        assert self._transport is not None
+        if data:
+            if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+                raise SourceUnavailable(f"{self._options.endpoint}: does not read the answers to its pings")
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Cut the connection at once; what has not been sent is dropped. May be repeated."""
+        self._end(True)
+        self._give_back()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- the event loop's side -----------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        if self._lost:  # cancelled while the loop was on its way here
+            self.close()
+            return
+        self._heard_at = self._loop.time()
+        if self._options.idle_timeout_s > 0:
+            self._watch_idleness(self._options.idle_timeout_s)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        # Reserved before it is read: thousands of sources that send at once would overshoot the bound a lot.
+        return self._scratch[: max(READ_BYTES_MIN, min(READ_BYTES, self._room.left))]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._lost:
+            return
+        self._buffer += self._scratch[:nbytes]
+        self._take(nbytes)
+        self._heard_at = self._loop.time()
+        is_full = len(self._buffer) >= self._options.buffer_bytes or self._room.left <= 0
+        if is_full and not self._paused:
+            assert self._transport is not None
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(True if error is None else explain(error, self._options.endpoint))
+
+    def _end(self, how: SourceUnavailable | bool) -> None:
+        self._lost = self._lost or how
+        self._guarded.cut()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        self._wake()
+
+    def _take(self, size: int) -> None:
+        self._room.take(size)
+        self._held += size
+
+    def _give_back(self) -> None:
+        self._room.give_back(self._held)
+        self._held = 0
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _watch_idleness(self, left_s: float) -> None:
+        self._idle_timer = self._loop.call_later(left_s, self._check_idleness)
+
+    def _check_idleness(self) -> None:
+        # One timer that looks again later, instead of one set back with every chunk.
+        idle_timeout_s = self._options.idle_timeout_s
+        # While reading is paused it is we who do not listen: the source cannot be called silent.
+        silent_s = 0.0 if self._paused else self._loop.time() - self._heard_at
+        if silent_s < idle_timeout_s:
+            self._watch_idleness(idle_timeout_s - silent_s)
+            return
+        self._end(
+            SourceSilent(
+                f"{self._options.endpoint}: connected, but nothing received for {idle_timeout_s:g} s "
+                "(source.idle_timeout_s)"
+            )
+        )
+        assert self._transport is not None
+        self._transport.abort()
+
+
+async def open_connection(options: ConnectionOptions, context: Context) -> Connection:
+    """Connect, and for ``tls`` shake hands, within ``connect_timeout_s``.
+
+    Raises:
+        SourceUnavailable: no connection; says why.
+        FeedMisconfigured: a TLS file is missing or wrong, or the address is not permitted.
+    """
+    endpoint = options.endpoint
+    async with bounded(endpoint, options.connect_timeout_s) as give_up_at:
+        tls = await asyncio.to_thread(client_context, options.tls_files) if endpoint.tls else None
+        dialed = await dial_host(
+            endpoint.host,
+            endpoint.port,
+            where=endpoint,
+            context=context,
+            keepalive=options.keepalive,
+            give_up_at=give_up_at,
+        )
+        return await _take_over(dialed, options, tls, room=context.room)
+
+
+async def _take_over(
+    dialed: Dialed, options: ConnectionOptions, tls_context: ssl.SSLContext | None, *, room: Room
+) -> Connection:
+    connection = Connection(options, dialed.guarded, room)
+    tls: dict[str, Any] = {}
+    if tls_context is not None:
+        tls = {
+            "ssl": tls_context,
+            "server_hostname": options.server_name or options.endpoint.host,
+            "ssl_handshake_timeout": options.connect_timeout_s,
+        }
+    try:
+        # From here on the socket belongs to the transport, which closes it in its own time.
+        await asyncio.get_running_loop().create_connection(lambda: connection, sock=dialed.sock, **tls)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

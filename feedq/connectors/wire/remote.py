@@ -1,0 +1,158 @@
+"""Options of connectors that dial a URL, and the URL taken apart.
+
+What is refused is never quoted, and what is shown of a URL is scheme, host and port: the rest may hold a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import IPv6Address
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from feedq.connectors.base import ConnectorOptions
+from feedq.connectors.wire.template import compile_template
+from feedq.connectors.wire.tls import TlsFiles
+
+TIMEOUT_S_MAX = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What a URL may begin with."""
+
+    tls: bool
+    port: int | None
+    """Where a URL without a port goes; None: it needs one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a source is."""
+
+    scheme: str
+    host: str
+    port: int
+    tls: bool
+    target: str
+    """Path and query, as they stand; perhaps with placeholders."""
+
+    @property
+    def authority(self) -> str:
+        """``host:port``, an IPv6 address in brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+
+def parse_location(url: str, schemes: Mapping[str, Scheme]) -> Location:
+    """Raises `ValueError`, saying what is wrong without repeating ``url``."""
+    forms = " or ".join(f"{name}://host{'' if scheme.port else ':port'}" for name, scheme in schemes.items())
+    shape = f"must be {forms} (an IPv6 address in brackets)"
+    name, separator, _ = url.partition("://")
+    scheme = schemes.get(name)
+    if not separator or scheme is None:
+        raise ValueError(shape)
+    if any(character.isspace() or not character.isprintable() for character in url):
+        raise ValueError(f"holds a space or a control character; it {shape}")
+    try:
+        parts = urlsplit(url)
+        port = parts.port or scheme.port
+    except ValueError:
+        raise ValueError(f"host or port cannot be read; it {shape}") from None
+    if "@" in parts.netloc:
+        raise ValueError("takes no user and password; give them as options, from source.secrets")
+    if parts.port == 0 or port is None:
+        raise ValueError(f"needs a port from 1 to 65535; it {shape}")
+    target = parts.path + (f"?{parts.query}" if parts.query else "")
+    return Location(name, _host(parts.hostname, bracketed="[" in parts.netloc), port, scheme.tls, target)
+
+
+def _host(host: str | None, *, bracketed: bool) -> str:
+    if not host:
+        raise ValueError("needs a host")
+    try:
+        if bracketed:
+            IPv6Address(host)
+        else:
+            # What the resolver does later; a label that is empty or too long fails here, not on the worker.
+            host.encode("idna")
+    except ValueError:
+        raise ValueError("has a host that cannot be one") from None
+    return host
+
+
+class RemoteOptions(ConnectorOptions):
+    """Base of the options of connectors that dial a URL."""
+
+    SCHEMES: ClassVar[Mapping[str, Scheme]] = {}
+
+    url: str = Field(description="Where the source is.")
+    connect_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=TIMEOUT_S_MAX,
+        description="Longest time for name resolution, connection and handshakes together.",
+    )
+    idle_timeout_s: float = Field(
+        default=60.0,
+        ge=0,
+        le=TIMEOUT_S_MAX,
+        description="A connection that sends nothing for this long is stalled and made anew; 0 is never.",
+    )
+    verify: bool = Field(default=True, description="With TLS: check the source's certificate and its name.")
+    ca_file: str | None = Field(
+        default=None,
+        description="With TLS: PEM file on the worker with certificates to trust instead of the system's.",
+    )
+    cert_file: str | None = Field(
+        default=None, description="With TLS: PEM file with the certificate that the worker shows."
+    )
+    key_file: str | None = Field(
+        default=None, description="With TLS: PEM file with its private key, unless `cert_file` holds both."
+    )
+    server_name: str | None = Field(
+        default=None,
+        description="With TLS: name to ask for (SNI) and that the certificate must bear, if it is not the host.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        parse_location(url, cls.SCHEMES)
+        return url
+
+    @field_validator("verify", "ca_file", "cert_file", "key_file", "server_name")
+    @classmethod
+    def _check_tls(cls, value: bool | str | None, info: ValidationInfo) -> bool | str | None:
+        url = info.data.get("url")
+        is_set = value is not None and value is not True
+        if is_set and url is not None and not parse_location(url, cls.SCHEMES).tls:
+            schemes = " or ".join(f"{name}://" for name, scheme in cls.SCHEMES.items() if scheme.tls)
+            raise ValueError(f"needs a {schemes} source.url")
+        if is_set and info.field_name == "key_file" and info.data.get("cert_file") is None:
+            raise ValueError("needs source.cert_file")
+        return value
+
+    @property
+    def location(self) -> Location:
+        return parse_location(self.url, self.SCHEMES)
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        return TlsFiles(
+            ca_file=self.ca_file, cert_file=self.cert_file, key_file=self.key_file, verify=self.verify
+        )
+
+
+def check_template(text: str, info: ValidationInfo) -> str:
+    """For validators of options that hold placeholders. Raises `ValueError`."""
+    # `secrets` stands before them; when it is wrong itself, that is what gets reported.
+    if "secrets" in info.data:
+        compile_template(text, secrets=info.data["secrets"])
+    return text
