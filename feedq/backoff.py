@@ -38,12 +38,18 @@ class LetGo:
     delay_s: float
 
 
-def next_try(attempts: int, *, rng: Random, policy: BackoffPolicy) -> Reconnect | LetGo:
-    """Decide after the ``attempts``-th failure in a row (1 is the first). Never gives up."""
+def next_try(
+    attempts: int, *, rng: Random, policy: BackoffPolicy, not_before_s: float = 0.0
+) -> Reconnect | LetGo:
+    """Decide after the ``attempts``-th failure in a row (1 is the first). Never gives up.
+
+    A source that wants to be left alone for ``not_before_s`` is, and then the jitter begins: it may have told
+    the same to thousands.
+    """
     assert attempts >= 1, attempts
     # 2.0 ** attempts would overflow after a thousand failures; any base has reached its maximum by then.
     bound_s = min(policy.max_s, policy.base_s * 2.0 ** min(attempts - 1, 1000))
-    delay_s = rng.uniform(0.0, bound_s)
+    delay_s = not_before_s + rng.uniform(0.0, bound_s)
     if attempts % max(policy.attempts_in_place, 1) == 0:
         return LetGo(delay_s)
     return Reconnect(delay_s)

@@ -10,7 +10,8 @@
     │   └── SchemaBehind      the database waits for `feedq db upgrade`
     ├── LeaseLost             this worker no longer owns the feed; stop that one runner
     ├── SourceUnavailable     the source refused, reset, or fell silent; reconnect with backoff
-    │   └── SourceSilent      connected, and nothing came for the idle timeout: the feed is stalled
+    │   ├── SourceSilent      connected, and nothing came for the idle timeout: the feed is stalled
+    │   └── SourceBusy        the source said when to ask again; not before
     ├── SinkUnavailable       the sink database is away; keep the batches and try again
     └── FeedMisconfigured     only an edit of the feed can help; do not retry
 
@@ -55,6 +56,14 @@ class SourceUnavailable(FeedqError):
 
 class SourceSilent(SourceUnavailable):
     """The source is connected but sent nothing for the idle timeout."""
+
+
+class SourceBusy(SourceUnavailable):
+    """The source said when to ask again: ``retry_in_s`` seconds from now."""
+
+    def __init__(self, message: str, *, retry_in_s: float) -> None:
+        super().__init__(message)
+        self.retry_in_s = retry_in_s
 
 
 class SinkUnavailable(FeedqError):

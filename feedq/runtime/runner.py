@@ -37,6 +37,7 @@ from feedq.errors import (
     InvalidInput,
     LeaseLost,
     SinkUnavailable,
+    SourceBusy,
     SourceSilent,
     SourceUnavailable,
 )
@@ -298,7 +299,12 @@ class FeedRunner:
         if self._connected_at is not None:
             held_s = self._worker.clock.monotonic() - self._connected_at
         self._attempts = attempts_after(self._attempts, connected_s=held_s, policy=self._worker.backoff)
-        decision = next_try(self._attempts, rng=self._worker.rng, policy=self._worker.backoff)
+        decision = next_try(
+            self._attempts,
+            rng=self._worker.rng,
+            policy=self._worker.backoff,
+            not_before_s=error.retry_in_s if isinstance(error, SourceBusy) else 0.0,
+        )
         message = self._masked(error)
         self._error = message
         silent = isinstance(error, SourceSilent)

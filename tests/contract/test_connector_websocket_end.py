@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from feedq.connectors.protocol.websocket.connection import Websocket
-from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
+from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
 from feedq.testing.loopback import PATIENCE_S, reset, run_on, serving, until_closed
 from feedq.testing.tenure import SECRET
 from tests.contract.test_connector_websocket import read_from, tenure
@@ -73,7 +73,7 @@ ECHO = f"GET /?token={SECRET} is not allowed".encode()
         ("401 Unauthorized", FeedMisconfigured, "answered 401 Unauthorized; check source.headers"),
         ("403 No", FeedMisconfigured, "answered 403 Forbidden; check source.headers"),
         ("404 Not Found", SourceUnavailable, "answered 404 Not Found"),
-        ("429 Slow\r\nRetry-After: 30", SourceUnavailable, "and asks to wait: Retry-After 30"),
+        ("429 Slow\r\nRetry-After: 30", SourceBusy, "and asks to wait: Retry-After 30"),
         ("500 Oh", SourceUnavailable, "answered 500 Internal Server Error"),
         ("599 Odd", SourceUnavailable, "answered 599"),
         ("200 OK", SourceUnavailable, "answered 200 OK and is no WebSocket; check the path in source.url"),

@@ -53,6 +53,15 @@ def test_a_delay_is_never_negative_nor_beyond_the_bound(
     assert delay_s <= policy.max_s
 
 
+@given(st.integers(1, 10**9), policies, st.floats(0, 3600), st.integers())
+def test_a_source_that_is_busy_is_left_alone_until_then_and_not_by_all_at_once(
+    attempts: int, policy: BackoffPolicy, busy_s: float, seed: int
+) -> None:
+    jitter_s = next_try(attempts, rng=Random(seed), policy=policy).delay_s
+    busy = next_try(attempts, rng=Random(seed), policy=policy, not_before_s=busy_s)
+    assert busy.delay_s == busy_s + jitter_s
+
+
 @given(st.integers(1, 10**9), policies)
 def test_the_whole_range_is_drawn_from(attempts: int, policy: BackoffPolicy) -> None:
     assert next_try(attempts, rng=Edge(0.0), policy=policy).delay_s == 0

@@ -22,6 +22,7 @@ from feedq.runtime import pacing
 from feedq.runtime.pacing import Pacing
 from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
 from feedq.runtime.sockets import Sockets
+from feedq.testing.loopback import serving
 from feedq.testing.sink import MemoryCheckpoint, MemoryTables
 from tests.unit import odd_connector
 from tests.unit.data_path import AT, DataPath, until
@@ -221,6 +222,27 @@ async def test_a_feed_over_its_rate_limit_hears_at_once_that_its_table_is_gone(
             release = await bench.end()
     assert release is not None
     assert (release.reason, release.error) == (Reason.FAILED, "table 'landed' is gone")
+
+
+async def test_a_source_that_says_when_is_not_asked_before() -> None:
+    asked: list[float] = []
+
+    async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(asyncio.get_running_loop().time())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with serving(busy) as port:
+        with DataPath() as path:
+            bench = Bench(path, {"url": f"http://127.0.0.1:{port}/"}, connector="http")
+            bench.start()
+            await until(lambda: len(asked) >= 2, "it is asked again")
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+    # Both clocks are the same, and the answer comes after the question: this holds on any machine.
+    assert asked[1] - asked[0] > 1
 
 
 async def test_a_connector_that_leaves_the_process_is_only_tried_again(

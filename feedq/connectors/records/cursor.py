@@ -36,11 +36,11 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 class CursorReader:
     """Reads the cursor of one feed."""
 
-    __slots__ = ("_find", "_text")
+    __slots__ = ("_find", "_where")
 
-    def __init__(self, pointer: str, csv: CsvFormat | None = None) -> None:
+    def __init__(self, pointer: str, csv: CsvFormat | None = None, *, option: str = "cursor") -> None:
         """Raises `ValueError` for a pointer that is none, or names no field of CSV."""
-        self._text = pointer
+        self._where = f"source.{option} {pointer}"
         self._find = _find_in_json(pointer) if csv is None else _find_in_csv(pointer, csv)
 
     def after(self, framed: Framed, previous: JSON) -> JSON:
@@ -60,18 +60,16 @@ class CursorReader:
     def _check(self, cursor: JSON) -> None:
         if isinstance(cursor, float) and abs(cursor) >= _EXACT_BELOW and cursor.is_integer():
             raise FeedMisconfigured(
-                f"source.cursor {self._text}: a number beyond 64 bits ({cursor!r}) cannot be kept exactly; "
+                f"{self._where}: a number beyond 64 bits ({cursor!r}) cannot be kept exactly; "
                 "have the source send it as a string"
             )
         text = orjson.dumps(cursor)
         if _NUL.search(text):
-            raise FeedMisconfigured(
-                f"source.cursor {self._text}: a NUL character in it cannot be kept in PostgreSQL"
-            )
+            raise FeedMisconfigured(f"{self._where}: a NUL character in it cannot be kept in PostgreSQL")
         size = len(text)
         if size > CURSOR_BYTES_MAX:
             raise FeedMisconfigured(
-                f"source.cursor {self._text}: {size} bytes, at most {CURSOR_BYTES_MAX} are kept; "
+                f"{self._where}: {size} bytes, at most {CURSOR_BYTES_MAX} are kept; "
                 "point it at a smaller part of the record"
             )
 

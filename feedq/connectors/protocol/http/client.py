@@ -17,8 +17,6 @@ import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import ClassVar, Final, Literal
@@ -29,18 +27,17 @@ from pydantic import Field, ValidationInfo, field_validator
 from feedq.connectors.base import Context
 from feedq.connectors.protocol.http.gunzip import Gunzip
 from feedq.connectors.protocol.http.request_options import USER_AGENT, RequestOptions
+from feedq.connectors.protocol.http.retry_after import retry_after_s
 from feedq.connectors.protocol.http.transport import BODY, SCHEMES, Body, Transport, location_of
 from feedq.connectors.wire.connection import Connection, ConnectionOptions, open_connection
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Location, Scheme, check_template, parse_location
 from feedq.connectors.wire.template import CURSOR, compile_template, wire_values
-from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.model import JSON
 
 REDIRECTS_MAX: Final = 5
 KEEP_CONNECTION_S: Final = 1.0
 """Servers give up idle connections after a few seconds, and one that just ends would fail the next request."""
-RETRY_AFTER_S_MAX: Final = 3600.0
-"""A source that asks for a longer pause is asked again after this one."""
 NO_CONTENT: Final = frozenset((204, 205, 304))
 """Answers with these are no errors, and have no content."""
 _NAMED = re.compile(r"[A-Za-z0-9!#$&^_.+/-]{1,80}")
@@ -117,14 +114,6 @@ class HttpRequestOptions(RequestOptions):
     def asks_with_cursor(self) -> bool:
         """Whether the cursor stands anywhere in the request."""
         return any(f"{{{CURSOR}}}" in text for text in (self.url, self.body, *self.headers.values()))
-
-
-class SourceBusy(SourceUnavailable):
-    """The source said when to ask again."""
-
-    def __init__(self, message: str, *, retry_in_s: float) -> None:
-        super().__init__(message)
-        self.retry_in_s = retry_in_s
 
 
 class RequestRefused(FeedMisconfigured):
@@ -373,19 +362,6 @@ class HttpClient:
         if asked_s is not None:
             raise SourceBusy(f"{said}, and wants to be asked again in {asked_s:g} s", retry_in_s=asked_s)
         raise SourceUnavailable(said)
-
-
-def retry_after_s(text: str, *, now: datetime) -> float | None:
-    """What a ``Retry-After`` header says, at most `RETRY_AFTER_S_MAX`; None if nothing that makes sense."""
-    text = text.strip()
-    if re.fullmatch(r"[0-9]{1,9}", text):
-        return min(float(text), RETRY_AFTER_S_MAX)
-    try:
-        at = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return min(max(0.0, (at - now).total_seconds()), RETRY_AFTER_S_MAX)
 
 
 def named(text: str) -> str:

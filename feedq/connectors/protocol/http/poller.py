@@ -22,7 +22,6 @@ from feedq.connectors.protocol.http.client import (
     HttpClient,
     NothingThere,
     RequestRefused,
-    SourceBusy,
 )
 from feedq.connectors.protocol.http.options import FRAMED, LINK, HttpOptions
 from feedq.connectors.protocol.http.polling import (
@@ -38,7 +37,7 @@ from feedq.connectors.protocol.http.polling import (
 from feedq.connectors.records.cursor import CURSOR_BYTES_MAX, CursorReader
 from feedq.connectors.records.framing import CR, LF, Framed
 from feedq.connectors.records.pointer import compile_pointer
-from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.model import JSON, Batch
 
 EMPTY_PAGES_MAX: Final = 100
@@ -63,7 +62,9 @@ class Poller:
         self._context = context
         self._position = Position()
         self._record_cursor = options.cursor_reader()
-        self._answer_cursor = None if options.next_cursor is None else CursorReader(options.next_cursor)
+        self._answer_cursor = (
+            None if options.next_cursor is None else CursorReader(options.next_cursor, option="next_cursor")
+        )
         self._was_answered = False
 
     async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:

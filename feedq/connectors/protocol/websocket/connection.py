@@ -27,6 +27,7 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
+from feedq.clock import Clock
 from feedq.connectors.base import Context
 from feedq.connectors.protocol.websocket.frames import MessageReader
 from feedq.connectors.protocol.websocket.pulse import Due, Pulse
@@ -261,7 +262,7 @@ async def open_websocket(request: WebsocketRequest, context: Context) -> Websock
         connection = await open_connection(request.connection, context)
         try:
             protocol = _protocol(request)
-            await _shake_hands(protocol, connection, request, mask=mask)
+            await _shake_hands(protocol, connection, request, mask=mask, clock=context.clock)
             return Websocket(request, connection, protocol, mask=mask)
         except BaseException:
             connection.close()
@@ -283,7 +284,7 @@ def _protocol(request: WebsocketRequest) -> ClientProtocol:
 
 
 async def _shake_hands(
-    protocol: ClientProtocol, connection: Connection, request: WebsocketRequest, *, mask: Mask
+    protocol: ClientProtocol, connection: Connection, request: WebsocketRequest, *, mask: Mask, clock: Clock
 ) -> None:
     where = request.connection.endpoint
     asking = protocol.connect()
@@ -312,4 +313,4 @@ async def _shake_hands(
             protocol.receive_data(data)
         else:
             protocol.receive_eof()
-    raise explain_refusal(protocol.handshake_exc, where, mask=mask)
+    raise explain_refusal(protocol.handshake_exc, where, mask=mask, now=clock.now())

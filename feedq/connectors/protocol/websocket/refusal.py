@@ -10,13 +10,15 @@ the rest is masked before it is cut: half a secret would not be recognised.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from websockets.exceptions import InvalidMessage, InvalidStatus
 from websockets.http11 import Response
 
-from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
+from feedq.connectors.protocol.http.retry_after import retry_after_s
+from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceUnavailable
 
 Mask = Callable[[str], str]
 """Replaces secrets."""
@@ -26,11 +28,11 @@ _CREDENTIALS = (401, 403, 407)
 _MOVED_FOR_GOOD = (301, 308)
 
 
-def explain_refusal(error: Exception, where: object, *, mask: Mask) -> FeedqError:
+def explain_refusal(error: Exception, where: object, *, mask: Mask, now: datetime) -> FeedqError:
     """The error of a handshake as one of ours."""
     match error:
         case InvalidStatus():
-            return _explain_status(error.response, where, mask=mask)
+            return _explain_status(error.response, where, mask=mask, now=now)
         case InvalidMessage() if isinstance(error.__cause__, EOFError):
             return SourceUnavailable(f"{where}: closed by the peer before it had answered the handshake")
         case InvalidMessage():
@@ -46,7 +48,7 @@ def show(said: str, *, mask: Mask) -> str:
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
 
 
-def _explain_status(response: Response, where: object, *, mask: Mask) -> FeedqError:
+def _explain_status(response: Response, where: object, *, mask: Mask, now: datetime) -> FeedqError:
     code = response.status_code
     said = f"{where}: the server answered {_name(code)}"
     if code in _CREDENTIALS:
@@ -56,9 +58,11 @@ def _explain_status(response: Response, where: object, *, mask: Mask) -> FeedqEr
     if code < 300:
         return SourceUnavailable(f"{said} and is no WebSocket; check the path in source.url")
     after = ", ".join(response.headers.get_all("Retry-After"))
-    return SourceUnavailable(
-        said + (f", and asks to wait: Retry-After {show(after, mask=mask)}" if after else "")
-    )
+    if not after:
+        return SourceUnavailable(said)
+    said += f", and asks to wait: Retry-After {show(after, mask=mask)}"
+    retry_in_s = retry_after_s(after, now=now)
+    return SourceUnavailable(said) if retry_in_s is None else SourceBusy(said, retry_in_s=retry_in_s)
 
 
 def _explain_redirect(response: Response, where: object, *, mask: Mask) -> FeedqError:
