@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from random import Random
 from traceback import format_exception
 
@@ -43,6 +42,7 @@ from feedq.errors import (
 )
 from feedq.model import JSON, Batch, Claim, FeedKey, Progress, Reason, Release
 from feedq.permission import Permissions
+from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.outlet import Outlet
 from feedq.runtime.pacing import Pace, Pacing
 from feedq.secrets import Masker, resolve_secrets
@@ -64,17 +64,6 @@ CANCEL_AGAIN_S = 1.0
 request, of which there is one a heartbeat; sooner, we would only disturb it while it tidies up."""
 
 logger = log(__name__)
-
-
-class Interrupt(Enum):
-    """Why a runner is woken from whatever it waits for."""
-
-    SUSPEND = auto()
-    """The lease cannot be trusted for the moment: cut the connection, wait, go on."""
-    STOP = auto()
-    """Commit what has been received, then let go."""
-    LOST = auto()
-    """Somebody else is owner, or may be: end without writing or releasing anything."""
 
 
 @dataclass(frozen=True, slots=True)

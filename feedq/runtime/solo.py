@@ -24,8 +24,9 @@ from feedq.model import Claim, FeedKey, Reason, Release, WorkerState
 from feedq.pace import RateLimits
 from feedq.runtime.beside import FOLLOW_S
 from feedq.runtime.ends import SinkEnds
+from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.pacing import Pacing
-from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
+from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.settings import Settings
 from feedq.store.base import Followed, Store

@@ -25,10 +25,11 @@ from feedq.runtime.beside import FOLLOW_S, Beside, Tenures
 from feedq.runtime.desk import Desk
 from feedq.runtime.ends import SinkEnds
 from feedq.runtime.intake import Granted, Hooks, Intake
+from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.keeper import Keeper
 from feedq.runtime.pacing import SHARE_TICKS, Pacing
 from feedq.runtime.reporter import Reporter
-from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
+from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.runtime.vitals import Vitals
 from feedq.settings import Settings

@@ -19,8 +19,9 @@ from feedq.connectors.base import load_connector
 from feedq.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release
 from feedq.permission import Permissions
 from feedq.runtime import pacing
+from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.pacing import Pacing
-from feedq.runtime.runner import FeedRunner, Interrupt, Surroundings
+from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.testing.loopback import serving
 from feedq.testing.sink import MemoryCheckpoint, MemoryTables

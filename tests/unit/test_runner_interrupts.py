@@ -12,7 +12,7 @@ import pytest
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.tcp import TcpOptions
 from feedq.model import JSON, Batch, Reason
-from feedq.runtime.runner import Interrupt
+from feedq.runtime.interrupt import Interrupt
 from tests.unit.data_path import AT, DataPath, until
 from tests.unit.test_runner import Bench, numbered_source, options
 

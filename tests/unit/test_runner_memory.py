@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feedq.runtime.runner import Interrupt
+from feedq.runtime.interrupt import Interrupt
 from feedq.testing.loopback import until
 from tests.contract.mqtt_broker import ScriptedBroker
 from tests.unit.data_path import DataPath
