@@ -71,6 +71,10 @@ def test_a_process_reads_its_settings_once(read: Read, monkeypatch: pytest.Monke
         ("FEEDQ_WORKER_LABELS", "region=eu"),
         ("FEEDQ_WORKER_LABELS", '["eu"]'),
         ("FEEDQ_SINKS", "postgresql://localhost/db"),
+        ("FEEDQ_TENANT_LIMITS", "5000"),
+        ("FEEDQ_TENANT_LIMITS", '{"acme": 5000}'),
+        ("FEEDQ_TENANT_LIMITS", '{"acme": {"rows_per_s": -1}}'),
+        ("FEEDQ_TENANT_LIMITS", '{"acme": {"rows_per_minute": 60}}'),
     ],
 )
 def test_a_bad_value_is_refused_and_its_variable_named(read: Read, variable: str, value: str) -> None:
