@@ -141,7 +141,7 @@ print(sys.stdin.read() == "", os.getcwd(), os.getpgid(0) == os.getpid(), os.gets
         ignored = shell("grep SigIgn /proc/self/status")
         await ignored.read()
         (mask,) = ignored.records
-        # Signals 32 and 33 are the C library's own; it may leave them ignored in a child, and nobody can trap them.
+        # 32 and 33 are the C library's own: it may leave them ignored in a child, and nobody can trap them.
         ours = sum(1 << number - 1 for number in signal.valid_signals())
         assert int(mask.removeprefix(b"SigIgn:"), 16) & ours == 0
 
