@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import faults, fleet, landing, many, sources, stall
+from bench import control, faults, fleet, landing, many, moves, placement, scale, sources, stall
 from bench.report import Figure, say, write_table
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
@@ -20,8 +20,12 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "sources": sources.measure,
     "fleet": fleet.measure,
     "many": many.measure,
+    "scale": scale.measure,
     "stall": stall.measure,
     "faults": faults.measure,
+    "moves": moves.measure,
+    "placement": placement.measure,
+    "control": control.measure,
 }
 
 

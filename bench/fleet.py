@@ -49,7 +49,7 @@ def _measure(directory: Path, postgres: Postgres, valkey: Valkey, *, feeds: int)
         Source(rate=1.0) as source,
         Cluster(directory, database_url=url, broker_url=valkey.url()) as cluster,
     ):
-        idle_rss = _idle_rss(cluster, feeds)
+        before_bytes = idle_rss(cluster, feeds)
         cluster.apply([feed(name, source.url) for name in names])
 
         launched = time.monotonic()
@@ -65,14 +65,15 @@ def _measure(directory: Path, postgres: Postgres, valkey: Valkey, *, feeds: int)
         rss = psutil.Process(worker.pid).memory_info().rss
         sessions = len(cluster.backends(worker))
         yield at_most(
-            "memory of a feed over the idle worker", RSS_MUST_KB, (rss - idle_rss) / feeds / 1000, "kB"
+            "memory of a feed over the idle worker", RSS_MUST_KB, (rss - before_bytes) / feeds / 1000, "kB"
         )
         yield at_most(f"CPU of the worker at {feeds} records/s", CPU_MUST_CORES, cores, "cores")
         yield at_most("PostgreSQL sessions of the worker", SESSIONS_MUST, sessions, "")
         check_invariants(cluster, source, names)
 
 
-def _idle_rss(cluster: Cluster, capacity: int) -> int:
+def idle_rss(cluster: Cluster, capacity: int) -> int:
+    """Resident memory of a worker that has no feeds, in bytes."""
     worker = cluster.add_worker("idle", capacity=capacity)
     time.sleep(SETTLE_S)
     rss: int = psutil.Process(worker.pid).memory_info().rss

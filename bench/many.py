@@ -62,10 +62,10 @@ def _measure(directory: Path, postgres: Postgres, broker_url: str, *, feeds: int
         time.sleep(SETTLE_S)
 
         began, at = time.monotonic(), time.time()
-        before = _cpu_s(worker.pid), _server_cpu_s(cluster)
+        before = cpu_s(worker.pid), server_cpu_s(cluster)
         time.sleep(WINDOW_S)
         took_s, until = time.monotonic() - began, time.time()
-        after = _cpu_s(worker.pid), _server_cpu_s(cluster)
+        after = cpu_s(worker.pid), server_cpu_s(cluster)
         ours, theirs = ((b - a) / took_s for a, b in zip(before, after, strict=True))
 
         (found,) = cluster.sql(DELAYS, (at, until - 2 * P99_MUST_S))
@@ -81,17 +81,18 @@ def _measure(directory: Path, postgres: Postgres, broker_url: str, *, feeds: int
         check_invariants(cluster, source, names)
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far, in seconds."""
     times = psutil.Process(pid).cpu_times()
     used: float = times.user + times.system
     return used
 
 
-def _server_cpu_s(cluster: Cluster) -> float:
+def server_cpu_s(cluster: Cluster) -> float:
     """CPU time of all processes of the database server, those that have ended included."""
     (backend,) = cluster.sql("SELECT pg_backend_pid() AS pid")
     server = psutil.Process(backend["pid"]).parent()
     assert server is not None
     own = server.cpu_times()
     ended: float = own.user + own.system + own.children_user + own.children_system
-    return ended + sum(_cpu_s(child.pid) for child in server.children())
+    return ended + sum(cpu_s(child.pid) for child in server.children())

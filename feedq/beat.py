@@ -28,6 +28,8 @@ from feedq.telemetry import LogEvent, log
 CAMPAIGN_S = 0.2
 """A killed leader is replaced within this, plus jitter."""
 RENEW_S = 1.0
+LOOK_SHARE = 10
+"""Looks take no more than this part of the time: where one is slow, in a large fleet, they are fewer."""
 SECOND_LOOK_S = 0.02
 """Between the two looks that make a crash: long enough for a reconnect under way to show up."""
 ASK_AGAIN_S = 0.5
@@ -111,6 +113,7 @@ class Candidate(Thread):
             host=socket.gethostname(),
             pid=os.getpid(),
             ttl_s=self._settings.leader_ttl_s,
+            settle_s=self._settings.settle_s,
         )
         while not self._election.campaign():
             if self._election.depose_frozen():
@@ -136,10 +139,12 @@ class Candidate(Thread):
                 # Anchored to before the round trip, like a worker's trust window.
                 self._leads_until = now + self._settings.leader_ttl_s
                 renew_at = now + RENEW_S
+            began = monotonic()
             look = election.look()
+            took_s = monotonic() - began
             self._judge(look)
             pause_s = SECOND_LOOK_S if look.suspected else self._settings.look_interval_s
-            if election.wait(pause_s):
+            if election.wait(max(pause_s, LOOK_SHARE * took_s)):
                 self._ask(look)
 
     def _judge(self, look: Look) -> None:
@@ -155,7 +160,7 @@ class Candidate(Thread):
         elif self._asked is not None:
             if now >= self._asked.again_at:
                 self._ask(look, waited_s=2 * self._asked.wait_s)
-        elif (look.expired or self._crashed) and now >= self._judged_at + JUDGE_AGAIN_S:
+        elif (look.expired or look.is_due or self._crashed) and now >= self._judged_at + JUDGE_AGAIN_S:
             self._judged_at = now
             self._ask(look)
 

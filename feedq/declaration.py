@@ -18,7 +18,7 @@ from typing import Any
 
 from feedq.connectors.base import parse_options
 from feedq.errors import InvalidInput
-from feedq.model import JSON, Feed, FeedSpec
+from feedq.model import JSON, Feed, FeedSpec, Selector
 from feedq.sinks.base import landing_of, parse_sink
 
 NAME_MAX = 200
@@ -53,7 +53,8 @@ def problems(spec: FeedSpec) -> list[str]:
     found = [
         *_name_problems("name", spec.name, required=True),
         *_name_problems("tenant", spec.tenant, required=False),
-        *_label_problems(spec.labels),
+        *_label_problems("labels", spec.labels),
+        *_selector_problems(spec.selector),
     ]
     if not (isfinite(spec.weight) and spec.weight > 0):
         found.append("weight: must be a number greater than 0")
@@ -81,12 +82,23 @@ def _name_problems(option: str, name: str, *, required: bool) -> Iterator[str]:
         yield f"{option}: must be printable, without spaces, and must not begin with '-'"
 
 
-def _label_problems(labels: Mapping[str, Any]) -> Iterator[str]:
+def _label_problems(option: str, labels: Mapping[str, Any]) -> Iterator[str]:
     for key, value in labels.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            yield f"labels.{key}: must be a string; quote it"
+            yield f"{option}.{key}: must be a string; quote it"
         else:
-            yield from _text_problems(f"labels.{key}", key + value)
+            yield from _text_problems(f"{option}.{key}", key + value)
+
+
+def _selector_problems(selector: Selector) -> Iterator[str]:
+    yield from _label_problems("selector.required", selector.required)
+    yield from _label_problems("selector.preferred", selector.preferred)
+    for key, value in selector.preferred.items():
+        if selector.required.get(key, value) != value:
+            yield (
+                f"selector.preferred.{key}: is not what selector.required.{key} says, so that no worker "
+                "can have both; leave one of them out"
+            )
 
 
 def _option_problems(spec: FeedSpec) -> Iterator[str]:
@@ -308,6 +320,8 @@ def _leaves(spec: FeedSpec) -> dict[_Path, JSON]:
         **_leaves_below(("source",), spec.source),
         **_leaves_below(("sink",), spec.sink),
         **_leaves_below(("labels",), spec.labels),
+        **_leaves_below(("selector", "required"), spec.selector.required),
+        **_leaves_below(("selector", "preferred"), spec.selector.preferred),
     }
 
 

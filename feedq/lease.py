@@ -25,9 +25,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from math import exp
 from types import MappingProxyType
+from uuid import UUID
 
-from feedq.model import Feed, Lease, LeaseState, Reason, Status, TargetState, Worker, WorkerState
+from feedq.model import (
+    Feed,
+    Lease,
+    LeaseState,
+    Reason,
+    Release,
+    Status,
+    TargetState,
+    Worker,
+    WorkerState,
+)
 
 
 class Move(StrEnum):
@@ -40,11 +52,13 @@ class Move(StrEnum):
     WITHDRAW = "withdraw"
     """Assigned and not claimed: in time, or because it is no longer wanted there. May be assigned anew."""
     ASK_TO_STOP = "ask_to_stop"
-    """Pause, edit, removal or drain: the owner is asked to let go."""
+    """Pause, edit, removal or a move to another worker: the owner is asked to let go."""
     RELEASE = "release"
     """The owner let go."""
     LOSE_WORKER = "lose_worker"
     """The owner was declared gone."""
+    REAP = "reap"
+    """The owner was asked to let go and did not in time."""
 
 
 TRANSITIONS: Mapping[tuple[LeaseState, Move], LeaseState] = MappingProxyType(
@@ -58,6 +72,7 @@ TRANSITIONS: Mapping[tuple[LeaseState, Move], LeaseState] = MappingProxyType(
         (LeaseState.RUNNING, Move.LOSE_WORKER): LeaseState.IDLE,
         (LeaseState.STOPPING, Move.RELEASE): LeaseState.IDLE,
         (LeaseState.STOPPING, Move.LOSE_WORKER): LeaseState.IDLE,
+        (LeaseState.STOPPING, Move.REAP): LeaseState.IDLE,
     }
 )
 
@@ -147,8 +162,13 @@ class Edit:
 
 
 CLEARED_BY_EDIT = frozenset({Reason.FAILED, Reason.PAUSED, Reason.BACKOFF, None})
-"""An edit is a fresh start: it clears a failure and whatever backoff there was. An idle lease without any reason
-was made by hand, and would wait for ever."""
+"""An edit is a fresh start: it clears a failure and whatever backoff there was. An idle lease without any
+reason was made by hand, and would wait for ever."""
+
+
+def first_reason(feed: Feed) -> Reason:
+    """Why a feed waits that was declared this moment."""
+    return Reason.PAUSED if feed.spec.target_state is TargetState.PAUSED else Reason.NEW
 
 
 def on_edit(feed: Feed, lease: Lease) -> Edit:
@@ -186,6 +206,61 @@ def may_start(feed: Feed, lease: Lease, *, now: datetime) -> bool:
         and lease.reason is not Reason.FAILED
         and (lease.retry_at is None or lease.retry_at <= now)
     )
+
+
+def is_reapable(lease: Lease, *, now: datetime) -> bool:
+    """Whether an owner that was asked to let go is no longer waited for.
+
+    Nothing is risked: the next tenure has another epoch, and the old one's writes are fenced off.
+    """
+    return lease.state is LeaseState.STOPPING and lease.stop_by is not None and lease.stop_by <= now
+
+
+def is_kept_for_successor(lease: Lease, release: Release, worker: Worker, *, hold_s: float) -> bool:
+    """Whether a feed that its owner let go waits for the process that is about to take the owner's place.
+
+    Only what an announced end lets go does. A crash never waits, nor does what a person asked for meanwhile,
+    nor what is on its way to another worker already.
+    """
+    return (
+        hold_s > 0
+        and worker.state is WorkerState.DRAINING
+        and release.reason in (Reason.DRAINED, Reason.RELEASED)
+        and lease.promised_to is None
+    )
+
+
+MOVABLE_WHILE_STOPPING = frozenset({Reason.EDITED, Reason.MOVED, Reason.DRAINED})
+"""It is to go on afterwards, so it may as well go on elsewhere."""
+
+
+def objection_to_move(feed: Feed, lease: Lease, target: UUID) -> str | None:
+    """Why a feed cannot be moved to this worker as it is now, in the words that follow its name; None if it
+    can."""
+    if feed.removed_at is not None:
+        return "is being removed"
+    if feed.spec.target_state is TargetState.PAUSED:
+        return "is paused: resume it, then move it"
+    match lease.state:
+        case LeaseState.IDLE if lease.reason is Reason.FAILED:
+            return "has failed: edit or restart it, then move it"
+        case LeaseState.ASSIGNED | LeaseState.RUNNING if lease.worker_id == target:
+            return "is there already"
+        case LeaseState.STOPPING if lease.reason not in MOVABLE_WHILE_STOPPING:
+            return f"is being stopped ({lease.reason}): try again in a moment"
+    return None
+
+
+RATE_TIME_S = 30.0
+"""Time constant of the smoothed rates: after this long two thirds of a change have been taken in."""
+
+
+def smoothed(rate: float, *, count: int, elapsed_s: float, is_first: bool) -> float:
+    """A rate a second, after ``count`` more in ``elapsed_s``; the first report stands for itself."""
+    if is_first:
+        return count / max(elapsed_s, 1.0)
+    elapsed_s = max(elapsed_s, 0.001)
+    return rate + (1 - exp(-elapsed_s / RATE_TIME_S)) * (count / elapsed_s - rate)
 
 
 # -- what a person sees ------------------------------------------------------------------------------

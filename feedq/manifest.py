@@ -16,12 +16,14 @@ from typing import Any
 from feedq import documents
 from feedq.documents import Document, Entry, Unreadable
 from feedq.errors import InvalidInput
-from feedq.model import FeedSpec, TargetState
+from feedq.model import FeedSpec, Selector, TargetState
 
 FEEDS_MAX = 100_000
 
 TOP_KEYS = ("feeds",)
-FEED_KEYS = ("name", "tenant", "connector", "source", "sink", "labels", "weight", "target_state")
+FEED_KEYS = ("name", "tenant", "connector", "source", "sink", "labels", "selector", "weight", "target_state")
+SELECTOR_KEYS = ("required", "preferred")
+SELECTOR_EXAMPLE = "{required: {region: eu}, preferred: {disk: ssd}}"
 REQUIRED_KEYS = ("name", "connector", "sink")
 
 
@@ -105,6 +107,9 @@ def plain(spec: FeedSpec) -> dict[str, Any]:
     keys |= {"connector": spec.connector, "source": dict(spec.source), "sink": dict(spec.sink)}
     if spec.labels:
         keys["labels"] = dict(spec.labels)
+    chosen = {"required": dict(spec.selector.required), "preferred": dict(spec.selector.preferred)}
+    if any(chosen.values()):
+        keys["selector"] = {key: labels for key, labels in chosen.items() if labels}
     if spec.weight != 1.0:
         keys["weight"] = spec.weight
     return keys | {"target_state": spec.target_state.value}
@@ -169,6 +174,8 @@ def _feed_problems(feed: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
     for key in ("source", "sink", "labels"):
         if feed.get(key) is not None and not isinstance(feed[key], Mapping):
             yield key, f"{key}: must be a mapping"
+    for what in _selector_problems(feed.get("selector")):
+        yield "selector", what
     weight = feed.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         yield "weight", "weight: must be a number"
@@ -177,7 +184,22 @@ def _feed_problems(feed: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
         yield "target_state", f"target_state: must be one of {', '.join(states)}"
 
 
+def _selector_problems(selector: Any) -> Iterator[str]:
+    if selector is None:
+        return
+    if not isinstance(selector, Mapping):
+        yield f"selector: must be a mapping such as {SELECTOR_EXAMPLE}"
+        return
+    for key, labels in selector.items():
+        if key not in SELECTOR_KEYS:
+            # Most likely a label: what to do with a worker that lacks it has to be said.
+            yield f"selector: unknown key {key!r}; write it as {SELECTOR_EXAMPLE}"
+        elif labels is not None and not isinstance(labels, Mapping):
+            yield f"selector.{key}: must be a mapping of labels, as in {SELECTOR_EXAMPLE}"
+
+
 def _spec(feed: Mapping[str, Any]) -> FeedSpec:
+    selector = feed.get("selector") or {}
     return FeedSpec(
         name=feed["name"],
         connector=feed["connector"],
@@ -185,6 +207,7 @@ def _spec(feed: Mapping[str, Any]) -> FeedSpec:
         sink=feed["sink"],
         tenant=feed.get("tenant") or "",
         labels=feed.get("labels") or {},
+        selector=Selector(required=selector.get("required") or {}, preferred=selector.get("preferred") or {}),
         weight=_as_float(feed.get("weight", 1.0)),
         target_state=TargetState(feed.get("target_state", TargetState.RUNNING)),
     )

@@ -7,6 +7,10 @@ cannot be had is a warning: metrics are no reason not to stream.
 * healthy: a restart would not help. The keeper's threads run and try, and the event loop turns. A control database
   that is away does not make a worker unhealthy: a restart does not bring it back.
 * ready: registered, trusted with its leases, and not draining.
+
+One metric speaks of the whole fleet: how many feeds no worker has. Only whoever runs a pass learns it, and that is
+another worker each time; so it is left out where the last pass is long ago. Whoever takes the maximum over all
+workers sees what is, and never what was an hour ago.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import BoundedSemaphore, Thread
+from time import time
 from typing import Any
 
 import orjson
@@ -26,7 +31,15 @@ from prometheus_client.exposition import choose_encoder
 
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import Settings
-from feedq.telemetry import REGISTRY, LogEvent, log
+from feedq.telemetry import (
+    CAPACITY,
+    FEEDS_UNPLACED,
+    RECONCILED_AT_SECONDS,
+    REGISTRY,
+    UTILISATION,
+    LogEvent,
+    log,
+)
 
 CONNECTIONS_MAX = 8
 """Scrapers served at a time; more are turned away, because a worker's memory is for its feeds."""
@@ -35,6 +48,9 @@ REQUEST_TIMEOUT_S = 3.0
 STUCK_S = 30.0
 """The keeper tries every couple of seconds and each try is bounded; past this it is not trying any more."""
 STUCK_HEARTBEATS = 3
+FRESH_S = 15.0
+FRESH_PASSES = 3
+"""Of the interval between passes, if that is longer: one of them may be late, and some worker always knows."""
 
 logger = log(__name__)
 
@@ -49,7 +65,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What the checks judge by, at one moment."""
+    """What the checks judge by, and some metrics are made of, at one moment."""
 
     keeper_runs: bool
     attempt_age_s: float
@@ -61,6 +77,8 @@ class Signs:
     """The name it is registered under."""
     trusted: bool
     draining: bool
+    feeds: int = 0
+    capacity: int = 0
 
 
 def observe(supervisor: Supervisor) -> Signs:
@@ -73,6 +91,8 @@ def observe(supervisor: Supervisor) -> Signs:
         worker=supervisor.worker.name if supervisor.worker is not None else None,
         trusted=keeper.trusted,
         draining=supervisor.is_draining,
+        feeds=supervisor.feeds,
+        capacity=supervisor.worker.capacity if supervisor.worker is not None else 0,
     )
 
 
@@ -117,6 +137,16 @@ def registry() -> CollectorRegistry:
     return whole
 
 
+def refresh(signs: Signs | None, *, now: float, reconcile_interval_s: float) -> None:
+    """Bring the metrics that are not counted as things happen up to date; ``now`` is Unix time."""
+    if signs is not None:
+        CAPACITY.set(signs.capacity)
+        UTILISATION.set(signs.feeds / signs.capacity if signs.capacity else 0.0)
+    (sample,) = (sample for family in RECONCILED_AT_SECONDS.collect() for sample in family.samples)
+    if now - sample.value > max(FRESH_S, FRESH_PASSES * reconcile_interval_s):
+        FEEDS_UNPLACED.clear()
+
+
 class MetricsServer:
     """Serves until it is closed. Raises `OSError` when the port cannot be had."""
 
@@ -129,7 +159,12 @@ class MetricsServer:
             "/healthz": lambda: health(signs(), heartbeat_s=s.heartbeat_s),
             "/readyz": lambda: readiness(signs()),
         }
-        self._server = _Server((s.metrics_host, s.metrics_port), registry(), checks)
+        self._server = _Server(
+            (s.metrics_host, s.metrics_port),
+            registry(),
+            checks,
+            before_metrics=lambda: refresh(signs(), now=time(), reconcile_interval_s=s.reconcile_interval_s),
+        )
         self._thread = Thread(target=self._server.serve_forever, name="feedq-metrics", daemon=True)
         self._thread.start()
 
@@ -167,11 +202,14 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
         address: tuple[str, int],
         collectors: CollectorRegistry,
         checks: dict[str, Callable[[], Verdict]],
+        *,
+        before_metrics: Callable[[], None],
     ) -> None:
         family, *_ = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
         self.collectors = collectors
         self.checks = checks
+        self.before_metrics = before_metrics
         self._slots = BoundedSemaphore(CONNECTIONS_MAX)
         super().__init__(address, _Handler)
 
@@ -207,6 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics":
+            self.server.before_metrics()
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
             self._answer(200, encode(self.server.collectors), content_type)
         elif path in self.server.checks:

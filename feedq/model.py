@@ -1,7 +1,7 @@
 """The nouns of feedq as frozen values.
 
-Everything that crosses a level is one of these, never a dict. Times are aware UTC datetimes as the
-database gave them; sizes are bytes; durations carry their unit in the name.
+Everything that crosses a level is one of these, never a dict. Times are aware UTC datetimes as the database
+gave them; sizes are bytes; durations carry their unit in the name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeAlias
 from uuid import UUID
+
+from feedq.selector import ANYWHERE as ANYWHERE
+from feedq.selector import Selector as Selector
 
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 """Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector."""
@@ -51,6 +54,9 @@ class Reason(StrEnum):
     NO_CAPACITY = "no_capacity"
     NO_MATCH = "no_match"
     SETTLING = "settling"
+    MOVED = "moved"
+    HELD = "held"  # for a moment, for the successor of the worker that was stopped
+    REAPED = "reaped"  # its owner was asked to let go and did not in time
 
 
 class WorkerState(StrEnum):
@@ -59,6 +65,16 @@ class WorkerState(StrEnum):
     ACTIVE = "active"
     DRAINING = "draining"
     GONE = "gone"
+
+
+class WorkerTarget(StrEnum):
+    """What a person wants of a worker session; one that registers anew is wanted to serve."""
+
+    SERVING = "serving"
+    CORDONED = "cordoned"
+    """It keeps what it has, and is given no more."""
+    DRAINED = "drained"
+    """It hands over what it has, each feed when there is another place for it, and is given no more."""
 
 
 class Status(StrEnum):
@@ -78,10 +94,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FeedSpec:
-    """A feed as a person declares it.
+    """A feed as a person declares it: ``source`` for the connector and ``sink`` for the landing, as plain JSON.
 
-    ``source`` are the connector's options and ``sink`` the landing's, both as plain JSON: secrets in
-    them are references such as ``${env:ACME_TOKEN}``, resolved on the worker only.
+    Secrets in them are references such as ``${env:ACME_TOKEN}``, resolved on the worker only.
     """
 
     name: str
@@ -90,6 +105,7 @@ class FeedSpec:
     sink: Mapping[str, Any]
     tenant: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    selector: Selector = ANYWHERE
     weight: float = 1.0
     target_state: TargetState = TargetState.RUNNING
 
@@ -134,6 +150,19 @@ class Lease:
     dead_letters_total: int = 0
     last_record_at: datetime | None = None
     cursor: JSON = None
+    promised_to: UUID | None = None
+    """The worker that it goes to when its owner has let go."""
+    moved_at: datetime | None = None
+    """When its owner was asked to hand it over, until it is connected at another."""
+    stop_by: datetime | None = None
+    """When the owner that was asked to let go is no longer waited for."""
+    held_for: str | None = None
+    """Name of the worker whose successor may have it before anybody else, until `retry_at`."""
+    weight: float = 1.0  # at the worker that has it
+    rows_per_s: float = 0.0
+    """Rows landed, smoothed over half a minute or so, as of `reported_at`."""
+    bytes_per_s: float = 0.0
+    reported_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +176,8 @@ class Load:
     """Resident memory, in bytes."""
     loop_lag_s: float = 0.0
     """How late the event loop last ran a timer."""
+    rows_per_s: float = 0.0  # landed, smoothed over the last minute or so
+    bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +215,7 @@ class Worker:
     load: Load = Load()
     suspected_at: datetime | None = None
     """When the beat last saw no session of this worker holding its lock."""
+    target_state: WorkerTarget = WorkerTarget.SERVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +235,10 @@ class WorkerView:
     worker: Worker
     leases: int
     heartbeat_age_s: float
+    promised: int = 0
+    """Feeds that are to go there as soon as whoever has them has let go."""
+    load: float = 0.0
+    """Sum of the weights of these leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +260,12 @@ class Heartbeat:
     state: WorkerState
     stops_pending: bool
     """Whether some lease of this worker waits in `stopping`."""
+    claims_pending: bool
+    """Whether some lease waits in `assigned` for this worker to claim it."""
     pass_age_s: float | None
     """Seconds since a reconcile pass last finished; None if none ever did."""
+    active_workers: int = 1
+    """How many there are in the fleet, as the last pass counted them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +326,11 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How a running feed fares; counters are for this tenure and are added up by the database."""
+    """How a running feed fares; counters are since the last report, and are added up by the database."""
 
     feed_id: int
     epoch: int
     records: int
-    """Records landed since the last report."""
     bytes: int
     dead_letters: int
     last_record_ago_s: float | None
@@ -311,8 +350,8 @@ class Progress:
 class Batch:
     """Records of one feed, in order, and the cursor to resume *after* the last of them.
 
-    Holds its records in one of two ways. ``lines`` is the fast path: whole records, none of them empty
-    or holding a newline or carriage return, each *ended* by ``\\n``. ``records`` is the general one.
+    ``lines`` is the fast path: whole records, none of them empty or holding a newline or carriage return, each
+    *ended* by ``\\n``. ``records`` is the general one.
     """
 
     count: int

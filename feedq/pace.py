@@ -1,13 +1,18 @@
-"""How fast a source is read: limits, and the token bucket that keeps to them. Pure.
+"""How fast a source is read, and how fast connections to it begin: limits, and what keeps to them. Pure.
 
-A bucket may go into debt: a batch is taken whole, however large, and whoever took it waits until everything up to
-it is paid for. So the rate holds on average, and what comes at once is bounded by what a connection buffers. Of
-several that share a bucket each waits for what was taken before, and for nothing that was taken after: they
-come by turns, whoever has most to take.
+*Reading* is limited by token buckets. A bucket may go into debt: a batch is taken whole, however large, and
+whoever took it waits until everything up to it is paid for. So the rate holds on average, and what comes at once
+is bounded by what a connection buffers. Of several that share a bucket each waits for what was taken before, and
+for nothing that was taken after: they come by turns, whoever has most to take.
+
+*Connecting* goes through gates. A gate cuts time into slots, as many a second as its rate says, and lets one
+through at a random moment of each. Several workers that share a rate have a gate each, with a part of it: they do
+not beat in step, and together they keep to the whole, the first moment included.
 """
 
 from __future__ import annotations
 
+from random import Random
 from sys import float_info
 from typing import Final
 
@@ -15,6 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 BURST_S: Final = 1.0
 """What a source that was slow may catch up with at full speed, in seconds of its rate."""
+CONNECT_BURST_S: Final = 0.25
+"""What may connect at once where nobody has for a while, in seconds of the rate; larger is a stampede."""
+RATE_MIN: Final = 1e-9
+"""Slots of more than thirty years are all alike, and would leave no digits for the time of day."""
 
 
 class RateLimits(BaseModel):
@@ -108,3 +117,59 @@ def _bucket(rate_per_s: float | None, share: float, now: float) -> TokenBucket |
 def _positive(rate_per_s: float) -> float:
     # The smallest limits times a share are 0, which nobody could wait for.
     return max(rate_per_s, float_info.min)
+
+
+class Gate:
+    """Lets connections begin at a rate, each at a random moment of a slot of its own.
+
+    After a pause, the slots of the last `CONNECT_BURST_S`, and one slot at least, may be used at once. A gate
+    that has a part of a rate has that part of the burst too; of a slot that is only partly over, the moment
+    may be over already or still to come. So a gate with a rate of its own never keeps the first one waiting,
+    and a hundred gates that share a rate do not let a hundred through in one moment.
+    """
+
+    __slots__ = ("_burst", "_moment", "_rng", "_slot_at", "_spacing_s")
+
+    def __init__(self, rate_per_s: float, *, share: float = 1.0, rng: Random) -> None:
+        """``share``: the part of the rate that is this gate's, more than 0."""
+        self._rng = rng
+        self._burst, self._spacing_s = _slots(rate_per_s, share)
+        self._slot_at = float("-inf")
+        """When the next slot begins."""
+        self._moment = rng.random()
+        """Where in that slot somebody may pass, as a part of it."""
+
+    @property
+    def opens_at(self) -> float:
+        """When the next one may pass; perhaps long ago."""
+        return self._slot_at + self._moment * self._spacing_s
+
+    def arrive(self, now: float) -> None:
+        """To be called when somebody comes and nobody was waiting."""
+        self._slot_at = max(self._slot_at, now - self._burst * self._spacing_s)
+
+    def let_through(self, now: float) -> None:
+        # Slots that nobody could use, because the process stood still or others were in the way, are gone.
+        unused_s = max(1.0, self._burst) * self._spacing_s
+        self._slot_at = max(self._slot_at, now - unused_s) + self._spacing_s
+        self._moment = self._rng.random()
+
+    def take_back(self) -> None:
+        """Whoever was let through last does not make use of it."""
+        self._slot_at -= self._spacing_s
+
+    def change(self, rate_per_s: float, *, share: float, now: float) -> None:
+        """From now on. Who waits for so many slots waits for as many new ones."""
+        self._burst, spacing_s = _slots(rate_per_s, share)
+        self._slot_at = now + (self._slot_at - now) * (spacing_s / self._spacing_s)
+        self._spacing_s = spacing_s
+
+    def is_rested(self, now: float) -> bool:
+        """Whether it is as good as new."""
+        return self._slot_at <= now - self._burst * self._spacing_s
+
+
+def _slots(rate_per_s: float, share: float) -> tuple[float, float]:
+    """How many may be used at once, and the seconds that each lasts."""
+    burst = max(1.0, rate_per_s * CONNECT_BURST_S) * share
+    return burst, 1 / max(rate_per_s * share, RATE_MIN)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
@@ -48,6 +49,7 @@ class Permissions:
     programs: tuple[str, ...] = ()
     """Absolute paths that `exec` may run."""
 
+    @lru_cache(maxsize=4_096)  # noqa: B019 -- there are few of these, and a connection asks every time
     def refusal(self, address: str) -> str | None:
         """Why feeds may not connect to an address, in words that follow its name; None when they may."""
         passed = _passed(ip_address(address.partition("%")[0]))

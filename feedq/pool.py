@@ -16,10 +16,13 @@ import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from celery.concurrency.base import BasePool, apply_target
+from celery.utils.functional import noop
+from celery.worker.request import Request
 from kombu.serialization import loads
 
 from feedq.runtime.intake import Hooks
@@ -121,26 +124,9 @@ class StreamPool(BasePool):
         callback: Callable[..., Any] | None,
         accept_callback: Callable[..., Any] | None,
     ) -> Running:
-        started = monotonic()
-        # Celery's request, found through its own bound method: the way to send events under its task id.
-        request = getattr(accept_callback, "__self__", None)
         running = Running()
-
-        def accepted() -> None:
-            if accept_callback is not None:
-                self._later(accept_callback, os.getpid(), monotonic())
-
-        def finished(why: str) -> None:
-            # Celery itself keeps a weak reference only: this one holds as long as the tenure does.
-            running.done()
-            if callback is not None:
-                self._later(callback, (0, why, monotonic() - started))
-
-        def progress(text: str) -> None:
-            if request is not None and self._callbacks.backlog < PROGRESS_BACKLOG_MAX:
-                self._later(request.send_event, "task-progress", name=STREAM_FEED, result=text)
-
-        hooks = Hooks(accepted, finished, progress)
+        stream = _Stream(self, running, callback, accept_callback)
+        hooks = Hooks(stream.accepted, stream.finished, stream.progress)
         try:
             _, _, _, body, content_type, content_encoding = args
             # JSON and nothing else: a forged content type must not choose the decoder.
@@ -156,14 +142,20 @@ class StreamPool(BasePool):
             hooks.accepted()
             hooks.finished("dropped: this worker is not ready")
             return running
-        running.cancel_with(lambda: supervisor.cancel(key[0]))
+        running.cancel_with(partial(supervisor.cancel, key[0]))
         supervisor.offer(key, hooks)
         return running
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
         """Nothing by pid: all tasks share this process. `Running.terminate` ends the one that is meant."""
 
-    def _later(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    @property
+    def backlog(self) -> int:
+        """Callbacks that wait."""
+        return self._callbacks.backlog
+
+    def call_later(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Call it on the callbacks' thread."""
         # Not when the pool is closing: an ack that is not sent lets the message come back, a stale one, dropped.
         with contextlib.suppress(RuntimeError):
             self._callbacks.submit(_safely, function, *args, **kwargs)
@@ -174,8 +166,45 @@ class StreamPool(BasePool):
         return info | {"feeds": feeds, "job-slots": settings().job_slots}
 
 
+class _Stream:
+    """What Celery hears of one feed's task."""
+
+    __slots__ = ("_accept_callback", "_callback", "_pool", "_request", "_running", "_started")
+
+    def __init__(
+        self,
+        pool: StreamPool,
+        running: Running,
+        callback: Callable[..., Any] | None,
+        accept_callback: Callable[..., Any] | None,
+    ) -> None:
+        self._pool = pool
+        # Celery itself keeps a weak reference only: this one holds as long as the tenure does.
+        self._running = running
+        self._callback, self._accept_callback = callback, accept_callback
+        # Found through Celery's own bound method: the way to send events under its task id.
+        self._request = getattr(accept_callback, "__self__", None)
+        self._started = monotonic()
+
+    def accepted(self) -> None:
+        if self._accept_callback is not None:
+            self._pool.call_later(_accept, self._accept_callback, self._request)
+            self._accept_callback = None
+
+    def finished(self, why: str) -> None:
+        self._running.done()
+        if self._callback is not None:
+            self._pool.call_later(self._callback, (0, why, monotonic() - self._started))
+
+    def progress(self, text: str) -> None:
+        if self._request is not None and self._pool.backlog < PROGRESS_BACKLOG_MAX:
+            self._pool.call_later(self._request.send_event, "task-progress", name=STREAM_FEED, result=text)
+
+
 class Running:
     """What Celery holds of a task under way, to terminate it by its id."""
+
+    __slots__ = ("__weakref__", "_cancel", "_future")
 
     def __init__(self, *, future: Future[Any] | None = None) -> None:
         self._future = future
@@ -198,6 +227,20 @@ class Running:
             self._cancel()
         elif self._future is not None:
             self._future.cancel()
+
+
+def _accept(accept_callback: Callable[..., Any], request: Any) -> None:
+    """Tell Celery, which acknowledges the message; then let go of the message.
+
+    Celery keeps the request for as long as the stream runs, to show it and to revoke it by its id. The message,
+    two copies of its headers and the means to acknowledge it are most of it, kilobytes a feed, and of no more use.
+    """
+    accept_callback(os.getpid(), monotonic())
+    if isinstance(request, Request):
+        request._message = None
+        request._body = b""
+        request._request_dict = {}
+        request._on_ack = request._on_reject = noop
 
 
 def _watched(job: Callable[[], object]) -> None:

@@ -33,6 +33,9 @@ def feed_row(view: FeedView) -> dict[str, Any]:
         "last_error_at": lease.last_error_at,
         "attempts": lease.attempts,
         "retry_at": lease.retry_at,
+        "promised_to": lease.promised_to,
+        "stop_by": lease.stop_by,
+        "held_for": lease.held_for,
         "target_state": spec.target_state.value,
         "state": lease.state.value,
         "connected": lease.connected,
@@ -41,15 +44,20 @@ def feed_row(view: FeedView) -> dict[str, Any]:
         "tenant": spec.tenant,
         "connector": spec.connector,
         "labels": dict(spec.labels),
+        "selector": {"required": dict(spec.selector.required), "preferred": dict(spec.selector.preferred)},
         "weight": spec.weight,
+        "load": lease.weight,
+        "rows_per_s": lease.rows_per_s,
+        "bytes_per_s": lease.bytes_per_s,
         "generation": view.feed.generation,
     }
 
 
-def feed_document(view: FeedView) -> dict[str, Any]:
-    """`feedq feed show --json`: the line with the declaration and the rest of the lease."""
+def feed_document(view: FeedView, *, explanation: str | None) -> dict[str, Any]:
+    """`feedq feed show --json`: the line, why it does not stream, its declaration, the rest of its lease."""
     feed, lease = view.feed, view.lease
     return feed_row(view) | {
+        "explanation": explanation,
         "source": masked(feed.spec.source),
         "sink": masked(feed.spec.sink),
         "cursor": lease.cursor,
@@ -71,8 +79,13 @@ def worker_row(view: WorkerView) -> dict[str, Any]:
         "host": worker.host,
         "pid": worker.pid,
         "state": worker.state.value,
+        "target_state": worker.target_state.value,
         "feeds": view.leases,
         "capacity": worker.capacity,
+        "load": round(view.load, 6),
+        "utilisation": None if not worker.capacity else round(view.leases / worker.capacity, 4),
+        "rows_per_s": load.rows_per_s,
+        "bytes_per_s": load.bytes_per_s,
         "heartbeat_age_s": round(view.heartbeat_age_s, 3),
         "cpu": load.cpu,
         "rss": load.rss,
@@ -109,14 +122,22 @@ def status_document(
             "total": numbers.feeds,
             "wanted": numbers.wanted,
             "by_status": {s.value: numbers.by_status.get(s, 0) for s in Status},
+            "waiting": {reason.value: count for reason, count in sorted(numbers.waiting.items())},
+            "moving": numbers.moving,
             "records_total": numbers.records_total,
         },
         "workers": {
             "active": numbers.active,
+            "serving": numbers.serving,
+            "cordoned": numbers.cordoned,
+            "drained": numbers.drained,
             "draining": numbers.draining,
             "capacity": numbers.capacity,
             "capacity_after_loss": numbers.capacity_after_loss,
             "feeds": numbers.held,
+            "utilisation": None if numbers.utilisation is None else round(numbers.utilisation, 4),
+            "rows_per_s": numbers.rows_per_s,
+            "bytes_per_s": numbers.bytes_per_s,
             "spread": None if numbers.spread is None else list(numbers.spread),
             "list": [worker_row(view) for view in workers],
         },

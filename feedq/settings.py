@@ -17,6 +17,7 @@ from feedq.backoff import BackoffPolicy
 from feedq.errors import InvalidInput
 from feedq.pace import RateLimits
 from feedq.permission import Permissions, parse_networks
+from feedq.placement import Rules, Strategy
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]
@@ -72,10 +73,55 @@ class Settings(BaseSettings):
         default=60.0, description="Interval of the pass that compares everything and heals what was lost."
     )
     look_interval_s: Seconds = Field(
-        default=0.05, description="How often the elected beat looks for workers without a database session."
+        default=0.03,
+        description="How often the elected beat looks for workers without a database session; less often where a "
+        "look takes long.",
     )
     leader_ttl_s: Seconds = Field(
         default=5.0, description="A frozen beat is replaced after this long; a killed one at once."
+    )
+    placement: Strategy = Field(
+        default=Strategy.BALANCED,
+        description="Which worker gets a feed: `balanced`, the least utilised; or `rendezvous`, the one that a "
+        "hash favours, unless it is too full.",
+    )
+    measured_load: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        description="How much of a feed's load is what was measured of it (rows and bytes a second, beside the "
+        "fleet's mean) and not its `weight`: from 0, none, to 1, all.",
+    )
+    tenant_caps: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description='Feeds of one tenant that one worker may have, as JSON: `{"acme": 20}`; `*` stands for '
+        "every other tenant.",
+    )
+    rebalance_band: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.1,
+        description="How uneven workers may be, as a part of their mean utilisation, before feeds of different "
+        "weights are moved. Feeds of equal weights are evened out to within one when workers join or leave.",
+    )
+    moves_per_pass: int = Field(
+        default=100,
+        ge=0,
+        le=100_000,
+        description="Feeds that may be under way from one worker to another at a time; 0 moves none.",
+    )
+    handoff_timeout_s: Seconds = Field(
+        default=30.0,
+        description="An owner that was asked to let go of a feed and has not done so in this time loses it.",
+    )
+    restart_hold_s: Seconds = Field(
+        default=0.0,
+        description="How long the feeds of a worker that is stopped wait for its successor of the same name. "
+        "A crash never waits.",
+    )
+    connects_per_s: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
+        default=500.0, description="Connections to sources that one worker begins a second; 0 is no limit."
+    )
+    host_connects_per_s: dict[str, Annotated[float, Field(ge=0, le=1_000_000)]] = Field(
+        default_factory=lambda: {"*": 200.0},
+        description="Connections that all workers together begin a second to one remote host, as JSON: "
+        '`{"feeds.example.com": 20}`; `*` stands for every other host, 0 is no limit.',
     )
     event_retention_days: int = Field(
         default=14, ge=0, le=3650, description="Days of history kept in `feedq.event`."
@@ -217,6 +263,16 @@ class Settings(BaseSettings):
             max_s=self.backoff_max_s,
             attempts_in_place=self.backoff_attempts_in_place,
             healthy_s=self.backoff_healthy_s,
+        )
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(
+            strategy=self.placement,
+            settle_s=self.settle_s,
+            tenant_caps=self.tenant_caps,
+            band=self.rebalance_band,
+            moves=self.moves_per_pass,
         )
 
     @property

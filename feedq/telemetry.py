@@ -36,7 +36,10 @@ class EventKind(StrEnum):
     LEASE_OVERDUE = "lease_overdue"
     LEASE_RAISED = "lease_raised"
     STOP_REQUESTED = "stop_requested"
+    LEASE_REAPED = "lease_reaped"
     WORKER_JOINED = "worker_joined"
+    WORKER_CORDONED = "worker_cordoned"
+    WORKER_UNCORDONED = "worker_uncordoned"
     WORKER_DRAINING = "worker_draining"
     WORKER_LEFT = "worker_left"
     WORKER_GONE = "worker_gone"
@@ -91,11 +94,19 @@ class LogEvent(StrEnum):
 REGISTRY = CollectorRegistry()
 
 FEEDS = Gauge("feedq_feeds", "Feeds held by this worker, by status", ["status"], registry=REGISTRY)
+CAPACITY = Gauge("feedq_capacity", "Feeds that this worker holds at most", registry=REGISTRY)
+UTILISATION = Gauge(
+    "feedq_utilisation", "Feeds that this worker holds, as a part of its capacity", registry=REGISTRY
+)
 RECORDS = Counter("feedq_records", "Records landed by this worker", registry=REGISTRY)
 BYTES = Counter("feedq_bytes", "Bytes of records landed by this worker", registry=REGISTRY)
 DEAD_LETTERS = Counter("feedq_dead_letters", "Records refused by the sink", registry=REGISTRY)
 FENCED = Counter("feedq_fenced", "Feeds lost to a newer epoch", registry=REGISTRY)
 RECONNECTS = Counter("feedq_reconnects", "Connections of feeds that broke off", registry=REGISTRY)
+CONNECTS = Counter("feedq_connects", "Connections to sources begun by this worker", registry=REGISTRY)
+CONNECTS_WAITING = Gauge(
+    "feedq_connects_waiting", "Feeds that wait for their turn to connect", registry=REGISTRY
+)
 COMMIT_SECONDS = Histogram("feedq_commit_seconds", "Duration of a group commit", registry=REGISTRY)
 COMMIT_DELAY_SECONDS = Histogram(
     "feedq_commit_delay_seconds",
@@ -114,9 +125,12 @@ HEARTBEAT_AGE_SECONDS = Gauge(
 HEARTBEAT_SECONDS = Histogram("feedq_heartbeat_seconds", "Round trip of a heartbeat", registry=REGISTRY)
 LOOP_LAG_SECONDS = Gauge("feedq_loop_lag_seconds", "How late the event loop runs a timer", registry=REGISTRY)
 RECONCILE_SECONDS = Histogram("feedq_reconcile_seconds", "Duration of a reconcile pass", registry=REGISTRY)
+RECONCILED_AT_SECONDS = Gauge(
+    "feedq_reconciled_at_seconds", "When a pass last finished here, as Unix time; 0: never", registry=REGISTRY
+)
 FEEDS_UNPLACED = Gauge(
     "feedq_feeds_unplaced",
-    "Feeds that wait for a worker, by reason, as the last pass here saw it",
+    "Feeds of the fleet without a worker, by reason; said by those who ran a pass lately, take the maximum",
     ["reason"],
     registry=REGISTRY,
 )

@@ -39,6 +39,10 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
 def why(view: FeedView, *, width: int = ERROR_WIDTH) -> str:
     """What a feed that does not stream waits for, in one line."""
     lease = view.lease

@@ -26,6 +26,8 @@ from tests.stage import Stage, wall_clock
 FAILOVER_LIMIT_S = 30.0
 DRAIN_LIMIT_S = 15.0
 MANY_FEEDS = 500
+PACE_OFF = {"FEEDQ_CONNECTS_PER_S": "0", "FEEDQ_HOST_CONNECTS_PER_S": "{}"}
+"""For what a fleet takes by itself; with the pace on, its connections are spread on purpose."""
 SETTLE_S = 2.0
 """A fleet of workers that all are younger than this takes itself for a cold start, and waits."""
 
@@ -137,7 +139,7 @@ def many_feeds(directory: Path, *, postgres: Postgres, broker_url: str, database
     url = postgres.create_database(database)
     with (
         Source(rate=1.0) as source,
-        Cluster(directory, database_url=url, broker_url=broker_url) as cluster,
+        Cluster(directory, database_url=url, broker_url=broker_url, env=PACE_OFF) as cluster,
     ):
         cluster.add_beat("b1")
         cluster.add_worker("w1", capacity=MANY_FEEDS)

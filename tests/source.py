@@ -168,6 +168,11 @@ class SourceServer:
         match ask["op"]:
             case "connections":
                 return [asdict(c) for c in self.log[ask["since"] :]]
+            case "streaming":
+                began = [
+                    r.log.first_record_at for r in self.live.values() if r.log.first_record_at is not None
+                ]
+                return {"feeds": len(began), "last_began_at": max(began, default=0.0)}
             case "sent":
                 return {name: feed.sent for name, feed in self.feeds.items()}
             case "mode":

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,14 @@ from tests.source import Connection, overlaps
 ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """How many live connections were sent a record, and when the last of them was sent its first."""
+
+    feeds: int
+    last_began_at: float
 
 
 class Source:
@@ -80,6 +89,10 @@ class Source:
     def live(self) -> dict[str, Connection]:
         """The newest live connection of each feed."""
         return {c.feed: c for c in self.connections() if c.is_live()}
+
+    def streaming(self) -> Streaming:
+        """In short, for thousands of feeds that are asked after often."""
+        return Streaming(**self._ask("streaming"))
 
     def sent(self) -> dict[str, int]:
         """The last sequence number ever sent, by feed."""

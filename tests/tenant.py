@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from feedq.model import Load, NewWorker, Worker
+from feedq.model import Heartbeat, Load, NewWorker, Worker
 
 
 class Tenant:
@@ -12,6 +12,7 @@ class Tenant:
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.workers = 0
 
     def registered(self, worker: Worker) -> None:
         self.heard.append("registered")
@@ -25,8 +26,13 @@ class Tenant:
     def gone(self) -> None:
         self.heard.append("gone")
 
-    def stops_pending(self) -> None:
-        self.heard.append("stops pending")
+    def answered(self, answer: Heartbeat) -> None:
+        self.workers = answer.active_workers
+        if answer.stops_pending:
+            self.heard.append("stops pending")
+
+    def summoned(self) -> None:
+        self.heard.append("summoned")
 
     def reconcile_overdue(self) -> None:
         self.heard.append("reconcile overdue")

@@ -6,6 +6,7 @@ comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import partial
@@ -30,6 +31,8 @@ HERE = Path(__file__).parent
 SECTIONS = {
     "database_url": "Connections",
     "heartbeat_s": "Ownership and the control plane",
+    "placement": "Placement, moves and ramp-up",
+    "event_retention_days": "History",
     "job_slots": "The worker",
     "flush_interval_s": "Writing to the sink",
     "tenant_limits": "What feeds may do",
@@ -46,7 +49,7 @@ def settings_tables() -> str:
             lines += ["", f"## {SECTIONS[name]}", ""]
             lines += ["| variable | values | default | meaning |", "|---|---|---|---|"]
         variable = f"FEEDQ_{name.upper()}" + ("__<NAME>" if name == "sinks" else "")
-        lines.append(f"| `{variable}` | {_values(field)} | {_default(field)} | {field.description} |")
+        lines.append(f"| `{variable}` | {_values(name, field)} | {_default(field)} | {field.description} |")
     return "\n".join(lines[1:])
 
 
@@ -136,7 +139,7 @@ def render(page: str) -> str:
     return text
 
 
-def _values(field: FieldInfo) -> str:
+def _values(name: str, field: FieldInfo) -> str:
     inner = get_args(field.annotation)
     if inner == (str, SecretStr):
         return "URL"
@@ -146,7 +149,15 @@ def _values(field: FieldInfo) -> str:
         return "list, with commas"
     if inner:
         return ", ".join(f"`{choice}`" for choice in inner)
-    kinds: dict[object, str] = {SecretStr: "URL", str: "text", int: "integer", float: "seconds"}
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Enum):
+        return ", ".join(f"`{choice.value}`" for choice in field.annotation)
+    is_duration = name.endswith("_s") and not name.endswith("_per_s")
+    kinds: dict[object, str] = {
+        SecretStr: "URL",
+        str: "text",
+        int: "integer",
+        float: "seconds" if is_duration else "number",
+    }
     kind = kinds[field.annotation]
     bounds = {b: getattr(m, b) for m in field.metadata for b in ("ge", "gt", "le") if hasattr(m, b)}
     if "gt" in bounds:
@@ -164,6 +175,8 @@ def _default(field: FieldInfo) -> str:
         return "none"
     if isinstance(value, float):
         return f"`{value:g}`"
+    if isinstance(value, dict):
+        return f"`{json.dumps(value)}`"
     return f"`{value}`{_size(value)}"
 
 

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
 
 import click
 
-from feedq import control, manifest
-from feedq.cli import options
+from feedq import control
 from feedq.cli.dead_letters import dead_letters
+from feedq.cli.feed_declare import add, edit, export
 from feedq.cli.feed_test import feed_test
 from feedq.cli.invocation import Invocation, json_option, pass_invocation, wait_options
 from feedq.cli.output import write_json
-from feedq.cli.views import write_difference, write_events, write_feed, write_feeds
-from feedq.declaration import difference
-from feedq.errors import NotFound
-from feedq.model import Feed, FeedSpec, FeedView, Status, TargetState
+from feedq.cli.views import write_done, write_events, write_feed, write_feeds
+from feedq.diagnosis import explain
+from feedq.model import Feed, FeedView, Status, TargetState, Worker
 from feedq.report import event_row, feed_document, feed_row
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from feedq.wording import printable
 
 EVENTS_SHOWN = 50
 
 
-@click.group(short_help="Add, test, list, show, edit, pause, resume, restart, remove feeds; dead letters.")
+@click.group(
+    short_help="Add, test, list, show, edit, pause, resume, restart, move, remove feeds; dead letters."
+)
 def feed() -> None:
     """One feed, or a few by name.
 
@@ -36,139 +34,11 @@ def feed() -> None:
     """
 
 
+feed.add_command(add)
+feed.add_command(edit)
+feed.add_command(export)
 feed.add_command(feed_test)
 feed.add_command(dead_letters)
-
-
-def _declaration_options(command: Command) -> Command:
-    """The options that `add` and `edit` share."""
-    for option in reversed(
-        [
-            click.option("--source", metavar="JSON", help="All options of the connector, as a JSON object."),
-            click.option(
-                "-o",
-                "--option",
-                "source_options",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="One option of the connector, such as url=tcp://host:7001; may be repeated.",
-            ),
-            click.option(
-                "--sink",
-                "sink_options",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="One option of the sink, such as table=orders; may be repeated, or a JSON object.",
-            ),
-            click.option("--tenant", help="Whom the feed belongs to."),
-            click.option(
-                "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label; may be repeated."
-            ),
-            click.option("--weight", type=float, help="Load of the feed beside others (1 unless given)."),
-        ]
-    ):
-        command = option(command)
-    return command
-
-
-@feed.command()
-@click.argument("name")
-@click.option("--connector", required=True, help="Kind of source; `feedq connectors` lists them.")
-@_declaration_options
-@click.option("--paused", is_flag=True, help="Declare it, but do not run it yet.")
-@json_option
-@pass_invocation
-def add(
-    invocation: Invocation, /, *, name: str, connector: str, source: str | None, paused: bool, **given: Any
-) -> None:
-    """Declare a new feed.
-
-    \b
-    Example:
-      feedq feed add acme/orders --connector tcp -o url=tcp://127.0.0.1:7001 -o cursor=/seq \\
-          --sink table=orders
-    """
-    empty = FeedSpec(name=name, connector=connector, source={}, sink={})
-    target = TargetState.PAUSED if paused else TargetState.RUNNING
-    spec = _changed(replace(empty, target_state=target), source=source, **given)
-    control.add_feed(invocation.store, spec)
-    _confirm_done(invocation, [name], "added")
-
-
-def _changed(
-    spec: FeedSpec,
-    *,
-    source: str | None,
-    source_options: Sequence[str],
-    sink_options: Sequence[str],
-    tenant: str | None,
-    labels: Sequence[str],
-    weight: float | None,
-) -> FeedSpec:
-    base = spec.source if source is None else options.parse_object(source, option="--source")
-    return replace(
-        spec,
-        source=options.merge_source(base, spec.connector, source_options),
-        sink=options.merge_sink(spec.sink, sink_options),
-        tenant=spec.tenant if tenant is None else tenant,
-        labels=options.merge_labels(spec.labels, labels),
-        weight=spec.weight if weight is None else weight,
-    )
-
-
-@feed.command()
-@click.argument("name")
-@click.option("--connector", help="Another kind of source.")
-@_declaration_options
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="Set one option, such as source.url=… or weight=2; may be repeated.",
-)
-@click.option(
-    "--unset",
-    "unsettings",
-    multiple=True,
-    metavar="PATH",
-    help="Take an option away, such as source.hello; may be repeated.",
-)
-@json_option
-@pass_invocation
-def edit(
-    invocation: Invocation,
-    /,
-    *,
-    name: str,
-    connector: str | None,
-    settings: Sequence[str],
-    unsettings: Sequence[str],
-    **given: Any,
-) -> None:
-    """Change what is given and keep the rest; the feed starts anew with it, where it left off.
-
-    \b
-    Example:
-      feedq feed edit acme/orders --set source.url=tcp://10.0.0.7:7001 --unset source.hello
-    """
-    if not (connector or settings or unsettings or any(given.values())):
-        raise click.UsageError("nothing to change; give --set source.url=… or another option")
-    before = _live(invocation, name).spec
-    after = before if connector is None else replace(before, connector=connector)
-    after = options.set_options(_changed(after, **given), settings)
-    after = options.unset_options(after, unsettings)
-    control.edit_feed(invocation.store, after)
-    if not invocation.json:
-        write_difference(difference(before, after))
-    _confirm_done(invocation, [name], "edited" if before != after else "unchanged")
-
-
-def _live(invocation: Invocation, name: str) -> Feed:
-    found = invocation.store.feeds.get(name)
-    if found.removed_at is not None:
-        raise NotFound(f"feed {name!r} is being removed")
-    return found
 
 
 @feed.command("list")
@@ -203,17 +73,20 @@ def list_(invocation: Invocation, *, tenant: str | None, worker: str | None, sta
 @json_option
 @pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
-    """Everything about one feed: status, progress, last error, declaration.
+    """Everything about one feed: status, why it does not stream, progress, last error, declaration.
 
     \b
     Example:
       feedq feed show acme/orders
     """
     view = invocation.store.feeds.view(name)
+    now = invocation.clock.now()
+    workers = invocation.store.workers.views()
+    explanation = explain(view, workers, now=now, rules=invocation.settings.rules)
     if invocation.json:
-        write_json(feed_document(view))
+        write_json(feed_document(view, explanation=explanation))
     else:
-        write_feed(view, now=invocation.clock.now())
+        write_feed(view, now=now, explanation=explanation)
 
 
 @feed.command()
@@ -243,33 +116,6 @@ def events(invocation: Invocation, *, name: str, limit: int) -> None:
 
 
 @feed.command()
-@click.argument("names", nargs=-1)
-@click.option("--tenant", help="Only this tenant's feeds.")
-@json_option
-@pass_invocation
-def export(invocation: Invocation, *, names: Sequence[str], tenant: str | None) -> None:
-    """Print feeds as a manifest that `feedq apply` takes; all of them unless named.
-
-    \b
-    Example:
-      feedq feed export > feeds.yaml
-    """
-    specs = {
-        view.feed.name: view.feed.spec
-        for view in invocation.store.feeds.views(tenant=tenant)
-        if view.feed.removed_at is None
-    }
-    missing = [name for name in names if name not in specs]
-    if missing:
-        raise NotFound(f"no feed named {', '.join(map(repr, missing))}; `feedq feed list` shows them all")
-    chosen = [spec for name, spec in specs.items() if not names or name in names]
-    if invocation.json:
-        write_json({"feeds": [manifest.plain(spec) for spec in chosen]})
-    else:
-        click.echo(manifest.dump(chosen), nl=False)
-
-
-@feed.command()
 @click.argument("names", nargs=-1, required=True)
 @wait_options
 @json_option
@@ -284,7 +130,7 @@ def pause(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout_s
     _each(invocation, names, lambda name: invocation.store.feeds.set_target(name, TargetState.PAUSED))
     if wait:
         _wait_for_status(invocation, names, {Status.PAUSED}, timeout_s=timeout_s)
-    _confirm_done(invocation, names, "paused")
+    write_done(invocation, names, "paused")
 
 
 @feed.command()
@@ -302,7 +148,7 @@ def resume(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout_
     _each(invocation, names, lambda name: invocation.store.feeds.set_target(name, TargetState.RUNNING))
     if wait:
         _wait_for_status(invocation, names, {Status.STREAMING}, timeout_s=timeout_s)
-    _confirm_done(invocation, names, "resumed")
+    write_done(invocation, names, "resumed")
 
 
 @feed.command()
@@ -325,7 +171,49 @@ def restart(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout
             return view.status is Status.STREAMING and view.lease.generation >= wanted[view.feed.name]
 
         _wait_for(invocation, names, is_back, what="restart", timeout_s=timeout_s)
-    _confirm_done(invocation, names, "restarted")
+    write_done(invocation, names, "restarted")
+
+
+@feed.command()
+@click.argument("name")
+@click.argument("worker")
+@wait_options
+@json_option
+@pass_invocation
+def move(invocation: Invocation, *, name: str, worker: str, wait: bool, timeout_s: float) -> None:
+    """Let another worker have a feed, which goes on there where it left off.
+
+    For a moment, not for good: when workers join or leave, the load is evened out anew. To tie a feed to workers,
+    give them a label and let the feed require it.
+
+    \b
+    Example:
+      feedq feed move acme/orders celery@host --wait
+    """
+    store, settings = invocation.store, invocation.settings
+    invocation.live_feed(name)
+    target = control.move_feed(store, name, worker, settings).worker
+    if wait:
+        invocation.wait_until(
+            lambda: _streams_on(store.feeds.view(name), target),
+            timeout_s=timeout_s,
+            what=f"{name} streams on {target.name}",
+            why=lambda: explain(
+                store.feeds.view(name),
+                store.workers.views(),
+                now=invocation.clock.now(),
+                rules=settings.rules,
+            ),
+        )
+    result = "moved" if wait else "moving"
+    if invocation.json:
+        write_json({"name": name, "worker": target.name, "result": result})
+    else:
+        click.echo(printable(f"{name} {result} to {target.name}"))
+
+
+def _streams_on(view: FeedView, worker: Worker) -> bool:
+    return view.lease.worker_id == worker.id and view.status is Status.STREAMING
 
 
 @feed.command()
@@ -341,7 +229,7 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool, wait: boo
     Example:
       feedq feed remove acme/orders --yes --wait
     """
-    live = [_live(invocation, name) for name in names]
+    live = [invocation.live_feed(name) for name in names]
     if not yes:
         invocation.confirm(f"Remove {', '.join(names)}?")
     _each(invocation, names, invocation.store.feeds.remove)
@@ -352,12 +240,12 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool, wait: boo
             timeout_s=timeout_s,
             what="removal",
         )
-    _confirm_done(invocation, names, "removed")
+    write_done(invocation, names, "removed")
 
 
 def _each(invocation: Invocation, names: Sequence[str], act: Callable[[str], Feed]) -> list[Feed]:
     """Do it to all or, if one of them does not exist, to none."""
-    live = [_live(invocation, name).name for name in names]
+    live = [invocation.live_feed(name).name for name in names]
     return [act(name) for name in dict.fromkeys(live)]
 
 
@@ -380,11 +268,3 @@ def _wait_for(
     invocation.wait_until(
         lambda: all(is_done(feeds.view(name)) for name in names), timeout_s=timeout_s, what=what
     )
-
-
-def _confirm_done(invocation: Invocation, names: Sequence[str], done: str) -> None:
-    if invocation.json:
-        write_json([{"name": name, "result": done} for name in dict.fromkeys(names)])
-    else:
-        for name in dict.fromkeys(names):
-            click.echo(f"{name} {done}")

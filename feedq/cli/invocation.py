@@ -17,7 +17,8 @@ from uuid import uuid4
 import click
 
 from feedq.clock import Clock, SystemClock
-from feedq.errors import FeedqError, InvalidInput, SchemaBehind, Unavailable
+from feedq.errors import FeedqError, InvalidInput, NotFound, SchemaBehind, Unavailable
+from feedq.model import Feed
 from feedq.settings import Settings, settings
 from feedq.store.base import Store
 from feedq.telemetry import configure_logging
@@ -92,6 +93,13 @@ class Invocation:
 
         return fleet_state(self.settings.database_url.get_secret_value())
 
+    def live_feed(self, name: str) -> Feed:
+        """Raises `NotFound` when there is no feed of that name, or it is being removed."""
+        found = self.store.feeds.get(name)
+        if found.removed_at is not None:
+            raise NotFound(f"feed {name!r} is being removed")
+        return found
+
     def explain(self, error: FeedqError) -> str:
         """The line that a person sees of an error."""
         if (
@@ -111,12 +119,21 @@ class Invocation:
             raise InvalidInput(f"{question} There is nobody to ask here; say --yes")
         click.confirm(question, abort=True, err=True)
 
-    def wait_until(self, condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
-        """Look until the condition holds. Raises `FeedqError` when it takes too long."""
+    def wait_until(
+        self,
+        condition: Callable[[], bool],
+        *,
+        timeout_s: float,
+        what: str,
+        why: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Look until the condition holds. Raises `FeedqError`, which says ``why``, when it takes too long."""
         deadline = self.clock.monotonic() + timeout_s
         while not condition():
             if self.clock.monotonic() >= deadline:
-                raise FeedqError(f"{what}: not within {timeout_s:g} s; it may still happen")
+                late = f"{what}: not within {timeout_s:g} s; it may still happen"
+                reason = why()
+                raise FeedqError(late if reason is None else f"{late}. {reason}")
             time.sleep(POLL_INTERVAL_S)
 
 

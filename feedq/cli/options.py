@@ -16,11 +16,15 @@ from typing import Any
 
 from feedq.connectors.base import load_connector
 from feedq.errors import InvalidInput
-from feedq.model import FeedSpec, TargetState
+from feedq.model import FeedSpec, Selector, TargetState
 from feedq.sinks.base import SinkOptions
 
 Schema = Mapping[str, Any]
-SETTABLE = "source.…, sink.…, labels.…, connector, tenant, weight, target_state"
+SETTABLE = (
+    "source.…, sink.…, labels.…, selector.required.…, selector.preferred.…, connector, tenant, weight, "
+    "target_state"
+)
+UNSETTABLE = "source.…, sink.…, labels.…, selector.required.… and selector.preferred.…"
 
 
 def split_assignment(text: str, *, option: str) -> tuple[str, str]:
@@ -57,8 +61,18 @@ def merge_sink(sink: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
     return dict(sink)
 
 
-def merge_labels(labels: Mapping[str, str], assignments: Iterable[str]) -> dict[str, str]:
-    return dict(labels) | dict(split_assignment(text, option="--label") for text in assignments)
+def merge_labels(
+    labels: Mapping[str, str], assignments: Iterable[str], *, option: str = "--label"
+) -> dict[str, str]:
+    return dict(labels) | dict(split_assignment(text, option=option) for text in assignments)
+
+
+def merge_selector(selector: Selector, *, require: Iterable[str], prefer: Iterable[str]) -> Selector:
+    """``--require`` and ``--prefer`` assignments on top of a selector."""
+    return Selector(
+        required=merge_labels(selector.required, require, option="--require"),
+        preferred=merge_labels(selector.preferred, prefer, option="--prefer"),
+    )
 
 
 def set_options(spec: FeedSpec, assignments: Iterable[str]) -> FeedSpec:
@@ -73,6 +87,8 @@ def set_options(spec: FeedSpec, assignments: Iterable[str]) -> FeedSpec:
                 spec = replace(spec, sink=merge_sink(spec.sink, [f"{rest}={value}"]))
             case "labels", True:
                 spec = replace(spec, labels={**spec.labels, rest: value})
+            case "selector", True:
+                spec = replace(spec, selector=_with_label(spec.selector, path, value))
             case "connector", False:
                 spec = replace(spec, connector=value)
             case "tenant", False:
@@ -90,8 +106,11 @@ def unset_options(spec: FeedSpec, paths: Iterable[str]) -> FeedSpec:
     """Take options away, so that they are at their default. Raises `InvalidInput` when one is not set."""
     for path in paths:
         head, _, rest = path.partition(".")
+        if head == "selector":
+            spec = replace(spec, selector=_without_label(spec.selector, path))
+            continue
         if head not in ("source", "sink", "labels") or not rest:
-            raise InvalidInput(f"--unset {path}: only source.…, sink.… and labels.… can be unset")
+            raise InvalidInput(f"--unset {path}: only {UNSETTABLE} can be unset")
         options = copy.deepcopy(dict(getattr(spec, head)))
         keys = [rest] if head == "labels" else rest.split(".")
         inner: Any = options
@@ -103,6 +122,26 @@ def unset_options(spec: FeedSpec, paths: Iterable[str]) -> FeedSpec:
         changed: dict[str, Any] = {head: options}
         spec = replace(spec, **changed)
     return spec
+
+
+def _with_label(selector: Selector, path: str, value: str) -> Selector:
+    match path.split(".", 2):
+        case [_, "required", key] if key:
+            return replace(selector, required={**selector.required, key: value})
+        case [_, "preferred", key] if key:
+            return replace(selector, preferred={**selector.preferred, key: value})
+    raise InvalidInput(f"--set {path}: no such option; known are {SETTABLE}")
+
+
+def _without_label(selector: Selector, path: str) -> Selector:
+    match path.split(".", 2):
+        case [_, "required", key] if key in selector.required:
+            return replace(selector, required={k: v for k, v in selector.required.items() if k != key})
+        case [_, "preferred", key] if key in selector.preferred:
+            return replace(selector, preferred={k: v for k, v in selector.preferred.items() if k != key})
+        case [_, "required" | "preferred", _]:
+            raise InvalidInput(f"--unset {path}: is not set")
+    raise InvalidInput(f"--unset {path}: only {UNSETTABLE} can be unset")
 
 
 def _merge(

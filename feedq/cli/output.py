@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from feedq.model import Status, WorkerState
+from feedq.model import Status, WorkerState, WorkerTarget
 
 Cell = str | Text
 
@@ -31,6 +31,8 @@ STYLES = {
     WorkerState.ACTIVE.value: "green",
     WorkerState.DRAINING.value: "yellow",
     WorkerState.GONE.value: "dim",
+    WorkerTarget.CORDONED.value: "yellow",
+    WorkerTarget.DRAINED.value: "yellow",
 }
 
 

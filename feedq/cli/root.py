@@ -42,6 +42,7 @@ class Root(click.Group):
         "top": "feedq.cli.top:top",
         "doctor": "feedq.cli.doctor:doctor",
         "connectors": "feedq.cli.connectors:connectors",
+        "simulate": "feedq.cli.simulate:simulate",
     }
     optional: ClassVar[frozenset[str]] = frozenset({"up", "env"})
     """Commands that need the extra ``embedded``."""

@@ -8,17 +8,18 @@ from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_facts, write_json
 from feedq.cli.views import write_workers
 from feedq.diagnosis import Level, Overview, fleet_checks, overview
+from feedq.diagnosis.fleet import described
 from feedq.model import Status
 from feedq.report import status_document
 from feedq.store.insight import FleetState
-from feedq.wording import duration, printable
+from feedq.wording import duration, percent, printable, size
 
 
 @click.command(short_help="The fleet at a glance, and what is wrong with it.")
 @json_option
 @pass_invocation
 def status(invocation: Invocation) -> None:
-    """Feeds by status, workers with load and spread, beat, reconcile, and warnings.
+    """Feeds by status and why they wait, moves, workers with load and spread, beat, reconcile, and warnings.
 
     \b
     Example:
@@ -27,10 +28,10 @@ def status(invocation: Invocation) -> None:
     feeds, workers = invocation.store.feeds.views(), invocation.store.workers.views()
     state = invocation.fleet_state()
     numbers = overview(feeds, workers)
-    interval_s = invocation.settings.reconcile_interval_s
+    interval_s, rules = invocation.settings.reconcile_interval_s, invocation.settings.rules
     warnings = [
         check
-        for check in fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s)
+        for check in fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules)
         if check.level is not Level.OK
     ]
     if invocation.json:
@@ -50,11 +51,19 @@ def _write_numbers(numbers: Overview, state: FleetState | None) -> None:
     counts = ", ".join(f"{numbers.by_status[s]} {s}" for s in Status if numbers.by_status.get(s))
     spread = "" if numbers.spread is None else f", {numbers.spread[0]} to {numbers.spread[1]} each"
     leader = None if state is None else state.leader
-    facts = [
+    waiting = ", ".join(f"{count} {reason}" for reason, count in sorted(numbers.waiting.items()))
+    landing = f"{numbers.rows_per_s:,.0f} rows/s, {size(numbers.bytes_per_s)}/s"
+    facts: list[tuple[str, str | None]] = [
         ("feeds", f"{numbers.feeds}" + (f": {counts}" if counts else "")),
-        ("records", f"{numbers.records_total:,}"),
-        ("workers", f"{numbers.active} active, {numbers.draining} draining"),
-        ("load", f"{numbers.held} of {numbers.capacity} places taken{spread}"),
+        ("waiting", waiting or None),
+        ("moving", f"{numbers.moving} on their way to another worker" if numbers.moving else None),
+        ("records", f"{numbers.records_total:,} ({landing})"),
+        ("workers", described(numbers)),
+        (
+            "load",
+            f"{numbers.held} of {numbers.capacity} places taken "
+            f"({percent(numbers.held, numbers.capacity)}){spread}",
+        ),
     ]
     if state is not None:
         led = (

@@ -26,10 +26,11 @@ from rich.text import Text
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import rich_table, styled, write_json_line
 from feedq.diagnosis import Overview, overview
+from feedq.diagnosis.fleet import described
 from feedq.errors import Unavailable
 from feedq.model import FeedView, Status, WorkerView
 from feedq.report import feed_row, worker_row
-from feedq.wording import ago, duration, printable, size, why
+from feedq.wording import ago, duration, percent, printable, size, why
 
 RATE_WINDOW_S = 5.0
 """Rates are over this long: workers report their progress every heartbeat, and not between."""
@@ -135,9 +136,15 @@ def _write_document(frame: Frame) -> None:
 
 
 def _summary(numbers: Overview, frame: Frame) -> str:
-    counts = ", ".join(f"{numbers.by_status[s]} {s}" for s in Status if numbers.by_status.get(s))
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(numbers.waiting.items()))
+    counts = ", ".join(
+        f"{numbers.by_status[s]} {s}" + (f": {reasons}" if s is Status.WAITING else "")
+        for s in Status
+        if numbers.by_status.get(s)
+    )
+    moving = f", {numbers.moving} moving" if numbers.moving else ""
     return (
-        f"{numbers.feeds} feeds ({counts or 'none'}), {numbers.active} workers "
+        f"{numbers.feeds} feeds ({counts or 'none'}{moving}), workers: {described(numbers)} "
         f"({numbers.held}/{numbers.capacity}), {frame.rate:,.0f} records/s"
     )
 
@@ -168,19 +175,23 @@ def _surviving(frames: Iterator[Frame], live: Live) -> Iterator[Frame]:
 def render(frame: Frame, *, height: int) -> RenderableType:
     """The whole view: a summary, the workers, and as many feeds as fit."""
     workers = rich_table(
-        ("WORKER", "STATE", "FEEDS", "CPU", "RSS", "HEARTBEAT"),
+        ("WORKER", "STATE", "TARGET", "FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "HEARTBEAT"),
         [
             (
                 printable(view.worker.name),
                 styled(view.worker.state.value),
+                styled(view.worker.target_state.value),
                 f"{view.leases}/{view.worker.capacity}",
+                percent(view.leases, view.worker.capacity),
+                f"{view.worker.load.rows_per_s:,.0f}",
+                f"{view.worker.load.bytes_per_s / 1e6:,.2f}",
                 f"{view.worker.load.cpu:.2f}",
                 size(view.worker.load.rss),
                 duration(view.heartbeat_age_s),
             )
             for view in frame.workers[: max(height // 3, 1)]
         ],
-        right={"FEEDS", "CPU", "RSS", "HEARTBEAT"},
+        right={"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "HEARTBEAT"},
     )
     room = max(height - LINES_BESIDE_FEEDS - workers.row_count, 1)
     ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame))

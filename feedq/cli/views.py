@@ -11,12 +11,13 @@ import click
 import orjson
 
 from feedq import documents
-from feedq.cli.output import styled, write_facts, write_table
+from feedq.cli.invocation import Invocation
+from feedq.cli.output import styled, write_facts, write_json, write_table
 from feedq.declaration import ABSENT, OptionChange
 from feedq.model import Event, FeedView, WorkerView
 from feedq.report import masked
 from feedq.telemetry import mask_url
-from feedq.wording import ago, duration, printable, size, why
+from feedq.wording import ago, duration, percent, printable, size, why
 
 
 def write_feeds(views: Sequence[FeedView], *, now: datetime) -> None:
@@ -40,7 +41,7 @@ def write_feeds(views: Sequence[FeedView], *, now: datetime) -> None:
     write_table(titles, rows, right="EPOCH RECORDS BYTES LAST")
 
 
-def write_feed(view: FeedView, *, now: datetime) -> None:
+def write_feed(view: FeedView, *, now: datetime, explanation: str | None) -> None:
     feed, lease = view.feed, view.lease
     spec = feed.spec
     error = None
@@ -50,6 +51,7 @@ def write_feed(view: FeedView, *, now: datetime) -> None:
         [
             ("name", printable(feed.name)),
             ("status", styled(view.status.value)),
+            ("why", None if explanation is None else printable(explanation)),
             ("reason", lease.reason.value if lease.reason else None),
             ("last error", error),
             ("attempts", str(lease.attempts) if lease.attempts else None),
@@ -65,8 +67,12 @@ def write_feed(view: FeedView, *, now: datetime) -> None:
             ("target state", spec.target_state.value),
             ("generation", _generation(view)),
             ("tenant", spec.tenant or None),
-            ("labels", ", ".join(f"{k}={v}" for k, v in spec.labels.items()) or None),
+            ("labels", _pairs(spec.labels)),
+            ("requires", _pairs(spec.selector.required)),
+            ("prefers", _pairs(spec.selector.preferred)),
             ("weight", f"{spec.weight:g}"),
+            ("counts for", None if lease.weight == spec.weight else f"{lease.weight:.3g}, as measured"),
+            ("landing", f"{lease.rows_per_s:,.1f} rows/s, {size(lease.bytes_per_s)}/s"),
             ("created", _since(feed.created_at, now)),
             ("updated", _since(feed.updated_at, now)),
             ("connector", spec.connector),
@@ -80,6 +86,10 @@ def _generation(view: FeedView) -> str:
     if view.lease.worker_id is None or running == wanted:
         return str(wanted)
     return f"{wanted} (running with {running})"
+
+
+def _pairs(labels: Mapping[str, str]) -> str | None:
+    return printable(", ".join(f"{key}={value}" for key, value in labels.items())) or None
 
 
 def _indented(title: str, options: Mapping[str, Any]) -> str:
@@ -109,7 +119,12 @@ def write_workers(views: Sequence[WorkerView], *, now: datetime) -> None:
         (
             printable(view.worker.name),
             styled(view.worker.state.value),
+            styled(view.worker.target_state.value),
             f"{view.leases}/{view.worker.capacity}",
+            percent(view.leases, view.worker.capacity),
+            f"{view.load:,.4g}",
+            f"{view.worker.load.rows_per_s:,.0f}",
+            f"{view.worker.load.bytes_per_s / 1e6:,.2f}",
             f"{view.worker.load.cpu:.2f}",
             size(view.worker.load.rss),
             f"{1000 * view.worker.load.loop_lag_s:.0f} ms",
@@ -120,8 +135,11 @@ def write_workers(views: Sequence[WorkerView], *, now: datetime) -> None:
         )
         for view in views
     ]
-    titles = ("NAME", "STATE", "FEEDS", "CPU", "RSS", "LAG", "HEARTBEAT", "UP", "HOST:PID", "ID")
-    write_table(titles, rows, right="FEEDS CPU RSS LAG HEARTBEAT UP")
+    titles = (
+        *("NAME", "STATE", "TARGET", "FEEDS", "USED", "LOAD", "ROWS/S", "MB/S"),
+        *("CPU", "RSS", "LAG", "HEARTBEAT", "UP", "HOST:PID", "ID"),
+    )
+    write_table(titles, rows, right="FEEDS USED LOAD ROWS/S MB/S CPU RSS LAG HEARTBEAT UP")
 
 
 def write_worker(view: WorkerView, *, now: datetime) -> None:
@@ -131,12 +149,15 @@ def write_worker(view: WorkerView, *, now: datetime) -> None:
             ("name", printable(worker.name)),
             ("id", str(worker.id)),
             ("state", styled(worker.state.value)),
-            ("feeds", f"{view.leases} of {worker.capacity}"),
+            ("target state", styled(worker.target_state.value)),
+            ("feeds", f"{view.leases} of {worker.capacity} ({percent(view.leases, worker.capacity)})"),
+            ("load", f"{view.load:,.4g}, the sum of their weights"),
+            ("landing", f"{load.rows_per_s:,.0f} rows/s, {size(load.bytes_per_s)}/s"),
             ("host", printable(worker.host)),
             ("pid", str(worker.pid)),
             ("queue", printable(worker.queue)),
             ("version", printable(worker.version)),
-            ("labels", ", ".join(f"{k}={v}" for k, v in worker.labels.items()) or None),
+            ("labels", _pairs(worker.labels)),
             ("started", _since(worker.started_at, now)),
             ("heartbeat", f"{duration(view.heartbeat_age_s)} ago"),
             ("cpu", f"{load.cpu:.2f} cores"),
@@ -150,6 +171,15 @@ def write_worker(view: WorkerView, *, now: datetime) -> None:
 def write_difference(changes: Iterable[OptionChange]) -> None:
     for change in changes:
         click.echo(f"    {change.option}: {_shown(change.before)} -> {_shown(change.after)}")
+
+
+def write_done(invocation: Invocation, names: Sequence[str], done: str) -> None:
+    """What was done to the feeds of these names."""
+    if invocation.json:
+        write_json([{"name": name, "result": done} for name in dict.fromkeys(names)])
+    else:
+        for name in dict.fromkeys(names):
+            click.echo(f"{name} {done}")
 
 
 def _shown(value: Any) -> str:

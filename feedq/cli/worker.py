@@ -1,24 +1,29 @@
-"""`feedq worker`: the fleet's workers with their load."""
+"""`feedq worker`: the fleet's workers with their load, and which of them serve."""
 
 from __future__ import annotations
 
 import click
 
 from feedq import control
+from feedq.cli.handover import Handover
 from feedq.cli.invocation import Invocation, json_option, pass_invocation, wait_options
 from feedq.cli.output import write_json
 from feedq.cli.views import write_feeds, write_worker, write_workers
+from feedq.diagnosis.checks import counted
+from feedq.diagnosis.placing import serves
 from feedq.model import WorkerView
 from feedq.report import feed_row, worker_row
+from feedq.wording import printable
 
 
-@click.group(short_help="List, show and drain workers.")
+@click.group(short_help="List, show, cordon, uncordon and drain workers.")
 def worker() -> None:
-    """The workers with their load and spread.
+    """The workers with their load and spread, and which of them may be given feeds.
 
     \b
     Example:
       feedq worker list
+      feedq worker drain celery@host --wait
     """
 
 
@@ -27,7 +32,7 @@ def worker() -> None:
 @json_option
 @pass_invocation
 def list_(invocation: Invocation, *, gone: bool) -> None:
-    """All workers by name, with what they hold.
+    """All workers by name, with what they hold and whether they serve.
 
     \b
     Example:
@@ -38,9 +43,9 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
         write_json([worker_row(view) for view in views])
         return
     write_workers(views, now=invocation.clock.now())
-    held = [view.leases for view in views]
+    held = [view.leases for view in views if serves(view)]
     if len(held) > 1:
-        click.echo(f"spread: {min(held)} to {max(held)} feeds a worker")
+        click.echo(f"spread: {min(held)} to {max(held)} feeds on a worker that serves")
 
 
 @worker.command()
@@ -72,31 +77,61 @@ def show(invocation: Invocation, *, name: str) -> None:
 
 @worker.command()
 @click.argument("name")
+@json_option
+@pass_invocation
+def cordon(invocation: Invocation, *, name: str) -> None:
+    """Give a worker no more feeds. It keeps those that it has.
+
+    \b
+    Example:
+      feedq worker cordon celery@host
+    """
+    _write_result(invocation, control.cordon_worker(invocation.store, name), "cordoned")
+
+
+@worker.command()
+@click.argument("name")
+@json_option
+@pass_invocation
+def uncordon(invocation: Invocation, *, name: str) -> None:
+    """Let a worker that was cordoned or drained serve again.
+
+    \b
+    Example:
+      feedq worker uncordon celery@host
+    """
+    _write_result(invocation, control.uncordon_worker(invocation.store, name), "serving")
+
+
+@worker.command()
+@click.argument("name")
 @wait_options
 @json_option
 @pass_invocation
 def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) -> None:
-    """Let a worker hand its feeds over and take no more. Its process goes on until it is stopped.
+    """Let a worker hand its feeds over, each as soon as another has a place for it, and take no more.
+
+    Feeds that have no other place stay and go on streaming. The process goes on until it is stopped; uncordon
+    lets it serve again. With --wait, how far it has got is told on standard error.
 
     \b
     Example:
-      feedq worker drain celery@host --wait
+      feedq worker drain celery@host --wait --timeout 120
     """
     view = control.drain_worker(invocation.store, name)
     if wait:
+        handover = Handover(invocation, view)
         invocation.wait_until(
-            lambda: _held_by(invocation, view) == 0,
+            handover.is_over,
             timeout_s=timeout_s,
-            what=f"{view.worker.name} hands over its {view.leases} feeds",
+            what=f"{view.worker.name} hands over its {counted(view.leases, 'feed')}",
+            why=handover.obstacle,
         )
+    _write_result(invocation, view, "drained" if wait else "draining")
+
+
+def _write_result(invocation: Invocation, view: WorkerView, result: str) -> None:
     if invocation.json:
-        write_json(
-            {"id": view.worker.id, "name": view.worker.name, "result": "drained" if wait else "draining"}
-        )
+        write_json({"id": view.worker.id, "name": view.worker.name, "result": result})
     else:
-        click.echo(f"{view.worker.name} {'drained' if wait else 'draining'}")
-
-
-def _held_by(invocation: Invocation, view: WorkerView) -> int:
-    """How many leases the worker still has; one that has left has none."""
-    return sum(v.leases for v in invocation.store.workers.views() if v.worker.id == view.worker.id)
+        click.echo(f"{printable(view.worker.name)} {result}")

@@ -113,6 +113,12 @@ class ConnectorOptions(BaseModel):
         "They are resolved on the worker; values are never stored or shown.",
     )
 
+    @property
+    def remote_host(self) -> str | None:
+        """Whom the feed dials, in lower case and without a port; None if nobody. How many feeds connect to one
+        host at a time is paced."""
+        return None
+
     @field_validator("csv")
     @classmethod
     def _check_csv(cls, csv: CsvFormat | None, info: ValidationInfo) -> CsvFormat | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from functools import cached_property
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -111,6 +112,7 @@ class TcpOptions(CursorOptions, FramingOptions, RemoteOptions):
                 compile_template(each.send, secrets=info.data["secrets"])
         return hello
 
+    @cached_property
     def connection_options(self) -> ConnectionOptions:
         return ConnectionOptions(
             endpoint=self.location,
@@ -131,7 +133,7 @@ class TcpConnector:
     def __init__(self, options: TcpOptions, context: Context) -> None:
         self._options = options
         self._context = context
-        self._connection_options = options.connection_options()
+        self._connection_options = options.connection_options
         self._endpoint = self._connection_options.endpoint
 
     async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:

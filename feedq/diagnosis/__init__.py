@@ -7,5 +7,6 @@ all of them (`feedq.diagnosis.rounds`), `feedq status` those that only need the 
 
 from feedq.diagnosis.checks import Check, Level
 from feedq.diagnosis.fleet import Overview, fleet_checks, overview
+from feedq.diagnosis.waiting import explain
 
-__all__ = ["Check", "Level", "Overview", "fleet_checks", "overview"]
+__all__ = ["Check", "Level", "Overview", "explain", "fleet_checks", "overview"]

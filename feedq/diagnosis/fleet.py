@@ -7,13 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from feedq.diagnosis.checks import Check, counted, fail, ok, warn
-from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerView
+from feedq.diagnosis.placing import placing_checks
+from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
+from feedq.placement import Rules
 from feedq.store.insight import FleetState
 from feedq.store.listing import Tally
 from feedq.telemetry import mask_url
 
 NAMED_MAX = 5
 """Feeds named in one warning; `feedq feed list --status` has them all."""
+MOVING = (Reason.MOVED, Reason.DRAINED)
+"""Why an owner lets go of a feed that is to go on elsewhere."""
 PASS_OVERDUE = 3
 """Intervals without a reconcile pass before it counts as missing: the watchdog's own measure."""
 
@@ -26,17 +30,38 @@ class Overview:
     by_status: Mapping[Status, int]
     wanted: int
     """Feeds that ask for a place on a worker: neither paused nor failed nor being removed."""
+    waiting: Mapping[Reason, int]
+    """Feeds that wait for a worker, by reason; those that back off, failed or are paused are not among them."""
+    moving: int
+    """Feeds whose owner was asked to let go so that another worker may have them."""
     active: int
+    serving: int
+    """Workers that may be given feeds."""
+    cordoned: int
+    drained: int
     draining: int
+    """Processes that are ending."""
     capacity: int
-    """Feeds that all active workers can hold."""
+    """Feeds that the serving workers can hold."""
     held: int
-    """Leases that active workers hold."""
+    """Leases that serving workers hold."""
     spread: tuple[int, int] | None
-    """Fewest and most feeds on an active worker; None without any."""
+    """Fewest and most feeds on a serving worker; None without any."""
     capacity_after_loss: int
-    """What is left of the capacity when the largest active worker dies."""
+    """What is left of the capacity when the largest serving worker dies."""
+    lacking: int
+    """Feeds that want a place and for which there is none."""
+    lacking_after_loss: int
+    """The same once the worker is dead whose loss would be the hardest."""
     records_total: int
+    rows_per_s: float
+    """Rows that land, as the workers measure them."""
+    bytes_per_s: float
+
+    @property
+    def utilisation(self) -> float | None:
+        """Feeds by capacity of the serving workers; None without any."""
+        return self.held / self.capacity if self.capacity else None
 
 
 def overview(feeds: Sequence[FeedView], workers: Sequence[WorkerView]) -> Overview:
@@ -46,22 +71,40 @@ def overview(feeds: Sequence[FeedView], workers: Sequence[WorkerView]) -> Overvi
 def summary(tallies: Sequence[Tally], workers: Sequence[WorkerView]) -> Overview:
     """`overview` of feeds that were counted where they are, in the database."""
     by_status: Counter[Status] = Counter()
+    waiting: Counter[Reason] = Counter()
     for tally in tallies:
         by_status[tally.status] += tally.feeds
+        if tally.status is Status.WAITING and tally.reason is not None:
+            waiting[tally.reason] += tally.feeds
     active = [view for view in workers if view.worker.state is WorkerState.ACTIVE]
-    held = [view.leases for view in active]
-    capacities = [view.worker.capacity for view in active]
+    by_target = {t: [v for v in active if v.worker.target_state is t] for t in WorkerTarget}
+    serving = by_target[WorkerTarget.SERVING]
+    held = [view.leases for view in serving]
+    capacities = [view.worker.capacity for view in serving]
+    # What runs on a cordoned worker stays there and asks for no other place, unless that worker dies.
+    kept = [view.leases for view in by_target[WorkerTarget.CORDONED]]
+    wanted = sum(tally.wanted for tally in tallies)
+    lacking = wanted - sum(kept) - sum(capacities)
     return Overview(
         feeds=by_status.total(),
         by_status=by_status,
-        wanted=sum(tally.wanted for tally in tallies),
+        wanted=wanted,
+        waiting=waiting,
+        moving=sum(t.feeds for t in tallies if t.status is Status.STOPPING and t.reason in MOVING),
         active=len(active),
+        serving=len(serving),
+        cordoned=len(by_target[WorkerTarget.CORDONED]),
+        drained=len(by_target[WorkerTarget.DRAINED]),
         draining=sum(view.worker.state is WorkerState.DRAINING for view in workers),
         capacity=sum(capacities),
         held=sum(held),
         spread=(min(held), max(held)) if held else None,
         capacity_after_loss=sum(capacities) - max(capacities, default=0),
+        lacking=max(lacking, 0),
+        lacking_after_loss=max(lacking + max([*capacities, *kept], default=0), 0),
         records_total=sum(tally.records_total for tally in tallies),
+        rows_per_s=sum(view.worker.load.rows_per_s for view in active),
+        bytes_per_s=sum(view.worker.load.bytes_per_s for view in active),
     )
 
 
@@ -74,14 +117,15 @@ def tallies_of(feeds: Sequence[FeedView]) -> list[Tally]:
             status=status,
             reason=reason,
             feeds=len(views),
-            wanted=sum(map(_wants_place, views)),
+            wanted=sum(map(wants_place, views)),
             records_total=sum(view.lease.records_total for view in views),
         )
         for (status, reason), views in groups.items()
     ]
 
 
-def _wants_place(view: FeedView) -> bool:
+def wants_place(view: FeedView) -> bool:
+    """Whether the feed asks for a place on a worker."""
     return (
         view.feed.removed_at is None
         and view.feed.spec.target_state is TargetState.RUNNING
@@ -95,10 +139,12 @@ def fleet_checks(
     state: FleetState | None,
     *,
     reconcile_interval_s: float,
+    rules: Rules,
 ) -> Iterator[Check]:
-    """Workers, capacity, beat, reconcile, and each kind of trouble that feeds are in."""
+    """Workers, capacity, beat, reconcile, placement, and each kind of trouble that feeds are in."""
     numbers = overview(feeds, workers)
     yield from number_checks(numbers, state, reconcile_interval_s=reconcile_interval_s)
+    yield from placing_checks([view.feed for view in feeds if wants_place(view)], workers, rules)
     troubles = list(_troubles(feeds))
     yield from troubles
     if not troubles:
@@ -110,7 +156,7 @@ def number_checks(
 ) -> Iterator[Check]:
     """Those that take no more than numbers: workers, capacity, beat and reconcile."""
     yield _workers(numbers)
-    if numbers.active:
+    if numbers.serving:
         yield _capacity(numbers)
     if state is not None:
         yield _beat(state)
@@ -134,25 +180,37 @@ def _workers(numbers: Overview) -> Check:
             f"no active worker ({numbers.draining} draining); nothing streams",
             "start workers: celery -A feedq worker -c 500",
         )
+    if not numbers.serving:
+        return fail(
+            "workers",
+            f"none of the {counted(numbers.active, 'worker')} serves "
+            f"({numbers.cordoned} cordoned, {numbers.drained} drained); nothing is placed",
+            "feedq worker uncordon NAME, or start others: celery -A feedq worker -c 500",
+        )
     spread = "" if numbers.spread is None else f", {numbers.spread[0]} to {numbers.spread[1]} feeds each"
-    return ok("workers", f"{numbers.active} active, {numbers.draining} draining{spread}")
+    return ok("workers", f"{described(numbers)}{spread}")
+
+
+def described(numbers: Overview) -> str:
+    """How many workers there are, by what they do."""
+    counts = [("cordoned", numbers.cordoned), ("drained", numbers.drained), ("draining", numbers.draining)]
+    return ", ".join([f"{numbers.serving} serving", *(f"{count} {what}" for what, count in counts if count)])
 
 
 def _capacity(numbers: Overview) -> Check:
-    wanted, workers = counted(numbers.wanted, "feed"), counted(numbers.active, "worker")
+    wanted, workers = counted(numbers.wanted, "feed"), counted(numbers.serving, "worker")
     places = f"places: {numbers.capacity} on {workers} for {wanted}"
     more = "start another worker, or give workers a larger -c"
-    if numbers.wanted > numbers.capacity:
-        return fail("capacity", f"{places}; {numbers.wanted - numbers.capacity} cannot run", more)
-    if numbers.wanted > numbers.capacity_after_loss:
-        without = numbers.wanted - numbers.capacity_after_loss
+    if numbers.lacking:
+        return fail("capacity", f"{places}; {numbers.lacking} cannot run", more)
+    if numbers.lacking_after_loss:
         return warn(
             "capacity",
-            f"{places}; when one worker dies, only {numbers.capacity_after_loss} are left "
-            f"and {counted(without, 'feed')} cannot run",
+            f"{places}; when the largest worker dies, only {numbers.capacity_after_loss} are left "
+            f"and {counted(numbers.lacking_after_loss, 'feed')} cannot run",
             more,
         )
-    return ok("capacity", f"{places}; {numbers.capacity_after_loss} when one worker dies")
+    return ok("capacity", f"{places}; {numbers.capacity_after_loss} when the largest worker dies")
 
 
 def _beat(state: FleetState) -> Check:
@@ -186,6 +244,8 @@ _ADVICE = {
 _WAITING_ADVICE = {
     Reason.NO_CAPACITY: "start another worker, or give workers a larger -c",
     Reason.NO_MATCH: "no worker has the labels that the feed asks for: set FEEDQ_WORKER_LABELS",
+    Reason.SETTLING: "workers have only just started; feeds are placed after FEEDQ_SETTLE_S",
+    Reason.HELD: "their worker was stopped; its successor gets them, or anybody after FEEDQ_RESTART_HOLD_S",
 }
 
 

@@ -36,6 +36,7 @@ def diagnose(
     yield from check_sinks(settings, [view.feed for view in feeds if view.feed.removed_at is None])
     if unreadable is None:
         yield from check_open_files(workers)
-        yield from fleet_checks(feeds, workers, state, reconcile_interval_s=settings.reconcile_interval_s)
+        interval_s = settings.reconcile_interval_s
+        yield from fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=settings.rules)
     elif not any(check.level is Level.FAIL for check in database):
         yield fail("tables", one_line(unreadable), "see the checks of the database")

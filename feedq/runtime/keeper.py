@@ -1,9 +1,9 @@
-"""Keeps the worker's lease: heartbeat, trust window, and the ear for stop requests.
+"""Keeps the worker's lease: heartbeat, trust window, and the ear for stop requests and assignments.
 
 Three threads, none of them the event loop's, so that feed code cannot hold them up:
 
 * *keeper* sends the heartbeat and, between two, watches its database session for a break;
-* *listener* waits on a second session for stop requests;
+* *listener* waits on a second session to be rung: for a stop request, or for feeds to claim;
 * *guard* does nothing but wait for the end of the trust window: the other two may be stuck in a call to a
   database that does not answer.
 
@@ -53,7 +53,10 @@ class Tenant(Protocol):
 
     def gone(self) -> None: ...
 
-    def stops_pending(self) -> None: ...
+    def answered(self, answer: Heartbeat) -> None:
+        """A heartbeat was, with this."""
+
+    def summoned(self) -> None: ...
 
     def reconcile_overdue(self) -> None: ...
 
@@ -81,7 +84,7 @@ class Keeper:
         self._stopping = Event()
         self.worker: Worker | None = None
         self._trust = TrustWindow()
-        self._suspended = False
+        self._suspended = self._hurried = False
         self._live: set[str] = set()
         self._session: Session | None = None
         self._listener: Listener | None = None
@@ -131,6 +134,13 @@ class Keeper:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(timeout_s())
+
+    def beat_soon(self) -> None:
+        """Hear now what the next heartbeat would bring. From any thread."""
+        with self._lock:
+            self._hurried = True
+            if self._session is not None:
+                self._session.interrupt()
 
     def register(self) -> None:
         """Begin a worker session and beat once. Raises `Unavailable`."""
@@ -193,8 +203,7 @@ class Keeper:
             self._tenant.resume()
 
     def _heed(self, answer: Heartbeat) -> None:
-        if answer.stops_pending:
-            self._tenant.stops_pending()
+        self._tenant.answered(answer)
         now = self._clock.monotonic()
         if answer.pass_age_s is not None and answer.pass_age_s < self._watchdog_s:
             self._watchdog_at = now + self._watchdog_s - answer.pass_age_s
@@ -273,8 +282,9 @@ class Keeper:
                 self._lost("keeper", error)
                 next_at = self._clock.monotonic()
             in_time = self._session is not None and self._clock.monotonic() < next_at
-            if self._stopping.is_set() or (in_time and not self._suspended):
+            if self._stopping.is_set() or (in_time and not self._suspended and not self._hurried):
                 continue
+            self._hurried = False
             answered = self._beat_safely()
             pause_s = RETRY_FIRST_S if answered else min(2 * pause_s, RETRY_MAX_S)
             next_at = self._clock.monotonic() + self._heartbeat_s
@@ -304,10 +314,10 @@ class Keeper:
                 pause_s = RETRY_FIRST_S
                 try:
                     # Something may have been asked before we listened.
-                    self._tenant.stops_pending()
+                    self._tenant.summoned()
                     while not self._stopping.is_set() and self.worker is worker:
                         if listener.wait(LISTEN_S):
-                            self._tenant.stops_pending()
+                            self._tenant.summoned()
                 finally:
                     with self._lock:
                         self._listener = None

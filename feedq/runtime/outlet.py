@@ -154,13 +154,6 @@ class Outlet:
     def is_drained(self) -> bool:
         return not self._inflight
 
-    def give_back(self, size: int) -> None:
-        """What the writer has decided no longer burdens the worker, whether or not a runner is left to hear of it.
-
-        From any thread.
-        """
-        self.budget.give_back(size)
-
     def committed(self, *, size: int, landed: int, dead: int, cursor: JSON) -> None:
         """The writer's answer; on the loop."""
         self._inflight -= size

@@ -21,15 +21,7 @@ from traceback import format_exception
 
 from feedq.backoff import BackoffPolicy, LetGo, attempts_after, next_try
 from feedq.clock import Clock
-from feedq.connectors.base import (
-    Connector,
-    ConnectorOptions,
-    Context,
-    SocketGuard,
-    load_connector,
-    open_stream,
-    parse_options,
-)
+from feedq.connectors.base import Connector, Context, load_connector, open_stream
 from feedq.errors import (
     FeedMisconfigured,
     FeedqError,
@@ -42,9 +34,12 @@ from feedq.errors import (
 )
 from feedq.model import JSON, Batch, Claim, FeedKey, Progress, Reason, Release
 from feedq.permission import Permissions
+from feedq.runtime.declared import Declared, declared, lean
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.outlet import Outlet
 from feedq.runtime.pacing import Pace, Pacing
+from feedq.runtime.ramp import Ramp
+from feedq.runtime.sockets import Sockets
 from feedq.secrets import Masker, resolve_secrets
 from feedq.sinks.base import (
     Fenced,
@@ -53,8 +48,6 @@ from feedq.sinks.base import (
     Landing,
     Superseded,
     Unusable,
-    landing_of,
-    parse_sink,
 )
 from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
 
@@ -73,10 +66,11 @@ class Surroundings:
     clock: Clock
     rng: Random
     backoff: BackoffPolicy
-    guard: SocketGuard
+    guard: Sockets
     permissions: Permissions
     environment: str
     pacing: Pacing
+    ramp: Ramp
     trusted: asyncio.Event
     """Set while this worker may act as owner; belongs to the runner's loop."""
     drain_timeout_s: float
@@ -94,7 +88,8 @@ class FeedRunner:
 
     def __init__(self, claim: Claim, worker: Surroundings) -> None:
         self._worker = worker
-        self.feed = claim.feed
+        self.sockets = worker.guard.of_feed()
+        self.feed = lean(claim.feed)
         self.key = claim.key
         self._attempts = claim.attempts
         self._interrupt: Interrupt | None = None
@@ -191,47 +186,38 @@ class FeedRunner:
             self._task = None
 
     async def _tenure(self) -> Release | None:
-        options = parse_options(self.feed.spec.connector, self.feed.spec.source)
-        sink = parse_sink(self.feed.spec.sink)
-        landing = landing_of(sink, options)
-        kind = load_connector(self.feed.spec.connector)
-        with self._worker.pacing.of(self.feed, options.limits) as pace:
+        kind, what = load_connector(self.feed.spec.connector), declared(self.feed)
+        with self._worker.pacing.of(self.feed, what.options.limits) as pace:
             while True:
                 # An interrupt may be older than the first step of this coroutine: nobody could cancel it then.
                 if self._interrupt is None:
-                    ended = await self._attempt(kind, options, sink.name, landing, pace)
+                    ended = await self._attempt(kind, what, pace)
                     if ended is not None:
                         return ended
                 match self._heed():
                     case Interrupt.LOST:
                         return None
                     case Interrupt.STOP:
-                        return await self._let_go(sink.name)
+                        return await self._let_go(what.sink)
                 # Suspended, or a reconnect whose delay is over: wait until we may, then go round again.
 
-    async def _attempt(
-        self,
-        kind: type[Connector],
-        options: ConnectorOptions,
-        sink_name: str,
-        landing: Landing,
-        pace: Pace,
-    ) -> Release | None:
+    async def _attempt(self, kind: type[Connector], what: Declared, pace: Pace) -> Release | None:
         """One connection, from its fence to its end. None: go on as the interrupt says, or try again."""
         try:
-            if options.secrets and self._masker is None:
-                self._secrets = await asyncio.to_thread(resolve_secrets, options.secrets)
+            if what.options.secrets and self._masker is None:
+                self._secrets = await asyncio.to_thread(resolve_secrets, what.options.secrets)
                 self._masker = await asyncio.to_thread(Masker, self._secrets.values())
             await self._worker.trusted.wait()
             if self._outlet is None:
-                cursor = await self._fence(sink_name, landing)
+                cursor = await self._fence(what.sink, what.landing)
                 self._outlet = self._worker.open_outlet(
-                    sink_name, self.key, self.feed.name, landing, cursor, self._changed
+                    what.sink, self.key, self.feed.name, what.landing, cursor, self._changed
                 )
             # What was received before the last connection broke must be decided before we ask again.
             await self._outlet.drained()
+            await self._worker.ramp.turn(what.options.remote_host)
             context = self._context(self._outlet, pace)
-            stream = open_stream(kind, options, context=context, cursor=self._outlet.cursor)
+            stream = open_stream(kind, what.options, context=context, cursor=self._outlet.cursor)
             await self._stream(stream, self._outlet, pace)
         except asyncio.CancelledError:
             self._disconnected()
@@ -355,7 +341,7 @@ class FeedRunner:
         return Context(
             feed=self.feed.name,
             clock=self._worker.clock,
-            guard=self._worker.guard,
+            guard=self.sockets,
             on_connected=self._connected,
             secrets=self._secrets,
             permissions=self._worker.permissions,

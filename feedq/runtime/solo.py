@@ -26,6 +26,7 @@ from feedq.runtime.beside import FOLLOW_S
 from feedq.runtime.ends import SinkEnds
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.pacing import Pacing
+from feedq.runtime.ramp import ramp_beside
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.settings import Settings
@@ -107,6 +108,7 @@ class _Tenure:
                 permissions=self._settings.permissions,
                 environment=self._settings.environment,
                 pacing=_pacing(self._settings),
+                ramp=ramp_beside(self._settings),
                 trusted=self._trusted,
                 drain_timeout_s=self._settings.drain_timeout_s,
                 fence=ends.fence,

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from typing import Any
 from uuid import UUID
 
@@ -20,15 +20,17 @@ import uvloop
 
 from feedq.clock import Clock, SystemClock
 from feedq.errors import Unavailable
-from feedq.model import FeedKey, Load, NewWorker, Reason, Release, StopRequest, Worker
+from feedq.model import FeedKey, Heartbeat, Load, NewWorker, Progress, Reason, Release, StopRequest, Worker
 from feedq.runtime.beside import FOLLOW_S, Beside, Tenures
 from feedq.runtime.desk import Desk
 from feedq.runtime.ends import SinkEnds
-from feedq.runtime.intake import Granted, Hooks, Intake
+from feedq.runtime.intake import SUMMONED_MAX, Audience, Granted, Hooks, Intake
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.keeper import Keeper
 from feedq.runtime.pacing import SHARE_TICKS, Pacing
+from feedq.runtime.ramp import Ramp, ramp_beside
 from feedq.runtime.reporter import Reporter
+from feedq.runtime.roster import Roster
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.runtime.vitals import Vitals
@@ -42,8 +44,6 @@ AUDIT_BESIDE_INTERVAL_S = 5.0
 """The same for tenures beside us: these can be killed one by one, and are few."""
 STOP_GRACE_S = 0.3
 """What all threads together get to end by themselves once the feeds are done, or their time is over."""
-SHOW_TICKS = 15
-"""A running feed shows itself in Celery's event stream every so many heartbeats."""
 
 logger = log(__name__)
 
@@ -71,26 +71,32 @@ class Supervisor:
         self.desk = Desk(
             store,
             on_claimed=self._intake.answered,
-            on_lost=lambda keys: self._soon(self._lose, set(keys)),
+            on_lost=lambda keys: self._soon(self._roster.lose, keys),
             on_doubt=self._ask_for_audit,
         )
         self._beside = tenures_beside and Beside(store, self.desk, tenures_beside, clock=self._clock)
         self.sockets = Sockets()
         self._ends = SinkEnds(settings, worker_id=self._session_id, gone_workers=store.workers.gone_among)
         self._pacing = Pacing(settings.tenant_limits, self._clock, room_bytes=settings.inflight_bytes_total)
-        self._lock = Lock()
-        self._running: dict[int, tuple[FeedRunner, Hooks]] = {}
+        self._ramp = ramp_beside(settings) if tenures_beside else self._own_ramp()
+        self._asked: set[FeedKey] = set()
+        """Of which the database said last that they are to stop. Written on the desk's thread only."""
         self._over: UUID | None = None
         """The worker session that was declared gone last."""
         self._draining = False
         self._drain_began = 0.0
         self._drained = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-        self._reporter = Reporter(self._loop, self.desk.report, worker_id=self._session_id)
+        self._roster = Roster(self._loop)
+        self._reporter = Reporter(self._loop, self._report, worker_id=self._session_id)
         self._trusted = asyncio.Event()
         self._vitals = Vitals(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
+
+    def _own_ramp(self) -> Ramp:
+        s = self._settings
+        return Ramp(s.connects_per_s, s.host_connects_per_s, self._clock, rng=self._rng)
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -129,8 +135,7 @@ class Supervisor:
         """
         drain_by = self._drain_began + self._settings.drain_timeout_s
         if not self._drained.wait(self._left_s(drain_by)):
-            with self._lock:
-                left = [runner.feed.name for runner, _ in self._running.values()]
+            left = self._roster.names
             logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
             self.sockets.cut_all()
         worker = self.keeper.worker
@@ -171,20 +176,19 @@ class Supervisor:
 
     def cancel(self, feed_id: int) -> None:
         """Stop one feed because somebody revoked its task; reconcile will start it again elsewhere."""
-        self._soon(self._interrupt, feed_id, Interrupt.STOP, Reason.RELEASED)
+        self._soon(self._roster.interrupt, feed_id, Interrupt.STOP)
 
     @property
     def feeds(self) -> int:
-        return len(self._running)
+        return len(self._roster)
 
     def _refusal(self, key: FeedKey, pending: int) -> str | None:
         worker = self.keeper.worker
         if self._draining or worker is None:
             return "this worker is draining" if self._draining else "this worker is not registered yet"
-        held = self._running.get(key[0])
-        if held is not None and held[0].key == key:
+        if self._roster.has(key):
             return "a duplicate: this tenure is running here"
-        if len(self._running) + pending >= worker.capacity and held is None:
+        if len(self._roster) + pending >= worker.capacity and not self._roster.has_feed(key[0]):
             # The broker may hand out more than was asked for, after a reconnect for instance.
             return f"this worker holds {worker.capacity} feeds already"
         return None
@@ -193,27 +197,31 @@ class Supervisor:
         self.desk.claim(self._session_id(), key)
 
     def _granted(self, worker_id: UUID, starting: Granted) -> None:
+        if not len(self._roster):
+            # In a fleet that starts cold nobody has heard of the others yet; the pass that gave us these has.
+            self.keeper.beat_soon()
         self._soon(self._begin, worker_id, starting)
 
     # -- runners, on the loop ------------------------------------------------------------------------
 
     def _begin(self, worker_id: UUID, starting: Granted) -> None:
         surroundings = self._surroundings()
-        for claim, hooks in starting:
+        for claim, audience in starting:
             if worker_id == self._over or worker_id != self._session_id():
                 # Declared gone while the answer was under way: the feed is somebody else's by now.
-                hooks.finished("lost")
+                audience.finished("lost")
                 continue
             runner = FeedRunner(claim, surroundings)
-            with self._lock:
-                self._running[claim.feed.id] = (runner, hooks)
+            self._roster.add(runner, audience)
             if self._draining:
                 runner.interrupt(Interrupt.STOP)
-            task = self._loop.create_task(self._live(runner, hooks, worker_id), name=f"feed-{claim.feed.id}")
+            task = self._loop.create_task(
+                self._live(runner, audience, worker_id), name=f"feed-{claim.feed.id}"
+            )
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _live(self, runner: FeedRunner, hooks: Hooks, worker_id: UUID) -> None:
+    async def _live(self, runner: FeedRunner, audience: Audience, worker_id: UUID) -> None:
         logger.debug(LogEvent.FEED_CLAIMED, feed=runner.feed.name, epoch=runner.key[1])
         release: Release | None = None
         said = "lost"
@@ -225,22 +233,23 @@ class Supervisor:
             release = runner.release_after(error)
             said = f"failed: {release.error}"
         finally:
-            self._end(runner, release, hooks, worker_id)
-            hooks.finished(said)
+            self._end(runner, release, worker_id)
+            audience.finished(said)
 
-    def _end(self, runner: FeedRunner, release: Release | None, hooks: Hooks, worker_id: UUID) -> None:
-        with self._lock:
-            if self._running.get(runner.key[0], (None,))[0] is runner:
-                del self._running[runner.key[0]]
-            left = len(self._running)
+    def _end(self, runner: FeedRunner, release: Release | None, worker_id: UUID) -> None:
+        self._roster.remove(runner)
         self._reporter.forget(runner)
         if release is not None:
             # What it did since the last report belongs to its tenure: tell it before letting go.
-            self.desk.report(worker_id, [runner.progress()])
+            self._report(worker_id, [runner.progress()])
             self.desk.release(worker_id, release)
             logger.debug(LogEvent.FEED_RELEASED, feed=runner.feed.name, reason=release.reason.value)
-        if self._draining and not left:
+        if self._draining and not len(self._roster):
             self._drained.set()
+
+    def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
+        self._vitals.count(progress)
+        self.desk.report(worker_id, progress)
 
     def _surroundings(self) -> Surroundings:
         return Surroundings(
@@ -251,6 +260,7 @@ class Supervisor:
             permissions=self._settings.permissions,
             environment=self._settings.environment,
             pacing=self._pacing,
+            ramp=self._ramp,
             trusted=self._trusted,
             drain_timeout_s=self._settings.drain_timeout_s * 0.6,
             fence=self._ends.fence,
@@ -260,26 +270,15 @@ class Supervisor:
             on_change=self._reporter.note,
         )
 
-    def _interrupt(self, feed_id: int, why: Interrupt, reason: Reason = Reason.RELEASED) -> None:
-        held = self._running.get(feed_id)
-        if held is not None:
-            held[0].interrupt(why, reason=reason)
-
-    def _interrupt_all(self, why: Interrupt) -> None:
-        for runner, _ in list(self._running.values()):
-            runner.interrupt(why)
-
     def _drain(self) -> None:
         worker = self.keeper.worker
-        logger.info(
-            LogEvent.WORKER_DRAINING, worker=worker.name if worker else None, feeds=len(self._running)
-        )
+        logger.info(LogEvent.WORKER_DRAINING, worker=worker.name if worker else None, feeds=len(self._roster))
         if worker is not None:
             # Before the releases, on the same thread: reconcile must not place here what we let go.
-            self.desk.do(lambda: self._store.workers.drain(worker.id, ask_to_stop=False))
-        if not self._running:
+            self.desk.do(lambda: self._store.workers.drain(worker.id))
+        if not len(self._roster):
             self._drained.set()
-        self._interrupt_all(Interrupt.STOP)
+        self._roster.interrupt_all(Interrupt.STOP)
 
     def _tick(self, count: int) -> None:
         """Every heartbeat: report what moved, compare notes with the database now and then."""
@@ -290,19 +289,13 @@ class Supervisor:
         worker = self.keeper.worker
         if worker is None:
             return
-        self._vitals.show_feeds(runner.status for runner, _ in self._running.values())
-        self._show(count)
+        self._vitals.show_feeds(runner.status for runner, _ in self._roster)
+        self._roster.show(count)
         if count % SHARE_TICKS == 0 and (tenants := self._pacing.limited_tenants()):
             self.desk.do(lambda: self._pacing.share(self._store.leases.running_of(tenants)))
         audit_interval_s = AUDIT_BESIDE_INTERVAL_S if self._beside else AUDIT_INTERVAL_S
         if count and count % max(1, round(audit_interval_s / interval_s)) == 0:
             self._ask_for_audit(worker.id)
-
-    def _show(self, count: int) -> None:
-        # A slice a tick: ten thousand feeds must not all send an event at the same moment.
-        for feed_id, (runner, hooks) in self._running.items():
-            if feed_id % SHOW_TICKS == count % SHOW_TICKS:
-                hooks.progress(f"{runner.feed.name}: {runner.status}")
 
     def _ask_for_audit(self, worker_id: UUID) -> None:
         if self._beside:
@@ -312,17 +305,11 @@ class Supervisor:
 
     def _audit(self, worker_id: UUID, held: set[FeedKey]) -> None:
         # Claims pass through the desk in the same order as this question did, and reach the loop in that
-        # order too: whatever was granted before it is in `_running` by now, whatever came later is not yet.
-        running = {runner.key for runner, _ in self._running.values()}
-        self._lose(running - held)
+        # order too: whatever was granted before it is in the roster by now, whatever came later is not yet.
+        running = self._roster.keys
+        self._roster.lose(running - held)
         for feed_id, epoch in held - running:
             self.desk.release(worker_id, Release(feed_id, epoch, Reason.RELEASED))
-
-    def _lose(self, keys: set[FeedKey]) -> None:
-        for feed_id, epoch in keys:
-            held = self._running.get(feed_id)
-            if held is not None and held[0].key == (feed_id, epoch):
-                held[0].interrupt(Interrupt.LOST)
 
     async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
         answer: asyncio.Future[FeedKey | None] = self._loop.create_future()
@@ -359,7 +346,7 @@ class Supervisor:
     def _suspend(self) -> None:
         if not self.keeper.trusted:
             self._trusted.clear()
-            self._interrupt_all(Interrupt.SUSPEND)
+            self._roster.interrupt_all(Interrupt.SUSPEND)
 
     def resume(self) -> None:
         self._soon(self._resume)
@@ -372,27 +359,40 @@ class Supervisor:
     def gone(self) -> None:
         self._over = self._session_id()
         self.sockets.cut_all()
-        self._soon(self._interrupt_all, Interrupt.LOST)
+        self._soon(self._roster.interrupt_all, Interrupt.LOST)
 
-    def stops_pending(self) -> None:
+    def answered(self, answer: Heartbeat) -> None:
+        self._ramp.share(answer.active_workers)
+        if answer.stops_pending or answer.claims_pending or self._asked:
+            self.summoned()
+
+    def summoned(self) -> None:
         worker = self.keeper.worker
         if worker is not None and not self._beside:
-            self.desk.do(lambda: self._soon(self._stop, self._store.leases.stop_requests(worker.id)))
+            self.desk.do(partial(self._attend, worker.id))
+
+    def _attend(self, worker_id: UUID) -> None:
+        if not self._draining:
+            self._intake.summon(self._store.leases.assigned(worker_id, limit=SUMMONED_MAX))
+        asked = self._store.leases.stop_requests(worker_id)
+        before, self._asked = self._asked, {request.key for request in asked}
+        # Only its owner ends a stop request, by a release, and then it is in the roster no more; unless it was
+        # too slow, and the lease was taken away. It may be the loop that is: the sockets do not wait for it.
+        if over := before - self._asked:
+            self._roster.cut(over)
+            self._soon(self._roster.lose, over)
+        self._soon(self._stop, asked)
 
     def _stop(self, asked: list[StopRequest]) -> None:
-        for request in asked:
-            held = self._running.get(request.feed_id)
-            if held is not None and held[0].key == request.key:
-                held[0].interrupt(Interrupt.STOP, reason=request.reason)
-            else:
-                # The database thinks we run it, and we do not: let go of it, or it would wait for ever.
-                self.desk.release(self._session_id(), Release(request.feed_id, request.epoch, request.reason))
+        # The database thinks that we run these, and we do not: let go of them, or they would wait for ever.
+        for request in self._roster.stop(asked):
+            self.desk.release(self._session_id(), Release(request.feed_id, request.epoch, request.reason))
 
     def reconcile_overdue(self) -> None:
         self._reconcile()
 
     def load(self) -> Load:
-        return self._vitals.load(feeds=len(self._running))
+        return self._vitals.load(feeds=len(self._roster))
 
 
 def _resolve(future: asyncio.Future[Any], result: object) -> None:

@@ -1,23 +1,44 @@
-"""What a worker says of itself with each heartbeat: CPU, memory, and how late its loop runs."""
+"""What a worker says of itself with each heartbeat: CPU, memory, how late its loop runs, and what it lands."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
+from math import exp
 from time import monotonic
 
 import psutil
 
-from feedq.model import Load
+from feedq.model import Load, Progress
 from feedq.telemetry import FEEDS, LOOP_LAG_SECONDS
 
 PROBE_S = 0.5
 """Interval of the timer whose lateness is the lag of the loop."""
+SMOOTHED_OVER_S = 30.0
+"""What a worker lands is averaged over about this long: placement is not to follow each burst of a feed."""
+
+
+class SmoothedRate:
+    """How fast something grows, of late: what was longer ago counts exponentially less. Pure."""
+
+    __slots__ = ("_at", "_per_s", "_total")
+
+    def __init__(self, *, now: float) -> None:
+        self._at, self._total, self._per_s = now, 0, 0.0
+
+    def per_s(self, total: int, *, now: float) -> float:
+        """The rate, when it has grown to this by now. Any interval between two calls will do."""
+        elapsed_s = now - self._at
+        if elapsed_s > 0:
+            fresh = (total - self._total) / elapsed_s
+            self._per_s += (fresh - self._per_s) * (1 - exp(-elapsed_s / SMOOTHED_OVER_S))
+            self._at, self._total = now, total
+        return self._per_s
 
 
 class Vitals:
-    """Measures one process and its event loop. `start` on the loop, `load` from any thread."""
+    """Measures one process and its event loop. `load` from any thread, the others on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -25,6 +46,8 @@ class Vitals:
         self._cpu = (monotonic(), sum(self._process.cpu_times()[:2]))
         self._lag_s = 0.0
         self._due_at = 0.0
+        self._landed = (0, 0)
+        self._rows, self._bytes = SmoothedRate(now=monotonic()), SmoothedRate(now=monotonic())
 
     def start(self) -> None:
         self._due_at = self._loop.time() + PROBE_S
@@ -35,16 +58,28 @@ class Vitals:
         LOOP_LAG_SECONDS.set(self._lag_s)
         self.start()
 
+    def count(self, progress: Iterable[Progress]) -> None:
+        """What has landed since the last time."""
+        rows, size = self._landed
+        for one in progress:
+            rows += one.records
+            size += one.bytes
+        # One assignment: `load` reads both on another thread.
+        self._landed = (rows, size)
+
     def load(self, *, feeds: int) -> Load:
         at, used = monotonic(), sum(self._process.cpu_times()[:2])
         before_at, before_used = self._cpu
         self._cpu = (at, used)
         cpu = (used - before_used) / (at - before_at) if at > before_at else 0.0
+        rows, size = self._landed
         return Load(
             feeds=feeds,
             cpu=round(cpu, 3),
             rss=self._process.memory_info().rss,
             loop_lag_s=round(self.lag_s, 4),
+            rows_per_s=round(self._rows.per_s(rows, now=at), 3),
+            bytes_per_s=round(self._bytes.per_s(size, now=at), 1),
         )
 
     @staticmethod

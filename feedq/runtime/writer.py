@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from threading import Condition, Thread
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkUnavailable
 from feedq.model import JSON, Batch, FeedKey
-from feedq.runtime.outlet import Outlet
+from feedq.runtime.outlet import Budget, Outlet
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
 from feedq.telemetry import (
     BYTES,
@@ -283,9 +283,13 @@ class Writer:
     @staticmethod
     def _answer(answers: Iterable[_Answer]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+        decided: Counter[Budget] = Counter()
         for answer in answers:
-            answer.outlet.give_back(answer.size)
+            decided[answer.outlet.budget] += answer.size
             by_loop.setdefault(answer.outlet.loop, []).append(answer)
+        # It no longer burdens the worker, whether or not a runner is left to hear of it.
+        for budget, size in decided.items():
+            budget.give_back(size)
         for loop, mine in by_loop.items():
             # Closed, at whatever moment: nobody is left to tell there, and the others must be told all the same.
             with contextlib.suppress(RuntimeError):

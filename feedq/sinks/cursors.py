@@ -21,6 +21,8 @@ def cursor_text(cursor: JSON) -> str | None:
     """
     if cursor is None:
         return None
+    if type(cursor) is int:  # most of them, and some thousands a second
+        return str(cursor)
     try:
         text = _encode(cursor)
         text.encode()

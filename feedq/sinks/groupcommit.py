@@ -25,6 +25,7 @@ import psycopg2
 from psycopg2 import sql
 
 from feedq.model import FeedKey
+from feedq.sinks import arrays
 from feedq.sinks.attempt import LandingBroken, attempt
 from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
 from feedq.sinks.catalog import Catalog
@@ -124,8 +125,8 @@ class GroupCommit:
             LOCK_MINE,
             {
                 "environment": self._environment,
-                "feed_ids": [write.feed_id for write in writes],
-                "epochs": [write.epoch for write in writes],
+                "feed_ids": arrays.integers(write.feed_id for write in writes),
+                "epochs": arrays.integers(write.epoch for write in writes),
             },
         )
         return {(feed_id, epoch) for feed_id, epoch in rows}
@@ -179,10 +180,10 @@ class GroupCommit:
             {
                 "environment": self._environment,
                 "commit_id": commit_id,
-                "feed_ids": [write.feed_id for write in advancing],
-                "epochs": [write.epoch for write in advancing],
-                "cursors": [cursor_text(write.cursor) for write in advancing],
-                "records": [self._landed[write.key] for write in advancing],
+                "feed_ids": arrays.integers(write.feed_id for write in advancing),
+                "epochs": arrays.integers(write.epoch for write in advancing),
+                "cursors": arrays.texts([cursor_text(write.cursor) for write in advancing]),
+                "records": arrays.integers(self._landed[write.key] for write in advancing),
             },
         )
         assert len(rows) == len(advancing), "a locked checkpoint did not advance"

@@ -25,6 +25,8 @@ IDLE_IN_TRANSACTION_TIMEOUT_MS: Final = 30_000
 """Backstop for a session frozen inside a transaction that nobody could terminate."""
 STATEMENT_TIMEOUT_MS: Final = 300_000
 """No group commit takes this long in good health; beyond it the feeds would have stood still for ever."""
+GATHERED_BYTES: Final = 64 * 1024
+"""Small chunks are put together up to this."""
 READ_SIZE: Final = 1 << 20
 """Ignored by our readers, which hand over whole chunks; psycopg2's 8 kB would be a call per 50 records."""
 
@@ -81,9 +83,17 @@ class CopySource:
         self.error: Exception | None = None
 
     def read(self, _size: int) -> bytes:
+        gathered: list[bytes] = []
+        size = 0
         try:
-            # An empty chunk would end the COPY, silently and too early.
-            return next(filter(None, self._chunks), b"")
+            # Each read is a call with the interpreter's lock let go of and waited for: not one for every record of
+            # thousands of slow feeds. And an empty one would end the COPY, silently and too early.
+            for chunk in self._chunks:
+                gathered.append(chunk)
+                size += len(chunk)
+                if size >= GATHERED_BYTES:
+                    break
+            return b"".join(gathered)
         except Exception as error:
             # psycopg2 would replace it with "error in .read() call".
             self.error = error

@@ -36,16 +36,17 @@ from feedq.model import (
     TargetState,
     Worker,
     WorkerState,
+    WorkerTarget,
     WorkerView,
 )
-from feedq.placement import Candidate, Waiting
+from feedq.placement import Candidate, Held, Transfer, Waiting
 
 
 class Feeds(Protocol):
     """Desired state. Every change marks the feed dirty, writes an event, and wakes reconcile."""
 
     def add(self, spec: FeedSpec) -> Feed:
-        """Raises `Conflict` when a feed of that name exists."""
+        """Not dirty: its lease says all there is to know. Raises `Conflict` when a feed of that name exists."""
 
     def edit(self, name: str, spec: FeedSpec) -> Feed:
         """Replace the declaration. Unchanged declarations keep their generation. Raises `NotFound`."""
@@ -57,6 +58,14 @@ class Feeds(Protocol):
 
     def remove(self, name: str) -> Feed:
         """Mark as removed; the feed's rows go once nobody streams it."""
+
+    def move(self, name: str, target: UUID, *, stop_within_s: float) -> None:
+        """Promise the feed to this worker, and ask whoever has it to let go within this time.
+
+        Raises `NotFound`, and `Conflict` when the feed cannot be moved as it is (`lease.objection_to_move`).
+        Whether the worker may have it is for the caller to say; should it not take feeds by then, the feed
+        goes anywhere.
+        """
 
     def get(self, name: str) -> Feed: ...
 
@@ -77,11 +86,13 @@ class Workers(Protocol):
     def heartbeat(self, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
         """Renew every lease of the worker, in one statement. None: it was declared gone."""
 
-    def drain(self, worker_id: UUID, *, ask_to_stop: bool) -> bool:
-        """Take no more feeds. ``ask_to_stop`` also asks it to let go of those it has.
+    def drain(self, worker_id: UUID) -> bool:
+        """The process is ending: it takes no more feeds, and lets go of those it has by itself. What it has
+        not claimed yet is free at once. False when it is gone."""
 
-        A worker that drains itself stops them without being asked. False when it is gone.
-        """
+    def set_target(self, worker_id: UUID, target: WorkerTarget) -> bool:
+        """What a person wants of it. Unless it is to serve, what it has not claimed yet is free at once; what
+        it runs is handed over by passes. Wakes reconcile. False when it is gone."""
 
     def leave(self, worker_id: UUID) -> None:
         """Say goodbye: free what is left and end the session."""
@@ -116,6 +127,9 @@ class Leases(Protocol):
 
     def report(self, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
         """Add up progress. Returns what matched; the rest has been lost and must be stopped."""
+
+    def assigned(self, worker_id: UUID, *, limit: int) -> list[FeedKey]:
+        """What waits for this worker to claim it, whether or not a message says so."""
 
     def stop_requests(self, worker_id: UUID) -> list[StopRequest]: ...
 
@@ -161,11 +175,18 @@ class ReconcilePass(Protocol):
     def bury(self, worker_ids: Sequence[UUID]) -> int:
         """Declare gone *and* free every lease, in this transaction. Returns how many leases were freed."""
 
+    def absorb_new(self, *, limit: int) -> int:
+        """Make the lease rows that are missing, and mark clean what needs a place and nothing else, such as new
+        rows made by hand. Of the first ``limit`` dirty feeds. Returns how many are clean now."""
+
     def dirty(self, *, limit: int) -> list[tuple[Feed, Lease]]:
         """Feeds that a person touched, with their leases; a lease row that is missing is made."""
 
-    def apply_edits(self, edits: Sequence[tuple[int, Edit]]) -> None:
+    def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
         """Perform the decisions for these feed ids and mark them clean."""
+
+    def reap(self) -> int:
+        """Free what an owner was asked to let go of and has not by its `stop_by`. Returns how many leases."""
 
     def overdue(self, *, timeout_s: float) -> list[UUID]:
         """Withdraw assignments never claimed in time: back to idle, to be placed anew.
@@ -173,26 +194,59 @@ class ReconcilePass(Protocol):
         Returns the worker of each.
         """
 
-    def waiting(self, *, limit: int) -> list[Waiting]: ...
+    def waiting(self, *, limit: int) -> list[Waiting]:
+        """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
+        that feeds without a place keep no others from theirs."""
 
-    def candidates(self) -> list[Candidate]: ...
+    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+        """Workers that may be given feeds; with their feeds of these tenants, counted from the leases."""
+
+    def leaving(self) -> dict[UUID, int]:
+        """Workers that are to hand over all they have, with how many feeds that still are."""
+
+    def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
+        """Feeds that were asked to move within this time and are not connected at their new worker yet, by that
+        worker."""
+
+    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
+        """Running feeds of these workers, of each the one that has run there longest first; at most ``limit``
+        in all, an equal part of each worker."""
+
+    def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
+        """Ask the owners to let go, and promise each feed to its target. Returns how many were asked."""
+
+    @property
+    def evened_out(self) -> str | None:
+        """What `note_evened_out` was last told."""
+
+    def note_evened_out(self, fingerprint: str) -> None:
+        """No move was found for a fleet that looks like this: it need not be looked at again."""
 
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]: ...
 
     def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
         """Write why feeds wait, where that changed."""
 
-    def sweep(self) -> int:
-        """Compare everything, mark what does not add up as dirty, trim history. Returns repairs."""
+    def sweep(self, *, stop_within_s: float) -> int:
+        """Compare one page of feeds with their leases, mark what does not add up as dirty, count anew what
+        workers hold, trim history. Returns repairs. It goes on with the next page in the pass that comes
+        after."""
 
-    def sweep_is_due(self, *, interval_s: float) -> bool: ...
+    def sweep_is_due(self, *, interval_s: float) -> bool:
+        """Whether one is under way, or began this long ago."""
+
+    def waiting_by_reason(self) -> dict[Reason, int]:
+        """Idle feeds by reason: those held right now, and the rest as the last sweep counted them."""
 
 
 class Fleet(Protocol):
     """What belongs to nobody in particular."""
 
-    def reconcile_pass(self) -> AbstractContextManager[ReconcilePass | None]:
-        """Begin a pass; None when another one is under way. Leaving the block commits and stamps it."""
+    def reconcile_pass(self, *, measured_load: float = 0.0) -> AbstractContextManager[ReconcilePass | None]:
+        """Begin a pass; None when another one is under way. Leaving the block commits and stamps it.
+
+        ``measured_load``, from 0 to 1, is how much of a feed's weight is what was measured of it.
+        """
 
     def wake(self) -> None:
         """Ask for a reconcile pass soon."""

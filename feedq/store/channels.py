@@ -17,6 +17,14 @@ LEADER_LOCK_CLASS = 0x_FEED_02
 PASS_LOCK = 0x_FEED_0003
 """Key of the transaction lock that makes reconcile passes one at a time."""
 
+HELD_LOCKS = f"""
+    SELECT CAST(k.objid AS bigint) AS lock_key FROM pg_locks k
+    WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 2 AND k.classid = {WORKER_LOCK_CLASS}
+      AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+"""The lock keys of workers that have a database session. All in one reading: the server's table of locks is gone
+through as a whole each time, and a fleet of a thousand workers has thousands."""
+
 
 def worker_channel(lock_key: int) -> str:
     """Where a worker hears that something waits for it."""

@@ -11,20 +11,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from feedq.store.channels import LEADER_LOCK_CLASS, WAKE
-from feedq.store.passes import HAS_SESSION
+from feedq.store.channels import HELD_LOCKS, LEADER_LOCK_CLASS, WAKE
 from feedq.store.session import PostgresListener
 from feedq.store.workers import STAMP_ALIVE
 
 BEAT_ELECTION = ("beat", 1)
 """Name of the leader row and second key of the lock."""
 
+PASS_S = 0.25
+"""A pass is stamped when it ends and goes by the time when it began, which is no longer ago than this: a worker
+that settled meanwhile gets another."""
+
 # First look: nobody holds the worker's lock. Second look, by the next round: still nobody, so it is crashed.
 # A heartbeat in between clears the suspicion.
 _LOOK = f"""
-    WITH silent AS (
+    WITH sessions AS MATERIALIZED ({HELD_LOCKS}), silent AS (
         SELECT w.id, w.suspected_at FROM feedq.worker w
-        WHERE w.state <> 'gone' AND w.session_locks AND NOT {HAS_SESSION}
+        WHERE w.state <> 'gone' AND w.session_locks
+          AND NOT EXISTS (SELECT FROM sessions s WHERE s.lock_key = w.lock_key)
     ), first_look AS (
         UPDATE feedq.worker w SET suspected_at = clock_timestamp()
         FROM silent WHERE w.id = silent.id AND silent.suspected_at IS NULL AND w.suspected_at IS NULL
@@ -35,7 +39,14 @@ _LOOK = f"""
         (SELECT count(*) FROM first_look),
         (SELECT count(*) FROM feedq.worker w WHERE w.state <> 'gone' AND w.expires_at < clock_timestamp()),
         (SELECT pass_seq FROM feedq.fleet),
-        (SELECT extract(epoch FROM clock_timestamp() - pass_at)::float8 FROM feedq.fleet)
+        (SELECT extract(epoch FROM clock_timestamp() - pass_at)::float8 FROM feedq.fleet),
+        EXISTS (SELECT FROM feedq.lease WHERE state = 'idle' AND retry_at IS NOT NULL
+                  AND retry_at <= statement_timestamp())
+        OR EXISTS (SELECT FROM feedq.lease WHERE state = 'stopping' AND stop_by <= statement_timestamp())
+        OR EXISTS (SELECT FROM feedq.worker w, feedq.fleet f
+                   WHERE w.state = 'active' AND w.target_state = 'serving'
+                     AND w.started_at + make_interval(secs => %(settle_s)s)
+                         BETWEEN f.pass_at - make_interval(secs => {PASS_S}) AND clock_timestamp())
 """
 
 
@@ -52,13 +63,17 @@ class Look:
     pass_seq: int
     """Counts finished reconcile passes: what was asked for before it grew has been served."""
     pass_age_s: float | None
+    is_due: bool = False
+    """Whether some feed's delay is over, or the time in which an owner should have let go; or a worker has settled
+    since the last pass."""
 
 
 class Election:
     """One candidate's session. Used by one thread; any method may raise `Unavailable`."""
 
-    def __init__(self, url: str, *, holder: UUID, host: str, pid: int, ttl_s: float) -> None:
+    def __init__(self, url: str, *, holder: UUID, host: str, pid: int, ttl_s: float, settle_s: float) -> None:
         self._holder, self._host, self._pid, self._ttl_s = holder, host, pid, ttl_s
+        self._settle_s = settle_s
         self._session = PostgresListener(url, WAKE, application_name=f"feedq-beat/{holder}")
 
     def campaign(self) -> bool:
@@ -105,7 +120,7 @@ class Election:
         return bool(rows)
 
     def look(self) -> Look:
-        return Look(*self._session.execute(_LOOK)[0])
+        return Look(*self._session.execute(_LOOK, {"settle_s": self._settle_s})[0])
 
     def wait(self, timeout_s: float) -> bool:
         """True when reconcile was asked for in time."""

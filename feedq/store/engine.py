@@ -25,6 +25,10 @@ IDLE_IN_TRANSACTION_TIMEOUT_MS = 3_000
 """A process that freezes in a transaction, a reconcile pass say, is thrown out after this. Longer than a pass
 ever computes between two statements; and shorter than a ttl, because the rows it has locked are those that
 heartbeats renew."""
+PLANNER = {"enable_seqscan": "off", "jit": "off"}
+"""Of a million leases a statement wants some thousand, by their keys. The planner does not know how many are idle
+or dirty: a minute after all were, statistics still say so, and then it reads the whole table to join it with the
+keys row by row, which takes minutes."""
 POOL_SIZE = 2
 """Connections kept open a process: one for the leases, one for jobs; more are opened in a rush only."""
 POOL_OVERFLOW = 3
@@ -51,8 +55,9 @@ def driver_options(application_name: str) -> dict[str, Any]:
 
 def _transaction_options(application_name: str) -> dict[str, Any]:
     options = driver_options(application_name)
-    limit = f" -c idle_in_transaction_session_timeout={IDLE_IN_TRANSACTION_TIMEOUT_MS}"
-    return {**options, "options": options["options"] + limit}
+    settings = {"idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT_MS, **PLANNER}
+    added = "".join(f" -c {name}={value}" for name, value in settings.items())
+    return {**options, "options": options["options"] + added}
 
 
 def make_engine(url: str, *, application_name: str) -> Engine:
@@ -79,6 +84,14 @@ def connect_once(url: str) -> Iterator[Connection]:
     """One transaction on a connection of its own. Raises `Unavailable`."""
     engine = create_engine(_psycopg2_url(url), poolclass=NullPool, connect_args=driver_options("feedq-admin"))
     with translate_errors(url), engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def session_once(url: str) -> Iterator[Connection]:
+    """A connection of its own, on which the caller commits. Raises `Unavailable`."""
+    engine = create_engine(_psycopg2_url(url), poolclass=NullPool, connect_args=driver_options("feedq-admin"))
+    with translate_errors(url), engine.connect() as connection:
         yield connection
 
 

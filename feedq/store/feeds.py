@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from uuid import UUID
 
 import orjson
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 from feedq.errors import Conflict, NotFound
+from feedq.lease import first_reason
 from feedq.model import Event, Feed, FeedSpec, FeedView, TargetState
 from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
-from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, event_from, feed_from, feed_view_from
+from feedq.store.moves import move
+from feedq.store.rows import (
+    FEED_COLUMNS,
+    LEASE_COLUMNS,
+    event_from,
+    feed_from,
+    feed_view_from,
+    stored_selector,
+)
 from feedq.telemetry import EventKind
 
 _VIEWS = f"""
@@ -32,9 +42,10 @@ class PostgresFeeds:
 
     def add(self, spec: FeedSpec) -> Feed:
         sql = f"""
-            INSERT INTO feedq.feed AS f (name, tenant, connector, source, sink, labels, weight, target_state)
+            INSERT INTO feedq.feed AS f (name, tenant, connector, source, sink, labels, selector, weight,
+                target_state, dirty)
             VALUES (:name, :tenant, :connector, CAST(:source AS jsonb), CAST(:sink AS jsonb),
-                    CAST(:labels AS jsonb), :weight, :target_state)
+                    CAST(:labels AS jsonb), CAST(:selector AS jsonb), :weight, :target_state, false)
             RETURNING {FEED_COLUMNS}
         """
         with self._database.transaction() as c:
@@ -44,7 +55,9 @@ class PostgresFeeds:
                 if getattr(error.orig, "pgcode", None) != "23505":
                     raise
                 raise Conflict(f"feed {spec.name!r} exists already; `feedq feed edit` changes it") from None
-            c.execute(text("INSERT INTO feedq.lease (feed_id) VALUES (:id)"), {"id": feed.id})
+            # Its lease says all that a pass needs to know, so there is nothing to look at.
+            lease = "INSERT INTO feedq.lease (feed_id, reason) VALUES (:id, :reason)"
+            c.execute(text(lease), {"id": feed.id, "reason": first_reason(feed).value})
             _record(c, EventKind.FEED_ADDED, feed)
         return feed
 
@@ -61,7 +74,8 @@ class PostgresFeeds:
             sql = f"""
                 UPDATE feedq.feed f SET name = :name, tenant = :tenant, connector = :connector,
                     source = CAST(:source AS jsonb), sink = CAST(:sink AS jsonb),
-                    labels = CAST(:labels AS jsonb), weight = :weight, target_state = :target_state,
+                    labels = CAST(:labels AS jsonb), selector = CAST(:selector AS jsonb),
+                    weight = :weight, target_state = :target_state,
                     generation = f.generation + 1, dirty = true, updated_at = clock_timestamp()
                 WHERE id = :id RETURNING {FEED_COLUMNS}
             """
@@ -94,6 +108,12 @@ class PostgresFeeds:
 
     def remove(self, name: str) -> Feed:
         return self._touch(name, "removed_at = clock_timestamp()", EventKind.FEED_REMOVED)
+
+    def move(self, name: str, target: UUID, *, stop_within_s: float) -> None:
+        with self._database.transaction() as c:
+            if not move(c, name, target, stop_within_s=stop_within_s):
+                _locked(c, name)
+                raise Conflict(f"feed {name!r} has no lease at the moment; the next sweep makes one")
 
     def get(self, name: str) -> Feed:
         return self.view(name).feed
@@ -146,6 +166,7 @@ def _parameters(spec: FeedSpec) -> dict[str, Any]:
         "source": orjson.dumps(dict(spec.source)).decode(),
         "sink": orjson.dumps(dict(spec.sink)).decode(),
         "labels": orjson.dumps(dict(spec.labels)).decode(),
+        "selector": orjson.dumps(stored_selector(spec.selector)).decode(),
         "weight": spec.weight,
         "target_state": spec.target_state.value,
     }

@@ -13,11 +13,12 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.lease import Move, states_before
+from feedq.lease import RATE_TIME_S, Move, states_before
 from feedq.model import JSON, Claim, FeedKey, Progress, Reason, Release, StopRequest, WorkerState
 from feedq.store.base import Followed
 from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
+from feedq.store.dirty import look_again
 from feedq.store.rows import FEED_COLUMNS, feed_from
 from feedq.telemetry import EventKind
 
@@ -47,30 +48,36 @@ _CLAIM = f"""
     SELECT held.*, claimed.epoch, claimed.attempts FROM held JOIN claimed ON claimed.feed_id = held.id
 """
 
-_RELEASE = """
+_RELEASE = f"""
     WITH given AS (
         SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:reasons AS text[]),
             CAST(:delays AS float8[]), CAST(:attempts AS int[]), CAST(:errors AS text[]))
             AS t (feed_id, epoch, reason, delay_s, attempts, error)
     ), held AS (
-        SELECT given.* FROM feedq.lease l JOIN given USING (feed_id, epoch)
+        -- Whether it is kept for a successor is what feedq.lease.is_kept_for_successor says.
+        SELECT given.feed_id, given.error, given.attempts, w.name AS worker,
+            CASE WHEN kept THEN 'held' ELSE given.reason END AS reason,
+            CASE WHEN kept THEN :hold_s ELSE given.delay_s END AS delay_s
+        FROM feedq.lease l JOIN given USING (feed_id, epoch) JOIN feedq.worker w ON w.id = l.worker_id
+        CROSS JOIN LATERAL (
+            SELECT :hold_s > 0 AND w.state = 'draining' AND given.reason IN ('drained', 'released')
+                AND l.promised_to IS NULL AS kept
+        ) k
         WHERE l.worker_id = :worker_id AND l.state = ANY(:states) ORDER BY l.feed_id FOR UPDATE OF l
     ), released AS (
+        -- What was promised to another worker stays so.
         UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = held.reason,
-            connected = false, stalled = false, attempts = held.attempts,
+            connected = false, stalled = false, attempts = held.attempts, stop_by = NULL,
+            promised_to = CASE WHEN held.reason <> 'failed' THEN l.promised_to END,
+            moved_at = CASE WHEN held.reason <> 'failed' AND l.promised_to IS NOT NULL THEN l.moved_at END,
+            held_for = CASE WHEN held.reason = 'held' THEN held.worker END,
             retry_at = CASE WHEN held.delay_s > 0
                             THEN clock_timestamp() + make_interval(secs => held.delay_s) END,
             last_error = coalesce(held.error, l.last_error),
             last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END
         FROM held WHERE l.feed_id = held.feed_id
         RETURNING l.feed_id, l.epoch, l.generation, held.reason, held.error
-    ), dirty AS (
-        -- Edited, paused or removed while it ran: looked at again now that it is idle.
-        UPDATE feedq.feed f SET dirty = true FROM released
-        WHERE f.id = released.feed_id AND NOT f.dirty
-          AND (f.removed_at IS NOT NULL OR f.target_state <> 'running'
-               OR f.generation > released.generation)
-    ), history AS (
+    ), dirty AS ({look_again("released")}), history AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
         SELECT :kind, feed_id, :worker_id, epoch,
                jsonb_strip_nulls(jsonb_build_object('reason', reason, 'error', error)) FROM released
@@ -78,7 +85,19 @@ _RELEASE = """
     SELECT feed_id, epoch FROM released
 """
 
-_REPORT = """
+
+def _smoothed(column: str, reported: str) -> str:
+    """`feedq.lease.smoothed`, in SQL."""
+    elapsed = "greatest(held.elapsed_s, 0.001)"
+    return f"""
+        CASE WHEN l.reported_at IS NULL THEN held.{reported} / greatest(held.elapsed_s, 1)
+             -- Beyond twenty time constants there is nothing left, and exp() would underflow.
+             ELSE l.{column} + (1 - exp(-least({elapsed} / {RATE_TIME_S}, 20)))
+                  * (held.{reported} / {elapsed} - l.{column}) END
+    """
+
+
+_REPORT = f"""
     WITH given AS (
         SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[]),
             CAST(:records AS bigint[]), CAST(:bytes AS bigint[]), CAST(:dead AS bigint[]),
@@ -86,7 +105,11 @@ _REPORT = """
             CAST(:stalled AS boolean[]), CAST(:attempts AS int[]), CAST(:errors AS text[]))
             AS t (feed_id, epoch, records, bytes, dead, age_s, cursor, connected, stalled, attempts, error)
     ), held AS (
-        SELECT given.* FROM feedq.lease l JOIN given USING (feed_id, epoch)
+        SELECT given.*, extract(epoch FROM clock_timestamp() - greatest(l.reported_at, l.running_since))::float8
+            AS elapsed_s,
+            -- The owner that lets go of it still reports, and is connected.
+            l.moved_at IS NOT NULL AND l.state = 'running' AND given.connected AS has_arrived
+        FROM feedq.lease l JOIN given USING (feed_id, epoch)
         WHERE l.worker_id = :worker_id AND l.state = ANY(:states) ORDER BY l.feed_id FOR UPDATE OF l
     )
     UPDATE feedq.lease l SET
@@ -94,10 +117,14 @@ _REPORT = """
         bytes_total = l.bytes_total + held.bytes,
         dead_letters_total = l.dead_letters_total + held.dead,
         last_record_at = coalesce(clock_timestamp() - make_interval(secs => held.age_s), l.last_record_at),
+        rows_per_s = {_smoothed("rows_per_s", "records")},
+        bytes_per_s = {_smoothed("bytes_per_s", "bytes")},
+        reported_at = clock_timestamp(),
+        moved_at = CASE WHEN NOT held.has_arrived THEN l.moved_at END,
         cursor = held.cursor, connected = held.connected, stalled = held.stalled, attempts = held.attempts,
         last_error = coalesce(held.error, l.last_error),
         last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END
-    FROM held WHERE l.feed_id = held.feed_id RETURNING l.feed_id, l.epoch
+    FROM held WHERE l.feed_id = held.feed_id RETURNING l.feed_id, l.epoch, held.has_arrived
 """
 
 
@@ -107,8 +134,9 @@ BIGINT_MAX = 2**63 - 1
 class PostgresLeases:
     """`feedq.store.base.Leases` on PostgreSQL."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, restart_hold_s: float = 0.0) -> None:
         self._database = database
+        self._restart_hold_s = restart_hold_s
 
     def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
         parameters = {
@@ -132,6 +160,7 @@ class PostgresLeases:
             "delays": [r.retry_in_s for r in releases],
             "attempts": [r.attempts for r in releases],
             "errors": [_cut(r.error) for r in releases],
+            "hold_s": self._restart_hold_s,
         }
         with self._database.transaction() as c:
             matched = _keys(c, _RELEASE, parameters)
@@ -155,7 +184,18 @@ class PostgresLeases:
             "errors": [_cut(p.error) for p in progress],
         }
         with self._database.transaction() as c:
-            return _keys(c, _REPORT, parameters)
+            matched = c.execute(text(_REPORT), parameters).all()
+            if any(row.has_arrived for row in matched):
+                c.execute(text(WAKE_SQL))  # others may move now
+        return [(row.feed_id, row.epoch) for row in matched]
+
+    def assigned(self, worker_id: UUID, *, limit: int) -> list[FeedKey]:
+        sql = """
+            SELECT feed_id, epoch FROM feedq.lease
+            WHERE worker_id = :worker_id AND state = 'assigned' ORDER BY feed_id LIMIT :limit
+        """
+        with self._database.transaction() as c:
+            return _keys(c, sql, {"worker_id": worker_id, "limit": limit})
 
     def stop_requests(self, worker_id: UUID) -> list[StopRequest]:
         sql = """

@@ -16,7 +16,7 @@ from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, text
 
 from feedq.errors import SchemaBehind
-from feedq.store.engine import connect_once
+from feedq.store.engine import connect_once, session_once
 from feedq.store.tables import SCHEMA
 
 MIGRATION_LOCK = 0x_FEED_0001
@@ -37,13 +37,17 @@ class MigrationStatus:
 
 
 def upgrade(url: str) -> list[str]:
-    """Apply what is pending and return the revisions applied. Raises `Unavailable`."""
-    with connect_once(url) as connection:
-        # For the transaction: whoever comes second waits here, then reads the first one's result.
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+    """Apply what is pending and return the revisions applied. Raises `Unavailable`.
+
+    Each revision is a transaction of its own, or several: none may keep a live fleet waiting for all of them.
+    """
+    with session_once(url) as connection:
+        # For the session: whoever comes second waits here, then reads the first one's result.
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATION_LOCK})
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
         _keep_the_users_tables_apart(connection)
         before = _current(connection)
+        connection.commit()
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")

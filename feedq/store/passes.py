@@ -5,38 +5,41 @@ With nothing to do, a pass reads a handful of partial indexes that are empty, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import cached_property
 from uuid import UUID
 
+import orjson
 from sqlalchemy import Connection, text
 
 from feedq.lease import Edit, Move, Quiet, states_before
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason
-from feedq.placement import Candidate, Waiting
+from feedq.placement import Candidate, Held, Transfer, Waiting
 from feedq.store.base import ReconcilePass, Suspect
-from feedq.store.channels import PASS_LOCK, WAKE_SQL, WORKER_LOCK_CLASS
+from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL
 from feedq.store.database import Database
-from feedq.store.rows import (
-    FEED_COLUMNS,
-    LEASE_COLUMNS,
-    WORKER_COLUMNS,
-    feed_from,
-    lease_from,
-    worker_from,
-)
+from feedq.store.dirty import absorb_new, dirty
+from feedq.store.held import candidates, fold, leaving
+from feedq.store.measured import EFFECTIVE_WEIGHT, Means, means
+from feedq.store.moves import movable, moves_under_way, reap, transfer
+from feedq.store.rows import WORKER_COLUMNS, worker_from
+from feedq.store.sweeping import count_idle, sweep_page, weigh
+from feedq.store.waiting import waiting
 from feedq.store.workers import free_leases, ring_workers
 from feedq.telemetry import EventKind
 
-SWEEP_PAGE = 10_000
-"""Repairs of one sweep; what is left waits for the next."""
+OVERDUE_PER_PASS = 10_000
+"""Bounds a pass after an outage of the broker; the rest is for the next."""
 
-HAS_SESSION = f"""
-    EXISTS (
-        SELECT FROM pg_locks k WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 2
-          AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-          AND k.classid = {WORKER_LOCK_CLASS} AND k.objid = CAST(CAST(w.lock_key AS bigint) AS oid)
+# Leases by nothing but their keys; what state they are in is asked after. Told that few can match, as there were
+# few when statistics were taken, the planner would go through all of them for each.
+_GIVEN = """
+    given AS (
+        SELECT t.*, l.state
+        FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:reasons AS text[])) AS t (feed_id, reason)
+        JOIN feedq.lease l USING (feed_id) ORDER BY feed_id FOR UPDATE OF l
     )
 """
 
@@ -49,22 +52,16 @@ class PostgresFleet:
         self._retention_days = retention_days
 
     @contextmanager
-    def reconcile_pass(self) -> Iterator[ReconcilePass | None]:
+    def reconcile_pass(self, *, measured_load: float = 0.0) -> Iterator[ReconcilePass | None]:
         with self._database.transaction() as c:
             # For the transaction: a pass whose process is killed releases it with its backend.
             free = c.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": PASS_LOCK}).scalar_one()
             if not free:
                 yield None
                 return
-            now = c.execute(text("SELECT clock_timestamp()")).scalar_one()
-            this_pass = PostgresPass(c, now, retention_days=self._retention_days)
+            this_pass = PostgresPass(c, retention_days=self._retention_days, measured_load=measured_load)
             yield this_pass
-            # The fleet's row comes last, here as in a heartbeat: the other way round the two would deadlock.
-            stamp = """
-                UPDATE feedq.fleet SET pass_at = clock_timestamp(), pass_seq = pass_seq + 1,
-                    sweep_at = CASE WHEN :swept THEN clock_timestamp() ELSE sweep_at END
-            """
-            c.execute(text(stamp), {"swept": this_pass.swept})
+            this_pass.stamp()
 
     def wake(self) -> None:
         with self._database.transaction() as c:
@@ -74,11 +71,41 @@ class PostgresFleet:
 class PostgresPass:
     """`feedq.store.base.ReconcilePass` on PostgreSQL."""
 
-    def __init__(self, connection: Connection, now: datetime, *, retention_days: int) -> None:
+    def __init__(self, connection: Connection, *, retention_days: int, measured_load: float) -> None:
         self._c = connection
-        self.now = now
-        self.swept = False
         self._retention_days = retention_days
+        self._measured_load = measured_load
+        row = connection.execute(text("SELECT *, clock_timestamp() AS now FROM feedq.fleet")).one()
+        self.now: datetime = row.now
+        self.evened_out: str | None = row.evened_out
+        self._waiting_after: int = row.waiting_after
+        self._sweep_at: datetime | None = row.sweep_at
+        self._swept_to: int | None = row.swept_to
+        self._idle_counts: dict[str, int] = row.idle_counts
+        self._to_weigh: Mapping[str, int] | None = None
+
+    def stamp(self) -> None:
+        """The fleet's row comes last, here as in a heartbeat: the other way round the two would deadlock."""
+        if self._to_weigh is not None:
+            weigh(self._c, self._to_weigh, means=self._means)
+        sql = """
+            UPDATE feedq.fleet SET pass_at = clock_timestamp(), pass_seq = pass_seq + 1,
+                active_workers = (SELECT count(*) FROM feedq.worker WHERE state = 'active'),
+                evened_out = :evened_out, waiting_after = :waiting_after, sweep_at = :sweep_at,
+                swept_to = :swept_to, idle_counts = CAST(:idle_counts AS jsonb)
+        """
+        parameters = {
+            "evened_out": self.evened_out,
+            "waiting_after": self._waiting_after,
+            "sweep_at": self._sweep_at,
+            "swept_to": self._swept_to,
+            "idle_counts": orjson.dumps(self._idle_counts).decode(),
+        }
+        self._c.execute(text(sql), parameters)
+
+    @cached_property
+    def _means(self) -> Means:
+        return means(self._c, measured=self._measured_load)
 
     def quiet(self, *, ttl_s: float) -> Quiet:
         # A pass may be the first to come back after an outage, before any heartbeat could renew.
@@ -95,11 +122,15 @@ class PostgresPass:
         # Locked before it is judged: a heartbeat that came first is seen here, a later one waits and then
         # finds the worker gone.
         sql = f"""
-            SELECT {WORKER_COLUMNS}, {HAS_SESSION} AS has_session FROM feedq.worker w
+            SELECT {WORKER_COLUMNS} FROM feedq.worker w
             WHERE w.state <> 'gone' AND (w.expires_at < clock_timestamp() OR w.suspected_at IS NOT NULL)
             ORDER BY w.id FOR UPDATE
         """
-        return [Suspect(worker_from(row), row.has_session) for row in self._c.execute(text(sql))]
+        found = [worker_from(row) for row in self._c.execute(text(sql))]
+        if not found:
+            return []
+        held = {row.lock_key for row in self._c.execute(text(HELD_LOCKS))}
+        return [Suspect(worker, worker.lock_key in held) for worker in found]
 
     def bury(self, worker_ids: Sequence[UUID]) -> int:
         sql = """
@@ -113,40 +144,36 @@ class PostgresPass:
         self._c.execute(text(sql), {"ids": ids, "kind": EventKind.WORKER_GONE.value})
         return free_leases(self._c, ids, states=tuple(LeaseState)[1:], reason=Reason.WORKER_GONE.value)
 
-    def dirty(self, *, limit: int) -> list[tuple[Feed, Lease]]:
-        missing = """
-            INSERT INTO feedq.lease (feed_id)
-            SELECT f.id FROM feedq.feed f WHERE f.dirty AND NOT EXISTS (
-                SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
-            ORDER BY f.id LIMIT :limit ON CONFLICT DO NOTHING
-        """
-        sql = f"""
-            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS} FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
-            WHERE f.dirty ORDER BY f.id LIMIT :limit FOR UPDATE OF l, f  -- the lease first, as everywhere
-        """
-        self._c.execute(text(missing), {"limit": limit})
-        rows = self._c.execute(text(sql), {"limit": limit}).all()
-        return [(feed_from(row), lease_from(row, row.id)) for row in rows]
+    def absorb_new(self, *, limit: int) -> int:
+        return absorb_new(self._c, limit=limit)
 
-    def apply_edits(self, edits: Sequence[tuple[int, Edit]]) -> None:
+    def dirty(self, *, limit: int) -> list[tuple[Feed, Lease]]:
+        return dirty(self._c, limit=limit)
+
+    def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
         clean = "UPDATE feedq.feed SET dirty = false WHERE id = ANY(:ids)"
         self._c.execute(text(clean), {"ids": [i for i, _ in edits]})
         self._rename_idle([(i, e.reason) for i, e in edits if e.move is None and e.reason and not e.purge])
         self._withdraw([(i, e.reason) for i, e in edits if e.move is Move.WITHDRAW])
-        self._ask_to_stop([(i, e.reason) for i, e in edits if e.move is Move.ASK_TO_STOP])
+        asked = [(i, e.reason) for i, e in edits if e.move is Move.ASK_TO_STOP]
+        self._ask_to_stop(asked, stop_within_s=stop_within_s)
         purged = [i for i, e in edits if e.purge]
         self._c.execute(text("DELETE FROM feedq.feed WHERE id = ANY(:ids)"), {"ids": purged})
 
     def overdue(self, *, timeout_s: float) -> list[UUID]:
-        sql = """
+        sql = f"""
             WITH late AS (
-                SELECT feed_id, worker_id FROM feedq.lease
-                WHERE state = 'assigned'
-                  AND assigned_at <= clock_timestamp() - make_interval(secs => :timeout_s)
+                SELECT feed_id, worker_id, state FROM feedq.lease
+                WHERE feed_id = ANY(ARRAY(  -- by nothing but keys, as in _GIVEN
+                    SELECT feed_id FROM feedq.lease
+                    WHERE state = 'assigned'
+                      AND assigned_at <= statement_timestamp() - make_interval(secs => :timeout_s)
+                    ORDER BY assigned_at LIMIT {OVERDUE_PER_PASS}))
                 ORDER BY feed_id FOR UPDATE SKIP LOCKED  -- it is being claimed this very moment
             ), freed AS (
-                UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = 'released'
-                FROM late WHERE l.feed_id = late.feed_id RETURNING l.feed_id, late.worker_id, l.epoch
+                UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = 'released', moved_at = NULL
+                FROM late WHERE l.feed_id = late.feed_id AND late.state = 'assigned'
+                RETURNING l.feed_id, late.worker_id, l.epoch
             ), history AS (
                 INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
                 SELECT :kind, feed_id, worker_id, epoch FROM freed
@@ -156,52 +183,54 @@ class PostgresPass:
         kind = EventKind.LEASE_OVERDUE.value
         return [row.worker_id for row in self._c.execute(text(sql), {"timeout_s": timeout_s, "kind": kind})]
 
-    def waiting(self, *, limit: int) -> list[Waiting]:
-        sql = """
-            SELECT l.feed_id, f.weight, l.reason
-            FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
-            WHERE l.state = 'idle' AND l.reason NOT IN ('paused', 'failed', 'removed')
-              AND f.removed_at IS NULL AND f.target_state = 'running'
-              AND (l.retry_at IS NULL OR l.retry_at <= clock_timestamp())
-              -- Removed and declared anew: the one that is ending must be off the source first.
-              AND NOT EXISTS (
-                  SELECT FROM feedq.lease ending JOIN feedq.feed removed ON removed.id = ending.feed_id
-                  WHERE ending.state = 'stopping' AND removed.removed_at IS NOT NULL
-                    AND removed.name = f.name)
-            ORDER BY l.feed_id LIMIT :limit
-        """
-        rows = self._c.execute(text(sql), {"limit": limit}).all()
-        return [Waiting(row.feed_id, row.weight, Reason(row.reason)) for row in rows]
+    def reap(self) -> int:
+        return reap(self._c)
 
-    def candidates(self) -> list[Candidate]:
-        sql = """
-            SELECT w.id, w.queue, w.capacity, w.started_at, w.labels, count(l.feed_id) AS feeds,
-                   coalesce(sum(f.weight), 0)::float8 AS load
-            FROM feedq.worker w
-            LEFT JOIN feedq.lease l ON l.worker_id = w.id
-            LEFT JOIN feedq.feed f ON f.id = l.feed_id
-            WHERE w.state = 'active' AND w.expires_at > clock_timestamp() AND w.suspected_at IS NULL
-            GROUP BY w.id ORDER BY w.id
-        """
-        return [
-            Candidate(row.id, row.queue, row.capacity, row.feeds, row.load, row.started_at, row.labels)
-            for row in self._c.execute(text(sql))
-        ]
+    def waiting(self, *, limit: int) -> list[Waiting]:
+        found, self._waiting_after = waiting(
+            self._c, limit=limit, after=self._waiting_after, means=self._means
+        )
+        return found
+
+    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+        return candidates(self._c, tenants)
+
+    def leaving(self) -> dict[UUID, int]:
+        fold(self._c)
+        return leaving(self._c)
+
+    def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
+        return moves_under_way(self._c, within_s=within_s)
+
+    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
+        return movable(self._c, worker_ids, limit=limit, means=self._means)
+
+    def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
+        return transfer(self._c, transfers, stop_within_s=stop_within_s)
+
+    def note_evened_out(self, fingerprint: str) -> None:
+        self.evened_out = fingerprint
 
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
-        sql = """
+        sql = f"""
             WITH given AS (
                 SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:worker_ids AS uuid[]))
                     AS t (feed_id, worker_id)
-            ), free AS (
-                SELECT given.*, w.queue FROM given
+            ), locked AS (
+                -- By nothing but keys, as in _GIVEN.
+                SELECT given.*, w.queue, {EFFECTIVE_WEIGHT} AS weight,
+                    l.state, w.state AS worker_state, w.target_state FROM given
                 JOIN feedq.lease l USING (feed_id)
+                JOIN feedq.feed f ON f.id = given.feed_id
                 JOIN feedq.worker w ON w.id = given.worker_id
-                WHERE l.state = ANY(:states) AND w.state = 'active'
                 ORDER BY given.feed_id FOR UPDATE OF l FOR SHARE OF w
+            ), free AS (
+                SELECT * FROM locked
+                WHERE state = ANY(:states) AND worker_state = 'active' AND target_state = 'serving'
             ), assigned AS (
                 UPDATE feedq.lease l SET state = 'assigned', epoch = l.epoch + 1, worker_id = free.worker_id,
-                    assigned_at = clock_timestamp(), retry_at = NULL, reason = NULL
+                    assigned_at = clock_timestamp(), retry_at = NULL, reason = NULL, weight = free.weight,
+                    promised_to = NULL, held_for = NULL, stop_by = NULL
                 FROM free WHERE l.feed_id = free.feed_id
                 RETURNING l.feed_id, l.epoch, l.worker_id, free.queue
             ), history AS (
@@ -215,92 +244,60 @@ class PostgresPass:
             "worker_ids": [str(worker_id) for _, worker_id in pairs],
             "states": [s.value for s in states_before(Move.ASSIGN)],
             "kind": EventKind.LEASE_ASSIGNED.value,
+            **self._means.parameters(),
         }
         rows = self._c.execute(text(sql), parameters).all()
+        # The messages follow; a worker that hears this first need not wait for them.
+        ring_workers(self._c, list({row.worker_id for row in rows}))
         return [Assignment(row.feed_id, row.epoch, row.worker_id, row.queue) for row in rows]
 
     def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
         self._rename_idle([(feed_id, reason) for feed_id, reason in unplaced])
 
     def sweep_is_due(self, *, interval_s: float) -> bool:
-        sql = """
-            SELECT sweep_at IS NULL OR sweep_at <= clock_timestamp() - make_interval(secs => :s)
-            FROM feedq.fleet
-        """
-        return bool(self._c.execute(text(sql), {"s": interval_s}).scalar_one())
+        if self._swept_to is not None or self._sweep_at is None:
+            return True
+        return self._sweep_at <= self.now - timedelta(seconds=interval_s)
 
-    def sweep(self) -> int:
-        # Whoever changed a row by hand skipped our bookkeeping: find what does not add up, mark it dirty,
-        # and let the usual path mend it. What somebody has locked can wait for the next sweep.
-        mismatched = """
-            WITH missing AS (
-                SELECT f.id FROM feedq.feed f
-                WHERE NOT f.dirty AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
-                ORDER BY f.id LIMIT :page
-            ), mismatched AS (
-                SELECT f.id FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
-                WHERE NOT f.dirty AND (
-                    (l.state IN ('running', 'assigned')
-                        AND (f.removed_at IS NOT NULL OR f.target_state <> 'running'))
-                    OR (l.state = 'running' AND l.generation < f.generation)
-                    OR (l.state = 'idle' AND f.removed_at IS NOT NULL)
-                    OR (l.state = 'idle' AND l.reason = 'paused' AND f.target_state = 'running')
-                    OR (l.state = 'idle' AND l.reason IS NULL))
-                ORDER BY f.id LIMIT :page FOR UPDATE OF l, f SKIP LOCKED
-            )
-            UPDATE feedq.feed SET dirty = true
-            WHERE id IN (SELECT id FROM missing UNION ALL SELECT id FROM mismatched)
-        """
-        trim = """
-            DELETE FROM feedq.event WHERE id IN (
-                SELECT id FROM feedq.event WHERE at < clock_timestamp() - make_interval(days => :days)
-                ORDER BY id LIMIT :page)
-        """
-        repaired = self._c.execute(text(mismatched), {"page": SWEEP_PAGE}).rowcount
-        orphans = self._free_orphans()
-        self._c.execute(text(trim), {"days": self._retention_days, "page": SWEEP_PAGE})
-        self._forget_workers()
-        self.swept = True
-        return repaired + orphans
+    def sweep(self, *, stop_within_s: float) -> int:
+        if self._swept_to is None:
+            self._sweep_at = self.now
+            self._idle_counts = count_idle(self._c)
+        swept = sweep_page(
+            self._c,
+            after=self._swept_to or 0,
+            retention_days=self._retention_days,
+            stop_within_s=stop_within_s,
+        )
+        self._swept_to = swept.swept_to
+        self._to_weigh = swept.page
+        return swept.repaired
 
-    def _free_orphans(self) -> int:
-        """Leases of workers that are gone already: a row changed by hand, or restored from a backup."""
-        sql = """
-            SELECT DISTINCT l.worker_id FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
-            WHERE w.state = 'gone'
-        """
-        ids = [row.worker_id for row in self._c.execute(text(sql))]
-        if not ids:
-            return 0
-        return free_leases(self._c, ids, states=tuple(LeaseState)[1:], reason=Reason.WORKER_GONE.value)
-
-    def _forget_workers(self) -> None:
-        sql = """
-            DELETE FROM feedq.worker w
-            WHERE w.state = 'gone' AND w.heartbeat_at < clock_timestamp() - make_interval(days => :days)
-              AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id)
-        """
-        self._c.execute(text(sql), {"days": self._retention_days})
+    def waiting_by_reason(self) -> dict[Reason, int]:
+        held = "SELECT count(*) FROM feedq.lease WHERE held_for IS NOT NULL"
+        counts = {Reason(reason): feeds for reason, feeds in self._idle_counts.items()}
+        return counts | {Reason.HELD: self._c.execute(text(held)).scalar_one()}
 
     def _rename_idle(self, reasons: Sequence[tuple[int, Reason | None]]) -> None:
         if not reasons:
             return
-        sql = """
-            UPDATE feedq.lease l SET reason = given.reason, retry_at = NULL,
+        sql = f"""
+            WITH {_GIVEN}
+            UPDATE feedq.lease l SET reason = given.reason, retry_at = NULL, held_for = NULL,
+                promised_to = CASE WHEN given.reason IN ('new', 'settling') THEN l.promised_to END,
+                moved_at = CASE WHEN given.reason IN ('new', 'settling') THEN l.moved_at END,
                 attempts = CASE WHEN given.reason = 'new' THEN 0 ELSE l.attempts END
-            FROM (SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:reasons AS text[]))
-                    AS t (feed_id, reason) ORDER BY feed_id) given
-            WHERE l.feed_id = given.feed_id AND l.state = 'idle'
+            FROM given WHERE l.feed_id = given.feed_id AND given.state = 'idle'
         """
         self._c.execute(text(sql), _reason_columns(reasons))
 
     def _withdraw(self, reasons: Sequence[tuple[int, Reason | None]]) -> None:
         if not reasons:
             return
-        sql = """
-            UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = given.reason
-            FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:reasons AS text[])) AS given (feed_id, reason)
-            WHERE l.feed_id = given.feed_id AND l.state = ANY(:states)
+        sql = f"""
+            WITH {_GIVEN}
+            UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = given.reason, moved_at = NULL
+            FROM given WHERE l.feed_id = given.feed_id AND given.state = ANY(:states)
         """
         states = [s.value for s in states_before(Move.WITHDRAW)]
         self._c.execute(text(sql), {**_reason_columns(reasons), "states": states})
@@ -308,14 +305,14 @@ class PostgresPass:
         again = "UPDATE feedq.feed SET dirty = true WHERE id = ANY(:ids) AND removed_at IS NOT NULL"
         self._c.execute(text(again), {"ids": [i for i, _ in reasons]})
 
-    def _ask_to_stop(self, reasons: Sequence[tuple[int, Reason | None]]) -> None:
+    def _ask_to_stop(self, reasons: Sequence[tuple[int, Reason | None]], *, stop_within_s: float) -> None:
         if not reasons:
             return
-        sql = """
-            WITH asked AS (
-                UPDATE feedq.lease l SET state = 'stopping', reason = given.reason
-                FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:reasons AS text[])) AS given (feed_id, reason)
-                WHERE l.feed_id = given.feed_id AND l.state = ANY(:states)
+        sql = f"""
+            WITH {_GIVEN}, asked AS (
+                UPDATE feedq.lease l SET state = 'stopping', reason = given.reason,
+                    stop_by = clock_timestamp() + make_interval(secs => :stop_within_s)
+                FROM given WHERE l.feed_id = given.feed_id AND given.state = ANY(:states)
                 RETURNING l.feed_id, l.epoch, l.worker_id, l.reason
             ), history AS (
                 INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
@@ -326,6 +323,7 @@ class PostgresPass:
         parameters = {
             **_reason_columns(reasons),
             "states": [s.value for s in states_before(Move.ASK_TO_STOP)],
+            "stop_within_s": stop_within_s,
             "kind": EventKind.STOP_REQUESTED.value,
         }
         workers = [row.worker_id for row in self._c.execute(text(sql), parameters)]

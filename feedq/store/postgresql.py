@@ -17,13 +17,18 @@ class PostgresStore:
     """`feedq.store.base.Store` on a migrated database. Connects when it is first used. Thread-safe."""
 
     def __init__(
-        self, url: str, *, application_name: str = "feedq", retention_days: int = RETENTION_DAYS
+        self,
+        url: str,
+        *,
+        application_name: str = "feedq",
+        retention_days: int = RETENTION_DAYS,
+        restart_hold_s: float = 0.0,
     ) -> None:
         self._url = url
         self._database = Database(url, application_name=application_name)
         self.feeds = PostgresFeeds(self._database)
         self.workers = PostgresWorkers(self._database)
-        self.leases = PostgresLeases(self._database)
+        self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
         self.fleet = PostgresFleet(self._database, retention_days=retention_days)
 
     def session(self, worker: Worker, *, ttl_s: float) -> PostgresSession:

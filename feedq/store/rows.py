@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from feedq import lease as policy
 from feedq.model import (
+    ANYWHERE,
     Event,
     Feed,
     FeedSpec,
@@ -14,25 +16,40 @@ from feedq.model import (
     LeaseState,
     Load,
     Reason,
+    Selector,
     TargetState,
     Worker,
     WorkerState,
+    WorkerTarget,
     WorkerView,
 )
 
 FEED_COLUMNS = (
-    "f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.weight, f.target_state, "
-    "f.generation AS feed_generation, f.created_at, f.updated_at, f.removed_at"
+    "f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, "
+    "f.weight AS feed_weight, f.target_state, f.generation AS feed_generation, f.created_at, f.updated_at, "
+    "f.removed_at"
 )
 LEASE_COLUMNS = (
     "l.epoch, l.state, l.reason, l.worker_id, l.generation, l.assigned_at, l.running_since, l.retry_at, "
     "l.attempts, l.last_error, l.last_error_at, l.connected, l.stalled, l.records_total, l.bytes_total, "
-    "l.dead_letters_total, l.last_record_at, l.cursor"
+    "l.dead_letters_total, l.last_record_at, l.cursor, l.promised_to, l.moved_at, l.stop_by, l.held_for, "
+    "l.weight, l.rows_per_s, l.bytes_per_s, l.reported_at"
 )
 WORKER_COLUMNS = (
     "w.id, w.name, w.queue, w.capacity, w.labels, w.host, w.pid, w.version, w.state, w.lock_key, "
-    "w.started_at, w.heartbeat_at, w.expires_at, w.suspected_at, w.feeds, w.cpu, w.rss, w.loop_lag_s"
+    "w.started_at, w.heartbeat_at, w.expires_at, w.suspected_at, w.feeds, w.cpu, w.rss, w.loop_lag_s, "
+    "w.rows_per_s, w.bytes_per_s, w.target_state"
 )
+
+
+def selector_from(stored: Mapping[str, Mapping[str, str]] | None) -> Selector:
+    return Selector(stored.get("required", {}), stored.get("preferred", {})) if stored else ANYWHERE
+
+
+def stored_selector(selector: Selector) -> dict[str, dict[str, str]]:
+    """As its column holds it: parts that say nothing are left out."""
+    parts = {"required": dict(selector.required), "preferred": dict(selector.preferred)}
+    return {name: part for name, part in parts.items() if part}
 
 
 def feed_from(row: Any) -> Feed:
@@ -43,7 +60,8 @@ def feed_from(row: Any) -> Feed:
         sink=row.sink,
         tenant=row.tenant,
         labels=row.labels,
-        weight=row.weight,
+        selector=selector_from(row.selector),
+        weight=row.feed_weight,
         target_state=TargetState(row.target_state),
     )
     return Feed(row.id, spec, row.feed_generation, row.created_at, row.updated_at, row.removed_at)
@@ -70,6 +88,14 @@ def lease_from(row: Any, feed_id: int) -> Lease:
         dead_letters_total=row.dead_letters_total,
         last_record_at=row.last_record_at,
         cursor=row.cursor,
+        promised_to=row.promised_to,
+        moved_at=row.moved_at,
+        stop_by=row.stop_by,
+        held_for=row.held_for,
+        weight=row.weight,
+        rows_per_s=row.rows_per_s,
+        bytes_per_s=row.bytes_per_s,
+        reported_at=row.reported_at,
     )
 
 
@@ -96,13 +122,14 @@ def worker_from(row: Any) -> Worker:
         started_at=row.started_at,
         heartbeat_at=row.heartbeat_at,
         expires_at=row.expires_at,
-        load=Load(row.feeds, row.cpu, row.rss, row.loop_lag_s),
+        load=Load(row.feeds, row.cpu, row.rss, row.loop_lag_s, row.rows_per_s, row.bytes_per_s),
         suspected_at=row.suspected_at,
+        target_state=WorkerTarget(row.target_state),
     )
 
 
 def worker_view_from(row: Any) -> WorkerView:
-    return WorkerView(worker_from(row), row.leases, row.heartbeat_age_s)
+    return WorkerView(worker_from(row), row.leases, row.heartbeat_age_s, row.promised, row.load)
 
 
 def event_from(row: Any) -> Event:

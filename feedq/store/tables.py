@@ -46,6 +46,8 @@ feed = Table(
     Column("source", JSONB, nullable=False),
     Column("sink", JSONB, nullable=False),
     Column("labels", JSONB, nullable=False, server_default=text("'{}'")),
+    # {"required": {…}, "preferred": {…}}, empty parts left out.
+    Column("selector", JSONB, nullable=False, server_default=text("'{}'")),
     Column("weight", Float, nullable=False, server_default=text("1")),
     Column("target_state", Text, nullable=False, server_default="running"),
     Column("generation", Integer, nullable=False, server_default=text("1")),
@@ -83,9 +85,15 @@ worker = Table(
     Column("cpu", Float, nullable=False, server_default=text("0")),
     Column("rss", BigInteger, nullable=False, server_default=text("0")),
     Column("loop_lag_s", Float, nullable=False, server_default=text("0")),
+    Column("target_state", Text, nullable=False, server_default="serving"),
+    Column("rows_per_s", Float, nullable=False, server_default=text("0")),
+    Column("bytes_per_s", Float, nullable=False, server_default=text("0")),
     CheckConstraint("state IN ('active', 'draining', 'gone')", name="worker_state"),
+    CheckConstraint("target_state IN ('serving', 'cordoned', 'drained')", name="worker_target_state"),
     CheckConstraint("capacity >= 0", name="worker_capacity"),
     Index("worker_live", "id", postgresql_where=text("state <> 'gone'")),
+    # A heartbeat touches no indexed column: with room in the page it leaves nothing for a vacuum.
+    postgresql_with={"fillfactor": "50"},
 )
 
 lease = Table(
@@ -110,18 +118,66 @@ lease = Table(
     Column("dead_letters_total", BigInteger, nullable=False, server_default=text("0")),
     _stamp("last_record_at"),
     Column("cursor", JSONB),
+    # What it counts for at its worker: the feed's weight when it was assigned, or what was measured since.
+    Column("weight", Float, nullable=False, server_default=text("1")),
+    Column("promised_to", UUID(as_uuid=True)),
+    _stamp("moved_at"),
+    _stamp("stop_by"),
+    Column("held_for", Text),
+    Column("rows_per_s", Float, nullable=False, server_default=text("0")),
+    Column("bytes_per_s", Float, nullable=False, server_default=text("0")),
+    _stamp("reported_at"),
     CheckConstraint("state IN ('idle', 'assigned', 'running', 'stopping')", name="lease_state"),
     CheckConstraint("(state = 'idle') = (worker_id IS NULL)", name="lease_owner"),
     Index(
-        "lease_waiting",
+        "lease_ready",
         "feed_id",
-        postgresql_where=text("state = 'idle' AND reason NOT IN ('paused', 'failed', 'removed')"),
+        postgresql_where=text(
+            "state = 'idle' AND retry_at IS NULL "
+            "AND reason NOT IN ('paused', 'failed', 'removed', 'no_capacity', 'no_match')"
+        ),
     ),
+    Index(
+        "lease_unplaced",
+        "reason",
+        "feed_id",
+        postgresql_where=text(
+            "state = 'idle' AND reason IN ('no_capacity', 'no_match', 'backoff', 'paused', 'failed')"
+        ),
+    ),
+    Index("lease_due", "retry_at", postgresql_where=text("state = 'idle' AND retry_at IS NOT NULL")),
+    Index("lease_held_for", "held_for", postgresql_where=text("held_for IS NOT NULL")),
+    Index("lease_stop_by", "stop_by", postgresql_where=text("state = 'stopping'")),
+    Index("lease_promised", "promised_to", postgresql_where=text("promised_to IS NOT NULL")),
+    Index("lease_moved", "moved_at", postgresql_where=text("moved_at IS NOT NULL")),
     Index("lease_assigned", "assigned_at", postgresql_where=text("state = 'assigned'")),
+    Index("lease_assigned_to", "worker_id", postgresql_where=text("state = 'assigned'")),
     Index("lease_stopping", "worker_id", postgresql_where=text("state = 'stopping'")),
-    Index("lease_worker", "worker_id", postgresql_where=text("worker_id IS NOT NULL")),
+    Index("lease_held_by", "worker_id", "running_since", postgresql_where=text("worker_id IS NOT NULL")),
     # Progress is written often and touches no indexed column: leave room for updates within the page.
     postgresql_with={"fillfactor": "70", "autovacuum_vacuum_scale_factor": "0.05"},
+)
+
+held_change = Table(
+    "held_change",
+    metadata,
+    # What statements on `lease` changed of what workers hold: written by its triggers, folded into `worker_held`
+    # by each pass. Insert-only, so that nobody waits for the row of a worker.
+    Column("worker_id", UUID(as_uuid=True), nullable=False),
+    Column("feeds", Integer, nullable=False),
+    Column("weight", Float, nullable=False),
+    postgresql_with={"autovacuum_vacuum_threshold": "1000", "autovacuum_vacuum_scale_factor": "0"},
+)
+
+worker_held = Table(
+    "worker_held",
+    metadata,
+    # What each worker holds, so that a pass need not count leases. Only passes touch it, one at a time.
+    Column("worker_id", UUID(as_uuid=True), ForeignKey(worker.c.id, ondelete="CASCADE"), primary_key=True),
+    Column("feeds", Integer, nullable=False, server_default=text("0")),
+    Column("weight", Float, nullable=False, server_default=text("0")),
+    _stamp("counted_at"),
+    postgresql_with={"fillfactor": "50"},
 )
 
 event = Table(
@@ -148,7 +204,16 @@ fleet = Table(
     _stamp("pass_at"),
     Column("pass_seq", BigInteger, nullable=False, server_default=text("0")),
     _stamp("sweep_at"),
+    Column("active_workers", Integer, nullable=False, server_default=text("1")),
+    # The fleet for which no move was found, as a fingerprint.
+    Column("evened_out", Text),
+    # Where the next pass goes on when not every feed without a place could be looked at.
+    Column("waiting_after", BigInteger, nullable=False, server_default=text("0")),
+    # How far the sweep under way has come; null between two.
+    Column("swept_to", BigInteger),
+    Column("idle_counts", JSONB, nullable=False, server_default=text("'{}'")),
     CheckConstraint("id = 1", name="fleet_one_row"),
+    postgresql_with={"fillfactor": "10"},
 )
 
 leader = Table(

@@ -1,4 +1,4 @@
-"""Worker sessions: register, heartbeat, drain, leave."""
+"""Worker sessions: register, heartbeat, cordon, drain, leave."""
 
 from __future__ import annotations
 
@@ -9,12 +9,29 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.model import Heartbeat, LeaseState, Load, NewWorker, Worker, WorkerState, WorkerView
+from feedq.model import (
+    Heartbeat,
+    LeaseState,
+    Load,
+    NewWorker,
+    Reason,
+    Worker,
+    WorkerState,
+    WorkerTarget,
+    WorkerView,
+)
 from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
+from feedq.store.dirty import look_again
 from feedq.store.rows import WORKER_COLUMNS, worker_from, worker_view_from
 from feedq.telemetry import EventKind
 
+TARGET_EVENTS = {
+    WorkerTarget.SERVING: EventKind.WORKER_UNCORDONED,
+    WorkerTarget.CORDONED: EventKind.WORKER_CORDONED,
+    WorkerTarget.DRAINED: EventKind.WORKER_DRAINING,
+}
+"""What history calls it when a person wants this of a worker."""
 ALIVE_STAMP_S = 1.0
 """The fleet row is stamped at most this often: a thousand heartbeats must not queue for one row. With a
 short ttl more often, or every stamp would look like the end of a silence."""
@@ -38,11 +55,14 @@ HEARTBEAT = f"""
         heartbeat_at = clock_timestamp(),
         expires_at = clock_timestamp() + make_interval(secs => %(ttl_s)s),
         suspected_at = NULL,
-        feeds = %(feeds)s, cpu = %(cpu)s, rss = %(rss)s, loop_lag_s = %(loop_lag_s)s
+        feeds = %(feeds)s, cpu = %(cpu)s, rss = %(rss)s, loop_lag_s = %(loop_lag_s)s,
+        rows_per_s = %(rows_per_s)s, bytes_per_s = %(bytes_per_s)s
     WHERE w.id = %(worker_id)s AND w.state <> 'gone'
     RETURNING w.state,
         EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id AND l.state = 'stopping'),
-        (SELECT extract(epoch FROM clock_timestamp() - pass_at)::float8 FROM feedq.fleet)
+        EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id AND l.state = 'assigned'),
+        (SELECT extract(epoch FROM clock_timestamp() - pass_at)::float8 FROM feedq.fleet),
+        (SELECT active_workers FROM feedq.fleet)
 """
 
 
@@ -54,11 +74,13 @@ def heartbeat_parameters(worker_id: UUID, load: Load, ttl_s: float) -> dict[str,
         "cpu": load.cpu,
         "rss": load.rss,
         "loop_lag_s": load.loop_lag_s,
+        "rows_per_s": load.rows_per_s,
+        "bytes_per_s": load.bytes_per_s,
     }
 
 
 def heartbeat_from(row: tuple[Any, ...] | None) -> Heartbeat | None:
-    return None if row is None else Heartbeat(WorkerState(row[0]), row[1], row[2])
+    return None if row is None else Heartbeat(WorkerState(row[0]), *row[1:])
 
 
 class PostgresWorkers:
@@ -96,49 +118,69 @@ class PostgresWorkers:
             row = c.exec_driver_sql(HEARTBEAT, heartbeat_parameters(worker_id, load, ttl_s)).one_or_none()
         return heartbeat_from(None if row is None else tuple(row))
 
-    def drain(self, worker_id: UUID, *, ask_to_stop: bool) -> bool:
+    def drain(self, worker_id: UUID) -> bool:
         sql = "UPDATE feedq.worker SET state = 'draining' WHERE id = :id AND state <> 'gone' RETURNING id"
         with self._database.transaction() as c:
             if c.execute(text(sql), {"id": worker_id}).one_or_none() is None:
                 return False
             _record(c, EventKind.WORKER_DRAINING, worker_id)
-        # A transaction of its own: to hold the worker's row while waiting for leases is what a pass does
-        # the other way round. Killed in between, a dispatch time-out or a second drain does the rest.
-        with self._database.transaction() as c:
-            # Not claimed yet: nobody streams it, so it may go elsewhere at once. A claim that races with
-            # this waits for the row and then finds it idle.
-            free_leases(c, [worker_id], states=(LeaseState.ASSIGNED,), reason="drained")
-            if ask_to_stop:
-                ask = """
-                    WITH held AS (
-                        SELECT feed_id FROM feedq.lease WHERE worker_id = :id AND state = 'running'
-                        ORDER BY feed_id FOR UPDATE
-                    ), asked AS (
-                        UPDATE feedq.lease l SET state = 'stopping', reason = 'drained'
-                        FROM held WHERE l.feed_id = held.feed_id RETURNING l.feed_id, l.epoch, l.worker_id
-                    )
-                    INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-                    SELECT :kind, feed_id, worker_id, epoch, '{"reason": "drained"}' FROM asked
-                """
-                c.execute(text(ask), {"id": worker_id, "kind": EventKind.STOP_REQUESTED.value})
-                ring_workers(c, [worker_id])
-            c.execute(text(WAKE_SQL))
+        self._free_the_unclaimed(worker_id, reason=Reason.DRAINED)
         return True
+
+    def set_target(self, worker_id: UUID, target: WorkerTarget) -> bool:
+        sql = """
+            UPDATE feedq.worker w SET target_state = :target
+            FROM (SELECT id, target_state FROM feedq.worker WHERE id = :id FOR UPDATE) was
+            WHERE w.id = was.id AND w.state <> 'gone' RETURNING was.target_state
+        """
+        with self._database.transaction() as c:
+            before = c.execute(text(sql), {"id": worker_id, "target": target.value}).scalar_one_or_none()
+            if before is None:
+                return False
+            if before != target:
+                _record(c, TARGET_EVENTS[target], worker_id)
+        if target is not WorkerTarget.SERVING:
+            drained = target is WorkerTarget.DRAINED
+            self._free_the_unclaimed(worker_id, reason=Reason.DRAINED if drained else Reason.RELEASED)
+        return True
+
+    def _free_the_unclaimed(self, worker_id: UUID, *, reason: Reason) -> None:
+        """Nobody streams it yet, so it may go elsewhere at once; a claim that races waits for the row and
+        finds it idle.
+
+        A transaction of its own: to hold the worker's row while waiting for leases is what a pass does the
+        other way round. Killed before it, a dispatch time-out does the rest.
+        """
+        with self._database.transaction() as c:
+            free_leases(c, [worker_id], states=(LeaseState.ASSIGNED,), reason=reason.value)
+            c.execute(text(WAKE_SQL))
 
     def leave(self, worker_id: UUID) -> None:
         sql = "UPDATE feedq.worker SET state = 'gone' WHERE id = :id AND state <> 'gone' RETURNING id"
         with self._database.transaction() as c:
             if c.execute(text(sql), {"id": worker_id}).one_or_none() is None:
                 return
-            free_leases(c, [worker_id], states=tuple(LeaseState)[1:], reason="released")
+            free_leases(c, [worker_id], states=tuple(LeaseState)[1:], reason=Reason.RELEASED.value)
             _record(c, EventKind.WORKER_LEFT, worker_id)
 
     def views(self, *, gone: bool = False) -> list[WorkerView]:
         sql = f"""
             SELECT {WORKER_COLUMNS},
                 extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS heartbeat_age_s,
-                (SELECT count(*) FROM feedq.lease l WHERE l.worker_id = w.id) AS leases
-            FROM feedq.worker w WHERE :gone OR w.state <> 'gone' ORDER BY w.name, w.started_at
+                (coalesce(h.feeds, 0) + coalesce(c.feeds, 0))::int AS leases,
+                coalesce(p.feeds, 0)::int AS promised,
+                coalesce(h.weight, 0) + coalesce(c.weight, 0) AS load
+            FROM feedq.worker w
+            LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
+            LEFT JOIN (
+                SELECT worker_id, sum(feeds) AS feeds, sum(weight) AS weight
+                FROM feedq.held_change GROUP BY worker_id
+            ) c ON c.worker_id = w.id
+            LEFT JOIN (
+                SELECT promised_to, count(*) AS feeds FROM feedq.lease
+                WHERE promised_to IS NOT NULL AND state IN ('idle', 'stopping') GROUP BY promised_to
+            ) p ON p.promised_to = w.id
+            WHERE :gone OR w.state <> 'gone' ORDER BY w.name, w.started_at
         """
         with self._database.transaction() as c:
             return [worker_view_from(row) for row in c.execute(text(sql), {"gone": gone})]
@@ -152,21 +194,17 @@ class PostgresWorkers:
 
 def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseState, ...], reason: str) -> int:
     """Back to idle with what these workers hold; the next tenure has another epoch."""
-    sql = """
+    sql = f"""
         WITH held AS (
             SELECT feed_id, worker_id FROM feedq.lease
             WHERE worker_id = ANY(:ids) AND state = ANY(:states) ORDER BY feed_id FOR UPDATE
         ), freed AS (
             UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = :reason, connected = false,
-                stalled = false, retry_at = NULL
+                stalled = false, retry_at = NULL, promised_to = NULL, moved_at = NULL, stop_by = NULL,
+                held_for = NULL
             FROM held WHERE l.feed_id = held.feed_id
             RETURNING l.feed_id, held.worker_id, l.epoch, l.generation
-        ), dirty AS (
-            -- What was edited, paused or removed while it ran is looked at again now that it is idle.
-            UPDATE feedq.feed f SET dirty = true FROM freed
-            WHERE f.id = freed.feed_id AND NOT f.dirty
-              AND (f.removed_at IS NOT NULL OR f.target_state <> 'running' OR f.generation > freed.generation)
-        )
+        ), dirty AS ({look_again("freed")})
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
         SELECT :kind, feed_id, worker_id, epoch, jsonb_build_object('reason', CAST(:reason AS text))
         FROM freed
@@ -184,7 +222,7 @@ def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseSta
 
 
 def ring_workers(c: Connection, worker_ids: list[UUID]) -> None:
-    """Tell these workers that a stop request waits for them."""
+    """Tell these workers that something waits for them: a stop request, or a feed to claim."""
     sql = "SELECT pg_notify('feedq_worker_' || lock_key, '') FROM feedq.worker WHERE id = ANY(:ids)"
     c.execute(text(sql), {"ids": worker_ids})
 

@@ -7,16 +7,34 @@ an epoch, and nobody who is gone holds a lease.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from feedq.control import PassReport, drain_worker, reconcile
+from feedq.control import (
+    PassReport,
+    cordon_worker,
+    drain_worker,
+    move_feed,
+    reconcile,
+    uncordon_worker,
+)
 from feedq.errors import Unavailable
-from feedq.model import Event, FeedKey, FeedSpec, LeaseState, Status, TargetState, WorkerState
+from feedq.lease import on_edit
+from feedq.model import (
+    Event,
+    FeedKey,
+    FeedSpec,
+    LeaseState,
+    Selector,
+    Status,
+    TargetState,
+    WorkerState,
+)
 from feedq.settings import Settings
 from feedq.telemetry import EventKind
 from feedq.testing.clock import ManualClock, SkewedClock
+from feedq.testing.invariants import overfull_workers, problems_of_move
 from feedq.testing.memory import MemoryStore
 from feedq.testing.paper import PaperBroker, PaperSink, PaperSource
 from feedq.testing.worker import PaperWorker, numbers
@@ -30,6 +48,12 @@ DURATIONS = Settings.model_construct(
     dispatch_timeout_s=10.0,
     settle_s=2.0,
     sweep_interval_s=60.0,
+    measured_load=0.0,
+    tenant_caps={},
+    rebalance_band=0.1,
+    moves_per_pass=100,
+    handoff_timeout_s=10.0,
+    restart_hold_s=0.0,
 )
 """Neither from the environment nor from the defaults: no transcript may change because one of those does."""
 
@@ -53,7 +77,7 @@ class PaperFleet:
         self.settings = settings or DURATIONS
         self.clock = ManualClock()
         self._began = self.clock.now()
-        self.store = MemoryStore(self.clock)
+        self.store = MemoryStore(self.clock, restart_hold_s=self.settings.restart_hold_s)
         self.broker = PaperBroker()
         self.source = PaperSource(self.clock, rate_hz=rate_hz)
         self.sink = sink or PaperSink()
@@ -69,7 +93,8 @@ class PaperFleet:
         self._was_away = False
         self._tenures: dict[FeedKey, str] = {}
         self._rows_seen: dict[int, int] = {}
-        self._deleted_at: dict[int, float] = {}
+        self._lost_at: dict[int, float] = {}
+        """When a lease row was deleted, or its owner was no longer waited for."""
 
     # -- what people do, and what happens ------------------------------------------------------------
 
@@ -88,13 +113,28 @@ class PaperFleet:
         )
         self.say(f"worker {name}", "starts")
 
-    def add_feeds(self, count: int, *, weight: float = 1.0) -> None:
+    def add_feeds(
+        self, count: int, *, weight: float = 1.0, required: Mapping[str, str] | None = None
+    ) -> None:
         added = []
         for _ in range(count):
             self._feeds_added += 1
             spec = FeedSpec(f"feed-{self._feeds_added}", "paper", {}, {"table": "paper"}, weight=weight)
+            if required:
+                spec = replace(spec, selector=Selector(required))
             added.append(self.store.feeds.add(spec).id)
         self.say("person", f"adds {numbers(added)}")
+
+    def deal(self, hands: Mapping[int, str]) -> None:
+        """Give feeds that wait to these workers, whatever placement would say."""
+        ids = {name: worker.worker.id for name, worker in self.workers.items() if worker.worker}
+        with self.store.fleet.reconcile_pass() as p:
+            assert p is not None
+            dirty = p.dirty(limit=len(hands))
+            edits = [(feed.id, on_edit(feed, lease)) for feed, lease in dirty]
+            p.apply_edits(edits, stop_within_s=self.settings.handoff_timeout_s)
+            dealt = p.assign([(feed_id, ids[name]) for feed_id, name in hands.items()])
+        self.broker.send(dealt)
 
     def target(self, feed_id: int) -> TargetState:
         return self.store.feeds.get(self._name(feed_id)).spec.target_state
@@ -137,6 +177,22 @@ class PaperFleet:
         self.say("person", f"drains worker {name}")
         drain_worker(self.store, name)
 
+    def cordon(self, name: str) -> None:
+        self.say("person", f"cordons worker {name}")
+        cordon_worker(self.store, name)
+
+    def uncordon(self, name: str) -> None:
+        self.say("person", f"uncordons worker {name}")
+        uncordon_worker(self.store, name)
+
+    def move(self, feed_id: int, name: str) -> None:
+        self.say("person", f"moves feed {feed_id} to {name}")
+        move_feed(self.store, self._name(feed_id), name, self.settings)
+
+    def become_stubborn(self, name: str) -> None:
+        self.say(f"worker {name}", "hears no stop request any more")
+        self.workers[name].is_stubborn = True
+
     def cut_off(self, name: str) -> None:
         self.say(f"worker {name}", "is cut off from the database")
         self.workers[name].is_cut_off = True
@@ -160,7 +216,7 @@ class PaperFleet:
     def delete_lease(self, feed_id: int) -> None:
         self.say("person", f"deletes the lease of feed {feed_id}")
         self.store.delete_lease(feed_id)
-        self._deleted_at[feed_id] = self.clock.monotonic()
+        self._lost_at[feed_id] = self.clock.monotonic()
 
     # -- time ----------------------------------------------------------------------------------------
 
@@ -193,6 +249,7 @@ class PaperFleet:
         try:
             lost = self.store.look()
             due = self.clock.monotonic() >= self._next_pass_at
+            due = due or self.store.is_due(settle_s=self.settings.settle_s)
             if lost or due or self.store.database.tables.wakes:
                 self._reconcile()
         except Unavailable:
@@ -208,6 +265,9 @@ class PaperFleet:
         self._next_pass_at = self.clock.monotonic() + self.settings.reconcile_interval_s
         report = reconcile(self.store, self.broker.send, self.settings)
         self._tell_events()
+        for lease in self.store.database.tables.leases.values():
+            if report is not None and lease.stop_by is not None and lease.stop_by < self.clock.now():
+                raise self._broken(f"feed {lease.feed_id} is waited for beyond its time")
         if report is not None:
             self._tell_unplaced(report)
 
@@ -228,7 +288,10 @@ class PaperFleet:
         self._events_told = len(events)
         alike: dict[object, list[Event]] = {}
         for event in news:
-            alike.setdefault((event.kind, event.worker_id, event.detail.get("reason")), []).append(event)
+            if event.kind == EventKind.LEASE_REAPED and event.feed_id is not None:
+                self._lost_at[event.feed_id] = self.clock.monotonic()
+            about = (event.kind, event.worker_id, event.detail.get("reason"), event.detail.get("to"))
+            alike.setdefault(about, []).append(event)
         for group in alike.values():
             self._tell(EventKind(group[0].kind), group)
 
@@ -246,8 +309,11 @@ class PaperFleet:
                 who, what = "control", f"assigns {keys} to {name}"
             case EventKind.LEASE_OVERDUE:
                 who, what = "control", f"withdraws {keys}, never claimed by {name}"
+            case EventKind.LEASE_REAPED:
+                who, what = "control", f"waits no longer for {name} to let go of {feeds}"
             case _:
-                who, what = "control", f"asks {name} to stop {feeds} ({events[0].detail['reason']})"
+                to = f", for {events[0].detail['to']}" if "to" in events[0].detail else ""
+                who, what = "control", f"asks {name} to stop {feeds} ({events[0].detail['reason']}{to})"
         self.say(who, what, at=events[0].at)
 
     def _tell_unplaced(self, report: PassReport) -> None:
@@ -269,12 +335,14 @@ class PaperFleet:
         tables = self.store.database.tables
         for feed_id, lease in tables.leases.items():
             reading = [owner for owner in self.source.owners(feed_id) if owner not in frozen]
-            if len(reading) > 1 and not self._was_just_deleted(feed_id):
+            if len(reading) > 1 and not self._is_owner_yet_to_hear(feed_id):
                 yield f"feed {feed_id} is read by {' and '.join(reading)} at once"
             if (lease.worker_id is None) != (lease.state is LeaseState.IDLE):
                 yield f"feed {feed_id} is {lease.state} and belongs to {lease.worker_id}"
             if lease.worker_id and tables.workers[lease.worker_id].state is WorkerState.GONE:
                 yield f"feed {feed_id} belongs to a worker that is gone"
+            yield from problems_of_move(lease)
+        yield from overfull_workers(tables)
         for feed_id, rows in self.sink.rows.items():
             seen = self._rows_seen.get(feed_id, 0)
             if rows[seen:] != list(range(seen + 1, len(rows) + 1)):
@@ -286,10 +354,11 @@ class PaperFleet:
                 if self._tenures.setdefault(stream.key, session) != session:
                     yield f"{stream.key} was held by {self._tenures[stream.key]} and by {session}"
 
-    def _was_just_deleted(self, feed_id: int) -> bool:
-        # With its lease row gone the owner cannot be asked to stop: it hears of it with its next report, or
-        # stops at the end of its trust window. Until then only the epoch keeps it from the sink.
-        return self.clock.monotonic() - self._deleted_at.get(feed_id, float("-inf")) <= self.settings.ttl_s
+    def _is_owner_yet_to_hear(self, feed_id: int) -> bool:
+        # With its lease row gone, or freed because it did not let go, the owner cannot be asked to stop: it
+        # hears of it with its next report, or stops at the end of its trust window. Until then only the epoch
+        # keeps it from the sink.
+        return self.clock.monotonic() - self._lost_at.get(feed_id, float("-inf")) <= self.settings.ttl_s
 
     def everything_streams(self) -> bool:
         """Whether each feed that should run is connected, exactly once, and its rows keep up."""
@@ -312,6 +381,7 @@ _TOLD = {
     EventKind.LEASE_FREED.value,
     EventKind.LEASE_ASSIGNED.value,
     EventKind.LEASE_OVERDUE.value,
+    EventKind.LEASE_REAPED.value,
     EventKind.STOP_REQUESTED.value,
 }
 

@@ -29,15 +29,20 @@ class RecordingGuard:
 
     def __init__(self) -> None:
         self.watched: set[int] = set()
-        self.seen = 0
+        self._inodes: set[int] = set()
         self.faults: list[str] = []
         """For a test to look at: what is raised on the way out of a connector may get lost in it."""
+
+    @property
+    def seen(self) -> int:
+        """Sockets, by however many descriptors they were watched."""
+        return len(self._inodes)
 
     def watch(self, fileno: int) -> None:
         self._expect(fileno not in self.watched, f"watched {fileno} twice")
         self._expect(is_socket(fileno), f"watched {fileno}, which is no open socket")
         self.watched.add(fileno)
-        self.seen += 1
+        self._inodes.add(os.fstat(fileno).st_ino)
 
     def forget(self, fileno: int) -> None:
         self._expect(fileno in self.watched, f"forgot {fileno}, which was not watched")

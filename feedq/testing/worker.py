@@ -81,6 +81,8 @@ class PaperWorker:
         self.is_frozen = False
         self.is_cut_off = False
         """Whether the network drops everything between this worker and the database."""
+        self.is_stubborn = False
+        """Whether it does not do what stop requests say."""
         self.answers_take_s = 0.0
         """How long the way back of a heartbeat takes."""
         self._session: MemorySession | None = None
@@ -323,7 +325,8 @@ class PaperWorker:
 
     def _stop_what_is_asked(self, worker_id: UUID) -> None:
         self._reach()
-        for request in self._store.leases.stop_requests(worker_id):
+        requests = [] if self.is_stubborn else self._store.leases.stop_requests(worker_id)
+        for request in requests:
             stream = self.streams.get(request.feed_id)
             if stream is None or stream.key != request.key:
                 continue
@@ -363,9 +366,9 @@ class PaperWorker:
 
     def _leave(self, worker_id: UUID) -> None:
         self._reach()
-        self._store.workers.drain(worker_id, ask_to_stop=False)
+        self._store.workers.drain(worker_id)
         left = numbers(self.streams)
-        self._let_go(self.streams, Reason.DRAINED)
+        self._let_go(self.streams, Reason.RELEASED)
         self._release(worker_id)
         self._store.workers.leave(worker_id)
         self._say(f"drains {left} and leaves")

@@ -84,7 +84,9 @@ class FeedDetail(Resource):
 
     async def document(self, *path: str) -> dict[str, Any]:
         facts = await self.facts.feed(path[0])
-        return feed_document(facts.view) | {"events": [event_row(event) for event in facts.events]}
+        return feed_document(facts.view, explanation=facts.explanation) | {
+            "events": [event_row(event) for event in facts.events]
+        }
 
 
 class WorkerList(Resource):

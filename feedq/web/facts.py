@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from feedq.diagnosis import Check, Level, Overview
+from feedq.diagnosis import Check, Level, Overview, explain
 from feedq.diagnosis.fleet import number_checks, summary, tally_checks
+from feedq.diagnosis.placing import placing_checks
 from feedq.model import Event, FeedView, WorkerView
 from feedq.settings import Settings
 from feedq.store.insight import FleetState, fleet_state
@@ -28,6 +29,8 @@ class FeedFacts:
     events: Sequence[Event]
     workers: dict[UUID, str]
     """Names of the workers that are there."""
+    explanation: str | None
+    """Why it does not stream, and what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,12 @@ class Facts:
     def _read_feed(self, name: str) -> FeedFacts:
         view = self._store.feeds.view(name)
         events = self._store.feeds.events(name, limit=EVENTS_SHOWN)
-        workers = {v.worker.id: v.worker.name for v in self._store.workers.views()}
-        return FeedFacts(fleet_state(self._url).now, view, events, workers)
+        workers = self._store.workers.views()
+        names = {v.worker.id: v.worker.name for v in workers}
+        now = fleet_state(self._url).now
+        return FeedFacts(
+            now, view, events, names, explain(view, workers, now=now, rules=self._settings.rules)
+        )
 
     def _read_fleet(self) -> FleetFacts:
         workers = self._store.workers.views()
@@ -78,6 +85,7 @@ class Facts:
         interval_s = self._settings.reconcile_interval_s
         checks = [
             *number_checks(numbers, state, reconcile_interval_s=interval_s),
+            *placing_checks((), workers, self._settings.rules),
             *tally_checks(tallies),
         ]
         warnings = [check for check in checks if check.level is not Level.OK]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import traceback
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +21,7 @@ from tornado import web
 from feedq import __version__, wording
 from feedq.errors import FeedqError, InvalidInput, NotFound
 from feedq.model import FeedView, Status
-from feedq.store.listing import Query, Sort
+from feedq.store.listing import Query, Sort, Tally
 from feedq.telemetry import LogEvent, log, mask_url
 from feedq.web.asking import address, parse_query
 from feedq.web.facts import Facts
@@ -35,12 +37,15 @@ POLICY = (
 TONES = {
     "streaming": "success",
     "active": "success",
+    "serving": "success",
     "connecting": "info",
     "starting": "info",
     "stalled": "warning",
     "backoff": "warning",
     "waiting": "warning",
     "draining": "warning",
+    "cordoned": "warning",
+    "drained": "warning",
     "failed": "danger",
 }
 """Bootstrap's colour of a status or state; the others are grey. The word always stands beside the colour."""
@@ -165,15 +170,16 @@ class FeedsPage(Page):
     async def show(self) -> str:
         query = parse_query(self.argument, limit=FEEDS_SHOWN)
         page = await self.facts.page(query)
-        counts: dict[Status, int] = {}
+        counts: Counter[Status] = Counter()
         for tally in page.tallies:
-            counts[tally.status] = counts.get(tally.status, 0) + tally.feeds
+            counts[tally.status] += tally.feeds
         return self.part(
             "feeds_live.html",
             query=query,
             page=page,
             counts=counts,
-            found=sum(counts.values()),
+            waiting=reasons(page.tallies),
+            found=counts.total(),
             records=sum(t.records_total for t in page.tallies if query.status in (None, t.status)),
             link=lambda **changes: address(query, limit=FEEDS_SHOWN, **changes),
             Sort=Sort,
@@ -198,7 +204,7 @@ class FeedPage(Page):
             facts=facts,
             view=facts.view,
             cards={
-                "Lease": list(lease_lines(facts.view, now=facts.now)),
+                "Lease": list(lease_lines(facts.view, now=facts.now, workers=facts.workers)),
                 "Declaration": list(declaration_lines(facts.view, now=facts.now)),
             },
             detail=detail,
@@ -214,8 +220,21 @@ class FleetPage(Page):
 
     async def show(self) -> str:
         facts = await self.facts.fleet()
-        waiting = {t.reason: t.feeds for t in facts.tallies if t.status is Status.WAITING}
-        return self.part("fleet_live.html", facts=facts, waiting=waiting, Status=Status)
+        numbers = facts.numbers
+        aside = [("cordoned", numbers.cordoned), ("drained", numbers.drained), ("draining", numbers.draining)]
+        return self.part(
+            "fleet_live.html",
+            facts=facts,
+            aside=[f"{count} {what}" for what, count in aside if count],
+            waiting=reasons(facts.tallies),
+            Status=Status,
+        )
+
+
+def reasons(tallies: Iterable[Tally]) -> list[tuple[str, int]]:
+    """Why feeds wait for a worker, the most frequent first."""
+    waiting = [(str(t.reason or "unknown"), t.feeds) for t in tallies if t.status is Status.WAITING]
+    return sorted(waiting, key=lambda found: (-found[1], found[0]))
 
 
 def why(view: FeedView, **options: int) -> str:

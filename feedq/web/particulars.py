@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import orjson
 
@@ -24,7 +25,8 @@ class Line:
     code: bool = False
 
 
-def lease_lines(view: FeedView, *, now: datetime) -> Iterator[Line]:
+def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -> Iterator[Line]:
+    """``workers`` are names, of those that are there."""
     lease = view.lease
     yield Line("State", lease.state)
     if lease.reason is not None:
@@ -32,6 +34,9 @@ def lease_lines(view: FeedView, *, now: datetime) -> Iterator[Line]:
     yield Line("Epoch", str(lease.epoch))
     if view.worker is not None:
         yield Line("Worker", view.worker)
+    if lease.promised_to is not None:
+        yield Line("Goes on to", workers.get(lease.promised_to, "a worker that is gone by now"))
+    yield from _moment("To let go by", lease.stop_by, now)
     yield from _moment("Assigned", lease.assigned_at, now)
     yield from _moment("Running since", lease.running_since, now)
     yield from _moment("Next try", lease.retry_at, now)
@@ -55,7 +60,11 @@ def declaration_lines(view: FeedView, *, now: datetime) -> Iterator[Line]:
     if spec.tenant:
         yield Line("Tenant", spec.tenant)
     if spec.labels:
-        yield Line("Labels", ", ".join(f"{name}={value}" for name, value in spec.labels.items()))
+        yield Line("Labels", _pairs(spec.labels))
+    if spec.selector.required:
+        yield Line("Requires", _pairs(spec.selector.required))
+    if spec.selector.preferred:
+        yield Line("Prefers", _pairs(spec.selector.preferred))
     yield Line("Weight", f"{spec.weight:g}")
     running_old = lease.worker_id is not None and lease.generation != feed.generation
     running = f" (running with {lease.generation})" if running_old else ""
@@ -63,6 +72,10 @@ def declaration_lines(view: FeedView, *, now: datetime) -> Iterator[Line]:
     yield from _moment("Declared", feed.created_at, now)
     yield from _moment("Changed", feed.updated_at, now)
     yield from _moment("Removed", feed.removed_at, now)
+
+
+def _pairs(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in labels.items())
 
 
 def detail(event: Event) -> str:

@@ -125,10 +125,10 @@ def test_a_drained_worker_hands_over_and_takes_nothing_more(operator: Operator) 
     mine = operator.cluster.feeds_of(victim)
     others = operator.cluster.epochs([feed_name for feed_name in FEEDS if feed_name not in mine])
     before = mark(operator.source)
-    operator.cluster.feedq("worker", "drain", name)
+    assert operator.ask("worker", "drain", name, "--wait")["result"] == "drained"
     wait_resumed(operator.source, mine, after=before, limit_s=20)
     assert victim.is_running()
-    assert {row["name"]: row["state"] for row in operator.ask("worker", "list")}[name] == "draining"
+    assert {row["name"]: row["target_state"] for row in operator.ask("worker", "list")}[name] == "drained"
     assert operator.cluster.feeds_of(victim) == []
     check_invariants(operator.cluster, operator.source, FEEDS, untouched=others)
 

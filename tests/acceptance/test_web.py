@@ -16,7 +16,7 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
-from feedq.model import FeedSpec, NewWorker, TargetState
+from feedq.model import FeedSpec, NewWorker, Selector, TargetState, WorkerTarget
 from feedq.store import migrate
 from feedq.store.postgresql import PostgresStore
 from tests.cluster import ROOT, Cluster, wait_until
@@ -48,7 +48,9 @@ def control_url(postgres: Postgres) -> Iterator[str]:
     store = PostgresStore(url)
     for name in (*NASTY, "acme/orders"):
         source = {"url": "tcp://127.0.0.1:1", "secrets": {"token": "${env:ACME_TOKEN}"}}
-        store.feeds.add(FeedSpec(name, "tcp", source, {"table": "landed"}, tenant=name[:4]))
+        selector = Selector(required={"region": "<eu>"})
+        spec = FeedSpec(name, "tcp", source, {"table": "landed"}, tenant=name[:4], selector=selector)
+        store.feeds.add(spec)
     store.feeds.set_target(NASTY[2], TargetState.PAUSED)
     for number in (1, 2):
         worker = NewWorker(
@@ -62,6 +64,7 @@ def control_url(postgres: Postgres) -> Iterator[str]:
             labels={"region": "<eu>"},
         )
         store.workers.register(worker, ttl_s=3600)
+    store.workers.set_target(worker.id, WorkerTarget.CORDONED)
     store.close()
     yield url
     postgres.drop_database("web")
@@ -151,6 +154,7 @@ def test_a_feed_shows_its_declaration_its_secrets_as_references_and_its_history(
     page = html.unescape(flower.get(f"/feed?name={quote(NASTY[2], safe='')}").text)
     assert "${env:ACME_TOKEN}" in page
     assert '"table": "landed"' in page
+    assert "region=<eu>" in page
     assert "feed_added" in page
     assert "feed_paused" in page
     assert re.search(r'class="badge [^"]*">paused<', page)
@@ -159,7 +163,9 @@ def test_a_feed_shows_its_declaration_its_secrets_as_references_and_its_history(
 def test_the_fleet_shows_workers_and_what_is_wrong(flower: Flower) -> None:
     page = html.unescape(flower.get("/fleet").text)
     assert page.count(">active<") == 2
-    assert "0 of 100" in page
+    assert page.count(">cordoned<") == 1
+    assert "1 cordoned" in page
+    assert "0 of 100, 0 %" in re.sub(r"<[^>]*>", "", page)
     assert "nobody leads" in page
     assert "no beat leads" in page
 
@@ -176,6 +182,18 @@ def test_filters_and_pages_of_the_list(flower: Flower) -> None:
     first, rest = names("limit=2"), names("limit=2&offset=2") + names("limit=2&offset=4")
     assert sorted(first + rest) == sorted(names(""))
     assert len(first + rest) == len(NASTY) + 1
+
+
+def test_reasons_to_wait_are_counted_and_lead_to_the_feeds(flower: Flower) -> None:
+    page = html.unescape(flower.get("/feeds").text)
+    (link,) = re.findall(r'Waiting for a worker:\s*<a data-live href="([^"]*)">4 new</a>', page)
+    assert "status=waiting" in link
+    assert flower.get(f"/feeds{link}&live=1").text.count('class="feedq-name') == len(NASTY)
+
+
+def test_a_feed_that_waits_says_why_in_a_sentence(flower: Flower) -> None:
+    page = flower.get("/feed?name=acme/orders").text
+    assert "It is placed by the next reconcile pass" in page
 
 
 def test_a_feed_or_argument_that_does_not_exist_is_said_so(flower: Flower) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from uuid import UUID, uuid4
 
 import psycopg2
@@ -26,15 +27,19 @@ from feedq.model import (
     Progress,
     Worker,
 )
+from feedq.placement import Candidate, Transfer
 from feedq.settings import Settings
-from feedq.store.base import Store
-from feedq.store.channels import WORKER_LOCK_CLASS
-from feedq.store.election import Election
+from feedq.store.base import ReconcilePass, Store
+from feedq.store.channels import WAKE, WORKER_LOCK_CLASS
+from feedq.store.election import Election, Look
 from feedq.store.postgresql import PostgresStore
 from feedq.testing import ManualClock, MemoryStore
 
 TTL_S = 60.0
 """Longer than any test: a worker expires when a test lets time elapse, and not before."""
+
+
+STOP_WITHIN_S = 30.0
 
 
 def spec(name: str = "acme/orders", **changes: object) -> FeedSpec:
@@ -77,6 +82,14 @@ class Harness(ABC):
     """Where real time passes beside the time that is made to, tiny durations would be missed on a busy machine."""
 
     @abstractmethod
+    def is_due(self, *, settle_s: float = 3600.0) -> bool:
+        """Whether a look finds that a pass should run because of the time."""
+
+    @abstractmethod
+    def wakes(self, act: Callable[[], object]) -> bool:
+        """Whether this asks for a pass."""
+
+    @abstractmethod
     def await_unlocked(self, worker: Worker) -> None:
         """Wait until the sessions that were closed are gone on the server, too."""
 
@@ -95,8 +108,8 @@ class Harness(ABC):
 
     # -- rows to start from --------------------------------------------------------------------------
 
-    def worker(self, name: str = "a", *, capacity: int = 100, ttl_s: float = TTL_S) -> Worker:
-        new = NewWorker(uuid4(), name, f"node.{name}", capacity, "host", 1, "0")
+    def worker(self, name: str = "a", *, capacity: int = 100, ttl_s: float = TTL_S, **labels: str) -> Worker:
+        new = NewWorker(uuid4(), name, f"node.{name}", capacity, "host", 1, "0", labels)
         return self.store.workers.register(new, ttl_s=ttl_s)
 
     def feed(self, name: str = "acme/orders", **changes: object) -> Feed:
@@ -109,7 +122,9 @@ class Harness(ABC):
         with self.store.fleet.reconcile_pass() as p:
             assert p is not None
             dirty = p.dirty(limit=1000)
-            p.apply_edits([(feed.id, policy.on_edit(feed, lease)) for feed, lease in dirty])
+            p.apply_edits(
+                [(feed.id, policy.on_edit(feed, lease)) for feed, lease in dirty], stop_within_s=STOP_WITHIN_S
+            )
 
     def assign(self, feed: Feed, worker: Worker) -> FeedKey:
         self.absorb_edits()
@@ -130,6 +145,24 @@ class Harness(ABC):
         self.absorb_edits()
         assert self.lease(feed).state is LeaseState.STOPPING
 
+    @contextmanager
+    def in_a_pass(self, *, measured_load: float = 0.0) -> Iterator[ReconcilePass]:
+        with self.store.fleet.reconcile_pass(measured_load=measured_load) as p:
+            assert p is not None
+            yield p
+
+    def transfer(
+        self, feed: Feed, source: Worker, target: Worker, *, stop_within_s: float = STOP_WITHIN_S
+    ) -> int:
+        """Ask for a move, as a pass does."""
+        with self.in_a_pass() as p:
+            return p.transfer([Transfer(feed.id, source.id, target.id)], stop_within_s=stop_within_s)
+
+    def candidate(self, worker: Worker, *tenants: str) -> Candidate:
+        with self.in_a_pass() as p:
+            (found,) = [c for c in p.candidates(tenants) if c.worker_id == worker.id]
+        return found
+
     def bury(self, worker: Worker) -> int:
         with self.store.fleet.reconcile_pass() as p:
             assert p is not None
@@ -149,8 +182,8 @@ class Harness(ABC):
 
 
 class MemoryHarness(Harness):
-    def __init__(self) -> None:
-        self.memory = MemoryStore(ManualClock())
+    def __init__(self, *, restart_hold_s: float = 0.0) -> None:
+        self.memory = MemoryStore(ManualClock(), restart_hold_s=restart_hold_s)
         self.memory.database.tables.swept_at = self.memory.clock.now()
         self.store = self.memory
 
@@ -162,6 +195,14 @@ class MemoryHarness(Harness):
 
     def look(self) -> int:
         return len(self.memory.look())
+
+    def is_due(self, *, settle_s: float = 3600.0) -> bool:
+        return self.memory.is_due(settle_s=settle_s)
+
+    def wakes(self, act: Callable[[], object]) -> bool:
+        before = self.memory.database.tables.wakes
+        act()
+        return self.memory.database.tables.wakes > before
 
     def delete_lease(self, feed_id: int) -> None:
         self.memory.delete_lease(feed_id)
@@ -178,16 +219,17 @@ class PostgresHarness(Harness):
 
     shortest_ttl_s = 6.0
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, restart_hold_s: float = 0.0) -> None:
         self.url = url
-        self.store = PostgresStore(url)
+        self.store = PostgresStore(url, restart_hold_s=restart_hold_s)
         self.execute(
-            "TRUNCATE feedq.feed, feedq.lease, feedq.worker, feedq.event, feedq.leader "
+            "TRUNCATE feedq.feed, feedq.lease, feedq.worker, feedq.event, feedq.leader, feedq.held_change "
             "RESTART IDENTITY CASCADE"
         )
         self.execute(
             "UPDATE feedq.fleet SET alive_at = clock_timestamp(), alive_since = clock_timestamp(), "
-            "pass_at = NULL, pass_seq = 0, sweep_at = clock_timestamp()"
+            "pass_at = NULL, pass_seq = 0, sweep_at = clock_timestamp(), active_workers = 1, evened_out = NULL, "
+            "waiting_after = 0, swept_to = NULL, idle_counts = '{}'"
         )
 
     def execute(self, sql: str, *parameters: object) -> list[tuple[object, ...]]:
@@ -217,9 +259,29 @@ class PostgresHarness(Harness):
             time.sleep(0.01)
 
     def look(self) -> int:
-        election = Election(self.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S)
+        return self._look().crashed
+
+    def is_due(self, *, settle_s: float = 3600.0) -> bool:
+        return self._look(settle_s=settle_s).is_due
+
+    def wakes(self, act: Callable[[], object]) -> bool:
+        with closing(psycopg2.connect(self.url)) as listener, listener.cursor() as cursor:
+            listener.autocommit = True
+            cursor.execute(f"LISTEN {WAKE}; LISTEN the_end")
+            act()
+            # Notifications come in the order of their commits: what comes after this one is none of ours.
+            cursor.execute("NOTIFY the_end")
+            deadline = time.monotonic() + 10
+            while "the_end" not in (heard := [n.channel for n in listener.notifies]):
+                assert time.monotonic() < deadline, "a notification did not come in ten seconds"
+                listener.poll()
+                time.sleep(0.01)
+            return WAKE in heard
+
+    def _look(self, *, settle_s: float = 3600.0) -> Look:
+        election = Election(self.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S, settle_s=settle_s)
         try:
-            return election.look().crashed
+            return election.look()
         finally:
             election.close()
 

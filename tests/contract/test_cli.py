@@ -31,6 +31,7 @@ feeds:
     source: {url: "tcp://127.0.0.1:7001", secrets: {token: "${env:ACME_TOKEN}"}}
     sink: {table: orders, columns: {seq: /seq}, key: [seq]}
     labels: {region: eu}
+    selector: {required: {region: eu}, preferred: {disk: ssd}}
     weight: 2
 """
 
@@ -110,8 +111,12 @@ def test_a_database_is_migrated_and_feeds_are_declared_shown_and_removed(shell: 
     assert shell.json("feed", "edit", "acme/orders", "--set", "weight=3")[0]["result"] == "edited"
     shown = shell.json("feed", "show", "acme/orders")
     assert (shown["weight"], shown["generation"]) == (3.0, 2)
+    assert shown["selector"] == {"required": {"region": "eu"}, "preferred": {"disk": "ssd"}}
+    shell.json("feed", "edit", "acme/orders", "--require", "region=us", "--unset", "selector.preferred.disk")
+    shown = shell.json("feed", "show", "acme/orders")
+    assert (shown["selector"], shown["generation"]) == ({"required": {"region": "us"}, "preferred": {}}, 3)
     kinds = [event["kind"] for event in shell.json("feed", "events", "acme/orders")]
-    assert kinds == ["feed_edited", "feed_added"]
+    assert kinds == ["feed_edited", "feed_edited", "feed_added"]
     exported = shell.run("feed", "export").stdout
     assert shell.json("apply", "-f", "-", "--prune", given=exported)["changes"] == []
     status = shell.json("status")

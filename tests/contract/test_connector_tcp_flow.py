@@ -60,7 +60,7 @@ def test_a_consumer_that_does_not_pull_holds_the_source_back_within_the_bound(ru
 
         harness = Harness()
         async with serving(script) as port:
-            options = TcpOptions(url=url(port), buffer_bytes=bound).connection_options()
+            options = TcpOptions(url=url(port), buffer_bytes=bound).connection_options
             context = Context("acme/orders", harness.clock, harness.guard, harness.connected.set, {})
             connection = await open_connection(options, context)
             try:
@@ -186,5 +186,27 @@ def test_keepalive_is_on_unless_it_is_turned_off(run: Run) -> None:
         async with serving(script) as port:
             assert await keeps_alive()
             assert not await keeps_alive(keepalive=False)
+
+    run(main())
+
+
+def test_an_open_connection_takes_one_descriptor(run: Run) -> None:
+    async def main() -> None:
+        async def script(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            await reader.read()
+
+        harness = Harness()
+        async with serving(script) as port:
+            context = Context("acme/orders", harness.clock, harness.guard, harness.connected.set, {})
+            options = TcpOptions(url=url(port)).connection_options
+            connections = [await open_connection(options, context)]
+            before, opened = len(os.listdir("/dev/fd")), 20
+            connections += [await open_connection(options, context) for _ in range(opened)]
+            # Ours, and the source's, which is in this process as well.
+            await until(lambda: len(os.listdir("/dev/fd")) == before + 2 * opened)
+            assert len(harness.guard.watched) == opened + 1
+            for connection in connections:
+                connection.close()
+            assert not harness.guard.watched
 
     run(main())

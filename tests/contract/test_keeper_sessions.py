@@ -109,3 +109,20 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
     until(lambda: sessions(postgres_harness) == both(worker.id), "both sessions are open again")
     assert keeper.is_running
     assert keeper.worker is worker
+
+
+def test_a_heartbeat_that_is_asked_for_does_not_wait_for_its_interval(
+    postgres_harness: PostgresHarness, tenant: Tenant
+) -> None:
+    rarely = Settings(heartbeat_s=1_800, ttl_s=3_600, trust_margin_s=1)
+    keeper = Keeper(
+        postgres_harness.store, describe, tenant, settings=rarely, clock=SystemClock(), rng=Random(1)
+    )
+    keeper.start()
+    try:
+        postgres_harness.execute("UPDATE feedq.fleet SET active_workers = 7 RETURNING 1")
+        assert tenant.workers != 7
+        keeper.beat_soon()
+        until(lambda: tenant.workers == 7, "it heard")
+    finally:
+        keeper.stop(timeout_s=lambda: LIMIT_S)

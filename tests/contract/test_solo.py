@@ -54,7 +54,7 @@ class Tenure:
         self.thread.start()
 
     def end(self, worker: Worker) -> None:
-        self.harness.store.workers.drain(worker.id, ask_to_stop=False)
+        self.harness.store.workers.drain(worker.id)
         if self.thread is not None:
             self.thread.join(15)
             assert not self.thread.is_alive()

@@ -102,8 +102,8 @@ def test_pausing_twice_is_the_same_as_pausing_once(harness: Harness) -> None:
 def test_every_change_marks_the_feed_dirty(harness: Harness) -> None:
     feed = harness.feed()
     feeds = harness.store.feeds
+    assert harness.dirty_feeds() == 0
     changes = [
-        lambda: None,
         lambda: feeds.edit(feed.name, spec(weight=9.0)),
         lambda: feeds.set_target(feed.name, TargetState.PAUSED),
         lambda: feeds.set_target(feed.name, TargetState.RUNNING),

@@ -157,12 +157,43 @@ def test_an_outage_of_everybody_buries_nobody(harness: Harness) -> None:
 
 def test_dirty_feeds_come_with_their_leases_by_id_and_limited(harness: Harness) -> None:
     feeds = [harness.feed(f"f{i}") for i in range(4)]
+    for feed in feeds:
+        harness.store.feeds.restart(feed.name)
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
         found = p.dirty(limit=3)
         assert [(feed.id, lease.feed_id) for feed, lease in found] == [(f.id, f.id) for f in feeds[:3]]
-        p.apply_edits([(feed.id, Edit(None)) for feed, _ in found])
+        p.apply_edits([(feed.id, Edit(None)) for feed, _ in found], stop_within_s=30)
         assert [feed.id for feed, _ in p.dirty(limit=3)] == [feeds[3].id]
+
+
+def test_a_feed_that_was_added_needs_a_place_and_nothing_else(harness: Harness) -> None:
+    new = harness.feed("new")
+    paused = harness.feed("paused", target_state=TargetState.PAUSED)
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.dirty(limit=9) == []
+        assert [w.feed_id for w in p.waiting(limit=9)] == [new.id]
+    assert harness.lease(paused).reason is Reason.PAUSED
+
+
+def test_what_needs_a_place_and_nothing_else_is_taken_in_at_once(harness: Harness) -> None:
+    worker = harness.worker()
+    running, idle = harness.feed("running"), harness.feed("idle")
+    harness.run(running, worker)
+    failed = harness.feed("failed")
+    key = harness.run(failed, worker)
+    harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED)])
+    for touched in (running, failed, idle, *(harness.feed(n) for n in ("new", "paused", "removed"))):
+        harness.store.feeds.restart(touched.name)
+    harness.store.feeds.set_target("paused", TargetState.PAUSED)
+    harness.store.feeds.remove("removed")
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert p.absorb_new(limit=2) == 1
+        assert p.absorb_new(limit=1000) == 1
+        left = {feed.name for feed, _ in p.dirty(limit=1000)}
+    assert left == {"running", "failed", "paused", "removed"}
 
 
 def test_edits_of_each_kind_are_performed(harness: Harness) -> None:
@@ -179,7 +210,8 @@ def test_edits_of_each_kind_are_performed(harness: Harness) -> None:
                 (idle.id, Edit(None, Reason.PAUSED)),
                 (purged.id, Edit(None, Reason.REMOVED, purge=True)),
                 (same.id, Edit(None)),
-            ]
+            ],
+            stop_within_s=30,
         )
     asked, withdrawn = harness.lease(running), harness.lease(assigned)
     assert (asked.state, asked.reason, asked.epoch) == (LeaseState.STOPPING, Reason.EDITED, key[1])
@@ -313,7 +345,7 @@ def test_candidates_are_the_active_with_what_they_hold(harness: Harness) -> None
     harness.stop(feeds[0])
     harness.run(feeds[1], busy)
     harness.assign(feeds[2], busy)
-    harness.store.workers.drain(draining.id, ask_to_stop=True)
+    harness.store.workers.drain(draining.id)
     harness.bury(gone)
     harness.elapse(10)
     with harness.store.fleet.reconcile_pass() as p:
@@ -358,7 +390,7 @@ def test_a_feed_that_is_held_cannot_be_assigned(harness: Harness, held_as: str) 
 
 def test_nothing_is_assigned_to_a_worker_that_takes_no_more(harness: Harness) -> None:
     draining, gone, feed = harness.worker("a"), harness.worker("b"), harness.feed()
-    harness.store.workers.drain(draining.id, ask_to_stop=False)
+    harness.store.workers.drain(draining.id)
     harness.store.workers.leave(gone.id)
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
@@ -385,6 +417,13 @@ def test_asking_for_nothing_in_a_pass_is_fine(harness: Harness) -> None:
         assert p is not None
         assert p.bury([]) == 0
         assert p.assign([]) == []
-        p.apply_edits([])
+        p.apply_edits([], stop_within_s=30)
         p.explain([])
         assert (p.dirty(limit=0), p.waiting(limit=0)) == ([], [])
+        assert (p.reap(), p.moves_under_way(within_s=30), p.leaving(), p.movable([], limit=9)) == (
+            0,
+            {},
+            {},
+            [],
+        )
+        assert p.transfer([], stop_within_s=30) == 0

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from feedq.errors import Unavailable
-from feedq.model import LeaseState, Load, Reason, Release, TargetState, Worker
+from feedq.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerTarget
 from tests.contract.harness import TTL_S, PostgresHarness, progress
 
 WAIT_S = 10.0
@@ -213,7 +213,7 @@ def test_everything_at_once_never_deadlocks(
         worker = h.worker("c")
         h.reconcile_if_free()
         own(worker)
-        h.store.workers.drain(worker.id, ask_to_stop=True)
+        h.store.workers.set_target(worker.id, WorkerTarget.DRAINED)
         own(worker)
         h.store.workers.leave(worker.id)
 

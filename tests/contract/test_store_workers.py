@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.model import LeaseState, Load, Reason, Release, WorkerState
+from feedq.model import LeaseState, Load, Reason, Release, WorkerState, WorkerTarget
 from tests.contract.harness import TTL_S, Harness
 
 
@@ -28,7 +28,7 @@ def test_two_sessions_of_one_name_are_two_workers_with_locks_of_their_own(harnes
 def test_a_heartbeat_renews_and_carries_the_load(harness: Harness) -> None:
     worker = harness.worker()
     harness.elapse(40)
-    load = Load(feeds=3, cpu=0.5, rss=1000, loop_lag_s=0.25)
+    load = Load(feeds=3, cpu=0.5, rss=1000, loop_lag_s=0.25, rows_per_s=7.5, bytes_per_s=99.0)
     beat = harness.store.workers.heartbeat(worker.id, load, ttl_s=TTL_S)
     assert beat is not None
     assert (beat.state, beat.stops_pending) == (WorkerState.ACTIVE, False)
@@ -95,38 +95,68 @@ def test_a_worker_that_drains_itself_keeps_what_runs_and_gives_back_what_it_neve
     running, assigned = harness.feed("running"), harness.feed("assigned")
     harness.run(running, worker)
     stale = harness.assign(assigned, worker)
-    assert harness.store.workers.drain(worker.id, ask_to_stop=False)
+    assert harness.store.workers.drain(worker.id)
     assert harness.lease(running).state is LeaseState.RUNNING
     assert harness.lease(assigned).state is LeaseState.IDLE
     assert harness.lease(assigned).reason is Reason.DRAINED
     assert harness.store.leases.claim(worker.id, [stale]) == []
 
 
-def test_a_worker_asked_to_drain_is_asked_for_each_running_feed(harness: Harness) -> None:
-    worker, other = harness.worker("a"), harness.worker("b")
-    mine, theirs = harness.feed("mine"), harness.feed("theirs")
-    key = harness.run(mine, worker)
-    harness.run(theirs, other)
-    assert harness.store.workers.drain(worker.id, ask_to_stop=True)
-    (request,) = harness.store.leases.stop_requests(worker.id)
-    assert (request.key, request.reason) == (key, Reason.DRAINED)
-    assert harness.lease(theirs).state is LeaseState.RUNNING
-    assert harness.store.leases.stop_requests(other.id) == []
+@pytest.mark.parametrize("target", [WorkerTarget.CORDONED, WorkerTarget.DRAINED])
+def test_a_worker_that_is_not_to_serve_keeps_what_runs_and_is_no_candidate(
+    harness: Harness, target: WorkerTarget
+) -> None:
+    worker = harness.worker()
+    running, assigned = harness.feed("running"), harness.feed("assigned")
+    harness.run(running, worker)
+    stale = harness.assign(assigned, worker)
+    assert harness.store.workers.set_target(worker.id, target)
+    assert harness.lease(running).state is LeaseState.RUNNING
+    assert harness.lease(assigned).state is LeaseState.IDLE
+    assert harness.store.leases.claim(worker.id, [stale]) == []
+    (view,) = harness.store.workers.views()
+    assert (view.worker.target_state, view.worker.state) == (target, WorkerState.ACTIVE)
+    with harness.in_a_pass() as p:
+        assert p.candidates() == []
+        assert p.assign([(assigned.id, worker.id)]) == []
+        assert p.leaving() == ({worker.id: 1} if target is WorkerTarget.DRAINED else {})
 
 
-def test_a_drain_asked_for_after_a_drain_begun_still_asks_to_stop(harness: Harness) -> None:
-    worker, feed = harness.worker(), harness.feed()
-    harness.run(feed, worker)
-    assert harness.store.workers.drain(worker.id, ask_to_stop=False)
-    assert harness.store.workers.drain(worker.id, ask_to_stop=True)
-    assert harness.lease(feed).state is LeaseState.STOPPING
+def test_a_worker_serves_again_when_it_is_uncordoned(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.store.workers.set_target(worker.id, WorkerTarget.DRAINED)
+    assert harness.store.workers.set_target(worker.id, WorkerTarget.SERVING)
+    assert harness.candidate(worker).feeds == 0
+
+
+def test_what_a_person_wants_of_a_gone_worker_is_nothing_to_anybody(harness: Harness) -> None:
+    worker = harness.worker()
+    harness.store.workers.leave(worker.id)
+    assert not harness.store.workers.set_target(worker.id, WorkerTarget.CORDONED)
+    assert not harness.store.workers.set_target(uuid4(), WorkerTarget.SERVING)
+
+
+def test_a_heartbeat_says_how_many_workers_the_last_pass_counted(harness: Harness) -> None:
+    worker = harness.worker("a")
+    harness.worker("b")
+    draining = harness.worker("c")
+    harness.store.workers.drain(draining.id)
+
+    def counted() -> int:
+        beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+        assert beat is not None
+        return beat.active_workers
+
+    assert counted() == 1, "as long as none has run"
+    harness.absorb_edits()
+    assert counted() == 2
 
 
 def test_draining_or_leaving_a_gone_worker_changes_nothing(harness: Harness) -> None:
     worker = harness.worker()
     harness.store.workers.leave(worker.id)
-    assert not harness.store.workers.drain(worker.id, ask_to_stop=True)
-    assert not harness.store.workers.drain(uuid4(), ask_to_stop=True)
+    assert not harness.store.workers.drain(worker.id)
+    assert not harness.store.workers.drain(uuid4())
     harness.store.workers.leave(worker.id)
     (view,) = harness.store.workers.views(gone=True)
     assert view.worker.state is WorkerState.GONE
@@ -134,7 +164,7 @@ def test_draining_or_leaving_a_gone_worker_changes_nothing(harness: Harness) -> 
 
 def test_a_draining_worker_goes_on_renewing_and_is_no_candidate(harness: Harness) -> None:
     worker = harness.worker()
-    harness.store.workers.drain(worker.id, ask_to_stop=False)
+    harness.store.workers.drain(worker.id)
     beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
     assert beat is not None
     assert beat.state is WorkerState.DRAINING
@@ -171,7 +201,7 @@ def test_views_count_leases_and_show_the_gone_only_when_asked(harness: Harness) 
 
 def test_the_gone_among_some_are_the_ended_and_the_unknown(harness: Harness) -> None:
     active, draining, left, buried = (harness.worker(name) for name in "abcd")
-    harness.store.workers.drain(draining.id, ask_to_stop=False)
+    harness.store.workers.drain(draining.id)
     harness.store.workers.leave(left.id)
     harness.bury(buried)
     unknown = uuid4()
@@ -260,11 +290,13 @@ def test_a_session_carries_the_heartbeat_until_the_worker_is_gone(harness: Harne
     session.close()
 
 
-def test_a_listener_hears_stop_requests_for_its_worker_only(harness: Harness) -> None:
+def test_a_listener_is_rung_for_assignments_and_stop_requests_of_its_worker_only(harness: Harness) -> None:
     worker, other = harness.worker("a"), harness.worker("b")
+    mine, theirs = harness.store.worker_listener(worker), harness.store.worker_listener(other)
+    assert not mine.wait(0)
     feed = harness.feed()
     harness.run(feed, worker)
-    mine, theirs = harness.store.worker_listener(worker), harness.store.worker_listener(other)
+    assert mine.wait(5)
     assert not mine.wait(0)
     harness.stop(feed)
     assert mine.wait(5)

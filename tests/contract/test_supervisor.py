@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from threading import Event, Thread
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
 import pytest
 
 from feedq import control
+from feedq.connectors.base import ConnectorOptions, Context
+from feedq.connectors.tcp import TcpOptions
 from feedq.errors import Unavailable
-from feedq.model import Claim, FeedKey, FeedSpec, LeaseState, NewWorker, Reason, Release, TargetState
+from feedq.model import (
+    JSON,
+    Assignment,
+    Batch,
+    Claim,
+    FeedKey,
+    FeedSpec,
+    LeaseState,
+    Load,
+    NewWorker,
+    Reason,
+    Release,
+    TargetState,
+)
 from feedq.runtime.intake import Hooks
 from feedq.runtime.supervisor import STOP_GRACE_S, Supervisor
 from feedq.settings import Settings
@@ -32,13 +49,14 @@ class Source:
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
-        self.open = 0
+        self.open = self.accepted = 0
         Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
+                self.accepted += 1
                 Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -171,6 +189,34 @@ def test_a_claim_that_is_answered_after_the_worker_was_declared_gone_does_not_be
     assert (stage.supervisor.feeds, stage.source.open) == (0, 0)
 
 
+def test_an_assignment_is_claimed_before_its_message_comes_and_the_message_joins_the_tenure(
+    stage: Stage,
+) -> None:
+    stage.add_feed()
+    given: list[Assignment] = []
+    control.reconcile(stage.store, given.extend, stage.settings)
+    stage.streaming()
+    (assignment,) = given
+    stage.offer(assignment.key)
+    # A copy of the message is dropped; the first one hears of the end.
+    stage.offer(assignment.key)
+    until(lambda: len(stage.said) == 1, "the copy is answered")
+    assert stage.said[0].startswith("dropped: a duplicate")
+    stage.supervisor.cancel(assignment.feed_id)
+    until(lambda: stage.said[1:] == ["released"], "the tenure has ended, and so has its task")
+    assert stage.lease().epoch == 1
+
+
+def test_an_assignment_whose_ring_was_not_heard_is_claimed_with_the_next_heartbeat(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.store.passes.ring_workers", lambda *_: None)
+    stage.add_feed()
+    control.reconcile(stage.store, lambda _: None, stage.settings)
+    stage.streaming()
+    assert stage.lease().epoch == 1
+
+
 def test_a_worker_declared_gone_twice_in_a_row_streams_again_with_one_connection(stage: Stage) -> None:
     stage.add_feed()
     for _ in range(2):
@@ -201,6 +247,116 @@ def test_a_stop_that_follows_a_claim_at_once_is_heeded(stage: Stage) -> None:
 
     until(paused, "all paused")
     until(lambda: stage.source.open == 0, "no connection is left")
+
+
+class Deaf:
+    """Reads on whatever it is told, and dials anew when its connection ends; can keep the event loop busy."""
+
+    Options: ClassVar[type[ConnectorOptions]] = TcpOptions
+    may_end = Event()
+    keeps_the_loop = False
+
+    def __init__(self, options: TcpOptions, context: Context) -> None:
+        self._where = (options.location.host, options.location.port)
+        self._context = context
+
+    async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
+        while not Deaf.may_end.is_set():
+            with socket.create_connection(self._where) as connection:
+                connection.setblocking(Deaf.keeps_the_loop)
+                self._context.guard.watch(connection.fileno())
+                self._context.on_connected()
+                await self._read(connection)
+                self._context.guard.forget(connection.fileno())
+        yield Batch.of_records([b"{}"], cursor=1, received_at=datetime.now(UTC))
+
+    async def _read(self, connection: socket.socket) -> None:
+        while not Deaf.may_end.is_set():
+            with suppress(asyncio.CancelledError, BlockingIOError):
+                try:
+                    if not connection.recv(2**16):
+                        return
+                except ConnectionError:
+                    return
+            if not Deaf.keeps_the_loop:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def deaf(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Deaf]]:
+    Deaf.may_end.clear()
+    Deaf.keeps_the_loop = False
+    monkeypatch.setattr("feedq.runtime.runner.load_connector", lambda _: Deaf)
+    yield Deaf
+    Deaf.may_end.set()
+    until(lambda: stage.supervisor.feeds == 0, "its stream has ended")
+
+
+def take_away(stage: Stage) -> float:
+    """As a pass does with a lease whose owner does not let go in time; returns the moment."""
+    stage.harness.execute(
+        "UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'reaped' RETURNING 1"
+    )
+    return time.monotonic()
+
+
+def test_a_stream_that_does_not_end_loses_its_connection_when_its_lease_is_lost(
+    stage: Stage, deaf: type[Deaf]
+) -> None:
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    taken_at = take_away(stage)
+    stage.supervisor._ask_for_audit(stage.worker_id)
+    until(lambda: stage.source.accepted > 1, "cut")
+    assert time.monotonic() - taken_at < 3, "a second, and what the machine needs"
+    until(lambda: stage.source.accepted > 3, "and cut again whenever it dials anew")
+
+
+@pytest.mark.parametrize("keeps_the_loop", [False, True])
+def test_a_stream_that_was_asked_to_stop_and_reaped_is_off_its_source_within_two_heartbeats(
+    stage: Stage, deaf: type[Deaf], keeps_the_loop: bool
+) -> None:
+    deaf.keeps_the_loop = keeps_the_loop
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    stage.store.feeds.set_target("a", TargetState.PAUSED)
+    stage.reconcile()
+    assert stage.lease().state is LeaseState.STOPPING
+    until(lambda: stage.supervisor._asked, "the owner was told")
+    assert stage.source.accepted == 1, "a stop leaves it the time to let go by itself"
+    taken_at = take_away(stage)
+    until(lambda: stage.source.accepted > 1, "cut")
+    assert time.monotonic() - taken_at < 3
+    deaf.may_end.set()
+    until(lambda: stage.said == ["lost"], "it ends without releasing what is not its any more")
+
+
+def test_a_feed_that_lets_go_when_it_is_asked_to_is_not_taken_for_reaped(stage: Stage) -> None:
+    stage.add_feed()
+    for _ in range(5):
+        stage.store.feeds.set_target("a", TargetState.RUNNING)
+        stage.reconcile()
+        stage.streaming()
+        stage.store.feeds.set_target("a", TargetState.PAUSED)
+        stage.reconcile()
+        until(lambda: stage.lease().state is LeaseState.IDLE, "let go")
+    assert stage.said == ["paused"] * 5
+
+
+def test_a_worker_says_how_much_it_lands(stage: Stage) -> None:
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+
+    def load() -> Load:
+        (view,) = stage.store.workers.views()
+        return view.worker.load
+
+    until(lambda: load().rows_per_s > 0, "in the worker's row")
+    assert load().bytes_per_s > load().rows_per_s
 
 
 def test_it_leaves_in_time_when_the_control_database_hangs(

@@ -11,13 +11,16 @@ from feedq.testing import PaperFleet
 def streaming_fleet(*, workers: str = "abc", feeds: int = 4, **options: Any) -> PaperFleet:
     """Every feed streams, the quiet period after the start is over, and the transcript is empty.
 
-    With the defaults worker a has feed 2, b has feed 3, and c has feeds 1 and 4; it is t=10.
+    With the defaults worker a has feed 2, b has feed 3, and c has feeds 1 and 4; it is t=10. They are dealt by
+    hand, the last worker's first: where equal workers fill first is for placement to say, and not for a story.
     """
     fleet = PaperFleet(**options)
-    fleet.add_feeds(feeds)
     for name in workers:
         fleet.add_worker(name)
-    fleet.run(10)
+    fleet.run(1)
+    fleet.add_feeds(feeds)
+    fleet.deal({n: (workers[-1] + workers[:-1])[(n - 1) % len(workers)] for n in range(1, feeds + 1)})
+    fleet.run(9)
     assert fleet.everything_streams(), fleet.transcript
     fleet.lines.clear()
     return fleet

@@ -128,10 +128,10 @@ def test_a_worker_that_gets_sigterm_hands_over_at_once() -> None:
         """
         t=10.0 worker c: gets SIGTERM
         t=10.1 worker c: drains feeds 1,4 and leaves
-        t=10.1 control: assigns 1@2 to a
-        t=10.1 control: assigns 4@2 to b
-        t=10.2 worker a: streams feed 1
-        t=10.2 worker b: streams feed 4
+        t=10.1 control: assigns 1@2 to b
+        t=10.1 control: assigns 4@2 to a
+        t=10.2 worker a: streams feed 4
+        t=10.2 worker b: streams feed 1
         """,
     )
     assert fleet.everything_streams()
@@ -147,18 +147,19 @@ def test_a_worker_that_is_drained_by_hand_hands_over_and_takes_no_more() -> None
         fleet,
         """
         t=10.0 person: drains worker c
-        t=10.0 control: asks c to stop feeds 1,4 (drained)
-        t=10.1 worker c: releases feed 1 (drained)
-        t=10.1 worker c: releases feed 4 (drained)
-        t=10.1 control: assigns 1@2 to a
-        t=10.1 control: assigns 4@2 to b
-        t=10.2 worker a: streams feed 1
-        t=10.2 worker b: streams feed 4
+        t=10.1 control: asks c to stop feed 1 (drained, for b)
+        t=10.1 control: asks c to stop feed 4 (drained, for a)
+        t=10.2 worker c: releases feed 1 (drained)
+        t=10.2 worker c: releases feed 4 (drained)
+        t=10.2 control: assigns 1@2 to b
+        t=10.2 control: assigns 4@2 to a
+        t=10.3 worker a: streams feed 4
+        t=10.3 worker b: streams feed 1
         t=13.0 person: adds feeds 5,6,7
-        t=13.1 control: assigns 5@1 to b
-        t=13.1 control: assigns 6@1,7@1 to a
-        t=13.2 worker a: streams feeds 6,7
-        t=13.2 worker b: streams feed 5
+        t=13.1 control: assigns 5@1 to a
+        t=13.1 control: assigns 6@1,7@1 to b
+        t=13.2 worker a: streams feed 5
+        t=13.2 worker b: streams feeds 6,7
         """,
     )
     assert fleet.everything_streams()

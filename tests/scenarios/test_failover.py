@@ -21,10 +21,10 @@ def test_a_killed_workers_feeds_stream_elsewhere_at_once() -> None:
         t=11.0 worker c: is killed
         t=11.2 worker c: gone
         t=11.2 control: frees feeds 1,4 of c (worker_gone)
-        t=11.2 control: assigns 1@2 to a
-        t=11.2 control: assigns 4@2 to b
-        t=11.3 worker a: streams feed 1
-        t=11.3 worker b: streams feed 4
+        t=11.2 control: assigns 1@2 to b
+        t=11.2 control: assigns 4@2 to a
+        t=11.3 worker a: streams feed 4
+        t=11.3 worker b: streams feed 1
         """,
     )
     assert fleet.everything_streams()
@@ -37,7 +37,7 @@ def test_a_frozen_worker_is_replaced_after_its_ttl_and_can_write_nothing_when_it
     fleet.run(12)
     assert fleet.everything_streams() is False, "the frozen process still has its socket open"
     fleet.thaw("a")
-    fleet.run(3)
+    fleet.run(1)
     expect(
         fleet,
         """
@@ -62,7 +62,7 @@ def test_a_worker_that_wakes_between_its_successors_fence_and_first_commit_write
     fleet.thaw("a")
     fleet.step(order=["a"])
     assert len(fleet.sink.rows[2]) == landed, "a wrote under an epoch that had passed"
-    fleet.run(3)
+    fleet.run(1)
     expect(
         fleet,
         """
@@ -102,7 +102,7 @@ def test_a_worker_that_is_cut_off_stops_before_its_feeds_begin_elsewhere() -> No
     fleet.run(10)
     assert fleet.everything_streams()
     fleet.reconnect("b")
-    fleet.run(3)
+    fleet.run(1)
     expect(
         fleet,
         """
@@ -191,10 +191,10 @@ def test_a_worker_that_dies_in_an_outage_is_replaced_one_ttl_after_it() -> None:
         t=40.1 worker b: streams feed 3
         t=46.1 worker c: gone
         t=46.1 control: frees feeds 1,4 of c (worker_gone)
-        t=46.1 control: assigns 1@2 to a
-        t=46.1 control: assigns 4@2 to b
-        t=46.2 worker a: streams feed 1
-        t=46.2 worker b: streams feed 4
+        t=46.1 control: assigns 1@2 to b
+        t=46.1 control: assigns 4@2 to a
+        t=46.2 worker a: streams feed 4
+        t=46.2 worker b: streams feed 1
         """,
     )
     assert fleet.everything_streams()
@@ -224,18 +224,18 @@ def test_a_fleet_without_a_beat_heals_by_its_watchdogs() -> None:
     fleet = streaming_fleet()
     fleet.has_beat = False
     fleet.kill("c")
-    fleet.run(14)
+    fleet.run(16)
     expect(
         fleet,
         """
         t=10.0 worker c: is killed
-        t=22.1 worker a: no pass for too long; runs one here
-        t=22.1 worker c: gone
-        t=22.1 control: frees feeds 1,4 of c (worker_gone)
-        t=22.1 control: assigns 1@2 to a
-        t=22.1 control: assigns 4@2 to b
-        t=22.1 worker a: streams feed 1
-        t=22.1 worker b: streams feed 4
+        t=24.1 worker a: no pass for too long; runs one here
+        t=24.1 worker c: gone
+        t=24.1 control: frees feeds 1,4 of c (worker_gone)
+        t=24.1 control: assigns 1@2 to b
+        t=24.1 control: assigns 4@2 to a
+        t=24.1 worker a: streams feed 4
+        t=24.1 worker b: streams feed 1
         """,
     )
     assert fleet.everything_streams()

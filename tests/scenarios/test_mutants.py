@@ -1,4 +1,4 @@
-"""Do the stories bite? The protocol is broken on paper in four ways, and the stories named must fail.
+"""Do the stories bite? The protocol is broken on paper in seven ways, and the stories named must fail.
 
 `tests/contract/test_mutants.py` does the same to the code that runs in production.
 """
@@ -6,16 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
 from feedq.lease import TrustWindow
-from feedq.model import FeedKey
+from feedq.model import FeedKey, Lease
+from feedq.placement import Transfer
 from feedq.testing import PaperSink, PaperWorker
+from feedq.testing.memory import moves
 from feedq.testing.memory.passes import MemoryPass
+from feedq.testing.memory.tables import MemoryDatabase
 from feedq.testing.paper import PaperCheckpoint
 from tests.scenarios import test_failover as failover
+from tests.scenarios import test_moves as handovers
 from tests.simulation.test_fleet import (
     test_no_fault_loses_or_doubles_a_record_and_everything_heals as simulate,
 )
@@ -67,6 +72,32 @@ def gone_without_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryPass, "bury", forget_the_leases)
 
 
+def revoked_before_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner is asked to let go, and where the feed goes is somebody's concern later."""
+    hand_over = moves.hand_over
+
+    def without_a_promise(db: MemoryDatabase, one: Transfer, *, stop_within_s: float) -> bool:
+        asked = hand_over(db, one, stop_within_s=stop_within_s)
+        if asked:
+            db.tables.leases[one.feed_id] = replace(db.tables.leases[one.feed_id], promised_to=None)
+        return asked
+
+    monkeypatch.setattr(moves, "hand_over", without_a_promise)
+
+
+def a_promise_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target looks as empty as it was until the feed is assigned to it."""
+
+    def by_owner(lease: Lease) -> UUID | None:
+        return lease.worker_id
+
+    monkeypatch.setattr(moves, "counted_at", by_owner)
+
+
+def waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "reap", lambda _: 0)
+
+
 @pytest.mark.parametrize(
     ("mutate", "story"),
     [
@@ -83,6 +114,18 @@ def gone_without_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
             failover.test_a_heartbeat_whose_answer_is_slow_does_not_stretch_the_lease,
         ),
         (gone_without_freeing, failover.test_a_killed_workers_feeds_stream_elsewhere_at_once),
+        (
+            revoked_before_it_is_placed,
+            handovers.test_a_third_worker_gets_its_part_once_it_has_settled_and_no_feed_moves_twice,
+        ),
+        (
+            a_promise_is_not_counted,
+            handovers.test_while_one_owner_does_not_let_go_the_others_give_no_more_than_their_part,
+        ),
+        (
+            waited_for_without_end,
+            handovers.test_an_owner_that_does_not_let_go_is_waited_for_so_long_and_no_longer,
+        ),
     ],
 )
 def test_a_story_fails_when_the_protocol_is_broken(
@@ -94,12 +137,21 @@ def test_a_story_fails_when_the_protocol_is_broken(
         story()
 
 
-@pytest.mark.parametrize("mutate", [no_epoch_in_the_checkpoint_update, gone_without_freeing])
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        no_epoch_in_the_checkpoint_update,
+        gone_without_freeing,
+        revoked_before_it_is_placed,
+        a_promise_is_not_counted,
+        waited_for_without_end,
+    ],
+)
 def test_random_faults_find_it_too(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch)
 
     def run_some_seeds() -> None:
-        for seed in range(5):
+        for seed in range(12):
             simulate(seed)
 
     with pytest.raises(AssertionError):

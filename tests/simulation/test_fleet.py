@@ -14,9 +14,10 @@ from random import Random
 
 import pytest
 
-from feedq.errors import Unavailable
-from feedq.model import TargetState, WorkerState
+from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
+from feedq.model import TargetState, WorkerState, WorkerTarget
 from feedq.testing import PaperFleet
+from feedq.testing.fleet import DURATIONS
 
 STEPS = 400
 STEP_S = 0.25
@@ -24,6 +25,8 @@ FAULT_CHANCE = 0.15
 SEEDS = range(20)
 HEAL_S = 200.0
 """Longest of all that has to pass: the quiet period, a dispatch time-out, and the sweep for a lost row."""
+SETTLE_S = 40.0
+"""Until the last newcomer has been given its part."""
 NAMES = "abcde"
 
 
@@ -37,14 +40,17 @@ class Trouble:
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
-        self.fleet = PaperFleet(step_s=STEP_S, rate_hz=2.0)
+        # Announced restarts wait for the successor in half of the stories.
+        settings = DURATIONS.model_copy(update={"restart_hold_s": self.rng.choice([0.0, 5.0])})
+        self.fleet = PaperFleet(step_s=STEP_S, rate_hz=2.0, settings=settings)
         self.fleet.add_feeds(8)
         for name in NAMES[:3]:
             self._add(name)
 
     def step(self) -> None:
         if self.rng.random() < FAULT_CHANCE:
-            with suppress(Unavailable):  # a person may find the database away, too
+            # A person may find the database away, too, and may ask for what cannot be.
+            with suppress(Unavailable, Conflict, InvalidInput, NotFound):
                 self.rng.choice(self._faults)()
         order = sorted(self.fleet.workers)
         self.rng.shuffle(order)
@@ -61,8 +67,12 @@ class Trouble:
             worker.thaw()
             worker.answers_take_s = 0.0
             worker.is_cut_off = False
+            worker.is_stubborn = False
             self.fleet.say(f"worker {name}", "is well again")
-        self._add("z")  # the others may all be about to leave
+        for view in self.fleet.store.workers.views():
+            if view.worker.target_state is not WorkerTarget.SERVING:
+                self.fleet.store.workers.set_target(view.worker.id, WorkerTarget.SERVING)
+        self._add("z", capacity=100)  # the others may all be about to leave
         for view in self.fleet.store.feeds.views():
             if view.feed.spec.target_state is TargetState.PAUSED and view.feed.removed_at is None:
                 self.fleet.resume(view.feed.id)
@@ -96,11 +106,17 @@ class Trouble:
             self._delete_lease,
             self._terminate,
             self._beat,
+            self._move,
+            self._move,
+            self._cordon_or_drain,
+            self._cordon_or_drain,
+            self._be_stubborn,
         ]
 
-    def _add(self, name: str) -> None:
+    def _add(self, name: str, *, capacity: int | None = None) -> None:
         drift = 1 + self.rng.uniform(-0.02, 0.02)
-        self.fleet.add_worker(name, capacity=20, offset_s=self.rng.uniform(-1e6, 1e6), rate=drift)
+        capacity = self.rng.choice([3, 4, 5, 20]) if capacity is None else capacity
+        self.fleet.add_worker(name, capacity=capacity, offset_s=self.rng.uniform(-1e6, 1e6), rate=drift)
 
     def _some_worker(self) -> str | None:
         names = sorted(self.fleet.workers)
@@ -154,6 +170,19 @@ class Trouble:
         if self.fleet.broker.sent:
             self.fleet.broker.deliver(self.rng.choice(self.fleet.broker.sent))
 
+    def _move(self) -> None:
+        feed_id, name = self._feed(), self._some_worker()
+        if feed_id and name:
+            self.fleet.move(feed_id, name)
+
+    def _cordon_or_drain(self) -> None:
+        if name := self._some_worker():
+            self.rng.choice([self.fleet.cordon, self.fleet.drain, self.fleet.uncordon])(name)
+
+    def _be_stubborn(self) -> None:
+        if name := self._some_worker():
+            self.fleet.become_stubborn(name)
+
     def _feed(self) -> int | None:
         alive = [v.feed.id for v in self.fleet.store.feeds.views() if v.feed.removed_at is None]
         return self.rng.choice(alive) if alive else None
@@ -191,6 +220,11 @@ def test_no_fault_loses_or_doubles_a_record_and_everything_heals(seed: int) -> N
         trouble.step()
     trouble.heal()
     trouble.fleet.run_until(trouble.fleet.everything_streams, limit_s=HEAL_S)
+    trouble.fleet.run(SETTLE_S)
+    asked = trouble.fleet.transcript.count(" to stop feed")
+    trouble.fleet.run(SETTLE_S)
+    assert trouble.fleet.transcript.count(" to stop feed") == asked, "it never comes to rest"
+    assert trouble.fleet.everything_streams()
     gone = {v.worker.id for v in trouble.fleet.store.workers.views(gone=True)} - {
         v.worker.id for v in trouble.fleet.store.workers.views() if v.worker.state is WorkerState.ACTIVE
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any, ClassVar
 
 import pytest
 from celery import Celery
@@ -46,8 +47,10 @@ def candidate() -> Candidate:
     return Candidate(Settings(reconcile_interval_s=5, ttl_s=6))
 
 
-def look(*, crashed: int = 0, expired: int = 0, pass_seq: int = 1) -> Look:
-    return Look(crashed=crashed, suspected=0, expired=expired, pass_seq=pass_seq, pass_age_s=0.0)
+def look(*, crashed: int = 0, expired: int = 0, pass_seq: int = 1, is_due: bool = False) -> Look:
+    return Look(
+        crashed=crashed, suspected=0, expired=expired, pass_seq=pass_seq, pass_age_s=0.0, is_due=is_due
+    )
 
 
 def test_with_nothing_wrong_nothing_is_asked_for(candidate: Candidate, asked: list[float]) -> None:
@@ -89,9 +92,14 @@ def test_what_was_served_is_not_asked_for_again(candidate: Candidate, asked: lis
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("wrong", [{"expired": 1}, {"crashed": 1}])
+def test_a_delay_that_is_over_is_asked_for_at_once(candidate: Candidate, asked: list[float]) -> None:
+    candidate._judge(look(is_due=True))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"expired": 1}, {"crashed": 1}, {"is_due": True}])
 def test_what_passes_may_not_change_yet_does_not_make_a_pass_of_every_look(
-    candidate: Candidate, asked: list[float], time: Time, wrong: dict[str, int]
+    candidate: Candidate, asked: list[float], time: Time, wrong: dict[str, Any]
 ) -> None:
     # After an outage nobody is declared gone for a ttl, though every pass is served.
     for pass_seq in range(1, 101):
@@ -109,6 +117,32 @@ def test_after_its_own_outage_it_takes_nobody_for_crashed_for_a_ttl(
     time.now += 6.1
     candidate._judge(look(crashed=3))
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("took_s", "suspected", "pause_s"), [(0.001, 0, 0.05), (0.1, 0, 1.0), (0.01, 1, 0.1)]
+)
+def test_the_slower_a_look_is_the_fewer_there_are(
+    candidate: Candidate, asked: list[float], time: Time, took_s: float, suspected: int, pause_s: float
+) -> None:
+    class Slow:
+        pauses: ClassVar[list[float]] = []
+
+        def renew(self) -> bool:
+            return True
+
+        def look(self) -> Look:
+            time.now += took_s
+            return Look(0, suspected, 0, 1, 0.0)
+
+        def wait(self, timeout_s: float) -> bool:
+            self.pauses.append(timeout_s)
+            candidate._stopping.set()
+            return False
+
+    candidate._settings = Settings(look_interval_s=0.05)
+    candidate._lead(Slow())  # type: ignore[arg-type]
+    assert Slow.pauses == [pytest.approx(pause_s)]
 
 
 class Elected:

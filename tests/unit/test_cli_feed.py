@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedq.cli import options
-from feedq.model import Reason, TargetState
+from feedq.model import Reason, Selector, TargetState
 from tests.unit.command import URL, Command
 
 
@@ -163,6 +163,35 @@ def test_edit_changes_what_is_given_and_keeps_the_rest(command: Command) -> None
     assert out.endswith("a edited\n")
 
 
+def test_a_selector_is_given_and_changed_label_by_label(command: Command) -> None:
+    command.ok(
+        *("feed", "add", "a", "--connector", "tcp", "-o", f"url={URL}", "--sink", "table=t"),
+        *("--require", "region=eu", "--require", "app.kubernetes.io/name=x", "--prefer", "disk=ssd"),
+    )
+    required = {"region": "eu", "app.kubernetes.io/name": "x"}
+    assert command.spec("a").selector == Selector(required=required, preferred={"disk": "ssd"})
+    out = command.ok(
+        *("feed", "edit", "a", "--set", "selector.required.region=us", "--prefer", "net=10g"),
+        *("--unset", "selector.required.app.kubernetes.io/name", "--unset", "selector.preferred.disk"),
+        *("--set", "selector.preferred.rack=7"),
+    )
+    assert '    selector.required.region: "eu" -> "us"\n' in out
+    assert '    selector.preferred.disk: "ssd" -> (unset)\n' in out
+    assert command.spec("a").selector == Selector(
+        required={"region": "us"}, preferred={"net": "10g", "rack": "7"}
+    )
+    row = command.json("feed", "list")[0]
+    assert row["selector"] == {"required": {"region": "us"}, "preferred": {"net": "10g", "rack": "7"}}
+    assert command.ok("feed", "export").count("region: us") == 1
+
+
+@pytest.mark.parametrize("option", ["--require=region=eu", "--weight=2", "--label=a=b"])
+def test_an_edit_of_placement_alone_is_an_edit_like_any_other(command: Command, option: str) -> None:
+    command.feed("a")
+    command.ok("feed", "edit", "a", option)
+    assert command.store.feeds.get("a").generation == 2
+
+
 def test_edit_to_the_same_changes_nothing(command: Command) -> None:
     command.feed("a")
     assert command.ok("feed", "edit", "a", "-o", f"url={URL}") == "a unchanged\n"
@@ -185,7 +214,16 @@ def test_edit_replaces_the_whole_source_when_asked(command: Command) -> None:
         (("--set", "weight=0"), "weight: must be a number greater than 0"),
         (("--set", "target_state=off"), "target_state: 'off' must be one of running, paused"),
         (("--unset", "source.hello"), "--unset source.hello: is not set"),
-        (("--unset", "weight"), "only source.…, sink.… and labels.… can be unset"),
+        (("--unset", "weight"), "only source.…, sink.…, labels.…, selector.required.… and"),
+        (("--set", "selector.region=eu"), "--set selector.region: no such option; known are source.…"),
+        (("--set", "selector.required.=eu"), "--set selector.required.: no such option"),
+        (("--unset", "selector.required.region"), "--unset selector.required.region: is not set"),
+        (("--unset", "selector.required"), "--unset selector.required: only source.…"),
+        (("--require", "region"), "--require 'region': write it as KEY=VALUE"),
+        (
+            ("--require", "region=eu", "--prefer", "region=us"),
+            "selector.preferred.region: is not what selector.required.region says",
+        ),
         (("--unset", "source.url"), "source.url: Field required"),
         (("--set", "source.url="), "source.url"),
     ],

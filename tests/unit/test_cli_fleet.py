@@ -39,9 +39,9 @@ def test_workers_are_listed_with_load_and_spread(command: Command) -> None:
         command.feed(name)
     command.stream()
     out = command.ok("worker", "list").splitlines()
-    assert out[0].split()[:3] == ["NAME", "STATE", "FEEDS"]
-    assert out[1].split()[:2] == ["one", "active"]
-    assert out[-1] == "spread: 1 to 2 feeds a worker"
+    assert out[0].split()[:5] == ["NAME", "STATE", "TARGET", "FEEDS", "USED"]
+    assert out[1].split()[:3] == ["one", "active", "serving"]
+    assert out[-1] == "spread: 1 to 2 feeds on a worker that serves"
 
 
 def test_workers_as_json_have_the_columns_of_the_tables(command: Command) -> None:
@@ -51,7 +51,8 @@ def test_workers_as_json_have_the_columns_of_the_tables(command: Command) -> Non
     (row,) = command.json("worker", "list")
     assert row["id"] == str(worker.id)
     assert (row["name"], row["host"], row["pid"], row["state"]) == ("one", "host", 4711, "active")
-    assert (row["feeds"], row["capacity"], row["cpu"]) == (1, 10, 0.25)
+    assert (row["feeds"], row["capacity"], row["utilisation"], row["cpu"]) == (1, 10, 0.1, 0.25)
+    assert (row["target_state"], row["load"]) == ("serving", 1)
     assert row["heartbeat_age_s"] == 60
 
 
@@ -65,29 +66,6 @@ def test_a_worker_is_found_by_name_or_id_and_shown_with_its_feeds(command: Comma
         assert "1 of 10" in out
     assert [f["name"] for f in command.json("worker", "show", "one")["held"]] == ["acme/orders"]
     assert "no worker 'two'; alive are: one" in command.refused("worker", "show", "two")
-
-
-def test_drain_asks_a_worker_to_let_go(command: Command) -> None:
-    worker = command.worker("one")
-    command.feed("a")
-    command.stream()
-    assert command.json("worker", "drain", "one")["result"] == "draining"
-    assert [request.feed_id for request in command.store.leases.stop_requests(worker.id)] == [1]
-
-
-def test_drain_waits_until_the_worker_holds_nothing(command: Command) -> None:
-    command.worker("one")
-    command.feed("a")
-    command.stream()
-    error = command.refused("worker", "drain", "one", "--wait", "--timeout", "0", status=1)
-    assert "one hands over its 1 feeds: not within 0 s" in error
-
-    def let_go() -> None:
-        if command.view("a").lease.worker_id is not None:
-            command.release("a", Reason.DRAINED)
-
-    command.during_waits(let_go)
-    assert command.ok("worker", "drain", "one", "--wait") == "one drained\n"
 
 
 def test_no_workers_says_what_to_do(command: Command) -> None:
@@ -111,7 +89,7 @@ def test_a_healthy_fleet_has_no_warnings(command: Command) -> None:
     assert (document["workers"]["spread"], document["workers"]["capacity"]) == ([1, 1], 20)
     assert (document["beat"]["pid"], document["reconcile"]["last_pass_age_s"]) == (99, 1.0)
     out = command.ok("status")
-    for expected in ("2: 2 streaming", "2 active, 0 draining", "2 of 20 places taken, 1 to 1", "host:99"):
+    for expected in ("2: 2 streaming", "2 serving\n", "2 of 20 places taken (10 %), 1 to 1", "host:99"):
         assert expected in out
 
 
@@ -121,7 +99,8 @@ def test_capacity_that_leaves_no_room_for_a_lost_worker_is_warned_of(command: Co
     for name in "abc":
         command.feed(name)
     command.stream()
-    assert "when one worker dies, only 2 are left and 1 feed cannot run" in warnings(command)["capacity"]
+    found = warnings(command)["capacity"]
+    assert "when the largest worker dies, only 2 are left and 1 feed cannot run" in found
     assert "1 feed cannot run" in command.ok("status")
 
 
@@ -193,7 +172,7 @@ def test_top_prints_a_line_a_look_without_a_terminal(command: Command) -> None:
     command.feed("a")
     command.stream()
     lines = command.ok("top", "--count", "2", "--interval", "0.1").splitlines()
-    assert lines[0] == "00:01:00 1 feeds (1 streaming), 1 workers (1/10), 0 records/s"
+    assert lines[0] == "00:01:00 1 feeds (1 streaming), workers: 1 serving (1/10), 0 records/s"
     assert len(lines) == 2
 
 

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from feedq import control
-from feedq.control import drain_worker, find_worker, reconcile
-from feedq.errors import InvalidInput, NotFound, Unavailable
+from feedq.control import (
+    cordon_worker,
+    drain_worker,
+    find_worker,
+    move_feed,
+    reconcile,
+    uncordon_worker,
+)
+from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
 from feedq.model import (
     Assignment,
     FeedSpec,
     LeaseState,
+    Load,
     NewWorker,
+    Progress,
     Reason,
     Release,
+    Selector,
     TargetState,
     Worker,
-    WorkerState,
+    WorkerTarget,
 )
 from feedq.settings import Settings
 from feedq.telemetry import FEEDS_UNPLACED
 from feedq.testing import ManualClock, MemoryStore
+from feedq.testing.memory.passes import MemoryPass
 
 SETTINGS = Settings.model_construct(settle_s=0.0)
 
@@ -60,7 +73,7 @@ def test_a_pass_places_what_waits_and_sends_one_message_each(store: MemoryStore)
     report, sent = run(store)
     assert [a.key for a in sent] == [(feed_id, 1) for feed_id in ids]
     assert {a.queue for a in sent} == {worker.queue}
-    assert (report.edits, len(report.assignments), report.did_something) == (3, 3, True)
+    assert (report.edits, len(report.assignments), report.did_something) == (0, 3, True)
 
 
 def test_a_second_pass_finds_nothing_to_do(store: MemoryStore) -> None:
@@ -171,9 +184,11 @@ def test_why_feeds_wait_is_written_once_and_counted(
 def test_a_bulk_edit_is_absorbed_over_several_passes(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "EDITS_PER_PASS", 2)
-    add_worker(store)
     add_feeds(store, 5)
+    run(store)
+    monkeypatch.setattr(control, "EDITS_PER_PASS", 2)
+    for view in store.feeds.views():
+        store.feeds.set_target(view.feed.name, TargetState.PAUSED)
     wakes = store.database.tables.wakes
     report, _ = run(store)
     assert (report.edits, report.more) == (2, True)
@@ -183,6 +198,22 @@ def test_a_bulk_edit_is_absorbed_over_several_passes(
     assert (report.edits, report.more) == (1, False)
 
 
+def test_what_only_needs_a_place_is_taken_in_over_several_passes_and_edits_beside_it(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_feeds(store, 5)
+    run(store)
+    for view in store.feeds.views():
+        store.feeds.restart(view.feed.name)
+    store.feeds.set_target("f0", TargetState.PAUSED)
+    monkeypatch.setattr(control, "PLACEMENTS_PER_PASS", 2)
+    monkeypatch.setattr(control, "EDITS_PER_PASS", 2)
+    passes = [run(store)[0] for _ in range(3)]
+    # Of the first two one is paused, so that two edits are looked for: that one, and the third.
+    assert [(p.edits, p.more) for p in passes] == [(3, True), (2, True), (0, False)]
+    assert store.database.tables.dirty == set()
+
+
 def test_many_placements_take_several_passes(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "PLACEMENTS_PER_PASS", 2)
     add_worker(store)
@@ -190,11 +221,50 @@ def test_many_placements_take_several_passes(store: MemoryStore, monkeypatch: py
     assert [len(run(store)[1]) for _ in range(3)] == [2, 2, 1]
 
 
+def test_a_full_worker_gets_what_is_promised_to_it_while_another_is_silent(store: MemoryStore) -> None:
+    silent = add_worker(store, "silent", capacity=1)
+    ids = add_feeds(store, 3)
+    run(store)
+    store.clock.advance(SETTINGS.dispatch_timeout_s + 1)
+    store.workers.heartbeat(silent.id, Load(), ttl_s=SETTINGS.ttl_s)
+    full, other = add_worker(store, "full", capacity=2), add_worker(store, "other")
+    for name in ("f1", "f2"):
+        move_feed(store, name, "full", SETTINGS)
+    report, sent = run(store)
+    assert report.overdue == 1
+    assert {a.feed_id: a.worker_id for a in sent} == {ids[0]: other.id, ids[1]: full.id, ids[2]: full.id}
+
+
+def test_a_newcomer_is_sent_no_more_than_it_connects_soon_and_the_rest_when_these_are_there(
+    store: MemoryStore,
+) -> None:
+    settings = Settings.model_construct(settle_s=0.0, host_connects_per_s={"*": 60.0})
+    old = add_worker(store, "old", capacity=100)
+    add_feeds(store, 60)
+    _, sent = run(store, settings)
+    store.leases.claim(old.id, [a.key for a in sent])
+    new = add_worker(store, "new", capacity=100)
+    report, _ = run(store, settings)
+    assert report.moves == 15, "half a second of half of the pace"
+    assert run(store, settings)[0].moves == 0, "they are still under way"
+    asked = store.leases.stop_requests(old.id)
+    store.leases.release(old.id, [Release(*r.key, r.reason) for r in asked])
+    report, sent = run(store, settings)
+    assert ({a.worker_id for a in sent}, report.moves) == ({new.id}, 0), "and they are not connected yet"
+    store.leases.claim(new.id, [a.key for a in sent])
+    store.database.tables.wakes = 0
+    connected = [Progress(*a.key, 0, 0, 0, None, None, True, False, 0, None) for a in sent]
+    store.leases.report(new.id, connected)
+    assert store.database.tables.wakes
+    assert run(store, settings)[0].moves == 15
+
+
 def test_a_bound_that_is_reached_without_any_room_does_not_spin(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "PLACEMENTS_PER_PASS", 2)
     add_feeds(store, 2)
+    run(store)
     assert not run(store)[0].more
 
 
@@ -239,18 +309,84 @@ def test_a_name_that_means_two_workers_is_refused(store: MemoryStore) -> None:
         find_worker(store, "a")
 
 
-def test_draining_moves_the_feeds_elsewhere(store: MemoryStore) -> None:
+def test_draining_moves_the_feeds_to_where_there_is_room(store: MemoryStore) -> None:
     a = add_worker(store, "a")
     add_feeds(store, 2)
     _, sent = run(store)
     store.leases.claim(a.id, [x.key for x in sent])
-    b = add_worker(store, "b")
-    drain_worker(store, "a")
-    assert [v.worker.state for v in store.workers.views()] == [WorkerState.DRAINING, WorkerState.ACTIVE]
-    asked = store.leases.stop_requests(a.id)
-    store.leases.release(a.id, [Release(*r.key, r.reason) for r in asked])
-    _, sent = run(store)
+    b = add_worker(store, "b", capacity=1)
+    assert drain_worker(store, "a").worker.target_state is WorkerTarget.DRAINED
+    assert run(store)[0].moves == 1, "there is room for one of them only"
+    (asked,) = store.leases.stop_requests(a.id)
+    store.leases.release(a.id, [Release(*asked.key, asked.reason)])
+    report, sent = run(store)
     assert {x.worker_id for x in sent} == {b.id}
+    assert report.moves == 0
+
+
+def test_cordoning_and_uncordoning_say_what_is_wanted(store: MemoryStore) -> None:
+    add_worker(store, "a")
+    assert cordon_worker(store, "a").worker.target_state is WorkerTarget.CORDONED
+    add_feeds(store, 1)
+    assert run(store)[0].unplaced == {Reason.NO_CAPACITY: 1}
+    assert uncordon_worker(store, "a").worker.target_state is WorkerTarget.SERVING
+    assert len(run(store)[1]) == 1
+
+
+def test_nothing_is_wanted_of_a_worker_that_is_ending(store: MemoryStore) -> None:
+    store.workers.drain(add_worker(store, "a").id)
+    for verb in (cordon_worker, uncordon_worker, drain_worker):
+        with pytest.raises(Conflict, match="is ending"):
+            verb(store, "a")
+
+
+@pytest.mark.parametrize(
+    ("worker", "says"),
+    [
+        ({"capacity": 0}, "full"),
+        ({"labels": {"region": "us"}}, "region=eu"),
+        ({"target": WorkerTarget.DRAINED}, "uncordon"),
+        ({"tenant_feeds": 1}, "tenant 'acme'"),
+    ],
+)
+def test_a_move_to_a_worker_that_may_not_have_the_feed_is_refused(
+    store: MemoryStore, worker: dict[str, Any], says: str
+) -> None:
+    labels = worker.get("labels", {"region": "eu"})
+    new = NewWorker(uuid4(), "b", "node.b", worker.get("capacity", 9), "host", 1, "0", labels)
+    b = store.workers.register(new, ttl_s=SETTINGS.ttl_s)
+    spec = FeedSpec("f", "tcp", {}, {"table": "t"}, tenant="acme", selector=Selector({"region": "eu"}))
+    for number in range(worker.get("tenant_feeds", 0)):
+        store.feeds.add(replace(spec, name=f"other{number}"))
+        run(store)
+    store.feeds.add(spec)
+    if "target" in worker:
+        store.workers.set_target(b.id, worker["target"])
+    settings = SETTINGS.model_copy(update={"tenant_caps": {"acme": 1}})
+    with pytest.raises(Conflict, match=says):
+        move_feed(store, "f", "b", settings)
+
+
+def test_what_is_promised_to_a_worker_takes_its_room(store: MemoryStore) -> None:
+    add_worker(store, "b", capacity=1)
+    add_feeds(store, 2)
+    move_feed(store, "f0", "b", SETTINGS)
+    with pytest.raises(Conflict, match=r"full \(1 of 1"):
+        move_feed(store, "f1", "b", SETTINGS)
+
+
+def test_a_fleet_that_was_found_even_is_not_looked_through_again(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_worker(store, "a")
+    add_worker(store, "b")
+    add_feeds(store, 4)
+    for a in run(store)[1]:
+        store.leases.claim(a.worker_id, [a.key])
+    run(store)
+    monkeypatch.setattr(MemoryPass, "movable", lambda *_, **__: pytest.fail("looked for what could move"))
+    monkeypatch.setattr(control.placement, "donors", lambda *_, **__: pytest.fail("looked for donors"))
+    run(store)
 
 
 def test_draining_twice_is_the_same_as_draining_once(store: MemoryStore) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from feedq.declaration import ABSENT, Action, OptionChange, Plan, difference, plan, problems, validate
 from feedq.errors import InvalidInput
-from feedq.model import Feed, FeedSpec, TargetState
+from feedq.model import Feed, FeedSpec, Selector, TargetState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SPEC = FeedSpec("acme/orders", "tcp", {"url": "tcp://127.0.0.1:7001"}, {"table": "orders"})
@@ -33,6 +33,9 @@ def actions(the_plan: Plan) -> list[tuple[str, str]]:
     [
         SPEC,
         replace(SPEC, name="名前", tenant="Übung", weight=0.5),
+        replace(
+            SPEC, selector=Selector(required={"region": "eu"}, preferred={"region": "eu", "disk": "ssd"})
+        ),
         with_source(hello="{token}", secrets={"token": "${env:ACME_TOKEN}"}),
         with_source(hello="{token}", secrets={"token": "${file:/run/secrets/acme}"}),
         with_source(hello='{"feed": {name}, "from": {cursor}}', cursor="/seq", idle_timeout_s=30),
@@ -57,6 +60,18 @@ def test_a_right_declaration_has_no_problems(spec: FeedSpec) -> None:
         (replace(SPEC, weight=float("inf")), "weight"),
         (replace(SPEC, labels={"a": True}), "labels.a: must be a string"),
         (replace(SPEC, labels={"a": "\0"}), "labels.a"),
+        (
+            replace(SPEC, selector=Selector(required={"zone": 1})),
+            "selector.required.zone: must be a string; quote",
+        ),  # type: ignore[dict-item]
+        (
+            replace(SPEC, selector=Selector(preferred={"a": "\0"})),
+            "'selector.preferred.a': must not contain the NUL",
+        ),
+        (
+            replace(SPEC, selector=Selector(required={"a": "1"}, preferred={"a": "2"})),
+            "selector.preferred.a: is not what selector.required.a says, so that no worker can have both",
+        ),
         (replace(SPEC, connector="tpc"), "unknown connector 'tpc'; installed are: "),
         (replace(SPEC, source={}), "source.url: Field required"),
         (with_source(colour="red"), "source.colour: unknown option; known are"),
@@ -185,10 +200,13 @@ def test_differences_are_named_by_dotted_option() -> None:
         with_source(secrets={"token": "${env:A}"}, hello="hi"),
         sink={"table": "orders", "columns": {"a": "/a"}, "key": ("a",)},
         labels={"region": "eu"},
+        selector=Selector(required={"region": "eu"}, preferred={"disk": "ssd"}),
     )
     changed = {change.option: (change.before, change.after) for change in difference(SPEC, after)}
     assert changed == {
         "labels.region": (ABSENT, "eu"),
+        "selector.preferred.disk": (ABSENT, "ssd"),
+        "selector.required.region": (ABSENT, "eu"),
         "sink.columns.a": (ABSENT, "/a"),
         "sink.key": (ABSENT, ["a"]),
         "source.hello": (ABSENT, "hi"),

@@ -19,7 +19,7 @@ from feedq.cli import main as feedq_command
 from feedq.connectors.base import load_connector
 from feedq.declaration import problems
 from feedq.errors import FeedqError
-from feedq.model import LeaseState, Reason, Status, TargetState, WorkerState
+from feedq.model import LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget
 from feedq.settings import Settings
 from feedq.store.tables import metadata
 from feedq.telemetry import EventKind, LogEvent
@@ -52,6 +52,15 @@ TERMS = (
     "beat",
     "watchdog",
     "drain",
+    "cordon",
+    "move",
+    "promise",
+    "reap",
+    "hold",
+    "rebalance",
+    "selector",
+    "weight",
+    "settle",
     "generation",
     "ttl",
     "broker",
@@ -169,7 +178,7 @@ def test_every_control_column_is_documented(table: Table) -> None:
     assert {column.name for column in table.columns} <= documented
 
 
-@pytest.mark.parametrize("values", [LeaseState, Reason, Status, TargetState, WorkerState])
+@pytest.mark.parametrize("values", [LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget])
 def test_every_state_and_reason_is_explained(values: type[Reason]) -> None:
     named = set(re.findall(r"`(\w+)`", read("control-tables.md")))
     assert {value.value for value in values} <= named

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from feedq.model import FeedSpec, Load, Reason
+from feedq.lease import on_edit
+from feedq.model import FeedSpec, Load, Reason, TargetState
 from feedq.runtime.keeper import Keeper
 from feedq.settings import Settings
 from feedq.testing import ManualClock, MemoryStore
@@ -44,6 +46,18 @@ def test_a_registered_worker_is_trusted_at_once(keeper: Keeper, tenant: Tenant) 
     keeper.register()
     assert keeper.trusted
     assert tenant.heard == ["registered"]
+
+
+def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
+    keeper: Keeper, store: MemoryStore, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper.register()
+    session = keeper._open_session()
+    answer = session.heartbeat(Load())
+    assert answer is not None
+    monkeypatch.setattr(session, "heartbeat", lambda _: replace(answer, active_workers=7))
+    keeper.beat()
+    assert tenant.workers == 7
 
 
 def test_trust_ends_before_the_database_may_declare_the_worker_gone(
@@ -160,11 +174,15 @@ def test_stop_requests_are_heard_with_the_heartbeat(
     store.leases.claim(keeper.worker.id, [given.key])
     keeper.beat()
     assert "stops pending" not in tenant.heard
-    store.workers.drain(keeper.worker.id, ask_to_stop=True)
+    store.feeds.set_target("a", TargetState.PAUSED)
+    with store.fleet.reconcile_pass() as p:
+        assert p is not None
+        edits = [(edited.id, on_edit(edited, lease)) for edited, lease in p.dirty(limit=10)]
+        p.apply_edits(edits, stop_within_s=30)
     keeper.beat()
     assert tenant.heard[-1] == "stops pending"
     (request,) = store.leases.stop_requests(keeper.worker.id)
-    assert request.reason is Reason.DRAINED
+    assert request.reason is Reason.PAUSED
 
 
 def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(

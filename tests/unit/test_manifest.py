@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feedq import declaration, documents, manifest
 from feedq.errors import InvalidInput
-from feedq.model import FeedSpec, TargetState
+from feedq.model import FeedSpec, Selector, TargetState
 
 DESIGN = r"""
 feeds:
@@ -68,6 +68,19 @@ def test_what_is_left_out_has_its_default() -> None:
 def test_a_declaration_knows_its_line_and_whether_it_says_target_state() -> None:
     found = manifest.parse(DESIGN, origin="f.yaml").declarations
     assert [(d.where, d.says_target) for d in found] == [("f.yaml:3", False), ("f.yaml:9", True)]
+
+
+def test_a_selector_says_which_labels_a_worker_must_and_should_have() -> None:
+    text = MINIMAL.replace("sink:", "selector: {required: {region: eu}, preferred: {disk: ssd}}, sink:")
+    assert specs(text)[0].selector == Selector(required={"region": "eu"}, preferred={"disk": "ssd"})
+    for nothing in ("null", "{}", "{required: null}", "{required: {}, preferred: {}}"):
+        assert specs(MINIMAL.replace("sink:", f"selector: {nothing}, sink:"))[0].selector == Selector()
+
+
+def test_a_selector_without_a_preference_is_dumped_without_one() -> None:
+    (spec,) = specs(MINIMAL.replace("sink:", "selector: {required: {region: eu}, preferred: {}}, sink:"))
+    assert manifest.plain(spec)["selector"] == {"required": {"region": "eu"}}
+    assert "selector" not in manifest.plain(specs(MINIMAL)[0])
 
 
 def test_documents_add_up_and_empty_ones_do_not_count() -> None:
@@ -133,6 +146,15 @@ feeds:
         (MINIMAL.replace("tcp,", "tcp, source: [],"), "source: must be a mapping"),
         (MINIMAL.replace("tcp,", "tcp, weight: heavy,"), "weight: must be a number"),
         (MINIMAL.replace("tcp,", "tcp, weight: true,"), "weight: must be a number"),
+        (
+            MINIMAL.replace("tcp,", "tcp, selector: {region: eu},"),
+            "selector: unknown key 'region'; write it as {required: {region: eu}, preferred: {disk: ssd}}",
+        ),
+        (MINIMAL.replace("tcp,", "tcp, selector: eu,"), "selector: must be a mapping such as {required: {"),
+        (
+            MINIMAL.replace("tcp,", "tcp, selector: {required: eu},"),
+            "selector.required: must be a mapping of",
+        ),
         (MINIMAL.replace("tcp,", "tcp, target_state: on,"), "target_state: must be one of running, paused"),
         ("feeds:\n  - name: a\n    name: b\n", "f.yaml:3: the key 'name' is given twice"),
         ("feeds:\n  - {1: a}\n", "f.yaml:2: the key '1' must be a string; quote it"),
@@ -215,13 +237,22 @@ values = st.recursive(
     name=names,
     options=st.dictionaries(names, values, max_size=3),
     labels=st.dictionaries(names, st.text(max_size=20), max_size=2),
+    required=st.dictionaries(names, st.text(max_size=20), max_size=2),
+    preferred=st.dictionaries(names, st.text(max_size=20), max_size=2),
     weight=st.floats(min_value=0.001, max_value=1e6),
     target=st.sampled_from(TargetState),
 )
 def test_what_is_dumped_reads_back_alike(
-    name: str, options: dict[str, object], labels: dict[str, str], weight: float, target: TargetState
+    name: str,
+    options: dict[str, object],
+    labels: dict[str, str],
+    required: dict[str, str],
+    preferred: dict[str, str],
+    weight: float,
+    target: TargetState,
 ) -> None:
-    spec = FeedSpec(name, "tcp", options, {"table": name}, name, labels, weight, target)
+    selector = Selector(required=required, preferred=preferred)
+    spec = FeedSpec(name, "tcp", options, {"table": name}, name, labels, selector, weight, target)
     assert specs(manifest.dump([spec])) == [spec]
 
 

@@ -20,6 +20,7 @@ from feedq.metrics import (
     Signs,
     health,
     readiness,
+    refresh,
     serve,
 )
 from feedq.settings import Settings
@@ -119,6 +120,36 @@ def test_metrics_can_be_parsed_and_carry_our_names(server: MetricsServer, accept
     assert ours <= names
     assert all(name.startswith("feedq_") for name in ours)
     assert {"process_resident_memory_bytes", "process_cpu_seconds"} <= names
+
+
+def value(name: str, **labels: str) -> float | None:
+    return telemetry.REGISTRY.get_sample_value(name, labels)
+
+
+def test_a_worker_tells_how_full_it_is() -> None:
+    refresh(replace(WELL, feeds=125, capacity=500), now=0.0, reconcile_interval_s=5)
+    assert (value("feedq_capacity"), value("feedq_utilisation")) == (500, 0.25)
+    refresh(replace(WELL, feeds=0, capacity=0), now=0.0, reconcile_interval_s=5)
+    assert value("feedq_utilisation") == 0
+
+
+@pytest.mark.parametrize(
+    ("age_s", "interval_s", "told"),
+    [(0, 5, True), (14, 5, True), (16, 5, False), (16, 60, True), (181, 60, False)],
+)
+def test_what_a_pass_saw_is_told_until_others_know_better(age_s: int, interval_s: float, told: bool) -> None:
+    telemetry.FEEDS_UNPLACED.labels("no_capacity").set(7)
+    telemetry.RECONCILED_AT_SECONDS.set(1_000_000)
+    refresh(None, now=1_000_000 + age_s, reconcile_interval_s=interval_s)
+    assert value("feedq_feeds_unplaced", reason="no_capacity") == (7 if told else None)
+
+
+def test_the_port_serves_what_was_brought_up_to_date(server: MetricsServer) -> None:
+    telemetry.FEEDS_UNPLACED.labels("no_match").set(3)
+    telemetry.RECONCILED_AT_SECONDS.set_to_current_time()
+    assert 'feedq_feeds_unplaced{reason="no_match"} 3.0' in get(f"{server.url}/metrics")[2]
+    telemetry.RECONCILED_AT_SECONDS.set(0)
+    assert 'feedq_feeds_unplaced{reason="no_match"}' not in get(f"{server.url}/metrics")[2]
 
 
 def test_another_path_is_not_found_and_says_what_there_is(server: MetricsServer) -> None:

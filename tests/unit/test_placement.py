@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 from uuid import UUID
@@ -13,43 +13,34 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from feedq.model import Reason
-from feedq.placement import Candidate, Placement, Waiting, is_cold, place
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-DAY_S = 86_400.0
-
-
-def candidate(
-    number: int, *, capacity: int = 100, feeds: int = 0, load: float | None = None, up_s: float = DAY_S
-) -> Candidate:
-    started_at = NOW - timedelta(seconds=up_s)
-    held = float(feeds) if load is None else load
-    return Candidate(UUID(int=number), f"node.{number}", capacity, feeds, held, started_at)
-
-
-def decide(waiting: Sequence[Waiting], workers: Sequence[Candidate], *, settle_s: float = 2.0) -> Placement:
-    return place(waiting, workers, now=NOW, settle_s=settle_s)
-
-
-weights = st.one_of(st.integers(1, 50).map(float), st.floats(1e-6, 1e6))
+from feedq.model import Reason, Selector
+from feedq.placement import Candidate, Placement, Rules, Strategy, Waiting, fleet, place
+from feedq.placement.placing import is_cold
+from tests.unit.placing import (
+    DAY_S,
+    NOW,
+    SETTLE_S,
+    candidate,
+    caps,
+    choosy_feeds,
+    fleets,
+    matches,
+    waiting_feeds,
+    weights,
+    whole_weights,
+)
 
 
-@st.composite
-def waiting_feeds(draw: st.DrawFn, weight: st.SearchStrategy[float] = weights) -> list[Waiting]:
-    ids = draw(st.lists(st.integers(1, 10_000), unique=True, max_size=60))
-    return [Waiting(feed_id, draw(weight)) for feed_id in ids]
-
-
-@st.composite
-def fleets(draw: st.DrawFn) -> list[Candidate]:
-    fleet = []
-    for number in range(draw(st.integers(0, 8))):
-        capacity = draw(st.integers(0, 30))
-        feeds = draw(st.integers(0, capacity + 3))
-        load = feeds * draw(weights)
-        fleet.append(candidate(number + 1, capacity=capacity, feeds=feeds, load=load))
-    return fleet
+def decide(
+    waiting: Sequence[Waiting],
+    workers: Sequence[Candidate],
+    *,
+    settle_s: float = SETTLE_S,
+    tenant_caps: dict[str, int] | None = None,
+    strategy: Strategy = Strategy.BALANCED,
+) -> Placement:
+    rules = Rules(settle_s=settle_s, tenant_caps=tenant_caps or {}, strategy=strategy)
+    return place(waiting, workers, now=NOW, rules=rules)
 
 
 def held_after(workers: Sequence[Candidate], decision: Placement) -> dict[UUID, int]:
@@ -102,7 +93,7 @@ def test_the_heaviest_goes_first(feeds: list[Waiting], workers: list[Candidate])
     assert not (placed and left) or min(placed) >= max(left)
 
 
-@given(waiting_feeds(st.integers(1, 50).map(float)), fleets())
+@given(waiting_feeds(whole_weights), fleets())
 def test_each_goes_to_a_worker_that_was_least_utilised_at_that_moment(
     feeds: list[Waiting], workers: list[Candidate]
 ) -> None:
@@ -120,15 +111,15 @@ def test_each_goes_to_a_worker_that_was_least_utilised_at_that_moment(
 
 @given(
     count=st.integers(0, 300),
-    workers=st.integers(1, 12),
+    size=st.integers(1, 12),
     weight=weights,
     held=st.integers(0, 20),
 )
 def test_equal_feeds_on_equal_workers_end_within_one_of_each_other(
-    count: int, workers: int, weight: float, held: int
+    count: int, size: int, weight: float, held: int
 ) -> None:
-    fleet = [candidate(n + 1, capacity=1000, feeds=held, load=held * weight) for n in range(workers)]
-    after = held_after(fleet, decide([Waiting(i, weight) for i in range(count)], fleet)).values()
+    workers = [candidate(n + 1, capacity=1000, feeds=held, load=held * weight) for n in range(size)]
+    after = held_after(workers, decide([Waiting(i, weight) for i in range(count)], workers)).values()
     assert max(after) - min(after) <= 1
 
 
@@ -136,31 +127,31 @@ def test_equal_feeds_on_equal_workers_end_within_one_of_each_other(
 def test_newcomers_are_filled_up_before_the_others_get_more(
     count: int, newcomers: int, old: int, held: int
 ) -> None:
-    fleet = [candidate(n + 1, capacity=1000, feeds=held) for n in range(old)]
-    fleet += [candidate(n + 100, capacity=1000) for n in range(newcomers)]
-    after = held_after(fleet, decide([Waiting(i) for i in range(count)], fleet))
-    if any(after[w.worker_id] > held for w in fleet[:old]):
+    workers = [candidate(n + 1, capacity=1000, feeds=held) for n in range(old)]
+    workers += [candidate(n + 100, capacity=1000) for n in range(newcomers)]
+    after = held_after(workers, decide([Waiting(i) for i in range(count)], workers))
+    if any(after[w.worker_id] > held for w in workers[:old]):
         assert max(after.values()) - min(after.values()) <= 1
 
 
 def test_a_worker_twice_as_large_gets_twice_as_much() -> None:
-    fleet = [candidate(1, capacity=100), candidate(2, capacity=200)]
-    after = held_after(fleet, decide([Waiting(i) for i in range(90)], fleet))
+    workers = [candidate(1, capacity=100), candidate(2, capacity=200)]
+    after = held_after(workers, decide([Waiting(i) for i in range(90)], workers))
     assert (after[UUID(int=1)], after[UUID(int=2)]) == (30, 60)
 
 
 def test_weight_counts_and_not_only_number() -> None:
-    fleet = [candidate(1), candidate(2)]
+    workers = [candidate(1), candidate(2)]
     feeds = [Waiting(1, 10.0), *(Waiting(i, 1.0) for i in range(2, 12))]
-    decision = decide(feeds, fleet)
+    decision = decide(feeds, workers)
     heavy = dict(decision.assignments)[1]
     assert Counter(w for _, w in decision.assignments)[heavy] == 1, "ten light ones weigh as much"
 
 
 def test_ties_do_not_favour_any_worker() -> None:
-    fleet = [candidate(n + 1) for n in range(4)]
+    workers = [candidate(n + 1) for n in range(4)]
     firsts = Counter(
-        decide([Waiting(1)], [candidate(w.worker_id.int + 10 * i) for w in fleet]).assignments[0][1].int
+        decide([Waiting(1)], [candidate(w.worker_id.int + 10 * i) for w in workers]).assignments[0][1].int
         - 10 * i
         for i in range(400)
     )
@@ -172,9 +163,9 @@ def test_nothing_waits_and_nothing_is_decided() -> None:
     assert decide([], [candidate(1)]) == Placement((), ())
 
 
-@pytest.mark.parametrize("fleet", [[], [candidate(1, capacity=0)], [candidate(1, capacity=2, feeds=2)]])
-def test_without_any_room_everything_waits_for_capacity(fleet: list[Candidate]) -> None:
-    assert decide([Waiting(1), Waiting(2)], fleet) == Placement(
+@pytest.mark.parametrize("workers", [[], [candidate(1, capacity=0)], [candidate(1, capacity=2, feeds=2)]])
+def test_without_any_room_everything_waits_for_capacity(workers: list[Candidate]) -> None:
+    assert decide([Waiting(1), Waiting(2)], workers) == Placement(
         (), ((1, Reason.NO_CAPACITY), (2, Reason.NO_CAPACITY))
     )
 
@@ -190,8 +181,8 @@ def test_a_fleet_that_starts_cold_places_nothing_until_one_worker_has_settled() 
 
 
 def test_a_settled_fleet_uses_a_newcomer_at_once() -> None:
-    fleet = [candidate(1, feeds=50), candidate(2, up_s=0.0)]
-    assert decide([Waiting(1)], fleet).assignments == ((1, UUID(int=2)),)
+    workers = [candidate(1, feeds=50), candidate(2, up_s=0.0)]
+    assert decide([Waiting(1)], workers).assignments == ((1, UUID(int=2)),)
 
 
 @pytest.mark.parametrize(
@@ -204,3 +195,174 @@ def test_the_settle_time_at_its_ends(up_s: float, settle_s: float, cold: bool) -
 
 def test_no_worker_at_all_is_a_lack_of_capacity_and_not_of_patience() -> None:
     assert decide([Waiting(1)], [], settle_s=DAY_S).unplaced == ((1, Reason.NO_CAPACITY),)
+
+
+def test_a_promise_is_kept_even_while_the_fleet_starts_cold() -> None:
+    young = [candidate(1, feeds=1, up_s=0.0), candidate(2, up_s=0.0)]
+    decision = decide([Waiting(7, promised_to=UUID(int=1)), Waiting(8)], young)
+    assert decision == Placement(((7, UUID(int=1)),), ((8, Reason.SETTLING),))
+
+
+# -- labels, tenants, caps ---------------------------------------------------------------------------
+
+
+def in_order(feeds: Sequence[Waiting]) -> list[Waiting]:
+    return sorted(feeds, key=lambda w: (-w.weight, w.tenant, w.feed_id))
+
+
+@given(choosy_feeds(), fleets(labelled=True), caps)
+def test_each_goes_to_the_best_worker_that_is_eligible_at_that_moment_and_waits_only_if_none_is(
+    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int]
+) -> None:
+    """The whole promise of `balanced`, feed by feed: labels, caps and capacity are held; preferred workers come
+    first; of these the least utilised; of equally utilised ones that with fewest of the tenant's."""
+    decision = decide(feeds, workers, tenant_caps=tenant_caps)
+    chosen, why = dict(decision.assignments), dict(decision.unplaced)
+    load = {w.worker_id: Fraction(w.load) for w in workers}
+    count = {w.worker_id: w.feeds for w in workers}
+    tenants = {w.worker_id: Counter(w.tenants) for w in workers}
+    for feed in in_order(feeds):
+        cap = Rules(tenant_caps=tenant_caps).cap_of(feed.tenant)
+        fitting = [w for w in workers if matches(w, feed.selector.required)]
+        eligible = [
+            w
+            for w in fitting
+            if count[w.worker_id] < w.capacity and (cap is None or tenants[w.worker_id][feed.tenant] < cap)
+        ]
+        preferred = [w for w in eligible if matches(w, feed.selector.preferred)]
+        rank = {
+            w.worker_id: (load[w.worker_id] / w.capacity, tenants[w.worker_id][feed.tenant])
+            for w in preferred or eligible
+        }
+        if not rank:
+            assert why[feed.feed_id] is (Reason.NO_CAPACITY if fitting or not workers else Reason.NO_MATCH)
+            continue
+        target = chosen[feed.feed_id]
+        assert target in rank
+        assert rank[target] == min(rank.values())
+        load[target] += Fraction(feed.weight)
+        count[target] += 1
+        tenants[target][feed.tenant] += bool(feed.tenant)
+
+
+@given(choosy_feeds(), fleets(labelled=True), caps, st.integers())
+def test_the_order_of_the_rows_does_not_matter_with_labels_and_caps_either(
+    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int], seed: int
+) -> None:
+    rng = Random(seed)
+    decision = decide(feeds, workers, tenant_caps=tenant_caps)
+    rng.shuffle(feeds)
+    rng.shuffle(workers)
+    assert decide(feeds, workers, tenant_caps=tenant_caps) == decision
+
+
+@given(choosy_feeds(), fleets(labelled=True), caps)
+def test_pools_that_are_dropped_for_their_size_change_nothing(
+    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int]
+) -> None:
+    decision = decide(feeds, workers, tenant_caps=tenant_caps)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "POOL_ENTRIES_MAX", 3)
+        assert decide(feeds, workers, tenant_caps=tenant_caps) == decision
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), size=st.integers(1, 8))
+def test_the_feeds_of_every_tenant_spread_to_within_one_over_an_even_fleet(
+    sizes: list[int], size: int
+) -> None:
+    workers = [candidate(n + 1, capacity=1000) for n in range(size)]
+    feeds = [Waiting(100 * t + i, tenant=f"t{t}") for t, count in enumerate(sizes) for i in range(count)]
+    where = dict(decide(feeds, workers).assignments)
+    for tenant in {f.tenant for f in feeds}:
+        spread = Counter(where[f.feed_id] for f in feeds if f.tenant == tenant)
+        counts = [spread[w.worker_id] for w in workers]
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_tenant_whose_cap_is_reached_everywhere_waits_and_keeps_nobody_else_from_a_place() -> None:
+    workers = [candidate(1), candidate(2, feeds=1, tenants={"acme": 1})]
+    feeds = [*(Waiting(i, 5.0, tenant="acme") for i in range(5)), Waiting(9, tenant="beta")]
+    decision = decide(feeds, workers, tenant_caps={"acme": 2})
+    assert len(decision.assignments) == 4
+    assert [why for _, why in decision.unplaced] == [Reason.NO_CAPACITY] * 2
+    assert 9 in dict(decision.assignments)
+
+
+def test_the_cap_holds_on_workers_that_fill_up_side_by_side() -> None:
+    workers = [candidate(n + 1) for n in range(3)]
+    after = held_after(
+        workers, decide([Waiting(i, tenant="acme") for i in range(9)], workers, tenant_caps={"*": 2})
+    )
+    assert set(after.values()) == {2}
+
+
+def test_feeds_without_a_tenant_have_no_cap() -> None:
+    assert len(decide([Waiting(i) for i in range(9)], [candidate(1)], tenant_caps={"*": 0}).assignments) == 9
+
+
+def test_when_every_preferred_worker_is_full_another_takes_it() -> None:
+    selector = Selector(preferred={"disk": "fast"})
+    workers = [candidate(1, capacity=2, feeds=1, labels={"disk": "fast"}), candidate(2)]
+    decision = decide([Waiting(1, selector=selector), Waiting(2, selector=selector)], workers)
+    assert decision.assignments == ((1, UUID(int=1)), (2, UUID(int=2)))
+
+
+def test_a_label_that_is_required_and_preferred_with_another_value_is_required() -> None:
+    selector = Selector(required={"zone": "a"}, preferred={"zone": "b"})
+    workers = [candidate(1, labels={"zone": "a"}), candidate(2, labels={"zone": "b"})]
+    assert decide([Waiting(1, selector=selector)], workers).assignments == ((1, UUID(int=1)),)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_match_that_is_full_is_a_lack_of_capacity_and_no_match_another_reason(strategy: Strategy) -> None:
+    workers = [candidate(1, capacity=1, feeds=1, labels={"zone": "a"}), candidate(2)]
+    full, nowhere = Selector({"zone": "a"}), Selector({"zone": "c"})
+    decision = decide([Waiting(1, selector=full), Waiting(2, selector=nowhere)], workers, strategy=strategy)
+    assert decision.unplaced == ((1, Reason.NO_CAPACITY), (2, Reason.NO_MATCH))
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("weight", [5e-324, 1e-12, 1e12, 1.7e308])
+def test_weights_at_their_ends_are_placed_evenly(weight: float, strategy: Strategy) -> None:
+    workers = [candidate(1, capacity=5), candidate(2, capacity=5)]
+    after = held_after(workers, decide([Waiting(i, weight) for i in range(10)], workers, strategy=strategy))
+    assert set(after.values()) == {5}
+
+
+# -- promises ----------------------------------------------------------------------------------------
+
+
+@given(choosy_feeds(), fleets(), st.integers(1, 8))
+def test_a_promised_feed_goes_where_it_was_promised_and_takes_no_room_there(
+    feeds: list[Waiting], workers: list[Candidate], number: int
+) -> None:
+    assume(workers)
+    target = workers[number % len(workers)]
+    free = [replace(f, selector=Selector()) for f in feeds]
+    promised = (
+        replace(free[0], promised_to=target.worker_id) if free else Waiting(1, promised_to=target.worker_id)
+    )
+    others = free[1:]
+    decision = decide([promised, *others], workers)
+    assert decision.assignments[0] == (promised.feed_id, target.worker_id)
+    assert replace(decision, assignments=decision.assignments[1:]) == decide(others, workers)
+
+
+def test_a_full_worker_and_a_tenant_at_its_cap_keep_a_promise() -> None:
+    worker = candidate(1, capacity=1, feeds=1, tenants={"acme": 1})
+    decision = decide([Waiting(1, tenant="acme", promised_to=UUID(int=1))], [worker], tenant_caps={"acme": 1})
+    assert decision.assignments == ((1, UUID(int=1)),)
+
+
+def test_what_was_promised_to_a_worker_that_is_no_candidate_is_placed_like_any_other() -> None:
+    feed = Waiting(1, promised_to=UUID(int=9))
+    assert decide([feed], [candidate(1)]).assignments == ((1, UUID(int=1)),)
+    assert decide([feed], []).unplaced == ((1, Reason.NO_CAPACITY),)
+
+
+def test_a_promise_to_a_worker_without_the_required_label_is_void_and_its_room_free_again() -> None:
+    feed = Waiting(1, selector=Selector({"zone": "a"}), promised_to=UUID(int=2))
+    workers = [candidate(1, labels={"zone": "a"}), candidate(2, capacity=1, feeds=1)]
+    decision = decide([feed, Waiting(2), Waiting(3)], workers)
+    assert dict(decision.assignments)[1] == UUID(int=1)
+    assert UUID(int=2) in [dict(decision.assignments)[n] for n in (2, 3)]

@@ -11,7 +11,8 @@ from feedq.clock import SystemClock
 from feedq.model import Claim, Feed, FeedSpec, Progress
 from feedq.permission import Permissions
 from feedq.runtime.pacing import Pacing
-from feedq.runtime.reporter import NEWS_S, Reporter
+from feedq.runtime.ramp import Ramp
+from feedq.runtime.reporter import NEWS_S, PROGRESS_MAX, Reporter
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
 from tests.unit.data_path import AT, DataPath, until
@@ -31,6 +32,7 @@ def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
         permissions=Permissions(),
         environment="test",
         pacing=Pacing({}, SystemClock()),
+        ramp=Ramp(0, {}, SystemClock(), rng=Random(1)),
         trusted=asyncio.Event(),
         drain_timeout_s=1.0,
         fence=lambda _, request: path.fencer.fence(request),
@@ -84,3 +86,33 @@ async def test_a_runner_that_ended_is_not_reported_again() -> None:
     reporter.forget(runner)
     reporter.report()
     assert sent == []
+
+
+async def test_a_report_of_many_busy_feeds_is_bounded_and_each_has_its_turn() -> None:
+    sent: list[list[Progress]] = []
+    reporter = Reporter(
+        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
+    )
+    path = DataPath()
+    runners = [make_runner(path, reporter, n) for n in range(2 * PROGRESS_MAX + 1)]
+    for _ in range(3):
+        for runner in runners:
+            reporter.note(runner)
+        reporter.report()
+    assert [len(report) for report in sent] == [PROGRESS_MAX] * 3
+    told = {p.feed_id for report in sent for p in report}
+    assert told == {runner.key[0] for runner in runners}
+
+
+async def test_news_are_told_however_many_others_wait() -> None:
+    sent: list[list[Progress]] = []
+    reporter = Reporter(
+        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
+    )
+    path = DataPath()
+    runners = [make_runner(path, reporter, n) for n in range(PROGRESS_MAX + 10)]
+    for runner in runners:
+        reporter.note(runner)
+    runners[-1]._connected()
+    reporter.report()
+    assert runners[-1].key[0] in {p.feed_id for p in sent[0]}

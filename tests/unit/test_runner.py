@@ -21,6 +21,7 @@ from feedq.permission import Permissions
 from feedq.runtime import pacing
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.pacing import Pacing
+from feedq.runtime.ramp import Ramp
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.testing.loopback import serving
@@ -86,8 +87,10 @@ class Bench:
         table: str = "landed",
         connector: str = "tcp",
         room_bytes: int = 2**24,
+        ramp: Ramp | None = None,
     ) -> None:
         self.path = path
+        self.ramp = ramp or Ramp(0, {}, SystemClock(), rng=Random(1))
         self.pacing = Pacing({}, SystemClock(), room_bytes=room_bytes)
         self.sockets = Sockets()
         self.trusted = asyncio.Event()
@@ -120,6 +123,7 @@ class Bench:
             permissions=Permissions(),
             environment="test",
             pacing=self.pacing,
+            ramp=self.ramp,
             trusted=self.trusted,
             drain_timeout_s=2.0,
             fence=lambda _, request: self.path.fencer.fence(request),

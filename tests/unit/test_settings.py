@@ -103,7 +103,9 @@ def test_durations_accept_nothing_and_a_day(read: Read, value: str) -> None:
     names = [
         name.upper()
         for name in Settings.model_fields
-        if name.endswith("_s") and name not in ("fence_lock_timeout_s", "visibility_timeout_s")
+        if name.endswith("_s")
+        and not name.endswith("_per_s")
+        and name not in ("fence_lock_timeout_s", "visibility_timeout_s")
     ]
     variables = {f"FEEDQ_{name}": value for name in names}
     variables["FEEDQ_HEARTBEAT_S"] = str(float(value) / 2)

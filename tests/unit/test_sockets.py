@@ -32,6 +32,24 @@ def test_a_cut_ends_the_connection_and_leaves_the_descriptor_to_its_owner(
     os.fstat(ours.fileno())
 
 
+def test_the_sockets_of_one_feed_are_cut_without_the_others(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    sockets = Sockets()
+    one, other = sockets.of_feed(), sockets.of_feed()
+    one.watch(pair[0].fileno())
+    other_pair = socket.socketpair()
+    with other_pair[0], other_pair[1]:
+        other.watch(other_pair[0].fileno())
+        assert (one.cut(), len(sockets)) == (1, 2)
+        assert pair[1].recv(1) == b""
+        other_pair[0].sendall(b"x")
+        assert other_pair[1].recv(1) == b"x"
+        one.forget(pair[0].fileno())
+        assert (one.cut(), sockets.cut_all()) == (0, 1)
+        assert other_pair[1].recv(1) == b""
+
+
 def test_sockets_are_cut_even_when_no_descriptor_is_left(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     sockets = Sockets()

@@ -6,7 +6,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 from feedq.lease import status
-from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason
+from feedq.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, Selector
 from feedq.testing.clock import NEW_YEAR
 from feedq.web.pages import why
 from feedq.web.particulars import declaration_lines, detail, lease_lines
@@ -14,15 +14,17 @@ from feedq.web.particulars import declaration_lines, detail, lease_lines
 NOW = NEW_YEAR
 
 
-def view(lease: Lease, **source: object) -> FeedView:
-    spec = FeedSpec("acme/orders", "tcp", source, {"table": "orders"}, labels={"region": "eu"})
+def view(lease: Lease, *, selector: Selector = ANYWHERE, **source: object) -> FeedView:
+    spec = FeedSpec(
+        "acme/orders", "tcp", source, {"table": "orders"}, labels={"region": "eu"}, selector=selector
+    )
     feed = Feed(1, spec, 3, NOW - timedelta(days=1), NOW - timedelta(hours=2))
     return FeedView(feed, lease, "w1@host" if lease.worker_id else None, status(feed, lease))
 
 
 def test_times_say_how_far_away_they_are() -> None:
     backoff = Lease(1, reason=Reason.BACKOFF, retry_at=NOW + timedelta(seconds=30), attempts=7)
-    lines = {line.name: line.text for line in lease_lines(view(backoff), now=NOW)}
+    lines = {line.name: line.text for line in lease_lines(view(backoff), now=NOW, workers={})}
     assert lines["Next try"] == "2026-01-01 00:00:30 UTC (in 30s)"
     assert lines["Failures in a row"] == "7"
     declared = {line.name: line.text for line in declaration_lines(view(backoff), now=NOW)}
@@ -33,7 +35,7 @@ def test_passwords_of_urls_are_masked_wherever_they_got_in() -> None:
     url = "postgresql://u:hunter2@db/x"
     leaky = Lease(1, last_error=f"cannot reach {url}", cursor={"from": url})
     shown = [
-        *lease_lines(view(leaky, url=url), now=NOW),
+        *lease_lines(view(leaky, url=url), now=NOW, workers={}),
         *declaration_lines(view(leaky, url=url), now=NOW),
     ]
     text = "\n".join(line.text for line in shown) + detail(Event(NOW, "x", detail={"a": url, "b": [url]}))
@@ -49,7 +51,11 @@ def test_secrets_show_as_the_references_they_are() -> None:
 
 
 def test_a_cursor_beyond_64_bits_is_shown_all_the_same() -> None:
-    (cursor,) = (line for line in lease_lines(view(Lease(1, cursor=2**70)), now=NOW) if line.name == "Cursor")
+    (cursor,) = (
+        line
+        for line in lease_lines(view(Lease(1, cursor=2**70)), now=NOW, workers={})
+        if line.name == "Cursor"
+    )
     assert cursor.text == str(2**70)
 
 
@@ -64,3 +70,24 @@ def test_the_reason_does_not_repeat_the_status() -> None:
     assert why(view(failed)) == "table 'x' does not exist"
     full = Lease(1, reason=Reason.NO_CAPACITY)
     assert why(view(full)) == "no_capacity"
+
+
+def test_a_move_says_where_to_and_until_when_the_owner_may_take() -> None:
+    target = uuid4()
+    lease = Lease(
+        *(1, 4, LeaseState.STOPPING, Reason.MOVED, uuid4()),
+        promised_to=target,
+        stop_by=NOW + timedelta(seconds=30),
+    )
+    lines = {line.name: line.text for line in lease_lines(view(lease), now=NOW, workers={target: "w2@host"})}
+    assert lines["Goes on to"] == "w2@host"
+    assert lines["To let go by"] == "2026-01-01 00:00:30 UTC (in 30s)"
+    gone = {line.name: line.text for line in lease_lines(view(lease), now=NOW, workers={})}
+    assert gone["Goes on to"] == "a worker that is gone by now"
+
+
+def test_a_selector_is_shown_beside_the_labels() -> None:
+    selector = Selector(required={"region": "eu"}, preferred={"disk": "ssd", "net": "10g"})
+    lines = {line.name: line.text for line in declaration_lines(view(Lease(1), selector=selector), now=NOW)}
+    assert (lines["Requires"], lines["Prefers"]) == ("region=eu", "disk=ssd, net=10g")
+    assert not {"Requires", "Prefers"} & {line.name for line in declaration_lines(view(Lease(1)), now=NOW)}

@@ -5,6 +5,8 @@ A base for their options, beside others such as `feedq.connectors.records.framin
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions
@@ -32,4 +34,9 @@ class CursorOptions(ConnectorOptions):
 
     def cursor_reader(self) -> CursorReader | None:
         """None: records have no cursor, and that of the feed stays what it is."""
+        return self._cursor_reader
+
+    @cached_property
+    def _cursor_reader(self) -> CursorReader | None:
+        # It keeps nothing of what it reads: one for all feeds that share these options.
         return None if self.cursor is None else CursorReader(self.cursor, csv=self.csv)

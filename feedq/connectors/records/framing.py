@@ -195,6 +195,10 @@ def _join(tail: bytearray, data: bytes | bytearray) -> bytearray:
 def _divide(stream: bytearray, cut: int) -> tuple[bytes, bytearray]:
     if not cut:
         return b"", stream
+    if cut == len(stream):
+        whole = bytes(stream)
+        stream.clear()
+        return whole, stream
     with memoryview(stream) as view:
         parts = bytes(view[:cut]), bytearray(view[cut:])
     _let_go(stream)

@@ -277,4 +277,7 @@ async def _take_over(
     except BaseException:
         connection.close()
         raise
+    if tls_context is None:
+        # Such a transport tells us that the connection is lost before it closes the socket; with TLS, after it.
+        dialed.guarded.share(dialed.sock)
     return connection

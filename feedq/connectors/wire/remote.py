@@ -144,6 +144,10 @@ class RemoteOptions(ConnectorOptions):
         return parse_location(self.url, self.SCHEMES)
 
     @property
+    def remote_host(self) -> str:
+        return self.location.host.lower()
+
+    @property
     def tls_files(self) -> TlsFiles:
         return TlsFiles(
             ca_file=self.ca_file, cert_file=self.cert_file, key_file=self.key_file, verify=self.verify

@@ -11,6 +11,7 @@ context.configure(
     include_schemas=True,
     version_table="alembic_version",
     version_table_schema=SCHEMA,
+    transaction_per_migration=True,
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 from feedq import lease as policy
 from feedq.errors import Conflict, NotFound
 from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, TargetState
 from feedq.telemetry import EventKind
+from feedq.testing.memory.moves import move
 from feedq.testing.memory.tables import MemoryDatabase, statement
 
 
@@ -24,8 +26,10 @@ class MemoryFeeds:
         self._refuse_taken(spec.name)
         now = self._db.now()
         feed = Feed(self._db.next_feed_id(), spec, 1, now, now)
-        self._db.tables.leases[feed.id] = Lease(feed.id)
-        return self._touch(feed, EventKind.FEED_ADDED)
+        self._db.tables.leases[feed.id] = Lease(feed.id, reason=policy.first_reason(feed))
+        added = self._touch(feed, EventKind.FEED_ADDED)
+        self._db.tables.dirty.discard(feed.id)
+        return added
 
     @statement
     def edit(self, name: str, spec: FeedSpec) -> Feed:
@@ -59,6 +63,16 @@ class MemoryFeeds:
     @statement
     def remove(self, name: str) -> Feed:
         return self._touch(replace(self._live(name), removed_at=self._db.now()), EventKind.FEED_REMOVED)
+
+    @statement
+    def move(self, name: str, target: UUID, *, stop_within_s: float) -> None:
+        feed = self._live(name)
+        lease = self._db.tables.leases.get(feed.id)
+        if lease is None:
+            raise Conflict(f"feed {name!r} has no lease at the moment; the next sweep makes one")
+        objection = move(self._db, feed, lease, target, stop_within_s=stop_within_s)
+        if objection is not None:
+            raise Conflict(f"feed {name!r} {objection}")
 
     @statement
     def get(self, name: str) -> Feed:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.lease import Move, states_before, transition
+from feedq.lease import Move, is_kept_for_successor, smoothed, states_before, transition
 from feedq.model import Claim, FeedKey, LeaseState, Progress, Reason, Release, StopRequest, WorkerState
 from feedq.store.base import Followed
 from feedq.telemetry import EventKind
@@ -18,8 +18,9 @@ from feedq.testing.memory.tables import MemoryDatabase, statement
 class MemoryLeases:
     """Each statement matches feed, epoch and worker, or does nothing."""
 
-    def __init__(self, database: MemoryDatabase) -> None:
+    def __init__(self, database: MemoryDatabase, *, restart_hold_s: float = 0.0) -> None:
         self._db = database
+        self._restart_hold_s = restart_hold_s
 
     @statement
     def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
@@ -52,17 +53,22 @@ class MemoryLeases:
             lease = self._db.matched(worker_id, r.key, Move.RELEASE)
             if lease is None:
                 continue
+            worker = self._db.tables.workers[worker_id]
+            held = is_kept_for_successor(lease, r, worker, hold_s=self._restart_hold_s)
+            delay_s = self._restart_hold_s if held else r.retry_in_s
+            reason = Reason.HELD if held else r.reason
             self._db.set_idle(
                 lease,
                 Move.RELEASE,
-                reason=r.reason,
-                retry_at=now + timedelta(seconds=r.retry_in_s) if r.retry_in_s > 0 else None,
+                reason=reason,
+                retry_at=now + timedelta(seconds=delay_s) if delay_s > 0 else None,
+                held_for=worker.name if held else None,
                 attempts=r.attempts,
                 last_error=lease.last_error if r.error is None else r.error,
                 last_error_at=lease.last_error_at if r.error is None else now,
             )
             said = {} if r.error is None else {"error": r.error}
-            self._record(EventKind.LEASE_RELEASED, r.key, worker_id, reason=r.reason.value, **said)
+            self._record(EventKind.LEASE_RELEASED, r.key, worker_id, reason=reason.value, **said)
             matched.append(r.key)
         if matched:
             self._db.wake()
@@ -78,13 +84,27 @@ class MemoryLeases:
             if lease is None:
                 continue
             ago_s = p.last_record_ago_s
+            since = max(filter(None, (lease.reported_at, lease.running_since)), default=now)
+            elapsed_s = (now - since).total_seconds()
+            is_first = lease.reported_at is None
+            has_arrived = lease.moved_at is not None and lease.state is LeaseState.RUNNING and p.connected
+            if has_arrived:
+                self._db.wake()  # others may move now
             self._db.tables.leases[p.feed_id] = replace(
                 lease,
                 records_total=lease.records_total + p.records,
                 bytes_total=lease.bytes_total + p.bytes,
                 dead_letters_total=lease.dead_letters_total + p.dead_letters,
                 last_record_at=lease.last_record_at if ago_s is None else now - timedelta(seconds=ago_s),
+                rows_per_s=smoothed(
+                    lease.rows_per_s, count=p.records, elapsed_s=elapsed_s, is_first=is_first
+                ),
+                bytes_per_s=smoothed(
+                    lease.bytes_per_s, count=p.bytes, elapsed_s=elapsed_s, is_first=is_first
+                ),
+                reported_at=now,
                 cursor=p.cursor,
+                moved_at=None if has_arrived else lease.moved_at,
                 connected=p.connected,
                 stalled=p.stalled,
                 attempts=p.attempts,
@@ -93,6 +113,15 @@ class MemoryLeases:
             )
             matched.append(p.key)
         return matched
+
+    @statement
+    def assigned(self, worker_id: UUID, *, limit: int) -> list[FeedKey]:
+        keys = sorted(
+            (lease.feed_id, lease.epoch)
+            for lease in self._db.tables.leases.values()
+            if lease.worker_id == worker_id and lease.state is LeaseState.ASSIGNED
+        )
+        return keys[:limit]
 
     @statement
     def stop_requests(self, worker_id: UUID) -> list[StopRequest]:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
 from feedq.lease import Edit, Move, Quiet, is_dispatch_overdue, may_start, on_edit, transition
-from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState
-from feedq.placement import Candidate, Waiting
+from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
+from feedq.placement import Candidate, Held, Transfer, Waiting
 from feedq.store.base import ReconcilePass, Suspect
+from feedq.store.sweeping import WEIGHT_STEP
 from feedq.telemetry import EventKind
+from feedq.testing.memory import moves
 from feedq.testing.memory.tables import MemoryDatabase, statement
+
+UNPLACED = (Reason.NO_CAPACITY, Reason.NO_MATCH)
+COUNTED = (*UNPLACED, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED)
 
 
 class MemoryFleet:
@@ -24,7 +30,7 @@ class MemoryFleet:
         self._retention_days = retention_days
 
     @contextmanager
-    def reconcile_pass(self) -> Iterator[ReconcilePass | None]:
+    def reconcile_pass(self, *, measured_load: float = 0.0) -> Iterator[ReconcilePass | None]:
         db = self._db
         db.require()
         if db.pass_open:
@@ -33,9 +39,11 @@ class MemoryFleet:
         before = db.tables.copy()
         db.pass_open = True
         try:
-            yield MemoryPass(db, retention_days=self._retention_days)
+            yield MemoryPass(db, retention_days=self._retention_days, measured_load=measured_load)
             db.commit()
             db.tables.pass_at = db.now()
+            active = [w for w in db.tables.workers.values() if w.state is WorkerState.ACTIVE]
+            db.tables.active_workers = len(active)
         except BaseException:
             db.tables = before
             raise
@@ -51,9 +59,10 @@ class MemoryFleet:
 class MemoryPass:
     """One transaction: `MemoryFleet` takes it back as a whole when it fails."""
 
-    def __init__(self, database: MemoryDatabase, *, retention_days: int) -> None:
+    def __init__(self, database: MemoryDatabase, *, retention_days: int, measured_load: float) -> None:
         self._db = database
         self._retention_days = retention_days
+        self._measured = measured_load
         self.now = database.now()
 
     @statement
@@ -82,6 +91,16 @@ class MemoryPass:
         return self._db.free(worker_ids, Move.LOSE_WORKER, Reason.WORKER_GONE)
 
     @statement
+    def absorb_new(self, *, limit: int) -> int:
+        new = {
+            feed.id
+            for feed, lease in self.dirty(limit=limit)
+            if lease.state is LeaseState.IDLE and on_edit(feed, lease) == Edit(None)
+        }
+        self._db.tables.dirty -= new
+        return len(new)
+
+    @statement
     def dirty(self, *, limit: int) -> list[tuple[Feed, Lease]]:
         tables = self._db.tables
         return [
@@ -90,7 +109,7 @@ class MemoryPass:
         ]
 
     @statement
-    def apply_edits(self, edits: Sequence[tuple[int, Edit]]) -> None:
+    def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
         tables = self._db.tables
         for feed_id, edit in edits:
             tables.dirty.discard(feed_id)
@@ -100,7 +119,7 @@ class MemoryPass:
                     # This marks a removed feed dirty again: it is idle now and goes with the next pass.
                     self._db.set_idle(lease, Move.WITHDRAW, reason=edit.reason)
                 case Move.ASK_TO_STOP:
-                    self._ask_to_stop(lease, edit.reason)
+                    self._db.ask_to_stop(lease, edit.reason, stop_within_s=stop_within_s)
                 case None if edit.purge:
                     del tables.feeds[feed_id], tables.leases[feed_id]
                 case None if edit.reason is not None:
@@ -119,7 +138,12 @@ class MemoryPass:
         return [lease.worker_id for lease in late if lease.worker_id is not None]
 
     @statement
+    def reap(self) -> int:
+        return moves.reap(self._db)
+
+    @statement
     def waiting(self, *, limit: int) -> list[Waiting]:
+        moves.promise_to_successors(self._db, self.now)
         feeds, leases = self._db.tables.feeds, self._db.tables.leases
         ending = {
             feeds[lease.feed_id].name
@@ -132,19 +156,53 @@ class MemoryPass:
             if may_start(feeds[lease.feed_id], lease, now=self.now)
             and feeds[lease.feed_id].name not in ending
         ]
-        return [Waiting(x.feed_id, feeds[x.feed_id].spec.weight, x.reason) for x in ready[:limit]]
+        return [self._waiting(lease) for lease in self._in_turn(ready, limit)]
+
+    def _in_turn(self, ready: Sequence[Lease], limit: int) -> list[Lease]:
+        """What is new first; then those without a place, from where the last pass ended."""
+        tables = self._db.tables
+        unplaced = [x for x in ready if x.reason in UNPLACED]
+        page = [x for x in ready if x.reason not in UNPLACED][:limit]
+        left = limit - len(page)
+        if left > 0:
+            after = tables.waiting_after
+            turn = [x for x in unplaced if x.feed_id > after] + [x for x in unplaced if x.feed_id <= after]
+            page += turn[:left]
+            tables.waiting_after = turn[left - 1].feed_id if len(turn) >= left else 0
+        return sorted(page, key=lambda lease: lease.feed_id)
+
+    def _waiting(self, lease: Lease) -> Waiting:
+        feed = self._db.tables.feeds[lease.feed_id]
+        weight = moves.effective_weight(self._db, feed, lease, measured=self._measured)
+        spec = feed.spec
+        return Waiting(feed.id, weight, lease.reason, spec.tenant, spec.selector, lease.promised_to)
 
     @statement
-    def candidates(self) -> list[Candidate]:
-        candidates = []
-        for w in self._db.tables.workers.values():
-            if w.state is WorkerState.ACTIVE and w.expires_at > self.now and w.suspected_at is None:
-                held = [x.feed_id for x in self._db.tables.leases.values() if x.worker_id == w.id]
-                load = sum(self._db.tables.feeds[feed_id].spec.weight for feed_id in held)
-                candidates.append(
-                    Candidate(w.id, w.queue, w.capacity, len(held), load, w.started_at, w.labels)
-                )
-        return candidates
+    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+        return moves.candidates(self._db, self.now, tenants)
+
+    @statement
+    def leaving(self) -> dict[UUID, int]:
+        return moves.leaving(self._db, self.now)
+
+    @statement
+    def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
+        return moves.under_way(self._db, since=self.now - timedelta(seconds=within_s))
+
+    @statement
+    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
+        return moves.movable(self._db, self.now, worker_ids, limit=limit, measured=self._measured)
+
+    @statement
+    def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
+        return sum(moves.hand_over(self._db, one, stop_within_s=stop_within_s) for one in transfers)
+
+    @property
+    def evened_out(self) -> str | None:
+        return self._db.tables.evened_out
+
+    def note_evened_out(self, fingerprint: str) -> None:
+        self._db.tables.evened_out = fingerprint
 
     @statement
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
@@ -153,6 +211,9 @@ class MemoryPass:
             lease, worker = self._db.tables.leases[feed_id], self._db.tables.workers[worker_id]
             if lease.state is not LeaseState.IDLE or worker.state is not WorkerState.ACTIVE:
                 continue
+            if worker.target_state is not WorkerTarget.SERVING:
+                continue
+            feed = self._db.tables.feeds[feed_id]
             assigned = replace(
                 lease,
                 state=transition(lease.state, Move.ASSIGN),
@@ -161,10 +222,15 @@ class MemoryPass:
                 assigned_at=self._db.now(),
                 retry_at=None,
                 reason=None,
+                weight=moves.effective_weight(self._db, feed, lease, measured=self._measured),
+                promised_to=None,
+                held_for=None,
+                stop_by=None,
             )
             self._db.tables.leases[feed_id] = assigned
             self._record(EventKind.LEASE_ASSIGNED, assigned)
             assignments.append(Assignment(feed_id, assigned.epoch, worker_id, worker.queue))
+        self._db.ring({assignment.worker_id for assignment in assignments})
         return assignments
 
     @statement
@@ -173,9 +239,13 @@ class MemoryPass:
             self._rename(self._db.tables.leases[feed_id], reason)
 
     @statement
-    def sweep(self) -> int:
+    def sweep(self, *, stop_within_s: float) -> int:
         tables = self._db.tables
-        repaired = 0
+        tables.idle_counts = Counter(
+            x.reason for x in tables.leases.values() if x.state is LeaseState.IDLE and x.reason in COUNTED
+        )
+        repaired = self._end_endless_stops(stop_within_s)
+        self._weigh()
         for feed in tables.feeds.values():
             lease = tables.leases.get(feed.id)
             if feed.id not in tables.dirty and (lease is None or self._is_mismatched(feed, lease)):
@@ -187,6 +257,28 @@ class MemoryPass:
         tables.events = [event for event in tables.events if event.at >= oldest]
         tables.swept_at = self._db.now()
         return repaired
+
+    def _end_endless_stops(self, stop_within_s: float) -> int:
+        leases = self._db.tables.leases
+        endless = [x for x in leases.values() if x.state is LeaseState.STOPPING and x.stop_by is None]
+        for lease in endless:
+            leases[lease.feed_id] = replace(lease, stop_by=self.now + timedelta(seconds=stop_within_s))
+        return len(endless)
+
+    def _weigh(self) -> None:
+        tables = self._db.tables
+        for lease in list(tables.leases.values()):
+            if lease.worker_id is None or lease.feed_id in tables.dirty:
+                continue
+            feed = tables.feeds[lease.feed_id]
+            weight = moves.effective_weight(self._db, feed, lease, measured=self._measured)
+            if abs(weight - lease.weight) > (WEIGHT_STEP * lease.weight if self._measured else 1e-9):
+                tables.leases[lease.feed_id] = replace(lease, weight=weight)
+
+    @statement
+    def waiting_by_reason(self) -> dict[Reason, int]:
+        held = sum(x.held_for is not None for x in self._db.tables.leases.values())
+        return {**self._db.tables.idle_counts, Reason.HELD: held}
 
     @statement
     def sweep_is_due(self, *, interval_s: float) -> bool:
@@ -205,15 +297,18 @@ class MemoryPass:
     def _rename(self, lease: Lease, reason: Reason) -> None:
         if lease.state is LeaseState.IDLE:
             attempts = 0 if reason is Reason.NEW else lease.attempts
-            renamed = replace(lease, reason=reason, retry_at=None, attempts=attempts)
+            # Without a place a promise is void: its worker takes no feeds, or not this one.
+            keeps_promise = reason in (Reason.NEW, Reason.SETTLING)
+            renamed = replace(
+                lease,
+                reason=reason,
+                retry_at=None,
+                held_for=None,
+                promised_to=lease.promised_to if keeps_promise else None,
+                moved_at=lease.moved_at if keeps_promise else None,
+                attempts=attempts,
+            )
             self._db.tables.leases[lease.feed_id] = renamed
-
-    def _ask_to_stop(self, lease: Lease, reason: Reason | None) -> None:
-        stopping = replace(lease, state=transition(lease.state, Move.ASK_TO_STOP), reason=reason)
-        self._db.tables.leases[lease.feed_id] = stopping
-        self._record(EventKind.STOP_REQUESTED, stopping, reason=reason.value if reason else "")
-        assert lease.worker_id is not None
-        self._db.ring([lease.worker_id])
 
     def _record(self, kind: EventKind, lease: Lease, **detail: str) -> None:
         self._db.record(kind, feed_id=lease.feed_id, worker_id=lease.worker_id, epoch=lease.epoch, **detail)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from feedq.errors import Unavailable
-from feedq.model import Heartbeat, Load, Worker, WorkerState
+from feedq.lease import is_reapable
+from feedq.model import Heartbeat, LeaseState, Load, Worker, WorkerState
 from feedq.store.base import Store
 from feedq.testing.clock import ManualClock
+from feedq.testing.memory import moves
 from feedq.testing.memory.feeds import MemoryFeeds
 from feedq.testing.memory.leases import MemoryLeases
 from feedq.testing.memory.passes import MemoryFleet
@@ -20,12 +23,12 @@ from feedq.testing.memory.workers import MemoryWorkers, renew
 class MemoryStore:
     """The control database on dicts; ``clock`` is the database's clock."""
 
-    def __init__(self, clock: ManualClock, *, retention_days: int = 14) -> None:
+    def __init__(self, clock: ManualClock, *, retention_days: int = 14, restart_hold_s: float = 0.0) -> None:
         self.clock = clock
         self.database = MemoryDatabase(clock)
         self.feeds = MemoryFeeds(self.database)
         self.workers = MemoryWorkers(self.database)
-        self.leases = MemoryLeases(self.database)
+        self.leases = MemoryLeases(self.database, restart_hold_s=restart_hold_s)
         self.fleet = MemoryFleet(self.database, retention_days=retention_days)
 
     def session(self, worker: Worker, *, ttl_s: float) -> MemorySession:
@@ -59,6 +62,22 @@ class MemoryStore:
             if has_crashed or worker.expires_at < self.database.now():
                 lost.append(worker.id)
         return lost
+
+    def is_due(self, *, settle_s: float) -> bool:
+        """The beat's other question: whether some delay is over, or the time in which to let go of a feed; or a
+        worker has settled since the last pass."""
+        self.database.require()
+        now, pass_at = self.database.now(), self.database.tables.pass_at
+        settle = timedelta(seconds=settle_s)
+        has_settled = pass_at is not None and any(
+            moves.is_serving(w, now) and pass_at < w.started_at + settle <= now
+            for w in self.database.tables.workers.values()
+        )
+        return has_settled or any(
+            is_reapable(lease, now=now)
+            or (lease.state is LeaseState.IDLE and lease.retry_at is not None and lease.retry_at <= now)
+            for lease in self.database.tables.leases.values()
+        )
 
     # -- faults --------------------------------------------------------------------------------------
 

@@ -36,6 +36,10 @@ class Tables:
     events: list[Event] = field(default_factory=list)
     pass_at: datetime | None = None
     swept_at: datetime | None = None
+    evened_out: str | None = None
+    waiting_after: int = 0
+    active_workers: int = 1
+    idle_counts: dict[Reason, int] = field(default_factory=dict)
     wakes: int = 0
     """Notifications that ask for a pass; whoever runs passes takes them back to 0."""
 
@@ -50,6 +54,10 @@ class Tables:
             list(self.events),
             self.pass_at,
             self.swept_at,
+            self.evened_out,
+            self.waiting_after,
+            self.active_workers,
+            dict(self.idle_counts),
             self.wakes,
         )
 
@@ -139,14 +147,19 @@ class MemoryDatabase:
 
     def set_idle(self, lease: Lease, move: Move, **columns: Any) -> Lease:
         """Back to idle: nobody owns it, and what was touched meanwhile is looked at again."""
-        idle = replace(
-            lease,
-            state=transition(lease.state, move),
-            worker_id=None,
-            connected=False,
-            stalled=False,
-            **columns,
-        )
+        # What is on its way to another worker stays so when its owner lets go of it, or is no longer waited
+        # for.
+        keeps_promise = move in (Move.RELEASE, Move.REAP) and columns.get("reason") is not Reason.FAILED
+        at_rest = {
+            "worker_id": None,
+            "connected": False,
+            "stalled": False,
+            "stop_by": None,
+            "held_for": None,
+            "promised_to": lease.promised_to if keeps_promise else None,
+            "moved_at": lease.moved_at if keeps_promise and lease.promised_to is not None else None,
+        }
+        idle = replace(lease, state=transition(lease.state, move), **{**at_rest, **columns})
         self.tables.leases[lease.feed_id] = idle
         feed = self.tables.feeds[lease.feed_id]
         # A pause that was taken back before the owner let go, a failure of a declaration that has been
@@ -158,6 +171,35 @@ class MemoryDatabase:
         ):
             self.tables.dirty.add(lease.feed_id)
         return idle
+
+    def ask_to_stop(
+        self,
+        lease: Lease,
+        reason: Reason | None,
+        *,
+        stop_within_s: float,
+        promised_to: UUID | None = None,
+        **said: str,
+    ) -> None:
+        """The owner is to let go by then, and hears of it."""
+        self.tables.leases[lease.feed_id] = replace(
+            lease,
+            state=transition(lease.state, Move.ASK_TO_STOP),
+            reason=reason,
+            promised_to=promised_to,
+            moved_at=self.now() if promised_to is not None else lease.moved_at,
+            stop_by=self.now() + timedelta(seconds=stop_within_s),
+        )
+        self.record(
+            EventKind.STOP_REQUESTED,
+            feed_id=lease.feed_id,
+            worker_id=lease.worker_id,
+            epoch=lease.epoch,
+            reason=reason.value if reason else "",
+            **said,
+        )
+        assert lease.worker_id is not None
+        self.ring([lease.worker_id])
 
     def free(self, worker_ids: Collection[UUID], move: Move, reason: Reason) -> int:
         """Back to idle with everything that these workers hold in a state that ``move`` starts from."""

@@ -7,8 +7,19 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.lease import Move, states_before, transition
-from feedq.model import Heartbeat, LeaseState, Load, NewWorker, Reason, Worker, WorkerState, WorkerView
+from feedq.lease import Move
+from feedq.model import (
+    Heartbeat,
+    LeaseState,
+    Load,
+    NewWorker,
+    Reason,
+    Worker,
+    WorkerState,
+    WorkerTarget,
+    WorkerView,
+)
+from feedq.store.workers import TARGET_EVENTS
 from feedq.telemetry import EventKind
 from feedq.testing.memory.tables import MemoryDatabase, statement
 
@@ -49,28 +60,28 @@ class MemoryWorkers:
         return renew(self._db, worker_id, load, ttl_s)
 
     @statement
-    def drain(self, worker_id: UUID, *, ask_to_stop: bool) -> bool:
+    def drain(self, worker_id: UUID) -> bool:
         worker = self._alive(worker_id)
         if worker is None:
             return False
-        tables = self._db.tables
-        tables.workers[worker_id] = replace(worker, state=WorkerState.DRAINING)
-        # Not claimed yet: nobody streams it, so it may go elsewhere at once.
+        self._db.tables.workers[worker_id] = replace(worker, state=WorkerState.DRAINING)
         self._db.free({worker_id}, Move.WITHDRAW, Reason.DRAINED)
-        if ask_to_stop:
-            for lease in list(tables.leases.values()):
-                if lease.worker_id == worker_id and lease.state in states_before(Move.ASK_TO_STOP):
-                    stopping = transition(lease.state, Move.ASK_TO_STOP)
-                    tables.leases[lease.feed_id] = replace(lease, state=stopping, reason=Reason.DRAINED)
-                    self._db.record(
-                        EventKind.STOP_REQUESTED,
-                        feed_id=lease.feed_id,
-                        worker_id=worker_id,
-                        epoch=lease.epoch,
-                        reason=Reason.DRAINED.value,
-                    )
-            self._db.ring([worker_id])
         self._db.record(EventKind.WORKER_DRAINING, worker_id=worker_id)
+        self._db.wake()
+        return True
+
+    @statement
+    def set_target(self, worker_id: UUID, target: WorkerTarget) -> bool:
+        worker = self._alive(worker_id)
+        if worker is None:
+            return False
+        self._db.tables.workers[worker_id] = replace(worker, target_state=target)
+        if worker.target_state is not target:
+            self._db.record(TARGET_EVENTS[target], worker_id=worker_id)
+        if target is not WorkerTarget.SERVING:
+            # Not claimed yet: nobody streams it, so it may go elsewhere at once.
+            drained = target is WorkerTarget.DRAINED
+            self._db.free({worker_id}, Move.WITHDRAW, Reason.DRAINED if drained else Reason.RELEASED)
         self._db.wake()
         return True
 
@@ -92,6 +103,11 @@ class MemoryWorkers:
                 w,
                 sum(lease.worker_id == w.id for lease in leases),
                 (self._db.now() - w.heartbeat_at).total_seconds(),
+                sum(
+                    lease.promised_to == w.id and lease.state in (LeaseState.IDLE, LeaseState.STOPPING)
+                    for lease in leases
+                ),
+                sum(lease.weight for lease in leases if lease.worker_id == w.id),
             )
             for w in sorted(self._db.tables.workers.values(), key=lambda w: (w.name, w.started_at))
             if gone or w.state is not WorkerState.GONE
@@ -119,11 +135,13 @@ def renew(db: MemoryDatabase, worker_id: UUID, load: Load, ttl_s: float) -> Hear
         suspected_at=None,
         load=load,
     )
-    stops_pending = any(
-        lease.worker_id == worker_id and lease.state is LeaseState.STOPPING
-        for lease in db.tables.leases.values()
-    )
+    waiting = {lease.state for lease in db.tables.leases.values() if lease.worker_id == worker_id}
     pass_at = db.tables.pass_at
+    pass_age_s = None if pass_at is None else (db.now() - pass_at).total_seconds()
     return Heartbeat(
-        worker.state, stops_pending, None if pass_at is None else (db.now() - pass_at).total_seconds()
+        worker.state,
+        LeaseState.STOPPING in waiting,
+        LeaseState.ASSIGNED in waiting,
+        pass_age_s,
+        db.tables.active_workers,
     )

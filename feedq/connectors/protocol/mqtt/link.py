@@ -146,7 +146,8 @@ class MqttLink:
         answer.add_done_callback(partial(self._check, check))
         waited: set[asyncio.Future[Any]] = {answer, self._lost, self._full}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if self.inbox.failure is not None:
+        # What had arrived before the end is taken first.
+        if self.inbox.failure is not None and not self.inbox:
             raise self.inbox.failure
 
     def _check(

@@ -1,0 +1,88 @@
+"""What keeps feeds from being placed or moved although there are workers: labels, caps of tenants, settings.
+
+Pure. The settings are those of the machine that asks; workers and beats may have others, which is itself a
+mistake that nobody else can see.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from feedq.diagnosis.checks import Check, counted, warn
+from feedq.model import Feed, WorkerState, WorkerTarget, WorkerView
+from feedq.placement import Rules
+
+NAMED_MAX = 5
+
+
+def serves(view: WorkerView) -> bool:
+    """Whether the worker may be given feeds."""
+    return view.worker.state is WorkerState.ACTIVE and view.worker.target_state is WorkerTarget.SERVING
+
+
+def has_labels(view: WorkerView, required: Mapping[str, str]) -> bool:
+    return required.items() <= view.worker.labels.items()
+
+
+def labels(wanted: Mapping[str, str]) -> str:
+    """``disk=ssd, region=eu``."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(wanted.items()))
+
+
+def placing_checks(feeds: Sequence[Feed], workers: Sequence[WorkerView], rules: Rules) -> Iterator[Check]:
+    """``feeds`` are those that want a place. Yields nothing while all is well."""
+    serving = [view for view in workers if serves(view)]
+    if serving:
+        yield from _labels(feeds, serving)
+        yield from _tenants(feeds, serving, rules)
+    if rules.moves == 0:
+        yield warn(
+            "moves",
+            "FEEDQ_MOVES_PER_PASS is 0: the load is not evened out, a new worker fills only with new feeds, and a "
+            "drained one hands over none",
+            "leave it at its default, or move feeds by hand: feedq feed move NAME WORKER",
+        )
+
+
+def _labels(feeds: Sequence[Feed], serving: Sequence[WorkerView]) -> Iterator[Check]:
+    """Feeds that require labels, grouped: whether workers have these, and places enough."""
+    groups: dict[tuple[tuple[str, str], ...], list[Feed]] = {}
+    for feed in feeds:
+        if feed.spec.selector.required:
+            groups.setdefault(tuple(sorted(feed.spec.selector.required.items())), []).append(feed)
+    for key, group in sorted(groups.items()):
+        required = dict(key)
+        places = [view.worker.capacity for view in serving if has_labels(view, required)]
+        who = f"{counted(len(group), 'feed')} with selector.required {labels(required)} ({_named(group)})"
+        if not places:
+            yield warn(
+                "labels",
+                f"no worker that serves has the labels for {who}",
+                "start one with FEEDQ_WORKER_LABELS, uncordon the one that has them, or edit the selector",
+            )
+        elif len(group) > sum(places) - max(places):
+            left = sum(places) - max(places)
+            yield warn(
+                "labels",
+                f"{sum(places)} places on {counted(len(places), 'worker')} for {who}; "
+                f"{left} when the largest of these dies",
+                "give more workers these labels (FEEDQ_WORKER_LABELS)",
+            )
+
+
+def _tenants(feeds: Sequence[Feed], serving: Sequence[WorkerView], rules: Rules) -> Iterator[Check]:
+    for tenant, wanted in sorted(Counter(feed.spec.tenant for feed in feeds).items()):
+        cap = rules.cap_of(tenant)
+        if cap is not None and wanted > cap * len(serving):
+            yield warn(
+                "tenants",
+                f"tenant {tenant!r} wants {counted(wanted, 'feed')}, and FEEDQ_TENANT_CAPS admits {cap} on each "
+                f"of {counted(len(serving), 'worker')}: {wanted - cap * len(serving)} cannot run",
+                "raise the cap, or start another worker",
+            )
+
+
+def _named(feeds: Sequence[Feed]) -> str:
+    more = len(feeds) - NAMED_MAX
+    return ", ".join(feed.name for feed in feeds[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,22 @@
+"""Where feeds go: pure functions from feeds and workers to assignments and moves; no I/O, no clock, no chance.
+
+`place` gives waiting feeds to workers, `rebalance` moves running ones when the fleet has become uneven, and
+`donors` says from the workers' counters alone whose feeds could be among them.
+"""
+
+from feedq.placement.base import Candidate, Held, Placement, Rules, Strategy, Transfer, Waiting
+from feedq.placement.placing import place
+from feedq.placement.rebalance import donors, rebalance
+
+__all__ = [
+    "Candidate",
+    "Held",
+    "Placement",
+    "Rules",
+    "Strategy",
+    "Transfer",
+    "Waiting",
+    "donors",
+    "place",
+    "rebalance",
+]

@@ -1,0 +1,60 @@
+"""The least-utilised worker: as even as it gets.
+
+Equal feeds on equal workers end within one of each other, as each goes to a worker that has fewest. Among equally
+utilised workers a feed goes to one that has fewest of its tenant's; then a hash decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from feedq.placement.base import Rules, Waiting
+from feedq.placement.fleet import Choice, Fleet, Pool, Slot
+
+
+class Balanced:
+    """Chooses a worker for one feed after the other; cheapest when a tenant's feeds come one after the other."""
+
+    def __init__(self, fleet: Fleet, rules: Rules) -> None:
+        self._fleet = fleet
+        self._rules = rules
+        self._tenant = ""
+        self._held: Mapping[int, int] = {}
+        self._cap: int | None = None
+        self._touched: dict[int, Pool] = {}
+        self._hopeless: set[tuple[str, int]] = set()
+        """Tenants that are at their cap in all of a tier: within one decision that is for good."""
+
+    def choose(self, feed: Waiting, choice: Choice) -> Slot | None:
+        """Of the first tier that has room for it; None when none has."""
+        for mask in choice.tiers:
+            slot = self.least(feed, mask)
+            if slot is not None:
+                return slot
+        return None
+
+    def least(self, feed: Waiting, mask: int) -> Slot | None:
+        """Of the workers of one tier that have room for it."""
+        pool = self._fleet.pool(mask)
+        tenant = feed.tenant
+        if tenant != self._tenant:
+            self._turn_to(tenant)
+        if not tenant:
+            return pool.least()
+        if self._cap is not None and (self._cap <= 0 or (tenant, mask) in self._hopeless):
+            return None
+        slot = pool.least_for(self._held, self._cap)
+        if pool.sharing or pool.barred:
+            self._touched[mask] = pool
+        if slot is None and self._cap is not None:
+            self._hopeless.add((tenant, mask))
+        return slot
+
+    def _turn_to(self, tenant: str) -> None:
+        if self._touched:
+            for pool in self._touched.values():
+                pool.forget()
+            self._touched.clear()
+        self._tenant = tenant
+        self._held = self._fleet.held(tenant) if tenant else {}
+        self._cap = self._rules.cap_of(tenant)

@@ -1,0 +1,117 @@
+"""What placement decides about, as values: feeds that wait, feeds that run, workers, and the rules.
+
+The numbers of a worker are those of the control database: they count what it has been given, whether or not
+it runs already, and what has been promised to it; what it has been asked to give away no longer counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from uuid import UUID
+
+from feedq.model import ANYWHERE, Reason, Selector
+
+EVERY_OTHER = "*"
+"""In a table by tenant: every tenant that has no line of its own. Feeds without a tenant are not meant."""
+
+
+class Strategy(StrEnum):
+    """How a worker is chosen among those that may have a feed."""
+
+    BALANCED = "balanced"
+    """The least utilised: as even as it gets."""
+    RENDEZVOUS = "rendezvous"
+    """The one that a hash of worker and feed favours, unless that is too full: a feed tends to come back to
+    where it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The settings that placement keeps to."""
+
+    strategy: Strategy = Strategy.BALANCED
+    settle_s: float = 0.0
+    """While every worker is younger nothing is placed; and none that is younger is moved anything."""
+    tenant_caps: Mapping[str, int] = field(default_factory=dict)
+    """Feeds of one tenant that one worker may have."""
+    band: float = 0.1
+    """Of the mean utilisation: how uneven workers may be before feeds of different weights are moved."""
+    moves: int = 100
+    """Feeds that may be under way from one worker to another at a time."""
+
+    def cap_of(self, tenant: str) -> int | None:
+        """How many feeds of this tenant one worker may have; None for any number."""
+        if not tenant or not self.tenant_caps:
+            return None
+        return self.tenant_caps.get(tenant, self.tenant_caps.get(EVERY_OTHER))
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A feed that may start and has no owner."""
+
+    feed_id: int
+    weight: float = 1.0
+    reason: Reason | None = None
+    """Why it waits, as last written to its lease."""
+    tenant: str = ""
+    selector: Selector = ANYWHERE
+    promised_to: UUID | None = None
+    """The worker that it was moved to, or that is the successor of the one that held it. It goes there, unless
+    that worker is no candidate any more or lacks a required label: then it is placed like any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A running feed that may be moved."""
+
+    feed_id: int
+    worker_id: UUID
+    weight: float = 1.0
+    tenant: str = ""
+    selector: Selector = ANYWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that may be given feeds: active, wanted to serve, heard from."""
+
+    worker_id: UUID
+    name: str
+    queue: str
+    capacity: int
+    feeds: int
+    """What it holds and what is promised to it, less what it was asked to hand over to another."""
+    load: float
+    """Sum of the weights of these."""
+    started_at: datetime
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tenants: Mapping[str, int] = field(default_factory=dict)
+    """Its feeds by tenant, as far as tenants with a cap are concerned that wait or may be moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The decision: who gets what, and why the rest waits."""
+
+    assignments: tuple[tuple[int, UUID], ...]
+    """``(feed_id, worker_id)`` pairs."""
+    unplaced: tuple[tuple[int, Reason], ...]
+    """Each with `SETTLING`, `NO_MATCH` (no worker has the labels) or `NO_CAPACITY` (those that have are full or at
+    the tenant's cap, or there is no worker at all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A running feed is to go on elsewhere."""
+
+    feed_id: int
+    source: UUID
+    target: UUID
+
+
+def is_settled(worker: Candidate, *, now: datetime, settle_s: float) -> bool:
+    return now - worker.started_at >= timedelta(seconds=settle_s)

@@ -1,0 +1,262 @@
+"""The workers while a decision is made: how full each is, whose labels fit, and which is the least utilised.
+
+Utilisation is load ÷ capacity. As a float it orders loads and capacities exactly as the fractions do, as long as
+their product stays below 2**52: division rounds correctly, so equal fractions are equal floats.
+
+A *pool* is the heap of the workers that one set of labels leaves. Many pools hold the same worker, so a change of
+a worker reaches none of them: an entry that is no longer the worker's own key is mended when it comes to the top.
+That is right as long as utilisation only grows; a worker that gives something away enters its pools once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import TypeAlias
+from uuid import UUID
+
+from feedq.model import ANYWHERE, Selector
+from feedq.placement.base import Candidate, is_settled
+
+POOL_ENTRIES_MAX = 4_000_000
+"""Entries of all pools together, about 8 bytes each: beyond it they are dropped and made anew when asked for."""
+
+SPREADING = 2_654_435_761
+"""Knuth's multiplier: neighbouring numbers end far apart."""
+
+
+class Slot:
+    """One worker, filling up."""
+
+    __slots__ = ("capacity", "feeds", "index", "is_open", "key", "load", "name", "seed", "worker_id")
+
+    def __init__(self, worker: Candidate, index: int, *, is_open: bool) -> None:
+        self.worker_id = worker.worker_id
+        self.name = worker.name
+        self.index = index
+        self.capacity = worker.capacity
+        self.feeds = worker.feeds
+        self.load: float = worker.load
+        self.is_open = is_open
+        self.seed = int.from_bytes(blake2b(worker.worker_id.bytes, digest_size=4).digest(), "big")
+        self.key: Key | None = None
+        """Its place in every order by utilisation; None while it can be given nothing."""
+        self.rekey()
+
+    @property
+    def utilisation(self) -> float:
+        if self.capacity:
+            return self.load / self.capacity
+        return float("inf") if self.feeds else 0.0
+
+    def take(self, weight: float) -> None:
+        feeds = self.feeds = self.feeds + 1
+        load = self.load = self.load + weight
+        # As in `rekey`, whose call would be a tenth of the whole.
+        if self.is_open and feeds < self.capacity:
+            tie = (self.seed ^ feeds) * SPREADING & 0xFFFFFFFF
+            self.key = (load / self.capacity, tie, self.index, self)
+        else:
+            self.key = None
+
+    def give(self, weight: float) -> None:
+        self.feeds -= 1
+        self.load = self.load - weight if self.feeds > 0 else 0
+        self.rekey()
+
+    def rekey(self) -> None:
+        if self.is_open and self.feeds < self.capacity:
+            # The tie changes with each feed, so that equal workers fill in no fixed order.
+            tie = (self.seed ^ self.feeds) * SPREADING & 0xFFFFFFFF
+            self.key = (self.load / self.capacity, tie, self.index, self)
+        else:
+            self.key = None
+
+
+Key: TypeAlias = tuple[float, int, int, Slot]
+
+
+class Pool:
+    """Workers by utilisation. Those that have feeds of the tenant at hand stand apart meanwhile."""
+
+    __slots__ = ("barred", "heap", "sharing")
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self.heap: list[Key] = [slot.key for slot in slots if slot.key is not None]
+        heapify(self.heap)
+        self.sharing: list[tuple[float, int, int, int, Slot]] = []
+        """By utilisation, then by the number of the tenant's feeds."""
+        self.barred: list[Slot] = []
+        """At the tenant's cap."""
+
+    def least(self) -> Slot | None:
+        """The least utilised worker with room."""
+        heap = self.heap
+        while heap:
+            top = heap[0]
+            key = top[3].key
+            if key is top:
+                return top[3]
+            if key is None:
+                heappop(heap)
+            else:
+                heapreplace(heap, key)
+        return None
+
+    def least_for(self, held: Mapping[int, int], cap: int | None) -> Slot | None:
+        """The same for a tenant that has ``held`` by worker: of equally utilised ones that with fewest of them."""
+        while True:
+            slot = self.least()
+            count = held.get(slot.index, 0) if slot is not None else 0
+            if slot is None or slot.key is None or count == 0:
+                break
+            is_capped = cap is not None and count >= cap
+            if not (is_capped or self.sharing) and self._is_single(slot.key[0]):
+                return slot
+            heappop(self.heap)
+            if is_capped:
+                self.barred.append(slot)
+            else:
+                heappush(self.sharing, (slot.key[0], count, slot.key[1], slot.index, slot))
+        other = self._least_sharing(held, cap)
+        if slot is None or other is None:
+            return slot or other
+        return other if other.utilisation < slot.utilisation else slot
+
+    def _is_single(self, utilisation: float) -> bool:
+        """Whether the top of the heap, of this utilisation, is the only one so little utilised."""
+        heap = self.heap
+        # Entries that are out of date are too small: where they are larger, so are the keys.
+        return (len(heap) < 2 or heap[1][0] > utilisation) and (len(heap) < 3 or heap[2][0] > utilisation)
+
+    def _least_sharing(self, held: Mapping[int, int], cap: int | None) -> Slot | None:
+        while self.sharing:
+            utilisation, was, _, _, slot = self.sharing[0]
+            count = held[slot.index]
+            if slot.key is None:
+                heappop(self.sharing)
+            elif cap is not None and count >= cap:
+                heappop(self.sharing)
+                self.barred.append(slot)
+            elif (utilisation, was) == (slot.key[0], count):
+                return slot
+            else:
+                heapreplace(self.sharing, (slot.key[0], count, slot.key[1], slot.index, slot))
+        return None
+
+    def set_aside(self) -> Slot | None:
+        """Take the least utilised out, until `forget`."""
+        slot = self.least()
+        if slot is not None:
+            heappop(self.heap)
+            self.barred.append(slot)
+        return slot
+
+    def forget(self) -> None:
+        """Another tenant's turn: all stand together again."""
+        slots = [entry[4] for entry in self.sharing] + self.barred
+        self.sharing.clear()
+        self.barred.clear()
+        keys = [slot.key for slot in slots if slot.key is not None]
+        if len(keys) > len(self.heap) >> 3:
+            self.heap.extend(keys)
+            heapify(self.heap)
+            return
+        for key in keys:
+            heappush(self.heap, key)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """Where feeds of one selector may go, as sets of workers (bit i is worker i), the better one first."""
+
+    tiers: tuple[int, ...]
+    matched: bool
+    """Whether any worker has the required labels."""
+
+
+class Fleet:
+    """All workers, those whose ``is_open`` is false as givers only."""
+
+    def __init__(
+        self, workers: Sequence[Candidate], *, settled: tuple[datetime, float] | None = None
+    ) -> None:
+        """With ``settled``, now and the time to settle, younger workers are given nothing."""
+        ordered = sorted(workers, key=lambda w: w.worker_id.int)
+        self.slots = [
+            Slot(w, n, is_open=settled is None or is_settled(w, now=settled[0], settle_s=settled[1]))
+            for n, w in enumerate(ordered)
+        ]
+        self.by_id: dict[UUID, Slot] = {slot.worker_id: slot for slot in self.slots}
+        self.everyone = (1 << len(ordered)) - 1
+        self._labels: dict[tuple[str, str], int] = {}
+        self._tenants: dict[str, dict[int, int]] = {}
+        for n, worker in enumerate(ordered):
+            for label in worker.labels.items():
+                self._labels[label] = self._labels.get(label, 0) | 1 << n
+            for tenant, count in worker.tenants.items():
+                self._tenants.setdefault(tenant, {})[n] = count
+        self._anywhere = Choice((self.everyone,), matched=True)
+        self._choices: dict[tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]], Choice] = {}
+        self._pools: dict[int, Pool] = {}
+        self._entries = 0
+
+    def choice(self, selector: Selector) -> Choice:
+        if selector is ANYWHERE or not (selector.required or selector.preferred):
+            return self._anywhere
+        key = frozenset(selector.required.items()), frozenset(selector.preferred.items())
+        found = self._choices.get(key)
+        if found is None:
+            required = self._having(key[0])
+            preferred = self._having(key[1]) & required
+            tiers = tuple(mask for mask in (preferred, required & ~preferred) if mask)
+            found = self._choices[key] = Choice(tiers, matched=bool(required))
+        return found
+
+    def _having(self, labels: Iterable[tuple[str, str]]) -> int:
+        mask = self.everyone
+        for label in labels:
+            mask &= self._labels.get(label, 0)
+        return mask
+
+    def members(self, mask: int) -> list[Slot]:
+        return self.slots if mask == self.everyone else [s for s in self.slots if mask >> s.index & 1]
+
+    def pool(self, mask: int) -> Pool:
+        found = self._pools.get(mask)
+        if found is None:
+            found = Pool(self.members(mask))
+            self._entries += len(found.heap)
+            if self._entries > POOL_ENTRIES_MAX:
+                self._pools.clear()
+                self._entries = len(found.heap)
+            self._pools[mask] = found
+        return found
+
+    def drop_pools(self) -> None:
+        """They are made anew, with all their workers, when asked for."""
+        self._pools.clear()
+        self._entries = 0
+
+    def held(self, tenant: str) -> dict[int, int]:
+        """The tenant's feeds by index of worker, as far as they are known."""
+        return self._tenants.setdefault(tenant, {})
+
+    def take(self, slot: Slot, weight: float, tenant: str) -> None:
+        slot.take(weight)
+        if tenant:
+            held = self.held(tenant)
+            held[slot.index] = held.get(slot.index, 0) + 1
+
+    def give(self, slot: Slot, weight: float, tenant: str) -> None:
+        slot.give(weight)
+        if tenant:
+            held = self.held(tenant)
+            held[slot.index] = max(held.get(slot.index, 0) - 1, 0)
+        if slot.key is not None:
+            for mask, pool in self._pools.items():
+                if mask >> slot.index & 1:
+                    heappush(pool.heap, slot.key)

@@ -1,0 +1,70 @@
+"""Which running feeds go on elsewhere, so that the fleet is even again with as few moves as possible.
+
+First the feeds whose worker is to have none leave it, each to where `place` would put it; without a place it
+stays. Then the strategy evens out: `balanced` in `feedq.placement.evening`, `rendezvous` in
+`feedq.placement.homing`. Nothing is moved to a worker that has not settled, and no move breaks what `place` keeps
+to: labels, caps, capacity. None leads from a worker with the preferred labels to one without.
+
+Asked again after all of an answer was carried out, `balanced` finds nothing more to move; asked with a limit on
+moves, both come to an end: no state of the fleet comes twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from uuid import UUID
+
+from feedq.placement.base import Candidate, Held, Rules, Strategy, Transfer, Waiting
+from feedq.placement.evening import Evening, givers
+from feedq.placement.fleet import Fleet
+from feedq.placement.homing import Homing, strays
+from feedq.placement.moving import Moves
+from feedq.placement.placing import assign, in_order
+
+
+def rebalance(
+    held: Iterable[Held], workers: Sequence[Candidate], *, now: datetime, rules: Rules, moves: int
+) -> tuple[Transfer, ...]:
+    """At most ``moves`` of them, the most useful first.
+
+    ``held`` are feeds that may be moved, in the order in which they should be chosen among equals. A feed whose
+    worker is none of ``workers`` has to leave it, as soon as there is a place for it.
+    """
+    fleet = Fleet(workers, settled=(now, rules.settle_s))
+    made = Moves(fleet, held, limit=moves)
+    strategy = Homing if rules.strategy is Strategy.RENDEZVOUS else Evening
+    while made.left > 0:
+        _evacuate(made, rules)
+        before = made.made
+        if made.left > 0:
+            strategy(made, rules).run()
+        # Evening out can have made room for what could not leave before.
+        if made.made == before or not made.stranded:
+            break
+    return made.transfers()
+
+
+def donors(workers: Sequence[Candidate], *, now: datetime, rules: Rules) -> tuple[UUID, ...]:
+    """Workers that `rebalance` could move feeds from, going by their counters alone; none means that it moves none
+    (but those of workers that are no candidates). A worker named may turn out to have no feed that fits elsewhere.
+
+    Feeds count as equal in weight when the loads of all workers are in proportion to their numbers of feeds.
+    """
+    fleet = Fleet(workers, settled=(now, rules.settle_s))
+    found = strays(fleet, rules) if rules.strategy is Strategy.RENDEZVOUS else givers(fleet, rules)
+    return tuple(slot.worker_id for slot in found)
+
+
+def _evacuate(made: Moves, rules: Rules) -> None:
+    queue = in_order(
+        Waiting(feed.feed_id, feed.weight, tenant=feed.tenant, selector=feed.selector)
+        for _, feed in made.stranded.values()
+    )
+    for feed, slot in assign(queue, made.fleet, rules):
+        if slot is not None:
+            made.evacuate(feed.feed_id, slot)
+            if made.left <= 0:
+                break
+    # Those that have feeds of the last tenant still stand apart in them.
+    made.fleet.drop_pools()

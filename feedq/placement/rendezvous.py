@@ -1,0 +1,156 @@
+"""The worker that a hash of feed and worker favours, unless it is too full: consistent hashing with bounded loads.
+
+Every worker has points on a ring, by a hash of its name and in proportion to its capacity. A feed has eight
+places on the ring, by a hash of its id. Each place belongs to the worker of the next point, and the feed goes to
+the first of these workers that it leaves within the *bound*: (1 + `EXCESS`) x the mean utilisation once all feeds
+are placed, and one feed of mean weight. If there is none, it goes to the least utilised worker. So a worker that
+joins or leaves changes the choice of few feeds but its own, and one that comes back is favoured by those it had.
+
+A place costs one hash and a binary search, so the work is feeds x log(points) and not feeds x workers; a further
+place on the ring, and not the next point of it, is what a feed tries when a worker is full, so that the
+overflow of one worker does not fall on one neighbour. (Weighted rendezvous hashing itself would ask every worker
+for every feed.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from struct import unpack
+
+from feedq.placement.balanced import Balanced
+from feedq.placement.base import Rules, Waiting
+from feedq.placement.fleet import Choice, Fleet, Slot
+
+EXCESS = 0.25
+"""How much more than the mean a worker may be utilised. Smaller is more even, and moves more feeds when workers
+come and go."""
+
+POINTS = 64
+"""Of a worker whose capacity is the largest power of two within the fleet; with them one worker's part of the ring
+varies by an eighth. The others' are in proportion, so a fleet that outgrows a power of two is dealt out anew."""
+
+
+class Rendezvous:
+    """Chooses a worker for one feed after the other."""
+
+    def __init__(self, fleet: Fleet, rules: Rules, queue: Sequence[Waiting] = ()) -> None:
+        """``queue`` are all feeds that are about to be placed: the bound is what it will be with them."""
+        self._fleet = fleet
+        self._rules = rules
+        self._fallback = Balanced(fleet, rules)
+        self._rings: dict[int, tuple[Ring, list[Slot]]] = {}
+        load = sum(slot.load for slot in fleet.slots) + sum(feed.weight for feed in queue)
+        count = sum(slot.feeds for slot in fleet.slots) + len(queue)
+        self.mean = load / max(sum(slot.capacity for slot in fleet.slots), 1)
+        """Utilisation."""
+        self.feed = load / max(count, 1)
+        """Mean weight."""
+        self._means = {mask: self._mean_of(mask, coming) for mask, coming in _by_tier(fleet, queue).items()}
+
+    def choose(self, feed: Waiting, choice: Choice) -> Slot | None:
+        """Of the first tier that has room for it; None when none has."""
+        for mask in choice.tiers:
+            slot = self.favoured(feed.feed_id, feed.weight, feed.tenant, mask)
+            slot = slot or self._fallback.least(feed, mask)
+            if slot is not None:
+                return slot
+        return None
+
+    def favoured(self, feed_id: int, weight: float, tenant: str, mask: int) -> Slot | None:
+        """The first of its choices within a tier that it leaves within the bound."""
+        ring, slots = self._ring(mask)
+        for owner in ring.owners_of(feed_id):
+            if self.accepts(slots[owner], weight, tenant, mask):
+                return slots[owner]
+        return None
+
+    def home(self, feed_id: int, mask: int) -> Slot | None:
+        """Its first choice within a tier, full or not."""
+        ring, slots = self._ring(mask)
+        return next((slots[owner] for owner in ring.owners_of(feed_id)), None)
+
+    def accepts(self, slot: Slot, weight: float, tenant: str, mask: int) -> bool:
+        if slot.key is None:
+            return False
+        if slot.load + weight > self._means.get(mask, self.mean) * slot.capacity * (1 + EXCESS) + self.feed:
+            return False
+        cap = self._rules.cap_of(tenant) if tenant else None
+        return cap is None or self._fleet.held(tenant).get(slot.index, 0) < cap
+
+    def is_over(self, slot: Slot) -> bool:
+        """Whether it is above the bound."""
+        return slot.load > self.mean * slot.capacity * (1 + EXCESS) + self.feed
+
+    def _mean_of(self, mask: int, coming: float) -> float:
+        """Of a tier, but not less than the fleet's: feeds that may go nowhere else can make it rise."""
+        slots = self._fleet.members(mask)
+        load = sum(slot.load for slot in slots) + coming
+        return max(self.mean, load / max(sum(slot.capacity for slot in slots), 1))
+
+    def _ring(self, mask: int) -> tuple[Ring, list[Slot]]:
+        found = self._rings.get(mask)
+        if found is None:
+            slots = self._fleet.members(mask)
+            found = self._rings[mask] = ring_of(slots), slots
+        return found
+
+
+def _by_tier(fleet: Fleet, queue: Iterable[Waiting]) -> dict[int, float]:
+    """The weight of these feeds by the first tier of each."""
+    weights: dict[int, float] = {}
+    for feed in queue:
+        tiers = fleet.choice(feed.selector).tiers
+        if tiers:
+            weights[tiers[0]] = weights.get(tiers[0], 0.0) + feed.weight
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Points in order, and whose each is, as an index; after the last comes the first."""
+
+    points: tuple[int, ...]
+    owners: tuple[int, ...]
+
+    def owners_of(self, feed_id: int) -> Iterator[int]:
+        """In the order in which the feed favours them; the same may come again."""
+        if self.points:
+            for place in unpack(">8Q", blake2b(feed_id.to_bytes(8, "big", signed=True)).digest()):
+                yield self.owners[bisect(self.points, place)]
+
+
+def ring_of(slots: Iterable[Slot]) -> Ring:
+    """By name, which a worker keeps when it is restarted; should two have the same, the later id gets a number."""
+    seen: Counter[str] = Counter()
+    workers: list[tuple[str, int]] = []
+    for slot in slots:
+        twins = seen[slot.name]
+        workers.append((f"{slot.name}#{twins}" if twins else slot.name, slot.capacity))
+        seen[slot.name] += 1
+    return _ring(tuple(workers))
+
+
+@lru_cache(maxsize=16)
+def _ring(workers: tuple[tuple[str, int], ...]) -> Ring:
+    largest = max((capacity for _, capacity in workers), default=0)
+    if largest <= 0:
+        return Ring((), ())
+    unit = 1 << largest.bit_length() - 1
+    points: list[tuple[int, int]] = []
+    for owner, (name, capacity) in enumerate(workers):
+        count = max(1, POINTS * capacity // unit) if capacity > 0 else 0
+        points += ((point, owner) for point in _points(name, count))
+    points.sort()
+    owners = [owner for _, owner in points]
+    return Ring(tuple(point for point, _ in points), (*owners, owners[0]))
+
+
+def _points(name: str, count: int) -> Iterator[int]:
+    for n in range(0, count, 8):
+        digest = blake2b(name.encode() + n.to_bytes(8, "big")).digest()
+        yield from unpack(">8Q", digest)[: count - n]

@@ -1,0 +1,13 @@
+"""Placement, failover, deploys and joins on paper: what a fleet would do, in seconds and without servers.
+
+The decisions are the real ones: `feedq.placement` says who gets which feed and which feeds move, `feedq.lease`
+what may happen to a lease, `feedq.runtime.ramp` who may dial when, `feedq.backoff` when a source is tried again,
+and the numbers come from `feedq.settings`. What takes time in a real fleet takes the time that `timing` gives it.
+"""
+
+from feedq.simulate.engine import simulate
+from feedq.simulate.report import Phase, Report
+from feedq.simulate.scenario import Scenario, build_scenario, parse_scenario
+from feedq.simulate.timing import Timing
+
+__all__ = ["Phase", "Report", "Scenario", "Timing", "build_scenario", "parse_scenario", "simulate"]

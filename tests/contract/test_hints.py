@@ -1,0 +1,75 @@
+"""Hints in a node's queue are read many at a time: each is handed over, and none beyond the prefetch window."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+from kombu import Connection, Consumer, Queue
+
+from feedq import broker
+from feedq.broker import HINTS_AT_ONCE, NODE_PREFIX
+
+COUNT = 2 * HINTS_AT_ONCE + 7
+
+
+@pytest.fixture
+def connection(broker_url: str) -> Iterator[Connection]:
+    broker.install()
+    with Connection(broker_url) as connection:
+        yield connection
+
+
+def _publish(connection: Connection, queue: str, count: int) -> None:
+    producer = connection.Producer()
+    for number in range(count):
+        producer.publish({"number": number}, routing_key=queue, serializer="json")
+
+
+def _drain(connection: Connection, *, until: int, heard: list[Any]) -> None:
+    while len(heard) < until:
+        connection.drain_events(timeout=10)
+
+
+def test_all_are_handed_over_in_order_and_what_is_no_message_is_dropped(
+    connection: Connection, broker_url: str
+) -> None:
+    queue = f"{NODE_PREFIX}{uuid4()}"
+    _publish(connection, queue, COUNT)
+    plain: Any = redis.Redis.from_url(broker_url)
+    for place, bad in ((3, "no message"), (-9, json.dumps({"body": 1}))):
+        plain.execute_command("LINSERT", queue, "AFTER", plain.lindex(queue, place), bad)
+    heard: list[Any] = []
+
+    def hear(message: Any) -> None:
+        heard.append(message.payload["number"])
+        message.ack()
+
+    with Consumer(connection, Queue(queue), on_message=hear):
+        _drain(connection, until=COUNT, heard=heard)
+    assert heard == list(range(COUNT))
+    assert not plain.exists(queue)
+
+
+def test_no_more_are_taken_than_the_window_has_room_for(connection: Connection, broker_url: str) -> None:
+    queue = f"{NODE_PREFIX}{uuid4()}"
+    _publish(connection, queue, COUNT)
+    window = 10
+    heard: list[Any] = []
+    with Consumer(connection, Queue(queue), prefetch_count=window, on_message=heard.append):
+        _drain(connection, until=window, heard=heard)
+        assert len(heard) == window
+        assert redis.Redis.from_url(broker_url).llen(queue) == COUNT - window
+        for message in list(heard):
+            message.ack()
+        _drain(connection, until=2 * window, heard=heard)
+    assert len(heard) == 2 * window
+
+
+def test_tags_of_messages_differ_between_channels(connection: Connection) -> None:
+    tags = [channel._next_delivery_tag() for channel in (connection.channel(), connection.channel()) * 2]
+    assert len(set(tags)) == len(tags)

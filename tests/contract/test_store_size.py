@@ -1,0 +1,269 @@
+"""What must hold of the control database at size: idle passes that read no feed, counters that stay exact, sweeps
+in pages, and a migration of a database that is in use."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import psycopg2
+import pytest
+from alembic import command
+from sqlalchemy import text
+
+from feedq.model import Load, Reason, Release, Worker
+from feedq.store import migrate, sweeping
+from feedq.store.engine import session_once
+from tests.contract.harness import PostgresHarness, progress
+
+pytestmark = pytest.mark.servers
+
+FEEDS = 5_000
+PLANNER_ROWS = 60
+"""The planner reads the first and the last row of an index now and then, however many there are."""
+HAMMER_S = 1.0
+
+
+def many_running(h: PostgresHarness, workers: list[Worker], feeds: int) -> None:
+    """So many feeds, evenly on these workers, as if they had been placed and claimed."""
+    h.execute(
+        "INSERT INTO feedq.feed (name, connector, source, sink, dirty) "
+        "SELECT 'f' || n, 'tcp', '{}', '{}', false FROM generate_series(1, %s) n",
+        feeds,
+    )
+    h.execute(
+        "INSERT INTO feedq.lease (feed_id, epoch, state, reason, worker_id, generation, running_since) "
+        "SELECT id, 1, 'running', NULL, (%s::uuid[])[1 + id %% %s], 1, clock_timestamp() FROM feedq.feed",
+        [str(w.id) for w in workers],
+        len(workers),
+    )
+    h.execute("ANALYZE feedq.feed, feedq.lease")
+
+
+def held(h: PostgresHarness) -> dict[str, tuple[int, float]]:
+    """What the counters say each worker holds, beside what its leases say."""
+    with h.in_a_pass() as p:
+        counted = {str(c.worker_id): (c.feeds, round(c.load, 6)) for c in p.candidates()}
+    rows = h.execute(
+        "SELECT w.id::text, count(l.feed_id)::int, coalesce(sum(l.weight), 0) FROM feedq.worker w "
+        # What is on its way to another counts there already.
+        "LEFT JOIN feedq.lease l ON w.id = CASE WHEN l.state IN ('idle', 'stopping') "
+        "THEN coalesce(l.promised_to, l.worker_id) ELSE l.worker_id END "
+        "WHERE w.state = 'active' GROUP BY w.id"
+    )
+    true = {str(worker): (feeds, round(float(str(load)), 6)) for worker, feeds, load in rows}
+    assert counted == true
+    return counted
+
+
+def rows_read(h: PostgresHarness) -> int:
+    """Rows of feeds and leases that anybody has read so far, by whatever way."""
+    sql = """
+        SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint
+        FROM pg_stat_user_tables WHERE schemaname = 'feedq' AND relname IN ('feed', 'lease')
+    """
+    ((count,),) = h.execute(sql)
+    return int(str(count))
+
+
+def read_by(h: PostgresHarness, work: Callable[[], object]) -> int:
+    """Rows of feeds and leases that this reads."""
+    before = rows_read(h)
+    work()
+    # A backend tells its counters when it ends, and the pool's would keep theirs for a while.
+    h.store._database._engine.dispose()
+    return rows_read(h) - before
+
+
+def settle(h: PostgresHarness) -> None:
+    """Until what was read before has all been told."""
+    h.store._database._engine.dispose()
+    while read_by(h, lambda: time.sleep(0.05)):
+        pass
+
+
+def test_an_idle_pass_reads_no_row_of_any_feed(postgres_harness: PostgresHarness) -> None:
+    h = postgres_harness
+    workers = [h.worker(name, capacity=FEEDS, ttl_s=999) for name in "abc"]
+    many_running(h, workers, FEEDS)
+    h.reconcile()
+    h.reconcile()
+    settle(h)
+    beat = partial(h.store.workers.heartbeat, workers[0].id, Load(), ttl_s=999)
+    for work in (h.reconcile, h.look, beat, h.store.workers.views):
+        assert read_by(h, work) <= PLANNER_ROWS
+    assert read_by(h, h.store.feeds.views) >= FEEDS, "the counters work"
+
+
+def test_what_is_freed_is_looked_up_even_if_the_planner_takes_every_feed_for_dirty(
+    postgres_harness: PostgresHarness,
+) -> None:
+    h = postgres_harness
+    workers = [h.worker(str(n), ttl_s=999) for n in range(200)]
+    many_running(h, workers, FEEDS)
+    h.execute("UPDATE feedq.feed SET dirty = true")
+    h.execute("ANALYZE feedq.feed")
+    h.execute("UPDATE feedq.feed SET dirty = false")
+    settle(h)
+    assert read_by(h, lambda: h.bury(workers[0])) <= FEEDS / 2
+
+
+def test_feeds_are_looked_up_to_be_assigned_even_if_the_planner_takes_none_for_idle(
+    postgres_harness: PostgresHarness,
+) -> None:
+    h = postgres_harness
+    worker = h.worker(capacity=FEEDS, ttl_s=999)
+    many_running(h, [worker], FEEDS)
+    h.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'new'")
+    some = [feed_id for (feed_id,) in h.execute("SELECT feed_id FROM feedq.lease LIMIT 50")]
+    settle(h)
+
+    def decide() -> None:
+        with h.in_a_pass() as p:
+            assert len(p.assign([(int(str(feed_id)), worker.id) for feed_id in some[:25]])) == 25
+            p.explain([(int(str(feed_id)), Reason.NO_CAPACITY) for feed_id in some[25:]])
+
+    assert read_by(h, decide) <= FEEDS / 2
+
+
+def test_the_counters_tell_what_workers_hold_whatever_happens(postgres_harness: PostgresHarness) -> None:
+    h = postgres_harness
+    a, b = h.worker("a"), h.worker("b")
+    feeds = [h.feed(f"f{i}", weight=0.1 * (i + 1)) for i in range(6)]
+    keys = [h.run(feed, a) for feed in feeds[:4]]
+    h.assign(feeds[4], b)
+    assert held(h)[str(a.id)] == (4, 1.0)
+    h.store.leases.report(a.id, [progress(key) for key in keys])
+    h.store.leases.release(a.id, [Release(*keys[0], Reason.RELEASED)])
+    h.store.feeds.remove("f0")
+    h.reconcile()
+    held(h)
+    h.delete_lease(feeds[1].id)
+    held(h)
+    assert [v.leases for v in h.store.workers.views()] == [2, 2]
+    h.bury(a)
+    assert held(h) == {str(b.id): (2, 1.1)}
+    assert [v.leases for v in h.store.workers.views(gone=True)] == [0, 2]
+
+
+def test_the_counters_stay_exact_while_everybody_writes(postgres_harness: PostgresHarness) -> None:
+    h = postgres_harness
+    workers = [h.worker(name, ttl_s=999) for name in "ab"]
+    for i in range(10):
+        h.feed(f"f{i}", weight=0.5 + i)
+    deadline = time.monotonic() + HAMMER_S
+
+    def own(worker: Worker) -> None:
+        while time.monotonic() < deadline:
+            wanted = [(v.feed.id, v.lease.epoch) for v in h.store.feeds.views(worker=worker.name)]
+            claimed = h.store.leases.claim(worker.id, wanted)
+            h.store.leases.release(worker.id, [Release(*c.key, Reason.RELEASED) for c in claimed[::2]])
+
+    def sweep() -> None:
+        while time.monotonic() < deadline:
+            h.reconcile_if_free(sweep_interval_s=0.0)
+
+    with ThreadPoolExecutor(max_workers=3) as threads:
+        jobs = [*(threads.submit(partial(own, w)) for w in workers), threads.submit(sweep)]
+        for job in jobs:
+            job.result(HAMMER_S + 20)
+    assert sum(feeds for feeds, _ in held(h).values()) > 0
+
+
+def test_a_sweep_counts_anew_what_was_miscounted(postgres_harness: PostgresHarness) -> None:
+    h = postgres_harness
+    worker = h.worker(ttl_s=999)
+    for i in range(3):
+        h.run(h.feed(f"f{i}"), worker)
+    h.candidate(worker)
+    h.execute("UPDATE feedq.worker_held SET feeds = 77, weight = 1e9")
+    assert h.candidate(worker).feeds == 77
+    h.reconcile(sweep_interval_s=0.0)
+    assert held(h)[str(worker.id)] == (3, 3.0)
+
+
+def test_a_sweep_goes_page_by_page_from_pass_to_pass(
+    postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h = postgres_harness
+    monkeypatch.setattr(sweeping, "SWEEP_PAGE", 100)
+    worker = h.worker(capacity=1000, ttl_s=999)
+    many_running(h, [worker], 250)
+    h.execute("DELETE FROM feedq.lease WHERE feed_id IN (5, 150, 249)")
+    h.execute("UPDATE feedq.fleet SET sweep_at = sweep_at - interval '1 hour'")
+    repaired = [h.reconcile(sweep_interval_s=60.0)[0].repaired for _ in range(4)]
+    assert repaired == [1, 1, 1, 0]
+    with h.in_a_pass() as p:
+        assert not p.sweep_is_due(interval_s=60.0)
+
+
+def test_history_is_trimmed_a_page_at_a_time(
+    postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h = postgres_harness
+    monkeypatch.setattr(sweeping, "SWEEP_PAGE", 100)
+    h.execute(
+        "INSERT INTO feedq.event (at, kind) "
+        "SELECT clock_timestamp() - interval '99 days', 'old' FROM generate_series(1, 250)"
+    )
+    h.execute("UPDATE feedq.fleet SET sweep_at = sweep_at - interval '1 hour'")
+
+    def left() -> int:
+        h.reconcile(sweep_interval_s=60.0)
+        ((count,),) = h.execute("SELECT count(*) FROM feedq.event")
+        return int(str(count))
+
+    assert [left() for _ in range(4)] == [150, 50, 0, 0]
+
+
+def test_a_database_in_use_is_migrated_as_it_stands(database_url: str) -> None:
+    with session_once(database_url) as connection:
+        connection.execute(text("CREATE SCHEMA feedq"))
+        connection.commit()
+        config = migrate._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+
+    def execute(sql: str) -> list[tuple[object, ...]]:
+        with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    execute(
+        "INSERT INTO feedq.worker (id, name, queue, capacity, host, pid, version, expires_at) VALUES "
+        "('00000000-0000-0000-0000-00000000000a', 'a', 'q', 9, 'h', 1, '0', now() + interval '1 hour');"
+        "INSERT INTO feedq.feed (name, connector, source, sink, weight) "
+        "SELECT 'f' || n, 'tcp', '{}', '{}', 1 + n % 2 FROM generate_series(1, 6) n;"
+        "INSERT INTO feedq.lease (feed_id, state, worker_id) "
+        "SELECT id, CASE WHEN id = 1 THEN 'stopping' ELSE 'running' END, "
+        "'00000000-0000-0000-0000-00000000000a' FROM feedq.feed WHERE id < 6"
+    )
+    assert migrate.upgrade(database_url) == ["0003"]
+    assert execute("SELECT feeds, weight FROM feedq.worker_held") == [(5, 8.0)]
+    assert execute("SELECT count(*) FROM feedq.lease WHERE stop_by IS NOT NULL") == [(1,)]
+    assert execute("SELECT DISTINCT selector FROM feedq.feed") == [({},)]
+    assert migrate.upgrade(database_url) == []
+
+
+def test_a_migration_that_was_cut_off_is_finished_by_the_next(database_url: str) -> None:
+    migrate.upgrade(database_url)
+    with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
+        cursor.execute("UPDATE feedq.alembic_version SET version_num = '0002'")
+        cursor.execute("DROP INDEX feedq.lease_due; DROP TRIGGER lease_held_update ON feedq.lease")
+    assert migrate.upgrade(database_url) == ["0003"]
+    assert migrate.status(database_url).is_current
+
+
+def test_two_that_migrate_at_once_do_it_once(database_url: str) -> None:
+    at_once = threading.Barrier(3)
+
+    def upgrade() -> list[str]:
+        at_once.wait(10)
+        return migrate.upgrade(database_url)
+
+    with ThreadPoolExecutor(max_workers=3) as threads:
+        done = [job.result(60) for job in [threads.submit(upgrade) for _ in range(3)]]
+    assert sorted(map(len, done)) == [0, 0, 3]

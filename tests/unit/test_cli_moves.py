@@ -1,0 +1,246 @@
+"""`feedq worker cordon`, `uncordon`, `drain`, `feedq feed move`; and what is said of feeds that wait or move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+from structlog.testing import capture_logs
+
+from feedq.model import LeaseState, NewWorker, Reason, Selector, Worker
+from feedq.testing import MemoryStore
+from tests.unit.command import Command
+
+
+@pytest.fixture
+def command() -> Command:
+    return Command()
+
+
+def labelled(command: Command, name: str, labels: Mapping[str, str]) -> Worker:
+    new = NewWorker(uuid4(), name, f"node.{name}", 10, "host", 4712, "0.1.0", labels)
+    worker = command.store.workers.register(new, ttl_s=1e6)
+    command.clock.advance(60)
+    return worker
+
+
+def two_workers_with(command: Command, *feeds: str) -> None:
+    """All of the feeds stream on ``one``, and ``two`` has just joined."""
+    command.worker("one")
+    for name in feeds:
+        command.feed(name)
+    command.stream()
+    command.worker("two")
+
+
+def hand_over(command: Command, *, at_most: int = 100) -> None:
+    """What workers and passes do next: owners that were asked let go, and the feeds go on where they belong."""
+    with capture_logs():  # a pass logs to where the command writes
+        command.reconcile()
+        asked = [v for v in command.store.feeds.views() if v.lease.state is LeaseState.STOPPING]
+        for view in asked[:at_most]:
+            assert view.lease.reason is not None
+            command.release(view.feed.name, view.lease.reason)
+        command.stream()
+
+
+def where(command: Command) -> dict[str, str | None]:
+    return {view.feed.name: view.worker for view in command.store.feeds.views()}
+
+
+def target_states(command: Command) -> dict[str, str]:
+    return {row["name"]: row["target_state"] for row in command.json("worker", "list")}
+
+
+# -- cordon and drain --------------------------------------------------------------------------------
+
+
+def test_a_cordoned_worker_keeps_its_feeds_and_is_given_no_more(command: Command) -> None:
+    two_workers_with(command)
+    assert command.ok("worker", "cordon", "one") == "one cordoned\n"
+    for name in "abc":
+        command.feed(name)
+    command.stream()
+    assert set(where(command).values()) == {"two"}
+    assert target_states(command) == {"one": "cordoned", "two": "serving"}
+    assert command.ok("worker", "list").splitlines()[1].split()[:3] == ["one", "active", "cordoned"]
+    assert command.json("worker", "uncordon", "one")["result"] == "serving"
+    command.feed("d")
+    command.stream()
+    assert where(command)["d"] == "one"
+
+
+def test_the_spread_is_that_of_workers_that_serve(command: Command) -> None:
+    two_workers_with(command, "a", "b", "c")
+    command.ok("worker", "cordon", "one")
+    assert "spread" not in command.ok("worker", "list")
+    command.worker("three")
+    assert command.ok("worker", "list").endswith("spread: 0 to 0 feeds on a worker that serves\n")
+    assert command.json("status")["workers"]["spread"] == [0, 0]
+    assert command.json("status")["workers"]["cordoned"] == 1
+
+
+def test_a_drain_waits_until_every_feed_has_another_place(command: Command) -> None:
+    two_workers_with(command, *"abcdefgh")
+    command.during_waits(lambda: hand_over(command, at_most=1))
+    result = command.run("worker", "drain", "one", "--wait")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == "one drained\n"
+    left = [int(line.removeprefix("one: ").split()[0]) for line in result.stderr.splitlines()]
+    assert left == sorted(set(left), reverse=True)
+    assert len(left) > 1, "and not only the last step"
+    assert set(where(command).values()) == {"two"}
+    assert target_states(command)["one"] == "drained"
+
+
+def test_a_drain_as_json_says_nothing_else_on_standard_output(command: Command) -> None:
+    two_workers_with(command, "a", "b")
+    command.during_waits(lambda: hand_over(command, at_most=1))
+    assert command.json("worker", "drain", "one", "--wait")["result"] == "drained"
+
+
+def test_a_feed_without_another_place_stays_and_the_drain_says_why(command: Command) -> None:
+    command.worker("one")
+    command.feed("a")
+    command.stream()
+    command.during_waits(lambda: hand_over(command))
+    error = command.refused("worker", "drain", "one", "--wait", "--timeout", "0", status=1)
+    assert "one hands over its 1 feed: not within 0 s; it may still happen. No other worker serves" in error
+    assert command.view("a").lease.state is LeaseState.RUNNING
+
+
+def test_a_drain_that_gets_no_further_says_so_while_it_waits(command: Command) -> None:
+    command.worker("one")
+    labelled(command, "two", {"region": "us"})
+    command.ok("worker", "cordon", "two")
+    command.feed("a")
+    command.stream()
+    command.store.feeds.edit("a", replace(command.spec("a"), selector=Selector(required={"region": "eu"})))
+    command.ok("worker", "uncordon", "two")
+    clock = command.clock
+    command.during_waits(lambda: clock.advance(1))
+    result = command.run("worker", "drain", "one", "--wait", "--timeout", "8")
+    told = [line for line in result.stderr.splitlines() if line.startswith("one: 1 feed left. ")]
+    assert len(told) == 1, "once, and not at every look"
+    assert "no other worker that serves has the labels of selector.required, as region=eu for a" in told[0]
+
+
+def test_a_worker_that_is_ending_is_neither_cordoned_nor_drained(command: Command) -> None:
+    worker = command.worker("one")
+    command.store.workers.drain(worker.id)
+    for verb in ("cordon", "uncordon", "drain"):
+        assert "worker 'one' is ending" in command.refused("worker", verb, "one", status=1)
+        assert "no worker 'two'; alive are: one" in command.refused("worker", verb, "two")
+
+
+def test_a_fleet_that_nobody_serves_in_is_a_failure_of_its_own(command: Command) -> None:
+    two_workers_with(command)
+    command.ok("worker", "cordon", "one")
+    command.ok("worker", "drain", "two")
+    (found,) = (w for w in command.json("status")["warnings"] if w["name"] == "workers")
+    assert found["detail"] == "none of the 2 workers serves (1 cordoned, 1 drained); nothing is placed"
+    assert "uncordon" in found["advice"]
+
+
+# -- one feed ----------------------------------------------------------------------------------------
+
+
+def test_a_feed_is_moved_and_shows_where_to_meanwhile(command: Command) -> None:
+    two_workers_with(command, "a")
+    two = next(v.worker for v in command.store.workers.views() if v.worker.name == "two")
+    assert command.ok("feed", "move", "a", "two") == "a moving to two\n"
+    shown = command.json("feed", "show", "a")
+    assert (shown["status"], shown["reason"], shown["promised_to"]) == ("stopping", "moved", str(two.id))
+    assert shown["explanation"].startswith("it is being moved to two; its owner has until ")
+    assert "why" in command.ok("feed", "show", "a")
+    status = command.ok("status")
+    assert "moving" in status
+    assert "1 on their way to another worker" in status
+    hand_over(command)
+    assert where(command) == {"a": "two"}
+    assert command.json("feed", "show", "a")["explanation"] is None
+
+
+def test_a_move_can_be_waited_for(command: Command) -> None:
+    two_workers_with(command, "a")
+    command.during_waits(lambda: hand_over(command))
+    assert command.json("feed", "move", "a", "two", "--wait") == {
+        "name": "a",
+        "worker": "two",
+        "result": "moved",
+    }
+
+
+def test_a_move_that_takes_too_long_says_what_it_waits_for(command: Command) -> None:
+    two_workers_with(command, "a")
+    error = command.refused("feed", "move", "a", "two", "--wait", "--timeout", "0", status=1)
+    assert "a streams on two: not within 0 s; it may still happen. it is being moved to two" in error
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (("worker", "cordon", "two"), "it is cordoned; `feedq worker uncordon two` lets it serve again"),
+        (("feed", "edit", "a", "--require", "region=eu"), "it lacks the label region=eu"),
+        (("feed", "pause", "a"), "is paused: resume it, then move it"),
+    ],
+)
+def test_a_move_that_cannot_be_is_refused_with_the_reason(
+    command: Command, prepare: tuple[str, ...], message: str
+) -> None:
+    two_workers_with(command, "a")
+    command.ok(*prepare)
+    assert message in command.refused("feed", "move", "a", "two", status=1)
+
+
+def test_a_move_of_a_feed_that_is_not_there_is_refused(command: Command) -> None:
+    two_workers_with(command, "a")
+    assert "no feed named 'b'" in command.refused("feed", "move", "b", "two")
+    assert "no worker 'three'" in command.refused("feed", "move", "a", "three")
+    command.ok("feed", "remove", "a", "--yes")
+    assert "feed 'a' is being removed" in command.refused("feed", "move", "a", "two")
+
+
+# -- feeds that wait ---------------------------------------------------------------------------------
+
+
+def test_a_feed_that_no_worker_matches_says_which_labels_are_missing(command: Command) -> None:
+    command.worker("one")
+    command.feed("a", selector=Selector(required={"region": "eu"}))
+    command.feed("b")
+    command.stream()
+    shown = command.ok("feed", "show", "a")
+    assert "no worker has region=eu, which it requires: start one with FEEDQ_WORKER_LABELS" in shown
+    assert "requires" in shown
+    status = command.json("status")
+    assert status["feeds"]["waiting"] == {"no_match": 1}
+    assert {w["name"] for w in status["warnings"]} >= {"labels", "feeds"}
+    labelled(command, "two", {"region": "eu"})
+    command.stream()
+    assert where(command) == {"a": "two", "b": "one"}
+
+
+def test_reasons_to_wait_are_counted_apart(command: Command) -> None:
+    command.worker("one", capacity=1)
+    command.feed("a", selector=Selector(required={"region": "eu"}))
+    for name in "bcd":
+        command.feed(name)
+    command.stream()
+    assert command.json("status")["feeds"]["waiting"] == {"no_capacity": 2, "no_match": 1}
+    assert "waiting  2 no_capacity, 1 no_match" in command.ok("status")
+    assert "all 1 places on 1 worker are taken or promised" in command.ok("feed", "show", "d")
+
+
+def test_a_feed_that_is_held_for_a_successor_says_until_when(command: Command) -> None:
+    command.store = MemoryStore(command.clock, restart_hold_s=10.0)
+    command.worker("one")
+    command.feed("a")
+    command.stream()
+    worker = command.view("a").lease.worker_id
+    assert worker is not None
+    command.store.workers.drain(worker)
+    command.release("a", Reason.DRAINED)
+    assert "for the successor of one, which was stopped" in command.json("feed", "show", "a")["explanation"]
+    assert command.json("status")["feeds"]["waiting"] == {"held": 1}

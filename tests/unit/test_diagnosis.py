@@ -1,0 +1,325 @@
+"""What is said of feeds that wait and of workers that do not suffice: from values alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from feedq.diagnosis.fleet import Overview, overview
+from feedq.diagnosis.placing import placing_checks
+from feedq.diagnosis.waiting import explain, explain_staying
+from feedq.lease import status
+from feedq.model import (
+    Feed,
+    FeedSpec,
+    FeedView,
+    Lease,
+    LeaseState,
+    Load,
+    Reason,
+    Selector,
+    Worker,
+    WorkerState,
+    WorkerTarget,
+    WorkerView,
+)
+from feedq.placement import Rules
+
+NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
+RULES = Rules(settle_s=1.5)
+
+
+def worker(
+    name: str,
+    *,
+    feeds: int = 0,
+    capacity: int = 10,
+    labels: Mapping[str, str] | None = None,
+    target: WorkerTarget = WorkerTarget.SERVING,
+    state: WorkerState = WorkerState.ACTIVE,
+    load: Load | None = None,
+) -> WorkerView:
+    made = Worker(
+        id=uuid4(),
+        name=name,
+        queue=name,
+        capacity=capacity,
+        host="h",
+        pid=1,
+        version="0",
+        labels=labels or {},
+        state=state,
+        lock_key=1,
+        started_at=NOW,
+        heartbeat_at=NOW,
+        expires_at=NOW,
+        load=load or Load(),
+        target_state=target,
+    )
+    return WorkerView(made, feeds, 0.5)
+
+
+def feed(
+    name: str = "a", *, tenant: str = "", required: Mapping[str, str] | None = None, **lease: Any
+) -> FeedView:
+    spec = FeedSpec(name, "tcp", {}, {}, tenant=tenant, selector=Selector(required=required or {}))
+    declared = Feed(1, spec, 1, NOW, NOW)
+    its_lease = Lease(1, **lease)
+    return FeedView(declared, its_lease, None, status(declared, its_lease))
+
+
+def running(name: str, on: UUID, **options: Any) -> FeedView:
+    return feed(name, state=LeaseState.RUNNING, worker_id=on, connected=True, **options)
+
+
+def said(view: FeedView, *workers: WorkerView, rules: Rules = RULES) -> str:
+    sentence = explain(view, workers, now=NOW, rules=rules)
+    assert sentence is not None
+    return sentence
+
+
+# -- why one feed waits ------------------------------------------------------------------------------
+
+
+def test_a_feed_that_streams_needs_no_explanation() -> None:
+    assert explain(running("a", uuid4()), [], now=NOW, rules=RULES) is None
+
+
+def test_labels_that_no_worker_has_are_named_and_no_others() -> None:
+    waiting = feed(reason=Reason.NO_MATCH, required={"region": "eu", "disk": "ssd"})
+    sentence = said(waiting, worker("one", labels={"region": "eu"}))
+    assert sentence.startswith(
+        "no worker has disk=ssd, which it requires: start one with FEEDQ_WORKER_LABELS"
+    )
+
+
+def test_labels_that_no_single_worker_has_together_are_named_as_such() -> None:
+    waiting = feed(reason=Reason.NO_MATCH, required={"region": "eu", "disk": "ssd"})
+    sentence = said(waiting, worker("one", labels={"region": "eu"}), worker("two", labels={"disk": "ssd"}))
+    assert sentence.startswith("no worker has all of disk=ssd, region=eu")
+
+
+def test_a_cordoned_worker_that_has_the_labels_is_offered() -> None:
+    waiting = feed(reason=Reason.NO_MATCH, required={"region": "eu"})
+    resting = worker("two", labels={"region": "eu"}, target=WorkerTarget.CORDONED)
+    sentence = said(waiting, worker("one"), resting)
+    assert sentence.endswith("two has, and is cordoned: feedq worker uncordon two")
+
+
+def test_labels_that_a_worker_has_by_now_are_not_called_missing() -> None:
+    waiting = feed(reason=Reason.NO_MATCH, required={"region": "eu"})
+    resting = worker("two", labels={"region": "eu"}, target=WorkerTarget.CORDONED)
+    sentence = said(waiting, resting, worker("three", labels={"region": "eu"}))
+    assert sentence.startswith("a worker with region=eu has come by now")
+
+
+def test_a_worker_whose_process_is_ending_is_not_offered() -> None:
+    waiting = feed(reason=Reason.NO_MATCH, required={"region": "eu"})
+    ending = worker("two", labels={"region": "eu"}, state=WorkerState.DRAINING)
+    assert "uncordon" not in said(waiting, worker("one"), ending)
+
+
+def test_a_full_fleet_is_said_with_its_places() -> None:
+    waiting = feed(reason=Reason.NO_CAPACITY)
+    sentence = said(waiting, worker("one", feeds=10), worker("two", feeds=10))
+    assert sentence.startswith("all 20 places on 2 workers are taken or promised; start another worker")
+
+
+def test_only_workers_with_the_labels_count_as_places() -> None:
+    waiting = feed(reason=Reason.NO_CAPACITY, required={"region": "eu"})
+    sentence = said(waiting, worker("one", feeds=10, labels={"region": "eu"}), worker("two"))
+    assert sentence.startswith("all 10 places on 1 worker with region=eu are taken")
+
+
+def test_the_cap_of_a_tenant_is_named_when_it_is_what_keeps_a_feed_waiting() -> None:
+    waiting = feed(reason=Reason.NO_CAPACITY, tenant="acme")
+    rules = Rules(tenant_caps={"acme": 3})
+    assert "the 3 feeds of tenant 'acme' that FEEDQ_TENANT_CAPS admits" in said(
+        waiting, worker("one", feeds=3), rules=rules
+    )
+    assert said(waiting, worker("one", feeds=10), rules=rules).startswith("all 10 places")
+
+
+def test_a_fleet_in_which_nobody_serves_is_said() -> None:
+    waiting = feed(reason=Reason.NO_CAPACITY)
+    assert said(waiting).startswith("no worker serves; start one")
+    resting = worker("one", target=WorkerTarget.DRAINED)
+    assert said(waiting, resting).startswith("no worker serves (1 cordoned or drained: feedq worker uncordon")
+
+
+@pytest.mark.parametrize(
+    ("reason", "seconds", "expected"),
+    [
+        (
+            Reason.HELD,
+            5.0,
+            "it is kept until 12:00:05Z (in 5.0s) for the successor of one, which was stopped",
+        ),
+        (Reason.HELD, -1.0, "it is kept until 11:59:59Z (now due) for the successor"),
+        (Reason.BACKOFF, 40.0, "it is tried again at 12:00:40Z (in 40s) after 6 failures in a row"),
+    ],
+)
+def test_what_waits_for_a_time_says_until_when(reason: Reason, seconds: float, expected: str) -> None:
+    waiting = feed(reason=reason, retry_at=NOW + timedelta(seconds=seconds), attempts=6, held_for="one")
+    assert said(waiting, worker("one")).startswith(expected)
+
+
+def test_settling_names_the_setting() -> None:
+    assert "once one is 1.5 s old (FEEDQ_SETTLE_S)" in said(feed(reason=Reason.SETTLING), worker("one"))
+
+
+def test_a_move_says_where_to_and_how_long_the_owner_has() -> None:
+    target = worker("two")
+    moving = feed(
+        state=LeaseState.STOPPING,
+        reason=Reason.MOVED,
+        worker_id=uuid4(),
+        promised_to=target.worker.id,
+        stop_by=NOW + timedelta(seconds=30),
+    )
+    assert (
+        said(moving, target) == "it is being moved to two; its owner has until 12:00:30Z (in 30s) to let go"
+    )
+    assert "a worker that is gone by now" in said(moving)
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+@pytest.mark.parametrize("workers", [0, 1])
+def test_every_reason_to_wait_has_its_sentence(reason: Reason, workers: int) -> None:
+    view = feed(reason=reason)
+    sentence = explain(view, [worker("one")][:workers], now=NOW, rules=RULES)
+    assert sentence is None or len(sentence) > 20
+
+
+# -- why a worker keeps its feeds --------------------------------------------------------------------
+
+
+def test_a_drain_without_another_worker_says_so() -> None:
+    source = worker("one")
+    held = [running("a", source.worker.id)]
+    assert str(explain_staying(held, [], rules=RULES)).startswith("No other worker serves")
+
+
+def test_a_drain_names_labels_that_no_other_worker_has() -> None:
+    source = worker("one", labels={"region": "eu"})
+    held = [running("a", source.worker.id, required={"region": "eu"}), running("b", source.worker.id)]
+    sentence = str(explain_staying(held, [worker("two")], rules=RULES))
+    assert sentence.startswith("1 feed may go nowhere else: no other worker that serves has the labels")
+    assert "region=eu for a" in sentence
+
+
+def test_a_drain_says_when_the_others_are_full_or_at_a_cap() -> None:
+    source = worker("one")
+    held = [running("a", source.worker.id, tenant="acme")]
+    full = str(explain_staying(held, [worker("two", feeds=10)], rules=RULES))
+    assert full.startswith("All 10 places of the other workers that serve are taken")
+    capped = explain_staying(held, [worker("two", feeds=3)], rules=Rules(tenant_caps={"*": 3}))
+    assert str(capped).startswith("FEEDQ_TENANT_CAPS may admit no more feeds of 'acme'")
+
+
+def test_a_drain_of_a_fleet_that_moves_nothing_names_the_setting() -> None:
+    held = [running("a", uuid4())]
+    assert "FEEDQ_MOVES_PER_PASS is 0" in str(explain_staying(held, [worker("two")], rules=Rules(moves=0)))
+
+
+def test_a_drain_that_is_only_slow_has_no_obstacle() -> None:
+    source = worker("one")
+    assert explain_staying([running("a", source.worker.id)], [worker("two")], rules=RULES) is None
+    stopping = feed(state=LeaseState.STOPPING, worker_id=source.worker.id)
+    assert explain_staying([stopping], [], rules=RULES) is None
+
+
+# -- the fleet in numbers ----------------------------------------------------------------------------
+
+
+def numbers(feeds: int, *workers: WorkerView) -> Overview:
+    return overview([feed(f"f{i}") for i in range(feeds)], workers)
+
+
+def test_only_workers_that_serve_have_places_and_a_spread() -> None:
+    found = numbers(
+        3,
+        worker("one", feeds=2),
+        worker("two", feeds=4, target=WorkerTarget.CORDONED),
+        worker("three", feeds=1, target=WorkerTarget.DRAINED),
+        worker("four", feeds=9, state=WorkerState.DRAINING),
+    )
+    assert (found.active, found.serving, found.cordoned, found.drained, found.draining) == (3, 1, 1, 1, 1)
+    assert (found.capacity, found.held, found.spread, found.utilisation) == (10, 2, (2, 2), 0.2)
+
+
+def test_what_a_cordoned_worker_keeps_needs_no_other_place_until_it_dies() -> None:
+    resting = worker("two", feeds=8, target=WorkerTarget.CORDONED)
+    assert (numbers(18, worker("one", feeds=10), resting).lacking) == 0
+    assert (numbers(19, worker("one", feeds=10), resting).lacking) == 1
+    # Whichever of the two dies: eighteen feeds are left to ten places, or to none and eight that stay.
+    assert numbers(18, worker("one", feeds=10), resting).lacking_after_loss == 10
+    larger = worker("two", feeds=15, target=WorkerTarget.CORDONED)
+    assert numbers(25, worker("one", feeds=10), larger).lacking_after_loss == 15
+
+
+def test_moves_and_reasons_to_wait_are_counted() -> None:
+    views = [
+        feed("a", state=LeaseState.STOPPING, reason=Reason.MOVED, worker_id=uuid4()),
+        feed("b", state=LeaseState.STOPPING, reason=Reason.DRAINED, worker_id=uuid4()),
+        feed("c", state=LeaseState.STOPPING, reason=Reason.EDITED, worker_id=uuid4()),
+        feed("d", reason=Reason.NO_MATCH),
+        feed("e", reason=Reason.NO_MATCH),
+        feed("f", reason=Reason.BACKOFF),
+    ]
+    found = overview(views, [])
+    assert (found.moving, found.waiting, found.utilisation) == (2, {Reason.NO_MATCH: 2}, None)
+
+
+def test_rates_are_those_that_the_workers_measure() -> None:
+    load = Load(rows_per_s=100.0, bytes_per_s=2e6)
+    found = numbers(0, worker("one", load=load), worker("two", load=load, target=WorkerTarget.DRAINED))
+    assert (found.rows_per_s, found.bytes_per_s) == (200.0, 4e6)
+
+
+# -- checks of placement -----------------------------------------------------------------------------
+
+
+def checks(views: list[FeedView], workers: list[WorkerView], rules: Rules = RULES) -> dict[str, str]:
+    return {c.name: c.detail for c in placing_checks([view.feed for view in views], workers, rules)}
+
+
+def test_a_fleet_without_labels_or_caps_has_nothing_to_say() -> None:
+    assert checks([feed("a", tenant="acme")], [worker("one")]) == {}
+    assert checks([feed("a", required={"region": "eu"})], []) == {}, (
+        "that there is no worker is said elsewhere"
+    )
+
+
+def test_required_labels_that_no_worker_has_are_warned_of() -> None:
+    views = [feed(name, required={"region": "eu"}) for name in "abcdefg"]
+    found = checks(views, [worker("one"), worker("two", labels={"region": "us"})])["labels"]
+    assert found == (
+        "no worker that serves has the labels for 7 feeds with selector.required region=eu "
+        "(a, b, c, d, e and 2 more)"
+    )
+
+
+def test_labels_that_only_one_worker_has_leave_no_room_for_its_loss() -> None:
+    views = [feed("a", required={"region": "eu"})]
+    one, two = (worker(name, labels={"region": "eu"}) for name in ("one", "two"))
+    assert checks(views, [one, worker("other")])["labels"].endswith("0 when the largest of these dies")
+    assert checks(views, [one, two]) == {}
+
+
+def test_a_tenant_whose_cap_makes_feeds_wait_is_warned_of() -> None:
+    views = [feed(name, tenant="acme") for name in "abcde"]
+    workers = [worker("one"), worker("two")]
+    found = checks(views, workers, Rules(tenant_caps={"*": 2}))["tenants"]
+    assert found == (
+        "tenant 'acme' wants 5 feeds, and FEEDQ_TENANT_CAPS admits 2 on each of 2 workers: 1 cannot run"
+    )
+    assert checks(views, workers, Rules(tenant_caps={"acme": 3, "*": 0})) == {}
+
+
+def test_a_fleet_that_moves_nothing_is_warned_of() -> None:
+    assert "FEEDQ_MOVES_PER_PASS is 0" in checks([], [], Rules(moves=0))["moves"]

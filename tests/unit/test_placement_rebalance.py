@@ -1,0 +1,392 @@
+"""Rebalance: what holds of every answer, whatever the fleet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from random import Random
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.model import Selector
+from feedq.placement import Candidate, Held, Rules, Strategy, Transfer, donors, place, rebalance
+from feedq.placement.base import Waiting, is_settled
+from tests.unit.placing import (
+    NOW,
+    SETTLE_S,
+    Running,
+    candidate,
+    matches,
+    running,
+    running_fleets,
+    uniform,
+)
+
+UNLIMITED = 1_000_000
+
+any_fleet = st.one_of(running_fleets(), running_fleets(strategy=Strategy.RENDEZVOUS))
+counts = st.lists(st.integers(0, 40), min_size=1, max_size=8)
+
+
+def moves_of(fleet: Running, *, moves: int = UNLIMITED) -> tuple[Transfer, ...]:
+    return rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=moves)
+
+
+def donors_of(fleet: Running) -> tuple[UUID, ...]:
+    return donors(fleet.workers, now=NOW, rules=fleet.rules)
+
+
+def preference(worker: Candidate, selector: Selector) -> bool:
+    return matches(worker, selector.preferred)
+
+
+# -- no answer does harm -----------------------------------------------------------------------------
+
+
+@given(any_fleet, st.integers(0, 12))
+def test_no_move_breaks_capacity_labels_caps_or_a_preference_or_reaches_a_young_worker(
+    fleet: Running, limit: int
+) -> None:
+    transfers = moves_of(fleet, moves=limit)
+    assert len(transfers) <= limit
+    assert len({t.feed_id for t in transfers}) == len(transfers)
+    worker = {w.worker_id: w for w in fleet.workers}
+    feed = {h.feed_id: h for h in fleet.held}
+    for move in transfers:
+        moved, target = feed[move.feed_id], worker[move.target]
+        assert move.source == moved.worker_id != move.target
+        assert matches(target, moved.selector.required)
+        assert is_settled(target, now=NOW, settle_s=SETTLE_S)
+        source = worker.get(move.source)
+        if source is not None and matches(source, moved.selector.required):
+            assert preference(target, moved.selector) >= preference(source, moved.selector)
+    receivers = {t.target for t in transfers}
+    for after in fleet.after(transfers).workers:
+        if after.worker_id in receivers:
+            assert after.feeds <= max(after.capacity, worker[after.worker_id].feeds)
+        for tenant, count in after.tenants.items():
+            cap = fleet.rules.cap_of(tenant)
+            assert cap is None or count <= max(cap, worker[after.worker_id].tenants.get(tenant, 0))
+
+
+@given(any_fleet)
+def test_the_order_of_the_workers_does_not_matter(fleet: Running) -> None:
+    shuffled = list(fleet.workers)
+    Random(1).shuffle(shuffled)
+    assert rebalance(fleet.held, shuffled, now=NOW, rules=fleet.rules, moves=UNLIMITED) == moves_of(fleet)
+
+
+@given(running_fleets())
+def test_what_is_even_is_left_alone_so_nothing_goes_to_and_fro(fleet: Running) -> None:
+    after = fleet.after(moves_of(fleet))
+    assert moves_of(after) == ()
+
+
+@given(any_fleet, st.integers(1, 3))
+def test_with_a_limit_it_comes_to_an_end_too(fleet: Running, limit: int) -> None:
+    for _ in range(20 * len(fleet.held) + 1):
+        transfers = moves_of(fleet, moves=limit)
+        if not transfers:
+            return
+        fleet = fleet.after(transfers)
+    pytest.fail("it moves feeds for ever")
+
+
+@given(any_fleet)
+def test_it_moves_nothing_where_the_counters_name_no_donor(fleet: Running) -> None:
+    remaining = replace(fleet, held=[h for h in fleet.held if h not in fleet.stranded])
+    if not donors_of(remaining):
+        assert moves_of(remaining) == ()
+
+
+# -- and it does all the good that it can ---------------------------------------------------------
+
+
+def improving_moves(fleet: Running) -> list[tuple[int, UUID]]:
+    """Single moves that the rules would call an improvement; weights are compared exactly."""
+    alike = len({h.weight for h in fleet.held}) <= 1
+    load = {w.worker_id: Fraction(w.feeds if alike else w.load) for w in fleet.workers}
+    worker = {w.worker_id: w for w in fleet.workers}
+    mean = sum(load.values()) / max(sum(w.capacity for w in fleet.workers), 1)
+    # Half a rounding error more than the code allows itself: it adds up floats.
+    slack = (
+        0 if alike else max(Fraction(fleet.rules.band), Fraction(1, 10**8)) * mean * Fraction(100001, 100000)
+    )
+    found = []
+    for h in fleet.held:
+        source = worker[h.worker_id]
+        for target in fleet.workers:
+            cap = fleet.rules.cap_of(h.tenant)
+            allowed = (
+                target is not source
+                and target.feeds < target.capacity
+                and is_settled(target, now=NOW, settle_s=SETTLE_S)
+                and matches(target, h.selector.required)
+                and (cap is None or target.tenants.get(h.tenant, 0) < cap)
+                and (
+                    preference(target, h.selector) >= preference(source, h.selector)
+                    or not matches(source, h.selector.required)
+                )
+            )
+            weight = Fraction(1 if alike else h.weight)
+            after = (load[target.worker_id] + weight) / target.capacity if target.capacity else None
+            if allowed and after is not None and (load[source.worker_id] > (after + slack) * source.capacity):
+                found.append((h.feed_id, target.worker_id))
+    return found
+
+
+@given(running_fleets())
+def test_afterwards_no_single_move_would_improve_anything(fleet: Running) -> None:
+    fleet = running(fleet.workers, [h for h in fleet.held if h not in fleet.stranded], fleet.rules)
+    after = fleet.after(moves_of(fleet))
+    assert donors_of(after) == () or improving_moves(after) == []
+
+
+@given(counts, st.sampled_from((1.0, 0.1, 7.0)))
+def test_equal_feeds_on_equal_workers_end_within_one_after_the_fewest_moves(
+    feeds: list[int], weight: float
+) -> None:
+    fleet = uniform(feeds, weight=weight)
+    transfers = moves_of(fleet)
+    after = fleet.after(transfers).feeds()
+    assert max(after) - min(after) <= 1
+    low, extra = divmod(sum(feeds), len(feeds))
+    high = low + bool(extra)
+    least = max(sum(max(n - high, 0) for n in feeds), sum(max(low - n, 0) for n in feeds))
+    assert len(transfers) == least
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(40, 120)), min_size=2, max_size=6))
+def test_equal_feeds_end_as_even_as_sizes_allow(fills: list[tuple[int, int]]) -> None:
+    """Unequal workers: none is above another by more than the one feed would make up for."""
+    workers = [candidate(n + 1, capacity=capacity) for n, (_, capacity) in enumerate(fills)]
+    held = [Held(100 * n + i, UUID(int=n + 1)) for n, (count, _) in enumerate(fills) for i in range(count)]
+    fleet = running(workers, held)
+    for a in (after := fleet.after(moves_of(fleet))).workers:
+        for b in after.workers:
+            assert Fraction(a.feeds, a.capacity) <= Fraction(b.feeds + 1, b.capacity)
+
+
+@given(counts, st.integers(0, 30))
+def test_the_most_useful_moves_come_first_and_from_all_donors_at_once(feeds: list[int], limit: int) -> None:
+    """After any number of moves the fullest is as low as that number can make it."""
+    fleet = uniform(feeds)
+    transfers = moves_of(fleet, moves=limit)
+    level = list(feeds)
+    for _ in transfers:
+        level[level.index(max(level))] -= 1
+    after = fleet.after(transfers).feeds()
+    assert max(after) == max(max(level), max(after[n] for n in range(len(after)) if after[n] >= feeds[n]))
+    given_away = Counter(t.source for t in transfers)
+    top = [given_away[w.worker_id] for w, n in zip(fleet.workers, feeds, strict=True) if n == max(feeds)]
+    assert max(top) - min(top) <= 1
+
+
+def test_a_newcomer_is_filled_from_everybody_and_each_feed_moves_at_most_once() -> None:
+    fleet = uniform([500, 500, 0])
+    transfers = moves_of(fleet)
+    assert fleet.after(transfers).feeds() in ([333, 334, 333], [334, 333, 333])
+    assert {t.target for t in transfers} == {UUID(int=3)}
+
+
+def test_the_limit_is_shared_among_the_donors() -> None:
+    given_away = Counter(t.source.int for t in moves_of(uniform([50, 50, 50, 50, 0]), moves=8))
+    assert given_away == {1: 2, 2: 2, 3: 2, 4: 2}
+
+
+def test_among_equals_the_first_of_those_held_goes() -> None:
+    fleet = uniform([6, 0])
+    order = [3, 5, 1, 0, 2, 4]
+    fleet = replace(fleet, held=[fleet.held[n] for n in order])
+    assert [t.feed_id for t in moves_of(fleet)] == order[:3]
+
+
+def test_a_feed_that_may_go_to_the_least_utilised_goes_before_one_that_may_not() -> None:
+    workers = [candidate(1), candidate(2, labels={"zone": "b"}), candidate(3)]
+    bound = [Held(n, UUID(int=1), selector=Selector({"zone": "b"})) for n in range(5)]
+    free = [Held(10 + n, UUID(int=1)) for n in range(5)]
+    fleet = running(workers, [*bound, *free, *(Held(20 + n, UUID(int=2)) for n in range(3))])
+    assert [(t.feed_id, t.target.int) for t in moves_of(fleet, moves=1)] == [(10, 3)]
+
+
+def test_a_feed_that_comes_back_while_it_is_decided_is_not_moved() -> None:
+    """On paper 2 goes to the small worker, and back when 3 has left."""
+    workers = [candidate(1, capacity=9), candidate(2, capacity=2), candidate(3, capacity=3)]
+    fleet = running(workers, [Held(2, UUID(int=3)), Held(1, UUID(int=1)), Held(3, UUID(int=3))])
+    assert moves_of(fleet) == (Transfer(3, UUID(int=3), UUID(int=1)),)
+
+
+# -- weights and the band ----------------------------------------------------------------------------
+
+
+def weighted(*loads: Sequence[float], capacity: int = 10, band: float = 0.1) -> Running:
+    workers = [candidate(n + 1, capacity=capacity) for n in range(len(loads))]
+    held = [
+        Held(100 * n + i, UUID(int=n + 1), weight)
+        for n, own in enumerate(loads)
+        for i, weight in enumerate(own)
+    ]
+    return running(workers, held, Rules(settle_s=SETTLE_S, band=band))
+
+
+def test_within_the_band_nothing_moves() -> None:
+    assert moves_of(weighted([5, 3, 1], [4, 4], band=0.0)) == ()
+    uneven = weighted([6, 3, 1], [4, 4])
+    assert moves_of(replace(uneven, rules=replace(uneven.rules, band=0.2))) == ()
+    assert len(moves_of(replace(uneven, rules=replace(uneven.rules, band=0.05)))) == 1
+
+
+def test_one_heavy_feed_goes_rather_than_many_light_ones() -> None:
+    assert [t.feed_id for t in moves_of(weighted([1, 1, 1, 1, 4, 4], []))] == [4, 0, 1]
+
+
+def test_a_feed_heavier_than_the_difference_stays() -> None:
+    assert moves_of(weighted([9, 1], [2])) != ()
+    assert [t.feed_id for t in moves_of(weighted([9, 1], [2]))] == [1]
+    assert moves_of(weighted([9], [2])) == ()
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(0.1, 10), max_size=12),
+        min_size=2,
+        max_size=5,
+    )
+)
+def test_unequal_feeds_end_within_the_band_and_one_feed(loads: list[list[float]]) -> None:
+    fleet = weighted(*loads, capacity=100)
+    after = fleet.after(moves_of(fleet))
+    lightest = {
+        w.worker_id: min((h.weight for h in after.held if h.worker_id == w.worker_id), default=0.0)
+        for w in after.workers
+    }
+    mean = sum(w.load for w in after.workers) / len(after.workers)
+    emptiest = min(w.load for w in after.workers)
+    if donors_of(after):
+        for w in after.workers:
+            assert w.load <= emptiest + lightest[w.worker_id] + 0.1 * mean + 1e-6
+
+
+# -- leaving -----------------------------------------------------------------------------------------
+
+
+@given(counts, st.integers(0, 60), st.integers(1, 60))
+def test_a_worker_is_left_by_all_when_there_is_room_and_else_by_as_many_as_there_is(
+    feeds: list[int], leaving: int, capacity: int
+) -> None:
+    fleet = uniform([min(n, capacity) for n in feeds], capacity=capacity)
+    stranded = [Held(10**6 + i, UUID(int=77)) for i in range(leaving)]
+    fleet = replace(fleet, held=[*stranded, *fleet.held])
+    room = sum(w.capacity - w.feeds for w in fleet.workers)
+    left = [t for t in moves_of(fleet) if t.source == UUID(int=77)]
+    assert len(left) == min(leaving, room)
+
+
+def test_those_that_leave_go_where_place_would_put_them() -> None:
+    workers = [candidate(1, feeds=2), candidate(2, feeds=1, labels={"zone": "a"}), candidate(3)]
+    held = [
+        Held(n, UUID(int=77), tenant="acme", selector=Selector(preferred={"zone": "a"})) for n in range(4)
+    ]
+    rules = Rules(settle_s=SETTLE_S, tenant_caps={"acme": 3})
+    as_new = [Waiting(h.feed_id, tenant=h.tenant, selector=h.selector) for h in held]
+    placed = place(as_new, workers, now=NOW, rules=rules)
+    moved = rebalance(held, workers, now=NOW, rules=rules, moves=UNLIMITED)
+    assert tuple((t.feed_id, t.target) for t in moved) == placed.assignments
+
+
+def test_one_without_a_place_stays_and_holds_up_nobody_else() -> None:
+    nowhere = Held(1, UUID(int=77), selector=Selector({"zone": "c"}))
+    fleet = running([candidate(1)], [nowhere, Held(2, UUID(int=77))])
+    assert [t.feed_id for t in moves_of(fleet, moves=1)] == [2]
+
+
+def test_leaving_comes_before_evening_out_and_uses_the_limit_up() -> None:
+    fleet = uniform([10, 0])
+    fleet = replace(fleet, held=[*fleet.held, *(Held(900 + i, UUID(int=77)) for i in range(3))])
+    assert {t.source for t in moves_of(fleet, moves=3)} == {UUID(int=77)}
+
+
+def test_evening_out_makes_room_for_one_that_could_not_leave() -> None:
+    workers = [candidate(1, capacity=2, labels={"zone": "a"}), candidate(2, capacity=2)]
+    held = [
+        Held(1, UUID(int=77), selector=Selector({"zone": "a"})),
+        Held(2, UUID(int=1)),
+        Held(3, UUID(int=1)),
+    ]
+    transfers = moves_of(running(workers, held))
+    assert {(t.feed_id, t.target.int) for t in transfers} == {(2, 2), (1, 1)}
+
+
+def test_workers_that_took_what_left_are_evened_out_too() -> None:
+    fleet = uniform([10, 0, 0])
+    leaving = [Held(900 + i, UUID(int=77), tenant="acme") for i in range(3)]
+    fleet = running(fleet.workers, [*leaving, *fleet.held])
+    after = fleet.after(moves_of(fleet)).feeds()
+    assert sum(after) == 13
+    assert max(after) - min(after) <= 1
+
+
+def test_nothing_leaves_for_a_worker_that_has_not_settled() -> None:
+    young = [candidate(1, up_s=0.0)]
+    assert moves_of(running(young, [Held(1, UUID(int=77))])) == ()
+    assert moves_of(running([*young, candidate(2)], [Held(1, UUID(int=77))])) != ()
+
+
+@pytest.mark.parametrize("settle_s", [0.0, 10.0 * 365 * 86_400])
+def test_the_settle_time_at_its_ends(settle_s: float) -> None:
+    fleet = uniform([10, 0])
+    fleet = replace(fleet, rules=Rules(settle_s=settle_s))
+    assert bool(moves_of(fleet)) is bool(donors_of(fleet)) is (settle_s == 0.0)
+
+
+# -- donors ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("feeds", "expected"),
+    [([], ()), ([5], ()), ([5, 5], ()), ([5, 4], ()), ([5, 4, 3], (1,)), ([5, 5, 0], (1, 2)), ([0, 0], ())],
+)
+def test_donors_are_those_above_another_by_more_than_one(feeds: list[int], expected: tuple[int, ...]) -> None:
+    assert tuple(d.int for d in donors_of(uniform(feeds))) == expected
+    assert tuple(d.int for d in donors_of(uniform(feeds, weight=0.1))) == expected
+
+
+def test_a_small_worker_that_one_feed_would_fill_hides_no_better_one() -> None:
+    workers = [candidate(1, feeds=20), candidate(2, capacity=1), candidate(3, feeds=10)]
+    assert donors(workers, now=NOW, rules=Rules()) == (UUID(int=1),)
+    held = [Held(n, UUID(int=1)) for n in range(20)]
+    moved = rebalance(held, workers, now=NOW, rules=Rules(), moves=UNLIMITED)
+    assert [t.target.int for t in moved] == [3] * 5
+
+
+def test_donors_of_unequal_weights_are_those_beyond_the_band() -> None:
+    assert donors_of(weighted([5, 3, 1], [4, 4], band=0.2)) == ()
+    assert donors_of(weighted([5, 5, 1], [4, 4], band=0.2)) == (UUID(int=1),)
+
+
+def full(worker: Candidate) -> Candidate:
+    return replace(worker, capacity=worker.feeds)
+
+
+def young(worker: Candidate) -> Candidate:
+    return replace(worker, started_at=NOW)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("spoil", [full, young])
+def test_there_are_no_donors_without_a_worker_that_may_be_given_something(
+    spoil: Callable[[Candidate], Candidate], strategy: Strategy
+) -> None:
+    workers = [spoil(w) for w in uniform([9, 4, 4, 4]).workers]
+    assert donors(workers, now=NOW, rules=Rules(strategy=strategy, settle_s=SETTLE_S)) == ()
+
+
+def test_a_worker_whose_capacity_was_taken_away_gives_up_what_it_has() -> None:
+    fleet = uniform([3, 3])
+    shrunk = [replace(fleet.workers[0], capacity=0), fleet.workers[1]]
+    assert len(rebalance(fleet.held, shrunk, now=NOW, rules=fleet.rules, moves=UNLIMITED)) == 3

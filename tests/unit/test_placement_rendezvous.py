@@ -1,0 +1,178 @@
+"""The strategy `rendezvous`: a feed's place depends on names, not on who came first; within a bound."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.model import Reason, Selector
+from feedq.placement import Candidate, Held, Placement, Rules, Strategy, Transfer, Waiting, donors, place
+from feedq.placement import rebalance as rebalance_fleet
+from feedq.placement.rendezvous import EXCESS
+from tests.unit.placing import NOW, candidate, caps, choosy_feeds, fleets, matches, running
+
+RULES = Rules(strategy=Strategy.RENDEZVOUS)
+
+
+def decide(
+    waiting: Sequence[Waiting], workers: Sequence[Candidate], tenant_caps: dict[str, int] | None = None
+) -> Placement:
+    rules = replace(RULES, tenant_caps=tenant_caps or {})
+    return place(waiting, workers, now=NOW, rules=rules)
+
+
+def fleet_of(size: int, *, capacity: int = 1000) -> list[Candidate]:
+    return [candidate(n + 1, capacity=capacity) for n in range(size)]
+
+
+def homes(count: int, workers: Sequence[Candidate]) -> dict[int, UUID]:
+    return dict(decide([Waiting(i) for i in range(count)], workers).assignments)
+
+
+@given(choosy_feeds(), fleets(labelled=True), caps)
+def test_labels_caps_and_capacity_are_held_and_nothing_waits_that_has_a_place(
+    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int]
+) -> None:
+    decision = decide(feeds, workers, tenant_caps)
+    feed = {f.feed_id: f for f in feeds}
+    count = {w.worker_id: w.feeds for w in workers}
+    tenants = {w.worker_id: Counter(w.tenants) for w in workers}
+    worker = {w.worker_id: w for w in workers}
+
+    def has_place(candidate: Candidate, f: Waiting) -> bool:
+        cap = replace(RULES, tenant_caps=tenant_caps).cap_of(f.tenant)
+        return (
+            matches(candidate, f.selector.required)
+            and count[candidate.worker_id] < candidate.capacity
+            and (cap is None or tenants[candidate.worker_id][f.tenant] < cap)
+        )
+
+    for feed_id, chosen in decision.assignments:
+        f = feed[feed_id]
+        assert has_place(worker[chosen], f)
+        if not matches(worker[chosen], f.selector.preferred):
+            assert not any(has_place(w, f) for w in workers if matches(w, f.selector.preferred))
+        count[chosen] += 1
+        tenants[chosen][f.tenant] += 1
+    for feed_id, why in decision.unplaced:
+        assert not any(has_place(w, feed[feed_id]) for w in workers)
+        fitting = any(matches(w, feed[feed_id].selector.required) for w in workers)
+        assert why is (Reason.NO_CAPACITY if fitting or not workers else Reason.NO_MATCH)
+
+
+@given(choosy_feeds(), fleets(labelled=True), caps, st.integers())
+def test_the_order_of_the_rows_does_not_matter(
+    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int], seed: int
+) -> None:
+    rng = Random(seed)
+    decision = decide(feeds, workers, tenant_caps)
+    rng.shuffle(feeds)
+    rng.shuffle(workers)
+    assert decide(feeds, workers, tenant_caps) == decision
+
+
+@given(count=st.integers(0, 400), size=st.integers(1, 12))
+def test_no_worker_is_above_the_bound(count: int, size: int) -> None:
+    spread = Counter(homes(count, fleet_of(size)).values())
+    assert max(spread.values(), default=0) <= (1 + EXCESS) * count / size + 1
+
+
+@pytest.mark.parametrize("size", [3, 10, 100])
+def test_a_worker_more_or_less_moves_few_feeds_but_its_own(size: int) -> None:
+    count = 50 * size
+    with_all, without = homes(count, fleet_of(size + 1)), homes(count, fleet_of(size))
+    moved = sum(with_all[n] != without[n] for n in range(count))
+    own = sum(worker.int == size + 1 for worker in with_all.values())
+    assert own <= moved <= 2.5 * count / size, f"{moved} of {count} moved, {own} of them to the new one"
+
+
+def test_a_feed_comes_back_to_the_worker_of_the_same_name() -> None:
+    before = fleet_of(5)
+    restarted = [replace(w, worker_id=UUID(int=w.worker_id.int + 1000)) for w in before]
+    names = {w.worker_id: w.name for w in (*before, *restarted)}
+    assert [names[w] for w in homes(200, before).values()] == [
+        names[w] for w in homes(200, restarted).values()
+    ]
+
+
+def test_two_workers_of_one_name_are_two() -> None:
+    twins = [replace(w, name="twin") for w in fleet_of(2)]
+    assert min(Counter(homes(100, twins).values()).values()) > 40
+
+
+def test_a_worker_twice_as_large_gets_about_twice_as_much() -> None:
+    spread = Counter(homes(3000, [candidate(1, capacity=2000), candidate(2, capacity=4000)]).values())
+    assert 1.4 < spread[UUID(int=2)] / spread[UUID(int=1)] < 2.8
+
+
+def test_feeds_that_only_some_workers_may_have_follow_the_hash_among_those() -> None:
+    workers = [replace(w, labels={"zone": "a"} if n < 3 else {}) for n, w in enumerate(fleet_of(30))]
+    feeds = [Waiting(i, selector=Selector({"zone": "a"})) for i in range(300)]
+    where = dict(decide(feeds, workers).assignments)
+    alone = homes(300, workers[:3])
+    assert sum(where[n] == alone[n] for n in range(300)) > 250
+
+
+# -- rebalance ---------------------------------------------------------------------------------------
+
+
+def settle(
+    held: Sequence[Held], workers: Sequence[Candidate], *, moves: int = 10**6
+) -> tuple[tuple[Transfer, ...], list[Held], list[Candidate]]:
+    fleet = running(workers, held, RULES)
+    transfers = rebalance_fleet(fleet.held, fleet.workers, now=NOW, rules=RULES, moves=moves)
+    after = fleet.after(transfers)
+    return transfers, after.held, after.workers
+
+
+def placed(count: int, workers: Sequence[Candidate]) -> list[Held]:
+    return [Held(feed_id, worker_id) for feed_id, worker_id in homes(count, workers).items()]
+
+
+def test_a_newcomer_gets_the_feeds_that_favour_it_and_nobody_else_gets_any() -> None:
+    held = placed(400, fleet_of(4))
+    transfers, after, workers = settle(held, fleet_of(5))
+    assert {t.target for t in transfers} == {UUID(int=5)}
+    assert 40 <= len(transfers) <= 100
+    wanted = homes(400, fleet_of(5))
+    assert all(wanted[t.feed_id] == t.target for t in transfers)
+    assert settle(after, workers)[0] == ()
+
+
+def test_a_feed_that_is_away_from_home_is_not_moved_there_when_another_worker_joins() -> None:
+    held = [Held(n, UUID(int=1 + n % 4)) for n in range(400)]
+    transfers, _, _ = settle(held, fleet_of(5))
+    assert {t.target for t in transfers} == {UUID(int=5)}
+
+
+def test_a_fleet_that_nobody_joined_has_no_donors() -> None:
+    fleet = running(fleet_of(8), placed(800, fleet_of(8)), RULES)
+    assert donors(fleet.workers, now=NOW, rules=RULES) == ()
+
+
+def test_a_worker_above_the_bound_gives_what_is_above_it() -> None:
+    held = [Held(n, UUID(int=1 + (n % 4 if n > 150 else 0))) for n in range(400)]
+    fleet = running(fleet_of(4), held, RULES)
+    assert donors(fleet.workers, now=NOW, rules=RULES) == (UUID(int=1),)
+    transfers, _, workers = settle(held, fleet_of(4))
+    assert len(transfers) == fleet.workers[0].feeds - 126
+    assert {t.source for t in transfers} == {UUID(int=1)}
+    assert max(w.feeds for w in workers) == 126, "1.25 x 100, and one"
+
+
+def test_a_worker_above_the_bound_keeps_feeds_that_prefer_it() -> None:
+    workers = [replace(w, labels={"disk": "fast"} if n == 0 else {}) for n, w in enumerate(fleet_of(4))]
+    held = [Held(n, UUID(int=1), selector=Selector(preferred={"disk": "fast"})) for n in range(40)]
+    held += [Held(100 + n, UUID(int=2 + n % 3)) for n in range(30)]
+    assert settle(held, workers)[0] == ()
+
+
+def test_the_limit_on_moves_is_kept() -> None:
+    assert len(settle(placed(400, fleet_of(4)), fleet_of(5), moves=7)[0]) == 7
