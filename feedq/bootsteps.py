@@ -42,7 +42,7 @@ NODE_QUEUE_EXPIRES_S = 60
 """A dead node's queue goes with what is in it: its messages are stale, because its leases are freed."""
 EVENTS_GATHER_S = 0.2
 PR_SET_PDEATHSIG = 1
-GIL_SWITCH_S = 0.0005
+GIL_SWITCH_S = 0.002
 """How long a thread that has the interpreter may keep the others waiting. Each of ours lets go of it for every
 message or statement; to wait Python's 5 ms for it each time, behind a loop that is busy, made a cold start of
 thousands take minutes."""
