@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from feedq.control import CALM_FEEDS
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from tests.cluster import Cluster, feed, feed_names, wait_until
@@ -24,6 +26,7 @@ WORKERS = ("w1", "w2", "w3")
 BEATS = ("b1", "b2")
 CAPACITY = 100
 TTL_S = 6.0
+SETTLE_S = 1.5
 
 
 class Stage:
@@ -43,6 +46,7 @@ class Stage:
         self.cluster.wait_leader()
         wait_streaming(self.source, self.feeds)
         wait_until(self._is_settled, limit_s=30, what="the fleet's first ttl is over")
+        wait_until(self._is_even, limit_s=30, what=lambda: f"nothing is about to move: {self._held()}")
 
     def _is_settled(self) -> bool:
         """Whether crashes count as such: after a start or an outage everyone gets one full ttl first."""
@@ -52,6 +56,28 @@ class Stage:
             (TTL_S,),
         )
         return bool(rows[0]["settled"])
+
+    def _is_even(self) -> bool:
+        """Whether a worker that came back has its part, so that nothing moves because of it any more."""
+        workers = self._held()
+        capacity = sum(row["capacity"] for row in workers)
+        parts = [(row["running"], len(self.feeds) * row["capacity"] / capacity) for row in workers]
+        return (
+            all(row["looked_at"] for row in workers)
+            and sum(running for running, _ in parts) == len(self.feeds)
+            and all(abs(running - part) <= CALM_FEEDS for running, part in parts)
+        )
+
+    def _held(self) -> list[dict[str, Any]]:
+        return self.cluster.sql(
+            """
+            SELECT w.name, w.capacity, count(l.feed_id) FILTER (WHERE l.state = 'running') AS running,
+                   fleet.pass_at > w.started_at + make_interval(secs => %s) AS looked_at
+            FROM feedq.fleet, feedq.worker w LEFT JOIN feedq.lease l ON l.worker_id = w.id
+            WHERE w.state <> 'gone' GROUP BY w.id, fleet.pass_at
+            """,
+            (SETTLE_S,),
+        )
 
     def busiest(self) -> Node:
         """The worker that holds most feeds."""
