@@ -34,6 +34,8 @@ ROLLED_WORKERS = 4
 LIMIT_S = 60.0
 QUIET_S = 3.0
 """So long without a move, and the fleet is taken for settled."""
+UNWATCHED_S = 1.0
+"""So long after a fault nobody looks: two cores are for what is measured."""
 HOLD_S = 10.0
 """More than a worker takes to start."""
 
@@ -144,6 +146,8 @@ def _gaps(connections: Sequence[Connection], *, since: float) -> dict[str, list[
 def _wait_connected(stage: Stage, feeds: Collection[str], *, since: float) -> None:
     """Wait until each of these feeds has said hello on a connection made after ``since``."""
     wanted = set(feeds)
+    # To list a thousand connections costs the source as much as to accept a hundred: not while they come.
+    time.sleep(max(0.0, since + UNWATCHED_S - time.monotonic()))
 
     def missing() -> int:
         back = {c.feed for c in stage.source.connections() if c.hello_at is not None and c.hello_at >= since}

@@ -30,7 +30,7 @@ CAMPAIGN_S = 0.2
 RENEW_S = 1.0
 LOOK_SHARE = 10
 """Looks take no more than this part of the time: where one is slow, in a large fleet, they are fewer."""
-SECOND_LOOK_S = 0.02
+SECOND_LOOK_S = 0.01
 """Between the two looks that make a crash: long enough for a reconnect under way to show up."""
 ASK_AGAIN_S = 0.5
 """A reconcile asked for and not finished by then is asked for again: a frozen worker may have the message.
@@ -38,6 +38,8 @@ Each time the wait doubles, up to the tick, so that a fleet without workers does
 JUDGE_AGAIN_S = 0.25
 """How soon a finding that a pass left as it was is reported again: after an outage nobody is declared gone for a
 full ttl, and a pass for each look would only keep the database busy."""
+UNSERVED_MAX = 2
+"""Reconciles that are asked for and not served: one may have begun before the last change, the next has not."""
 MAX_SLEEP_S = 1.0
 """How late a new leader's first tick may be."""
 
@@ -46,10 +48,10 @@ logger = log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A reconcile that was asked for and has not been seen to finish."""
+    """Reconciles that were asked for and have not all been seen to finish."""
 
-    pass_seq: int
-    """Passes finished when it was asked for."""
+    served_at: int
+    """How many passes have finished when all of these have."""
     wait_s: float
     again_at: float
 
@@ -68,6 +70,8 @@ class Candidate(Thread):
         self._leads_until = float("-inf")
         self._look_after = float("-inf")
         self._asked: _Asked | None = None
+        self._woken = False
+        """Whether something has changed since a reconcile was asked for."""
         self._crashed = 0
         """Workers that the last look found crashed."""
         self._judged_at = float("-inf")
@@ -144,12 +148,16 @@ class Candidate(Thread):
             took_s = monotonic() - began
             self._judge(look)
             pause_s = SECOND_LOOK_S if look.suspected else self._settings.look_interval_s
-            if election.wait(max(pause_s, LOOK_SHARE * took_s)):
-                self._ask(look)
+            if self._woken:
+                # A thousand edits ring a thousand times; the reconcile that waits its turn serves them all.
+                self._stopping.wait(SECOND_LOOK_S)
+            elif election.wait(max(pause_s, LOOK_SHARE * took_s)):
+                self._woken = True
 
     def _judge(self, look: Look) -> None:
         now = monotonic()
-        if self._asked is not None and look.pass_seq > self._asked.pass_seq:
+        unserved = 0 if self._asked is None else self._asked.served_at - look.pass_seq
+        if unserved <= 0:
             self._asked = None
         before, self._crashed = self._crashed, look.crashed if now >= self._look_after else 0
         if self._crashed > before:
@@ -157,17 +165,22 @@ class Candidate(Thread):
             logger.warning(LogEvent.WORKER_CRASHED, workers=self._crashed)
             self._judged_at = now
             self._ask(look)
+        elif self._woken and unserved < UNSERVED_MAX:
+            self._ask(look)
         elif self._asked is not None:
             if now >= self._asked.again_at:
-                self._ask(look, waited_s=2 * self._asked.wait_s)
+                waited_s, self._asked = self._asked.wait_s, None
+                self._ask(look, wait_s=2 * waited_s)
         elif (look.expired or look.is_due or self._crashed) and now >= self._judged_at + JUDGE_AGAIN_S:
             self._judged_at = now
             self._ask(look)
 
-    def _ask(self, look: Look, *, waited_s: float = ASK_AGAIN_S) -> None:
+    def _ask(self, look: Look, *, wait_s: float = ASK_AGAIN_S) -> None:
         """Enqueue a reconcile, and remember to ask again if it is not served."""
-        wait_s = min(waited_s, max(self._settings.reconcile_interval_s, ASK_AGAIN_S))
-        self._asked = _Asked(look.pass_seq, wait_s, monotonic() + wait_s)
+        self._woken = False
+        served_at = 1 + (look.pass_seq if self._asked is None else self._asked.served_at)
+        wait_s = min(wait_s, max(self._settings.reconcile_interval_s, ASK_AGAIN_S))
+        self._asked = _Asked(served_at, wait_s, monotonic() + wait_s)
         try:
             reconcile.apply_async(queue=CONTROL_QUEUE, retry=False, expires=RECONCILE_EXPIRES_S)
         except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does; asked again soon

@@ -1,4 +1,4 @@
-"""The control plane: what `reconcile` does, and the verbs that people use on feeds and workers.
+"""The control plane: what `reconcile` does.
 
 Nothing here runs a stream (`feedq.runtime` does) and nothing here knows Celery: messages leave through a
 `Dispatch` callable. Decisions come from the pure policies; this module only carries them out, inside one
@@ -16,9 +16,7 @@ from time import perf_counter
 from uuid import UUID
 
 from feedq import lease, placement
-from feedq.declaration import Action, Change, validate
-from feedq.errors import Conflict, InvalidInput, NotFound
-from feedq.model import Assignment, Feed, FeedSpec, Reason, WorkerState, WorkerTarget, WorkerView
+from feedq.model import Assignment, Reason
 from feedq.placement import Candidate, Held, Rules, Waiting
 from feedq.placement.base import is_settled
 from feedq.reach import connected_in_time, within_reach
@@ -35,6 +33,10 @@ from feedq.telemetry import (
 Dispatch = Callable[[Sequence[Assignment]], None]
 """Sends one ``stream_feed(feed_id, epoch)`` an assignment to its worker's queue; may fail, may repeat."""
 
+PASSES_IN_A_ROW = 10
+"""While there is more to do; then it is somebody else's turn."""
+FIRST_PLACED = 60
+"""Feeds of a dead worker that the first pass places: they connect while the next one places the others."""
 EDITS_PER_PASS = 1_000
 """Bounds a pass after a bulk edit; what is left over wakes the next pass."""
 PLACEMENTS_PER_PASS = 10_000
@@ -53,7 +55,7 @@ logger = log(__name__)
 
 @dataclass(slots=True)
 class PassReport:
-    """What one pass did. All zeros is the usual case."""
+    """What one pass did, or several in a row. All zeros is the usual case."""
 
     workers_gone: int = 0
     leases_freed: int = 0
@@ -71,6 +73,12 @@ class PassReport:
     left_out: bool = False
     """Whether more feeds wait than a pass looks at."""
 
+    def after(self, before: PassReport) -> PassReport:
+        """What both did, and what is left as this one, which is the later, found it."""
+        counts = ("workers_gone", "leases_freed", "edits", "overdue", "reaped", "moves", "repaired")
+        sums = {name: getattr(before, name) + getattr(self, name) for name in counts}
+        return replace(self, **sums, assignments=before.assignments + self.assignments)
+
     @property
     def did_something(self) -> bool:
         return any(
@@ -86,34 +94,29 @@ class PassReport:
         )
 
 
-def reconcile(store: Store, dispatch: Dispatch, settings: Settings) -> PassReport | None:
-    """Bring the fleet one step closer to what is wanted; None when another pass is under way.
+def reconcile(store: Store, dispatch: Dispatch, settings: Settings, *, passes: int = 1) -> PassReport | None:
+    """Bring the fleet closer to what is wanted, in at most so many passes; None when another one is under way.
 
-    Idempotent, and cheap when nothing changed. Killed before the commit it did nothing; killed after it and
-    before the messages are out, the dispatch time-out sends them again.
+    Idempotent, and cheap when nothing changed. Killed before a commit, that pass did nothing; killed after it
+    and before the messages are out, the dispatch time-out sends them again.
     """
     started = perf_counter()
-    with store.fleet.reconcile_pass(measured_load=settings.measured_load) as p:
-        if p is None:
-            return None
-        report = PassReport()
-        stop_within_s = settings.handoff_timeout_s
-        if p.sweep_is_due(interval_s=settings.sweep_interval_s):
-            report.repaired = p.sweep(stop_within_s=stop_within_s)
-        _bury_the_gone(p, report, ttl_s=settings.ttl_s)
-        report.reaped = p.reap()
-        _absorb_edits(p, report, stop_within_s=stop_within_s)
-        silent = p.overdue(timeout_s=settings.dispatch_timeout_s)
-        report.overdue = len(silent)
-        _place_the_waiting(p, report, rules=settings.rules, silent=frozenset(silent))
-        counts = p.waiting_by_reason()
-        if not report.more and Reason.SETTLING not in report.unplaced:
-            held = counts.get(Reason.HELD, 0)
-            _even_out(p, report, settings, held=held)
-        _count_the_waiting(report, counts)
-    # Committed. Only now may a message leave: an epoch that was rolled back must never be heard of.
-    if report.assignments:
-        dispatch(report.assignments)
+    report = PassReport(more=True)
+    done = 0
+    try:
+        while report.more and done < passes and len(report.assignments) < PLACEMENTS_PER_PASS:
+            this_pass = _pass(store, settings)
+            if this_pass is None:
+                break
+            report = this_pass.after(report)
+            done += 1
+    finally:
+        # Committed, if a later pass was not. Only now may a message leave: an epoch that was rolled back must
+        # never be heard of.
+        if report.assignments:
+            dispatch(report.assignments)
+    if not done:
+        return None
     if report.more:
         store.fleet.wake()
     RECONCILE_SECONDS.observe(perf_counter() - started)
@@ -135,10 +138,40 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings) -> PassRepor
     return report
 
 
-def _bury_the_gone(p: ReconcilePass, report: PassReport, *, ttl_s: float) -> None:
+def _pass(store: Store, settings: Settings) -> PassReport | None:
+    """One pass, which is one transaction."""
+    with store.fleet.reconcile_pass(measured_load=settings.measured_load) as p:
+        if p is None:
+            return None
+        report = PassReport()
+        if _bury_the_gone(p, report, ttl_s=settings.ttl_s):
+            # Whatever else there is to do can wait until their first feeds are placed.
+            _place_the_waiting(p, report, rules=settings.rules, limit=FIRST_PLACED)
+            report.more = True
+            return report
+        stop_within_s = settings.handoff_timeout_s
+        if p.sweep_is_due(interval_s=settings.sweep_interval_s):
+            report.repaired = p.sweep(stop_within_s=stop_within_s)
+        report.reaped = p.reap()
+        _absorb_edits(p, report, stop_within_s=stop_within_s)
+        silent = p.overdue(timeout_s=settings.dispatch_timeout_s)
+        report.overdue = len(silent)
+        _place_the_waiting(
+            p, report, rules=settings.rules, silent=frozenset(silent), limit=PLACEMENTS_PER_PASS
+        )
+        counts = p.waiting_by_reason()
+        if not report.more and Reason.SETTLING not in report.unplaced:
+            held = counts.get(Reason.HELD, 0)
+            _even_out(p, report, settings, held=held)
+        _count_the_waiting(report, counts)
+        return report
+
+
+def _bury_the_gone(p: ReconcilePass, report: PassReport, *, ttl_s: float) -> bool:
+    """Whether there was anybody."""
     suspects = p.suspects()
     if not suspects:
-        return
+        return False
     quiet = p.quiet(ttl_s=ttl_s)
     gone = [
         s.worker.id
@@ -148,6 +181,7 @@ def _bury_the_gone(p: ReconcilePass, report: PassReport, *, ttl_s: float) -> Non
     if gone:
         report.workers_gone = len(gone)
         report.leases_freed = p.bury(gone)
+    return bool(gone)
 
 
 def _absorb_edits(p: ReconcilePass, report: PassReport, *, stop_within_s: float) -> None:
@@ -162,7 +196,12 @@ def _absorb_edits(p: ReconcilePass, report: PassReport, *, stop_within_s: float)
 
 
 def _place_the_waiting(
-    p: ReconcilePass, report: PassReport, *, rules: Rules, silent: Collection[UUID]
+    p: ReconcilePass,
+    report: PassReport,
+    *,
+    rules: Rules,
+    silent: Collection[UUID] = frozenset(),
+    limit: int,
 ) -> None:
     """``silent`` workers have let assignments run out of time: somebody else shall have them, if there is
     anybody.
@@ -170,7 +209,7 @@ def _place_the_waiting(
     Such a worker may be cut off from the broker and holds few feeds, which would make it everybody's first
     choice.
     """
-    waiting = p.waiting(limit=PLACEMENTS_PER_PASS)
+    waiting = p.waiting(limit=limit)
     if waiting:
         candidates = p.candidates(_capped(waiting, rules))
         if silent:
@@ -185,7 +224,7 @@ def _place_the_waiting(
         p.explain([(feed_id, why) for feed_id, why in decision.unplaced if known[feed_id] is not why])
         for _, why in decision.unplaced:
             report.unplaced[why] = report.unplaced.get(why, 0) + 1
-        report.left_out = len(waiting) == PLACEMENTS_PER_PASS
+        report.left_out = len(waiting) == limit
         report.more |= report.left_out and bool(report.assignments)
 
 
@@ -284,108 +323,3 @@ def _count_the_waiting(report: PassReport, counts: Mapping[Reason, int]) -> None
         # Of many, a pass looks at some only: then what the sweep counted is nearer to the truth.
         counted = counts.get(reason, 0) if reason in COUNTED_ELSEWHERE or report.left_out else 0
         FEEDS_UNPLACED.labels(reason.value).set(max(here, counted))
-
-
-# -- verbs -------------------------------------------------------------------------------------------
-
-
-def add_feed(store: Store, spec: FeedSpec) -> Feed:
-    """Declare a new feed. Raises `InvalidInput` or `Conflict` (the name is taken)."""
-    validate(spec)
-    return store.feeds.add(spec)
-
-
-def edit_feed(store: Store, spec: FeedSpec) -> Feed:
-    """Replace the declaration of the feed of that name. Raises `InvalidInput`, `NotFound`."""
-    validate(spec)
-    return store.feeds.edit(spec.name, spec)
-
-
-def carry_out(store: Store, change: Change) -> None:
-    """One change of a plan; repeating a plan that broke off half way does what is left of it."""
-    if change.action is Action.REMOVE:
-        store.feeds.remove(change.name)
-        return
-    assert change.spec is not None
-    if change.action is Action.ADD:
-        add_feed(store, change.spec)
-    else:
-        edit_feed(store, change.spec)
-
-
-def find_worker(store: Store, name: str) -> WorkerView:
-    """A live worker by its name, its id, or the beginning of its id. Raises `NotFound`, `InvalidInput`."""
-    live = store.workers.views()
-    found = [v for v in live if v.worker.name == name] or [
-        v for v in live if str(v.worker.id).startswith(name.lower())
-    ]
-    if not found:
-        names = ", ".join(sorted(v.worker.name for v in live)) or "none"
-        raise NotFound(f"no worker {name!r}; alive are: {names}")
-    if len(found) > 1:
-        raise InvalidInput(f"{name!r} means {len(found)} workers; give more of the id")
-    return found[0]
-
-
-def cordon_worker(store: Store, name: str) -> WorkerView:
-    """Give a worker no more feeds; it keeps what it has. Raises as `find_worker`, and `Conflict`: it is
-    ending."""
-    return _set_target(store, name, WorkerTarget.CORDONED)
-
-
-def uncordon_worker(store: Store, name: str) -> WorkerView:
-    """Let a cordoned or drained worker serve again. Raises as `cordon_worker`."""
-    return _set_target(store, name, WorkerTarget.SERVING)
-
-
-def drain_worker(store: Store, name: str) -> WorkerView:
-    """Hand over what a worker has, each feed as soon as there is another place for it, and give it no more;
-    its process goes on. Raises as `cordon_worker`."""
-    return _set_target(store, name, WorkerTarget.DRAINED)
-
-
-def _set_target(store: Store, name: str, target: WorkerTarget) -> WorkerView:
-    found = find_worker(store, name)
-    if found.worker.state is not WorkerState.ACTIVE:
-        raise Conflict(f"worker {found.worker.name!r} is ending: it lets go of its feeds and takes no more")
-    if found.worker.target_state is target:
-        return found
-    if not store.workers.set_target(found.worker.id, target):
-        raise NotFound(f"worker {found.worker.name!r} has just ended")
-    return replace(found, worker=replace(found.worker, target_state=target))
-
-
-def move_feed(store: Store, name: str, worker_name: str, settings: Settings) -> WorkerView:
-    """Have a feed go on on this worker; one that waits goes there as soon as it may start.
-
-    Raises as `find_worker`, and `Conflict`: the worker may not have it, or the feed cannot be moved now.
-    """
-    feed = store.feeds.get(name)
-    found = find_worker(store, worker_name)
-    if (objection := _objection_to_target(store, feed, found, settings.rules)) is not None:
-        raise Conflict(f"feed {name!r} cannot go to worker {found.worker.name!r}: {objection}")
-    store.feeds.move(name, found.worker.id, stop_within_s=settings.handoff_timeout_s)
-    return found
-
-
-def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rules) -> str | None:
-    worker = found.worker
-    if worker.state is not WorkerState.ACTIVE:
-        return "it is ending"
-    if worker.target_state is not WorkerTarget.SERVING:
-        return f"it is {worker.target_state}; `feedq worker uncordon {worker.name}` lets it serve again"
-    lacking = {k: v for k, v in feed.spec.selector.required.items() if worker.labels.get(k) != v}
-    if lacking:
-        return "it lacks the label " + ", ".join(f"{k}={v}" for k, v in sorted(lacking.items()))
-    if found.leases + found.promised >= worker.capacity:
-        return f"it is full ({found.leases + found.promised} of {worker.capacity} feeds)"
-    cap = rules.cap_of(feed.spec.tenant)
-    if cap is not None:
-        theirs = store.feeds.views(tenant=feed.spec.tenant)
-        if sum(v.lease.worker_id == worker.id for v in theirs) >= cap:
-            return f"it has as many feeds of tenant {feed.spec.tenant!r} as it may ({cap})"
-    return None
-
-
-def worker_names(views: Sequence[WorkerView]) -> dict[UUID, str]:
-    return {view.worker.id: view.worker.name for view in views}

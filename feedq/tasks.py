@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from threading import Timer
 from time import sleep
 from typing import Any
 
@@ -34,6 +35,8 @@ SETTLING_POLL_S = 0.25
 PASS_WAIT_S = 0.02
 PASS_TRIES = 100
 """Two seconds of waiting for another pass; if that one takes longer still, the next tick is near."""
+SENT_AT_ONCE = 20
+SENT_AFTER_S = 0.3
 DISPATCH_BATCH = 100
 """Messages that leave together: the first workers begin while the rest of a cold start is still being sent."""
 
@@ -73,17 +76,17 @@ def reconcile() -> str:
 def run_reconcile() -> str:
     """One reconcile pass, here and now; also what the watchdog calls. Never raises for a server that is away."""
     try:
-        report = control.reconcile(store(), dispatch, settings())
+        report = control.reconcile(store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW)
         tries = 1
         while report is None and tries < PASS_TRIES:
             # The pass under way may have looked too early for what we were woken for: ours comes after it.
             sleep(PASS_WAIT_S)
-            report = control.reconcile(store(), dispatch, settings())
+            report = control.reconcile(store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW)
             tries += 1
         while report is not None and set(report.unplaced) == {Reason.SETTLING}:
             # A fleet that starts cold: look again until it has settled, which takes `settle_s` at the most.
             sleep(SETTLING_POLL_S)
-            report = control.reconcile(store(), dispatch, settings())
+            report = control.reconcile(store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW)
     except FeedqError as error:
         logger.warning(LogEvent.RECONCILE_FAILED, error=str(error))
         return f"failed: {error}"
@@ -91,11 +94,23 @@ def run_reconcile() -> str:
 
 
 def dispatch(assignments: Sequence[Assignment]) -> None:
-    """One message an assignment, to the worker's own queue.
+    """One message an assignment, to the worker's own queue; of many, a moment later.
+
+    Who is rung has claimed by then, and connects: to send and to hear of hundreds of messages costs as much. Lost
+    with this process, they are what is lost with the broker.
 
     What cannot be sent is sent again by the dispatch time-out, under a new epoch. Messages carry no expiry:
     the receiver would judge it by its wall clock, and the epoch makes an old one harmless anyway.
     """
+    if len(assignments) <= SENT_AT_ONCE:
+        _send_all(assignments)
+        return
+    later = Timer(SENT_AFTER_S, _send_all, (assignments,))
+    later.daemon = True
+    later.start()
+
+
+def _send_all(assignments: Sequence[Assignment]) -> None:
     sent = 0
     try:
         with stream_feed.app.producer_or_acquire() as producer, _batch(producer):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from feedq import control, manifest
+from feedq import manifest, verbs
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json
 from feedq.cli.views import write_difference
@@ -128,7 +128,7 @@ def _show(the_plan: Plan) -> None:
 def _carry_out(invocation: Invocation, the_plan: Plan) -> None:
     for done, change in enumerate(the_plan.changes):
         try:
-            control.carry_out(invocation.store, change)
+            verbs.carry_out(invocation.store, change)
         except FeedqError as error:
             raise type(error)(
                 f"feed {change.name!r}: {error}\n{done} of {len(the_plan.changes)} changes were made before; "

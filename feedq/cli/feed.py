@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from feedq import control
+from feedq import verbs
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.feed_declare import add, edit, export
 from feedq.cli.feed_test import feed_test
@@ -111,7 +111,7 @@ def events(invocation: Invocation, *, name: str, limit: int) -> None:
     if invocation.json:
         write_json([event_row(event) for event in found])
     else:
-        workers = control.worker_names(invocation.store.workers.views(gone=True))
+        workers = verbs.worker_names(invocation.store.workers.views(gone=True))
         write_events(found, workers=workers)
 
 
@@ -192,7 +192,7 @@ def move(invocation: Invocation, *, name: str, worker: str, wait: bool, timeout_
     """
     store, settings = invocation.store, invocation.settings
     invocation.live_feed(name)
-    target = control.move_feed(store, name, worker, settings).worker
+    target = verbs.move_feed(store, name, worker, settings).worker
     if wait:
         invocation.wait_until(
             lambda: _streams_on(store.feeds.view(name), target),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from feedq import control, manifest
+from feedq import manifest, verbs
 from feedq.cli import options
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json
@@ -83,7 +83,7 @@ def add(
     empty = FeedSpec(name=name, connector=connector, source={}, sink={})
     target = TargetState.PAUSED if paused else TargetState.RUNNING
     spec = _changed(replace(empty, target_state=target), source=source, **given)
-    control.add_feed(invocation.store, spec)
+    verbs.add_feed(invocation.store, spec)
     write_done(invocation, [name], "added")
 
 
@@ -153,7 +153,7 @@ def edit(
     after = before if connector is None else replace(before, connector=connector)
     after = options.set_options(_changed(after, **given), settings)
     after = options.unset_options(after, unsettings)
-    control.edit_feed(invocation.store, after)
+    verbs.edit_feed(invocation.store, after)
     if not invocation.json:
         write_difference(difference(before, after))
     write_done(invocation, [name], "edited" if before != after else "unchanged")

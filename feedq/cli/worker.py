@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from feedq import control
+from feedq import verbs
 from feedq.cli.handover import Handover
 from feedq.cli.invocation import Invocation, json_option, pass_invocation, wait_options
 from feedq.cli.output import write_json
@@ -59,7 +59,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker show celery@host
     """
-    view = control.find_worker(invocation.store, name)
+    view = verbs.find_worker(invocation.store, name)
     held = [
         feed
         for feed in invocation.store.feeds.views(worker=view.worker.name)
@@ -86,7 +86,7 @@ def cordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker cordon celery@host
     """
-    _write_result(invocation, control.cordon_worker(invocation.store, name), "cordoned")
+    _write_result(invocation, verbs.cordon_worker(invocation.store, name), "cordoned")
 
 
 @worker.command()
@@ -100,7 +100,7 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker uncordon celery@host
     """
-    _write_result(invocation, control.uncordon_worker(invocation.store, name), "serving")
+    _write_result(invocation, verbs.uncordon_worker(invocation.store, name), "serving")
 
 
 @worker.command()
@@ -118,7 +118,7 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     Example:
       feedq worker drain celery@host --wait --timeout 120
     """
-    view = control.drain_worker(invocation.store, name)
+    view = verbs.drain_worker(invocation.store, name)
     if wait:
         handover = Handover(invocation, view)
         invocation.wait_until(

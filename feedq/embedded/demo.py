@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psycopg2
 
-from feedq import control
+from feedq import verbs
 from feedq.embedded.demo_source import RATES
 from feedq.embedded.service import Service, inherited_env
 from feedq.errors import Unavailable
@@ -107,9 +107,9 @@ def declare(store: Store, *, sink_url: str, port: int) -> None:
         connection.close()
     for spec in demo_specs(port):
         if spec.name in known:
-            control.edit_feed(store, spec)
+            verbs.edit_feed(store, spec)
         else:
-            control.add_feed(store, spec)
+            verbs.add_feed(store, spec)
 
 
 class Auditor:

@@ -296,6 +296,11 @@ def _tell(through: asyncio.Future[None]) -> None:
         through.set_result(None)
 
 
+def ramp_of(settings: Settings, clock: Clock, rng: Random) -> Ramp:
+    """A ramp at the pace of the settings."""
+    return Ramp(settings.connects_per_s, settings.host_connects_per_s, clock, rng=rng)
+
+
 def ramp_beside(settings: Settings) -> Ramp:
     """The ramp of this process, for tenures that run on threads beside the worker's supervisor."""
     # By process: a child must not use a lock that was held at the moment it was forked.

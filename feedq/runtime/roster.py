@@ -21,6 +21,11 @@ from feedq.telemetry import LogEvent, log
 
 LOST_S = 0.5
 """A runner that lost its lease has at least this long to end by itself, and twice this at most."""
+STOP_TOGETHER = 50
+"""Feeds that are stopped together, where there is time. A feed has no connection from the moment it is let go
+until its successor has one; if all were let go at once, each would wait for all the others."""
+STOP_PAUSE_S = 0.05
+"""Between them: about what the others take to place and connect so many."""
 SHOW_TICKS = 15
 """A running feed shows itself in Celery's event stream every so many heartbeats."""
 
@@ -76,7 +81,7 @@ class Roster:
         """It has ended."""
         self._lost.pop(runner, None)
         with self._lock:
-            if self._running.get(runner.key[0], (None,))[0] is runner:
+            if self._is_here(runner):
                 del self._running[runner.key[0]]
 
     def interrupt(self, feed_id: int, why: Interrupt, reason: Reason = Reason.RELEASED) -> None:
@@ -84,12 +89,27 @@ class Roster:
         if held is not None:
             held[0].interrupt(why, reason=reason)
 
-    def interrupt_all(self, why: Interrupt) -> None:
+    def suspend_all(self) -> None:
         for runner, _ in self:
-            if why is Interrupt.LOST:
-                self._tell_lost(runner)
-            else:
-                runner.interrupt(why)
+            runner.interrupt(Interrupt.SUSPEND)
+
+    def lose_all(self) -> None:
+        for runner, _ in self:
+            self._tell_lost(runner)
+
+    async def stop_all(self, *, within_s: float) -> None:
+        """Have everybody let go, some at a time; the last are told in ``within_s`` at most."""
+        runners = [runner for runner, _ in self]
+        pause_s = min(STOP_PAUSE_S, within_s * STOP_TOGETHER / max(1, len(runners)))
+        for at in range(0, len(runners), STOP_TOGETHER):
+            if at:
+                await asyncio.sleep(pause_s)
+            for runner in runners[at : at + STOP_TOGETHER]:
+                runner.interrupt(Interrupt.STOP)
+
+    def _is_here(self, runner: FeedRunner) -> bool:
+        held = self._running.get(runner.key[0])
+        return held is not None and held[0] is runner
 
     def stop(self, asked: Iterable[StopRequest]) -> list[StopRequest]:
         """Those that do not run here are returned."""

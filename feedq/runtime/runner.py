@@ -40,6 +40,7 @@ from feedq.runtime.outlet import Outlet
 from feedq.runtime.pacing import Pace, Pacing
 from feedq.runtime.ramp import Ramp
 from feedq.runtime.sockets import Sockets
+from feedq.runtime.turnstile import Turnstile
 from feedq.secrets import Masker, resolve_secrets
 from feedq.sinks.base import (
     Fenced,
@@ -71,6 +72,7 @@ class Surroundings:
     environment: str
     pacing: Pacing
     ramp: Ramp
+    turnstile: Turnstile
     trusted: asyncio.Event
     """Set while this worker may act as owner; belongs to the runner's loop."""
     drain_timeout_s: float
@@ -215,6 +217,7 @@ class FeedRunner:
                 )
             # What was received before the last connection broke must be decided before we ask again.
             await self._outlet.drained()
+            await self._worker.turnstile.turn()
             await self._worker.ramp.turn(what.options.remote_host)
             context = self._context(self._outlet, pace)
             stream = open_stream(kind, what.options, context=context, cursor=self._outlet.cursor)

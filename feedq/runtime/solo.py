@@ -29,6 +29,7 @@ from feedq.runtime.pacing import Pacing
 from feedq.runtime.ramp import ramp_beside
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
+from feedq.runtime.turnstile import Turnstile
 from feedq.settings import Settings
 from feedq.store.base import Followed, Store
 from feedq.telemetry import LogEvent, log
@@ -109,6 +110,7 @@ class _Tenure:
                 environment=self._settings.environment,
                 pacing=_pacing(self._settings),
                 ramp=ramp_beside(self._settings),
+                turnstile=Turnstile(),
                 trusted=self._trusted,
                 drain_timeout_s=self._settings.drain_timeout_s,
                 fence=ends.fence,

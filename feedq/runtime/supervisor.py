@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from random import Random
 from threading import Event, Thread
@@ -28,11 +28,12 @@ from feedq.runtime.intake import SUMMONED_MAX, Audience, Granted, Hooks, Intake
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.keeper import Keeper
 from feedq.runtime.pacing import SHARE_TICKS, Pacing
-from feedq.runtime.ramp import Ramp, ramp_beside
+from feedq.runtime.ramp import ramp_beside, ramp_of
 from feedq.runtime.reporter import Reporter
 from feedq.runtime.roster import Roster
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
+from feedq.runtime.turnstile import Turnstile
 from feedq.runtime.vitals import Vitals
 from feedq.settings import Settings
 from feedq.store.base import Store
@@ -78,7 +79,7 @@ class Supervisor:
         self.sockets = Sockets()
         self._ends = SinkEnds(settings, worker_id=self._session_id, gone_workers=store.workers.gone_among)
         self._pacing = Pacing(settings.tenant_limits, self._clock, room_bytes=settings.inflight_bytes_total)
-        self._ramp = ramp_beside(settings) if tenures_beside else self._own_ramp()
+        self._ramp = ramp_beside(settings) if tenures_beside else ramp_of(settings, self._clock, self._rng)
         self._asked: set[FeedKey] = set()
         """Of which the database said last that they are to stop. Written on the desk's thread only."""
         self._over: UUID | None = None
@@ -88,15 +89,12 @@ class Supervisor:
         self._drained = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._roster = Roster(self._loop)
+        self._turnstile = Turnstile()
         self._reporter = Reporter(self._loop, self._report, worker_id=self._session_id)
         self._trusted = asyncio.Event()
         self._vitals = Vitals(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
-
-    def _own_ramp(self) -> Ramp:
-        s = self._settings
-        return Ramp(s.connects_per_s, s.host_connects_per_s, self._clock, rng=self._rng)
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -215,11 +213,12 @@ class Supervisor:
             self._roster.add(runner, audience)
             if self._draining:
                 runner.interrupt(Interrupt.STOP)
-            task = self._loop.create_task(
-                self._live(runner, audience, worker_id), name=f"feed-{claim.feed.id}"
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._go(self._live(runner, audience, worker_id), name=f"feed-{claim.feed.id}")
+
+    def _go(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
+        task = self._loop.create_task(coroutine, name=name)
+        self._tasks.add(task)  # or it could be collected while it waits
+        task.add_done_callback(self._tasks.discard)
 
     async def _live(self, runner: FeedRunner, audience: Audience, worker_id: UUID) -> None:
         logger.debug(LogEvent.FEED_CLAIMED, feed=runner.feed.name, epoch=runner.key[1])
@@ -261,6 +260,7 @@ class Supervisor:
             environment=self._settings.environment,
             pacing=self._pacing,
             ramp=self._ramp,
+            turnstile=self._turnstile,
             trusted=self._trusted,
             drain_timeout_s=self._settings.drain_timeout_s * 0.6,
             fence=self._ends.fence,
@@ -278,7 +278,7 @@ class Supervisor:
             self.desk.do(lambda: self._store.workers.drain(worker.id))
         if not len(self._roster):
             self._drained.set()
-        self._roster.interrupt_all(Interrupt.STOP)
+        self._go(self._roster.stop_all(within_s=self._settings.drain_timeout_s * 0.3), name="drain")
 
     def _tick(self, count: int) -> None:
         """Every heartbeat: report what moved, compare notes with the database now and then."""
@@ -304,8 +304,8 @@ class Supervisor:
             self.desk.do(lambda: self._soon(self._audit, worker_id, set(self._store.leases.held(worker_id))))
 
     def _audit(self, worker_id: UUID, held: set[FeedKey]) -> None:
-        # Claims pass through the desk in the same order as this question did, and reach the loop in that
-        # order too: whatever was granted before it is in the roster by now, whatever came later is not yet.
+        # Claims pass through the desk and reach the loop in the order of this question: what was granted before
+        # it is in the roster by now, what came later is not yet.
         running = self._roster.keys
         self._roster.lose(running - held)
         for feed_id, epoch in held - running:
@@ -346,7 +346,7 @@ class Supervisor:
     def _suspend(self) -> None:
         if not self.keeper.trusted:
             self._trusted.clear()
-            self._roster.interrupt_all(Interrupt.SUSPEND)
+            self._roster.suspend_all()
 
     def resume(self) -> None:
         self._soon(self._resume)
@@ -359,7 +359,7 @@ class Supervisor:
     def gone(self) -> None:
         self._over = self._session_id()
         self.sockets.cut_all()
-        self._soon(self._roster.interrupt_all, Interrupt.LOST)
+        self._soon(self._roster.lose_all)
 
     def answered(self, answer: Heartbeat) -> None:
         self._ramp.share(answer.active_workers)

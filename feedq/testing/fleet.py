@@ -11,14 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from feedq.control import (
-    PassReport,
-    cordon_worker,
-    drain_worker,
-    move_feed,
-    reconcile,
-    uncordon_worker,
-)
+from feedq.control import PASSES_IN_A_ROW, PassReport, reconcile
 from feedq.errors import Unavailable
 from feedq.lease import on_edit
 from feedq.model import (
@@ -38,6 +31,7 @@ from feedq.testing.invariants import overfull_workers, problems_of_move
 from feedq.testing.memory import MemoryStore
 from feedq.testing.paper import PaperBroker, PaperSink, PaperSource
 from feedq.testing.worker import PaperWorker, numbers
+from feedq.verbs import cordon_worker, drain_worker, move_feed, uncordon_worker
 
 STEP_S = 0.1
 DURATIONS = Settings.model_construct(
@@ -263,7 +257,7 @@ class PaperFleet:
         self.store.database.require()
         self.store.database.tables.wakes = 0
         self._next_pass_at = self.clock.monotonic() + self.settings.reconcile_interval_s
-        report = reconcile(self.store, self.broker.send, self.settings)
+        report = reconcile(self.store, self.broker.send, self.settings, passes=PASSES_IN_A_ROW)
         self._tell_events()
         for lease in self.store.database.tables.leases.values():
             if report is not None and lease.stop_by is not None and lease.stop_by < self.clock.now():

@@ -119,6 +119,53 @@ def test_after_its_own_outage_it_takes_nobody_for_crashed_for_a_ttl(
     assert len(asked) == 1
 
 
+def test_a_thousand_edits_are_few_messages_and_the_last_edit_is_served(
+    candidate: Candidate, asked: list[float], time: Time
+) -> None:
+    began_at, finished, served_edit = 0.0, 1, -1
+    for edit in range(1000):
+        candidate._woken = True
+        time.now += 0.001
+        # A pass takes a tenth of a second, and sees what came before it began.
+        if len(asked) > finished - 1 and not began_at:
+            began_at, seen = time.now, edit
+        if began_at and time.now >= began_at + 0.1:
+            began_at, finished, served_edit = 0.0, finished + 1, seen
+        candidate._judge(look(pass_seq=finished))
+    assert len(asked) <= 14, "a message for each pass, and one that waits"
+    assert served_edit >= 0
+    # The changes after the last pass began are still to be served: by a message that waits, or will be sent.
+    assert candidate._woken or len(asked) > finished - 1
+
+
+def test_a_change_while_a_pass_is_under_way_is_asked_for_at_once_for_it_may_have_come_too_late(
+    candidate: Candidate, asked: list[float]
+) -> None:
+    candidate._woken = True
+    candidate._judge(look())
+    assert len(asked) == 1
+    candidate._woken = True
+    candidate._judge(look())
+    assert len(asked) == 2
+    candidate._woken = True
+    candidate._judge(look())
+    assert len(asked) == 2, "the one that has not begun serves this change too"
+    candidate._judge(look(pass_seq=2))
+    assert len(asked) == 3, "by now it may have begun before the change"
+    assert not candidate._woken
+
+
+def test_what_woke_it_while_too_much_was_asked_for_is_not_forgotten_when_messages_are_lost(
+    candidate: Candidate, asked: list[float], time: Time
+) -> None:
+    for _ in range(3):
+        candidate._woken = True
+        candidate._judge(look())
+    time.now += ASK_AGAIN_S
+    candidate._judge(look())
+    assert len(asked) == 3
+
+
 @pytest.mark.parametrize(
     ("took_s", "suspected", "pause_s"), [(0.001, 0, 0.05), (0.1, 0, 1.0), (0.01, 1, 0.1)]
 )

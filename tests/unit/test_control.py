@@ -10,14 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq import control
-from feedq.control import (
-    cordon_worker,
-    drain_worker,
-    find_worker,
-    move_feed,
-    reconcile,
-    uncordon_worker,
-)
+from feedq.control import reconcile
 from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
 from feedq.model import (
     Assignment,
@@ -37,6 +30,7 @@ from feedq.settings import Settings
 from feedq.telemetry import FEEDS_UNPLACED
 from feedq.testing import ManualClock, MemoryStore
 from feedq.testing.memory.passes import MemoryPass
+from feedq.verbs import cordon_worker, drain_worker, find_worker, move_feed, uncordon_worker
 
 SETTINGS = Settings.model_construct(settle_s=0.0)
 
@@ -121,6 +115,80 @@ def test_a_pass_killed_before_its_messages_is_made_good_by_the_dispatch_timeout(
     report, sent = run(store)
     assert report.overdue == 1
     assert [a.epoch for a in sent] == [2]
+
+
+def die_with(store: MemoryStore, feeds: int) -> Worker:
+    """A worker that ran so many feeds has died, and another is there."""
+    victim = add_worker(store, "victim", capacity=feeds)
+    add_feeds(store, feeds)
+    _, sent = run(store)
+    store.leases.claim(victim.id, [a.key for a in sent])
+    heir = add_worker(store, "heir", capacity=feeds)
+    for _ in range(round(SETTINGS.ttl_s) + 1):
+        store.clock.advance(1)
+        store.workers.heartbeat(heir.id, heir.load, ttl_s=SETTINGS.ttl_s)
+    return heir
+
+
+def test_the_first_feeds_of_a_dead_worker_are_placed_before_anything_else_is_done(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "FIRST_PLACED", 2)
+    heir = die_with(store, 5)
+    store.feeds.set_target("f4", TargetState.PAUSED)
+    report, sent = run(store)
+    assert (report.workers_gone, report.leases_freed, report.edits, report.more) == (1, 5, 0, True)
+    assert [a.worker_id for a in sent] == [heir.id] * 2
+    report, sent = run(store)
+    assert (report.edits, len(sent), report.more) == (1, 2, False), "one of the five is paused by now"
+
+
+def test_passes_in_a_row_do_all_that_there_is_to_do_and_report_it_as_one(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "FIRST_PLACED", 2)
+    die_with(store, 5)
+    wakes = store.database.tables.wakes
+    sent: list[Assignment] = []
+    report = reconcile(store, sent.extend, SETTINGS, passes=control.PASSES_IN_A_ROW)
+    assert report is not None
+    assert (report.workers_gone, report.leases_freed, report.more) == (1, 5, False)
+    assert len(sent) == len({a.feed_id for a in sent}) == 5
+    assert report.assignments == tuple(sent)
+    assert store.database.tables.wakes == wakes, "nobody has to go on"
+
+
+def test_passes_in_a_row_are_bounded_and_leave_the_rest_to_others(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "EDITS_PER_PASS", 1)
+    add_feeds(store, 5)
+    run(store)
+    for view in store.feeds.views():
+        store.feeds.set_target(view.feed.name, TargetState.PAUSED)
+    wakes = store.database.tables.wakes
+    report = reconcile(store, _refuse, SETTINGS, passes=3)
+    assert report is not None
+    assert (report.edits, report.more) == (3, True)
+    assert store.database.tables.wakes == wakes + 1
+
+
+def test_what_the_first_pass_committed_is_sent_though_the_second_fails(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "FIRST_PLACED", 2)
+    die_with(store, 5)
+    sent: list[Assignment] = []
+    bury = MemoryPass.bury
+
+    def bury_and_lose_the_next_commit(self: MemoryPass, worker_ids: Sequence[UUID]) -> int:
+        monkeypatch.setattr(MemoryPass, "reap", lambda _: store.fail_commits(1) or 0)
+        return bury(self, worker_ids)
+
+    monkeypatch.setattr(MemoryPass, "bury", bury_and_lose_the_next_commit)
+    with pytest.raises(Unavailable):
+        reconcile(store, sent.extend, SETTINGS, passes=2)
+    assert len(sent) == 2
 
 
 def test_a_pass_yields_to_one_that_is_under_way(store: MemoryStore) -> None:

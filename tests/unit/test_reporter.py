@@ -15,6 +15,7 @@ from feedq.runtime.ramp import Ramp
 from feedq.runtime.reporter import NEWS_S, PROGRESS_MAX, Reporter
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
+from feedq.runtime.turnstile import Turnstile
 from tests.unit.data_path import AT, DataPath, until
 
 
@@ -33,6 +34,7 @@ def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
         environment="test",
         pacing=Pacing({}, SystemClock()),
         ramp=Ramp(0, {}, SystemClock(), rng=Random(1)),
+        turnstile=Turnstile(),
         trusted=asyncio.Event(),
         drain_timeout_s=1.0,
         fence=lambda _, request: path.fencer.fence(request),

@@ -24,6 +24,7 @@ from feedq.runtime.pacing import Pacing
 from feedq.runtime.ramp import Ramp
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
+from feedq.runtime.turnstile import Turnstile
 from feedq.testing.loopback import serving
 from feedq.testing.sink import MemoryCheckpoint, MemoryTables
 from tests.unit import odd_connector
@@ -124,6 +125,7 @@ class Bench:
             environment="test",
             pacing=self.pacing,
             ramp=self.ramp,
+            turnstile=Turnstile(),
             trusted=self.trusted,
             drain_timeout_s=2.0,
             fence=lambda _, request: self.path.fencer.fence(request),

@@ -1,0 +1,119 @@
+"""The verbs that people use on feeds and workers: what the command line and the web pages carry out.
+
+Each checks what it is given, says what is wrong in words, and leaves the rest to the next reconcile pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from uuid import UUID
+
+from feedq.declaration import Action, Change, validate
+from feedq.errors import Conflict, InvalidInput, NotFound
+from feedq.model import Feed, FeedSpec, WorkerState, WorkerTarget, WorkerView
+from feedq.placement import Rules
+from feedq.settings import Settings
+from feedq.store.base import Store
+
+
+def add_feed(store: Store, spec: FeedSpec) -> Feed:
+    """Declare a new feed. Raises `InvalidInput` or `Conflict` (the name is taken)."""
+    validate(spec)
+    return store.feeds.add(spec)
+
+
+def edit_feed(store: Store, spec: FeedSpec) -> Feed:
+    """Replace the declaration of the feed of that name. Raises `InvalidInput`, `NotFound`."""
+    validate(spec)
+    return store.feeds.edit(spec.name, spec)
+
+
+def carry_out(store: Store, change: Change) -> None:
+    """One change of a plan; repeating a plan that broke off half way does what is left of it."""
+    if change.action is Action.REMOVE:
+        store.feeds.remove(change.name)
+        return
+    assert change.spec is not None
+    if change.action is Action.ADD:
+        add_feed(store, change.spec)
+    else:
+        edit_feed(store, change.spec)
+
+
+def find_worker(store: Store, name: str) -> WorkerView:
+    """A live worker by its name, its id, or the beginning of its id. Raises `NotFound`, `InvalidInput`."""
+    live = store.workers.views()
+    found = [v for v in live if v.worker.name == name] or [
+        v for v in live if str(v.worker.id).startswith(name.lower())
+    ]
+    if not found:
+        names = ", ".join(sorted(v.worker.name for v in live)) or "none"
+        raise NotFound(f"no worker {name!r}; alive are: {names}")
+    if len(found) > 1:
+        raise InvalidInput(f"{name!r} means {len(found)} workers; give more of the id")
+    return found[0]
+
+
+def cordon_worker(store: Store, name: str) -> WorkerView:
+    """Give a worker no more feeds; it keeps what it has. Raises as `find_worker`, and `Conflict`: it is
+    ending."""
+    return _set_target(store, name, WorkerTarget.CORDONED)
+
+
+def uncordon_worker(store: Store, name: str) -> WorkerView:
+    """Let a cordoned or drained worker serve again. Raises as `cordon_worker`."""
+    return _set_target(store, name, WorkerTarget.SERVING)
+
+
+def drain_worker(store: Store, name: str) -> WorkerView:
+    """Hand over what a worker has, each feed as soon as there is another place for it, and give it no more;
+    its process goes on. Raises as `cordon_worker`."""
+    return _set_target(store, name, WorkerTarget.DRAINED)
+
+
+def _set_target(store: Store, name: str, target: WorkerTarget) -> WorkerView:
+    found = find_worker(store, name)
+    if found.worker.state is not WorkerState.ACTIVE:
+        raise Conflict(f"worker {found.worker.name!r} is ending: it lets go of its feeds and takes no more")
+    if found.worker.target_state is target:
+        return found
+    if not store.workers.set_target(found.worker.id, target):
+        raise NotFound(f"worker {found.worker.name!r} has just ended")
+    return replace(found, worker=replace(found.worker, target_state=target))
+
+
+def move_feed(store: Store, name: str, worker_name: str, settings: Settings) -> WorkerView:
+    """Have a feed go on on this worker; one that waits goes there as soon as it may start.
+
+    Raises as `find_worker`, and `Conflict`: the worker may not have it, or the feed cannot be moved now.
+    """
+    feed = store.feeds.get(name)
+    found = find_worker(store, worker_name)
+    if (objection := _objection_to_target(store, feed, found, settings.rules)) is not None:
+        raise Conflict(f"feed {name!r} cannot go to worker {found.worker.name!r}: {objection}")
+    store.feeds.move(name, found.worker.id, stop_within_s=settings.handoff_timeout_s)
+    return found
+
+
+def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rules) -> str | None:
+    worker = found.worker
+    if worker.state is not WorkerState.ACTIVE:
+        return "it is ending"
+    if worker.target_state is not WorkerTarget.SERVING:
+        return f"it is {worker.target_state}; `feedq worker uncordon {worker.name}` lets it serve again"
+    lacking = {k: v for k, v in feed.spec.selector.required.items() if worker.labels.get(k) != v}
+    if lacking:
+        return "it lacks the label " + ", ".join(f"{k}={v}" for k, v in sorted(lacking.items()))
+    if found.leases + found.promised >= worker.capacity:
+        return f"it is full ({found.leases + found.promised} of {worker.capacity} feeds)"
+    cap = rules.cap_of(feed.spec.tenant)
+    if cap is not None:
+        theirs = store.feeds.views(tenant=feed.spec.tenant)
+        if sum(v.lease.worker_id == worker.id for v in theirs) >= cap:
+            return f"it has as many feeds of tenant {feed.spec.tenant!r} as it may ({cap})"
+    return None
+
+
+def worker_names(views: Sequence[WorkerView]) -> dict[UUID, str]:
+    return {view.worker.id: view.worker.name for view in views}

@@ -1,0 +1,49 @@
+"""Feeds that begin together reach their sources one after the other, not all at the end."""
+
+from __future__ import annotations
+
+import asyncio
+
+from feedq.runtime.turnstile import TOGETHER, Turnstile
+
+FEEDS = 200
+STEPS = 5
+
+
+async def test_the_first_are_done_long_before_the_last() -> None:
+    turnstile, done, steps = Turnstile(), [], 0
+
+    async def begin(feed: int) -> None:
+        nonlocal steps
+        await turnstile.turn()
+        for _ in range(STEPS):
+            steps += 1
+            await asyncio.sleep(0)  # a turn of the loop
+        done.append((feed, steps))
+
+    await asyncio.gather(*(begin(feed) for feed in range(FEEDS)))
+    assert [feed for feed, _ in done] == list(range(FEEDS))
+    halfway = done[FEEDS // 2][1]
+    assert halfway < 0.7 * FEEDS * STEPS, "half of them took nearly all of the work"
+
+
+async def test_few_go_on_at_once() -> None:
+    turnstile = Turnstile()
+    for _ in range(TOGETHER):
+        turn = turnstile.turn()
+        try:
+            turn.send(None)
+        except StopIteration:
+            continue
+        raise AssertionError("it had to wait")
+
+
+async def test_one_that_is_cancelled_keeps_nobody_waiting() -> None:
+    turnstile = Turnstile()
+    tasks = [asyncio.create_task(turnstile.turn()) for _ in range(3 * TOGETHER)]
+    await asyncio.sleep(0)  # now the first have passed, and the others wait
+    cancelled = tasks[TOGETHER : 2 * TOGETHER]
+    for task in cancelled:
+        task.cancel()
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+    assert [isinstance(r, asyncio.CancelledError) for r in results] == [task in cancelled for task in tasks]
