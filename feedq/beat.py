@@ -148,10 +148,11 @@ class Candidate(Thread):
             took_s = monotonic() - began
             self._judge(look)
             pause_s = SECOND_LOOK_S if look.suspected else self._settings.look_interval_s
+            pause_s = min(max(pause_s, LOOK_SHARE * took_s), max(0.0, renew_at - monotonic()))
             if self._woken:
                 # A thousand edits ring a thousand times; the reconcile that waits its turn serves them all.
                 self._stopping.wait(SECOND_LOOK_S)
-            elif election.wait(max(pause_s, LOOK_SHARE * took_s)):
+            elif election.wait(pause_s):
                 self._woken = True
 
     def _judge(self, look: Look) -> None:

@@ -32,6 +32,7 @@ RECONCILE_EXPIRES_S = 60
 """Keeps passes from piling up while no worker runs. Judged by the receiver's wall clock, so it must be far
 longer than clocks are apart; a worker beyond that drops its share, and the beat asks again."""
 SETTLING_POLL_S = 0.25
+SETTLING_POLLS = 40
 PASS_WAIT_S = 0.02
 PASS_TRIES = 100
 """Two seconds of waiting for another pass; if that one takes longer still, the next tick is near."""
@@ -83,8 +84,10 @@ def run_reconcile() -> str:
             sleep(PASS_WAIT_S)
             report = control.reconcile(store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW)
             tries += 1
-        while report is not None and set(report.unplaced) == {Reason.SETTLING}:
-            # A fleet that starts cold: look again until it has settled, which takes `settle_s` at the most.
+        for _ in range(SETTLING_POLLS):
+            if report is None or set(report.unplaced) != {Reason.SETTLING}:
+                break
+            # A fleet that starts cold: look again until it has settled. If that takes longer, the beat sees it.
             sleep(SETTLING_POLL_S)
             report = control.reconcile(store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW)
     except FeedqError as error:

@@ -167,9 +167,10 @@ def test_what_woke_it_while_too_much_was_asked_for_is_not_forgotten_when_message
 
 
 @pytest.mark.parametrize(
-    ("took_s", "suspected", "pause_s"), [(0.001, 0, 0.05), (0.1, 0, 1.0), (0.01, 1, 0.1)]
+    ("took_s", "suspected", "pause_s"),
+    [(0.001, 0, 0.05), (0.05, 0, 0.5), (0.1, 0, 0.9), (3.0, 0, 0.0), (0.01, 1, 0.1)],
 )
-def test_the_slower_a_look_is_the_fewer_there_are(
+def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_time(
     candidate: Candidate, asked: list[float], time: Time, took_s: float, suspected: int, pause_s: float
 ) -> None:
     class Slow:
