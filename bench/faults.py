@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.report import Figure, say
+from bench.servers import running
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from tests import faults
@@ -25,17 +26,11 @@ SLOW_RUNS = 2
 
 
 def measure(directory: Path, *, runs: int = RUNS, slow_runs: int = SLOW_RUNS) -> Iterator[Figure]:
-    postgres, valkey = Postgres(directory), Valkey(directory)
-    postgres.start()
-    valkey.start()
-    try:
+    with running(directory) as (postgres, valkey):
         with staged(directory, postgres=postgres, valkey=valkey, database="faults") as stage:
             yield from _workers(stage, runs=runs, slow_runs=slow_runs)
             yield from _others(stage, runs=runs, slow_runs=slow_runs)
         yield from _many_feeds(directory, postgres, valkey, runs=slow_runs)
-    finally:
-        valkey.stop()
-        postgres.stop()
 
 
 def _workers(stage: Stage, *, runs: int, slow_runs: int) -> Iterator[Figure]:

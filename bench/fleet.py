@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from bench.report import Figure, at_most, say
+from bench.servers import running
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from tests.cluster import Cluster, feed, feed_names
@@ -32,14 +33,8 @@ SESSIONS_MUST = 6
 
 
 def measure(directory: Path, *, feeds: int = FEEDS) -> Iterator[Figure]:
-    postgres, valkey = Postgres(directory), Valkey(directory)
-    postgres.start()
-    valkey.start()
-    try:
+    with running(directory) as (postgres, valkey):
         yield from _measure(directory, postgres, valkey, feeds=feeds)
-    finally:
-        valkey.stop()
-        postgres.stop()
 
 
 def _measure(directory: Path, postgres: Postgres, valkey: Valkey, *, feeds: int) -> Iterator[Figure]:

@@ -22,8 +22,8 @@ from typing import Any, Final
 from bench import trades
 from bench.report import Figure, at_least, say
 from bench.senders import Sender
+from bench.servers import running
 from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
 from tests.cluster import Cluster, wait_until
 
 RECORDS = 3_000_000
@@ -68,14 +68,8 @@ class Stage:
 
 
 def measure(directory: Path, *, records: int = RECORDS, rounds: int = ROUNDS) -> Iterator[Figure]:
-    postgres, valkey = Postgres(directory), Valkey(directory)
-    postgres.start()
-    valkey.start()
-    try:
+    with running(directory) as (postgres, valkey):
         ratios = _measure(directory, postgres, valkey.url(), records=records, rounds=rounds)
-    finally:
-        valkey.stop()
-        postgres.stop()
     for case, name in CASES.items():
         runs = ", ".join(f"{over / 1000:.0f}k/{under / 1000:.0f}k rows/s" for over, under in ratios[case])
         ratio = statistics.median(over / under for over, under in ratios[case])

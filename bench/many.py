@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 
 from bench.report import Figure, at_most, say
+from bench.servers import COMMIT_TIMES, running
 from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
 from tests.cluster import Cluster, feed, feed_names
 from tests.invariants import check_invariants, wait_streaming
 from tests.source_process import Source
@@ -37,15 +37,8 @@ FROM (SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin) - received_at)::f
 
 
 def measure(directory: Path, *, feeds: int = FEEDS) -> Iterator[Figure]:
-    postgres = Postgres(directory, settings={"track_commit_timestamp": "on"})
-    valkey = Valkey(directory)
-    postgres.start()
-    valkey.start()
-    try:
+    with running(directory, settings=COMMIT_TIMES) as (postgres, valkey):
         yield from _measure(directory, postgres, valkey.url(), feeds=feeds)
-    finally:
-        valkey.stop()
-        postgres.stop()
 
 
 def _measure(directory: Path, postgres: Postgres, broker_url: str, *, feeds: int) -> Iterator[Figure]:

@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.report import Figure, at_most, say
+from bench.servers import running
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from tests.cluster import Cluster, feed, feed_names, wait_until
@@ -41,11 +42,7 @@ HOLD_S = 10.0
 
 
 def measure(directory: Path, *, feeds: int = FEEDS) -> Iterator[Figure]:
-    postgres, valkey = Postgres(directory), Valkey(directory)
-    postgres.start()
-    valkey.start()
-    try:
-        servers = (postgres, valkey)
+    with running(directory) as servers:
         with _fleet(directory, *servers, {"w1": feeds, "w2": feeds // 2, "w3": feeds // 2}, feeds) as stage:
             yield from _crash(stage, "500/250/250")
         with _fleet(directory, *servers, dict.fromkeys(("w1", "w2", "w3"), feeds), feeds) as stage:
@@ -60,9 +57,6 @@ def measure(directory: Path, *, feeds: int = FEEDS) -> Iterator[Figure]:
             env = {"FEEDQ_RESTART_HOLD_S": f"{hold_s:g}"}
             with _fleet(directory, *servers, workers, ROLLED_FEEDS, env=env) as stage:
                 yield from _roll(stage, hold_s=hold_s)
-    finally:
-        valkey.stop()
-        postgres.stop()
 
 
 # -- the stage ---------------------------------------------------------------------------------------

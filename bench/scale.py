@@ -21,8 +21,8 @@ import psycopg2
 from bench.fleet import idle_rss
 from bench.many import DELAYS, cpu_s, server_cpu_s
 from bench.report import Figure, at_most, say
+from bench.servers import COMMIT_TIMES, running
 from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
 from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.faults import PACE_OFF
 from tests.invariants import check_invariants
@@ -49,15 +49,8 @@ SELECT max(extract(epoch FROM clock_timestamp() - heartbeat_at))::float8 FROM fe
 
 
 def measure(directory: Path, *, feeds: int = FEEDS) -> Iterator[Figure]:
-    postgres = Postgres(directory, settings={"track_commit_timestamp": "on"})
-    valkey = Valkey(directory)
-    postgres.start()
-    valkey.start()
-    try:
+    with running(directory, settings=COMMIT_TIMES) as (postgres, valkey):
         yield from _measure(directory, postgres, valkey.url(), feeds=feeds)
-    finally:
-        valkey.stop()
-        postgres.stop()
 
 
 def _measure(directory: Path, postgres: Postgres, broker_url: str, *, feeds: int) -> Iterator[Figure]:

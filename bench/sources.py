@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from bench.report import Figure, at_least, say
 from bench.senders import Sender
+from bench.servers import running
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from tests.cluster import HELLO, Cluster, wait_until
@@ -43,14 +44,8 @@ NAMES: Final = {
 
 
 def measure(directory: Path, *, records: int = RECORDS, rounds: int = ROUNDS) -> Iterator[Figure]:
-    postgres, valkey = Postgres(directory), Valkey(directory)
-    postgres.start()
-    valkey.start()
-    try:
+    with running(directory) as (postgres, valkey):
         rates = [_round(directory, postgres, valkey, number=n, records=records) for n in range(rounds)]
-    finally:
-        valkey.stop()
-        postgres.stop()
     for kind, name in NAMES.items():
         ratio = statistics.median(rate[kind] / rate["tcp"] for rate in rates)
         runs = ", ".join(f"{rate[kind] / 1000:.0f}k/{rate['tcp'] / 1000:.0f}k rows/s" for rate in rates)

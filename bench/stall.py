@@ -27,9 +27,9 @@ import psycopg2
 from bench import trades
 from bench.report import Figure, at_most
 from bench.senders import Sender
+from bench.servers import running, started
 from feedq.connectors.wire.connection import READ_BYTES_MIN
 from feedq.embedded.postgres import Postgres
-from feedq.embedded.valkey import Valkey
 from feedq.settings import Settings
 from tests.cluster import Cluster, feed_names, wait_until
 
@@ -44,14 +44,8 @@ RESIDENT_MUST = 1.5
 
 
 def measure(directory: Path, *, feeds: int = FEEDS, records: int = RECORDS) -> Iterator[Figure]:
-    control, sink, valkey = Postgres(directory / "control"), Postgres(directory / "sink"), Valkey(directory)
-    for server in (control, sink, valkey):
-        server.start()
-    try:
+    with running(directory) as (control, valkey), started(Postgres(directory / "sink")) as sink:
         yield from _measure(directory, control, sink, valkey.url(), feeds=feeds, records=records)
-    finally:
-        for server in (valkey, sink, control):
-            server.stop()
 
 
 def _measure(

@@ -21,7 +21,7 @@ from feedq.placement import Candidate, Held, Rules, Waiting
 from feedq.placement.base import is_settled
 from feedq.reach import connected_in_time, within_reach
 from feedq.settings import Settings
-from feedq.store.base import ReconcilePass, Store
+from feedq.store.base import Evening, Placing, ReconcilePass, Store
 from feedq.telemetry import (
     FEEDS_UNPLACED,
     RECONCILE_SECONDS,
@@ -146,7 +146,7 @@ def _pass(store: Store, settings: Settings) -> PassReport | None:
         report = PassReport()
         if _bury_the_gone(p, report, ttl_s=settings.ttl_s):
             # Whatever else there is to do can wait until their first feeds are placed.
-            _place_the_waiting(p, report, rules=settings.rules, limit=FIRST_PLACED)
+            place_the_waiting(p, report, rules=settings.rules, limit=FIRST_PLACED)
             report.more = True
             return report
         stop_within_s = settings.handoff_timeout_s
@@ -156,13 +156,13 @@ def _pass(store: Store, settings: Settings) -> PassReport | None:
         _absorb_edits(p, report, stop_within_s=stop_within_s)
         silent = p.overdue(timeout_s=settings.dispatch_timeout_s)
         report.overdue = len(silent)
-        _place_the_waiting(
+        place_the_waiting(
             p, report, rules=settings.rules, silent=frozenset(silent), limit=PLACEMENTS_PER_PASS
         )
         counts = p.waiting_by_reason()
         if not report.more and Reason.SETTLING not in report.unplaced:
             held = counts.get(Reason.HELD, 0)
-            _even_out(p, report, settings, held=held)
+            even_out(p, report, settings, held=held)
         _count_the_waiting(report, counts)
         return report
 
@@ -195,15 +195,17 @@ def _absorb_edits(p: ReconcilePass, report: PassReport, *, stop_within_s: float)
     report.more |= new == PLACEMENTS_PER_PASS or len(dirty) == EDITS_PER_PASS
 
 
-def _place_the_waiting(
-    p: ReconcilePass,
+def place_the_waiting(
+    p: Placing,
     report: PassReport,
     *,
     rules: Rules,
     silent: Collection[UUID] = frozenset(),
-    limit: int,
+    limit: int = PLACEMENTS_PER_PASS,
 ) -> None:
-    """``silent`` workers have let assignments run out of time: somebody else shall have them, if there is
+    """Give the feeds that wait their places, as far as there are any.
+
+    ``silent`` workers have let assignments run out of time: somebody else shall have them, if there is
     anybody.
 
     Such a worker may be cut off from the broker and holds few feeds, which would make it everybody's first
@@ -233,7 +235,7 @@ def _capped(feeds: Iterable[Waiting | Held], rules: Rules) -> frozenset[str]:
     return frozenset(feed.tenant for feed in feeds if rules.cap_of(feed.tenant) is not None)
 
 
-def _even_out(p: ReconcilePass, report: PassReport, settings: Settings, *, held: int) -> None:
+def even_out(p: Evening, report: PassReport, settings: Settings, *, held: int) -> None:
     """Move running feeds to where there is more room for them, and off the workers that are to be empty.
 
     That other feeds wait is no reason not to: they have been placed before, so whatever room is left is of no

@@ -346,9 +346,10 @@ class Progress:
         return (self.feed_id, self.epoch)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """Records of one feed, in order, and the cursor to resume *after* the last of them.
+    """Records of one feed, in order, and the cursor to resume *after* the last of them. Not to be changed: it is
+    not frozen only because it is made three times as fast.
 
     ``lines`` is the fast path: whole records, none of them empty or holding a newline or carriage return, each
     *ended* by ``\\n``. ``records`` is the general one.

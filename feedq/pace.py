@@ -22,6 +22,10 @@ BURST_S: Final = 1.0
 """What a source that was slow may catch up with at full speed, in seconds of its rate."""
 CONNECT_BURST_S: Final = 0.25
 """What may connect at once where nobody has for a while, in seconds of the rate; larger is a stampede."""
+CONNECT_FIRST_S: Final = 1.0
+"""The same for the first one of each gate that shares the rate: in a fleet of up to so many seconds' worth of
+workers a feed that comes alone does not wait, and if it is a stampede after all, the host sees no more than this
+of it at once."""
 RATE_MIN: Final = 1e-9
 """Slots of more than thirty years are all alike, and would leave no digits for the time of day."""
 
@@ -123,9 +127,11 @@ class Gate:
     """Lets connections begin at a rate, each at a random moment of a slot of its own.
 
     After a pause, the slots of the last `CONNECT_BURST_S`, and one slot at least, may be used at once. A gate
-    that has a part of a rate has that part of the burst too; of a slot that is only partly over, the moment
-    may be over already or still to come. So a gate with a rate of its own never keeps the first one waiting,
-    and a hundred gates that share a rate do not let a hundred through in one moment.
+    that has a part of a rate has that part of the burst too, and lets its first one through at once as long as
+    all together let through no more in that moment than `CONNECT_FIRST_S` of the rate. If they are more than
+    that, of a slot that is only partly over the moment may be over already or still to come. So a gate with a
+    rate of its own never keeps the first one waiting, and a thousand gates that share a rate of a hundred do not
+    let a thousand through in one moment.
     """
 
     __slots__ = ("_burst", "_moment", "_rng", "_slot_at", "_spacing_s")
@@ -171,5 +177,7 @@ class Gate:
 
 def _slots(rate_per_s: float, share: float) -> tuple[float, float]:
     """How many may be used at once, and the seconds that each lasts."""
-    burst = max(1.0, rate_per_s * CONNECT_BURST_S) * share
+    burst = max(
+        max(1.0, rate_per_s * CONNECT_BURST_S) * share, min(1.0, rate_per_s * CONNECT_FIRST_S * share)
+    )
     return burst, 1 / max(rate_per_s * share, RATE_MIN)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
@@ -22,6 +22,10 @@ from feedq.placement import Rules, Strategy
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]
 DEFAULT_SINK = "default"
+HEARTBEAT_MIN_S: Final = 0.05
+"""A heartbeat interval of nothing must not become a loop without a pause."""
+HEARTBEATS_TRUSTED_MIN: Final = 1.5
+"""Heartbeat intervals that a worker trusts its leases for, at least: one may be half an interval late."""
 
 
 class Settings(BaseSettings):
@@ -52,22 +56,24 @@ class Settings(BaseSettings):
     )
 
     heartbeat_s: Seconds = Field(default=2.0, description="Interval of a worker's heartbeat.")
-    ttl_s: Seconds = Field(
+    ttl_s: Annotated[float, Field(ge=0.5, le=86_400)] = Field(
         default=6.0, description="A worker unheard of for this long is gone; three heartbeats."
     )
     trust_margin_s: Seconds = Field(
         default=1.0,
         description="How much sooner than its ttl a cut-off worker lets go by itself; "
-        "must exceed the drift of two clocks over one ttl.",
+        "must exceed the drift of two clocks over one ttl, and leave one and a half heartbeats of it.",
     )
     reconcile_interval_s: Seconds = Field(
         default=5.0, description="Tick of `reconcile`; changes wake it at once besides."
     )
-    dispatch_timeout_s: Seconds = Field(
+    dispatch_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
         default=10.0, description="An assignment not claimed for this long is sent again, with a new epoch."
     )
     settle_s: Seconds = Field(
-        default=1.5, description="A fleet that starts cold places nothing until one worker is this old."
+        default=1.5,
+        description="How old a worker must be before running feeds are moved to it; a fleet that starts cold "
+        "places nothing until one worker is.",
     )
     sweep_interval_s: Seconds = Field(
         default=60.0, description="Interval of the pass that compares everything and heals what was lost."
@@ -75,9 +81,9 @@ class Settings(BaseSettings):
     look_interval_s: Seconds = Field(
         default=0.02,
         description="How often the elected beat looks for workers without a database session; less often where a "
-        "look takes long.",
+        "look takes long. At most half of `FEEDQ_LEADER_TTL_S`.",
     )
-    leader_ttl_s: Seconds = Field(
+    leader_ttl_s: Annotated[float, Field(ge=2, le=86_400)] = Field(
         default=5.0, description="A frozen beat is replaced after this long; a killed one at once."
     )
     placement: Strategy = Field(
@@ -135,7 +141,10 @@ class Settings(BaseSettings):
         default=1.5, description="A stopping worker ends its streams within this, or is cut off."
     )
     visibility_timeout_s: int = Field(
-        default=3600, ge=1, description="Redis: after how long an unacknowledged ordinary task is run again."
+        default=3600,
+        ge=1,
+        le=31_536_000,
+        description="Redis: after how long an unacknowledged ordinary task is run again.",
     )
     worker_labels: dict[str, str] = Field(
         default_factory=dict, description="Labels of this worker, as JSON, for feeds that select by label."
@@ -243,16 +252,29 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_trust(self) -> Settings:
-        if self.trust_margin_s > self.ttl_s:
-            raise ValueError(
-                f"FEEDQ_TRUST_MARGIN_S ({self.trust_margin_s:g}) must not exceed "
-                f"FEEDQ_TTL_S ({self.ttl_s:g}): a worker would never trust its own lease"
-            )
         # Half, because a silence of half a ttl is taken for an outage of the database: see store/workers.py.
         if self.heartbeat_s > self.ttl_s / 2:
             raise ValueError(
                 f"FEEDQ_HEARTBEAT_S ({self.heartbeat_s:g}) must not exceed half of "
                 f"FEEDQ_TTL_S ({self.ttl_s:g}): workers would be taken for dead between two heartbeats"
+            )
+        margin_max_s = self.ttl_s - HEARTBEATS_TRUSTED_MIN * max(self.heartbeat_s, HEARTBEAT_MIN_S)
+        if self.trust_margin_s > margin_max_s:
+            raise ValueError(
+                f"FEEDQ_TRUST_MARGIN_S ({self.trust_margin_s:g}) must not exceed {margin_max_s:g}, which is "
+                f"FEEDQ_TTL_S ({self.ttl_s:g}) less one and a half of FEEDQ_HEARTBEAT_S "
+                f"({self.heartbeat_s:g}): a heartbeat a little late, and a worker would suspend its feeds"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_leader(self) -> Settings:
+        # It renews between two looks.
+        if self.look_interval_s > self.leader_ttl_s / 2:
+            raise ValueError(
+                f"FEEDQ_LOOK_INTERVAL_S ({self.look_interval_s:g}) must not exceed half of "
+                f"FEEDQ_LEADER_TTL_S ({self.leader_ttl_s:g}): the elected beat would be taken for frozen "
+                "between two looks"
             )
         return self
 

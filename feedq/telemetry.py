@@ -10,12 +10,18 @@ import logging
 import logging.config
 import re
 import sys
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
+from math import inf
+from operator import add
+from threading import Lock
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from feedq.settings import Settings
 
@@ -91,6 +97,38 @@ class LogEvent(StrEnum):
     UNEXPECTED = "unexpected error"
 
 
+class GroupHistogram(Collector):
+    """A histogram of what is measured of thousands at once. Thread-safe.
+
+    prometheus_client's own takes them one by one, and for each a tenth of the time that it takes to land a record.
+    """
+
+    def __init__(
+        self, name: str, documentation: str, *, buckets: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._name, self._documentation = name, documentation
+        self._bounds = [*buckets, inf]
+        self._counts = [0] * len(self._bounds)
+        """How many were at most that, hence those of the smaller bounds, too."""
+        self._sum = 0.0
+        self._lock = Lock()
+        registry.register(self)
+
+    def observe_all(self, amounts: Iterable[float]) -> None:
+        ordered = sorted(amounts)
+        counts = [bisect_right(ordered, bound) for bound in self._bounds]
+        with self._lock:
+            self._counts = list(map(add, self._counts, counts))
+            self._sum += sum(ordered)
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            counts, total = self._counts, self._sum
+        names = [*map(str, map(float, self._bounds[:-1])), "+Inf"]
+        buckets = [(name, float(count)) for name, count in zip(names, counts, strict=True)]
+        yield HistogramMetricFamily(self._name, self._documentation, buckets=buckets, sum_value=total)
+
+
 REGISTRY = CollectorRegistry()
 
 FEEDS = Gauge("feedq_feeds", "Feeds held by this worker, by status", ["status"], registry=REGISTRY)
@@ -108,7 +146,7 @@ CONNECTS_WAITING = Gauge(
     "feedq_connects_waiting", "Feeds that wait for their turn to connect", registry=REGISTRY
 )
 COMMIT_SECONDS = Histogram("feedq_commit_seconds", "Duration of a group commit", registry=REGISTRY)
-COMMIT_DELAY_SECONDS = Histogram(
+COMMIT_DELAY_SECONDS = GroupHistogram(
     "feedq_commit_delay_seconds",
     "From receipt of a batch to its commit",
     # Fine around the flush interval, and up to outages of the sink.

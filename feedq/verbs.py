@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
+from feedq import placement
 from feedq.declaration import Action, Change, validate
 from feedq.errors import Conflict, InvalidInput, NotFound
-from feedq.model import Feed, FeedSpec, WorkerState, WorkerTarget, WorkerView
-from feedq.placement import Rules
+from feedq.model import Feed, FeedSpec, Reason, WorkerState, WorkerTarget, WorkerView
+from feedq.placement import Candidate, Rules, Waiting
 from feedq.settings import Settings
 from feedq.store.base import Store
 
@@ -97,22 +98,39 @@ def move_feed(store: Store, name: str, worker_name: str, settings: Settings) -> 
 
 
 def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rules) -> str | None:
-    worker = found.worker
+    """Placement decides, as for a feed that waits and this worker alone; here its answer becomes words."""
+    worker, tenant, selector = found.worker, feed.spec.tenant, feed.spec.selector
     if worker.state is not WorkerState.ACTIVE:
         return "it is ending"
     if worker.target_state is not WorkerTarget.SERVING:
         return f"it is {worker.target_state}; `feedq worker uncordon {worker.name}` lets it serve again"
-    lacking = {k: v for k, v in feed.spec.selector.required.items() if worker.labels.get(k) != v}
-    if lacking:
+    cap = rules.cap_of(tenant)
+    theirs = () if cap is None else store.feeds.views(tenant=tenant)
+    candidate = Candidate(
+        worker.id,
+        worker.name,
+        worker.queue,
+        worker.capacity,
+        found.leases + found.promised,
+        0.0,
+        worker.started_at,
+        worker.labels,
+        {tenant: sum((v.lease.promised_to or v.lease.worker_id) == worker.id for v in theirs)},
+    )
+    decision = placement.place(
+        [Waiting(feed.id, tenant=tenant, selector=selector)],
+        [candidate],
+        now=worker.started_at,
+        rules=replace(rules, settle_s=0.0),
+    )
+    if not decision.unplaced:
+        return None
+    if decision.unplaced[0][1] is Reason.NO_MATCH:
+        lacking = {k: v for k, v in selector.required.items() if worker.labels.get(k) != v}
         return "it lacks the label " + ", ".join(f"{k}={v}" for k, v in sorted(lacking.items()))
-    if found.leases + found.promised >= worker.capacity:
-        return f"it is full ({found.leases + found.promised} of {worker.capacity} feeds)"
-    cap = rules.cap_of(feed.spec.tenant)
-    if cap is not None:
-        theirs = store.feeds.views(tenant=feed.spec.tenant)
-        if sum(v.lease.worker_id == worker.id for v in theirs) >= cap:
-            return f"it has as many feeds of tenant {feed.spec.tenant!r} as it may ({cap})"
-    return None
+    if candidate.feeds >= candidate.capacity:
+        return f"it is full ({candidate.feeds} of {candidate.capacity} feeds)"
+    return f"it has as many feeds of tenant {tenant!r} as it may ({cap})"
 
 
 def worker_names(views: Sequence[WorkerView]) -> dict[UUID, str]:

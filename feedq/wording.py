@@ -52,7 +52,9 @@ def why(view: FeedView, *, width: int = ERROR_WIDTH) -> str:
     if quiet:
         return f"{lease.dead_letters_total:,} dead letters"
     reason = lease.reason.value if lease.reason and not lease.connected else ""
-    error = "" if lease.last_error is None else printable(mask_url(lease.last_error))
+    # What went wrong before is not what a feed waits for that only wants a worker.
+    told = lease.last_error if view.status is not Status.WAITING else None
+    error = "" if told is None else printable(mask_url(told))
     if len(error) > width:
         error = error[: width - 1] + "…"
     return ": ".join(part for part in (reason, error) if part)

@@ -7,7 +7,7 @@ comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from functools import partial
 from importlib.metadata import entry_points
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -55,11 +56,16 @@ def settings_tables() -> str:
 
 def metrics_table() -> str:
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    metrics = [m for m in vars(telemetry).values() if isinstance(m, MetricWrapperBase)]
-    for metric in metrics:
-        for family in metric.describe():
+    for metric in vars(telemetry).values():
+        families: Iterable[Metric]
+        if isinstance(metric, MetricWrapperBase):
+            labels, families = ", ".join(f"`{label}`" for label in metric._labelnames), metric.describe()
+        elif isinstance(metric, telemetry.GroupHistogram):
+            labels, families = "", metric.collect()
+        else:
+            continue
+        for family in families:
             name = family.name + ("_total" if family.type == "counter" else "")
-            labels = ", ".join(f"`{label}`" for label in metric._labelnames)
             lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ from feedq.clock import Clock
 from feedq.errors import FeedqError, Unavailable
 from feedq.lease import TrustWindow
 from feedq.model import Heartbeat, Load, NewWorker, Worker, WorkerState
-from feedq.settings import Settings
+from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.base import Listener, Session, Store
 from feedq.telemetry import HEARTBEAT_AGE_SECONDS, HEARTBEAT_SECONDS, LogEvent, log
 
@@ -32,10 +32,10 @@ RETRY_MAX_S = 1.0
 """A database that is back is noticed within this, well inside what is left of a ttl."""
 LISTEN_S = 30.0
 """How long one wait for a notification lasts; heartbeats carry the same news in the meantime."""
-HEARTBEAT_MIN_S = 0.05
-"""A heartbeat interval of nothing must not become a loop without a pause."""
 WATCHDOG_INTERVALS = 3
 """Reconcile intervals without a finished pass after which a worker runs one itself."""
+WATCHDOG_MIN_S = 1.0
+"""With an interval of nothing every heartbeat of every worker would become a pass."""
 WATCHDOG_JITTER = 0.2
 """Spreads the watchdogs of a fleet over a fifth of their wait, so that the first one spares the others."""
 
@@ -89,7 +89,7 @@ class Keeper:
         self._session: Session | None = None
         self._listener: Listener | None = None
         self._renewed_at = self._tried_at = clock.monotonic()
-        self._watchdog_s = settings.reconcile_interval_s * WATCHDOG_INTERVALS
+        self._watchdog_s = max(settings.reconcile_interval_s * WATCHDOG_INTERVALS, WATCHDOG_MIN_S)
         self._watchdog_s *= 1 + WATCHDOG_JITTER * rng.random()
         self._watchdog_at = clock.monotonic() + self._watchdog_s
         self._threads = [

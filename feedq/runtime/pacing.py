@@ -53,6 +53,11 @@ class Pace:
         self._is_waiting = False
 
     @property
+    def is_limited(self) -> bool:
+        """Whether there is anything to `keep` to; asked for every batch, and mostly not so."""
+        return bool(self._throttles)
+
+    @property
     def bytes_max(self) -> int | None:
         """What the feed may keep of what it has not taken yet; None while it need not wait for anything."""
         return self._waiting_bytes_max() if self._is_waiting else None

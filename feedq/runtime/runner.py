@@ -241,7 +241,8 @@ class FeedRunner:
                         self._stalled = False
                         self._changed()
                     await outlet.put(batch)
-                    await pace.keep(batch, unless=lambda: outlet.failure)
+                    if pace.is_limited:
+                        await pace.keep(batch, unless=lambda: outlet.failure)
                     del batch  # or it would stay in memory until the next one comes
         except (SourceUnavailable, FeedMisconfigured, LeaseLost, SinkUnavailable):
             raise

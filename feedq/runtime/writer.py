@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from time import monotonic
 from typing import NamedTuple
 
@@ -45,13 +45,8 @@ IDLE_S = 60.0
 logger = log(__name__)
 
 
-class Entry(NamedTuple):
-    """A batch on its way."""
-
-    outlet: Outlet
-    batch: Batch
-    at: float
-    """Monotonic time of its arrival here."""
+Entry = tuple[Outlet, Batch, float]
+"""A batch on its way, and the monotonic time of its arrival here. A bare tuple: one is made for each batch."""
 
 
 class Postponed:
@@ -92,7 +87,7 @@ class _Answer(NamedTuple):
     dead: int = 0
     cursor: JSON = None
     failure: FeedqError | None = None
-    on_committed: tuple[Callable[[], None], ...] = ()
+    on_committed: Sequence[Callable[[], None]] = ()
 
     def deliver(self) -> None:
         if self.failure is not None:
@@ -118,7 +113,9 @@ class Writer:
         self._sink: Sink | None = None
         self._renew = False
         self._flush_interval_s, self._flush_bytes = flush_interval_s, flush_bytes
-        self._wakeup = Condition()
+        # Without the counting of the lock that is the default: it is taken for each batch.
+        self._lock = Lock()
+        self._wakeup = Condition(self._lock)
         self._queue: deque[Entry] = deque()
         self._bytes = 0
         self._postponed = Postponed()
@@ -130,8 +127,8 @@ class Writer:
         self._thread.start()
 
     def submit(self, outlet: Outlet, batch: Batch) -> None:
-        with self._wakeup:
-            self._queue.append(Entry(outlet, batch, monotonic()))
+        with self._lock:
+            self._queue.append((outlet, batch, monotonic()))
             self._bytes += batch.size
             # The thread sleeps without a limit while there is nothing, and until the interval ends while
             # there is something: only the first batch and a full buffer need to wake it.
@@ -194,7 +191,8 @@ class Writer:
             return IDLE_S
         if self._hurry or self._bytes >= self._flush_bytes:
             return 0.0
-        return self._queue[0].at + self._flush_interval_s - now
+        _, _, at = self._queue[0]
+        return at + self._flush_interval_s - now
 
     def _take(self, now: float) -> dict[Outlet, list[Batch]]:
         group = self._postponed.take(now)
@@ -224,8 +222,14 @@ class Writer:
         COMMIT_SECONDS.observe(monotonic() - started)
         if written.postponed or self._postponed.is_retrying:
             group = self._postpone(group, written.postponed)
+        answers = [_answer(outlet, batches, written) for outlet, batches in group.items()]
         now = datetime.now(UTC)
-        answers = [_answer(outlet, batches, written, now=now) for outlet, batches in group.items()]
+        COMMIT_DELAY_SECONDS.observe_all(
+            max(0.0, (now - batch.received_at).total_seconds())
+            for answer in answers
+            if answer.failure is None
+            for batch in group[answer.outlet]
+        )
         RECORDS.inc(sum(answer.landed for answer in answers))
         BYTES.inc(sum(answer.size for answer in answers if answer.failure is None))
         self._answer(answers)
@@ -282,11 +286,11 @@ class Writer:
 
     @staticmethod
     def _answer(answers: Iterable[_Answer]) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
-        decided: Counter[Budget] = Counter()
+        by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Answer]] = defaultdict(list)
+        decided: defaultdict[Budget, int] = defaultdict(int)
         for answer in answers:
             decided[answer.outlet.budget] += answer.size
-            by_loop.setdefault(answer.outlet.loop, []).append(answer)
+            by_loop[answer.outlet.loop].append(answer)
         # It no longer burdens the worker, whether or not a runner is left to hear of it.
         for budget, size in decided.items():
             budget.give_back(size)
@@ -301,7 +305,7 @@ def _deliver(answers: list[_Answer]) -> None:
         answer.deliver()
 
 
-def _answer(outlet: Outlet, batches: list[Batch], written: Written, *, now: datetime) -> _Answer:
+def _answer(outlet: Outlet, batches: list[Batch], written: Written) -> _Answer:
     if outlet.broken is not None:
         return _refusal(outlet, batches, outlet.broken)
     if outlet.key in written.unusable:
@@ -311,21 +315,17 @@ def _answer(outlet: Outlet, batches: list[Batch], written: Written, *, now: date
         feed_id, epoch = outlet.key
         lost = f"feed {feed_id} ({outlet.feed}): epoch {epoch} was superseded; this worker stops writing"
         return _refusal(outlet, batches, LeaseLost(lost))
-    size = sum(batch.size for batch in batches)
     landed, dead = written.landed[outlet.key], written.dead.get(outlet.key, 0)
     if dead:
         DEAD_LETTERS.inc(dead)
         logger.warning(LogEvent.DEAD_LETTERS, feed=outlet.feed, records=dead)
+    size = 0
+    on_committed: list[Callable[[], None]] = []
     for batch in batches:
-        COMMIT_DELAY_SECONDS.observe(max(0.0, (now - batch.received_at).total_seconds()))
-    return _Answer(
-        outlet,
-        size,
-        landed=landed,
-        dead=dead,
-        cursor=batches[-1].cursor,
-        on_committed=tuple(batch.on_committed for batch in batches if batch.on_committed is not None),
-    )
+        size += batch.size
+        if batch.on_committed is not None:
+            on_committed.append(batch.on_committed)
+    return _Answer(outlet, size, landed, dead, batches[-1].cursor, on_committed=on_committed)
 
 
 def _refusal(outlet: Outlet, batches: list[Batch], failure: FeedqError) -> _Answer:

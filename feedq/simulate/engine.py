@@ -50,7 +50,7 @@ class Engine:
         self.fleet = PaperFleet(self.recorder, settings.rules)
         self.away: set[str] = set()
         """Remote hosts that refuse connections."""
-        self._reconcile = Reconcile(self.fleet)
+        self._reconcile = Reconcile(self.fleet, self.settings)
         self._interval = max(TICK_MS_MIN, to_ms(settings.reconcile_interval_s))
         self._pass_at: int | None = None
         self._seen = -1
@@ -159,6 +159,19 @@ class Engine:
             else:
                 feed.attempts = 0
                 self.fleet.connect(feed, now=self.agenda.now)
+                if self.fleet.is_moving(feed):
+                    self.agenda.at(self._next_beat(feed.owner), partial(self._arrived, feed, epoch))
+
+    def _next_beat(self, worker: PaperWorker | None) -> int:
+        """When a worker sends its next heartbeat, and with it how its feeds fare."""
+        assert worker is not None
+        every = max(1, to_ms(self.settings.heartbeat_s))
+        return self.agenda.now + (worker.beats_at - self.agenda.now) % every
+
+    def _arrived(self, feed: PaperFeed, epoch: int) -> None:
+        if self._runs(feed, epoch) and feed.connected:
+            self.fleet.arrive(feed)
+            self.wake()
 
     def fail(self, feed: PaperFeed) -> None:
         """The connection broke or was refused."""

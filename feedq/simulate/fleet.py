@@ -116,8 +116,8 @@ class PaperFleet:
         """Every worker session that has not ended, the last of a name included."""
         self.waiting: dict[int, PaperFeed] = {}
         """Idle feeds that may be placed now."""
-        self.moving = 0
-        """Feeds that are stopping and promised to another worker."""
+        self._moved_at: dict[int, int] = {}
+        """When feeds were asked to move that are not connected at their new worker yet, by id."""
         self._active = 0
         self._held: dict[str, dict[int, PaperFeed]] = {}
         """Feeds that are kept for the successor of a worker, by its name."""
@@ -137,6 +137,17 @@ class PaperFleet:
 
     def candidates(self) -> list[Candidate]:
         return [w.as_candidate() for w in self.sessions.values() if w.serves]
+
+    @property
+    def held(self) -> int:
+        """Feeds that are kept for the successor of a worker."""
+        return sum(len(feeds) for feeds in self._held.values())
+
+    def under_way(self, *, since: int) -> Counter[UUID]:
+        """Feeds that were asked to move since then and have not arrived, by the worker that they go to."""
+        moving = (self.feeds[feed_id] for feed_id, at in self._moved_at.items() if at > since)
+        goals = (feed.promised_to or feed.owner for feed in moving)
+        return Counter(goal.id for goal in goals if goal is not None)
 
     def next_waiting(self, limit: int) -> list[Waiting]:
         page: list[Waiting] = []
@@ -185,14 +196,14 @@ class PaperFleet:
         feed.state = transition(feed.state, Move.CLAIM)
         self.changes += 1
 
-    def promise(self, feed: PaperFeed, target: PaperWorker) -> None:
+    def promise(self, feed: PaperFeed, target: PaperWorker, *, now: int) -> None:
         """Ask the owner to let go of it, for another worker."""
         assert feed.owner is not None
         feed.state = transition(feed.state, Move.ASK_TO_STOP)
         feed.reason, feed.promised_to = Reason.MOVED, target
         feed.owner.count(feed, -1)
         target.count(feed, 1)
-        self.moving += 1
+        self._moved_at[feed.id] = now
         self.changes += 1
 
     def ask_to_stop(self, feed: PaperFeed) -> None:
@@ -203,10 +214,9 @@ class PaperFleet:
         """The owner released it, or is gone. Whether it waits for a place now is for the caller to say."""
         owner = feed.owner
         assert owner is not None
-        if feed.state is LeaseState.STOPPING and feed.promised_to is not None:
-            self.moving -= 1
-        else:
+        if feed.state is not LeaseState.STOPPING or feed.promised_to is None:
             owner.count(feed, -1)
+            self._moved_at.pop(feed.id, None)
         feed.state = transition(feed.state, move)
         feed.owner, feed.reason, feed.held = None, reason, None
         del owner.leases[feed.id]
@@ -220,6 +230,7 @@ class PaperFleet:
 
     def forget(self, feed: PaperFeed, *, now: int) -> None:
         """It is removed, and nobody has it any more."""
+        self._moved_at.pop(feed.id, None)
         self.waiting.pop(feed.id, None)
         self.end_hold(feed)
         if feed.promised_to is not None:
@@ -232,6 +243,15 @@ class PaperFleet:
         if not feed.connected:
             feed.connected = True
             self._recorder.feed_up(feed, now)
+
+    def is_moving(self, feed: PaperFeed) -> bool:
+        """Whether it was asked to move, and nobody knows yet that it has arrived."""
+        return feed.id in self._moved_at
+
+    def arrive(self, feed: PaperFeed) -> None:
+        """The control plane hears that a feed that moved is connected."""
+        if self._moved_at.pop(feed.id, None) is not None:
+            self.changes += 1
 
     def disconnect(self, feed: PaperFeed, *, now: int) -> None:
         if feed.connected:

@@ -165,7 +165,8 @@ class Plot:
         hold_s = self._engine.settings.restart_hold_s
         self._fleet.end(worker)
         for feed, epoch in leases:
-            assert feed.epoch == epoch
+            if feed.epoch != epoch or feed.owner is not worker:
+                continue  # it was on its way elsewhere, and was let go of meanwhile
             is_promised = feed.promised_to is not None
             self._fleet.let_go(feed, Move.LOSE_WORKER, Reason.RELEASED)
             if hold_s and not is_promised and not feed.removed:

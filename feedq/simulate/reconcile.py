@@ -1,82 +1,107 @@
-"""The reconcile pass on paper: what the real one decides, by the same functions and within the same bounds."""
+"""The reconcile pass on paper: the steps of the real one, over a fleet in memory.
+
+What the steps ask a pass of the control database for, `PaperPass` answers from the fleet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from datetime import datetime
 from uuid import UUID
 
-from feedq.control import MOVABLE_PER_PASS, PLACEMENTS_PER_PASS
-from feedq.model import Reason, WorkerState, WorkerTarget
-from feedq.placement import donors, place, rebalance
-from feedq.placement.base import is_settled
+from feedq.control import PassReport, even_out, place_the_waiting
+from feedq.model import Assignment, Reason, WorkerState, WorkerTarget
+from feedq.placement import Candidate, Held, Transfer, Waiting
+from feedq.settings import Settings
+from feedq.simulate.agenda import to_ms
 from feedq.simulate.fleet import PaperFeed, PaperFleet, moment
-
-
-@dataclass(slots=True)
-class Decided:
-    """What follows from a pass."""
-
-    assigned: Sequence[PaperFeed] = ()
-    moving: Sequence[PaperFeed] = field(default_factory=list)
-    """Feeds whose owners were asked to let go."""
-    more: bool = False
-    """Whether another pass should follow at once."""
-    settling: bool = False
-    """Whether the fleet starts cold, and nothing was placed for that."""
 
 
 class Reconcile:
     """Passes over a fleet."""
 
-    def __init__(self, fleet: PaperFleet) -> None:
+    def __init__(self, fleet: PaperFleet, settings: Settings) -> None:
         self._fleet = fleet
-        self._evened_out: object = None
-        """What the fleet looked like when no move was found for it."""
+        self._settings = settings
+        self._evened_out: str | None = None
 
-    def run(self, now: int) -> Decided:
-        decided = self._place(now) if self._fleet.waiting else Decided()
-        if not decided.more and not decided.settling:
-            decided.moving = self._even_out(now)
-        return decided
+    def run(self, now: int) -> PaperPass:
+        p = PaperPass(self._fleet, now, evened_out=self._evened_out)
+        place_the_waiting(p, p.report, rules=self._settings.rules, silent=frozenset())
+        if not p.more and not p.settling:
+            even_out(p, p.report, self._settings, held=self._fleet.held)
+        self._evened_out = p.evened_out
+        return p
 
-    def _place(self, now: int) -> Decided:
-        fleet = self._fleet
-        page = fleet.next_waiting(PLACEMENTS_PER_PASS)
-        decision = place(page, fleet.candidates(), now=moment(now), rules=fleet.rules)
-        for feed_id, worker_id in decision.assignments:
-            fleet.assign(fleet.feeds[feed_id], fleet.sessions[worker_id])
-        for feed_id, reason in decision.unplaced:
-            fleet.feeds[feed_id].reason = reason
+
+class PaperPass:
+    """One pass, and what followed from it."""
+
+    def __init__(self, fleet: PaperFleet, now: int, *, evened_out: str | None) -> None:
+        self._fleet = fleet
+        self._at = now
+        self.now: datetime = moment(now)
+        self.evened_out = evened_out
+        self.report = PassReport()
+        self.assigned: list[PaperFeed] = []
+        self.moving: list[PaperFeed] = []
+        """Feeds whose owners were asked to let go."""
+
+    @property
+    def more(self) -> bool:
+        """Whether another pass should follow at once."""
+        return self.report.more
+
+    @property
+    def settling(self) -> bool:
+        """Whether the fleet starts cold, and nothing was placed for that."""
+        return Reason.SETTLING in self.report.unplaced
+
+    def waiting(self, *, limit: int) -> list[Waiting]:
+        page = self._fleet.next_waiting(limit)
+        for feed in page:
             # To the end of the queue, so that feeds without a place keep no others from theirs.
-            fleet.waiting[feed_id] = fleet.waiting.pop(feed_id)
-        assigned = [fleet.feeds[feed_id] for feed_id, _ in decision.assignments]
-        return Decided(
-            assigned=assigned,
-            more=len(page) == PLACEMENTS_PER_PASS and bool(assigned),
-            settling=any(reason is Reason.SETTLING for _, reason in decision.unplaced),
-        )
+            self._fleet.waiting[feed.feed_id] = self._fleet.waiting.pop(feed.feed_id)
+        return page
 
-    def _even_out(self, now: int) -> list[PaperFeed]:
-        fleet, at = self._fleet, moment(now)
-        moves = fleet.rules.moves - fleet.moving
-        if moves <= 0:
-            return []
-        candidates, leaving = fleet.candidates(), self._leaving()
-        settle_s = fleet.rules.settle_s
-        looks = [(c.worker_id, c.feeds, c.load, is_settled(c, now=at, settle_s=settle_s)) for c in candidates]
-        if (looks, leaving) == self._evened_out:
-            return []
-        sources = list(dict.fromkeys([*donors(candidates, now=at, rules=fleet.rules), *leaving]))
-        held = fleet.movable(sources, limit=MOVABLE_PER_PASS)
-        transfers = rebalance(held, candidates, now=at, rules=fleet.rules, moves=moves) if held else ()
-        for transfer in transfers:
-            fleet.promise(fleet.feeds[transfer.feed_id], fleet.sessions[transfer.target])
-        if not transfers:
-            self._evened_out = (looks, leaving)
-        return [fleet.feeds[transfer.feed_id] for transfer in transfers]
+    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+        return self._fleet.candidates()
 
-    def _leaving(self) -> dict[UUID, int]:
+    def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
+        fleet, made = self._fleet, []
+        for feed_id, worker_id in pairs:
+            feed, worker = fleet.feeds[feed_id], fleet.sessions[worker_id]
+            fleet.assign(feed, worker)
+            self.assigned.append(feed)
+            made.append(Assignment(feed.id, feed.epoch, worker.id, worker.name))
+        return made
+
+    def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
+        for feed_id, reason in unplaced:
+            self._fleet.feeds[feed_id].reason = reason
+
+    def leaving(self) -> dict[UUID, int]:
         """Drained workers that still have feeds."""
-        active = (w for w in self._fleet.sessions.values() if w.state is WorkerState.ACTIVE)
-        return {w.id: len(w.leases) for w in active if w.target is WorkerTarget.DRAINED and w.leases}
+        drained = (
+            w
+            for w in self._fleet.sessions.values()
+            if w.state is WorkerState.ACTIVE and w.target is WorkerTarget.DRAINED
+        )
+        return {w.id: len(w.leases) for w in drained if w.leases}
+
+    def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
+        return self._fleet.under_way(since=self._at - to_ms(within_s))
+
+    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
+        # Sets of ids have an order of their own in each process; a seed must not.
+        return self._fleet.movable(sorted(worker_ids), limit=limit)
+
+    def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
+        for transfer in transfers:
+            feed = self._fleet.feeds[transfer.feed_id]
+            self._fleet.promise(feed, self._fleet.sessions[transfer.target], now=self._at)
+            self.moving.append(feed)
+        return len(transfers)
+
+    def note_evened_out(self, fingerprint: str) -> None:
+        self.evened_out = fingerprint

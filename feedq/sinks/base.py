@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
+from operator import attrgetter
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -31,6 +32,8 @@ from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.mapping import ColumnRule, ColumnSource, Origin, check_column, sources_of, unknown_field
 
 ENTRY_POINT_GROUP = "feedq.sinks"
+
+_count = attrgetter("count")
 
 
 class OnConflict(StrEnum):
@@ -164,9 +167,9 @@ class Unusable:
 FenceOutcome = Fenced | Superseded | Blocked | Unusable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FeedWrite:
-    """Batches of one feed, in order, for one group commit."""
+    """Batches of one feed, in order, for one group commit. Not frozen for the reason that a `Batch` is not."""
 
     feed_id: int
     feed: str
@@ -184,7 +187,7 @@ class FeedWrite:
 
     @property
     def records(self) -> int:
-        return sum(batch.count for batch in self.batches)
+        return sum(map(_count, self.batches))
 
 
 @dataclass(frozen=True, slots=True)

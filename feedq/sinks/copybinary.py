@@ -11,7 +11,7 @@ in text format land two thirds of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from struct import Struct
@@ -34,6 +34,10 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _int16 = Struct(">h").pack
 _int32 = Struct(">i").pack
 _int64 = Struct(">q").pack
+_before_name = Struct(">hi").pack
+"""Number of fields, length of the name."""
+_between_name_and_payload = Struct(">iqiqi").pack
+"""Epoch and time, each after its length; length of the payload."""
 
 
 def field(value: bytes | None) -> bytes:
@@ -86,8 +90,20 @@ class DefaultRows:
             )
         )
 
-    def chunks(self, write: FeedWrite, batch: Batch) -> Iterator[bytes]:
+    def chunks(self, write: FeedWrite, batch: Batch) -> Iterable[bytes]:
         """All rows of a batch, some at a time."""
+        if batch.count == 1 and batch.lines is not None:
+            return (self._only_row(write, batch, batch.lines[:-1]),)
+        return self._many_rows(write, batch)
+
+    def _only_row(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
+        """As `record` makes it, in a third of the time: slow feeds have thousands of batches of one record."""
+        name, version = write.feed.encode(), self._version
+        us = (batch.received_at - _POSTGRES_EPOCH) // _MICROSECOND
+        between = _between_name_and_payload(8, write.epoch, 8, us, len(version) + len(record))
+        return b"".join((_before_name(4, len(name)), name, between, version, record))
+
+    def _many_rows(self, write: FeedWrite, batch: Batch) -> Iterator[bytes]:
         constant = (
             _int16(4)
             + field(write.feed.encode())

@@ -7,7 +7,8 @@ all that it is given or raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 import psycopg2
@@ -62,10 +63,9 @@ class Plan:
     def land(self, session: Session, writes: Sequence[FeedWrite]) -> None:
         """Write whole feeds. Raises `psycopg2.Error`, `UnreadableRecord`."""
 
-        def chunks() -> Iterator[bytes]:
-            for write in writes:
-                for batch in write.batches:
-                    yield from self.rows.chunks(write, batch)
+        def chunks() -> Iterable[bytes]:
+            encode = self.rows.chunks
+            return chain.from_iterable(encode(write, batch) for write in writes for batch in write.batches)
 
         if self._stage is None:
             self._copy(session, self.shape.identifier, chunks())
@@ -143,10 +143,4 @@ class Plan:
             sql.SQL(", ").join(map(sql.Identifier, self.columns)),
             sql.SQL("text" if self.landing.is_mapped else "binary"),
         )
-        session.copy(statement, _enclosed(self.rows.header, chunks, self.rows.trailer))
-
-
-def _enclosed(header: bytes, chunks: Iterable[bytes], trailer: bytes) -> Iterator[bytes]:
-    yield header
-    yield from chunks
-    yield trailer
+        session.copy(statement, chain((self.rows.header,), chunks, (self.rows.trailer,)))

@@ -35,7 +35,7 @@ from feedq.sinks.base import (
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.fencing import Fencing
-from feedq.sinks.groupcommit import Care, GroupCommit, LandingLocked, Lock
+from feedq.sinks.groupcommit import Care, GroupCommit, LandingLocked, Lock, by_landing
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.landing import misdeclared
 from feedq.sinks.replay import preview, replay
@@ -95,8 +95,8 @@ class PostgresSink:
         """Land and checkpoint in one transaction. Raises `SinkUnavailable` (nothing was written) or
         `CommitUnknown`."""
         assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
-        care, landings = Care.OPTIMISTIC, {write.landing for write in writes}
-        locked = dict.fromkeys(self._locked & landings, Lock.DOUBTED)
+        care, landings = Care.OPTIMISTIC, by_landing(writes)
+        locked = dict.fromkeys(self._locked & landings.keys(), Lock.DOUBTED)
         last: Exception
         for _ in range(ATTEMPTS_MAX + len(landings)):
             session, catalog = self._connect()
@@ -242,16 +242,19 @@ class PostgresSink:
         locked: Mapping[Landing, Lock],
     ) -> Written:
         """One attempt, without the feeds that cannot be written in any case."""
-        landings = {write.landing for write in writes}
+        grouped = by_landing(writes)
+        landings = grouped.keys()
         if care is not Care.OPTIMISTIC:
             catalog.look_again(landings)
         wrong = catalog.problems(landings, create=False)
         wrong |= catalog.open_stages(landings - wrong.keys())
         unusable: dict[FeedKey, str] = {}
         for write in writes:
-            if why := wrong.get(write.landing) or _unkeepable(write):
+            if why := _unkeepable(write):
                 unusable[write.key] = why
-        usable = [write for write in writes if write.key not in unusable]
+        for landing, why in wrong.items():
+            unusable |= {write.key: why for write in grouped[landing]}
+        usable = [write for write in writes if write.key not in unusable] if unusable else writes
         group = GroupCommit(
             session,
             catalog,

@@ -134,6 +134,13 @@ class Session:
             cursor.execute(statement, parameters)
             return cursor.fetchall() if cursor.description is not None else []
 
+    def change(self, statement: Statement, parameters: Mapping[str, Any]) -> int:
+        """Run a statement that returns no rows; returns how many it changed."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            changed: int = cursor.rowcount
+            return changed
+
     def copy(self, statement: Statement, chunks: Iterable[bytes]) -> None:
         """COPY ... FROM STDIN. An exception raised by ``chunks`` comes through as itself."""
         source = CopySource(chunks)

@@ -53,13 +53,16 @@ CREATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('feedq.create'))"
 LOCK_MINE: Final = f"""
 WITH mine AS MATERIALIZED (
     SELECT * FROM unnest(%(feed_ids)s::bigint[], %(epochs)s::bigint[]) AS m (feed_id, epoch)
+), locked AS MATERIALIZED (
+    SELECT m.feed_id, m.epoch
+    FROM feedq_checkpoint AS c JOIN mine AS m ON m.feed_id = c.feed_id AND {EPOCH_MATCHES}
+    WHERE c.environment = %(environment)s
+    ORDER BY c.feed_id
+    FOR NO KEY UPDATE OF c
 )
-SELECT m.feed_id, m.epoch
-FROM feedq_checkpoint AS c JOIN mine AS m ON m.feed_id = c.feed_id AND {EPOCH_MATCHES}
-WHERE c.environment = %(environment)s
-ORDER BY c.feed_id
-FOR NO KEY UPDATE OF c
+SELECT feed_id, epoch FROM mine EXCEPT SELECT feed_id, epoch FROM locked
 """
+# Those that are not ours any more are few, and to read thousands of rows that say nothing costs the client a lot.
 
 ADVANCE: Final = f"""
 UPDATE feedq_checkpoint AS c
@@ -68,7 +71,6 @@ SET cursor = m.cursor::jsonb, records = c.records + m.records, commit_id = %(com
 FROM unnest(%(feed_ids)s::bigint[], %(epochs)s::bigint[], %(cursors)s::text[], %(records)s::bigint[])
     AS m (feed_id, epoch, cursor, records)
 WHERE c.environment = %(environment)s AND c.feed_id = m.feed_id AND {EPOCH_MATCHES}
-RETURNING c.feed_id
 """
 
 FENCE: Final = """

@@ -157,11 +157,58 @@ class Suspect:
     has_session: bool
 
 
-class ReconcilePass(Protocol):
-    """One pass of reconcile: one transaction, and only one in the fleet at a time."""
+class Placing(Protocol):
+    """What it takes to give feeds their places."""
 
     now: datetime
     """The database's clock at the beginning of the pass."""
+
+    def waiting(self, *, limit: int) -> list[Waiting]:
+        """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
+        that feeds without a place keep no others from theirs."""
+
+    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+        """Workers that may be given feeds; with their feeds of these tenants, counted from the leases."""
+
+    def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]: ...
+
+    def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
+        """Write why feeds wait, where that changed."""
+
+
+class Evening(Protocol):
+    """What it takes to move feeds."""
+
+    now: datetime
+    """As for `Placing`."""
+
+    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+        """As for `Placing`."""
+
+    def leaving(self) -> dict[UUID, int]:
+        """Workers that are to hand over all they have, with how many feeds that still are."""
+
+    def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
+        """Feeds that were asked to move within this time and are not connected at their new worker yet, by that
+        worker."""
+
+    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
+        """Running feeds of these workers, of each the one that has run there longest first; at most ``limit``
+        in all, an equal part of each worker."""
+
+    def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
+        """Ask the owners to let go, and promise each feed to its target. Returns how many were asked."""
+
+    @property
+    def evened_out(self) -> str | None:
+        """What `note_evened_out` was last told."""
+
+    def note_evened_out(self, fingerprint: str) -> None:
+        """No move was found for a fleet that looks like this: it need not be looked at again."""
+
+
+class ReconcilePass(Placing, Evening, Protocol):
+    """One pass of reconcile: one transaction, and only one in the fleet at a time."""
 
     def quiet(self, *, ttl_s: float) -> Quiet:
         """Since when the database was heard from without a break of more than half a ttl.
@@ -193,39 +240,6 @@ class ReconcilePass(Protocol):
 
         Returns the worker of each.
         """
-
-    def waiting(self, *, limit: int) -> list[Waiting]:
-        """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
-        that feeds without a place keep no others from theirs."""
-
-    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
-        """Workers that may be given feeds; with their feeds of these tenants, counted from the leases."""
-
-    def leaving(self) -> dict[UUID, int]:
-        """Workers that are to hand over all they have, with how many feeds that still are."""
-
-    def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
-        """Feeds that were asked to move within this time and are not connected at their new worker yet, by that
-        worker."""
-
-    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
-        """Running feeds of these workers, of each the one that has run there longest first; at most ``limit``
-        in all, an equal part of each worker."""
-
-    def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
-        """Ask the owners to let go, and promise each feed to its target. Returns how many were asked."""
-
-    @property
-    def evened_out(self) -> str | None:
-        """What `note_evened_out` was last told."""
-
-    def note_evened_out(self, fingerprint: str) -> None:
-        """No move was found for a fleet that looks like this: it need not be looked at again."""
-
-    def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]: ...
-
-    def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
-        """Write why feeds wait, where that changed."""
 
     def sweep(self, *, stop_within_s: float) -> int:
         """Compare one page of feeds with their leases, mark what does not add up as dirty, count anew what

@@ -25,18 +25,29 @@ from feedq.telemetry import EventKind
 ERROR_CHARS_MAX = 2_000
 """Longer messages are cut: a source's error page must not fill the table."""
 
+
+def _locked(columns: str) -> str:
+    """The leases that ``given`` names, locked in its order, and as they are once nobody else writes them.
+
+    By nothing but their keys, a look-up each; whose they are and in which state is asked after. Told that few can
+    match, as there were few when statistics were taken, the planner would go through all of those for each.
+    """
+    return f"""
+        SELECT given.*, {columns} FROM (SELECT * FROM given ORDER BY feed_id) given CROSS JOIN LATERAL (
+            SELECT * FROM feedq.lease WHERE feed_id = given.feed_id AND epoch = given.epoch FOR UPDATE
+        ) l
+    """
+
+
 _CLAIM = f"""
-    WITH wanted AS (
+    WITH given AS (
         SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[])) AS t (feed_id, epoch)
-    ), held AS (
+    ), locked AS ({_locked("l.worker_id, l.state")}), held AS (
         -- FOR SHARE on the feed: an edit that commits while we wait for the lease must be read, not missed.
         SELECT {FEED_COLUMNS}
-        FROM feedq.lease l
-        JOIN wanted USING (feed_id, epoch)
-        JOIN feedq.feed f ON f.id = l.feed_id
-        JOIN feedq.worker w ON w.id = l.worker_id
-        WHERE l.worker_id = :worker_id AND l.state = 'assigned' AND w.state = 'active'
-        ORDER BY l.feed_id FOR UPDATE OF l FOR SHARE OF f
+        FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
+        CROSS JOIN LATERAL (SELECT * FROM feedq.feed WHERE id = locked.feed_id FOR SHARE) f
+        WHERE locked.worker_id = :worker_id AND locked.state = 'assigned' AND w.state = 'active'
     ), claimed AS (
         UPDATE feedq.lease l SET state = 'running', reason = NULL, generation = held.feed_generation,
             running_since = clock_timestamp(), connected = false, stalled = false
@@ -53,17 +64,17 @@ _RELEASE = f"""
         SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:reasons AS text[]),
             CAST(:delays AS float8[]), CAST(:attempts AS int[]), CAST(:errors AS text[]))
             AS t (feed_id, epoch, reason, delay_s, attempts, error)
-    ), held AS (
+    ), locked AS ({_locked("l.worker_id, l.state, l.promised_to")}), held AS (
         -- Whether it is kept for a successor is what feedq.lease.is_kept_for_successor says.
-        SELECT given.feed_id, given.error, given.attempts, w.name AS worker,
-            CASE WHEN kept THEN 'held' ELSE given.reason END AS reason,
-            CASE WHEN kept THEN :hold_s ELSE given.delay_s END AS delay_s
-        FROM feedq.lease l JOIN given USING (feed_id, epoch) JOIN feedq.worker w ON w.id = l.worker_id
+        SELECT locked.feed_id, locked.error, locked.attempts, w.name AS worker,
+            CASE WHEN kept THEN 'held' ELSE locked.reason END AS reason,
+            CASE WHEN kept THEN :hold_s ELSE locked.delay_s END AS delay_s
+        FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
         CROSS JOIN LATERAL (
-            SELECT :hold_s > 0 AND w.state = 'draining' AND given.reason IN ('drained', 'released')
-                AND l.promised_to IS NULL AS kept
+            SELECT :hold_s > 0 AND w.state = 'draining' AND locked.reason IN ('drained', 'released')
+                AND locked.promised_to IS NULL AS kept
         ) k
-        WHERE l.worker_id = :worker_id AND l.state = ANY(:states) ORDER BY l.feed_id FOR UPDATE OF l
+        WHERE locked.worker_id = :worker_id AND locked.state = ANY(:states)
     ), released AS (
         -- What was promised to another worker stays so.
         UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = held.reason,
@@ -104,13 +115,12 @@ _REPORT = f"""
             CAST(:ages AS float8[]), CAST(:cursors AS jsonb[]), CAST(:connected AS boolean[]),
             CAST(:stalled AS boolean[]), CAST(:attempts AS int[]), CAST(:errors AS text[]))
             AS t (feed_id, epoch, records, bytes, dead, age_s, cursor, connected, stalled, attempts, error)
-    ), held AS (
-        SELECT given.*, extract(epoch FROM clock_timestamp() - greatest(l.reported_at, l.running_since))::float8
+    ), locked AS ({_locked("l.worker_id, l.state, l.reported_at, l.running_since, l.moved_at")}), held AS (
+        SELECT locked.*, extract(epoch FROM clock_timestamp() - greatest(reported_at, running_since))::float8
             AS elapsed_s,
             -- The owner that lets go of it still reports, and is connected.
-            l.moved_at IS NOT NULL AND l.state = 'running' AND given.connected AS has_arrived
-        FROM feedq.lease l JOIN given USING (feed_id, epoch)
-        WHERE l.worker_id = :worker_id AND l.state = ANY(:states) ORDER BY l.feed_id FOR UPDATE OF l
+            moved_at IS NOT NULL AND state = 'running' AND connected AS has_arrived
+        FROM locked WHERE worker_id = :worker_id AND state = ANY(:states)
     )
     UPDATE feedq.lease l SET
         records_total = l.records_total + held.records,

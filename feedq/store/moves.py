@@ -64,14 +64,18 @@ def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: flo
             SELECT * FROM unnest(
                 CAST(:feed_ids AS bigint[]), CAST(:sources AS uuid[]), CAST(:targets AS uuid[])
             ) AS t (feed_id, source, target)
+        ), locked AS (
+            -- By nothing but keys, as in feedq.store.leases. What somebody has locked can move with another pass:
+            -- this one may hold what they wait for.
+            SELECT given.*, l.worker_id, l.state FROM (SELECT * FROM given ORDER BY feed_id) given
+            CROSS JOIN LATERAL (
+                SELECT * FROM feedq.lease WHERE feed_id = given.feed_id FOR UPDATE SKIP LOCKED
+            ) l
         ), held AS (
-            SELECT given.*, s.target_state, w.name AS target_name FROM given
-            JOIN feedq.lease l USING (feed_id)
-            JOIN feedq.worker s ON s.id = given.source
-            JOIN feedq.worker w ON w.id = given.target
-            WHERE l.worker_id = given.source AND l.state = ANY(:states) AND s.state <> 'gone'
-            -- What somebody has locked can move with another pass: this one may hold what they wait for.
-            ORDER BY feed_id FOR UPDATE OF l SKIP LOCKED
+            SELECT locked.*, s.target_state, w.name AS target_name FROM locked
+            JOIN feedq.worker s ON s.id = locked.source
+            JOIN feedq.worker w ON w.id = locked.target
+            WHERE locked.worker_id = locked.source AND locked.state = ANY(:states) AND s.state <> 'gone'
         ), asked AS (
             UPDATE feedq.lease l SET state = 'stopping', promised_to = held.target,
                 moved_at = clock_timestamp(),

@@ -151,8 +151,7 @@ lease = Table(
     Index("lease_promised", "promised_to", postgresql_where=text("promised_to IS NOT NULL")),
     Index("lease_moved", "moved_at", postgresql_where=text("moved_at IS NOT NULL")),
     Index("lease_assigned", "assigned_at", postgresql_where=text("state = 'assigned'")),
-    Index("lease_assigned_to", "worker_id", postgresql_where=text("state = 'assigned'")),
-    Index("lease_stopping", "worker_id", postgresql_where=text("state = 'stopping'")),
+    Index("lease_summons", "worker_id", "state", postgresql_where=text("state IN ('assigned', 'stopping')")),
     Index("lease_held_by", "worker_id", "running_since", postgresql_where=text("worker_id IS NOT NULL")),
     # Progress is written often and touches no indexed column: leave room for updates within the page.
     postgresql_with={"fillfactor": "70", "autovacuum_vacuum_scale_factor": "0.05"},

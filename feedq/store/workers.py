@@ -48,7 +48,12 @@ STAMP_ALIVE = f"""
 """
 
 # One statement a worker and interval, however many feeds it runs. `%(name)s` is for the driver: the keeper
-# sends it on a session of its own.
+# sends it on a session of its own, which plans it once and for all. So what waits for the worker is asked in
+# an order that only `lease_summons` has: it is the way in, even if there was no lease yet when that was planned.
+_WAITING = """
+    SELECT l.state FROM feedq.lease l
+    WHERE l.worker_id = %(worker_id)s AND l.state IN ('assigned', 'stopping')
+"""
 HEARTBEAT = f"""
     WITH alive AS ({STAMP_ALIVE.replace(":ttl_s", "%(ttl_s)s")})
     UPDATE feedq.worker w SET
@@ -57,13 +62,28 @@ HEARTBEAT = f"""
         suspected_at = NULL,
         feeds = %(feeds)s, cpu = %(cpu)s, rss = %(rss)s, loop_lag_s = %(loop_lag_s)s,
         rows_per_s = %(rows_per_s)s, bytes_per_s = %(bytes_per_s)s
+    FROM feedq.fleet f
     WHERE w.id = %(worker_id)s AND w.state <> 'gone'
     RETURNING w.state,
-        EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id AND l.state = 'stopping'),
-        EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id AND l.state = 'assigned'),
-        (SELECT extract(epoch FROM clock_timestamp() - pass_at)::float8 FROM feedq.fleet),
-        (SELECT active_workers FROM feedq.fleet)
+        coalesce(({_WAITING} ORDER BY l.state DESC LIMIT 1) = 'stopping', false),
+        coalesce(({_WAITING} ORDER BY l.state LIMIT 1) = 'assigned', false),
+        extract(epoch FROM clock_timestamp() - f.pass_at)::float8,
+        f.active_workers
 """
+_HEARTBEAT_TYPES = {
+    "worker_id": "uuid",
+    "ttl_s": "float8",
+    "feeds": "integer",
+    "cpu": "float8",
+    "rss": "bigint",
+    "loop_lag_s": "float8",
+    "rows_per_s": "float8",
+    "bytes_per_s": "float8",
+}
+PREPARE_HEARTBEAT = f"PREPARE feedq_heartbeat ({', '.join(_HEARTBEAT_TYPES.values())}) AS " + HEARTBEAT % {
+    name: f"${n}" for n, name in enumerate(_HEARTBEAT_TYPES, start=1)
+}
+PREPARED_HEARTBEAT = f"EXECUTE feedq_heartbeat ({', '.join(f'%({name})s' for name in _HEARTBEAT_TYPES)})"
 
 
 def heartbeat_parameters(worker_id: UUID, load: Load, ttl_s: float) -> dict[str, Any]:

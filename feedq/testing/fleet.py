@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from uuid import UUID
 
 from feedq.control import PASSES_IN_A_ROW, PassReport, reconcile
 from feedq.errors import Unavailable
@@ -27,29 +28,17 @@ from feedq.model import (
 from feedq.settings import Settings
 from feedq.telemetry import EventKind
 from feedq.testing.clock import ManualClock, SkewedClock
-from feedq.testing.invariants import overfull_workers, problems_of_move
+from feedq.testing.durations import DURATIONS
+from feedq.testing.invariants import overfull_workers, problems_of_move, problems_of_rows
 from feedq.testing.memory import MemoryStore
 from feedq.testing.paper import PaperBroker, PaperSink, PaperSource
-from feedq.testing.worker import PaperWorker, numbers
+from feedq.testing.stream import numbers
+from feedq.testing.worker import PaperWorker
 from feedq.verbs import cordon_worker, drain_worker, move_feed, uncordon_worker
 
 STEP_S = 0.1
-DURATIONS = Settings.model_construct(
-    heartbeat_s=2.0,
-    ttl_s=6.0,
-    trust_margin_s=1.0,
-    reconcile_interval_s=5.0,
-    dispatch_timeout_s=10.0,
-    settle_s=2.0,
-    sweep_interval_s=60.0,
-    measured_load=0.0,
-    tenant_caps={},
-    rebalance_band=0.1,
-    moves_per_pass=100,
-    handoff_timeout_s=10.0,
-    restart_hold_s=0.0,
-)
-"""Neither from the environment nor from the defaults: no transcript may change because one of those does."""
+TICK_MIN_S = 0.1
+"""What beat makes of a reconcile interval of nothing."""
 
 
 class InvariantBroken(AssertionError):
@@ -78,9 +67,10 @@ class PaperFleet:
         self.workers: dict[str, PaperWorker] = {}
         self.lines: list[str] = []
         self.has_beat = True
+        self.passes = self.looks = 0
         self._worker_type = worker_type
         self._step_s = step_s
-        self._next_pass_at = 0.0
+        self._next_pass_at = self._next_look_at = 0.0
         self._feeds_added = 0
         self._events_told = 0
         self._unplaced: dict[str, int] = {}
@@ -187,6 +177,10 @@ class PaperFleet:
         self.say(f"worker {name}", "hears no stop request any more")
         self.workers[name].is_stubborn = True
 
+    def become_deaf(self, name: str) -> None:
+        self.say(f"worker {name}", "hears of no assignment any more")
+        self.workers[name].is_deaf = True
+
     def cut_off(self, name: str) -> None:
         self.say(f"worker {name}", "is cut off from the database")
         self.workers[name].is_cut_off = True
@@ -241,10 +235,8 @@ class PaperFleet:
 
     def _beat(self) -> None:
         try:
-            lost = self.store.look()
-            due = self.clock.monotonic() >= self._next_pass_at
-            due = due or self.store.is_due(settle_s=self.settings.settle_s)
-            if lost or due or self.store.database.tables.wakes:
+            is_due = self._look() or self.clock.monotonic() >= self._next_pass_at
+            if is_due or self.store.database.tables.wakes:
                 self._reconcile()
         except Unavailable:
             if not self._was_away:
@@ -253,10 +245,27 @@ class PaperFleet:
         else:
             self._was_away = False
 
+    def _look(self) -> bool:
+        """Whether a pass should run, going by a look if it is time for one."""
+        if self.clock.monotonic() < self._next_look_at:
+            return False
+        self.looks += 1
+        suspected = self._suspected()
+        lost = self.store.look()
+        # The second look, which decides, follows the first at once.
+        pause_s = 0.0 if self._suspected() - suspected else self.settings.look_interval_s
+        self._next_look_at = self.clock.monotonic() + pause_s
+        return bool(lost) or self.store.is_due(settle_s=self.settings.settle_s)
+
+    def _suspected(self) -> set[UUID]:
+        return {w.id for w in self.store.database.tables.workers.values() if w.suspected_at is not None}
+
     def _reconcile(self) -> None:
         self.store.database.require()
         self.store.database.tables.wakes = 0
-        self._next_pass_at = self.clock.monotonic() + self.settings.reconcile_interval_s
+        self.passes += 1
+        interval_s = max(self.settings.reconcile_interval_s, TICK_MIN_S)
+        self._next_pass_at = self.clock.monotonic() + interval_s
         report = reconcile(self.store, self.broker.send, self.settings, passes=PASSES_IN_A_ROW)
         self._tell_events()
         for lease in self.store.database.tables.leases.values():
@@ -338,9 +347,7 @@ class PaperFleet:
             yield from problems_of_move(lease)
         yield from overfull_workers(tables)
         for feed_id, rows in self.sink.rows.items():
-            seen = self._rows_seen.get(feed_id, 0)
-            if rows[seen:] != list(range(seen + 1, len(rows) + 1)):
-                yield f"feed {feed_id} landed {summary(rows)}: lost, doubled or out of order"
+            yield from problems_of_rows(feed_id, rows, seen=self._rows_seen.get(feed_id, 0))
             self._rows_seen[feed_id] = len(rows)
         for worker in self.workers.values():
             for stream in worker.streams.values():
@@ -378,14 +385,3 @@ _TOLD = {
     EventKind.LEASE_REAPED.value,
     EventKind.STOP_REQUESTED.value,
 }
-
-
-def summary(rows: Sequence[int]) -> str:
-    """Rows as the runs of consecutive numbers they consist of, the last few of them."""
-    runs: list[list[int]] = []
-    for row in rows:
-        if runs and row == runs[-1][1] + 1:
-            runs[-1][1] = row
-        else:
-            runs.append([row, row])
-    return " ".join(f"{first}-{last}" for first, last in runs[-5:])

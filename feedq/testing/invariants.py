@@ -1,9 +1,9 @@
-"""What must hold of every lease on paper, whatever has happened: moves take nothing away before it has a place."""
+"""What must hold on paper whatever has happened: of leases, of workers, and of the rows that landed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from feedq.model import Lease, LeaseState, Reason, WorkerState
 from feedq.testing.memory.moves import counted_at
@@ -29,3 +29,20 @@ def overfull_workers(tables: Tables) -> Iterator[str]:
         count = counts[worker.id]
         if worker.state is not WorkerState.GONE and count > worker.capacity:
             yield f"worker {worker.name} has been given {count} feeds and can hold {worker.capacity}"
+
+
+def problems_of_rows(feed_id: int, rows: Sequence[int], *, seen: int) -> Iterator[str]:
+    """Of those after the first ``seen``, which have been looked at before."""
+    if list(rows[seen:]) != list(range(seen + 1, len(rows) + 1)):
+        yield f"feed {feed_id} landed {summary(rows)}: lost, doubled or out of order"
+
+
+def summary(rows: Sequence[int]) -> str:
+    """Rows as the runs of consecutive numbers they consist of, the last few of them."""
+    runs: list[list[int]] = []
+    for row in rows:
+        if runs and row == runs[-1][1] + 1:
+            runs[-1][1] = row
+        else:
+            runs.append([row, row])
+    return " ".join(f"{first}-{last}" for first, last in runs[-5:])

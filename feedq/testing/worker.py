@@ -1,8 +1,9 @@
 """A worker on paper: one object that does, a tick at a time, what a worker process does on its threads.
 
 It follows the protocol of `feedq.lease` and nothing else: heartbeat with a trust window anchored where it was
-sent, grouped claims, fence before connecting, writes gated by the epoch, releases. It can be killed, frozen,
-cut off from the database, and told to leave.
+sent, grouped claims, fence before connecting, writes gated by the epoch, releases. It hears of an assignment by a
+ring, by a message and by the answer to a heartbeat, whichever comes first. It can be killed, frozen, cut off from
+the database, and told to leave.
 
 A tick begins with the writes that were pending: a frozen worker that wakes up writes first and thinks later,
 which is the worst order there is.
@@ -10,36 +11,26 @@ which is the worst order there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 from feedq.clock import Clock
 from feedq.errors import Unavailable
 from feedq.lease import TrustWindow
 from feedq.model import FeedKey, Heartbeat, Load, NewWorker, Progress, Reason, Release, Worker
-from feedq.settings import Settings
+from feedq.runtime.intake import SUMMONED_MAX
+from feedq.runtime.keeper import WATCHDOG_INTERVALS, WATCHDOG_MIN_S
+from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.testing.memory import MemoryStore
 from feedq.testing.memory.store import MemoryListener, MemorySession
-from feedq.testing.paper import PaperBroker, PaperConnection, PaperSink, PaperSource
+from feedq.testing.paper import PaperBroker, PaperSink, PaperSource
+from feedq.testing.stream import PaperStream, numbers
 
 RETRY_S = 0.5
 """How soon a heartbeat that found no database is tried again."""
-WATCHDOG_INTERVALS = 3
 
 Say = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class PaperStream:
-    """A feed that this worker holds."""
-
-    key: FeedKey
-    is_fenced: bool = False
-    connection: PaperConnection | None = None
-    pending: list[int] = field(default_factory=list)
-    """Received, and not yet committed."""
-    unreported: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +74,8 @@ class PaperWorker:
         """Whether the network drops everything between this worker and the database."""
         self.is_stubborn = False
         """Whether it does not do what stop requests say."""
+        self.is_deaf = False
+        """Whether it hears of no assignment, in whatever way."""
         self.answers_take_s = 0.0
         """How long the way back of a heartbeat takes."""
         self._session: MemorySession | None = None
@@ -92,7 +85,10 @@ class PaperWorker:
         self._next_beat = float("-inf")
         self._in_flight: _InFlight | None = None
         self._releases: list[Release] = []
+        self._must_attend = False
         self._must_audit = False
+        self.heartbeats = 0
+        """How many it has tried."""
         self._is_leaving = False
 
     # -- what may happen to it -----------------------------------------------------------------------
@@ -150,9 +146,10 @@ class PaperWorker:
         self._release(worker_id)
         if self._must_audit:
             self._audit(worker_id)
-        if self._listener is not None and self._listener.is_open and self._listener.wait(0):
-            self._stop_what_is_asked(worker_id)
-        self._claim(worker_id)
+        rung = self._listener is not None and self._listener.is_open and self._listener.wait(0)
+        if rung or self._must_attend:
+            self._attend(worker_id)
+        self._take_messages(worker_id)
 
     # -- the lease -----------------------------------------------------------------------------------
 
@@ -164,9 +161,10 @@ class PaperWorker:
         now = self.clock.monotonic()
         if self._in_flight is None and now >= self._next_beat:
             assert self._session is not None
+            self.heartbeats += 1
             answer = self._session.heartbeat(Load(feeds=len(self.streams))) if self._reach() else None
             self._in_flight = _InFlight(now, now + self.answers_take_s, answer)
-            self._next_beat = now + self._settings.heartbeat_s
+            self._next_beat = now + max(self._settings.heartbeat_s, HEARTBEAT_MIN_S)
         if self._in_flight is not None and now >= self._in_flight.due:
             arrived, self._in_flight = self._in_flight, None
             self._heed(arrived, received_at=now)
@@ -178,10 +176,11 @@ class PaperWorker:
         self._trust = self._window(sent_at=arrived.sent_at, received_at=received_at)
         assert self.worker is not None
         self._report(self.worker.id)
-        if arrived.answer.stops_pending:
-            self._stop_what_is_asked(self.worker.id)
+        if arrived.answer.stops_pending or arrived.answer.claims_pending:
+            self._attend(self.worker.id)
         age_s = arrived.answer.pass_age_s
-        if age_s is not None and age_s > WATCHDOG_INTERVALS * self._settings.reconcile_interval_s:
+        watchdog_s = max(WATCHDOG_INTERVALS * self._settings.reconcile_interval_s, WATCHDOG_MIN_S)
+        if age_s is not None and age_s > watchdog_s:
             self._say("no pass for too long; runs one here")
             self._reconcile()
 
@@ -217,6 +216,7 @@ class PaperWorker:
         if self._listener is None:
             self._reach()
             self._listener = self._store.worker_listener(self.worker)
+            self._must_attend = True  # something may have been asked before we listened
 
     def _start_anew(self) -> None:
         """Declared gone: let go of everything and begin a new worker session."""
@@ -248,24 +248,47 @@ class PaperWorker:
 
     # -- feeds ---------------------------------------------------------------------------------------
 
-    def _claim(self, worker_id: UUID) -> None:
-        keys = self._broker.take(f"node.{self.name}") if self._reach() else []
-        if not keys:
-            return
-        granted = self._store.leases.claim(worker_id, keys)
+    def _attend(self, worker_id: UUID) -> None:
+        """Do what the database has for us: begin what was assigned, end what is to stop."""
+        self._reach()
+        self._must_attend = True  # until all of it is done
+        if not self.is_deaf:
+            keys = self._store.leases.assigned(worker_id, limit=SUMMONED_MAX)
+            self._claim(worker_id, keys, has_message=False)
+        self._stop_what_is_asked(worker_id)
+        self._must_attend = False
+
+    def _take_messages(self, worker_id: UUID) -> None:
+        """A message joins the tenure that it is about, has it claimed, or is dropped."""
+        keys = self._broker.take(f"node.{self.name}") if self._reach() and not self.is_deaf else []
+        unknown = []
+        for key in keys:
+            stream = self.streams.get(key[0])
+            if stream is None or stream.claimed != key or stream.has_message:
+                unknown.append(key)
+            else:
+                stream.has_message = True
+        dropped = len(unknown) - self._claim(worker_id, unknown, has_message=True)
+        if dropped:
+            self._say(f"drops {dropped} stale message{'s' if dropped > 1 else ''}")
+
+    def _claim(self, worker_id: UUID, keys: Sequence[FeedKey], *, has_message: bool) -> int:
+        """How many of these were granted."""
+        granted = self._store.leases.claim(worker_id, keys) if keys else []
         for claim in granted:
             if claim.feed.id in self.streams:
                 self._forget([claim.feed.id])  # a tenure of ours that ended without our hearing of it
-            self.streams[claim.feed.id] = PaperStream(claim.key)
-        stale = len(keys) - len(granted)
-        if stale:
-            self._say(f"drops {stale} stale message{'s' if stale > 1 else ''}")
+            self.streams[claim.feed.id] = PaperStream(claim.key, claim.key, has_message)
+        return len(granted)
 
     def _connect(self, worker_id: UUID) -> None:
         """Take over in the sink, then connect where it says: for feeds just claimed, and after a suspension."""
         begun = []
         for stream in [s for s in self.streams.values() if s.connection is None]:
-            cursor = self._take_over(worker_id, stream)
+            before = stream.key
+            cursor = stream.take_over(worker_id, store=self._store, sink=self._sink)
+            if stream.key != before:
+                self._say(f"raises feed {before[0]} from epoch {before[1]} to {stream.key[1]}")
             if cursor is None:
                 self._fenced(stream)
             else:
@@ -274,23 +297,6 @@ class PaperWorker:
                 begun.append(feed_id)
         if begun:
             self._say(f"streams {numbers(begun)}")
-
-    def _take_over(self, worker_id: UUID, stream: PaperStream) -> int | None:
-        """The cursor to go on after; None: the feed has another owner."""
-        if stream.is_fenced:
-            return self._sink.cursor(stream.key)
-        cursor = self._sink.fence(stream.key)
-        if cursor is None:
-            # The sink is ahead of the lease: either we are stale, or the control database is (its lease row
-            # was lost or restored), which then lets us raise the epoch.
-            above = self._sink.epoch(stream.key[0])
-            raised = self._store.leases.raise_epoch(worker_id, stream.key, above=above)
-            if raised is not None:
-                self._say(f"raises feed {raised[0]} from epoch {stream.key[1]} to {raised[1]}")
-                stream.key = raised
-                cursor = self._sink.fence(raised)
-        stream.is_fenced = cursor is not None
-        return cursor
 
     def _fenced(self, stream: PaperStream) -> None:
         self._say(f"is fenced off feed {stream.key[0]}@{stream.key[1]}")
@@ -375,23 +381,11 @@ class PaperWorker:
         self.kill()
 
     def _disconnect(self, feed_ids: Iterable[int]) -> None:
-        """Cut the sockets and keep the leases; what was not committed will be sent again."""
+        """Cut the sockets and keep the leases."""
         for feed_id in list(feed_ids):
-            stream = self.streams[feed_id]
-            stream.pending.clear()
-            if stream.connection is not None:
-                stream.connection.close()
-                stream.connection = None
+            self.streams[feed_id].disconnect()
 
     def _forget(self, feed_ids: Iterable[int]) -> None:
         for feed_id in list(feed_ids):
             self._disconnect([feed_id])
             del self.streams[feed_id]
-
-
-def numbers(feed_ids: Iterable[int]) -> str:
-    """``feeds 1,2,3`` or ``feed 1`` or ``nothing``."""
-    ids = sorted(feed_ids)
-    if not ids:
-        return "nothing"
-    return f"feed{'s' if len(ids) > 1 else ''} {','.join(map(str, ids))}"

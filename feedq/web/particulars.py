@@ -37,6 +37,8 @@ def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -
     if lease.promised_to is not None:
         yield Line("Goes on to", workers.get(lease.promised_to, "a worker that is gone by now"))
     yield from _moment("To let go by", lease.stop_by, now)
+    if lease.held_for is not None:
+        yield Line("Kept for a successor of", lease.held_for)
     yield from _moment("Assigned", lease.assigned_at, now)
     yield from _moment("Running since", lease.running_since, now)
     yield from _moment("Next try", lease.retry_at, now)

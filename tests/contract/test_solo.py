@@ -17,7 +17,7 @@ from feedq.runtime import solo
 from feedq.settings import Settings
 from feedq.store.base import Followed
 from tests.contract.harness import PostgresHarness, spec
-from tests.contract.test_supervisor import Source, until
+from tests.contract.test_supervisor import LIMIT_S, Source, until
 
 pytestmark = pytest.mark.servers
 
@@ -69,6 +69,10 @@ def tenure(postgres_harness: PostgresHarness) -> Iterator[Tenure]:
     made = Tenure(postgres_harness)
     yield made
     made.source.close()
+    # A process keeps them for its next tenure; the tests after these run in the same one.
+    for ends in solo._ends_of.values():
+        ends.stop(timeout_s=lambda: LIMIT_S)
+    solo._ends_of.clear()
 
 
 def test_a_tenure_that_ends_in_an_unexpected_way_lets_go_of_its_lease(

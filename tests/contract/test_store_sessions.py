@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from feedq.errors import Unavailable
 from feedq.model import Load
+from feedq.store import session as session_module
 from feedq.store.session import PostgresSession
 from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers
 
+BEATS = 200
+LIMIT_S = 10.0
 SELECT_MAX = 1024
 """What ``select()`` can look at, whatever the file limit is."""
 
@@ -52,3 +57,52 @@ def test_a_session_of_a_worker_with_a_thousand_open_sockets_waits_and_hears(
     finally:
         session.close()
         listener.close()
+
+
+def plans(session: PostgresSession) -> list[tuple[object, ...]]:
+    """Of each statement that the session has prepared: how often it was sent, and how often planned for that."""
+    with session._connection.cursor() as cursor:
+        cursor.execute("SELECT name, generic_plans, custom_plans FROM pg_prepared_statements")
+        return list(cursor.fetchall())
+
+
+def test_a_heartbeat_is_planned_once_a_session(postgres_harness: PostgresHarness) -> None:
+    worker = postgres_harness.worker()
+    for _ in range(2):
+        with closing(PostgresSession(postgres_harness.url, worker, ttl_s=TTL_S)) as session:
+            for _ in range(20):
+                assert session.heartbeat(Load()) is not None
+            assert plans(session) == [("feedq_heartbeat", 20, 0)]
+
+
+def test_behind_a_pooler_nothing_is_prepared(
+    postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "hold_worker_lock", lambda *_: False)
+    worker = postgres_harness.worker()
+    with closing(PostgresSession(postgres_harness.url, worker, ttl_s=TTL_S)) as session:
+        assert session.heartbeat(Load()) is not None
+        assert plans(session) == []
+
+
+def test_a_heartbeat_leaves_nothing_for_a_vacuum(postgres_harness: PostgresHarness) -> None:
+    """No indexed column changes, and there is room in the page."""
+    h = postgres_harness
+
+    def within_the_page() -> int:
+        ((count,),) = h.execute(
+            "SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'feedq.worker'::regclass"
+        )
+        return int(str(count))
+
+    worker = h.worker()
+    before = within_the_page()
+    with closing(PostgresSession(h.url, worker, ttl_s=TTL_S)) as session:
+        for _ in range(BEATS):
+            session.heartbeat(Load())
+    deadline = time.monotonic() + LIMIT_S
+    # Not all: a page can be pruned only of what no transaction can see any more. And a session tells its counters
+    # when it has ended.
+    while within_the_page() < before + 0.9 * BEATS:
+        assert time.monotonic() < deadline, "rows were moved to other pages"
+        time.sleep(0.01)

@@ -76,6 +76,22 @@ def test_a_heartbeat_says_that_stop_requests_wait(harness: Harness) -> None:
     assert not beat.stops_pending
 
 
+def test_a_heartbeat_tells_claims_from_stops_and_of_both(harness: Harness) -> None:
+    worker, first, second = harness.worker(), harness.feed("first"), harness.feed("second")
+
+    def pending() -> tuple[bool, bool]:
+        answer = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+        assert answer is not None
+        return answer.claims_pending, answer.stops_pending
+
+    harness.run(first, worker)
+    assert pending() == (False, False)
+    harness.assign(second, worker)
+    assert pending() == (True, False)
+    harness.stop(first)
+    assert pending() == (True, True)
+
+
 def test_a_heartbeat_says_how_long_ago_a_pass_finished(harness: Harness) -> None:
     worker = harness.worker()
     beat = harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from feedq.model import Reason, Status
 from feedq.testing import PaperFleet
 from tests.scenarios.story import expect, streaming_fleet
@@ -89,9 +91,76 @@ def test_a_fleet_without_room_for_a_dead_workers_feeds_keeps_them_waiting() -> N
     assert fleet.everything_streams()
 
 
-def test_a_lost_message_is_overdue_and_goes_out_again_under_a_new_epoch() -> None:
+@pytest.mark.parametrize(("messages", "rings"), [(1, 0), (0, 1)])
+def test_of_ring_and_message_one_is_enough(messages: int, rings: int) -> None:
+    fleet = streaming_fleet()
+    fleet.broker.to_lose = messages
+    fleet.store.lose_rings(rings)
+    fleet.add_feeds(1)
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=10.0 person: adds feed 5
+        t=10.1 control: assigns 5@1 to b
+        t=10.2 worker b: streams feed 5
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_without_either_the_next_heartbeat_brings_the_assignment() -> None:
     fleet = streaming_fleet()
     fleet.broker.to_lose = 1
+    fleet.store.lose_rings(1)
+    fleet.add_feeds(1)
+    fleet.run(3)
+    assert fleet.everything_streams()
+    streams = next(line for line in fleet.lines if "worker b: streams feed 5" in line)
+    assert 10.2 < float(streams.removeprefix("t=").split()[0]) <= 10.2 + fleet.settings.heartbeat_s
+
+
+def test_a_message_joins_the_tenure_that_a_ring_began_and_a_copy_of_it_is_dropped() -> None:
+    fleet = streaming_fleet()
+    fleet.broker.to_lose = 1
+    fleet.add_feeds(1)
+    fleet.run(1)
+    message = fleet.broker.sent[-1]
+    for _ in range(2):
+        fleet.broker.deliver(message)
+        fleet.run(1)
+    expect(
+        fleet,
+        """
+        t=10.0 person: adds feed 5
+        t=10.1 control: assigns 5@1 to b
+        t=10.2 worker b: streams feed 5
+        t=12.1 worker b: drops 1 stale message
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_a_ring_that_comes_after_the_message_finds_nothing_to_do() -> None:
+    fleet = streaming_fleet()
+    fleet.store.delay_rings(1.0)
+    fleet.add_feeds(1)
+    fleet.run(3)
+    expect(
+        fleet,
+        """
+        t=10.0 person: adds feed 5
+        t=10.1 control: assigns 5@1 to b
+        t=10.2 worker b: streams feed 5
+        """,
+    )
+    assert fleet.everything_streams()
+
+
+def test_an_assignment_that_is_not_claimed_is_overdue_and_goes_out_again_under_a_new_epoch() -> None:
+    fleet = streaming_fleet()
+    fleet.become_deaf("b")
+    fleet.lines.clear()
     fleet.add_feeds(1)
     fleet.run(13)
     expect(
@@ -109,12 +178,11 @@ def test_a_lost_message_is_overdue_and_goes_out_again_under_a_new_epoch() -> Non
 
 def test_a_message_that_comes_after_it_was_overdue_is_dropped() -> None:
     fleet = streaming_fleet()
-    fleet.broker.to_lose = 1
+    fleet.become_deaf("b")
     fleet.add_feeds(1)
     fleet.run(13)
     fleet.lines.clear()
-    late = next(m for m in fleet.broker.sent if m.key == (5, 1))
-    fleet.broker.deliver(late)
+    fleet.workers["b"].is_deaf = False
     fleet.run(3)
     expect(
         fleet,

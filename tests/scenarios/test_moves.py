@@ -11,7 +11,7 @@ import pytest
 from feedq.errors import Conflict
 from feedq.model import LeaseState, Reason
 from feedq.testing import PaperFleet
-from feedq.testing.fleet import DURATIONS
+from feedq.testing.durations import DURATIONS
 from tests.scenarios.story import expect, streaming_fleet
 
 HOLD_S = 5.0

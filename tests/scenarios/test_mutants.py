@@ -1,11 +1,11 @@
-"""Do the stories bite? The protocol is broken on paper in seven ways, and the stories named must fail.
+"""Do the stories bite? The protocol is broken on paper in eight ways, and the stories named must fail.
 
 `tests/contract/test_mutants.py` does the same to the code that runs in production.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from feedq.testing.memory import moves
 from feedq.testing.memory.passes import MemoryPass
 from feedq.testing.memory.tables import MemoryDatabase
 from feedq.testing.paper import PaperCheckpoint
+from tests.scenarios import test_dispatch as dispatch
 from tests.scenarios import test_failover as failover
 from tests.scenarios import test_moves as handovers
 from tests.simulation.test_fleet import (
@@ -98,6 +99,15 @@ def waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "reap", lambda _: 0)
 
 
+def nobody_is_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker hears of an assignment by its message alone."""
+
+    def say_nothing(self: MemoryDatabase, worker_ids: Iterable[UUID]) -> None:
+        pass
+
+    monkeypatch.setattr(MemoryDatabase, "ring", say_nothing)
+
+
 @pytest.mark.parametrize(
     ("mutate", "story"),
     [
@@ -125,6 +135,10 @@ def waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             waited_for_without_end,
             handovers.test_an_owner_that_does_not_let_go_is_waited_for_so_long_and_no_longer,
+        ),
+        (
+            nobody_is_rung,
+            dispatch.test_a_message_joins_the_tenure_that_a_ring_began_and_a_copy_of_it_is_dropped,
         ),
     ],
 )

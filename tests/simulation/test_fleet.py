@@ -17,7 +17,7 @@ import pytest
 from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
 from feedq.model import TargetState, WorkerState, WorkerTarget
 from feedq.testing import PaperFleet
-from feedq.testing.fleet import DURATIONS
+from feedq.testing.durations import DURATIONS
 
 STEPS = 400
 STEP_S = 0.25
@@ -60,6 +60,8 @@ class Trouble:
         """End every fault; what was killed stays dead, and somebody is there to take over."""
         self.fleet.database_comes_back()
         self.fleet.broker.to_lose, self.fleet.broker.copies = 0, 1
+        self.fleet.store.lose_rings(0)
+        self.fleet.store.delay_rings(0.0)
         self.fleet.store.lose_answers(0)
         self.fleet.store.fail_commits(0)
         self.fleet.has_beat = True
@@ -67,7 +69,7 @@ class Trouble:
             worker.thaw()
             worker.answers_take_s = 0.0
             worker.is_cut_off = False
-            worker.is_stubborn = False
+            worker.is_stubborn = worker.is_deaf = False
             self.fleet.say(f"worker {name}", "is well again")
         for view in self.fleet.store.workers.views():
             if view.worker.target_state is not WorkerTarget.SERVING:
@@ -97,6 +99,8 @@ class Trouble:
             self._lose_answers,
             self._fail_commits,
             self._broker,
+            self._rings,
+            self._rings,
             self._old_message,
             self._edit,
             self._edit,
@@ -111,6 +115,7 @@ class Trouble:
             self._cordon_or_drain,
             self._cordon_or_drain,
             self._be_stubborn,
+            self._be_deaf_or_hear,
         ]
 
     def _add(self, name: str, *, capacity: int | None = None) -> None:
@@ -166,6 +171,10 @@ class Trouble:
         self.fleet.broker.to_lose = self.rng.randint(0, 3)
         self.fleet.broker.copies = self.rng.randint(1, 3)
 
+    def _rings(self) -> None:
+        self.fleet.store.lose_rings(self.rng.choice([0, 1, 3, 10]))
+        self.fleet.store.delay_rings(self.rng.choice([0.0, 0.5, 5.0]))
+
     def _old_message(self) -> None:
         if self.fleet.broker.sent:
             self.fleet.broker.deliver(self.rng.choice(self.fleet.broker.sent))
@@ -182,6 +191,13 @@ class Trouble:
     def _be_stubborn(self) -> None:
         if name := self._some_worker():
             self.fleet.become_stubborn(name)
+
+    def _be_deaf_or_hear(self) -> None:
+        if name := self._some_worker():
+            if self.fleet.workers[name].is_deaf:
+                self.fleet.workers[name].is_deaf = False
+            else:
+                self.fleet.become_deaf(name)
 
     def _feed(self) -> int | None:
         alive = [v.feed.id for v in self.fleet.store.feeds.views() if v.feed.removed_at is None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -45,7 +44,8 @@ def full(feeds: int, told: list[int]) -> Roster:
     made = Roster(asyncio.get_running_loop())
     for feed_id in range(feeds):
         runner: Any = Told(feed_id, told)
-        made.add(runner, Mock())
+        nobody: Any = None
+        made.add(runner, nobody)
     return made
 
 

@@ -10,6 +10,7 @@ import pytest
 from feedq.errors import InvalidInput
 from feedq.permission import Permissions, parse_networks
 from feedq.settings import Settings, settings
+from tests.simulation.durations import at_largest, at_lowest, durations
 
 SECRET = "hunter2"
 
@@ -60,6 +61,10 @@ def test_a_process_reads_its_settings_once(read: Read, monkeypatch: pytest.Monke
         ("FEEDQ_TTL_S", "inf"),
         ("FEEDQ_TTL_S", "86401"),
         ("FEEDQ_TTL_S", ""),
+        ("FEEDQ_TTL_S", "0.4"),
+        ("FEEDQ_DISPATCH_TIMEOUT_S", "0.9"),
+        ("FEEDQ_LEADER_TTL_S", "1.9"),
+        ("FEEDQ_VISIBILITY_TIMEOUT_S", "31536001"),
         ("FEEDQ_FENCE_LOCK_TIMEOUT_S", "0"),
         ("FEEDQ_JOB_SLOTS", "0"),
         ("FEEDQ_CLAIM_WINDOW", "1.5"),
@@ -87,9 +92,23 @@ def test_every_bad_value_is_named_at_once(read: Read) -> None:
         read(FEEDQ_HEARTBEAT_S="x", FEEDQ_JOB_SLOTS="y")
 
 
-def test_a_margin_beyond_the_ttl_is_refused_because_nobody_would_ever_be_trusted(read: Read) -> None:
-    with pytest.raises(InvalidInput, match=r"^FEEDQ_TRUST_MARGIN_S \(3\) must not exceed FEEDQ_TTL_S \(2\)"):
-        read(FEEDQ_TRUST_MARGIN_S="3", FEEDQ_TTL_S="2")
+@pytest.mark.parametrize(
+    ("ttl_s", "heartbeat_s", "margin_s", "most_s"), [("6", "2", "3.1", "3"), ("0.5", "0", "0.43", "0.425")]
+)
+def test_a_margin_that_leaves_no_time_for_a_heartbeat_is_refused(
+    read: Read, ttl_s: str, heartbeat_s: str, margin_s: str, most_s: str
+) -> None:
+    others = {"FEEDQ_TTL_S": ttl_s, "FEEDQ_HEARTBEAT_S": heartbeat_s}
+    said = rf"^FEEDQ_TRUST_MARGIN_S \({margin_s}\) must not exceed {most_s}, .*FEEDQ_TTL_S \({ttl_s}\)"
+    with pytest.raises(InvalidInput, match=said):
+        read(FEEDQ_TRUST_MARGIN_S=margin_s, **others)
+    assert read(FEEDQ_TRUST_MARGIN_S=most_s, **others).trust_margin_s == float(most_s)
+
+
+def test_looks_too_rare_to_stay_elected_are_refused(read: Read) -> None:
+    with pytest.raises(InvalidInput, match=r"^FEEDQ_LOOK_INTERVAL_S \(3\) .* FEEDQ_LEADER_TTL_S \(5\)"):
+        read(FEEDQ_LOOK_INTERVAL_S="3")
+    assert read(FEEDQ_LOOK_INTERVAL_S="3", FEEDQ_LEADER_TTL_S="6").look_interval_s == 3
 
 
 def test_a_heartbeat_that_leaves_no_room_for_a_late_one_is_refused(read: Read) -> None:
@@ -98,21 +117,16 @@ def test_a_heartbeat_that_leaves_no_room_for_a_late_one_is_refused(read: Read) -
     assert read(FEEDQ_HEARTBEAT_S="10", FEEDQ_TTL_S="20").heartbeat_s == 10
 
 
-@pytest.mark.parametrize("value", ["0", "86400"])
-def test_durations_accept_nothing_and_a_day(read: Read, value: str) -> None:
-    names = [
-        name.upper()
-        for name in Settings.model_fields
-        if name.endswith("_s")
-        and not name.endswith("_per_s")
-        and name not in ("fence_lock_timeout_s", "visibility_timeout_s")
-    ]
-    variables = {f"FEEDQ_{name}": value for name in names}
-    variables["FEEDQ_HEARTBEAT_S"] = str(float(value) / 2)
-    read_back = read(**variables)
-    for name in names:
-        if name != "HEARTBEAT_S":
-            assert getattr(read_back, name.lower()) == float(value)
+@pytest.mark.parametrize("made", [at_lowest, at_largest])
+@pytest.mark.parametrize("name", sorted(durations() - {"host_connects_per_s"}))
+def test_durations_accept_their_ends(read: Read, made: Callable[[str], Settings], name: str) -> None:
+    wanted = made(name)
+    variables = {f"FEEDQ_{field.upper()}": f"{getattr(wanted, field)!r}" for field in durations_set(wanted)}
+    assert getattr(read(**variables), name) == getattr(wanted, name)
+
+
+def durations_set(wanted: Settings) -> set[str]:
+    return (durations() & wanted.model_fields_set) - {"host_connects_per_s"}
 
 
 def test_the_backoff_policy_is_made_of_its_settings(read: Read) -> None:

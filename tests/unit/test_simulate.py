@@ -250,15 +250,16 @@ def test_a_worker_that_is_not_there_is_named(event: str) -> None:
         run(event)
 
 
-def test_every_duration_may_be_nothing() -> None:
-    zero = dict.fromkeys(("heartbeat_s", "ttl_s", "trust_margin_s", "settle_s", "look_interval_s"), 0)
-    settings = Settings(**UNPACED, **zero, reconcile_interval_s=0, restart_hold_s=0, backoff_base_s=0)
+def test_every_duration_may_be_as_short_as_is_permitted() -> None:
+    zero = dict.fromkeys(("heartbeat_s", "trust_margin_s", "settle_s", "look_interval_s"), 0)
+    others = {"reconcile_interval_s": 0, "restart_hold_s": 0, "backoff_base_s": 0}
+    settings = Settings(**UNPACED, **zero, **others, ttl_s=0.5)
     scenario = build_scenario(
         {"events": ["10s freeze 1", "15s join 1", "20s deploy"], "for": "60s"}, origin="test"
     )
     report = simulate(scenario, settings, Timing(0, 0, 0, 0))
     assert report.total.unplaced == {}
-    assert report.total.gap_max_s <= 0.1
+    assert report.total.gap_max_s <= settings.ttl_s + 0.1
 
 
 def test_a_fleet_of_nobody_and_nothing() -> None:
@@ -277,3 +278,35 @@ def test_fifty_thousand_feeds_take_seconds() -> None:
     )
     assert report.total.spread_after == (1000, 1000)
     assert perf_counter() - began < 60
+
+
+@pytest.mark.parametrize("at_s", [32.48, 32.5, 32.52, 32.54, 32.56])
+def test_a_worker_may_be_stopped_while_it_hands_feeds_over(at_s: float) -> None:
+    report = run("30s join 1", f"{at_s}s stop worker1", feeds={"count": 60}, workers={"count": 2})
+    assert report.total.unplaced == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_few_feeds_more_or_less_move_no_others(seed: int) -> None:
+    report = run("30s remove 2", "60s add 1", feeds={"count": 20}, workers={"count": 4}, seed=seed)
+    assert report.total.moved == 0
+
+
+def test_a_newcomer_is_sent_no_more_than_it_connects_at_once() -> None:
+    report = run(
+        "60s join 1", feeds={"count": 600}, workers={"count": 2}, settings={"host_connects_per_s": {"*": 60}}
+    )
+    assert after(report, "join 1").moved == 200
+    assert after(report, "join 1").gap_max_s < 2.5
+
+
+def test_only_drained_workers_give_feeds_while_others_wait_for_a_successor() -> None:
+    report = run(
+        "60s stop worker1",
+        "65s add 1",
+        "70s join worker1",
+        feeds={"count": 90},
+        workers={"count": 3},
+        settings={"restart_hold_s": 30},
+    )
+    assert (report.total.moved, report.total.restarted) == (0, 30)

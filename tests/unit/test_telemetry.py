@@ -10,9 +10,10 @@ import pytest
 import structlog
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from feedq.settings import Settings
-from feedq.telemetry import REGISTRY, EventKind, LogEvent, configure_logging, log, mask_url
+from feedq.telemetry import REGISTRY, EventKind, GroupHistogram, LogEvent, configure_logging, log, mask_url
 
 schemes = st.sampled_from(["postgresql", "redis", "amqp", "tcp", "postgresql+psycopg2", "HTTP"])
 users = st.text(string.ascii_letters + string.digits + "_-.%", max_size=8)
@@ -143,3 +144,24 @@ def test_no_log_line_shows_a_password(log_format: str, capsys: pytest.CaptureFix
     shown = capsys.readouterr().err
     assert shown.count("user:***@host") >= 6
     assert "hunter2" not in shown
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 0.01, 0.1, 0.1000001, 1.0, 7.5, 400.0]), max_size=5), max_size=5)
+)
+def test_a_histogram_of_groups_says_what_one_that_takes_them_singly_says(groups: list[list[float]]) -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    grouped = GroupHistogram("delay_seconds", "Delay", buckets=(0.01, 0.1, 1), registry=ours)
+    single = Histogram("delay_seconds", "Delay", buckets=(0.01, 0.1, 1), registry=theirs)
+    for group in groups:
+        grouped.observe_all(group)
+        for amount in group:
+            single.observe(amount)
+    assert samples(ours) == pytest.approx(samples(theirs))
+
+
+def samples(registry: CollectorRegistry) -> dict[str, float]:
+    """What is shown, without when it began to be counted."""
+    lines = (line for line in generate_latest(registry).decode().splitlines() if "_created" not in line)
+    shown = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in shown}

@@ -28,9 +28,12 @@ LF = b"\n"
 CR = b"\r"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Framed:
-    """Complete records in one of `Batch`'s two forms: ``lines``, or ``records`` where that does not fit."""
+    """Complete records in one of `Batch`'s two forms: ``lines``, or ``records`` where that does not fit.
+
+    As with `Batch`, it would take longer to make it frozen than to cut out the record.
+    """
 
     lines: bytes = b""
     records: tuple[bytes, ...] = ()
@@ -79,6 +82,11 @@ class LineFramer:
         return len(self._tail)
 
     def push(self, data: bytes | bytearray) -> Framed:
+        if not self._tail and 0 < data.find(LF) == len(data) - 1 <= self._max and CR not in data:
+            # Just one record, as slow sources send it: the steps below would take four times as long.
+            lines = bytes(data)
+            _let_go(data)
+            return Framed(lines)
         searched = len(self._tail)
         stream = _join(self._tail, data)
         cut = stream.rfind(LF, searched) + 1

@@ -180,15 +180,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         # Reserved before it is read: thousands of sources that send at once would overshoot the bound a lot.
-        return self._scratch[: max(READ_BYTES_MIN, min(READ_BYTES, self._room.left))]
+        left = self._room.left
+        return self._scratch if left >= READ_BYTES else self._scratch[: max(READ_BYTES_MIN, left)]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._lost:
             return
         self._buffer += self._scratch[:nbytes]
-        self._take(nbytes)
+        room = self._room
+        room.take(nbytes)
+        self._held += nbytes
         self._heard_at = self._loop.time()
-        is_full = len(self._buffer) >= self._options.buffer_bytes or self._room.left <= 0
+        is_full = len(self._buffer) >= self._options.buffer_bytes or room.left <= 0
         if is_full and not self._paused:
             assert self._transport is not None
             self._paused = True

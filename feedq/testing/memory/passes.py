@@ -230,7 +230,7 @@ class MemoryPass:
             self._db.tables.leases[feed_id] = assigned
             self._record(EventKind.LEASE_ASSIGNED, assigned)
             assignments.append(Assignment(feed_id, assigned.epoch, worker_id, worker.queue))
-        self._db.ring({assignment.worker_id for assignment in assignments})
+        self._db.ring(sorted({assignment.worker_id for assignment in assignments}))
         return assignments
 
     @statement

@@ -102,6 +102,14 @@ class MemoryStore:
         """The next ``count`` passes fail at their commit and leave nothing behind."""
         self.database.commits_to_fail = count
 
+    def lose_rings(self, count: int) -> None:
+        """The next ``count`` notifications of workers are heard by nobody, as behind a pooler."""
+        self.database.rings_to_lose = count
+
+    def delay_rings(self, seconds: float) -> None:
+        """From now on workers hear of a notification so much later than it was sent."""
+        self.database.rings_take_s = seconds
+
     def drop_sessions(self, worker_id: UUID) -> None:
         """What the kernel does for a killed process: its sockets close, its locks are gone."""
         self.database.sessions.pop(worker_id, None)
@@ -168,4 +176,4 @@ class MemoryListener(_Held):
 
     def wait(self, timeout_s: float) -> bool:
         self._require_open()
-        return bool(self._db.rings.pop(self._worker_id, 0))
+        return self._db.hear(self._worker_id)

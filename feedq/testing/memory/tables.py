@@ -1,7 +1,8 @@
 """The rows of the control database in memory, and what can happen to such a database.
 
 It can be away (every call raises `Unavailable`), lose an answer (the statement took effect, the caller is
-told `Unavailable`), fail a commit, be restarted (every session breaks), and break single sessions.
+told `Unavailable`), fail a commit, be restarted (every session breaks), break single sessions, and lose or delay
+notifications.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ class MemoryDatabase:
         self.sessions: dict[UUID, set[object]] = {}
         self.session_locks: set[UUID] = set()
         """Workers that have held a session; before the first one its absence is no crash."""
-        self.rings: dict[UUID, int] = {}
-        """Notifications that a worker's listener has not heard yet."""
+        self.rings: dict[UUID, list[float]] = {}
+        """When a worker's listener hears the notifications that it has not heard yet."""
+        self.rings_to_lose = 0
+        self.rings_take_s = 0.0
         self.pass_open = False
         self.away = False
         self.answers_to_lose = 0
@@ -128,7 +131,17 @@ class MemoryDatabase:
 
     def ring(self, worker_ids: Iterable[UUID]) -> None:
         for worker_id in worker_ids:
-            self.rings[worker_id] = self.rings.get(worker_id, 0) + 1
+            if self.rings_to_lose:
+                self.rings_to_lose -= 1
+            else:
+                self.rings.setdefault(worker_id, []).append(self.clock.monotonic() + self.rings_take_s)
+
+    def hear(self, worker_id: UUID) -> bool:
+        """Whether a notification has come in since the last time."""
+        coming, now = self.rings.pop(worker_id, []), self.clock.monotonic()
+        if late := [at for at in coming if at > now]:
+            self.rings[worker_id] = late
+        return len(late) < len(coming)
 
     def stamp_alive(self, gap_s: float) -> None:
         """Somebody was heard from; a silence longer than ``gap_s`` before it starts the quiet period anew."""

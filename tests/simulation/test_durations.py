@@ -1,0 +1,303 @@
+"""Every duration at the smallest value that is permitted and at the largest.
+
+Each setting has two stories, one for each end: what the value means comes true, no sooner and no later than
+follows from it. And with each value the same fleet lives its life: it starts, a worker is killed, another
+freezes and wakes up, a third is restarted; feeds come back within the time that the settings say, and while
+nothing happens nothing is done more often than they say. `PaperFleet` checks its invariants at every step.
+
+What `FEEDQ_…` sets in one process alone (how long a writer gathers, how long a stop may take) has its tests with
+that part; the table names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from feedq.model import LeaseState, Status
+from feedq.settings import HEARTBEAT_MIN_S, Settings
+from feedq.testing.fleet import TICK_MIN_S
+from tests.contract import test_store_durations as store
+from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durations
+from tests.unit import test_backoff as backoff
+from tests.unit import test_durations_of_processes as processes
+from tests.unit import test_ramp as ramp
+
+Story = Callable[[TimedFleet], None]
+
+
+def lives(fleet: TimedFleet) -> None:
+    """Whatever the settings are, this holds."""
+    s = fleet.settings
+    fleet.start()
+    silent_s = s.ttl_s + s.reconcile_interval_s if s.look_interval_s > s.reconcile_interval_s else s.ttl_s
+    found_s = min(s.look_interval_s, silent_s)
+
+    fleet.kill("a")
+    fleet.until_it_streams(found_s)
+
+    fleet.freeze("b")
+    frozen_at, theirs = fleet.clock.monotonic(), fleet.feeds_of("b")
+    assert theirs
+    heartbeat_s = max(s.heartbeat_s, HEARTBEAT_MIN_S)
+    fleet.run(max(0.0, s.ttl_s - heartbeat_s - 2 * fleet.step_s))
+    assert fleet.feeds_of("b") == theirs, "it may still be heard from"
+    fleet.run_until(lambda: not fleet.feeds_of("b"), limit_s=s.ttl_s + silent_s + fleet.slack_s)
+    fleet.thaw("b")
+    fleet.until_it_streams(s.handoff_timeout_s)
+    assert fleet.clock.monotonic() - frozen_at >= s.ttl_s - heartbeat_s - 2 * fleet.step_s
+
+    fleet.terminate("c")
+    fleet.run(3 * fleet.step_s)
+    fleet.add_worker("c")
+    fleet.until_it_streams(max(s.settle_s, s.heartbeat_s))
+    rests(fleet)
+
+
+def rests(fleet: TimedFleet) -> None:
+    """While nothing happens, nothing is done more often than the settings say."""
+    s = fleet.settings
+    # What the newcomer is given is on its way, or it has just settled.
+    fleet.run(min(s.settle_s, 600 * fleet.step_s) + fleet.slack_s)
+    beats = {name: worker.heartbeats for name, worker in fleet.workers.items()}
+    passes, looks = fleet.passes, fleet.looks
+    for_s = 200 * fleet.step_s
+    fleet.run(for_s)
+    assert fleet.passes - passes <= for_s / max(s.reconcile_interval_s, TICK_MIN_S) + 2
+    assert fleet.looks - looks <= for_s / max(s.look_interval_s, fleet.step_s) + 2
+    for name, worker in fleet.workers.items():
+        assert worker.heartbeats - beats[name] <= for_s / max(s.heartbeat_s, HEARTBEAT_MIN_S) + 2
+    assert fleet.everything_streams()
+
+
+# -- the stories ---------------------------------------------------------------------------------------
+
+
+def a_cut_off_worker_lets_go_before_its_feeds_start_elsewhere(fleet: TimedFleet) -> None:
+    s = fleet.settings
+    fleet.start()
+    theirs = fleet.feeds_of("a")
+    fleet.cut_off("a")
+    fleet.run(max(0.0, s.ttl_s - s.trust_margin_s) + fleet.step_s)
+    assert all("a" not in fleet.source.owners(feed_id) for feed_id in theirs)
+    fleet.until_it_streams(s.trust_margin_s + fleet.noticed_s)
+    assert not fleet.feeds_of("a")
+
+
+def what_is_not_claimed_goes_elsewhere_after_the_time_out(fleet: TimedFleet) -> None:
+    s = fleet.settings
+    if not fleet.everything_streams():
+        fleet.start()
+    for name in "abc":
+        fleet.become_deaf(name)
+    fleet.add_feeds(1)
+    fleet.run(5 * fleet.step_s)
+    (one,) = (v for v in fleet.store.feeds.views() if v.lease.state is LeaseState.ASSIGNED)
+    fleet.run(s.dispatch_timeout_s - 7 * fleet.step_s)
+    assert fleet.store.feeds.view(one.feed.name).lease.epoch == one.lease.epoch
+    fleet.run_until(
+        lambda: fleet.store.feeds.view(one.feed.name).lease.epoch > one.lease.epoch,
+        limit_s=s.reconcile_interval_s + fleet.slack_s,
+    )
+    for worker in fleet.workers.values():
+        worker.is_deaf = False
+    fleet.until_it_streams(s.heartbeat_s)
+
+
+def what_is_on_its_way_is_not_withdrawn(fleet: TimedFleet) -> None:
+    """Each feed that is added wakes a pass; a worker hears of what it was assigned half a second later."""
+    fleet.start()
+    fleet.broker.to_lose = 1_000
+    fleet.store.delay_rings(0.5)
+    for _ in range(30):
+        fleet.add_feeds(1)
+        fleet.step()
+    first = [fleet.store.feeds.view(f"feed-{n}") for n in range(7, 17)]
+    assert {(v.lease.state, v.lease.epoch) for v in first} == {(LeaseState.RUNNING, 1)}
+    fleet.broker.to_lose = 0
+    fleet.store.delay_rings(0.0)
+    fleet.until_it_streams(0.5)
+    what_is_not_claimed_goes_elsewhere_after_the_time_out(fleet)
+
+
+def nothing_is_placed_before_the_first_worker_has_settled(fleet: TimedFleet) -> None:
+    s = fleet.settings
+    fleet.run(max(0.0, s.settle_s - fleet.step_s))
+    if s.settle_s:
+        assert all(v.lease.state is LeaseState.IDLE for v in fleet.store.feeds.views())
+    fleet.until_it_streams(0.0)
+
+
+def a_lost_lease_row_is_made_anew_by_the_sweep(fleet: TimedFleet) -> None:
+    s = fleet.settings
+    fleet.start()
+    swept_at = fleet.store.database.tables.swept_at
+    assert swept_at is not None
+    left_s = max(0.0, s.sweep_interval_s - (fleet.store.clock.now() - swept_at).total_seconds())
+    fleet.delete_lease(1)
+    fleet.run(max(0.0, left_s - fleet.step_s))
+    if s.sweep_interval_s:
+        assert 1 not in fleet.store.database.tables.leases
+    fleet.until_it_streams(s.reconcile_interval_s + fleet.step_s)
+
+
+def a_newcomer_is_given_nothing(fleet: TimedFleet) -> None:
+    fleet.start()
+    fleet.add_worker("d")
+    fleet.drain("a")
+    fleet.run(fleet.settings.settle_s + 2 * fleet.settings.reconcile_interval_s + fleet.slack_s)
+    assert not fleet.feeds_of("d")
+    assert fleet.feeds_of("a")
+    fleet.uncordon("a")
+
+
+def a_newcomer_is_given_its_part_and_a_drained_worker_loses_all(fleet: TimedFleet) -> None:
+    fleet.start()
+    fleet.add_worker("d")
+    fleet.run(fleet.settings.settle_s + fleet.settings.reconcile_interval_s + fleet.slack_s)
+    assert sorted(len(fleet.feeds_of(name)) for name in "abcd") == [1, 1, 2, 2]
+    fleet.drain("a")
+    fleet.run_until(lambda: not fleet.feeds_of("a"), limit_s=fleet.slack_s)
+    fleet.uncordon("a")
+
+
+def an_owner_that_does_not_let_go_is_waited_for_so_long(fleet: TimedFleet) -> None:
+    s = fleet.settings
+    fleet.start()
+    fleet.become_stubborn("a")
+    feed_id = min(fleet.feeds_of("a"))
+    fleet.move(feed_id, "b")
+    if s.handoff_timeout_s:
+        fleet.run(s.handoff_timeout_s - fleet.step_s)
+        assert feed_id in fleet.feeds_of("a")
+    fleet.run_until(lambda: feed_id in fleet.feeds_of("b"), limit_s=fleet.noticed_s + fleet.slack_s)
+    fleet.workers["a"].is_stubborn = False
+    # The old owner hears that it has lost the feed with its next report.
+    fleet.until_it_streams(s.heartbeat_s)
+
+
+def what_a_stopped_worker_had_is_placed_at_once(fleet: TimedFleet) -> None:
+    fleet.start()
+    fleet.terminate("a")
+    fleet.until_it_streams(0.0)
+
+
+def what_a_stopped_worker_had_waits_for_its_successor_so_long(fleet: TimedFleet) -> None:
+    s = fleet.settings
+    fleet.start()
+    theirs = fleet.feeds_of("a")
+    fleet.terminate("a")
+    fleet.run(s.restart_hold_s / 2)
+    assert {v.feed.id for v in fleet.store.feeds.views() if v.status is Status.WAITING} == theirs
+    fleet.add_worker("a")
+    fleet.until_it_streams(0.0)
+    assert fleet.feeds_of("a") == theirs
+    fleet.terminate("a")
+    fleet.run(s.restart_hold_s - fleet.step_s)
+    assert not fleet.everything_streams(), "nobody else has had them before"
+    fleet.until_it_streams(fleet.noticed_s)
+
+
+def nothing_in_particular(fleet: TimedFleet) -> None:
+    """What the value means is what `lives` looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """By a fleet on paper, at both ends."""
+
+    at_lowest: Story
+    at_largest: Story
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """By these tests of the part that goes by it."""
+
+    tests: tuple[Callable[..., object], ...]
+
+
+BACKOFF = (
+    backoff.test_a_base_or_maximum_of_nothing_means_at_once,
+    backoff.test_a_delay_is_never_negative_nor_beyond_the_bound,
+)
+TABLE: dict[str, Told | Elsewhere] = {
+    "heartbeat_s": Told(nothing_in_particular, nothing_in_particular),
+    "ttl_s": Told(nothing_in_particular, nothing_in_particular),
+    "trust_margin_s": Told(
+        a_cut_off_worker_lets_go_before_its_feeds_start_elsewhere,
+        a_cut_off_worker_lets_go_before_its_feeds_start_elsewhere,
+    ),
+    "reconcile_interval_s": Told(nothing_in_particular, nothing_in_particular),
+    "look_interval_s": Told(nothing_in_particular, nothing_in_particular),
+    "dispatch_timeout_s": Told(
+        what_is_on_its_way_is_not_withdrawn,
+        what_is_not_claimed_goes_elsewhere_after_the_time_out,
+    ),
+    "settle_s": Told(
+        nothing_is_placed_before_the_first_worker_has_settled,
+        nothing_is_placed_before_the_first_worker_has_settled,
+    ),
+    "sweep_interval_s": Told(
+        a_lost_lease_row_is_made_anew_by_the_sweep, a_lost_lease_row_is_made_anew_by_the_sweep
+    ),
+    "moves_per_pass": Told(
+        a_newcomer_is_given_nothing, a_newcomer_is_given_its_part_and_a_drained_worker_loses_all
+    ),
+    "handoff_timeout_s": Told(
+        an_owner_that_does_not_let_go_is_waited_for_so_long,
+        an_owner_that_does_not_let_go_is_waited_for_so_long,
+    ),
+    "restart_hold_s": Told(
+        what_a_stopped_worker_had_is_placed_at_once,
+        what_a_stopped_worker_had_waits_for_its_successor_so_long,
+    ),
+    "leader_ttl_s": Elsewhere(
+        (
+            processes.test_an_elected_beat_stays_elected_while_it_looks,
+            store.test_a_leader_s_row_can_be_written_and_renewed,
+        )
+    ),
+    "connects_per_s": Elsewhere(
+        (ramp.test_one_feed_alone_never_waits, ramp.test_settings_accept_no_pace_and_the_largest)
+    ),
+    "host_connects_per_s": Elsewhere(
+        (ramp.test_one_feed_alone_never_waits, ramp.test_settings_accept_no_pace_and_the_largest)
+    ),
+    "drain_timeout_s": Elsewhere((processes.test_a_stop_waits_for_the_last_commit_so_long,)),
+    "flush_interval_s": Elsewhere((processes.test_a_writer_gathers_for_the_interval_and_no_longer,)),
+    "fence_lock_timeout_s": Elsewhere((store.test_a_fence_waits_for_its_predecessor_so_long,)),
+    "visibility_timeout_s": Elsewhere((processes.test_the_broker_is_told_the_visibility_timeout,)),
+    "event_retention_days": Elsewhere((store.test_history_is_kept_for_so_many_days,)),
+    "backoff_base_s": Elsewhere(BACKOFF),
+    "backoff_max_s": Elsewhere(BACKOFF),
+    "backoff_healthy_s": Elsewhere(
+        (
+            backoff.test_a_connection_that_was_never_made_clears_nothing_even_if_any_connection_would,
+            backoff.test_the_count_grows_by_one_or_begins_anew,
+        )
+    ),
+}
+TOLD = [name for name, entry in TABLE.items() if isinstance(entry, Told)]
+
+
+def test_every_duration_among_the_settings_has_its_ends_tested() -> None:
+    assert durations() == TABLE.keys()
+
+
+@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("made", [at_lowest, at_largest])
+def test_a_fleet_lives_with_every_duration_at_its_ends(name: str, made: Callable[[str], Settings]) -> None:
+    lives(TimedFleet(made(name)))
+
+
+@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("made", [at_lowest, at_largest])
+def test_each_end_means_what_it_says(name: str, made: Callable[[str], Settings]) -> None:
+    entry = TABLE[name]
+    assert isinstance(entry, Told)
+    fleet = TimedFleet(made(name))
+    (entry.at_lowest if made is at_lowest else entry.at_largest)(fleet)
+    fleet.check()

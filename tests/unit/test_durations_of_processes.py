@@ -1,0 +1,170 @@
+"""The ends of those durations that one process goes by; `tests/simulation/test_durations.py` has the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import astuple, replace
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import uvloop
+
+from feedq import beat
+from feedq.beat import LOOK_SHARE, RENEW_S, Candidate
+from feedq.celery import make_app
+from feedq.model import Reason, Release
+from feedq.runtime.interrupt import Interrupt
+from feedq.runtime.keeper import WATCHDOG_MIN_S, Keeper
+from feedq.runtime.runner import Surroundings
+from feedq.settings import HEARTBEAT_MIN_S, Settings
+from feedq.store.election import Look
+from feedq.testing import ManualClock, MemoryStore
+from feedq.testing.sink import MemoryCheckpoint
+from tests.simulation.durations import Bounds
+from tests.tenant import Tenant, describe
+from tests.unit.data_path import LIMIT_S, DataPath, batch, until
+from tests.unit.test_runner import Bench, numbered_source, options
+
+LEADER, LOOKS = Bounds.of("leader_ttl_s"), Bounds.of("look_interval_s")
+LOOK_TAKES_S = 0.002
+
+
+def on_uvloop(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Its timers are in whole milliseconds, and those of workers."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(coroutine())
+
+
+class Leader:
+    """An elected beat and the time that its looks and its pauses take."""
+
+    def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, for_s: float) -> None:
+        self.now, self._until = 1_000.0, 1_000.0 + for_s
+        self.looks = 0
+        self.was_taken_for_frozen = False
+        monkeypatch.setattr(beat, "monotonic", lambda: self.now)
+        monkeypatch.setattr(beat.reconcile, "apply_async", lambda **_: None)
+        self.candidate = Candidate(settings)
+        self._ttl_s = settings.leader_ttl_s
+        self._expires_at = self.now + self._ttl_s
+
+    def look(self) -> Look:
+        self.looks += 1
+        self.now += LOOK_TAKES_S
+        return Look(0, 0, 0, pass_seq=self.looks, pass_age_s=0.0)
+
+    def renew(self) -> bool:
+        self.was_taken_for_frozen |= self.now > self._expires_at
+        self._expires_at = self.now + self._ttl_s
+        return True
+
+    def wait(self, timeout_s: float) -> bool:
+        self.now += timeout_s
+        self.was_taken_for_frozen |= not self.candidate.leads
+        if self.now >= self._until:
+            self.candidate._stopping.set()
+        return False
+
+
+@pytest.mark.parametrize(
+    ("leader_ttl_s", "look_interval_s"),
+    [
+        (LEADER.lowest, LOOKS.lowest),
+        (LEADER.lowest, LEADER.lowest / 2),
+        (LEADER.largest, LOOKS.lowest),
+        (LEADER.largest, LOOKS.largest),
+    ],
+)
+def test_an_elected_beat_stays_elected_while_it_looks(
+    leader_ttl_s: float, look_interval_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(leader_ttl_s=leader_ttl_s, look_interval_s=look_interval_s)
+    for_s = 3 * max(look_interval_s, 10.0)
+    leader = Leader(settings, monkeypatch, for_s=for_s)
+    leader.candidate._lead(leader)  # type: ignore[arg-type]
+    assert not leader.was_taken_for_frozen
+    # A renewal that is due ends a pause.
+    assert 2 <= leader.looks <= for_s / max(look_interval_s, LOOK_SHARE * LOOK_TAKES_S) + for_s / RENEW_S + 2
+
+
+@pytest.mark.parametrize("interval_s", astuple(Bounds.of("reconcile_interval_s")))
+def test_the_watchdog_does_not_make_a_pass_of_every_heartbeat(interval_s: float) -> None:
+    clock, tenant = ManualClock(), Tenant()
+    settings = Settings(heartbeat_s=0, reconcile_interval_s=interval_s)
+    keeper = Keeper(MemoryStore(clock), describe, tenant, settings=settings, clock=clock, rng=Random(1))
+    keeper.register()
+    for _ in range(200):
+        clock.advance(HEARTBEAT_MIN_S)
+        keeper.beat()
+    calls = tenant.heard.count("reconcile overdue")
+    assert calls == 0 if interval_s else 5 <= calls <= 200 * HEARTBEAT_MIN_S / WATCHDOG_MIN_S
+
+
+@pytest.mark.parametrize("interval_s", astuple(Bounds.of("flush_interval_s")))
+def test_a_writer_gathers_for_the_interval_and_no_longer(interval_s: float) -> None:
+    async def gather() -> None:
+        with DataPath(flush_interval_s=interval_s) as path:
+            path.tables.checkpoints[1] = MemoryCheckpoint(1, uuid4())
+            outlet = path.open_outlet((1, 1), "a")
+            await outlet.put(batch(b"x", cursor=1))
+            if interval_s:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.1):
+                        await outlet.drained()
+                assert path.tables.commits == 0
+                path.writer.hurry()
+            async with asyncio.timeout(LIMIT_S):
+                await outlet.drained()
+            assert path.tables.commits == 1
+
+    on_uvloop(gather)
+
+
+class Leaving(Bench):
+    """A runner that may take so long to let go."""
+
+    drain_timeout_s = 0.0
+
+    def _surroundings(self) -> Surroundings:
+        return replace(super()._surroundings(), drain_timeout_s=self.drain_timeout_s)
+
+
+@pytest.mark.parametrize("timeout_s", astuple(Bounds.of("drain_timeout_s")))
+def test_a_stop_waits_for_the_last_commit_so_long(timeout_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leaving, "drain_timeout_s", timeout_s)
+
+    async def stop() -> Release | None:
+        async with numbered_source() as source:
+            with DataPath() as path:
+                leaving = Leaving(path, options(source))
+                leaving.start()
+                await leaving.landed_at_least(1)
+                path.tables.locked_tables.add("landed")
+                await until(lambda: path.budget.bytes > 100, "records wait for their commit")
+                leaving.runner.interrupt(Interrupt.STOP, reason=Reason.RELEASED)
+                if timeout_s:
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.2):
+                            await asyncio.shield(leaving.end())
+                    path.tables.locked_tables.clear()
+                release = await leaving.end()
+                path.tables.locked_tables.clear()
+                if timeout_s:
+                    assert path.tables.checkpoints[1].cursor == len(leaving.landed)
+                return release
+
+    async def released() -> None:
+        release = await stop()
+        assert release is not None
+        assert release.reason is Reason.RELEASED
+
+    on_uvloop(released)
+
+
+@pytest.mark.parametrize("timeout_s", astuple(Bounds.of("visibility_timeout_s")))
+def test_the_broker_is_told_the_visibility_timeout(timeout_s: int) -> None:
+    app = make_app(Settings(broker_url="redis://localhost:6379/0", visibility_timeout_s=timeout_s))
+    assert app.conf.broker_transport_options["visibility_timeout"] == timeout_s
