@@ -58,5 +58,6 @@ VALUES = [v for v in vars(model).values() if isinstance(v, type) and dataclasses
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda v: v.__name__)
 def test_values_cannot_be_changed_nor_grow(value: type) -> None:
-    assert value.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    # One batch is made for every read of every feed, and frozen it would take three times as long.
+    assert value.__dataclass_params__.frozen or value is Batch  # type: ignore[attr-defined]
     assert "__slots__" in vars(value)
