@@ -47,6 +47,7 @@ class Stage:
         wait_streaming(self.source, self.feeds)
         wait_until(self._is_settled, limit_s=30, what="the fleet's first ttl is over")
         wait_until(self._is_even, limit_s=30, what=lambda: f"nothing is about to move: {self._held()}")
+        wait_streaming(self.source, self.feeds)  # those that moved as well
 
     def _is_settled(self) -> bool:
         """Whether crashes count as such: after a start or an outage everyone gets one full ttl first."""
