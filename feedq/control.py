@@ -36,7 +36,8 @@ Dispatch = Callable[[Sequence[Assignment]], None]
 PASSES_IN_A_ROW = 10
 """While there is more to do; then it is somebody else's turn."""
 FIRST_PLACED = 60
-"""Feeds of a dead worker that the first pass places: they connect while the next one places the others."""
+"""Feeds of a dead worker that the first pass places. They connect while the next one places others, twice as
+many each time."""
 EDITS_PER_PASS = 1_000
 """Bounds a pass after a bulk edit; what is left over wakes the next pass."""
 PLACEMENTS_PER_PASS = 10_000
@@ -102,14 +103,16 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings, *, passes: i
     """
     started = perf_counter()
     report = PassReport(more=True)
-    done = 0
+    done = rush = 0
     try:
         while report.more and done < passes and len(report.assignments) < PLACEMENTS_PER_PASS:
-            this_pass = _pass(store, settings)
+            this_pass = _pass(store, settings, rush=rush)
             if this_pass is None:
                 break
             report = this_pass.after(report)
             done += 1
+            in_rush = this_pass.left_out and (this_pass.workers_gone or rush)
+            rush = 2 * max(rush, FIRST_PLACED) if in_rush else 0
     finally:
         # Committed, if a later pass was not. Only now may a message leave: an epoch that was rolled back must
         # never be heard of.
@@ -138,15 +141,17 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings, *, passes: i
     return report
 
 
-def _pass(store: Store, settings: Settings) -> PassReport | None:
-    """One pass, which is one transaction."""
+def _pass(store: Store, settings: Settings, *, rush: int) -> PassReport | None:
+    """One pass, which is one transaction.
+
+    In a ``rush`` it places so many feeds whose workers have died, and nothing else: that can wait until they connect.
+    """
     with store.fleet.reconcile_pass(measured_load=settings.measured_load) as p:
         if p is None:
             return None
         report = PassReport()
-        if _bury_the_gone(p, report, ttl_s=settings.ttl_s):
-            # Whatever else there is to do can wait until their first feeds are placed.
-            place_the_waiting(p, report, rules=settings.rules, limit=FIRST_PLACED)
+        if rush or _bury_the_gone(p, report, ttl_s=settings.ttl_s):
+            place_the_waiting(p, report, rules=settings.rules, limit=rush or FIRST_PLACED)
             report.more = True
             return report
         stop_within_s = settings.handoff_timeout_s

@@ -179,16 +179,37 @@ def test_what_the_first_pass_committed_is_sent_though_the_second_fails(
     monkeypatch.setattr(control, "FIRST_PLACED", 2)
     die_with(store, 5)
     sent: list[Assignment] = []
-    bury = MemoryPass.bury
+    assign = MemoryPass.assign
+    calls = iter(range(10))
 
-    def bury_and_lose_the_next_commit(self: MemoryPass, worker_ids: Sequence[UUID]) -> int:
-        monkeypatch.setattr(MemoryPass, "reap", lambda _: store.fail_commits(1) or 0)
-        return bury(self, worker_ids)
+    def assign_and_lose_the_second_commit(
+        self: MemoryPass, pairs: Sequence[tuple[int, UUID]]
+    ) -> list[Assignment]:
+        if next(calls) == 1:
+            store.fail_commits(1)
+        return assign(self, pairs)
 
-    monkeypatch.setattr(MemoryPass, "bury", bury_and_lose_the_next_commit)
+    monkeypatch.setattr(MemoryPass, "assign", assign_and_lose_the_second_commit)
     with pytest.raises(Unavailable):
         reconcile(store, sent.extend, SETTINGS, passes=2)
     assert len(sent) == 2
+
+
+def test_the_feeds_of_a_dead_worker_are_placed_in_ever_larger_parts(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "FIRST_PLACED", 2)
+    die_with(store, 20)
+    parts: list[int] = []
+    assign = MemoryPass.assign
+
+    def count(self: MemoryPass, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
+        parts.append(len(pairs))
+        return assign(self, pairs)
+
+    monkeypatch.setattr(MemoryPass, "assign", count)
+    reconcile(store, lambda _: None, SETTINGS, passes=control.PASSES_IN_A_ROW)
+    assert parts == [2, 4, 8, 6]
 
 
 def test_a_pass_yields_to_one_that_is_under_way(store: MemoryStore) -> None:
