@@ -144,7 +144,7 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings, *, passes: i
 def _pass(store: Store, settings: Settings, *, rush: int) -> PassReport | None:
     """One pass, which is one transaction.
 
-    In a ``rush`` it places so many feeds whose workers have died, and nothing else: that can wait until they connect.
+    In a ``rush`` it places so many feeds whose workers have died. All else can wait until those connect.
     """
     with store.fleet.reconcile_pass(measured_load=settings.measured_load) as p:
         if p is None:
