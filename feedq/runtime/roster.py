@@ -21,7 +21,7 @@ from feedq.telemetry import LogEvent, log
 
 LOST_S = 0.5
 """A runner that lost its lease has at least this long to end by itself, and twice this at most."""
-STOP_TOGETHER = 50
+STOP_TOGETHER = 25
 """Feeds that are stopped together, where there is time. A feed has no connection from the moment it is let go
 until its successor has one; if all were let go at once, each would wait for all the others."""
 STOP_PAUSE_S = 0.05

@@ -278,7 +278,7 @@ class Supervisor:
             self.desk.do(lambda: self._store.workers.drain(worker.id))
         if not len(self._roster):
             self._drained.set()
-        self._go(self._roster.stop_all(within_s=self._settings.drain_timeout_s * 0.3), name="drain")
+        self._go(self._roster.stop_all(within_s=self._settings.drain_timeout_s * 0.5), name="drain")
 
     def _tick(self, count: int) -> None:
         """Every heartbeat: report what moved, compare notes with the database now and then."""
