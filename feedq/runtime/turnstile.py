@@ -10,7 +10,9 @@ import asyncio
 from collections import deque
 
 TOGETHER = 4
-"""Feeds a turn of the loop."""
+"""Feeds a turn of the loop, at least."""
+TURNS = 50
+"""So many turns for all who wait: with thousands of feeds a turn is long, and few a turn would take all day."""
 
 
 class Turnstile:
@@ -38,7 +40,8 @@ class Turnstile:
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         self._passed = 0
-        while self._waiting and self._passed < TOGETHER:
+        together = max(TOGETHER, len(self._waiting) // TURNS)
+        while self._waiting and self._passed < together:
             waiting = self._waiting.popleft()
             if not waiting.done():  # or it was cancelled
                 waiting.set_result(None)

@@ -38,6 +38,15 @@ async def test_few_go_on_at_once() -> None:
         raise AssertionError("it had to wait")
 
 
+async def test_thousands_take_more_a_turn() -> None:
+    turnstile, turns = Turnstile(), 0
+    tasks = [asyncio.create_task(turnstile.turn()) for _ in range(10_000)]
+    while not all(task.done() for task in tasks):
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns < 10_000 / TOGETHER / 5
+
+
 async def test_one_that_is_cancelled_keeps_nobody_waiting() -> None:
     turnstile = Turnstile()
     tasks = [asyncio.create_task(turnstile.turn()) for _ in range(3 * TOGETHER)]
