@@ -136,10 +136,12 @@ def waiting_in_transaction(cluster: Cluster, backends: list[int]) -> bool:
 def many_feeds(directory: Path, *, postgres: Postgres, broker_url: str, database: str) -> Iterator[Stage]:
     """A worker with `MANY_FEEDS` feeds of one record a second, and an idle one beside it."""
     names = feed_names(MANY_FEEDS, prefix="many")
+    # The idle worker is there to take over, not to be given half of them first.
+    env = {**PACE_OFF, "FEEDQ_MOVES_PER_PASS": "0"}
     url = postgres.create_database(database)
     with (
         Source(rate=1.0) as source,
-        Cluster(directory, database_url=url, broker_url=broker_url, env=PACE_OFF) as cluster,
+        Cluster(directory, database_url=url, broker_url=broker_url, env=env) as cluster,
     ):
         cluster.add_beat("b1")
         cluster.add_worker("w1", capacity=MANY_FEEDS)
