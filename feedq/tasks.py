@@ -38,6 +38,9 @@ PASS_TRIES = 100
 """Two seconds of waiting for another pass; if that one takes longer still, the next tick is near."""
 SENT_AT_ONCE = 20
 SENT_AFTER_S = 0.3
+BEGUN_PER_S = 2_000
+"""Feeds that a worker begins a second, when thousands begin: their messages wait for so much longer, but never for
+more than half the dispatch time-out, because workers on Celery's own pools hear of them in no other way."""
 DISPATCH_BATCH = 100
 """Messages that leave together: the first workers begin while the rest of a cold start is still being sent."""
 
@@ -108,9 +111,16 @@ def dispatch(assignments: Sequence[Assignment]) -> None:
     if len(assignments) <= SENT_AT_ONCE:
         _send_all(assignments)
         return
-    later = Timer(SENT_AFTER_S, _send_all, (assignments,))
+    later = Timer(sent_after_s(len(assignments)), _send_all, (assignments,))
     later.daemon = True
     later.start()
+
+
+def sent_after_s(count: int) -> float:
+    """How long so many messages wait for the feeds that they are about."""
+    if count <= SENT_AT_ONCE:
+        return 0.0
+    return min(SENT_AFTER_S + count / BEGUN_PER_S, settings().dispatch_timeout_s / 2)
 
 
 def _send_all(assignments: Sequence[Assignment]) -> None:

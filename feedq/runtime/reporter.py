@@ -28,27 +28,39 @@ class Reporter:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Send, *, worker_id: Callable[[], UUID]) -> None:
         self._loop, self._send, self._worker_id = loop, send, worker_id
-        self._changed: dict[FeedRunner, None] = {}
+        self._progressed: dict[FeedRunner, None] = {}
         """In the order in which they are due."""
+        self._news: dict[FeedRunner, None] = {}
         self._soon: asyncio.TimerHandle | None = None
 
     def note(self, runner: FeedRunner) -> None:
-        """Something changed with this feed."""
-        self._changed[runner] = None
-        if runner.has_news and self._soon is None:
-            self._soon = self._loop.call_later(NEWS_S, self.report)
+        """It made progress. Called for each batch of each feed."""
+        self._progressed[runner] = None
+
+    def tell(self, runner: FeedRunner) -> None:
+        """Its status changed."""
+        self._news[runner] = None
+        if self._soon is None:
+            self._soon = self._loop.call_later(NEWS_S, self._tell_news)
 
     def forget(self, runner: FeedRunner) -> None:
-        self._changed.pop(runner, None)
+        self._progressed.pop(runner, None)
+        self._news.pop(runner, None)
 
     def report(self) -> None:
         """Send what has gathered."""
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
-        due = dict.fromkeys(islice(self._changed, PROGRESS_MAX))
-        due.update(dict.fromkeys(runner for runner in self._changed if runner.has_news))
+        due = dict.fromkeys(islice(self._progressed, PROGRESS_MAX))
+        due.update(self._news)
+        self._report(due)
+
+    def _tell_news(self) -> None:
+        # Nothing but news: while thousands of feeds begin there are some at any moment, and to send the progress
+        # of those that have begun each time would cost more than the rest of it.
+        self._soon = None
+        self._report(dict(self._news))
+
+    def _report(self, due: dict[FeedRunner, None]) -> None:
         for runner in due:
-            del self._changed[runner]
+            self.forget(runner)
         if due:
             self._send(self._worker_id(), [runner.progress() for runner in due])

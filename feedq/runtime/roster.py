@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator
+from math import ceil
 from threading import Lock
 
 from feedq.model import FeedKey, Reason, StopRequest
@@ -28,6 +29,9 @@ STOP_PAUSE_S = 0.05
 """Between them: about what the others take to place and connect so many."""
 SHOW_TICKS = 15
 """A running feed shows itself in Celery's event stream every so many heartbeats."""
+SHOWN_MAX = 100
+"""Feeds that do so in one heartbeat; with more of them each does so less often. An event costs three times what it
+takes to land a record."""
 
 logger = log(__name__)
 
@@ -133,8 +137,9 @@ class Roster:
 
     def show(self, tick: int) -> None:
         """In Celery's event stream. A slice a heartbeat: ten thousand feeds must not all do it together."""
+        every = max(SHOW_TICKS, ceil(len(self) / SHOWN_MAX))
         for runner, audience in self:
-            if runner.feed.id % SHOW_TICKS == tick % SHOW_TICKS:
+            if runner.feed.id % every == tick % every:
                 audience.progress(f"{runner.feed.name}: {runner.status}")
 
     def _tell_lost(self, runner: FeedRunner) -> None:

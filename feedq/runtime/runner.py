@@ -81,8 +81,10 @@ class Surroundings:
     open_outlet: Callable[[str, FeedKey, str, Landing, JSON, Callable[[], None]], Outlet]
     hurry: Callable[[str], None]
     """Ask the writer of a sink to commit now."""
-    on_change: Callable[[FeedRunner], None]
+    on_progress: Callable[[FeedRunner], None]
     """Progress was made; it will be collected with `progress`."""
+    on_status: Callable[[FeedRunner], None]
+    """The status changed; so will this."""
 
 
 class FeedRunner:
@@ -106,7 +108,6 @@ class FeedRunner:
         self._connected_at: float | None = None
         self._error: str | None = None
         self._reported = (0, 0, 0)
-        self._reported_status = self.status
 
     # -- what the supervisor does to it --------------------------------------------------------------
 
@@ -130,7 +131,6 @@ class FeedRunner:
         outlet = self._outlet
         now = (outlet.landed, outlet.bytes_landed, outlet.dead) if outlet else (0, 0, 0)
         before, self._reported = self._reported, now
-        self._reported_status = self.status
         error, self._error = self._error, None
         ago_s = None
         if outlet is not None and outlet.last_record_at is not None:
@@ -155,11 +155,6 @@ class FeedRunner:
         if self._stalled:
             return "stalled"
         return "streaming" if self._connected_at is not None else "connecting"
-
-    @property
-    def has_news(self) -> bool:
-        """Whether the status is another than what was last told."""
-        return self.status != self._reported_status
 
     # -- its life ------------------------------------------------------------------------------------
 
@@ -213,7 +208,7 @@ class FeedRunner:
             if self._outlet is None:
                 cursor = await self._fence(what.sink, what.landing)
                 self._outlet = self._worker.open_outlet(
-                    what.sink, self.key, self.feed.name, what.landing, cursor, self._changed
+                    what.sink, self.key, self.feed.name, what.landing, cursor, self._progressed
                 )
             # What was received before the last connection broke must be decided before we ask again.
             await self._outlet.drained()
@@ -363,8 +358,11 @@ class FeedRunner:
         self._connected_at = None
         self._changed()
 
+    def _progressed(self) -> None:
+        self._worker.on_progress(self)
+
     def _changed(self) -> None:
-        self._worker.on_change(self)
+        self._worker.on_status(self)
 
     def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
         attempts = self._attempts if reason is Reason.BACKOFF else 0

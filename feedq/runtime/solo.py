@@ -117,7 +117,8 @@ class _Tenure:
                 raise_epoch=self._raise_epoch,
                 open_outlet=ends.open_outlet,
                 hurry=ends.hurry,
-                on_change=lambda _: None,
+                on_progress=lambda _: None,
+                on_status=lambda _: None,
             ),
         )
         self._runner = runner

@@ -267,7 +267,8 @@ class Supervisor:
             raise_epoch=self._raise_epoch,
             open_outlet=self._ends.open_outlet,
             hurry=self._ends.hurry,
-            on_change=self._reporter.note,
+            on_progress=self._reporter.note,
+            on_status=self._reporter.tell,
         )
 
     def _drain(self) -> None:
@@ -286,8 +287,7 @@ class Supervisor:
         self._loop.call_later(interval_s, self._tick, count + 1)
         self._resume()
         self._reporter.report()
-        worker = self.keeper.worker
-        if worker is None:
+        if (worker := self.keeper.worker) is None:
             return
         self._vitals.show_feeds(runner.status for runner, _ in self._roster)
         self._roster.show(count)

@@ -43,7 +43,8 @@ def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
             key, feed, cursor=cursor, on_change=on_change
         ),
         hurry=lambda _: None,
-        on_change=reporter.note,
+        on_progress=reporter.note,
+        on_status=reporter.tell,
     )
     return FeedRunner(Claim(Feed(feed_id, spec, 1, AT, AT), 1, 0), surroundings)
 
@@ -118,3 +119,16 @@ async def test_news_are_told_however_many_others_wait() -> None:
     runners[-1]._connected()
     reporter.report()
     assert runners[-1].key[0] in {p.feed_id for p in sent[0]}
+
+
+async def test_news_do_not_bring_the_progress_of_others_along() -> None:
+    # While thousands begin, some have news at any moment: each time the others would be reported as well.
+    sent: list[list[Progress]] = []
+    reporter = Reporter(
+        asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
+    )
+    busy, new = (make_runner(DataPath(), reporter, n) for n in (1, 2))
+    reporter.note(busy)
+    new._connected()
+    await until(lambda: sent, "told without a heartbeat")
+    assert [[p.feed_id for p in report] for report in sent] == [[2]]

@@ -10,7 +10,7 @@ import pytest
 
 from feedq.runtime import roster
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.roster import STOP_TOGETHER, Roster
+from feedq.runtime.roster import SHOW_TICKS, SHOWN_MAX, STOP_TOGETHER, Roster
 
 
 class Told:
@@ -73,3 +73,32 @@ async def test_the_pauses_take_no_more_than_the_time_that_there_is(
     await full(10_000, told).stop_all(within_s=within_s)
     assert len(told) == 10_000
     assert sum(pauses) <= min(within_s, 10_000 / STOP_TOGETHER * roster.STOP_PAUSE_S)
+
+
+class Shown:
+    """Stands for the audience of a tenure: counts how often it was shown."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def progress(self, _: str) -> None:
+        self.times += 1
+
+
+@pytest.mark.parametrize("feeds", [1, 200, 20 * SHOWN_MAX * SHOW_TICKS])
+async def test_every_feed_shows_itself_in_turn_and_never_many_at_once(feeds: int) -> None:
+    made = Roster(asyncio.get_running_loop())
+    audiences = [Shown() for _ in range(feeds)]
+    for feed_id, audience in enumerate(audiences):
+        runner: Any = Told(feed_id, [])
+        runner.status = "streaming"
+        its_audience: Any = audience
+        made.add(runner, its_audience)
+    rounds = max(SHOW_TICKS, feeds // SHOWN_MAX)
+    shown_before = 0
+    for tick in range(rounds):
+        made.show(tick)
+        shown = sum(audience.times for audience in audiences)
+        assert shown - shown_before <= SHOWN_MAX
+        shown_before = shown
+    assert {audience.times for audience in audiences} == {1}

@@ -134,7 +134,8 @@ class Bench:
                 key, feed, cursor=cursor, on_change=on_change
             ),
             hurry=lambda _: self.path.writer.hurry(),
-            on_change=lambda _: None,
+            on_progress=lambda _: None,
+            on_status=lambda _: None,
         )
 
     @property

@@ -10,7 +10,8 @@ import pytest
 
 from feedq import tasks
 from feedq.model import Assignment
-from feedq.tasks import SENT_AT_ONCE, dispatch
+from feedq.settings import settings
+from feedq.tasks import SENT_AFTER_S, SENT_AT_ONCE, dispatch, sent_after_s
 
 LIMIT_S = 10.0
 
@@ -50,3 +51,11 @@ def test_many_leave_once_their_workers_had_time_to_connect_and_all_of_them_leave
     before.set()
     assert have_left.wait(LIMIT_S)
     assert batches == [many]
+
+
+def test_the_more_begin_the_longer_their_messages_wait_but_not_until_they_are_overdue() -> None:
+    waits_s = [sent_after_s(count) for count in (SENT_AT_ONCE, SENT_AT_ONCE + 1, 1_000, 10_000, 10**6)]
+    assert waits_s == sorted(waits_s)
+    assert waits_s[0] == 0.0
+    assert waits_s[1] >= SENT_AFTER_S
+    assert waits_s[-1] <= settings().dispatch_timeout_s / 2
