@@ -1,12 +1,15 @@
 """Elected beats: any number may run, one of them schedules.
 
 `celery beat` runs the scheduler's ``tick`` in its own loop and sleeps between; the election lives on a thread
-beside it, because it listens, looks for crashed workers many times a second, and asks for a reconcile within
-milliseconds of a change. The scheduler only asks it whether to act.
+beside it, because it listens, looks for crashed workers many times a second, and has a reconcile pass made within
+milliseconds of a change: right here, since the workers' processes are busy with streams, and most of all when one
+of them has died. The scheduler only asks the election whether to act. Its ticks ask the workers for passes by
+message, and so does the election when a pass that it began does not come to an end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from dataclasses import dataclass
@@ -20,9 +23,10 @@ from celery.beat import Scheduler
 from celery.schedules import schedule
 
 from feedq.errors import FeedqError, Unavailable
+from feedq.runtime.lane import Lane
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, Look
-from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile
+from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile
 from feedq.telemetry import LogEvent, log
 
 CAMPAIGN_S = 0.2
@@ -33,13 +37,15 @@ LOOK_SHARE = 10
 SECOND_LOOK_S = 0.01
 """Between the two looks that make a crash: long enough for a reconnect under way to show up."""
 ASK_AGAIN_S = 0.5
-"""A reconcile asked for and not finished by then is asked for again: a frozen worker may have the message.
-Each time the wait doubles, up to the tick, so that a fleet without workers does not pile up messages."""
+"""A reconcile begun here and not finished by then is asked for by message, and again if a frozen worker has taken
+that. Each time the wait doubles, up to the tick, so that a fleet without workers does not pile up messages."""
 JUDGE_AGAIN_S = 0.25
 """How soon a finding that a pass left as it was is reported again: after an outage nobody is declared gone for a
 full ttl, and a pass for each look would only keep the database busy."""
 UNSERVED_MAX = 2
 """Reconciles that are asked for and not served: one may have begun before the last change, the next has not."""
+PASS_GRACE_S = 0.5
+"""What a pass under way gets to end by itself when the beat stops; cut off, it has not happened."""
 MAX_SLEEP_S = 1.0
 """How late a new leader's first tick may be."""
 
@@ -66,6 +72,7 @@ class Candidate(Thread):
         self._holder = uuid4()
         self._rng = Random()
         self._stopping = Event()
+        self._passes = Lane("feedq-passes")
         self._election: Election | None = None
         self._leads_until = float("-inf")
         self._look_after = float("-inf")
@@ -89,6 +96,7 @@ class Candidate(Thread):
             self._election.interrupt()
         if self.is_alive():
             self.join(2.0)
+        self._passes.close(timeout_s=PASS_GRACE_S, drop_waiting=True)
 
     def run(self) -> None:
         said_away = False
@@ -176,16 +184,18 @@ class Candidate(Thread):
             self._judged_at = now
             self._ask(look)
 
-    def _ask(self, look: Look, *, wait_s: float = ASK_AGAIN_S) -> None:
-        """Enqueue a reconcile, and remember to ask again if it is not served."""
+    def _ask(self, look: Look, *, wait_s: float | None = None) -> None:
+        """Have a pass made, and remember to ask again if none is: by message then, of which ``wait_s`` says how
+        long to wait for it."""
         self._woken = False
         served_at = 1 + (look.pass_seq if self._asked is None else self._asked.served_at)
-        wait_s = min(wait_s, max(self._settings.reconcile_interval_s, ASK_AGAIN_S))
-        self._asked = _Asked(served_at, wait_s, monotonic() + wait_s)
-        try:
-            reconcile.apply_async(queue=CONTROL_QUEUE, retry=False, expires=RECONCILE_EXPIRES_S)
-        except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does; asked again soon
-            logger.warning(LogEvent.DISPATCH_FAILED, error=repr(error))
+        if wait_s is None:
+            with contextlib.suppress(RuntimeError):  # this beat is stopping
+                self._passes.submit(_pass_here)
+        else:
+            _enqueue_reconcile()
+        again_s = min(wait_s or ASK_AGAIN_S, max(self._settings.reconcile_interval_s, ASK_AGAIN_S))
+        self._asked = _Asked(served_at, again_s, monotonic() + again_s)
 
     def _step_down(self) -> None:
         if self.leads:
@@ -194,6 +204,20 @@ class Candidate(Thread):
         election, self._election = self._election, None
         if election is not None:
             election.close()
+
+
+def _pass_here() -> None:
+    try:
+        run_reconcile()
+    except Exception:
+        logger.exception(LogEvent.UNEXPECTED, where="a pass of the beat")
+
+
+def _enqueue_reconcile() -> None:
+    try:
+        reconcile.apply_async(queue=CONTROL_QUEUE, retry=False, expires=RECONCILE_EXPIRES_S)
+    except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does; asked again soon
+        logger.warning(LogEvent.DISPATCH_FAILED, error=repr(error))
 
 
 class ElectedScheduler(Scheduler):

@@ -35,15 +35,37 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 @pytest.fixture
-def asked(time: Time, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When reconciles were asked for."""
+def sent_at(time: Time, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When reconciles were asked for by message."""
     moments: list[float] = []
     monkeypatch.setattr(beat.reconcile, "apply_async", lambda **_: moments.append(time.now))
     return moments
 
 
 @pytest.fixture
-def candidate() -> Candidate:
+def asked(time: Time, sent_at: list[float], monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When reconciles were asked for, here or by message."""
+    moments: list[float] = []
+
+    def send(**_: Any) -> None:
+        moments.append(time.now)
+        sent_at.append(time.now)
+
+    class Passes:
+        """Stands for the thread that makes passes."""
+
+        def __init__(self, _: str) -> None: ...
+
+        def submit(self, _: Callable[[], None]) -> None:
+            moments.append(time.now)
+
+    monkeypatch.setattr(beat, "Lane", Passes)
+    monkeypatch.setattr(beat.reconcile, "apply_async", send)
+    return moments
+
+
+@pytest.fixture
+def candidate(asked: list[float]) -> Candidate:
     return Candidate(Settings(reconcile_interval_s=5, ttl_s=6))
 
 
@@ -82,6 +104,22 @@ def test_what_is_not_served_is_asked_for_again_ever_more_slowly(
     assert waits[0] == pytest.approx(ASK_AGAIN_S, abs=0.06)
     assert waits[-1] == pytest.approx(5, abs=0.06)
     assert len(asked) < 30
+
+
+def test_what_changed_is_reconciled_here_and_by_message_only_if_that_comes_to_no_end(
+    candidate: Candidate, asked: list[float], sent_at: list[float], time: Time
+) -> None:
+    candidate._judge(look(crashed=1))
+    assert len(asked) == 1
+    assert sent_at == []
+    time.now += ASK_AGAIN_S
+    candidate._judge(look(crashed=1))
+    assert sent_at == [time.now]
+    candidate._judge(look(pass_seq=3))
+    candidate._woken = True
+    candidate._judge(look(pass_seq=3))
+    assert len(asked) == 3
+    assert len(sent_at) == 1
 
 
 def test_what_was_served_is_not_asked_for_again(candidate: Candidate, asked: list[float], time: Time) -> None:

@@ -47,6 +47,7 @@ class Leader:
         self.was_taken_for_frozen = False
         monkeypatch.setattr(beat, "monotonic", lambda: self.now)
         monkeypatch.setattr(beat.reconcile, "apply_async", lambda **_: None)
+        monkeypatch.setattr(beat, "run_reconcile", lambda: "")
         self.candidate = Candidate(settings)
         self._ttl_s = settings.leader_ttl_s
         self._expires_at = self.now + self._ttl_s
