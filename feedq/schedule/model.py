@@ -1,0 +1,307 @@
+"""What schedules, runs and job queues are, as values. Nothing here decides anything.
+
+A *schedule* says which job is to be run and when. Each moment at which it falls due is a *tick*; each tick ends
+in exactly one counted state. A *run* is one tick, one trigger or one tick of a backfill on its way through the
+cluster: one row, whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+DEFAULT_QUEUE = "default"
+
+
+class Semantics(StrEnum):
+    """What becomes of a run whose worker died under way."""
+
+    AT_MOST_ONCE = "at_most_once"
+    """It is `lost`: never run again by itself."""
+    AT_LEAST_ONCE = "at_least_once"
+    """It is run again elsewhere, with the next attempt."""
+    TRANSACTIONAL = "transactional"
+    """As at least once; and what it writes through its session commits with its completion, or not at all."""
+
+
+class Overlap(StrEnum):
+    """What becomes of a tick that falls due while an earlier run of its schedule has not ended."""
+
+    SKIP = "skip"
+    BUFFER_ONE = "buffer_one"
+    BUFFER_ALL = "buffer_all"
+    CANCEL_OTHER = "cancel_other"
+    ALLOW_ALL = "allow_all"
+
+
+class CatchUp(StrEnum):
+    """What becomes of ticks that nobody fired in time (misfires)."""
+
+    SKIP = "skip"
+    LATEST = "latest"
+    ALL = "all"
+
+
+class DstGap(StrEnum):
+    """A tick whose wall-clock time does not exist, because clocks are put forward over it."""
+
+    SHIFT = "shift"
+    """Fires at the first moment after the gap."""
+    SKIP = "skip"
+
+
+class DstFold(StrEnum):
+    """A tick whose wall-clock time exists twice, because clocks are put back over it."""
+
+    FIRST = "first"
+    SECOND = "second"
+    BOTH = "both"
+
+
+class Resume(StrEnum):
+    """What becomes of the ticks of a pause when it ends."""
+
+    SKIP = "skip"
+    """They never were: the schedule goes on with the next tick."""
+    CATCH_UP = "catch_up"
+    """They are misfires, and dealt with as the schedule's catch-up policy says."""
+
+
+class ScheduleState(StrEnum):
+    """Whether a schedule fires. A paused one keeps its watermark."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+
+
+class RunState(StrEnum):
+    """The states of a run. The first two are on the way, all others are final; see `feedq.schedule.outcome`."""
+
+    WAITING = "waiting"
+    """Not started: it is due now, or at `due_at`."""
+    RUNNING = "running"
+    """Claimed by a worker, under a fence."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    SKIPPED_OVERLAP = "skipped_overlap"
+    MISSED_DEADLINE = "missed_deadline"
+    MISSED_CATCHUP = "missed_catchup"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (RunState.WAITING, RunState.RUNNING)
+
+
+class RunKind(StrEnum):
+    """What made a run."""
+
+    TICK = "tick"
+    TRIGGER = "trigger"
+    BACKFILL = "backfill"
+    BEAT = "beat"
+    """A tick of an entry of ``beat_schedule.py`` that asked to be sent once (``feedq_once``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """Five fields, or a name such as ``@daily``; ``H`` stands for a value hashed from the schedule's name."""
+
+    expression: str
+    zone: str = "UTC"
+    gap: DstGap = DstGap.SHIFT
+    fold: DstFold = DstFold.FIRST
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Every so many seconds since ``anchor``: whole multiples, whatever a run takes."""
+
+    every_s: float
+    anchor: datetime | None = None
+    """None: the epoch of Unix, so that every 60 s is on the minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """At one moment, and never again."""
+
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Of a schedule behind an entry of ``beat_schedule.py``: it has no ticks of its own, the beat brings them."""
+
+
+Timing = Cron | Every | Once | Beat
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """Failed and timed-out attempts are repeated this often, waiting longer each time."""
+
+    limit: int = 0
+    first_s: float = 10.0
+    factor: float = 2.0
+    max_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is run: a Celery task by its name, with JSON arguments; and how."""
+
+    task: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    semantics: Semantics = Semantics.AT_MOST_ONCE
+    timeout_s: float | None = 3600.0
+    retries: Retries = Retries()
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    """From -100, last, to 100, first. Waiting makes up for it: see ``FEEDQ_AGEING_S``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSpec:
+    """A schedule as people declare it."""
+
+    name: str
+    timing: Timing
+    job: Job
+    jitter_s: float = 0.0
+    """Each tick fires up to this much later, always before the next one; the same on whichever node."""
+    start_deadline_s: float | None = None
+    """A run not started this long after it was due is not started any more."""
+    overlap: Overlap = Overlap.SKIP
+    buffer_max: int = 100
+    """Of `Overlap.BUFFER_ALL`: runs that may wait; a tick beyond them is skipped."""
+    catch_up: CatchUp = CatchUp.LATEST
+    catch_up_window_s: float = 86_400.0
+    """Misfires older than this are not made up for."""
+    catch_up_max: int = 100
+    """Of `CatchUp.ALL`: how many misfires are made up for, the latest of them."""
+    misfire_after_s: float = 60.0
+    """A tick fired this much late is no misfire yet."""
+    resume: Resume = Resume.SKIP
+    pause_on_failure: int | None = None
+    """So many runs in a row that failed, timed out or were lost pause the schedule."""
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A declared schedule, with where it stands."""
+
+    id: int
+    spec: ScheduleSpec
+    state: ScheduleState
+    paused_until: datetime | None
+    pause_reason: str | None
+    generation: int
+    next_tick_at: datetime | None
+    """The watermark: the first tick that has not been fired. It only grows, and None is the end of all ticks."""
+    next_fire_at: datetime | None
+    """That tick with its jitter."""
+    failures: int
+    """Runs in a row that did not succeed."""
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of history, or one run on its way."""
+
+    id: int
+    schedule_id: int
+    schedule: str
+    kind: RunKind
+    key: str
+    """Unique in its schedule: the tick's time, or what the trigger said. The correlation id in logs is
+    ``schedule/key``."""
+    tick_at: datetime
+    ticks: int
+    """How many ticks this row stands for: more than one only where many were missed in a row."""
+    due_at: datetime
+    state: RunState
+    reason: str | None
+    attempt: int
+    fence: int
+    worker_id: UUID | None
+    worker: str | None
+    started_at: datetime | None
+    deadline_at: datetime | None
+    ended_at: datetime | None
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A run that is due, for the worker that a message is to tell of it."""
+
+    run_id: int
+    attempt: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRun:
+    """What a worker may run: nobody else may, as long as its fence stands."""
+
+    id: int
+    fence: int
+    attempt: int
+    schedule: str
+    key: str
+    kind: RunKind
+    tick_at: datetime
+    due_at: datetime
+    job: Job
+    remaining_s: float | None
+    """Until its time-out, when it was claimed."""
+    waited_s: float = 0.0
+    """From when it fell due until it was claimed, on the database's clock."""
+
+    @property
+    def correlation_id(self) -> str:
+        return f"{self.schedule}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How an attempt ended, as its worker tells it."""
+
+    run_id: int
+    fence: int
+    state: RunState
+    """`SUCCEEDED`, `FAILED`, `TIMED_OUT` or `CANCELLED`; or `WAITING`, from a worker that is stopping and has not
+    begun it (it goes back as it was)."""
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Limits of a job queue; a queue without any needs no declaration."""
+
+    name: str
+    rate_per_s: float | None = None
+    burst: float = 1.0
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleView:
+    """A schedule with what it is doing, for lists."""
+
+    schedule: Schedule
+    last: Run | None
+    """The newest run that does not wait: it has begun, or was decided."""
+    waiting: int
+    running: int

@@ -1,0 +1,462 @@
+"""What ticks become when they fall due: misfires, catch-up, overlap, and looks that are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import groupby, takewhile
+from time import perf_counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedq.schedule.due import Firing, NewRun, Unfinished, begin, fire, resumed
+from feedq.schedule.jitter import fire_time
+from feedq.schedule.model import (
+    CatchUp,
+    Cron,
+    Every,
+    Job,
+    Once,
+    Overlap,
+    Resume,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+    Timing,
+)
+from feedq.schedule.outcome import FIRST_STATES
+from feedq.schedule.timing import next_tick, ticks_after
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+NOTHING = Unfinished()
+
+WAITING = RunState.WAITING
+SKIPPED = RunState.SKIPPED_OVERLAP
+MISSED = RunState.MISSED_CATCHUP
+LATE = RunState.MISSED_DEADLINE
+CANCELLED = RunState.CANCELLED
+
+
+def scheduled(timing: Timing | None = None, *, since: datetime = BEGIN, **policy: Any) -> Schedule:
+    """With its watermark at the first tick from ``since`` on."""
+    spec = ScheduleSpec("report", timing or Every(60), Job("shop.report"), **policy)
+    tick, fires_at = begin(spec, schedule_id=7, now=since - timedelta(microseconds=1))
+    return Schedule(
+        id=7,
+        spec=spec,
+        state=ScheduleState.ACTIVE,
+        paused_until=None,
+        pause_reason=None,
+        generation=1,
+        next_tick_at=tick,
+        next_fire_at=fires_at,
+        failures=0,
+        created_at=BEGIN,
+        updated_at=BEGIN,
+    )
+
+
+def moved(schedule: Schedule, firing: Firing) -> Schedule:
+    return replace(schedule, next_tick_at=firing.next_tick_at, next_fire_at=firing.next_fire_at)
+
+
+def outcomes(firing: Firing) -> list[tuple[str, int, str]]:
+    """Time of the tick, ticks and state, for reading."""
+    return [(run.tick_at.strftime("%H:%M"), run.ticks, run.state.value) for run in firing.runs]
+
+
+# -- on time -----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_due_before_its_time() -> None:
+    schedule = scheduled(since=BEGIN + MINUTE)
+    firing = fire(schedule, now=BEGIN + MINUTE - timedelta(microseconds=1), unfinished=NOTHING)
+    assert firing == Firing([], False, BEGIN + MINUTE, BEGIN + MINUTE, False)
+
+
+def test_a_tick_becomes_a_run_that_waits() -> None:
+    schedule = scheduled(start_deadline_s=30)
+    firing = fire(schedule, now=BEGIN, unfinished=NOTHING)
+    run = NewRun(BEGIN, 1, None, BEGIN, WAITING, None, BEGIN + timedelta(seconds=30))
+    assert firing == Firing([run], False, BEGIN + MINUTE, BEGIN + MINUTE, False)
+    assert run.key == "2026-01-01T00:00:00Z"
+
+
+def test_a_run_is_due_when_its_tick_fires_and_not_earlier() -> None:
+    schedule = scheduled(jitter_s=60, misfire_after_s=300)
+    assert schedule.next_fire_at is not None
+    assert schedule.next_fire_at > BEGIN
+    early = fire(schedule, now=schedule.next_fire_at - timedelta(microseconds=1), unfinished=NOTHING)
+    assert early.runs == []
+    assert (early.next_tick_at, early.next_fire_at) == (BEGIN, schedule.next_fire_at)
+    firing = fire(schedule, now=schedule.next_fire_at, unfinished=NOTHING)
+    assert [run.due_at for run in firing.runs] == [schedule.next_fire_at]
+    assert firing.next_fire_at == fire_time(schedule.spec, schedule_id=7, tick=BEGIN + MINUTE)
+
+
+def test_a_single_moment_is_fired_once_and_that_is_all() -> None:
+    schedule = scheduled(Once(BEGIN))
+    firing = fire(schedule, now=BEGIN + MINUTE / 2, unfinished=NOTHING)
+    assert outcomes(firing) == [("00:00", 1, "waiting")]
+    assert (firing.next_tick_at, firing.next_fire_at, firing.more) == (None, None, False)
+    assert fire(moved(schedule, firing), now=BEGIN + MINUTE, unfinished=NOTHING).runs == ()
+
+
+def test_a_tick_that_nobody_fired_before_its_start_deadline_does_not_keep_others_from_running() -> None:
+    schedule = scheduled(Every(10), start_deadline_s=15)
+    firing = fire(schedule, now=BEGIN + timedelta(seconds=24), unfinished=NOTHING)
+    assert [run.state for run in firing.runs] == [LATE, WAITING, SKIPPED]
+
+
+# -- overlap -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overlap", "waiting", "running", "states"),
+    [
+        (Overlap.SKIP, 0, 0, [WAITING, SKIPPED, SKIPPED]),
+        (Overlap.SKIP, 1, 0, [SKIPPED, SKIPPED, SKIPPED]),
+        (Overlap.SKIP, 0, 1, [SKIPPED, SKIPPED, SKIPPED]),
+        (Overlap.BUFFER_ONE, 0, 0, [WAITING, SKIPPED, SKIPPED]),
+        (Overlap.BUFFER_ONE, 0, 1, [WAITING, SKIPPED, SKIPPED]),
+        (Overlap.BUFFER_ONE, 1, 1, [SKIPPED, SKIPPED, SKIPPED]),
+        (Overlap.BUFFER_ALL, 0, 1, [WAITING, WAITING, SKIPPED]),
+        (Overlap.BUFFER_ALL, 1, 1, [WAITING, SKIPPED, SKIPPED]),
+        (Overlap.BUFFER_ALL, 2, 0, [SKIPPED, SKIPPED, SKIPPED]),
+        (Overlap.CANCEL_OTHER, 0, 0, [CANCELLED, CANCELLED, WAITING]),
+        (Overlap.CANCEL_OTHER, 3, 1, [CANCELLED, CANCELLED, WAITING]),
+        (Overlap.ALLOW_ALL, 9, 9, [WAITING, WAITING, WAITING]),
+    ],
+)
+def test_the_overlap_policy_judges_ticks_one_after_the_other(
+    overlap: Overlap, waiting: int, running: int, states: list[RunState]
+) -> None:
+    schedule = scheduled(Every(20), overlap=overlap, buffer_max=2)
+    firing = fire(schedule, now=BEGIN + timedelta(seconds=40), unfinished=Unfinished(waiting, running))
+    assert [run.state for run in firing.runs] == states
+    assert firing.cancel_others == (overlap is Overlap.CANCEL_OTHER)
+    assert all((run.reason is None) == (run.state is WAITING) for run in firing.runs)
+
+
+def test_a_look_without_a_new_run_cancels_nothing() -> None:
+    schedule = scheduled(overlap=Overlap.CANCEL_OTHER, start_deadline_s=1)
+    firing = fire(schedule, now=BEGIN + timedelta(seconds=30), unfinished=Unfinished(0, 1))
+    assert [run.state for run in firing.runs] == [LATE]
+    assert not firing.cancel_others
+
+
+# -- misfires ----------------------------------------------------------------------------------------
+
+FIVE_LATE = BEGIN + 5 * MINUTE + timedelta(seconds=30)
+"""The ticks of minutes 0 to 4 are more than a minute late then, and the one of minute 5 is not."""
+
+
+@pytest.mark.parametrize("timing", [Every(60), Cron("* * * * *")], ids=["every", "cron"])
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({"catch_up": CatchUp.SKIP}, [("00:00", 5, "missed_catchup"), ("00:05", 1, "waiting")]),
+        (
+            {"catch_up": CatchUp.LATEST},
+            [("00:00", 4, "missed_catchup"), ("00:04", 1, "waiting"), ("00:05", 1, "skipped_overlap")],
+        ),
+        (
+            {"catch_up": CatchUp.LATEST, "catch_up_window_s": 80},
+            [("00:00", 5, "missed_catchup"), ("00:05", 1, "waiting")],
+        ),
+        (
+            {"catch_up": CatchUp.ALL, "catch_up_max": 2},
+            [
+                ("00:00", 3, "missed_catchup"),
+                ("00:03", 1, "waiting"),
+                ("00:04", 1, "waiting"),
+                ("00:05", 1, "skipped_overlap"),
+            ],
+        ),
+        (
+            {"catch_up": CatchUp.ALL, "catch_up_window_s": 150, "overlap": Overlap.ALLOW_ALL},
+            [
+                ("00:00", 3, "missed_catchup"),
+                ("00:03", 1, "waiting"),
+                ("00:04", 1, "waiting"),
+                ("00:05", 1, "waiting"),
+            ],
+        ),
+        (
+            {"catch_up": CatchUp.ALL, "overlap": Overlap.CANCEL_OTHER},
+            [("00:00", 4, "missed_catchup"), ("00:04", 1, "cancelled"), ("00:05", 1, "waiting")],
+        ),
+        (
+            {"catch_up": CatchUp.ALL, "overlap": Overlap.BUFFER_ALL, "buffer_max": 1, "catch_up_max": 2},
+            [
+                ("00:00", 3, "missed_catchup"),
+                ("00:03", 1, "waiting"),
+                ("00:04", 1, "waiting"),
+                ("00:05", 1, "skipped_overlap"),
+            ],
+        ),
+    ],
+)
+def test_the_catch_up_policy_decides_what_is_made_up_for(
+    timing: Timing, policy: dict[str, Any], expected: list[tuple[str, int, str]]
+) -> None:
+    firing = fire(scheduled(timing, **policy), now=FIVE_LATE, unfinished=NOTHING)
+    assert outcomes(firing) == expected
+    assert firing.next_tick_at == BEGIN + 6 * MINUTE
+    assert not firing.more
+
+
+def test_missed_ticks_in_a_row_are_one_row_that_names_the_first_and_the_last() -> None:
+    firing = fire(scheduled(catch_up=CatchUp.SKIP), now=FIVE_LATE, unfinished=NOTHING)
+    missed = firing.runs[0]
+    assert (missed.tick_at, missed.last_tick_at, missed.ticks) == (BEGIN, BEGIN + 4 * MINUTE, 5)
+    one = fire(scheduled(catch_up=CatchUp.SKIP), now=BEGIN + 1.5 * MINUTE, unfinished=NOTHING).runs[0]
+    assert (one.tick_at, one.last_tick_at, one.ticks, one.state) == (BEGIN, None, 1, MISSED)
+
+
+def test_what_is_made_up_for_is_due_now_and_its_start_deadline_counts_from_now() -> None:
+    schedule = scheduled(start_deadline_s=10)
+    firing = fire(schedule, now=BEGIN + timedelta(seconds=61), unfinished=Unfinished(1, 1))
+    made_up = firing.runs[0]
+    assert (made_up.tick_at, made_up.state) == (BEGIN, WAITING)
+    assert made_up.due_at == BEGIN + timedelta(seconds=61)
+    assert made_up.start_by == BEGIN + timedelta(seconds=71)
+
+
+@pytest.mark.parametrize(("late_s", "state"), [(60.0, SKIPPED), (60.000001, WAITING)])
+def test_a_tick_is_a_misfire_when_it_is_more_than_so_late(late_s: float, state: RunState) -> None:
+    # A misfire that is made up for waits its turn, whatever runs; a tick on time is skipped.
+    schedule = scheduled(Every(3600))
+    firing = fire(schedule, now=BEGIN + timedelta(seconds=late_s), unfinished=Unfinished(0, 1))
+    assert [run.state for run in firing.runs] == [state]
+
+
+def test_a_single_moment_that_nobody_fired_in_time_is_made_up_for() -> None:
+    firing = fire(scheduled(Once(BEGIN)), now=FIVE_LATE, unfinished=NOTHING)
+    assert outcomes(firing) == [("00:00", 1, "waiting")]
+    assert firing.next_tick_at is None
+
+
+# -- many misfires -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("catch_up", CatchUp)
+def test_a_million_missed_ticks_of_an_interval_are_one_look(catch_up: CatchUp) -> None:
+    schedule = scheduled(Every(1), catch_up=catch_up, catch_up_max=10, misfire_after_s=5)
+    begun = perf_counter()
+    firing = fire(schedule, now=BEGIN + timedelta(seconds=1_000_005), unfinished=NOTHING)
+    assert perf_counter() - begun < 5
+    made_up = {CatchUp.SKIP: 0, CatchUp.LATEST: 1, CatchUp.ALL: 10}[catch_up]
+    assert firing.runs[0].ticks == 1_000_000 - made_up
+    assert [run.state for run in firing.runs[1 : made_up + 1]] == [WAITING] * made_up
+    assert len(firing.runs) == 1 + made_up + 6
+    assert not firing.more
+
+
+@pytest.mark.parametrize("window_s", [86_400, 86_400 * 30], ids=["window", "no window"])
+def test_a_look_at_many_missed_ticks_of_cron_is_bounded(window_s: float) -> None:
+    schedule = scheduled(Cron("* * * * *"), catch_up=CatchUp.ALL, catch_up_max=50, catch_up_window_s=window_s)
+    looks = list(looked(schedule, now=BEGIN + timedelta(days=20), limit=5_000))
+    assert [firing.more for firing in looks] == [True] * 5 + [False]
+    assert [len(firing.runs) for firing in looks[:-1]] == [1] * 5
+    assert sum(run.ticks for firing in looks for run in firing.runs if run.state is MISSED) == 28_800 - 51
+    waiting = [run.tick_at for firing in looks for run in firing.runs if run.state is WAITING]
+    assert waiting == [BEGIN + timedelta(days=20) - n * MINUTE for n in range(51, 1, -1)]
+
+
+def test_ticks_on_time_are_bounded_too() -> None:
+    schedule = scheduled(Every(1), misfire_after_s=3600, overlap=Overlap.ALLOW_ALL)
+    looks = list(looked(schedule, now=BEGIN + timedelta(seconds=99), limit=40))
+    assert [len(firing.runs) for firing in looks] == [40, 40, 20]
+
+
+# -- against a reference -----------------------------------------------------------------------------
+
+
+def looked(schedule: Schedule, *, now: datetime, limit: int) -> Iterator[Firing]:
+    """One look after the other, as the store would have them."""
+    waiting = running = 0
+    while True:
+        firing = fire(schedule, now=now, unfinished=Unfinished(waiting, running), limit=limit)
+        yield firing
+        if not firing.more:
+            return
+        assert firing.next_tick_at is not None
+        assert schedule.next_tick_at is not None
+        assert firing.next_tick_at > schedule.next_tick_at
+        waiting = 0 if firing.cancel_others else waiting
+        waiting += sum(run.state is WAITING for run in firing.runs)
+        schedule = moved(schedule, firing)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """One tick and its state."""
+
+    tick_at: datetime
+    state: RunState
+
+
+def naive(schedule: Schedule, *, now: datetime) -> list[Decided]:
+    """Each tick by itself, with all of them at hand."""
+    spec = schedule.spec
+    assert schedule.next_tick_at is not None
+    ticks = ticks_after(spec, after=schedule.next_tick_at - timedelta(microseconds=1))
+    fires = {
+        tick: fire_time(spec, schedule_id=schedule.id, tick=tick) for tick in takewhile(now.__ge__, ticks)
+    }
+    due = [tick for tick, fires_at in fires.items() if fires_at <= now]
+    misfires = [tick for tick in due if now - fires[tick] > timedelta(seconds=spec.misfire_after_s)]
+    recent = [tick for tick in misfires if now - tick <= timedelta(seconds=spec.catch_up_window_s)]
+    keep = {CatchUp.SKIP: 0, CatchUp.LATEST: 1, CatchUp.ALL: spec.catch_up_max}[spec.catch_up]
+    if spec.overlap is Overlap.CANCEL_OTHER:
+        keep = min(keep, 1)
+    made_up = recent[max(len(recent) - keep, 0) :]
+    states: dict[datetime, RunState] = {}
+    for tick in due:
+        waiting = [t for t, state in states.items() if state is WAITING]
+        full = {
+            Overlap.SKIP: len(waiting) > 0,
+            Overlap.BUFFER_ONE: len(waiting) > 0,
+            Overlap.BUFFER_ALL: len(waiting) >= spec.buffer_max,
+        }.get(spec.overlap, False)
+        deadline_s = spec.start_deadline_s
+        if tick in misfires and tick not in made_up:
+            states[tick] = MISSED
+        elif tick not in made_up and deadline_s and now - fires[tick] > timedelta(seconds=deadline_s):
+            states[tick] = LATE
+        elif tick not in made_up and full:
+            states[tick] = SKIPPED
+        else:
+            if spec.overlap is Overlap.CANCEL_OTHER:
+                states |= dict.fromkeys(waiting, CANCELLED)
+            states[tick] = WAITING
+    return [Decided(tick, state) for tick, state in states.items()]
+
+
+def spread_out(schedule: Schedule, runs: Sequence[NewRun]) -> list[Decided]:
+    """One entry a tick, also of rows that stand for several."""
+    found: list[Decided] = []
+    for run in runs:
+        ticks = [run.tick_at]
+        while len(ticks) < run.ticks:
+            following = next_tick(schedule.spec, after=ticks[-1])
+            assert following is not None
+            ticks.append(following)
+        assert run.last_tick_at == (ticks[-1] if run.ticks > 1 else None)
+        found += [Decided(tick, run.state) for tick in ticks]
+    return found
+
+
+timings = st.sampled_from(
+    [
+        Every(60),
+        Every(45.5, BEGIN + timedelta(seconds=11)),
+        Cron("* * * * *"),
+        Cron("*/3 * * * *", "Europe/Berlin"),
+        Cron("1,2,3,20,21 * * * *"),
+        Once(BEGIN + timedelta(minutes=7)),
+    ]
+)
+lengths = st.one_of(st.sampled_from([0.0, 60.0, 120.0, 1000.0, 86_400.0]), st.floats(0, 4000))
+"""Of windows, in seconds; schedules are looked at up to 4,000 s after they began."""
+delays = st.sampled_from([second / 2 for second in range(8_000)])
+"""Sampled, because numbers that are drawn tend to be small."""
+policies = st.fixed_dictionaries(
+    {
+        "overlap": st.sampled_from(Overlap),
+        "buffer_max": st.integers(1, 5),
+        "catch_up": st.sampled_from(CatchUp),
+        "catch_up_max": st.integers(1, 12),
+        "catch_up_window_s": lengths,
+        "misfire_after_s": lengths,
+        "start_deadline_s": st.one_of(st.none(), st.floats(0.5, 4000)),
+        "jitter_s": st.sampled_from([0.0, 5.0, 100.0]),
+    }
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(timings, policies, delays, st.integers(1, 12))
+def test_many_bounded_looks_decide_what_one_unbounded_look_would(
+    timing: Timing, policy: dict[str, Any], seconds_later: float, limit: int
+) -> None:
+    schedule = scheduled(timing, **policy)
+    now = BEGIN + timedelta(seconds=seconds_later)
+    expected = naive(schedule, now=now)
+    looks = list(looked(schedule, now=now, limit=limit))
+    ended: list[NewRun] = []
+    for firing in looks:
+        if firing.cancel_others:
+            ended = [replace(run, state=CANCELLED) if run.state is WAITING else run for run in ended]
+        ended += firing.runs
+        assert len(firing.runs) <= limit + 1 + policy["catch_up_max"]
+    assert spread_out(schedule, ended) == expected
+    assert {run.state for run in ended} <= FIRST_STATES
+    last = expected[-1].tick_at if expected else BEGIN - timedelta(microseconds=1)
+    assert looks[-1].next_tick_at == next_tick(schedule.spec, after=last)
+    if len(looks) == 1:
+        rows = [state for state, _ in groupby(run.state for run in ended)]
+        assert rows.count(MISSED) <= 1
+
+
+@settings(deadline=None)
+@given(timings, policies, st.lists(st.floats(0.001, 900), max_size=12), st.integers(1, 40))
+def test_every_tick_ends_in_exactly_one_state_whenever_somebody_looks(
+    timing: Timing, policy: dict[str, Any], waits: list[float], limit: int
+) -> None:
+    schedule = scheduled(timing, **policy)
+    first, now, decided = schedule, BEGIN, []
+    for wait_s in waits:
+        now += timedelta(seconds=wait_s)
+        firing = fire(schedule, now=now, unfinished=NOTHING, limit=limit)
+        decided += spread_out(schedule, firing.runs)
+        schedule = moved(schedule, firing)
+        if schedule.next_tick_at is not None:
+            fires_at = fire_time(schedule.spec, schedule_id=schedule.id, tick=schedule.next_tick_at)
+            assert schedule.next_fire_at == fires_at
+            assert firing.more == (fires_at <= now)
+    expected = [tick.tick_at for tick in naive(first, now=now)] if first.next_tick_at else []
+    undecided = [tick for tick in expected if schedule.next_tick_at and tick >= schedule.next_tick_at]
+    assert [tick.tick_at for tick in decided] + undecided == expected
+
+
+# -- beginning and going on --------------------------------------------------------------------------
+
+
+def test_a_new_schedule_begins_with_the_first_tick_after_now() -> None:
+    spec = scheduled(jitter_s=30).spec
+    tick, fires_at = begin(spec, schedule_id=7, now=BEGIN)
+    assert tick == BEGIN + MINUTE
+    assert fires_at == fire_time(spec, schedule_id=7, tick=BEGIN + MINUTE)
+
+
+def test_a_moment_that_has_passed_never_comes() -> None:
+    spec = scheduled(Once(BEGIN)).spec
+    assert begin(spec, schedule_id=7, now=BEGIN) == (None, None)
+
+
+def test_after_a_pause_a_schedule_goes_on_with_the_next_tick() -> None:
+    schedule = scheduled(resume=Resume.SKIP, jitter_s=30)
+    tick, fires_at = resumed(schedule, now=FIVE_LATE)
+    assert tick == BEGIN + 6 * MINUTE
+    assert fires_at == fire_time(schedule.spec, schedule_id=7, tick=tick)
+
+
+def test_or_it_makes_up_for_what_fell_due_meanwhile() -> None:
+    schedule = scheduled(resume=Resume.CATCH_UP)
+    assert resumed(schedule, now=FIVE_LATE) == (BEGIN, BEGIN)
+
+
+@pytest.mark.parametrize("resume", Resume)
+def test_a_pause_never_moves_the_watermark_back(resume: Resume) -> None:
+    schedule = scheduled(since=BEGIN + 9 * MINUTE, resume=resume)
+    assert resumed(schedule, now=BEGIN) == (BEGIN + 9 * MINUTE, BEGIN + 9 * MINUTE)
+    over = replace(schedule, next_tick_at=None, next_fire_at=None)
+    assert resumed(over, now=BEGIN) == (None, None)

@@ -1,0 +1,122 @@
+"""Outcomes of runs: one table of moves, retries with backoff, and jobs that kill their workers."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.schedule.model import Job, Retries, RunState, Semantics
+from feedq.schedule.outcome import (
+    FIRST_STATES,
+    LOSSES_MAX,
+    NEXT_ATTEMPT,
+    TRANSITIONS,
+    Ends,
+    RetryIn,
+    RunAgain,
+    RunMove,
+    after_attempt,
+    after_loss,
+    counts_as_failure,
+    states_before,
+    transition,
+)
+
+DAY_S = 86_400.0
+
+
+def job_with(**retries: float) -> Job:
+    return Job("shop.report", retries=Retries(**retries))  # type: ignore[arg-type]  # whole numbers are floats
+
+
+# -- the table ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("state", "move"), list(product(RunState, RunMove)))
+def test_a_pair_that_is_not_in_the_table_is_refused(state: RunState, move: RunMove) -> None:
+    if (state, move) in TRANSITIONS:
+        assert transition(state, move) is TRANSITIONS[state, move]
+        assert state in states_before(move)
+    else:
+        assert state not in states_before(move)
+        with pytest.raises(ValueError, match=f"a run in state {state} cannot {move}"):
+            transition(state, move)
+
+
+def test_nothing_leaves_a_final_state() -> None:
+    assert {state for state, _ in TRANSITIONS} == {state for state in RunState if not state.is_final}
+
+
+def test_every_move_can_be_made_and_every_state_reached() -> None:
+    assert {move for _, move in TRANSITIONS} == set(RunMove)
+    assert set(TRANSITIONS.values()) | FIRST_STATES == set(RunState)
+
+
+def test_only_a_claim_makes_a_run_run() -> None:
+    assert [pair for pair, state in TRANSITIONS.items() if state is RunState.RUNNING] == [
+        (RunState.WAITING, RunMove.CLAIM)
+    ]
+
+
+def test_a_run_that_is_to_be_repeated_waits() -> None:
+    assert {transition(RunState.RUNNING, move) for move in NEXT_ATTEMPT} == {RunState.WAITING}
+
+
+def test_failures_in_a_row_are_those_that_somebody_should_look_at() -> None:
+    failures = {state for state in RunState if counts_as_failure(state)}
+    assert failures == {RunState.FAILED, RunState.TIMED_OUT, RunState.LOST}
+
+
+# -- retries -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended", [RunState.FAILED, RunState.TIMED_OUT])
+def test_attempts_are_repeated_up_to_the_limit_waiting_longer_each_time(ended: RunState) -> None:
+    job = job_with(limit=4, first_s=10, factor=3, max_s=100)
+    decisions = [after_attempt(job, attempt=n, ended=ended) for n in range(1, 7)]
+    assert decisions == [RetryIn(10), RetryIn(30), RetryIn(90), RetryIn(100), Ends(ended), Ends(ended)]
+
+
+@pytest.mark.parametrize("ended", [RunState.SUCCEEDED, RunState.CANCELLED])
+def test_what_did_not_fail_is_not_repeated(ended: RunState) -> None:
+    assert after_attempt(job_with(limit=4), attempt=1, ended=ended) == Ends(ended)
+
+
+@pytest.mark.parametrize("ended", set(RunState) - {s for _, s in TRANSITIONS.items()} | {RunState.LOST})
+def test_an_attempt_cannot_end_in_a_state_that_workers_do_not_tell(ended: RunState) -> None:
+    with pytest.raises(ValueError, match="does not end"):
+        after_attempt(job_with(limit=4), attempt=1, ended=ended)
+
+
+durations = st.one_of(st.just(0.0), st.just(DAY_S), st.floats(0, DAY_S))
+
+
+@given(st.integers(1, 10**6), durations, st.floats(1, 100), durations)
+def test_a_wait_is_never_negative_nor_beyond_its_maximum(
+    attempt: int, first_s: float, factor: float, max_s: float
+) -> None:
+    job = job_with(limit=10**6, first_s=first_s, factor=factor, max_s=max_s)
+    decision = after_attempt(job, attempt=attempt, ended=RunState.FAILED)
+    assert isinstance(decision, RetryIn)
+    assert 0 <= decision.seconds <= max_s
+    assert decision.seconds >= min(first_s, max_s)
+    earlier = after_attempt(job, attempt=max(attempt - 1, 1), ended=RunState.FAILED)
+    assert isinstance(earlier, RetryIn)
+    assert earlier.seconds <= decision.seconds
+
+
+# -- lost workers ------------------------------------------------------------------------------------
+
+
+def test_a_run_at_most_once_is_lost_with_its_worker() -> None:
+    assert after_loss(Job("shop.report"), losses=1) == Ends(RunState.LOST)
+
+
+@pytest.mark.parametrize("semantics", [Semantics.AT_LEAST_ONCE, Semantics.TRANSACTIONAL])
+def test_others_are_run_again_until_they_have_cost_too_many_workers(semantics: Semantics) -> None:
+    job = Job("shop.report", semantics=semantics)
+    decisions = [after_loss(job, losses=n) for n in range(1, LOSSES_MAX + 2)]
+    assert decisions == [RunAgain()] * (LOSSES_MAX - 1) + [Ends(RunState.LOST)] * 2
