@@ -4,11 +4,13 @@
 
     FeedqError
     ├── InvalidInput          the request is wrong; say which option, and what would be right
-    │   └── NotFound          no feed, worker or file of that name
+    │   └── NotFound          no feed, schedule, run, worker or file of that name
     ├── Conflict              the name is taken, or somebody else changed it first
     ├── Unavailable           a server is away; try again later
     │   └── SchemaBehind      the database waits for `feedq db upgrade`
     ├── LeaseLost             this worker no longer owns the feed; stop that one runner
+    ├── RunTakenAway          this worker no longer owns the run; nothing of its transaction was kept
+    ├── RunCancelled          raised within a job that was told to stop; let it through
     ├── SourceUnavailable     the source refused, reset, or fell silent; reconnect with backoff
     │   ├── SourceSilent      connected, and nothing came for the idle timeout: the feed is stalled
     │   └── SourceBusy        the source said when to ask again; not before
@@ -48,6 +50,14 @@ class SchemaBehind(Unavailable):
 
 class LeaseLost(FeedqError):
     """The feed has another owner, or none: this worker must stop writing it."""
+
+
+class RunTakenAway(FeedqError):
+    """The run has a newer fence, or has ended: what this worker wrote for it was rolled back."""
+
+
+class RunCancelled(FeedqError):
+    """The run was cancelled, timed out or taken away: its job should stop."""
 
 
 class SourceUnavailable(FeedqError):

@@ -1,7 +1,6 @@
 """The nouns of feedq as frozen values.
 
-Everything that crosses a level is one of these, never a dict. Times are aware UTC datetimes as the database
-gave them; sizes are bytes; durations carry their unit in the name.
+Whatever crosses a level is one of these, never a dict. Times are the database's, in aware UTC; sizes are bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class TargetState(StrEnum):
 
 
 class LeaseState(StrEnum):
-    """Who has a feed: see :mod:`feedq.lease` for the transitions."""
+    """Who has a feed: see :mod:`feedq.lease`."""
 
     IDLE = "idle"
     ASSIGNED = "assigned"
@@ -192,6 +191,7 @@ class NewWorker:
     pid: int
     version: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    job_slots: int = 0  # runs of schedules that it takes at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +207,7 @@ class Worker:
     version: str
     labels: Mapping[str, str]
     state: WorkerState
-    lock_key: int
-    """The second key of the session advisory lock that every database session of the worker holds."""
+    lock_key: int  # the second key of the session advisory lock that each of its database sessions holds
     started_at: datetime
     heartbeat_at: datetime
     expires_at: datetime
@@ -216,6 +215,7 @@ class Worker:
     suspected_at: datetime | None = None
     """When the beat last saw no session of this worker holding its lock."""
     target_state: WorkerTarget = WorkerTarget.SERVING
+    job_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ WORKER_LOCK_CLASS = 0x_FEED_01
 """First key of the session advisory locks of workers; the second is ``worker.lock_key``."""
 LEADER_LOCK_CLASS = 0x_FEED_02
 """First key of the session advisory locks of elections; the second is the election's number."""
+RUN_LOCK_CLASS = 0x_FEED_04
+"""First key of the transaction locks under which runs are claimed; the second is their schedule's, cut to fit."""
 PASS_LOCK = 0x_FEED_0003
 """Key of the transaction lock that makes reconcile passes one at a time."""
 

@@ -74,6 +74,17 @@ def make_engine(url: str, *, application_name: str) -> Engine:
     )
 
 
+def make_lone_engine(url: str, *, application_name: str) -> Engine:
+    """An engine without a pool, for transactions whose length and statements are those of somebody else's code."""
+    return create_engine(
+        _psycopg2_url(url),
+        poolclass=NullPool,
+        connect_args=driver_options(application_name),
+        json_serializer=lambda value: orjson.dumps(value).decode(),
+        json_deserializer=json.loads,
+    )
+
+
 def psycopg2_dsn(url: str) -> str:
     """The URL in the form that psycopg2 takes."""
     return str(_psycopg2_url(url).set(drivername="postgresql").render_as_string(hide_password=False))

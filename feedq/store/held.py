@@ -62,7 +62,8 @@ def candidates(c: Connection, tenants: Collection[str]) -> list[Candidate]:
         LEFT JOIN feedq.worker_held h ON h.worker_id = w.id
         LEFT JOIN ({_UNFOLDED}) n ON n.worker_id = w.id
         LEFT JOIN ({_SHIFTED}) s ON s.worker_id = w.id
-        WHERE {SERVING} ORDER BY w.id
+        -- One without places for feeds (`-Q jobs`) is no part of the fleet that they are spread over.
+        WHERE {SERVING} AND w.capacity > 0 ORDER BY w.id
     """
     rows = c.execute(text(sql)).all()
     by_worker = _by_tenant(c, tenants) if tenants and rows else {}

@@ -1,11 +1,11 @@
-"""What can be read about the fleet as a whole: when reconcile last ran, and which beat leads."""
+"""What can be read about the fleet as a whole: when reconcile last ran, which beat leads, how many runs wait."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from feedq.store.engine import connect_once
 
@@ -14,6 +14,31 @@ _STATE = """
         extract(epoch FROM clock_timestamp() - t.pass_at)::float8 AS pass_age_s,
         l.host, l.pid, l.elected_at, l.expires_at, l.expires_at >= clock_timestamp() AS leads
     FROM feedq.fleet t LEFT JOIN feedq.leader l ON l.name = 'beat'
+"""
+
+_SCHEDULES = """
+    SELECT count(*) FILTER (WHERE state = 'active')::int AS active,
+        count(*) FILTER (WHERE state = 'paused')::int AS paused,
+        count(*) FILTER (WHERE state = 'active' AND next_fire_at <= clock_timestamp())::int AS overdue,
+        extract(epoch FROM clock_timestamp() - min(next_fire_at) FILTER (WHERE state = 'active'))::float8
+            AS overdue_s
+    FROM feedq.schedule WHERE removed_at IS NULL
+"""
+_TRIPPED = """
+    SELECT name FROM feedq.schedule
+    WHERE removed_at IS NULL AND state = 'paused' AND failures >= (policy ->> 'pause_on_failure')::int
+    ORDER BY name
+"""
+_RUNS = """
+    SELECT count(*) FILTER (WHERE state = 'running')::int AS running,
+        count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+        count(*) FILTER (WHERE state = 'waiting' AND due_at <= clock_timestamp())::int AS due,
+        extract(epoch FROM clock_timestamp() - min(due_at) FILTER (WHERE state = 'waiting'))::float8 AS oldest_s
+    FROM feedq.run WHERE state IN ('waiting', 'running')
+"""
+_SLOTS = """
+    SELECT count(*)::int AS workers, coalesce(sum(job_slots), 0)::int AS slots FROM feedq.worker
+    WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
 """
 
 
@@ -40,6 +65,32 @@ class FleetState:
     leader: Leader | None
 
 
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Schedules and runs in numbers, on the database's clock."""
+
+    active: int
+    paused: int
+    tripped: tuple[str, ...]
+    """Names of schedules that so many failures in a row have paused."""
+    overdue_s: float | None
+    """How long ago the first tick fell due that nobody has fired; None when there is none."""
+    running: int
+    waiting: int
+    due: int
+    """Of those that wait, the runs that may start now: the others are retries that wait for their time."""
+    oldest_due_s: float | None
+    """How long the first of them has been due."""
+    workers: int
+    """Workers that run jobs."""
+    slots: int
+    """Runs that they can run at a time."""
+
+    @property
+    def schedules(self) -> int:
+        return self.active + self.paused
+
+
 def fleet_state(url: str) -> FleetState:
     """Raises `Unavailable`."""
     with connect_once(url) as c:
@@ -50,3 +101,28 @@ def fleet_state(url: str) -> FleetState:
         else Leader(row.host, row.pid, row.elected_at, row.expires_at, leads=row.leads)
     )
     return FleetState(row.now, row.pass_at, row.pass_age_s, leader)
+
+
+def job_state(url: str) -> JobState:
+    """Raises `Unavailable`."""
+    with connect_once(url) as c:
+        return _job_state(c)
+
+
+def _job_state(c: Connection) -> JobState:
+    schedules = c.execute(text(_SCHEDULES)).one()
+    tripped = tuple(row.name for row in c.execute(text(_TRIPPED)))
+    runs = c.execute(text(_RUNS)).one()
+    slots = c.execute(text(_SLOTS)).one()
+    return JobState(
+        active=schedules.active,
+        paused=schedules.paused,
+        tripped=tripped,
+        overdue_s=schedules.overdue_s if schedules.overdue else None,
+        running=runs.running,
+        waiting=runs.waiting,
+        due=runs.due,
+        oldest_due_s=runs.oldest_s if runs.due else None,
+        workers=slots.workers,
+        slots=slots.slots,
+    )

@@ -90,7 +90,7 @@ class PostgresPass:
             weigh(self._c, self._to_weigh, means=self._means)
         sql = """
             UPDATE feedq.fleet SET pass_at = clock_timestamp(), pass_seq = pass_seq + 1,
-                active_workers = (SELECT count(*) FROM feedq.worker WHERE state = 'active'),
+                active_workers = (SELECT count(*) FROM feedq.worker WHERE state = 'active' AND capacity > 0),
                 evened_out = :evened_out, waiting_after = :waiting_after, sweep_at = :sweep_at,
                 swept_to = :swept_to, idle_counts = CAST(:idle_counts AS jsonb)
         """

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
+from sqlalchemy import text
+
 from feedq.model import Worker
 from feedq.store.database import Database
 from feedq.store.feeds import PostgresFeeds
+from feedq.store.jobs.postgresql import PostgresJobs
+from feedq.store.jobs.schedules import AGEING_S
 from feedq.store.leases import PostgresLeases
 from feedq.store.passes import PostgresFleet
 from feedq.store.session import PostgresListener, PostgresSession, worker_listener
@@ -23,6 +29,7 @@ class PostgresStore:
         application_name: str = "feedq",
         retention_days: int = RETENTION_DAYS,
         restart_hold_s: float = 0.0,
+        ageing_s: float = AGEING_S,
     ) -> None:
         self._url = url
         self._database = Database(url, application_name=application_name)
@@ -30,6 +37,13 @@ class PostgresStore:
         self.workers = PostgresWorkers(self._database)
         self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
         self.fleet = PostgresFleet(self._database, retention_days=retention_days)
+        self.jobs = PostgresJobs(self._database, ageing_s=ageing_s)
+
+    def now(self) -> datetime:
+        """The database's clock."""
+        with self._database.transaction() as c:
+            now: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+        return now
 
     def session(self, worker: Worker, *, ttl_s: float) -> PostgresSession:
         return PostgresSession(self._url, worker, ttl_s=ttl_s)
@@ -38,4 +52,5 @@ class PostgresStore:
         return worker_listener(self._url, worker)
 
     def close(self) -> None:
+        self.jobs.close()
         self._database.close()

@@ -38,7 +38,7 @@ LEASE_COLUMNS = (
 WORKER_COLUMNS = (
     "w.id, w.name, w.queue, w.capacity, w.labels, w.host, w.pid, w.version, w.state, w.lock_key, "
     "w.started_at, w.heartbeat_at, w.expires_at, w.suspected_at, w.feeds, w.cpu, w.rss, w.loop_lag_s, "
-    "w.rows_per_s, w.bytes_per_s, w.target_state"
+    "w.rows_per_s, w.bytes_per_s, w.target_state, w.job_slots"
 )
 
 
@@ -125,6 +125,7 @@ def worker_from(row: Any) -> Worker:
         load=Load(row.feeds, row.cpu, row.rss, row.loop_lag_s, row.rows_per_s, row.bytes_per_s),
         suspected_at=row.suspected_at,
         target_state=WorkerTarget(row.target_state),
+        job_slots=row.job_slots,
     )
 
 

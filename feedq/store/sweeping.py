@@ -131,5 +131,6 @@ def _forget_workers(c: Connection, retention_days: int) -> None:
         DELETE FROM feedq.worker w
         WHERE w.state = 'gone' AND w.heartbeat_at < clock_timestamp() - make_interval(days => :days)
           AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id)
+          AND NOT EXISTS (SELECT FROM feedq.run r WHERE r.worker_id = w.id AND r.state = 'running')
     """
     c.execute(text(sql), {"days": retention_days})

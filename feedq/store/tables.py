@@ -19,6 +19,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Sequence,
     SmallInteger,
     Table,
     Text,
@@ -88,6 +89,8 @@ worker = Table(
     Column("target_state", Text, nullable=False, server_default="serving"),
     Column("rows_per_s", Float, nullable=False, server_default=text("0")),
     Column("bytes_per_s", Float, nullable=False, server_default=text("0")),
+    # How many runs of schedules it takes at a time.
+    Column("job_slots", Integer, nullable=False, server_default=text("0")),
     CheckConstraint("state IN ('active', 'draining', 'gone')", name="worker_state"),
     CheckConstraint("target_state IN ('serving', 'cordoned', 'drained')", name="worker_target_state"),
     CheckConstraint("capacity >= 0", name="worker_capacity"),
@@ -226,4 +229,153 @@ leader = Table(
     Column("backend_pid", Integer, nullable=False),
     _stamp("elected_at", nullable=False, default=True),
     _stamp("expires_at", nullable=False),
+)
+
+schedule = Table(
+    "schedule",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    # In the order of bytes, which is that of its index, whatever language the database speaks: pages go by it.
+    Column("name", Text(collation="C"), nullable=False),
+    # As `feedq.store.jobs.rows` stores a declaration: the job, the timing, and the policies.
+    Column("job", JSONB, nullable=False),
+    Column("timing", JSONB, nullable=False),
+    Column("policy", JSONB, nullable=False, server_default=text("'{}'")),
+    Column("state", Text, nullable=False, server_default="active"),
+    _stamp("paused_until"),
+    Column("pause_reason", Text),
+    Column("generation", Integer, nullable=False, server_default=text("1")),
+    # The watermark: the first tick that has not been fired, and when that is. Null: there is none left.
+    _stamp("next_tick_at"),
+    _stamp("next_fire_at"),
+    # Runs in a row that did not succeed.
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    _stamp("created_at", nullable=False, default=True),
+    _stamp("updated_at", nullable=False, default=True),
+    _stamp("removed_at"),
+    CheckConstraint("state IN ('active', 'paused')", name="schedule_state"),
+    CheckConstraint("(next_tick_at IS NULL) = (next_fire_at IS NULL)", name="schedule_watermark"),
+    # A removed schedule keeps its row as long as its history; its name is free at once.
+    Index("schedule_name", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
+    # Those that may fire. A pause with an end is looked at when it ends.
+    Index(
+        "schedule_due",
+        "next_fire_at",
+        postgresql_where=text("removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL"),
+    ),
+    Index(
+        "schedule_paused_until",
+        "paused_until",
+        postgresql_where=text("removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL"),
+    ),
+    Index("schedule_removed", "removed_at", postgresql_where=text("removed_at IS NOT NULL")),
+    # The watermark moves with every tick, and its index with it: keep dead rows few.
+    postgresql_with={"fillfactor": "70", "autovacuum_vacuum_scale_factor": "0.02"},
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("schedule_id", BigInteger, ForeignKey(schedule.c.id), nullable=False),
+    Column("kind", Text, nullable=False, server_default="tick"),
+    Column("key", Text, nullable=False),
+    _stamp("tick_at", nullable=False),
+    # Of a row that stands for many ticks that were missed in a row: how many, and the last of them.
+    Column("ticks", Integer, nullable=False, server_default=text("1")),
+    _stamp("last_tick_at"),
+    # When it falls due: the tick with its jitter, or a retry. Earlier ones first, and by priority as if they had
+    # been waiting longer: that is what `rank_at` holds.
+    _stamp("due_at", nullable=False),
+    _stamp("rank_at", nullable=False),
+    _stamp("start_by"),
+    Column("state", Text, nullable=False, server_default="waiting"),
+    Column("reason", Text),
+    Column("attempt", Integer, nullable=False, server_default=text("1")),
+    # Attempts that ended with their worker, and not by themselves.
+    Column("losses", Integer, nullable=False, server_default=text("0")),
+    Column("fence", BigInteger, nullable=False, server_default=text("0")),
+    # No foreign key: sessions of workers are forgotten sooner than runs, and a claim must not lock their rows.
+    Column("worker_id", UUID(as_uuid=True)),
+    _stamp("started_at"),
+    _stamp("deadline_at"),
+    _stamp("ended_at"),
+    # A copy of the schedule's job when it fell due: edits look forward only.
+    Column("job", JSONB, nullable=False),
+    Column("queue", Text, nullable=False, server_default="default"),
+    # Whether it must be the only running one of its schedule.
+    Column("exclusive", Boolean, nullable=False, server_default=text("true")),
+    # Null: any worker takes it at once.
+    Column("segment", SmallInteger),
+    _stamp("created_at", nullable=False, default=True),
+    CheckConstraint(
+        "state IN ('waiting', 'running', 'succeeded', 'failed', 'timed_out', 'lost', 'cancelled', "
+        "'skipped_overlap', 'missed_deadline', 'missed_catchup')",
+        name="run_state",
+    ),
+    CheckConstraint("(state = 'running') = (worker_id IS NOT NULL AND ended_at IS NULL)", name="run_owner"),
+    CheckConstraint("(state IN ('waiting', 'running')) = (ended_at IS NULL)", name="run_ended"),
+    CheckConstraint("ticks > 0", name="run_ticks"),
+    # Once per tick, whoever fires it and however often.
+    Index("run_key", "schedule_id", "key", unique=True),
+    # The newest of a schedule.
+    Index("run_of_schedule", "schedule_id", "id"),
+    # What people look for first.
+    Index(
+        "run_unsuccessful",
+        "id",
+        postgresql_where=text(
+            "state IN ('failed', 'timed_out', 'lost', 'cancelled', 'skipped_overlap', 'missed_deadline', "
+            "'missed_catchup')"
+        ),
+    ),
+    # The overlap policies, whoever claims at the same moment.
+    Index(
+        "run_one_at_a_time",
+        "schedule_id",
+        unique=True,
+        postgresql_where=text("state = 'running' AND exclusive"),
+    ),
+    Index("run_running", "schedule_id", "fence", postgresql_where=text("state = 'running'")),
+    # What a claim reads, see `feedq.store.jobs.candidates`. A backfill waits in a line of its own.
+    Index(
+        "run_waiting",
+        "queue",
+        "rank_at",
+        postgresql_where=text("state = 'waiting' AND NOT (exclusive AND kind = 'backfill')"),
+    ),
+    Index(
+        "run_backfill",
+        "schedule_id",
+        "tick_at",
+        postgresql_where=text("state = 'waiting' AND exclusive AND kind = 'backfill'"),
+    ),
+    Index("run_line", "schedule_id", "tick_at", postgresql_where=text("state = 'waiting' AND exclusive")),
+    Index("run_start_by", "start_by", postgresql_where=text("state = 'waiting' AND start_by IS NOT NULL")),
+    Index("run_in_queue", "queue", postgresql_where=text("state = 'running'")),
+    Index("run_waiting_due", "due_at", postgresql_where=text("state = 'waiting'")),
+    Index("run_unfinished", "schedule_id", "state", postgresql_where=text("state IN ('waiting', 'running')")),
+    Index("run_held_by", "worker_id", postgresql_where=text("state = 'running'")),
+    Index("run_deadline", "deadline_at", postgresql_where=text("state = 'running'")),
+    Index("run_ended_at", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
+    postgresql_with={"fillfactor": "70", "autovacuum_vacuum_scale_factor": "0.05"},
+)
+
+run_fence = Sequence("run_fence", metadata=metadata)
+"""The next fence: one for the whole cluster, so that it grows whatever becomes of a run."""
+
+job_queue = Table(
+    "job_queue",
+    metadata,
+    # Only queues with limits have a row.
+    Column("name", Text, primary_key=True),
+    Column("rate_per_s", Float),
+    Column("burst", Float, nullable=False, server_default=text("1")),
+    Column("concurrency", Integer),
+    Column("tokens", Float, nullable=False, server_default=text("0")),
+    _stamp("tokens_at", nullable=False, default=True),
+    CheckConstraint("rate_per_s > 0", name="job_queue_rate"),
+    CheckConstraint("burst >= 1", name="job_queue_burst"),
+    CheckConstraint("concurrency > 0", name="job_queue_concurrency"),
+    postgresql_with={"fillfactor": "50"},
 )

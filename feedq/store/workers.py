@@ -111,8 +111,9 @@ class PostgresWorkers:
 
     def register(self, new: NewWorker, *, ttl_s: float) -> Worker:
         sql = f"""
-            INSERT INTO feedq.worker AS w (id, name, queue, capacity, labels, host, pid, version, expires_at)
-            VALUES (:id, :name, :queue, :capacity, CAST(:labels AS jsonb), :host, :pid, :version,
+            INSERT INTO feedq.worker AS w
+                (id, name, queue, capacity, labels, host, pid, version, job_slots, expires_at)
+            VALUES (:id, :name, :queue, :capacity, CAST(:labels AS jsonb), :host, :pid, :version, :job_slots,
                     clock_timestamp() + make_interval(secs => :ttl_s))
             RETURNING {WORKER_COLUMNS}
         """
@@ -125,6 +126,7 @@ class PostgresWorkers:
             "host": new.host,
             "pid": new.pid,
             "version": new.version,
+            "job_slots": new.job_slots,
             "ttl_s": ttl_s,
         }
         with self._database.transaction() as c:

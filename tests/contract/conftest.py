@@ -9,6 +9,7 @@ import pytest
 from feedq.embedded.postgres import Postgres
 from feedq.store import migrate
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
+from tests.contract.jobs_harness import JobsHarness
 
 
 @pytest.fixture(scope="session")
@@ -35,5 +36,13 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
 def postgres_harness(control_database_url: str) -> Iterator[PostgresHarness]:
     """PostgreSQL alone, for what only threads can show."""
     made = PostgresHarness(control_database_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def jobs(control_database_url: str) -> Iterator[JobsHarness]:
+    """Schedules and runs, of which there is one implementation."""
+    made = JobsHarness(control_database_url)
     yield made
     made.close()

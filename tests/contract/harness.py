@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from uuid import UUID, uuid4
 
@@ -265,18 +265,22 @@ class PostgresHarness(Harness):
         return self._look(settle_s=settle_s).is_due
 
     def wakes(self, act: Callable[[], object]) -> bool:
+        return bool(self.heard([WAKE], act))
+
+    def heard(self, channels: Sequence[str], act: Callable[[], object]) -> set[str]:
+        """Which of these channels are notified by this."""
         with closing(psycopg2.connect(self.url)) as listener, listener.cursor() as cursor:
             listener.autocommit = True
-            cursor.execute(f"LISTEN {WAKE}; LISTEN the_end")
+            cursor.execute("".join(f"LISTEN {channel}; " for channel in (*channels, "the_end")))
             act()
             # Notifications come in the order of their commits: what comes after this one is none of ours.
             cursor.execute("NOTIFY the_end")
             deadline = time.monotonic() + 10
-            while "the_end" not in (heard := [n.channel for n in listener.notifies]):
+            while "the_end" not in (heard := {n.channel for n in listener.notifies}):
                 assert time.monotonic() < deadline, "a notification did not come in ten seconds"
                 listener.poll()
                 time.sleep(0.01)
-            return WAKE in heard
+            return heard - {"the_end"}
 
     def _look(self, *, settle_s: float = 3600.0) -> Look:
         election = Election(self.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S, settle_s=settle_s)

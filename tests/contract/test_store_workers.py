@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.model import LeaseState, Load, Reason, Release, WorkerState, WorkerTarget
+from feedq.model import LeaseState, Load, NewWorker, Reason, Release, WorkerState, WorkerTarget
 from tests.contract.harness import TTL_S, Harness
 
 
@@ -17,6 +17,25 @@ def test_a_registered_worker_is_active_until_its_ttl(harness: Harness) -> None:
     assert abs(worker.expires_at - worker.heartbeat_at - timedelta(seconds=30)) < timedelta(seconds=0.1)
     (view,) = harness.store.workers.views()
     assert (view.worker, view.leases) == (worker, 0)
+
+
+def test_a_worker_says_how_many_runs_it_takes(harness: Harness) -> None:
+    new = NewWorker(uuid4(), "a", "node.a", 0, "host", 1, "0", job_slots=8)
+    worker = harness.store.workers.register(new, ttl_s=TTL_S)
+    assert (worker.capacity, worker.job_slots) == (0, 8)
+    (view,) = harness.store.workers.views()
+    assert view.worker.job_slots == 8
+    assert harness.worker("b").job_slots == 0, "unless it says so: none"
+
+
+def test_a_worker_without_places_for_feeds_is_no_part_of_what_they_are_spread_over(harness: Harness) -> None:
+    taker, idle = harness.worker("a", capacity=7), harness.worker("b", capacity=0)
+    with harness.store.fleet.reconcile_pass() as p:
+        assert p is not None
+        assert [candidate.worker_id for candidate in p.candidates()] == [taker.id]
+    beat = harness.store.workers.heartbeat(idle.id, Load(), ttl_s=TTL_S)
+    assert beat is not None
+    assert beat.active_workers == 1
 
 
 def test_two_sessions_of_one_name_are_two_workers_with_locks_of_their_own(harness: Harness) -> None:

@@ -37,7 +37,7 @@ def candidates(db: MemoryDatabase, now: datetime, tenants: Collection[str]) -> l
     leases = db.tables.leases.values()
     found = []
     for w in sorted(db.tables.workers.values(), key=lambda w: w.id):
-        if not is_serving(w, now):
+        if not is_serving(w, now) or not w.capacity:
             continue
         mine = [x for x in leases if counted_at(x) == w.id]
         its_tenants = Counter(db.tables.feeds[x.feed_id].spec.tenant for x in mine)

@@ -42,7 +42,7 @@ class MemoryFleet:
             yield MemoryPass(db, retention_days=self._retention_days, measured_load=measured_load)
             db.commit()
             db.tables.pass_at = db.now()
-            active = [w for w in db.tables.workers.values() if w.state is WorkerState.ACTIVE]
+            active = [w for w in db.tables.workers.values() if w.state is WorkerState.ACTIVE and w.capacity]
             db.tables.active_workers = len(active)
         except BaseException:
             db.tables = before

@@ -48,6 +48,7 @@ class MemoryWorkers:
             started_at=now,
             heartbeat_at=now,
             expires_at=now + timedelta(seconds=ttl_s),
+            job_slots=new.job_slots,
         )
         self._db.tables.workers[new.id] = worker
         self._db.stamp_alive(ttl_s / 2)

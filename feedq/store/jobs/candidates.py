@@ -1,0 +1,221 @@
+"""Which waiting runs a worker may start now: the statements that find them among however many wait.
+
+A run may be started when it is due, its start deadline has not passed, its queue has room, and, if it is to be
+the only one of its schedule, no run of that is running and no older tick of it is due. Earlier ranks come first. A
+rank is the time at which the run fell due, moved ahead by its priority: so waiting makes up for priority.
+
+The planner cannot know how many wait: a hundred thousand at the full hour, and none a minute later. So nothing is
+left to what it assumes. Each part reads one index in its own order and stops after a few rows:
+
+- runs that the worker was told of, by their ids;
+- of each queue that has room, the first by rank (`run_waiting`): one that is full costs a look, however many wait;
+- of each schedule that is being backfilled one run after another, the oldest (`run_backfill`). Those behind it,
+  thousands maybe, are in no other index that a claim reads.
+
+What is left to be passed over by rank are runs that wait for one of their own schedule, which are few, and those
+that belong to the segments of others and are not yet to be stolen.
+
+To plan all this takes the server longer than to execute it. So `first_due_in_s` comes first, and is all that is
+asked where nothing is due; then `look` says which queues and backfills there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from feedq.store.jobs.base import Offer
+
+PRIORITY_MAX = 100
+CROWD = 32
+"""So many candidates more than are wanted are looked at: the first may be locked by workers that claim as well."""
+LOOK_AHEAD = 256
+"""Of runs that fall due later, so many are looked at for the first that this worker may take."""
+NEVER_S = 1e9
+"""Thirty years, for durations beyond it, which no interval holds."""
+BIGINT_MAX = 2**63 - 1
+
+NOW = "statement_timestamp()"
+"""The database's clock. Not clock_timestamp() in conditions: what may change from row to row is looked up in no
+index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What `look` found."""
+
+    parameters: Mapping[str, Any]
+    """Of `CANDIDATES`."""
+    any_missed: bool
+    """Whether a start deadline has passed."""
+    next_in_s: float | None
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(self.parameters[name] for name in ("runs", "queues", "backfilled"))
+
+
+# A look-up for each of the few that are asked about, in an order that only `run_running` and `run_line` have: by
+# any other index of schedules a look-up would go through the thousands that wait behind a backfill.
+_ITS_TURN = f"""(NOT r.exclusive OR NOT EXISTS (
+        SELECT FROM feedq.run o WHERE o.schedule_id = r.schedule_id AND o.state = 'running'
+        ORDER BY o.fence OFFSET 0
+    ) AND NOT EXISTS (
+        SELECT FROM feedq.run o
+        WHERE o.schedule_id = r.schedule_id AND o.state = 'waiting' AND o.exclusive
+            AND o.tick_at <= r.tick_at AND (o.tick_at, o.id) < (r.tick_at, r.id)
+            AND o.due_at <= {NOW} AND (o.start_by IS NULL OR o.start_by > {NOW})
+        ORDER BY o.tick_at OFFSET 0
+    ))"""
+DUE = f"r.due_at <= {NOW} AND (r.start_by IS NULL OR r.start_by > {NOW})"
+_MINE = f"""(r.segment IS NULL OR r.segment = ANY(CAST(:segments AS smallint[]))
+    OR r.due_at <= {NOW} - make_interval(secs => :steal_after_s))"""
+_IN_LINE = "exclusive AND kind = 'backfill'"
+"""As the index `run_backfill` has it; `run_waiting` has all others."""
+_COLUMNS = "r.id, r.schedule_id, r.key, r.queue, r.exclusive, r.rank_at, r.tick_at, r.attempt, r.segment"
+_LIMITED = f"""
+    SELECT q.name, q.rate_per_s, t.tokens,
+        least(:looked_at,
+            CASE WHEN q.rate_per_s IS NOT NULL THEN floor(t.tokens + 1e-9) END,
+            q.concurrency - (
+                SELECT count(*) FROM (
+                    SELECT FROM feedq.run r WHERE r.queue = q.name AND r.state = 'running' LIMIT q.concurrency
+                ) running
+            ))::int AS room
+    FROM feedq.job_queue q CROSS JOIN LATERAL (
+        SELECT least(q.burst, q.tokens + coalesce(q.rate_per_s, 0)
+            * greatest(extract(epoch FROM {NOW} - q.tokens_at), 0))::float8 AS tokens
+    ) t
+"""
+_FIRST = """
+    SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM feedq.run
+    WHERE state = 'waiting' ORDER BY due_at LIMIT 1
+"""
+# The first run that this worker may take once it falls due, and the first of others that it may steal. If none of
+# those looked at is: the last of them.
+_NEXT_DUE = f"""
+    SELECT least(
+        min(CASE WHEN is_mine AND due_at > {NOW} THEN due_at
+                 WHEN NOT is_mine THEN due_at + make_interval(secs => :steal_after_s) END),
+        CASE WHEN count(*) = {LOOK_AHEAD} THEN max(due_at) END)
+    FROM (
+        SELECT r.due_at, r.segment IS NULL OR r.segment = ANY(CAST(:segments AS smallint[])) AS is_mine
+        FROM feedq.run r
+        WHERE r.state = 'waiting' AND r.due_at > {NOW} - make_interval(secs => :steal_after_s)
+        ORDER BY r.due_at LIMIT {LOOK_AHEAD}
+    ) coming
+    WHERE :takes_others
+"""
+# Of a queue with limits the row is locked before what runs in it is counted for good; if it is full, nobody need
+# wait for it. In which queue a backfill or a run that it was told of is, is not known yet.
+_LOOK = f"""
+    WITH RECURSIVE waiting_queue (name) AS (
+        -- From one name to the next, by the index.
+        (SELECT queue FROM feedq.run WHERE state = 'waiting' AND NOT ({_IN_LINE}) ORDER BY queue LIMIT 1)
+        UNION ALL
+        SELECT (
+            SELECT r.queue FROM feedq.run r
+            WHERE r.state = 'waiting' AND NOT ({_IN_LINE}) AND r.queue > w.name ORDER BY r.queue LIMIT 1
+        ) FROM waiting_queue w WHERE w.name IS NOT NULL
+    ), backfilled (schedule_id) AS (
+        (SELECT schedule_id FROM feedq.run WHERE state = 'waiting' AND {_IN_LINE} ORDER BY schedule_id LIMIT 1)
+        UNION ALL
+        SELECT (
+            SELECT r.schedule_id FROM feedq.run r
+            WHERE r.state = 'waiting' AND {_IN_LINE} AND r.schedule_id > b.schedule_id
+            ORDER BY r.schedule_id LIMIT 1
+        ) FROM backfilled b WHERE b.schedule_id IS NOT NULL
+    ), limited AS MATERIALIZED ({_LIMITED}), open AS MATERIALIZED (
+        SELECT q.name FROM feedq.job_queue q
+        WHERE q.name = ANY(ARRAY(SELECT l.name FROM limited l WHERE l.room > 0)) AND (:told
+            OR EXISTS (SELECT FROM waiting_queue w WHERE w.name = q.name)
+            OR EXISTS (SELECT FROM backfilled b WHERE b.schedule_id IS NOT NULL))
+        ORDER BY q.name {{lock}}
+    )
+    SELECT ARRAY(SELECT name FROM open) AS open,
+        CASE WHEN :takes_others THEN ARRAY(
+            SELECT w.name FROM waiting_queue w
+            WHERE w.name IS NOT NULL AND NOT EXISTS (
+                SELECT FROM limited l WHERE l.name = w.name AND l.room <= 0)) END AS queues,
+        CASE WHEN :takes_others THEN ARRAY(
+            SELECT schedule_id FROM backfilled WHERE schedule_id IS NOT NULL) END AS backfilled,
+        EXISTS (SELECT FROM feedq.run WHERE state = 'waiting' AND start_by <= {NOW}) AS any_missed,
+        extract(epoch FROM ({_NEXT_DUE}) - clock_timestamp())::float8 AS next_due_in_s,
+        (SELECT min((1 - l.tokens) / l.rate_per_s) FROM limited l
+         WHERE l.tokens < 1 AND EXISTS (SELECT FROM waiting_queue w WHERE w.name = l.name))::float8
+            AS next_start_in_s
+"""
+
+CANDIDATES = f"""
+    me AS MATERIALIZED (
+        SELECT w.id FROM feedq.worker w
+        WHERE w.id = :worker_id AND w.state = 'active' AND w.target_state = 'serving'
+    ), limited AS MATERIALIZED ({_LIMITED}), found AS (
+        SELECT {_COLUMNS} FROM (
+            SELECT r.* FROM unnest(CAST(:runs AS bigint[])) AS told (id) CROSS JOIN LATERAL (
+                SELECT * FROM feedq.run WHERE id = told.id OFFSET 0
+            ) r WHERE r.state = 'waiting' AND {DUE}
+            UNION ALL
+            SELECT r.* FROM unnest(CAST(:backfilled AS bigint[])) AS b (schedule_id) CROSS JOIN LATERAL (
+                SELECT * FROM feedq.run r
+                WHERE r.schedule_id = b.schedule_id AND r.state = 'waiting' AND {_IN_LINE} AND {DUE}
+                ORDER BY r.tick_at LIMIT 1
+            ) r WHERE {_MINE}
+        ) r WHERE {_ITS_TURN}
+        UNION
+        SELECT r.* FROM unnest(CAST(:queues AS text[])) AS w (name) CROSS JOIN LATERAL (
+            SELECT {_COLUMNS} FROM feedq.run r
+            WHERE r.queue = w.name AND r.state = 'waiting' AND NOT ({_IN_LINE})
+                AND r.rank_at <= {NOW} + make_interval(secs => :ahead_max_s)
+                AND {DUE} AND {_MINE} AND {_ITS_TURN}
+            ORDER BY r.rank_at LIMIT :looked_at
+        ) r
+    ), ranked AS (
+        SELECT found.*, row_number() OVER (PARTITION BY found.queue ORDER BY found.rank_at, found.id) AS place,
+            CASE WHEN l.name IS NULL THEN :looked_at WHEN l.name = ANY(CAST(:open AS text[])) THEN l.room
+                 ELSE 0 END AS room
+        FROM found LEFT JOIN limited l ON l.name = found.queue
+        WHERE EXISTS (SELECT FROM me)
+    ), candidate AS MATERIALIZED (
+        SELECT * FROM ranked WHERE place <= room ORDER BY rank_at, id LIMIT :looked_at
+    )
+"""
+"""Goes behind ``WITH``. Of a schedule whose runs must be alone there is at most one, by `_ITS_TURN`."""
+
+
+def first_due_in_s(c: Connection) -> float | None:
+    """Until the first of all waiting runs is due; None when none waits."""
+    found: float | None = c.execute(text(_FIRST)).scalar_one_or_none()
+    return found
+
+
+def look(c: Connection, offer: Offer, *, ageing_s: float, locking: bool) -> Look:
+    """What there is to be looked through, and when to ask again if that is nothing. With ``locking``, the rows of
+    queues with limits that have room are locked."""
+    given = {
+        "worker_id": offer.worker_id,
+        "segments": list(offer.segments),
+        "steal_after_s": min(offer.steal_after_s, NEVER_S),
+        # Ids come from messages, which anybody may have forged: too large a number would fail the statement.
+        "runs": [run_id for run_id in offer.runs if 0 < run_id <= BIGINT_MAX],
+        "looked_at": offer.limit + CROWD,
+        "ahead_max_s": min(PRIORITY_MAX * ageing_s, NEVER_S),
+    }
+    # Who has no segment and never steals wants what it was told of. All the others need not be passed over.
+    takes_others = bool(offer.segments) or offer.steal_after_s < NEVER_S
+    sql = _LOOK.format(lock="FOR UPDATE" if locking else "")
+    row = c.execute(text(sql), {**given, "takes_others": takes_others, "told": bool(given["runs"])}).one()
+    waits = [max(wait, 0.0) for wait in (row.next_due_in_s, row.next_start_in_s) if wait is not None]
+    return Look(
+        parameters={
+            **given,
+            "open": row.open,
+            "queues": row.queues or [],
+            "backfilled": row.backfilled or [],
+        },
+        any_missed=row.any_missed,
+        next_in_s=min(waits, default=None),
+    )

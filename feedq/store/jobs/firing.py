@@ -1,0 +1,293 @@
+"""Firing: ticks that are due become rows, and each watermark moves behind them, in one transaction.
+
+No node leads. Each looks when it likes; those that look at the same moment share the due schedules, because a
+locked one is skipped, and one that another has just fired is no longer due when its row is read again. Killed
+before the commit, nothing has happened, and the next look does the same. Killed after it, only hints are lost.
+Should a tick come a second time (a watermark put back by hand, say), its key is there already: no second row.
+
+Decisions are those of `feedq.schedule.due`. A schedule about which none can be made (stored by a release that
+knows more options, in a time zone that is no more) is paused with the reason, so that it neither stops the others
+nor is looked at again and again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from feedq.schedule import due
+from feedq.schedule.due import Firing, Unfinished
+from feedq.schedule.model import Hint, Overlap, RunState, Schedule, ScheduleState
+from feedq.schedule.spread import segment_of
+from feedq.store.jobs.base import Fired
+from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from
+from feedq.store.jobs.writing import UNFINISHED, record
+from feedq.store.workers import ring_workers
+from feedq.telemetry import EventKind
+
+DECIDE_S = 0.25
+"""So long are schedules decided while all are locked; the rest is left to the next look. One schedule may take as
+long as `feedq.schedule.due.TICKS_PER_LOOK` ticks of a cron expression do."""
+ROWS_PER_LOOK = 5_000
+"""No further schedule is decided when this many rows are to be written."""
+AGAIN_S = 0.05
+"""When others are firing what is due."""
+PROBLEM_CHARS_MAX = 500
+_NOW = "statement_timestamp()"
+
+LOOK = """
+    SELECT extract(epoch FROM (
+            SELECT next_fire_at FROM feedq.schedule
+            WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL
+            ORDER BY next_fire_at LIMIT 1
+        ) - clock_timestamp())::float8 AS due_in_s,
+        extract(epoch FROM (
+            SELECT paused_until FROM feedq.schedule
+            WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL
+            ORDER BY paused_until LIMIT 1
+        ) - clock_timestamp())::float8 AS resumed_in_s
+"""
+_DUE = f"""
+    SELECT {SCHEDULE_COLUMNS}, {_NOW} AS now FROM feedq.schedule s
+    WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL AND next_fire_at <= {_NOW}
+    ORDER BY next_fire_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+"""
+_PAUSED = f"""
+    SELECT {SCHEDULE_COLUMNS}, {_NOW} AS now FROM feedq.schedule s
+    WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL AND paused_until <= {_NOW}
+    ORDER BY paused_until LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+"""
+_COUNT = f"""
+    SELECT given.id, u.waiting, u.running FROM unnest(CAST(:ids AS bigint[])) AS given (id) CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+            count(*) FILTER (WHERE state = 'running')::int AS running
+        -- In an order that only `run_unfinished` has: others have the whole history of a schedule.
+        FROM (SELECT state FROM feedq.run WHERE schedule_id = given.id AND {UNFINISHED}
+              ORDER BY state OFFSET 0) r
+    ) u
+"""
+_CANCEL = f"""
+    WITH given AS (
+        SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:reasons AS text[])) AS t (schedule_id, reason)
+    ), listed AS (
+        SELECT r.id FROM given CROSS JOIN LATERAL (
+            SELECT id FROM feedq.run WHERE schedule_id = given.schedule_id AND {UNFINISHED}
+            ORDER BY state OFFSET 0
+        ) r
+    ), found AS MATERIALIZED (
+        SELECT r.* FROM (SELECT id FROM listed ORDER BY id) l CROSS JOIN LATERAL (
+            SELECT id, schedule_id, state FROM feedq.run WHERE id = l.id OFFSET 0 FOR UPDATE
+        ) r WHERE {UNFINISHED}
+    )
+    UPDATE feedq.run r SET state = 'cancelled', reason = given.reason, ended_at = clock_timestamp()
+    FROM found JOIN given USING (schedule_id) WHERE r.id = found.id RETURNING r.worker_id
+"""
+_INSERT = f"""
+    INSERT INTO feedq.run (schedule_id, kind, key, tick_at, ticks, last_tick_at, due_at, rank_at, start_by, state,
+        reason, ended_at, job, queue, exclusive, segment)
+    SELECT s.id, 'tick', given.key, given.tick_at, given.ticks, given.last_tick_at, given.due_at,
+        given.due_at - make_interval(secs => given.ahead_s), given.start_by, given.state, given.reason,
+        CASE WHEN given.state <> 'waiting' THEN clock_timestamp() END,
+        s.job, given.queue, given.exclusive, given.segment
+    FROM unnest(CAST(:schedule_ids AS bigint[]), CAST(:keys AS text[]), CAST(:tick_ats AS timestamptz[]),
+        CAST(:ticks AS int[]), CAST(:last_tick_ats AS timestamptz[]), CAST(:due_ats AS timestamptz[]),
+        CAST(:aheads AS float8[]), CAST(:start_bys AS timestamptz[]), CAST(:states AS text[]),
+        CAST(:reasons AS text[]), CAST(:queues AS text[]), CAST(:exclusives AS boolean[]),
+        CAST(:segments AS smallint[])) WITH ORDINALITY AS given (schedule_id, key, tick_at, ticks, last_tick_at,
+        due_at, ahead_s, start_by, state, reason, queue, exclusive, segment, n)
+    CROSS JOIN LATERAL (SELECT id, job FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
+    ORDER BY given.n
+    ON CONFLICT (schedule_id, key) DO NOTHING
+    RETURNING id, attempt, segment, state = 'waiting' AND due_at <= {_NOW} AS may_start
+"""
+# Only forward, whatever was decided: a tick that is behind it has been fired.
+_ADVANCE = """
+    UPDATE feedq.schedule s SET next_tick_at = given.next_tick_at, next_fire_at = given.next_fire_at,
+        state = 'active', paused_until = NULL, pause_reason = NULL
+    FROM unnest(CAST(:ids AS bigint[]), CAST(:tick_ats AS timestamptz[]), CAST(:fire_ats AS timestamptz[]))
+        AS given (id, next_tick_at, next_fire_at)
+    WHERE s.id = given.id AND (s.next_tick_at IS NULL OR given.next_tick_at IS NULL
+        OR given.next_tick_at >= s.next_tick_at)
+"""
+_PAUSE = """
+    UPDATE feedq.schedule s SET state = 'paused', paused_until = NULL, pause_reason = given.reason
+    FROM unnest(CAST(:ids AS bigint[]), CAST(:reasons AS text[])) AS given (id, reason) WHERE s.id = given.id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a look makes of one schedule."""
+
+    schedule: Schedule
+    """As it was; of an ended pause, as it is without it."""
+    firing: Firing
+    is_resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A schedule about which nothing can be decided."""
+
+    schedule_id: int
+    name: str
+    reason: str
+
+
+def next_in_s(c: Connection) -> float | None:
+    """Until something is to be fired or resumed; not above zero when it is time. Writes nothing."""
+    row = c.execute(text(LOOK)).one()
+    waits = [wait for wait in (row.due_in_s, row.resumed_in_s) if wait is not None]
+    return min(waits, default=None)
+
+
+def fire(c: Connection, *, limit: int, ageing_s: float) -> Fired:
+    """Fire what is due of at most ``limit`` schedules."""
+    paused = c.execute(text(_PAUSED), {"limit": limit}).all()
+    rows = [*paused, *c.execute(text(_DUE), {"limit": limit}).all()]
+    decided, problems = _decide(rows, _unfinished(c, rows), resuming={row.id for row in paused})
+    hints = write(c, decided, ageing_s=ageing_s)
+    _pause(c, problems)
+    waits_s = next_in_s(c)
+    more = len(rows) >= limit or len(decided) + len(problems) < len(rows)
+    more = more or any(d.firing.more for d in decided)
+    if more:
+        waits_s = 0.0
+    elif waits_s is not None:
+        waits_s = max(waits_s, 0.0 if rows else AGAIN_S)
+    return Fired(hints, more, waits_s)
+
+
+def write(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> list[Hint]:
+    """The rows, and the watermarks behind them: with one commit, or a tick is lost or comes twice."""
+    _cancel_others(c, decided)
+    hints = insert(c, decided, ageing_s=ageing_s)
+    advance(c, decided)
+    return hints
+
+
+def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> list[Hint]:
+    """Make rows of ticks. Returns hints for those that may start."""
+    runs = [(d.schedule, run) for d in decided for run in d.firing.runs]
+    if not runs:
+        return []
+    parameters = {
+        "schedule_ids": [schedule.id for schedule, _ in runs],
+        "keys": [run.key for _, run in runs],
+        "tick_ats": [run.tick_at for _, run in runs],
+        "ticks": [run.ticks for _, run in runs],
+        "last_tick_ats": [run.last_tick_at for _, run in runs],
+        "due_ats": [run.due_at for _, run in runs],
+        "aheads": [schedule.spec.job.priority * ageing_s for schedule, _ in runs],
+        "start_bys": [run.start_by for _, run in runs],
+        "states": [run.state.value for _, run in runs],
+        "reasons": [run.reason for _, run in runs],
+        "queues": [schedule.spec.job.queue for schedule, _ in runs],
+        "exclusives": [schedule.spec.overlap is not Overlap.ALLOW_ALL for schedule, _ in runs],
+        "segments": [segment_of(schedule.id, run.key) for schedule, run in runs],
+    }
+    made = c.execute(text(_INSERT), parameters)
+    return [Hint(row.id, row.attempt, row.segment) for row in made if row.may_start]
+
+
+def advance(c: Connection, decided: Sequence[Decided]) -> None:
+    """Move watermarks on, and end the pauses that are over."""
+    if not decided:
+        return
+    parameters = {
+        "ids": [d.schedule.id for d in decided],
+        "tick_ats": [d.firing.next_tick_at for d in decided],
+        "fire_ats": [d.firing.next_fire_at for d in decided],
+    }
+    c.execute(text(_ADVANCE), parameters)
+    for d in decided:
+        if d.is_resumed:
+            record(c, EventKind.SCHEDULE_RESUMED, d.schedule.spec.name, reason="its pause was over")
+
+
+def _unfinished(c: Connection, rows: Sequence[Any]) -> dict[int, Unfinished]:
+    if not rows:
+        return {}
+    counted = c.execute(text(_COUNT), {"ids": [row.id for row in rows]})
+    return {row.id: Unfinished(row.waiting, row.running) for row in counted}
+
+
+def _decide(
+    rows: Sequence[Any], unfinished: Mapping[int, Unfinished], *, resuming: set[int]
+) -> tuple[list[Decided], list[Problem]]:
+    """As far as the time and the rows of one look go."""
+    decided: list[Decided] = []
+    problems: list[Problem] = []
+    until = time.monotonic() + DECIDE_S
+    made = 0
+    for row in rows:
+        if (decided or problems) and (made >= ROWS_PER_LOOK or time.monotonic() > until):
+            break
+        try:
+            one = _decide_one(row, unfinished[row.id], is_resumed=row.id in resuming)
+        except Exception as error:  # noqa: BLE001 -- whatever is wrong with one, the others must go on
+            said = " ".join(str(error).split()) or type(error).__name__
+            problems.append(Problem(row.id, row.name, f"it cannot be fired: {said[:PROBLEM_CHARS_MAX]}"))
+        else:
+            decided.append(one)
+            made += len(one.firing.runs)
+    return decided, problems
+
+
+def _decide_one(row: Any, unfinished: Unfinished, *, is_resumed: bool) -> Decided:
+    schedule = schedule_from(row)
+    if is_resumed:
+        tick_at, fire_at = due.resumed(schedule, now=row.now)
+        schedule = replace(
+            schedule,
+            state=ScheduleState.ACTIVE,
+            paused_until=None,
+            next_tick_at=tick_at,
+            next_fire_at=fire_at,
+        )
+        if fire_at is None or fire_at > row.now:
+            return Decided(schedule, Firing((), False, tick_at, fire_at, False), is_resumed)
+    firing = due.fire(schedule, now=row.now, unfinished=unfinished)
+    assert _moves_on(schedule, firing, row.now), "its watermark did not move on"
+    return Decided(schedule, firing, is_resumed)
+
+
+def _moves_on(schedule: Schedule, firing: Firing, now: datetime) -> bool:
+    """Or the same would be decided again and again. A tick may stay when it turns out to fire later than it was
+    written down, by a release that computes jitter otherwise, say."""
+    before, after, fires_at = schedule.next_tick_at, firing.next_tick_at, firing.next_fire_at
+    if before is None or after is None or fires_at is None:
+        return after is None
+    return after > before or (after == before and fires_at > now)
+
+
+def _cancel_others(c: Connection, decided: Sequence[Decided]) -> None:
+    """Before the new ones are written: all that have not ended are others."""
+    reasons = {d.schedule.id: _why(d) for d in decided if d.firing.cancel_others}
+    if not reasons:
+        return
+    parameters = {"ids": list(reasons), "reasons": list(reasons.values())}
+    workers = {row.worker_id for row in c.execute(text(_CANCEL), parameters)} - {None}
+    if workers:
+        ring_workers(c, list(workers))
+
+
+def _why(decided: Decided) -> str:
+    keys = [run.key for run in decided.firing.runs if run.state is RunState.WAITING]
+    return (
+        f"overlap is {Overlap.CANCEL_OTHER}, and the tick of {keys[-1] if keys else 'a later time'} fell due"
+    )
+
+
+def _pause(c: Connection, problems: Sequence[Problem]) -> None:
+    if not problems:
+        return
+    parameters = {"ids": [p.schedule_id for p in problems], "reasons": [p.reason for p in problems]}
+    c.execute(text(_PAUSE), parameters)
+    for problem in problems:
+        record(c, EventKind.SCHEDULE_PAUSED, problem.name, reason=problem.reason)

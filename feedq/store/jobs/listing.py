@@ -1,0 +1,135 @@
+"""Schedules and runs for people: one, pages of them, histories and numbers.
+
+Reads only. A page is a few lookups in indexes a row, however many schedules and runs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
+from feedq.store.jobs.rows import (
+    RUN_COLUMNS,
+    SCHEDULE_COLUMNS,
+    SPEC_COLUMNS,
+    run_from,
+    schedule_from,
+    view_from,
+)
+from feedq.store.jobs.writing import UNFINISHED, no_run, no_schedule
+
+PAGE_MAX = 1_000
+"""Schedules or runs of one answer."""
+LAST_OF_ALL = "\U0010ffff"
+"""No name goes on with a greater character."""
+
+# OFFSET 0: names are looked up row by row, and no table is read as a whole to be joined with a few.
+_WORKER = "LEFT JOIN LATERAL (SELECT name FROM feedq.worker WHERE id = r.worker_id OFFSET 0) w ON true"
+_VIEWS = f"""
+    SELECT {SCHEDULE_COLUMNS}, {RUN_COLUMNS}, u.waiting, u.running
+    FROM feedq.schedule s
+    LEFT JOIN LATERAL (
+        SELECT * FROM feedq.run WHERE schedule_id = s.id AND state <> 'waiting' ORDER BY id DESC LIMIT 1
+    ) r ON true
+    {_WORKER}
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+            count(*) FILTER (WHERE state = 'running')::int AS running
+        FROM feedq.run WHERE schedule_id = s.id AND {UNFINISHED}
+    ) u
+"""
+_RUNS = f"""
+    SELECT {RUN_COLUMNS}
+    FROM feedq.run r
+    CROSS JOIN LATERAL (SELECT name FROM feedq.schedule WHERE id = r.schedule_id OFFSET 0) s
+    {_WORKER}
+"""
+
+
+def get(c: Connection, name: str) -> Schedule:
+    sql = f"SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s WHERE name = :name AND removed_at IS NULL"
+    row = c.execute(text(sql), {"name": name}).one_or_none()
+    if row is None:
+        raise no_schedule(name)
+    return schedule_from(row)
+
+
+def view(c: Connection, name: str) -> ScheduleView:
+    sql = _VIEWS + " WHERE s.name = :name AND s.removed_at IS NULL"
+    row = c.execute(text(sql), {"name": name}).one_or_none()
+    if row is None:
+        raise no_schedule(name)
+    return view_from(row)
+
+
+def views(c: Connection, *, prefix: str, after: str, limit: int) -> list[ScheduleView]:
+    # The page first: what is looked up for each of its rows must not be for any other.
+    sql = f"""
+        WITH page AS MATERIALIZED (
+            SELECT * FROM feedq.schedule
+            WHERE removed_at IS NULL AND name > :after AND name >= :prefix AND name < :beyond
+            ORDER BY name LIMIT :limit
+        )
+        {_VIEWS.replace("FROM feedq.schedule s", "FROM page s")} ORDER BY s.name
+    """
+    parameters = {
+        "prefix": prefix,
+        "after": after,
+        "beyond": prefix + LAST_OF_ALL,
+        "limit": min(max(limit, 0), PAGE_MAX),
+    }
+    return [view_from(row) for row in c.execute(text(sql), parameters)]
+
+
+def specs(c: Connection) -> Sequence[Any]:
+    """As rows: a hundred thousand of them must not be read with the transaction waiting for it."""
+    sql = f"""
+        SELECT {SPEC_COLUMNS} FROM feedq.schedule s
+        WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat') ORDER BY s.name
+    """
+    return c.execute(text(sql)).all()
+
+
+def runs(c: Connection, name: str | None, *, states: Collection[RunState], limit: int) -> list[Run]:
+    conditions = []
+    if name is not None:
+        conditions.append("r.schedule_id = :schedule_id")
+    if states:
+        conditions.append("r.state = ANY(:states)")
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    parameters = {
+        "schedule_id": None if name is None else _known(c, name),
+        "states": [state.value for state in states],
+        "limit": min(max(limit, 0), PAGE_MAX),
+    }
+    # The few that are shown first: only for these names are looked up.
+    found = f"(SELECT * FROM feedq.run r {where} ORDER BY r.id DESC LIMIT :limit)"
+    sql = _RUNS.replace("FROM feedq.run r", f"FROM {found} r") + " ORDER BY r.id DESC"
+    return [run_from(row) for row in c.execute(text(sql), parameters)]
+
+
+def run(c: Connection, run_id: int) -> Run:
+    row = c.execute(text(_RUNS + " WHERE r.id = :id"), {"id": run_id}).one_or_none()
+    if row is None:
+        raise no_run(run_id)
+    return run_from(row)
+
+
+def counts(c: Connection, name: str) -> dict[RunState, int]:
+    sql = """
+        SELECT state, sum(ticks)::bigint AS ticks FROM feedq.run WHERE schedule_id = :id GROUP BY state
+    """
+    return {RunState(row.state): row.ticks for row in c.execute(text(sql), {"id": _known(c, name)})}
+
+
+def _known(c: Connection, name: str) -> int:
+    """The declared schedule of that name, or the one of that name that was removed last. Raises `NotFound`."""
+    for condition in ("removed_at IS NULL", "removed_at IS NOT NULL"):
+        sql = f"SELECT id FROM feedq.schedule WHERE name = :name AND {condition} ORDER BY removed_at DESC LIMIT 1"
+        found: int | None = c.execute(text(sql), {"name": name}).scalar_one_or_none()
+        if found is not None:
+            return found
+    raise no_schedule(name)

@@ -1,0 +1,108 @@
+"""Runs on PostgreSQL: each method a short transaction, the work of which is in the modules beside.
+
+**The order of locks**, which keeps everything here, and everything in `feedq.store.jobs.schedules`, free of
+deadlocks. Whoever waits for a row lock takes them so:
+
+1. rows of `job_queue`, by name (claims only);
+2. rows of `schedule`, by id;
+3. rows of `run`, by id.
+
+Firing, claiming and expiry take most of theirs with SKIP LOCKED, for which no order is needed: who never waits
+closes no circle. What remains are
+
+====================  ========================  ==========================  =======================================
+who                   queues                    schedules                   runs
+====================  ========================  ==========================  =======================================
+fire_due                                        skips locked ones           cancel_other waits, by id
+claim                 waits, by name                                        skips locked ones
+finish                                          waits, by id; few           waits, by id
+transact                                        waits; one                  waits; one, right before its commit
+expire                                          skips locked ones           skips locked ones
+declare, trigger, …                             waits; one                  waits, by id
+====================  ========================  ==========================  =======================================
+
+The two indexes by which a writer may wait for another's commit come last in that order, and their holders wait for
+nothing any more: `run_key` (only for who holds the schedule's row) and `run_one_at_a_time` (see
+`feedq.store.jobs.claiming`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from uuid import UUID
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from feedq.schedule.model import ClaimedRun, Finish, Hint
+from feedq.store.database import Database
+from feedq.store.jobs import claiming, expiry, finishing, firing, holding, retention
+from feedq.store.jobs.base import Fired, Granted, JobWorker, Offer
+from feedq.store.jobs.schedules import AGEING_S
+from feedq.store.jobs.sessions import JobSessions
+
+CLAIM_TRIES = 5
+"""Each time another worker was about to take a run of the same schedule, and has taken it since."""
+
+
+class PostgresRuns:
+    """`feedq.store.jobs.base.Runs` on PostgreSQL."""
+
+    def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
+        self._database = database
+        self._ageing_s = ageing_s
+        self._sessions = JobSessions(database.url)
+
+    def fire_due(self, *, limit: int) -> Fired:
+        with self._database.transaction() as c:
+            waits_s = firing.next_in_s(c)
+        if waits_s is None or waits_s > 0:
+            return Fired((), False, waits_s)
+        with self._database.transaction() as c:
+            return firing.fire(c, limit=limit, ageing_s=self._ageing_s)
+
+    def claim(self, offer: Offer) -> Granted:
+        if offer.limit <= 0:
+            return Granted((), None)
+        for _ in range(CLAIM_TRIES):
+            try:
+                with self._database.transaction() as c:
+                    return claiming.claim(c, offer, ageing_s=self._ageing_s)
+            except IntegrityError:  # the index has decided between two; nothing of this claim was kept
+                continue
+        return Granted((), claiming.AGAIN_S)
+
+    def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
+        with self._database.transaction() as c:
+            return finishing.finish(c, worker_id, finishes)
+
+    def transact(self, worker_id: UUID, run: ClaimedRun) -> AbstractContextManager[Session]:
+        return self._sessions.transact(worker_id, run)
+
+    def held(self, worker_id: UUID) -> Mapping[int, int]:
+        with self._database.transaction() as c:
+            return holding.held(c, worker_id)
+
+    def due(self, offer: Offer) -> list[Hint]:
+        with self._database.transaction() as c:
+            return claiming.due(c, offer, ageing_s=self._ageing_s)
+
+    def taken_away(self, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
+        with self._database.transaction() as c:
+            return holding.taken_away(c, worker_id, fences)
+
+    def expire(self, *, limit: int) -> int:
+        with self._database.transaction() as c:
+            return expiry.expire(c, limit=limit)
+
+    def workers(self) -> list[JobWorker]:
+        with self._database.transaction() as c:
+            return holding.workers(c)
+
+    def trim(self, *, older_than_days: int, limit: int) -> int:
+        with self._database.transaction() as c:
+            return retention.trim(c, older_than_days=older_than_days, limit=limit)
+
+    def close(self) -> None:
+        self._sessions.close()

@@ -1,0 +1,123 @@
+"""Sessions of `transactional` jobs: what a job writes and that its run succeeded are one transaction.
+
+::
+
+    BEGIN ── the job's own statements, as long as it takes ── UPDATE run … WHERE its fence ── COMMIT
+
+The completing update comes last, so the run's row is locked for the moment of the commit only: until then the run
+can be cancelled, or taken away when its worker is declared gone. It matches the fence. If no row matches, somebody
+else has the run, or nobody may have it any more, and everything is rolled back. If it matches, the row is locked,
+nobody can take the run away before the commit, and the database commits both or none.
+
+A commit whose answer is lost may have happened. The run says so: it is read on a new connection, locked, so that a
+commit that is under way is waited for. Has it succeeded under our fence, all is well; else nothing was kept.
+
+Each session has a connection of its own, outside the pool: a job may keep it for hours, and heartbeats and claims
+must not wait for one. The server ends a transaction whose job has been silent for as long as its run may take; one
+whose run was taken away is ended at once (`end_sessions`), so that a frozen worker does not hold up its successor
+with what it has locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import ceil
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from feedq.errors import RunTakenAway
+from feedq.schedule.model import ClaimedRun
+from feedq.store.engine import make_lone_engine, translate_errors
+
+MARGIN_S = 5.0
+"""Beyond the time-out of the run: who overruns it is ended by its worker, and by the server only if that fails."""
+TIMEOUT_MS_MAX = 2**31 - 1
+"""What the server's settings hold."""
+
+# A statement, a wait for a lock, and a silence: each may take as long as the run.
+_PREPARE = """
+    SELECT set_config('application_name', :name, true), set_config('statement_timeout', :ms, true),
+        set_config('lock_timeout', :ms, true), set_config('idle_in_transaction_session_timeout', :ms, true)
+"""
+_NO_FAILURES = """
+    UPDATE feedq.schedule SET failures = 0
+    WHERE failures > 0 AND id = (SELECT schedule_id FROM feedq.run WHERE id = :id)
+"""
+COMPLETE = """
+    UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = clock_timestamp()
+    WHERE r.id = :id AND r.fence = :fence AND r.worker_id = :worker_id AND r.state = 'running'
+"""
+_OUTCOME = "SELECT state = 'succeeded' AND fence = :fence FROM feedq.run WHERE id = :id FOR UPDATE"
+_END_SESSIONS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND usename = current_user AND application_name = ANY(:names)
+"""
+
+
+class JobSessions:
+    """`feedq.store.jobs.base.Runs.transact` on PostgreSQL. Thread-safe."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._engine: Engine = make_lone_engine(url, application_name="feedq-job")
+
+    @contextmanager
+    def transact(self, worker_id: UUID, run: ClaimedRun) -> Iterator[Session]:
+        with translate_errors(self._url):
+            connection = self._engine.connect()
+        # Closed without a commit, it rolls back. What goes wrong within the job's block is the job's own.
+        with connection:
+            with translate_errors(self._url):
+                connection.execute(text(_PREPARE), {"name": _name(run.id, run.fence), "ms": _timeout_ms(run)})
+            # What the job commits or rolls back by itself are savepoints: the end is ours.
+            with Session(connection, join_transaction_mode="create_savepoint") as session:
+                yield session
+                session.commit()
+            with translate_errors(self._url):
+                complete(connection, worker_id, run)
+                self._commit(connection, run)
+
+    def _commit(self, connection: Connection, run: ClaimedRun) -> None:
+        try:
+            connection.commit()
+        except DBAPIError:
+            if not self._has_succeeded(run):
+                raise
+
+    def _has_succeeded(self, run: ClaimedRun) -> bool:
+        with self._engine.begin() as connection:
+            found = connection.execute(text(_OUTCOME), {"id": run.id, "fence": run.fence})
+            return bool(found.scalar_one_or_none())
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
+    """The run has succeeded, with the commit that follows at once. Raises `RunTakenAway`."""
+    c.execute(text(_NO_FAILURES), {"id": run.id})
+    parameters = {"id": run.id, "fence": run.fence, "worker_id": worker_id}
+    if c.execute(text(COMPLETE), parameters).rowcount != 1:
+        raise RunTakenAway(
+            f"run {run.id} ({run.correlation_id}): fence {run.fence} has passed; what it wrote was rolled back"
+        )
+
+
+def end_sessions(c: Connection, runs: Sequence[tuple[int, int]]) -> None:
+    """End the transactions of runs (id, fence) that were taken away: nothing in them can be committed any more."""
+    c.execute(text(_END_SESSIONS), {"names": [_name(*run) for run in runs]})
+
+
+def _name(run_id: int, fence: int) -> str:
+    return f"feedq-job/{run_id}/{fence}"
+
+
+def _timeout_ms(run: ClaimedRun) -> str:
+    """0 is none."""
+    if run.remaining_s is None:
+        return "0"
+    return str(min(ceil(1000 * (max(run.remaining_s, 0.0) + MARGIN_S)), TIMEOUT_MS_MAX))

@@ -1,0 +1,116 @@
+"""What the contract suites of schedules and runs need beside the interfaces; PostgreSQL only.
+
+Rows to start from in as few words as possible, and a clock that can be moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime
+from uuid import uuid4
+
+import psycopg2
+from psycopg2.extensions import cursor as Cursor  # noqa: N812 -- a class, named as the others are
+
+from feedq.model import NewWorker, Worker
+from feedq.schedule.model import Every, Job, Run, RunState, Schedule, ScheduleSpec
+from feedq.store.channels import worker_channel
+from feedq.store.database import Database
+from feedq.store.jobs.queues import PostgresQueues
+from feedq.store.jobs.schedules import PostgresSchedules
+from tests.contract.harness import TTL_S, PostgresHarness
+
+INTERVAL_S = 60.0
+"""Of schedules that do not say."""
+
+
+def schedule_spec(name: str = "nightly", **changes: object) -> ScheduleSpec:
+    plain = ScheduleSpec(name=name, timing=Every(INTERVAL_S), job=Job("tasks.report"))
+    return ScheduleSpec(**{**{f: getattr(plain, f) for f in plain.__slots__}, **changes})
+
+
+class JobsHarness(PostgresHarness):
+    """A store with no schedule, run or queue in it. Its clock is the database's own."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.execute("TRUNCATE feedq.schedule, feedq.run, feedq.job_queue RESTART IDENTITY CASCADE")
+        self.database = Database(url, application_name="feedq-test")
+        self.schedules = PostgresSchedules(self.database)
+        self.queues = PostgresQueues(self.database)
+
+    def close(self) -> None:
+        self.database.close()
+        super().close()
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    def now(self) -> datetime:
+        """On the database's clock."""
+        ((now,),) = self.execute("SELECT clock_timestamp()")
+        assert isinstance(now, datetime)
+        return now
+
+    def elapse(self, seconds: float) -> None:
+        """Everything happened so much earlier, runs' ticks and their keys included.
+
+        What a declaration says (a moment, an anchor, a cron expression) stays as it is: let whole intervals
+        elapse, or a schedule's ticks are moved off its own grid.
+        """
+        super().elapse(seconds)
+        # Keys are unique: all of them have to go before the new ones can come.
+        self.execute("UPDATE feedq.run SET key = '~' || id WHERE kind IN ('tick', 'backfill')")
+        self.execute(
+            "UPDATE feedq.run SET key = replace("
+            """to_char(tick_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), '.000000Z', 'Z') """
+            "WHERE kind IN ('tick', 'backfill')"
+        )
+
+    # -- rows to start from --------------------------------------------------------------------------
+
+    def job_worker(self, name: str = "a", *, slots: int = 4, ttl_s: float = TTL_S) -> Worker:
+        """A worker that takes runs and no feeds."""
+        new = NewWorker(uuid4(), name, f"node.{name}", 0, "host", 1, "0", job_slots=slots)
+        return self.store.workers.register(new, ttl_s=ttl_s)
+
+    def schedule(self, name: str = "nightly", **changes: object) -> Schedule:
+        return self.schedules.add(schedule_spec(name, **changes))
+
+    # -- what other parts do, in one statement each ---------------------------------------------------
+
+    def start(self, run: Run, worker: Worker) -> int:
+        """The run as if that worker had claimed it. Returns its fence."""
+        ((fence,),) = self.execute(
+            "UPDATE feedq.run SET state = 'running', worker_id = %s, fence = nextval('feedq.run_fence'), "
+            "started_at = clock_timestamp() WHERE id = %s AND state = 'waiting' RETURNING fence",
+            str(worker.id),
+            run.id,
+        )
+        assert isinstance(fence, int)
+        return fence
+
+    def end(self, run: Run, state: RunState = RunState.SUCCEEDED) -> None:
+        """The run as if it had ended like this."""
+        done = self.execute(
+            "UPDATE feedq.run SET state = %s, ended_at = clock_timestamp() WHERE id = %s RETURNING id",
+            state.value,
+            run.id,
+        )
+        assert done == [(run.id,)]
+
+    def rung(self, act: Callable[[], object], *workers: Worker) -> set[str]:
+        """The names of those workers among these that are told that something waits for them."""
+        channels = {worker_channel(worker.lock_key): worker.name for worker in workers}
+        return {channels[channel] for channel in self.heard(list(channels), act)}
+
+    def events(self, *kinds: str) -> list[tuple[object, ...]]:
+        """Kind and detail of what history has, the oldest first."""
+        sql = "SELECT kind, detail FROM feedq.event WHERE kind = ANY(%s) ORDER BY id"
+        return self.execute(sql, list(kinds))
+
+    @contextmanager
+    def transaction(self) -> Iterator[Cursor]:
+        """A transaction of somebody else, which holds what it locks until the end of the block."""
+        with closing(psycopg2.connect(self.url)) as connection, connection, connection.cursor() as cursor:
+            yield cursor

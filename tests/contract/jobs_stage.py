@@ -1,0 +1,90 @@
+"""Short words for the suites of runs: what workers offer, claim and finish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from feedq.model import Worker
+from feedq.schedule.model import ClaimedRun, Finish, Job, Run, RunState
+from feedq.schedule.spread import SEGMENTS
+from feedq.store.jobs.base import Granted, Offer
+from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
+
+ALL = range(SEGMENTS)
+JOB = Job("tasks.report")
+
+
+def offer(
+    worker: Worker,
+    *,
+    limit: int = 8,
+    segments: Sequence[int] = ALL,
+    steal_after_s: float = 1.0,
+    runs: Sequence[int] = (),
+) -> Offer:
+    return Offer(worker.id, limit, segments, steal_after_s, runs)
+
+
+def ask(jobs: JobsHarness, worker: Worker, **changes: object) -> Granted:
+    return jobs.store.jobs.runs.claim(offer(worker, **changes))
+
+
+def claim(jobs: JobsHarness, worker: Worker, **changes: object) -> list[ClaimedRun]:
+    return list(ask(jobs, worker, **changes).runs)
+
+
+def claim_one(jobs: JobsHarness, worker: Worker, **changes: object) -> ClaimedRun:
+    (run,) = claim(jobs, worker, **changes)
+    return run
+
+
+def ended(run: ClaimedRun, state: RunState = RunState.SUCCEEDED, reason: str | None = None) -> Finish:
+    return Finish(run.id, run.fence, state, reason)
+
+
+def finish(jobs: JobsHarness, worker: Worker, *finishes: Finish) -> list[int]:
+    return jobs.store.jobs.runs.finish(worker.id, finishes)
+
+
+def fire(jobs: JobsHarness, *, limit: int = 1_000) -> list[int]:
+    """Fire all that is due. Returns the ids of those that may start."""
+    hints: list[int] = []
+    more = True
+    while more:
+        fired = jobs.store.jobs.runs.fire_due(limit=limit)
+        hints += [hint.run_id for hint in fired.hints]
+        more = fired.more
+    return hints
+
+
+def fall_due(jobs: JobsHarness) -> list[int]:
+    """Let the next tick of every schedule fall due, just so late that it is no misfire, and fire it."""
+    jobs.execute(
+        "UPDATE feedq.schedule SET next_tick_at = date_trunc('minute', clock_timestamp()), "
+        "next_fire_at = date_trunc('minute', clock_timestamp()) WHERE next_tick_at IS NOT NULL"
+    )
+    return fire(jobs)
+
+
+def states(jobs: JobsHarness, name: str = "nightly") -> dict[RunState, int]:
+    return dict(jobs.schedules.counts(name))
+
+
+def runs_of(jobs: JobsHarness, name: str = "nightly") -> list[Run]:
+    """The oldest first."""
+    return jobs.schedules.runs(name, limit=1_000)[::-1]
+
+
+def due_later(jobs: JobsHarness, run: Run, seconds: float) -> None:
+    """As if it fell due that much later, or earlier."""
+    later = timedelta(seconds=seconds)
+    jobs.execute(
+        "UPDATE feedq.run SET due_at = due_at + %s, rank_at = rank_at + %s WHERE id = %s",
+        later,
+        later,
+        run.id,
+    )
+
+
+assert INTERVAL_S == 60.0, "fall_due() goes by minutes"

@@ -1,0 +1,446 @@
+"""Claims: which runs a worker gets, in which order, and when it may ask again."""
+
+from __future__ import annotations
+
+import pytest
+
+from feedq.model import WorkerTarget
+from feedq.schedule.model import Job, Overlap, Queue, RunKind, RunState, Semantics
+from feedq.schedule.spread import segment_of
+from feedq.store.jobs.base import Hint
+from tests.contract.jobs_harness import JobsHarness, schedule_spec
+from tests.contract.jobs_stage import (
+    ALL,
+    ask,
+    claim,
+    claim_one,
+    due_later,
+    ended,
+    fall_due,
+    finish,
+    offer,
+    runs_of,
+)
+
+
+def not_segment(run_id: int, jobs: JobsHarness) -> tuple[int, ...]:
+    """All segments but that of this run."""
+    ((segment,),) = jobs.execute("SELECT segment FROM feedq.run WHERE id = %s", run_id)
+    return tuple(s for s in ALL if s != segment)
+
+
+def test_a_claimed_run_is_running_under_a_new_fence(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    job = Job(
+        "tasks.report", args=(1, "two"), kwargs={"day": "x"}, timeout_s=90, semantics=Semantics.TRANSACTIONAL
+    )
+    jobs.schedule(job=job)
+    (run_id,) = fall_due(jobs)
+    claimed = claim_one(jobs, worker)
+    (run,) = runs_of(jobs)
+    assert (run.id, run.state, run.worker_id, run.fence) == (
+        run_id,
+        RunState.RUNNING,
+        worker.id,
+        claimed.fence,
+    )
+    assert (claimed.job, claimed.attempt, claimed.kind) == (job, 1, RunKind.TICK)
+    assert claimed.correlation_id == f"nightly/{run.key}"
+    assert claimed.remaining_s == pytest.approx(90, abs=5)
+    assert run.started_at is not None
+    assert run.deadline_at is not None
+    assert (run.deadline_at - run.started_at).total_seconds() == pytest.approx(90, abs=1)
+    assert jobs.store.jobs.runs.held(worker.id) == {run_id: claimed.fence}
+
+
+def test_a_run_is_claimed_once(jobs: JobsHarness) -> None:
+    a, b = jobs.job_worker("a"), jobs.job_worker("b")
+    jobs.schedule()
+    (run_id,) = fall_due(jobs)
+    assert len(claim(jobs, a, runs=[run_id])) == 1
+    assert claim(jobs, a, runs=[run_id]) == [], "the same message a second time"
+    assert claim(jobs, b, runs=[run_id]) == []
+
+
+def test_fences_grow_from_attempt_to_attempt(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule()
+    fall_due(jobs)
+    first = claim_one(jobs, worker)
+    finish(jobs, worker, ended(first, RunState.WAITING))
+    second = claim_one(jobs, worker)
+    assert second.id == first.id
+    assert second.fence > first.fence
+    assert second.attempt == first.attempt, "it had not begun"
+
+
+def test_without_a_time_out_there_is_no_deadline_and_without_a_word_the_default(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule("endless", job=Job("tasks.report", timeout_s=None))
+    jobs.schedule("plain")
+    fall_due(jobs)
+    remaining = {run.schedule: run.remaining_s for run in claim(jobs, worker)}
+    assert remaining["endless"] is None
+    assert remaining["plain"] == pytest.approx(3600, abs=5)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 1e300])
+def test_time_outs_of_nothing_and_of_for_ever_can_be_claimed(jobs: JobsHarness, timeout_s: float) -> None:
+    jobs.schedule(job=Job("tasks.report", timeout_s=timeout_s))
+    fall_due(jobs)
+    assert claim_one(jobs, jobs.job_worker()).remaining_s is not None
+
+
+@pytest.mark.parametrize("how", ["gone", "draining", "cordoned", "unknown"])
+def test_a_worker_that_is_not_serving_claims_nothing(jobs: JobsHarness, how: str) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule()
+    fall_due(jobs)
+    if how == "gone":
+        jobs.bury(worker)
+    elif how == "draining":
+        jobs.store.workers.drain(worker.id)
+    elif how == "cordoned":
+        jobs.store.workers.set_target(worker.id, WorkerTarget.CORDONED)
+    else:
+        jobs.execute("DELETE FROM feedq.worker")
+    assert claim(jobs, worker) == []
+    assert [run.state for run in runs_of(jobs)] == [RunState.WAITING]
+
+
+def test_a_run_that_is_not_due_is_left_and_the_answer_says_when_to_ask(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule()
+    due_later(jobs, jobs.schedules.trigger("nightly"), 30)
+    granted = ask(jobs, worker)
+    assert not granted.runs
+    assert granted.next_in_s == pytest.approx(30, abs=5)
+
+
+def test_with_nothing_to_come_there_is_no_time_to_ask_again(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    assert ask(jobs, jobs.job_worker()).next_in_s is None
+
+
+def test_a_full_batch_may_be_asked_for_more_at_once(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    for _ in range(3):
+        jobs.schedules.trigger("nightly")
+    granted = ask(jobs, jobs.job_worker(), limit=2)
+    assert len(granted.runs) == 2
+    assert granted.next_in_s == 0.0
+
+
+# -- segments ----------------------------------------------------------------------------------------
+
+
+def test_its_own_segments_a_worker_takes_at_once_and_those_of_others_when_they_have_waited(
+    jobs: JobsHarness,
+) -> None:
+    worker = jobs.job_worker()
+    schedule = jobs.schedule()
+    (run_id,) = fall_due(jobs)
+    (run,) = runs_of(jobs)
+    ((stored,),) = jobs.execute("SELECT segment FROM feedq.run")
+    assert stored == segment_of(schedule.id, run.key)
+    others = not_segment(run_id, jobs)
+    granted = ask(jobs, worker, segments=others, steal_after_s=600)
+    assert list(granted.runs) == []
+    assert granted.next_in_s == pytest.approx(600, abs=70), "when it may be stolen"
+    assert claim(jobs, worker, segments=others, steal_after_s=0)[0].id == run_id
+
+
+def test_a_run_that_a_worker_was_told_of_it_takes_whichever_segment_it_is_of(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule()
+    (run_id,) = fall_due(jobs)
+    others = not_segment(run_id, jobs)
+    told = claim_one(jobs, worker, segments=others, steal_after_s=600, runs=[run_id])
+    assert told.id == run_id
+
+
+def test_a_trigger_is_taken_by_whoever_asks_first(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    run = jobs.schedules.trigger("nightly")
+    assert claim_one(jobs, jobs.job_worker(), segments=[0], steal_after_s=600).id == run.id
+
+
+def test_who_neither_owns_nor_steals_gets_what_it_was_told_of_and_nothing_else(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    first, second = jobs.schedules.trigger("nightly"), jobs.schedules.trigger("nightly")
+    never = float("inf")
+    asked = offer(worker, segments=(), steal_after_s=never, runs=[second.id])
+    assert [hint.run_id for hint in jobs.store.jobs.runs.due(asked)] == [second.id]
+    assert [r.id for r in claim(jobs, worker, segments=(), steal_after_s=never, runs=[second.id])] == [
+        second.id
+    ]
+    assert jobs.schedules.run(first.id).state is RunState.WAITING
+
+
+def test_forged_ids_harm_nobody(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule()
+    (run_id,) = fall_due(jobs)
+    assert claim_one(jobs, worker, runs=[-1, 0, 2**80, 10**9, run_id, run_id]).id == run_id
+
+
+# -- order -------------------------------------------------------------------------------------------
+
+
+def test_higher_priorities_go_first_and_waiting_makes_up_for_priority(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    for name, priority in (("low", -50), ("plain", 0), ("high", 50)):
+        jobs.schedule(name, job=Job("tasks.report", priority=priority))
+    low = jobs.schedules.trigger("low")
+    jobs.schedules.trigger("plain")
+    jobs.schedules.trigger("high")
+    assert [run.schedule for run in claim(jobs, worker, limit=2)] == ["high", "plain"]
+    due_later(jobs, low, -60)
+    jobs.schedules.trigger("plain", key="again")
+    assert claim_one(jobs, worker, limit=1).schedule == "low", (
+        "it waited for 60 s: more than 50 points are worth"
+    )
+
+
+def test_a_low_priority_run_is_claimed_under_a_saturating_stream_of_high_ones(jobs: JobsHarness) -> None:
+    """Ten runs come in each second and ten are taken, all of them before the low one; until it has aged."""
+    worker = jobs.job_worker()
+    jobs.schedule("low", job=Job("tasks.report", priority=-5))
+    jobs.schedule("high", job=Job("tasks.report", priority=5), overlap=Overlap.ALLOW_ALL)
+    low = jobs.schedules.trigger("low")
+    for second in range(30):
+        for number in range(10):
+            jobs.schedules.trigger("high", key=f"{second}.{number}")
+        taken = claim(jobs, worker, limit=10)
+        assert len(taken) == 10
+        if low.id in [run.id for run in taken]:
+            assert 5 <= second <= 15, "a point is worth a second, and they are ten points apart"
+            return
+        jobs.elapse(1)
+    pytest.fail("it starved")
+
+
+def test_what_due_lists_is_what_a_claim_takes(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    schedule = jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    made = [jobs.schedules.trigger("nightly", key=str(n)) for n in range(3)]
+    hints = jobs.store.jobs.runs.due(offer(worker))
+    assert hints == [Hint(run.id, 1, segment_of(schedule.id, run.key)) for run in made]
+    assert {run.state for run in runs_of(jobs)} == {RunState.WAITING}, "nothing was taken"
+    assert [run.id for run in claim(jobs, worker)] == [run.id for run in made]
+
+
+# -- overlap -----------------------------------------------------------------------------------------
+
+
+def test_an_exclusive_run_waits_for_the_one_that_runs(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.BUFFER_ALL)
+    made = [jobs.schedules.trigger("nightly", key=str(n)) for n in range(3)]
+    for run in made:
+        claimed = claim_one(jobs, worker)
+        assert claimed.id == run.id, "the oldest tick first, one at a time"
+        assert claim(jobs, worker, runs=[r.id for r in made]) == []
+        finish(jobs, worker, ended(claimed))
+
+
+def test_an_exclusive_run_waits_for_one_that_need_not_be_alone(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    jobs.schedules.trigger("nightly", key="beside")
+    beside = claim_one(jobs, worker)
+    jobs.schedules.edit("nightly", schedule_spec(overlap=Overlap.BUFFER_ONE))
+    jobs.schedules.trigger("nightly", key="alone")
+    assert claim(jobs, worker) == []
+    finish(jobs, worker, ended(beside))
+    assert claim_one(jobs, worker).key == "alone"
+
+
+def test_runs_that_may_overlap_run_together(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    for n in range(5):
+        jobs.schedules.trigger("nightly", key=str(n))
+    assert len(claim(jobs, jobs.job_worker())) == 5
+
+
+def test_an_older_tick_that_waits_for_its_retry_lets_the_next_one_go(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.BUFFER_ALL)
+    older = jobs.schedules.trigger("nightly", key="older")
+    jobs.schedules.trigger("nightly", key="newer")
+    due_later(jobs, older, 60)
+    assert claim_one(jobs, worker).key == "newer"
+
+
+def test_backfills_are_run_one_after_another_by_tick(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule()
+    start = jobs.now().replace(microsecond=0)
+    ticks = [start.replace(year=2020, month=month) for month in (3, 1, 2)]
+    jobs.schedules.backfill("nightly", ticks)
+    seen = []
+    for _ in ticks:
+        claimed = claim_one(jobs, worker)
+        seen.append(claimed.tick_at.month)
+        assert claim(jobs, worker) == []
+        finish(jobs, worker, ended(claimed))
+    assert seen == [1, 2, 3]
+
+
+def test_backfills_of_a_schedule_that_allows_it_run_together(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    start = jobs.now().replace(microsecond=0, year=2020)
+    jobs.schedules.backfill("nightly", [start.replace(hour=hour) for hour in range(6)])
+    assert len(claim(jobs, jobs.job_worker())) == 6
+
+
+# -- start deadlines ---------------------------------------------------------------------------------
+
+
+def test_a_run_that_missed_its_start_deadline_is_not_started_any_more(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(start_deadline_s=30)
+    run = jobs.schedules.trigger("nightly")
+    jobs.elapse(60)
+    granted = ask(jobs, worker, runs=[run.id])
+    assert list(granted.runs) == []
+    missed = jobs.schedules.run(run.id)
+    assert missed.state is RunState.MISSED_DEADLINE
+    assert missed.ended_at is not None
+
+
+def test_one_that_missed_its_deadline_keeps_nobody_waiting(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(start_deadline_s=90, overlap=Overlap.BUFFER_ALL)
+    jobs.schedules.trigger("nightly", key="late")
+    jobs.elapse(60)
+    jobs.schedules.trigger("nightly", key="in time")
+    jobs.elapse(60)
+    assert claim_one(jobs, worker).key == "in time"
+
+
+# -- what cannot be read -----------------------------------------------------------------------------
+
+
+def test_a_job_that_this_release_cannot_read_fails_and_harms_no_other(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule("good")
+    jobs.schedule("bad")
+    bad = jobs.schedules.trigger("bad")
+    jobs.schedules.trigger("good")
+    jobs.execute(
+        """UPDATE feedq.run SET job = '{"task": "t", "warp": 9, "timeout_s": "x"}' WHERE id = %s""", bad.id
+    )
+    assert [run.schedule for run in claim(jobs, worker)] == ["good"]
+    ((state, reason),) = jobs.execute("SELECT state, reason FROM feedq.run WHERE id = %s", bad.id)
+    assert state == "failed"
+    assert "warp" in str(reason)
+
+
+# -- the answer that is lost -------------------------------------------------------------------------
+
+
+def test_a_claim_whose_answer_was_lost_is_found_again(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule()
+    fall_due(jobs)
+    lost = claim_one(jobs, worker)
+    held = jobs.store.jobs.runs.held(worker.id)
+    assert held == {lost.id: lost.fence}
+    assert claim(jobs, worker) == []
+    assert jobs.store.jobs.runs.taken_away(worker.id, held) == set()
+
+
+def test_a_run_is_taken_away_when_fence_worker_or_state_are_others(jobs: JobsHarness) -> None:
+    a, b = jobs.job_worker("a"), jobs.job_worker("b")
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    for n in range(4):
+        jobs.schedules.trigger("nightly", key=str(n))
+    mine = claim(jobs, a)
+    jobs.schedules.cancel_run(mine[0].id)
+    finish(jobs, a, ended(mine[1], RunState.WAITING))
+    assert claim_one(jobs, b).id == mine[1].id
+    fences = {run.id: run.fence for run in mine} | {999: 1}
+    assert jobs.store.jobs.runs.taken_away(a.id, fences) == {mine[0].id, mine[1].id, 999}
+    assert jobs.store.jobs.runs.taken_away(b.id, {mine[2].id: mine[2].fence}) == {mine[2].id}
+
+
+def test_workers_are_those_that_serve_and_have_slots(jobs: JobsHarness) -> None:
+    b, a = jobs.job_worker("b", slots=2), jobs.job_worker("a", slots=4)
+    jobs.worker("feeds-only")
+    jobs.store.workers.drain(jobs.job_worker("draining").id)
+    jobs.store.workers.set_target(jobs.job_worker("cordoned").id, WorkerTarget.CORDONED)
+    jobs.store.workers.leave(jobs.job_worker("left").id)
+    found = jobs.store.jobs.runs.workers()
+    assert [(w.id, w.name, w.queue, w.slots) for w in found] == [
+        (a.id, "a", "node.a", 4),
+        (b.id, "b", "node.b", 2),
+    ]
+
+
+# -- limits of queues --------------------------------------------------------------------------------
+
+
+def waiting_in(jobs: JobsHarness, queue: str, runs: int) -> None:
+    jobs.schedule(queue, job=Job("tasks.report", queue=queue), overlap=Overlap.ALLOW_ALL)
+    for n in range(runs):
+        jobs.schedules.trigger(queue, key=str(n))
+
+
+def test_a_queue_runs_as_many_at_a_time_as_it_may(jobs: JobsHarness) -> None:
+    a, b = jobs.job_worker("a"), jobs.job_worker("b")
+    jobs.queues.set(Queue("slow", concurrency=3))
+    waiting_in(jobs, "slow", 6)
+    first = claim(jobs, a, limit=2)
+    second = claim(jobs, b)
+    assert (len(first), len(second)) == (2, 1)
+    assert claim(jobs, a) == []
+    finish(jobs, a, ended(first[0]))
+    assert len(claim(jobs, b)) == 1
+
+
+def test_a_bucket_gives_out_its_tokens_and_fills_up_again(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.queues.set(Queue("calm", rate_per_s=0.1, burst=2))
+    waiting_in(jobs, "calm", 6)
+    assert len(claim(jobs, worker)) == 2
+    granted = ask(jobs, worker)
+    assert list(granted.runs) == []
+    assert granted.next_in_s == pytest.approx(10, abs=3), "the next token"
+    jobs.elapse(10)
+    assert len(claim(jobs, worker)) == 1
+    jobs.elapse(3600)
+    assert len(claim(jobs, worker)) == 2, "no more than its burst, however long nobody drew from it"
+
+
+def test_told_runs_are_under_the_limits_as_well(jobs: JobsHarness) -> None:
+    jobs.queues.set(Queue("slow", concurrency=1))
+    waiting_in(jobs, "slow", 3)
+    told = [run.id for run in runs_of(jobs, "slow")]
+    assert len(claim(jobs, jobs.job_worker(), runs=told)) == 1
+
+
+def test_a_full_queue_keeps_no_other_waiting(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.queues.set(Queue("full", concurrency=1))
+    waiting_in(jobs, "full", 1)
+    claim_one(jobs, worker)
+    jobs.execute(
+        "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job, queue, exclusive) "
+        "SELECT schedule_id, 'm' || n, due_at, due_at - interval '1 hour', due_at - interval '1 hour', job, "
+        "queue, false FROM feedq.run, generate_series(1, 3000) n"
+    )
+    waiting_in(jobs, "open", 2)
+    assert [run.schedule for run in claim(jobs, worker)] == ["open", "open"]
+
+
+def test_a_limited_queue_is_not_starved_by_one_without_limits(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.queues.set(Queue("limited", concurrency=1))
+    waiting_in(jobs, "limited", 2)
+    waiting_in(jobs, "open", 20)
+    taken = claim(jobs, worker, limit=4)
+    assert [run.schedule for run in taken] == ["limited", "open", "open", "open"], (
+        "by rank, as far as there is room"
+    )

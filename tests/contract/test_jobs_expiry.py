@@ -1,0 +1,240 @@
+"""Expiry: what becomes of runs whose worker is gone, or whose time is up."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg2
+import pytest
+
+from feedq.model import Worker
+from feedq.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, ScheduleState, Semantics
+from feedq.schedule.outcome import LOSSES_MAX
+from feedq.store.jobs import expiry
+from tests.contract.jobs_harness import JobsHarness
+from tests.contract.jobs_stage import ask, claim, claim_one, ended, finish
+
+S = RunState
+
+
+def job(semantics: Semantics = Semantics.AT_MOST_ONCE, **changes: object) -> Job:
+    return Job("tasks.report", semantics=semantics, **changes)
+
+
+AGAIN = job(Semantics.AT_LEAST_ONCE)
+
+
+def started(jobs: JobsHarness, name: str = "nightly", **changes: object) -> tuple[Worker, ClaimedRun]:
+    jobs.schedule(name, **changes)
+    jobs.schedules.trigger(name)
+    worker = jobs.job_worker()
+    return worker, claim_one(jobs, worker)
+
+
+def expire(jobs: JobsHarness, *, limit: int = 100) -> int:
+    return jobs.store.jobs.runs.expire(limit=limit)
+
+
+def test_with_nothing_to_expire_nothing_is(jobs: JobsHarness) -> None:
+    assert expire(jobs) == 0
+    _, run = started(jobs)
+    assert expire(jobs) == 0
+    assert jobs.schedules.run(run.id).state is S.RUNNING
+
+
+def test_a_run_is_its_workers_as_long_as_the_worker_lives(jobs: JobsHarness) -> None:
+    worker, run = started(jobs, job=job(timeout_s=None))
+    jobs.elapse(86_400)
+    assert expire(jobs) == 0, "however long it takes; its worker has not been declared gone"
+    assert finish(jobs, worker, ended(run)) == [run.id]
+
+
+def test_an_at_most_once_run_is_lost_with_its_worker(jobs: JobsHarness) -> None:
+    worker, run = started(jobs, job=job(retries=Retries(limit=5)))
+    jobs.bury(worker)
+    assert expire(jobs) == 1
+    row = jobs.schedules.run(run.id)
+    assert (row.state, row.reason) == (S.LOST, expiry.WORKER_GONE)
+    assert claim(jobs, jobs.job_worker("b")) == []
+    assert jobs.schedules.get("nightly").failures == 1
+    ((_, detail),) = jobs.events("run_lost")
+    assert detail == {"schedule": "nightly", "key": run.key, "run": run.id, "attempt": 1, "state": "lost"}
+    assert expire(jobs) == 0
+
+
+@pytest.mark.parametrize("semantics", [Semantics.AT_LEAST_ONCE, Semantics.TRANSACTIONAL])
+def test_other_runs_are_run_again_at_once(jobs: JobsHarness, semantics: Semantics) -> None:
+    worker, run = started(jobs, job=job(semantics), start_deadline_s=1.0)
+    jobs.elapse(60)
+    jobs.bury(worker)
+    assert expire(jobs) == 1
+    again = claim_one(jobs, jobs.job_worker("b"))
+    assert (again.id, again.attempt) == (run.id, 2)
+    assert again.fence > run.fence
+    ((_, detail),) = jobs.events("run_lost")
+    assert detail["state"] == "waiting"
+    assert jobs.schedules.get("nightly").failures == 0
+
+
+def test_the_zombie_cannot_finish_what_was_taken_from_it(jobs: JobsHarness) -> None:
+    worker, run = started(jobs, job=AGAIN)
+    jobs.bury(worker)
+    expire(jobs)
+    assert finish(jobs, worker, ended(run)) == [], "waiting for another"
+    other = jobs.job_worker("b")
+    again = claim_one(jobs, other)
+    assert finish(jobs, worker, ended(run, S.FAILED)) == [], "running elsewhere"
+    assert finish(jobs, other, ended(again)) == [run.id]
+    assert finish(jobs, worker, ended(run)) == [], "over"
+    assert len(jobs.events("run_finish_rejected")) == 3
+    assert jobs.store.jobs.runs.taken_away(worker.id, {run.id: run.fence}) == {run.id}
+
+
+def test_a_finish_that_comes_before_the_expiry_stands(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    jobs.bury(worker)
+    assert finish(jobs, worker, ended(run)) == [run.id], "nobody has taken it away yet"
+    assert expire(jobs) == 0
+
+
+def test_a_job_that_kills_its_workers_ends_some_day(jobs: JobsHarness) -> None:
+    jobs.schedule(job=AGAIN)
+    run = jobs.schedules.trigger("nightly")
+    for attempt in range(1, LOSSES_MAX + 1):
+        worker = jobs.job_worker(f"w{attempt}")
+        assert claim_one(jobs, worker).attempt == attempt
+        jobs.bury(worker)
+        assert expire(jobs) == 1
+    assert jobs.schedules.run(run.id).state is S.LOST
+
+
+def test_lost_attempts_use_up_no_retries(jobs: JobsHarness) -> None:
+    worker, _ = started(jobs, job=job(Semantics.AT_LEAST_ONCE, retries=Retries(limit=1, first_s=0.0)))
+    jobs.bury(worker)
+    expire(jobs)
+    other = jobs.job_worker("b")
+    finish(jobs, other, ended(claim_one(jobs, other), S.FAILED))
+    assert claim_one(jobs, other).attempt == 3, "the retry it is allowed"
+
+
+def test_a_lost_run_of_a_removed_schedule_is_not_run_again(jobs: JobsHarness) -> None:
+    worker, run = started(jobs, job=AGAIN)
+    jobs.schedules.remove("nightly")
+    jobs.bury(worker)
+    expire(jobs)
+    assert jobs.schedules.run(run.id).state is S.LOST
+
+
+def test_a_worker_that_left_or_was_forgotten_holds_nothing(jobs: JobsHarness) -> None:
+    left, _ = started(jobs, "one")
+    forgotten, _ = started(jobs, "two")
+    jobs.store.workers.leave(left.id)
+    jobs.execute("DELETE FROM feedq.worker WHERE id = %s", str(forgotten.id))
+    assert expire(jobs) == 2
+
+
+# -- deadlines ---------------------------------------------------------------------------------------
+
+
+def test_a_run_past_its_deadline_times_out_and_its_worker_is_told(jobs: JobsHarness) -> None:
+    worker, run = started(jobs, job=job(timeout_s=30))
+    assert expire(jobs) == 0
+    jobs.elapse(30)
+    with psycopg2.connect(jobs.url) as listener, listener.cursor() as cursor:
+        cursor.execute(f"LISTEN feedq_worker_{worker.lock_key}")
+        listener.commit()
+        assert expire(jobs) == 1
+        cursor.execute("SELECT 1")
+        listener.poll()
+        assert listener.notifies
+    row = jobs.schedules.run(run.id)
+    assert (row.state, row.reason) == (S.TIMED_OUT, expiry.TIME_IS_UP)
+    assert jobs.schedules.get("nightly").failures == 1
+    assert finish(jobs, worker, ended(run)) == []
+    assert len(jobs.events("run_finish_rejected")) == 1
+    assert jobs.events("run_lost") == []
+
+
+def test_a_worker_that_says_itself_that_time_was_up_is_turned_away_in_silence(jobs: JobsHarness) -> None:
+    worker, run = started(jobs, job=job(timeout_s=30))
+    jobs.elapse(30)
+    expire(jobs)
+    assert finish(jobs, worker, ended(run, S.TIMED_OUT)) == []
+    assert jobs.events("run_finish_rejected") == []
+
+
+def test_a_run_past_its_deadline_is_repeated_as_often_as_it_may_be(jobs: JobsHarness) -> None:
+    _, run = started(jobs, job=job(timeout_s=30, retries=Retries(limit=1, first_s=20)))
+    jobs.elapse(30)
+    assert expire(jobs) == 1
+    granted = ask(jobs, jobs.job_worker("b"))
+    assert not granted.runs
+    assert granted.next_in_s == pytest.approx(20, abs=5)
+    assert jobs.schedules.run(run.id).attempt == 2
+
+
+def test_timeouts_in_a_row_pause_the_schedule(jobs: JobsHarness) -> None:
+    started(jobs, job=job(timeout_s=30), pause_on_failure=1)
+    jobs.elapse(30)
+    expire(jobs)
+    assert jobs.schedules.get("nightly").state is ScheduleState.PAUSED
+
+
+def test_where_nobody_claims_start_deadlines_are_missed_all_the_same(jobs: JobsHarness) -> None:
+    jobs.schedule(start_deadline_s=30)
+    run = jobs.schedules.trigger("nightly")
+    jobs.elapse(30)
+    expire(jobs)
+    assert jobs.schedules.run(run.id).state is S.MISSED_DEADLINE
+
+
+# -- several at once ---------------------------------------------------------------------------------
+
+
+def test_as_many_expire_as_one_look_may(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker(slots=8)
+    jobs.schedule(overlap=Overlap.ALLOW_ALL, job=job(timeout_s=30))
+    for n in range(5):
+        jobs.schedules.trigger("nightly", key=str(n))
+    claim(jobs, worker)
+    jobs.bury(worker)
+    jobs.elapse(30)
+    assert [expire(jobs, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("table", ["schedule", "run"])
+def test_what_somebody_holds_is_left_to_the_next_look(jobs: JobsHarness, table: str) -> None:
+    worker, run = started(jobs)
+    jobs.bury(worker)
+    with jobs.transaction() as other:
+        other.execute(f"SELECT FROM feedq.{table} FOR UPDATE")
+        assert expire(jobs) == 0, "and nobody waits"
+    assert expire(jobs) == 1
+    assert jobs.schedules.run(run.id).state is S.LOST
+
+
+def test_killed_before_the_commit_the_run_is_as_it_was(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, run = started(jobs, job=AGAIN)
+    jobs.bury(worker)
+
+    def killed(*args: object) -> None:
+        raise ConnectionResetError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(expiry, "end_sessions", killed)
+        with pytest.raises(ConnectionResetError):
+            expire(jobs)
+    row = jobs.schedules.run(run.id)
+    assert (row.state, row.attempt, row.fence) == (S.RUNNING, 1, run.fence)
+    assert expire(jobs) == 1
+
+
+def test_ended_runs_are_trimmed_after_their_time(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    finish(jobs, worker, ended(run))
+    trim = jobs.store.jobs.runs.trim
+    assert trim(older_than_days=30, limit=10) == 0
+    jobs.elapse(timedelta(days=31).total_seconds())
+    assert trim(older_than_days=30, limit=10) == 1

@@ -1,0 +1,356 @@
+"""Firing: ticks become rows once, and watermarks move behind them, whoever looks and is killed when."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import psycopg2
+import pytest
+
+from feedq.schedule.model import (
+    CatchUp,
+    Cron,
+    Every,
+    Job,
+    Once,
+    Overlap,
+    Resume,
+    RunKind,
+    RunState,
+    ScheduleState,
+)
+from feedq.schedule.spread import segment_of
+from feedq.store.jobs import firing
+from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
+from tests.contract.jobs_stage import claim_one, ended, finish, fire, runs_of, states
+
+S = RunState
+
+
+def watermark(jobs: JobsHarness, name: str = "nightly") -> datetime:
+    at = jobs.schedules.get(name).next_tick_at
+    assert at is not None
+    return at
+
+
+def test_with_nothing_due_a_look_says_when_there_will_be(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    before = jobs.schedules.get("nightly")
+    fired = jobs.store.jobs.runs.fire_due(limit=100)
+    assert (list(fired.hints), fired.more) == ([], False)
+    assert fired.next_in_s is not None
+    assert 0 < fired.next_in_s <= INTERVAL_S
+    assert jobs.schedules.get("nightly") == before
+
+
+def test_with_no_schedule_at_all_there_is_no_next_time(jobs: JobsHarness) -> None:
+    fired = jobs.store.jobs.runs.fire_due(limit=100)
+    assert (list(fired.hints), fired.more, fired.next_in_s) == ([], False, None)
+
+
+def test_a_tick_becomes_a_run_and_the_watermark_moves_on(jobs: JobsHarness) -> None:
+    job = Job("tasks.report", args=("x",), queue="reports", priority=7)
+    schedule = jobs.schedule(job=job, start_deadline_s=600)
+    jobs.elapse(INTERVAL_S)
+    tick = watermark(jobs)
+    fired = jobs.store.jobs.runs.fire_due(limit=100)
+    (run,) = runs_of(jobs)
+    assert (run.state, run.kind, run.tick_at, run.due_at, run.ticks) == (
+        S.WAITING,
+        RunKind.TICK,
+        tick,
+        tick,
+        1,
+    )
+    assert run.key == tick.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S") + run.key[19:]
+    assert run.key.endswith("Z")
+    assert run.job == job
+    (hint,) = fired.hints
+    assert (hint.run_id, hint.attempt, hint.segment) == (run.id, 1, segment_of(schedule.id, run.key))
+    ((ahead, start_by, queue),) = jobs.execute("SELECT due_at - rank_at, start_by, queue FROM feedq.run")
+    assert (ahead, queue) == (timedelta(seconds=7), "reports")
+    assert start_by == tick + timedelta(seconds=600)
+    assert watermark(jobs) == tick + timedelta(seconds=INTERVAL_S)
+    assert fired.next_in_s is not None
+    assert 0 < fired.next_in_s <= INTERVAL_S
+    assert fire(jobs) == [], "and no second time"
+
+
+def test_of_many_due_as_many_are_fired_as_one_look_may(jobs: JobsHarness) -> None:
+    for n in range(5):
+        jobs.schedule(f"s{n}")
+    jobs.elapse(INTERVAL_S)
+    first = jobs.store.jobs.runs.fire_due(limit=3)
+    assert (len(first.hints), first.more, first.next_in_s) == (3, True, 0.0)
+    second = jobs.store.jobs.runs.fire_due(limit=3)
+    assert (len(second.hints), second.more) == (2, False)
+
+
+def test_a_tick_whose_watermark_was_put_back_does_not_run_again(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.elapse(INTERVAL_S)
+    assert len(fire(jobs)) == 1
+    jobs.execute(
+        "UPDATE feedq.schedule SET next_tick_at = next_tick_at - interval '60 s', "
+        "next_fire_at = next_fire_at - interval '60 s'"
+    )
+    assert fire(jobs) == []
+    assert states(jobs) == {S.WAITING: 1}
+
+
+def test_a_tick_that_was_backfilled_before_it_fell_due_is_not_doubled(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.elapse(INTERVAL_S)
+    jobs.schedules.backfill("nightly", [watermark(jobs)])
+    assert fire(jobs) == []
+    assert states(jobs) == {S.WAITING: 1}
+
+
+def test_missed_ticks_become_one_row_and_the_latest_is_made_up_for(jobs: JobsHarness) -> None:
+    jobs.schedule(timing=Every(1.0))
+    jobs.elapse(3600)
+    first = watermark(jobs)
+    fire(jobs)
+    missed, *others = runs_of(jobs)
+    assert (missed.state, missed.tick_at) == (S.MISSED_CATCHUP, first)
+    assert missed.ticks == pytest.approx(3600 - 60, abs=10)
+    assert missed.ended_at is not None
+    assert others[0].state is S.WAITING, "the newest misfire"
+    assert {run.state for run in others[1:]} == {S.SKIPPED_OVERLAP}, "those on time came while it waits"
+    assert sum(states(jobs).values()) == (watermark(jobs) - first).total_seconds(), (
+        "each tick is counted once"
+    )
+
+
+def test_a_million_missed_ticks_are_one_row(jobs: JobsHarness) -> None:
+    jobs.schedule(timing=Every(1.0), catch_up=CatchUp.ALL, catch_up_max=3, misfire_after_s=0.0)
+    jobs.elapse(1_000_000)
+    fire(jobs)
+    assert len(runs_of(jobs)) < 10
+    assert sum(states(jobs).values()) >= 1_000_000
+
+
+def test_a_cron_schedule_catches_up_in_several_looks(jobs: JobsHarness) -> None:
+    jobs.schedule(timing=Cron("* * * * *"), catch_up=CatchUp.SKIP)
+    jobs.elapse(8 * 86_400.0)
+    first = watermark(jobs)
+    fired = jobs.store.jobs.runs.fire_due(limit=100)
+    assert fired.more
+    fire(jobs)
+    assert watermark(jobs) > jobs.now()
+    assert sum(states(jobs).values()) == (watermark(jobs) - first).total_seconds() / 60
+
+
+def test_what_is_unfinished_is_counted_for_the_overlap_policy(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule()
+    for _ in range(2):
+        jobs.elapse(INTERVAL_S)
+        fire(jobs)
+    assert states(jobs) == {S.WAITING: 1, S.SKIPPED_OVERLAP: 1}
+    run = claim_one(jobs, worker)
+    jobs.elapse(INTERVAL_S)
+    fire(jobs)
+    assert states(jobs) == {S.RUNNING: 1, S.SKIPPED_OVERLAP: 2}
+    finish(jobs, worker, ended(run))
+    jobs.elapse(INTERVAL_S)
+    fire(jobs)
+    assert states(jobs) == {S.SUCCEEDED: 1, S.SKIPPED_OVERLAP: 2, S.WAITING: 1}
+
+
+def test_cancel_other_cancels_what_runs_and_tells_its_worker(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.CANCEL_OTHER)
+    jobs.elapse(INTERVAL_S)
+    fire(jobs)
+    run = claim_one(jobs, worker)
+    jobs.elapse(INTERVAL_S)
+    with psycopg2.connect(jobs.url) as listener, listener.cursor() as cursor:
+        cursor.execute(f"LISTEN feedq_worker_{worker.lock_key}")
+        listener.commit()
+        fire(jobs)
+        cursor.execute("SELECT 1")
+        listener.poll()
+        assert listener.notifies, "the worker was rung"
+    assert states(jobs) == {S.CANCELLED: 1, S.WAITING: 1}
+    assert jobs.schedules.run(run.id).reason is not None
+    assert jobs.store.jobs.runs.taken_away(worker.id, {run.id: run.fence}) == {run.id}
+    assert claim_one(jobs, worker).id != run.id
+    assert finish(jobs, worker, ended(run)) == []
+    assert jobs.events("run_finish_rejected") == [], "it was cancelled on purpose"
+
+
+def test_a_moment_fires_once_and_then_never(jobs: JobsHarness) -> None:
+    jobs.schedule(timing=Once(jobs.now() + timedelta(seconds=0.5)))
+    deadline = time.monotonic() + 10
+    while not fire(jobs):
+        assert time.monotonic() < deadline, "it did not fall due"
+        time.sleep(0.02)
+    schedule = jobs.schedules.get("nightly")
+    assert (schedule.next_tick_at, schedule.next_fire_at, schedule.state) == (
+        None,
+        None,
+        ScheduleState.ACTIVE,
+    )
+    assert states(jobs) == {S.WAITING: 1}
+    assert jobs.store.jobs.runs.fire_due(limit=10).next_in_s is None
+
+
+def test_jitter_lets_a_tick_fire_later_and_before_the_next(jobs: JobsHarness) -> None:
+    for n in range(20):
+        jobs.schedule(f"s{n}", jitter_s=INTERVAL_S, misfire_after_s=600.0)
+    jobs.elapse(2 * INTERVAL_S)
+    fire(jobs)
+    rows = jobs.execute(
+        "SELECT extract(epoch FROM due_at - tick_at)::float8 FROM feedq.run WHERE state = 'waiting'"
+    )
+    delays = [float(str(delay)) for (delay,) in rows]
+    assert all(0 <= delay < INTERVAL_S for delay in delays)
+    assert len(set(delays)) > 10
+
+
+# -- pauses ------------------------------------------------------------------------------------------
+
+
+def test_a_paused_schedule_does_not_fire(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.schedules.pause("nightly")
+    jobs.elapse(INTERVAL_S)
+    fired = jobs.store.jobs.runs.fire_due(limit=100)
+    assert (list(fired.hints), fired.next_in_s) == ([], None)
+
+
+@pytest.mark.parametrize("resume", Resume)
+def test_a_pause_with_an_end_ends_by_itself(jobs: JobsHarness, resume: Resume) -> None:
+    jobs.schedule(resume=resume, catch_up=CatchUp.ALL, overlap=Overlap.ALLOW_ALL)
+    jobs.schedules.pause("nightly", until=jobs.now() + timedelta(seconds=5 * INTERVAL_S), reason="works")
+    fired = jobs.store.jobs.runs.fire_due(limit=100)
+    assert fired.next_in_s == pytest.approx(5 * INTERVAL_S, abs=10)
+    before = watermark(jobs)
+    jobs.elapse(5 * INTERVAL_S)
+    before -= timedelta(seconds=5 * INTERVAL_S)
+    hints = fire(jobs)
+    schedule = jobs.schedules.get("nightly")
+    assert (schedule.state, schedule.paused_until, schedule.pause_reason) == (
+        ScheduleState.ACTIVE,
+        None,
+        None,
+    )
+    assert watermark(jobs) > jobs.now()
+    assert len(hints) == (0 if resume is Resume.SKIP else 5)
+    assert [kind for kind, _ in jobs.events("schedule_resumed")] == ["schedule_resumed"]
+
+
+def test_a_removed_schedule_does_not_fire(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.schedules.remove("nightly")
+    jobs.elapse(INTERVAL_S)
+    assert fire(jobs) == []
+    assert jobs.store.jobs.runs.fire_due(limit=10).next_in_s is None
+
+
+# -- schedules that cannot be fired ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        """timing = '{"cron": "61 * * * *"}'""",
+        """timing = '{"cron": "* * * * *", "zone": "Mars/Olympus"}'""",
+        """timing = '{"moon": "full"}'""",
+        """policy = '{"overlap": "wrestle"}'""",
+        """job = '{"task": 7}'""",
+        """job = '{"task": "t", "priority": "high"}'""",
+    ],
+)
+def test_a_schedule_that_cannot_be_fired_is_paused_and_stops_no_other(jobs: JobsHarness, damage: str) -> None:
+    jobs.schedule("bad")
+    jobs.schedule("good")
+    jobs.elapse(INTERVAL_S)
+    jobs.execute(f"UPDATE feedq.schedule SET {damage} WHERE name = 'bad'")
+    assert len(fire(jobs)) == 1
+    assert states(jobs, "good") == {S.WAITING: 1}
+    ((state, reason),) = jobs.execute("SELECT state, pause_reason FROM feedq.schedule WHERE name = 'bad'")
+    assert state == "paused"
+    assert str(reason).startswith("it cannot be fired: ")
+    ((_, detail),) = jobs.events("schedule_paused")
+    assert detail == {"schedule": "bad", "reason": reason}
+    assert not jobs.store.jobs.runs.fire_due(limit=10).more
+
+
+def test_of_too_much_a_look_decides_what_it_has_time_for(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(firing, "DECIDE_S", 0.0)
+    for n in range(3):
+        jobs.schedule(f"s{n}")
+    jobs.elapse(INTERVAL_S)
+    looks = [jobs.store.jobs.runs.fire_due(limit=100) for _ in range(3)]
+    assert [len(fired.hints) for fired in looks] == [1, 1, 1]
+    assert [fired.more for fired in looks] == [True, True, False]
+
+
+# -- killed under way --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["insert", "advance"])
+def test_killed_before_the_commit_nothing_has_happened(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    jobs.schedule(overlap=Overlap.CANCEL_OTHER)
+    before = jobs.schedules.get("nightly")
+    jobs.elapse(INTERVAL_S)
+    real = getattr(firing, step)
+
+    def killed(*args: object, **kwargs: object) -> None:
+        real(*args, **kwargs)
+        raise ConnectionResetError(step)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(firing, step, killed)
+        with pytest.raises(ConnectionResetError):
+            jobs.store.jobs.runs.fire_due(limit=10)
+    assert runs_of(jobs) == []
+    assert watermark(jobs) == (before.next_tick_at or jobs.now()) - timedelta(seconds=INTERVAL_S)
+    assert len(fire(jobs)) == 1, "the next look does it"
+
+
+def test_killed_after_the_commit_only_the_hint_is_lost(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.elapse(INTERVAL_S)
+    jobs.store.jobs.runs.fire_due(limit=10)
+    assert claim_one(jobs, jobs.job_worker()).schedule == "nightly", "found without it"
+
+
+def test_killed_between_two_transactions_that_should_be_one_a_tick_has_one_row_all_the_same(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watermark did not move with the rows: the next look comes upon the same tick, and its key is there."""
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    jobs.elapse(INTERVAL_S)
+    real = firing.advance
+
+    def in_a_second_transaction(c, decided) -> None:  # type: ignore[no-untyped-def]  # as the one it stands in for
+        c.exec_driver_sql("COMMIT")
+        raise ConnectionResetError("killed between the two")
+
+    monkeypatch.setattr(firing, "advance", in_a_second_transaction)
+    with pytest.raises(ConnectionResetError):
+        jobs.store.jobs.runs.fire_due(limit=10)
+    assert states(jobs) == {S.WAITING: 1}
+    monkeypatch.setattr(firing, "advance", real)
+    assert fire(jobs) == [], "the key keeps it from being a second run"
+    assert states(jobs) == {S.WAITING: 1}
+
+
+def test_an_edit_between_two_ticks_changes_only_what_comes(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    jobs.elapse(INTERVAL_S)
+    fire(jobs)
+    spec = jobs.schedules.get("nightly").spec
+    jobs.schedules.edit("nightly", replace(spec, job=Job("tasks.other")))
+    jobs.elapse(INTERVAL_S)
+    fire(jobs)
+    assert [run.job.task for run in runs_of(jobs)] == ["tasks.report", "tasks.other"]

@@ -1,0 +1,351 @@
+"""What only threads can show: many nodes that fire, claim, finish and expire the same few rows at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from feedq.errors import Conflict, NotFound
+from feedq.model import Worker
+from feedq.schedule.model import Every, Finish, Job, Overlap, Queue, Retries, RunState, Semantics
+from feedq.store.jobs import claiming
+from feedq.store.jobs.base import Granted, Offer
+from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
+from tests.contract.jobs_stage import ALL, claim, claim_one, ended, finish, fire, offer, runs_of, states
+
+S = RunState
+WAIT_S = 30.0
+HAMMER_S = 3.0
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(max_workers=12) as executor:
+        yield executor
+
+
+def at_once(threads: ThreadPoolExecutor, *works: Callable[[], Any]) -> list[Any]:
+    barrier = threading.Barrier(len(works))
+
+    def begin(work: Callable[[], Any]) -> Any:
+        barrier.wait(WAIT_S)
+        return work()
+
+    return [job.result(WAIT_S) for job in [threads.submit(begin, work) for work in works]]
+
+
+def test_of_many_nodes_that_fire_at_once_each_tick_is_fired_by_one(
+    jobs: JobsHarness, threads: ThreadPoolExecutor
+) -> None:
+    for n in range(200):
+        jobs.schedule(f"s{n:03}", timing=Every(1.0), overlap=Overlap.ALLOW_ALL, misfire_after_s=600.0)
+    hints: list[int] = []
+    for _ in range(3):
+        jobs.elapse(4)
+
+        def share() -> None:
+            more = True
+            while more:
+                fired = jobs.store.jobs.runs.fire_due(limit=20)
+                hints.extend(hint.run_id for hint in fired.hints)
+                more = fired.more or (fired.next_in_s or 0.0) == 0.0
+
+        at_once(threads, *[share] * 4)
+    assert len(hints) == len(set(hints)) > 200 * 12
+    ticks = jobs.execute(
+        "SELECT s.name, count(*), count(DISTINCT r.tick_at), max(r.tick_at) - min(r.tick_at), "
+        "max(r.tick_at) < max(s.next_tick_at) FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id "
+        "GROUP BY s.name"
+    )
+    assert len(ticks) == 200
+    for _, rows, distinct, span, is_behind in ticks:
+        # Each second has its tick: none twice, none left out.
+        assert rows == distinct == span.total_seconds() + 1
+        assert is_behind
+
+
+def test_a_schedule_that_somebody_edits_is_passed_over_and_fired_by_the_next_look(jobs: JobsHarness) -> None:
+    jobs.schedule("edited")
+    jobs.schedule("other")
+    jobs.elapse(INTERVAL_S)
+    with jobs.transaction() as somebody:
+        somebody.execute("SELECT FROM feedq.schedule WHERE name = 'edited' FOR UPDATE")
+        fired = jobs.store.jobs.runs.fire_due(limit=10)
+        assert len(fired.hints) == 1
+        again = jobs.store.jobs.runs.fire_due(limit=10)
+        assert not again.hints
+        assert again.next_in_s is not None
+        assert again.next_in_s > 0, "not at once: the other would be asked without end"
+    assert len(fire(jobs)) == 1
+
+
+def test_a_run_claimed_by_many_at_once_is_granted_to_one(
+    jobs: JobsHarness, threads: ThreadPoolExecutor
+) -> None:
+    workers = [jobs.job_worker(str(n)) for n in range(8)]
+    for round_ in range(10):
+        jobs.schedule(f"s{round_}")
+        run = jobs.schedules.trigger(f"s{round_}")
+        granted = at_once(threads, *[partial(claim, jobs, w, runs=[run.id]) for w in workers])
+        assert [len(runs) for runs in granted if runs] == [1]
+
+
+def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
+    jobs: JobsHarness, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow one has seen it waiting; when it comes to lock the row, that is running, and nobody holds it."""
+    fast, slow = jobs.job_worker("fast"), jobs.job_worker("slow")
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    run = jobs.schedules.trigger("nightly")
+    slowly = claiming.CLAIM.replace(
+        "SELECT * FROM candidate ORDER", "SELECT *, pg_sleep(1) FROM candidate ORDER"
+    )
+    assert slowly != claiming.CLAIM
+    with monkeypatch.context() as patched:
+        patched.setattr(claiming, "CLAIM", slowly)
+        late = threads.submit(claim, jobs, slow)
+        deadline = time.monotonic() + WAIT_S
+        while not jobs.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
+            assert time.monotonic() < deadline, "it does not look"
+    assert claim_one(jobs, fast).id == run.id
+    assert late.result(WAIT_S) == []
+    assert jobs.schedules.run(run.id).worker_id == fast.id
+
+
+def test_two_that_claim_two_runs_of_a_schedule_at_the_same_moment_get_one(
+    jobs: JobsHarness, threads: ThreadPoolExecutor
+) -> None:
+    """Each is told of another of them, and neither waits for the other."""
+    jobs.schedule(overlap=Overlap.BUFFER_ALL)
+    left = [jobs.schedules.trigger("nightly", key=str(n)).id for n in range(12)]
+    workers = [jobs.job_worker(str(n)) for n in range(6)]
+    while left:
+        told = zip(workers, left, strict=False)
+        granted = at_once(threads, *[partial(claim, jobs, w, runs=[run_id]) for w, run_id in told])
+        running = [(w, run) for w, runs in zip(workers, granted, strict=False) for run in runs]
+        assert [run.id for _, run in running] in ([], left[:1]), "one, and that the oldest"
+        for worker, run in running:
+            assert finish(jobs, worker, ended(run)) == [run.id]
+            left.remove(run.id)
+
+
+def test_a_claim_that_does_not_see_yet_what_runs_meets_the_index_and_claims_again(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its view of the rows is from before the other's commit: as if nothing of the schedule were running."""
+    a, b = jobs.job_worker("a"), jobs.job_worker("b")
+    jobs.schedule(overlap=Overlap.BUFFER_ALL)
+    jobs.schedule("another")
+    jobs.schedules.trigger("nightly", key="first")
+    jobs.schedules.trigger("nightly", key="second")
+    jobs.schedules.trigger("another")
+    claim_one(jobs, a, limit=1)
+    blind = claiming.CLAIM.replace("o.state = 'running'", "false")
+    assert blind != claiming.CLAIM
+    real = claiming.claim
+    seen: list[str] = []
+
+    def claim_blindly_first(c: Connection, offered: Offer, *, ageing_s: float) -> Granted:
+        seen.append("again" if seen else "blind")
+        with monkeypatch.context() as patched:
+            if seen == ["blind"]:
+                patched.setattr(claiming, "CLAIM", blind)
+            return real(c, offered, ageing_s=ageing_s)
+
+    monkeypatch.setattr(claiming, "claim", claim_blindly_first)
+    assert [run.schedule for run in jobs.store.jobs.runs.claim(offer(b)).runs] == ["another"]
+    assert seen == ["blind", "again"]
+    assert states(jobs) == {S.RUNNING: 1, S.WAITING: 1}
+
+
+def test_a_claim_waits_for_nobody_who_holds_a_run_or_a_schedule(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    for name in ("held", "free"):
+        jobs.schedule(name)
+        jobs.schedules.trigger(name)
+    with jobs.transaction() as somebody:
+        somebody.execute("SELECT FROM feedq.schedule FOR UPDATE")
+        somebody.execute(
+            "SELECT r.id FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id "
+            "WHERE s.name = 'held' FOR UPDATE OF r"
+        )
+        granted = jobs.store.jobs.runs.claim(offer(worker))
+        assert [run.schedule for run in granted.runs] == ["free"]
+        assert granted.next_in_s is not None
+        assert granted.next_in_s < 1, "worth asking again soon: it is held for a moment"
+
+
+def test_limits_of_queues_hold_whoever_claims_at_once(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    jobs.queues.set(Queue("narrow", concurrency=5))
+    jobs.queues.set(Queue("slow", rate_per_s=0.001, burst=7))
+    for queue in ("narrow", "slow", "open"):
+        jobs.schedule(queue, job=Job("tasks.report", queue=queue), overlap=Overlap.ALLOW_ALL)
+        for n in range(20):
+            jobs.schedules.trigger(queue, key=str(n))
+    workers = [jobs.job_worker(str(n)) for n in range(6)]
+
+    def take(worker: Worker) -> None:
+        for _ in range(10):
+            claim(jobs, worker, limit=3)
+
+    at_once(threads, *[partial(take, w) for w in workers])
+    running = {name: states(jobs, name).get(S.RUNNING, 0) for name in ("narrow", "slow", "open")}
+    assert running == {"narrow": 5, "slow": 7, "open": 20}
+
+
+def test_a_finish_and_an_expiry_at_once_end_a_run_once(
+    jobs: JobsHarness, threads: ThreadPoolExecutor
+) -> None:
+    for round_ in range(10):
+        name = f"s{round_}"
+        jobs.schedule(name, job=Job("tasks.report", semantics=Semantics.AT_LEAST_ONCE))
+        jobs.schedules.trigger(name)
+        worker = jobs.job_worker(name)
+        run = claim_one(jobs, worker)
+        jobs.bury(worker)
+        done, expired = at_once(
+            threads,
+            partial(finish, jobs, worker, ended(run)),
+            lambda: jobs.store.jobs.runs.expire(limit=10),
+        )
+        state = jobs.schedules.run(run.id).state
+        assert (done, expired, state) in (([run.id], 0, S.SUCCEEDED), ([], 1, S.WAITING))
+        if state is S.WAITING:
+            jobs.schedules.purge(name)
+
+
+# -- everything at once ------------------------------------------------------------------------------
+
+
+class Fleet:
+    """Workers that take, end, drop and lose runs; and nodes that fire, expire, cancel and edit."""
+
+    def __init__(self, jobs: JobsHarness, workers: int) -> None:
+        self.jobs = jobs
+        self.workers = [jobs.job_worker(str(n)) for n in range(workers)]
+        self.starts: Counter[tuple[int, int]] = Counter()
+        self.deadline = time.monotonic() + HAMMER_S
+
+    def repeat(self, work: Callable[[Random], object], seed: int) -> int:
+        rng, rounds = Random(seed), 0
+        while time.monotonic() < self.deadline:
+            work(rng)
+            rounds += 1
+        return rounds
+
+    def run(self, number: int, rng: Random) -> None:
+        worker = self.workers[number]
+        segments = [s for s in ALL if s % len(self.workers) == number]
+        granted = claim(self.jobs, worker, segments=segments, steal_after_s=0.2, limit=rng.randint(1, 8))
+        self.starts.update((run.id, run.fence) for run in granted)
+        outcomes = (S.SUCCEEDED, S.SUCCEEDED, S.FAILED, S.TIMED_OUT, S.WAITING)
+        finishes = [ended(run, rng.choice(outcomes)) for run in granted if rng.random() < 0.9]
+        rng.shuffle(finishes)
+        finish(self.jobs, worker, *finishes)
+
+    def recover(self, worker: Worker) -> None:
+        """What it holds and does not know of it gives up."""
+        held = self.jobs.store.jobs.runs.held(worker.id)
+        finishes = [Finish(run_id, fence, S.FAILED) for run_id, fence in held.items()]
+        finish(self.jobs, worker, *finishes)
+
+    def lose_a_worker(self, rng: Random) -> None:
+        at = rng.randrange(len(self.workers))
+        self.jobs.store.workers.leave(self.workers[at].id)
+        self.workers[at] = self.jobs.job_worker(str(at))
+        self.jobs.store.jobs.runs.expire(limit=20)
+
+    def meddle(self, rng: Random) -> None:
+        name = rng.choice([schedule.schedule.spec.name for schedule in self.jobs.schedules.views()])
+        running = self.jobs.schedules.runs(states=[S.RUNNING, S.WAITING], limit=20)
+        try:
+            match rng.randrange(4):
+                case 0:
+                    self.jobs.schedules.trigger(name)
+                case 1 if running:
+                    self.jobs.schedules.cancel_run(rng.choice(running).id)
+                case 2:
+                    self.jobs.schedules.purge(name)
+                case _:
+                    self.jobs.schedules.resume(name)
+        except (Conflict, NotFound):
+            pass  # it has ended meanwhile
+
+
+def test_everything_at_once_never_deadlocks_and_every_run_ends_once(
+    jobs: JobsHarness, threads: ThreadPoolExecutor
+) -> None:
+    """A deadlock would surface as `Unavailable`, a run that is in two places as an error of an index."""
+    for n, overlap in enumerate([*Overlap] * 2):
+        job = Job(
+            "tasks.report",
+            semantics=list(Semantics)[n % 3],
+            retries=Retries(limit=2, first_s=0.05),
+            timeout_s=0.5,
+            queue="limited" if n % 4 == 0 else "default",
+            priority=n - 5,
+        )
+        jobs.schedule(f"s{n}", timing=Every(0.2), overlap=overlap, job=job, pause_on_failure=20)
+    jobs.queues.set(Queue("limited", rate_per_s=100, burst=5, concurrency=3))
+    fleet = Fleet(jobs, 4)
+    works: list[Callable[[Random], object]] = [
+        *[partial(fleet.run, n) for n in range(4)],
+        lambda rng: jobs.store.jobs.runs.fire_due(limit=rng.randint(1, 12)),
+        lambda rng: jobs.store.jobs.runs.fire_due(limit=rng.randint(1, 12)),
+        lambda rng: jobs.store.jobs.runs.expire(limit=rng.randint(1, 20)),
+        fleet.lose_a_worker,
+        fleet.meddle,
+        fleet.meddle,
+    ]
+    rounds = [job.result(WAIT_S) for job in [threads.submit(fleet.repeat, w, n) for n, w in enumerate(works)]]
+    assert min(rounds) > 0
+    assert set(fleet.starts.values()) == {1}, "no fence was given out twice"
+    check(jobs)
+    drain(jobs, fleet)
+
+
+def check(jobs: JobsHarness) -> None:
+    """What must hold at any moment."""
+    assert (
+        jobs.execute(
+            "SELECT schedule_id FROM feedq.run WHERE state = 'running' AND exclusive "
+            "GROUP BY 1 HAVING count(*) > 1"
+        )
+        == []
+    )
+    assert (
+        jobs.execute("SELECT id FROM feedq.run WHERE state = 'running' AND (fence = 0 OR worker_id IS NULL)")
+        == []
+    )
+    ((running,),) = jobs.execute(
+        "SELECT count(*)::int FROM feedq.run WHERE state = 'running' AND queue = 'limited'"
+    )
+    assert int(str(running)) <= 3
+    # Each tick from the first to the watermark has its run, and one only.
+    gaps = jobs.execute(
+        "SELECT s.name FROM feedq.schedule s JOIN feedq.run r ON r.schedule_id = s.id WHERE r.kind = 'tick' "
+        "GROUP BY s.id HAVING sum(r.ticks) <> round(extract(epoch FROM s.next_tick_at - min(r.tick_at)) / 0.2)"
+    )
+    assert gaps == []
+
+
+def drain(jobs: JobsHarness, fleet: Fleet) -> None:
+    """No more ticks: all that is left is run, and ends."""
+    jobs.execute("UPDATE feedq.schedule SET state = 'paused'")
+    deadline = time.monotonic() + WAIT_S
+    while jobs.execute("SELECT 1 FROM feedq.run WHERE state IN ('waiting', 'running')"):
+        assert time.monotonic() < deadline, runs_of(jobs, "s0")[-3:]
+        jobs.store.jobs.runs.expire(limit=100)
+        for worker in fleet.workers:
+            fleet.recover(worker)
+            granted = claim(jobs, worker, steal_after_s=0.0)
+            finish(jobs, worker, *map(ended, granted))

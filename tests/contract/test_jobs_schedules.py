@@ -1,0 +1,351 @@
+"""The contract of schedules: declaring, editing, pausing and removing them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from feedq.errors import Conflict, InvalidInput, NotFound
+from feedq.schedule.jitter import fire_time
+from feedq.schedule.model import (
+    Beat,
+    CatchUp,
+    Cron,
+    DstFold,
+    DstGap,
+    Every,
+    Job,
+    Once,
+    Overlap,
+    Resume,
+    Retries,
+    RunState,
+    ScheduleSpec,
+    ScheduleState,
+    Semantics,
+)
+from feedq.schedule.timing import next_tick
+from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
+
+MINUTE = timedelta(seconds=INTERVAL_S)
+
+EVERYTHING = ScheduleSpec(
+    name="acme/report-ä",
+    timing=Cron("H 2 * * 1-5", "Europe/Berlin", DstGap.SKIP, DstFold.BOTH),
+    job=Job(
+        "tasks.report",
+        ("a", 1, [2.5, None]),
+        {"day": "yesterday", "deep": {"er": [True]}},
+        Semantics.TRANSACTIONAL,
+        None,
+        Retries(3, 0.5, 3.0, 60.0),
+        "reports",
+        -7,
+    ),
+    jitter_s=30.0,
+    start_deadline_s=0.5,
+    overlap=Overlap.BUFFER_ALL,
+    buffer_max=7,
+    catch_up=CatchUp.ALL,
+    catch_up_window_s=0.0,
+    catch_up_max=3,
+    misfire_after_s=0.0,
+    resume=Resume.CATCH_UP,
+    pause_on_failure=1,
+    paused=True,
+)
+"""Nothing in it is as it would be by default."""
+
+
+# -- adding ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        EVERYTHING,
+        schedule_spec(timing=Every(0.25, datetime(2026, 1, 1, tzinfo=UTC))),
+        schedule_spec(timing=Once(datetime(2999, 1, 1, tzinfo=UTC))),
+    ],
+    ids=["everything", "every", "once"],
+)
+def test_a_schedule_is_read_as_it_was_declared(jobs: JobsHarness, spec: ScheduleSpec) -> None:
+    added = jobs.schedules.add(spec)
+    assert added.spec == spec
+    assert jobs.schedules.get(spec.name) == added
+    assert jobs.schedules.specs() == {spec.name: spec}
+
+
+def test_its_first_tick_is_the_first_after_now(jobs: JobsHarness) -> None:
+    before = jobs.now()
+    schedule = jobs.schedule()
+    after = jobs.now()
+    assert schedule.next_tick_at in {next_tick(schedule.spec, after=at) for at in (before, after)}
+    assert schedule.next_fire_at == schedule.next_tick_at
+    assert (schedule.state, schedule.generation, schedule.failures) == (ScheduleState.ACTIVE, 1, 0)
+    assert before <= schedule.created_at <= after
+
+
+def test_jitter_moves_when_the_first_tick_fires(jobs: JobsHarness) -> None:
+    schedule = jobs.schedule(timing=Every(86_400), jitter_s=3600.0)
+    tick = schedule.next_tick_at
+    assert tick is not None
+    assert schedule.next_fire_at == fire_time(schedule.spec, schedule_id=schedule.id, tick=tick)
+    assert schedule.next_fire_at > tick
+
+
+def test_a_moment_that_has_passed_never_fires(jobs: JobsHarness) -> None:
+    schedule = jobs.schedule(timing=Once(datetime(2020, 1, 1, tzinfo=UTC)))
+    assert (schedule.next_tick_at, schedule.next_fire_at) == (None, None)
+
+
+def test_a_schedule_may_be_declared_as_paused(jobs: JobsHarness) -> None:
+    schedule = jobs.schedule(paused=True)
+    assert schedule.state is ScheduleState.PAUSED
+    assert schedule.pause_reason == "declared as paused"
+    assert schedule.next_tick_at is not None
+
+
+def test_a_name_is_given_once(jobs: JobsHarness) -> None:
+    first = jobs.schedule("nightly")
+    with pytest.raises(Conflict, match="'nightly' exists already"):
+        jobs.schedule("nightly", timing=Every(5))
+    assert jobs.schedules.get("nightly") == first
+
+
+def test_names_that_differ_in_case_are_two(jobs: JobsHarness) -> None:
+    assert jobs.schedule("nightly").id != jobs.schedule("Nightly").id
+
+
+@pytest.mark.parametrize(
+    "act", ["edit", "remove", "pause", "resume", "trigger", "purge", "get", "view", "runs", "counts"]
+)
+def test_a_schedule_that_is_not_there_is_not_found(jobs: JobsHarness, act: str) -> None:
+    arguments = [schedule_spec("nobody")] if act == "edit" else []
+    with pytest.raises(NotFound, match="no schedule named 'nobody'"):
+        getattr(jobs.schedules, act)("nobody", *arguments)
+
+
+# -- editing -----------------------------------------------------------------------------------------
+
+
+def overdue(jobs: JobsHarness, **changes: object) -> datetime:
+    """A schedule ``nightly`` whose watermark was passed ten minutes ago. Returns the watermark."""
+    jobs.schedule(**changes)
+    jobs.elapse(600)
+    tick = jobs.schedules.get("nightly").next_tick_at
+    assert tick is not None
+    assert tick < jobs.now()
+    return tick
+
+
+def test_an_edit_that_changes_nothing_changes_nothing(jobs: JobsHarness) -> None:
+    # As a person writes it and as JSON has it are the same declaration.
+    before = jobs.schedule(job=Job("t", ("a", ["b"]), {"n": 1}), jitter_s=2.0)
+    jobs.execute("DELETE FROM feedq.event")
+    spec = schedule_spec(job=Job("t", ["a", ("b",)], {"n": 1}), jitter_s=2)
+    assert jobs.schedules.edit("nightly", spec) == before
+    assert jobs.schedules.get("nightly") == before
+    assert jobs.events("schedule_edited") == []
+
+
+def test_an_edit_with_the_same_timing_keeps_the_watermark(jobs: JobsHarness) -> None:
+    tick = overdue(jobs)
+    edited = jobs.schedules.edit("nightly", schedule_spec(job=Job("tasks.other")))
+    assert (edited.next_tick_at, edited.next_fire_at) == (tick, tick)
+    assert (edited.generation, edited.spec.job.task) == (2, "tasks.other")
+    assert jobs.schedules.get("nightly") == edited
+
+
+def test_an_edit_with_another_timing_begins_at_the_first_tick_after_now(jobs: JobsHarness) -> None:
+    overdue(jobs)
+    spec = schedule_spec(timing=Every(7.0))
+    before = jobs.now()
+    edited = jobs.schedules.edit("nightly", spec)
+    assert edited.next_tick_at in {next_tick(spec, after=at) for at in (before, jobs.now())}
+
+
+def test_an_edit_of_the_jitter_moves_when_the_next_tick_fires(jobs: JobsHarness) -> None:
+    first = jobs.schedule(timing=Every(86_400))
+    edited = jobs.schedules.edit("nightly", schedule_spec(timing=Every(86_400), jitter_s=3600.0))
+    assert edited.next_tick_at == first.next_tick_at
+    assert edited.next_fire_at is not None
+    assert edited.next_fire_at > first.next_fire_at  # type: ignore[operator] # it has one, see above
+
+
+def test_runs_that_wait_keep_the_job_they_were_made_with(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    waiting = jobs.schedules.trigger("nightly")
+    jobs.schedules.edit("nightly", schedule_spec(job=Job("tasks.other", queue="other", priority=9)))
+    assert jobs.schedules.run(waiting.id) == waiting
+    assert waiting.job.task == "tasks.report"
+
+
+def test_an_edit_may_rename(jobs: JobsHarness) -> None:
+    first = jobs.schedule("nightly")
+    jobs.schedule("taken")
+    with pytest.raises(Conflict, match="'taken' exists already"):
+        jobs.schedules.edit("nightly", schedule_spec("taken"))
+    assert jobs.schedules.edit("nightly", schedule_spec("daily")).id == first.id
+    assert set(jobs.schedules.specs()) == {"daily", "taken"}
+
+
+def test_an_edit_can_pause_and_end_that_pause(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    assert jobs.schedules.edit("nightly", schedule_spec(paused=True)).state is ScheduleState.PAUSED
+    jobs.elapse(600)
+    resumed = jobs.schedules.edit("nightly", schedule_spec(paused=False))
+    assert resumed.state is ScheduleState.ACTIVE
+    # As its policy is to skip what fell due in a pause.
+    assert resumed.next_tick_at is not None
+    assert resumed.next_tick_at > jobs.now() - timedelta(seconds=1)
+    assert jobs.events("schedule_paused", "schedule_resumed") == [
+        ("schedule_paused", {"schedule": "nightly", "reason": "declared as paused"}),
+        ("schedule_resumed", {"schedule": "nightly", "reason": "declared so"}),
+    ]
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_an_edit_ends_no_pause_by_hand(jobs: JobsHarness, declared: bool) -> None:
+    jobs.schedule(paused=declared)
+    jobs.schedules.pause("nightly", reason="the server moves")
+    edited = jobs.schedules.edit("nightly", schedule_spec(paused=False, jitter_s=1.0))
+    assert (edited.state, edited.pause_reason) == (ScheduleState.PAUSED, "the server moves")
+
+
+def test_what_was_resumed_by_hand_is_paused_by_declaring_it_so_once_more(jobs: JobsHarness) -> None:
+    jobs.schedule(paused=True)
+    assert jobs.schedules.resume("nightly").spec.paused is False
+    assert jobs.schedules.edit("nightly", schedule_spec(paused=True)).state is ScheduleState.PAUSED
+
+
+# -- pausing -----------------------------------------------------------------------------------------
+
+
+def test_a_pause_keeps_the_watermark_and_says_why(jobs: JobsHarness) -> None:
+    added = jobs.schedule()
+    until = datetime(2999, 1, 1, tzinfo=UTC)
+    paused = jobs.schedules.pause("nightly", until=until, reason="the server moves")
+    assert (paused.state, paused.paused_until, paused.pause_reason) == (
+        ScheduleState.PAUSED,
+        until,
+        "the server moves",
+    )
+    assert (paused.next_tick_at, paused.generation) == (added.next_tick_at, 1)
+    assert jobs.schedules.get("nightly") == paused
+
+
+def test_a_pause_of_what_is_paused_gives_it_another_end(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.schedules.pause("nightly", reason="first")
+    again = jobs.schedules.pause("nightly", until=datetime(2999, 1, 1, tzinfo=UTC))
+    assert (again.paused_until, again.pause_reason) == (datetime(2999, 1, 1, tzinfo=UTC), None)
+    assert jobs.schedules.pause("nightly", until=datetime(2999, 1, 1, tzinfo=UTC)) == again
+    assert len(jobs.events("schedule_paused")) == 2, "none for what changed nothing"
+
+
+def test_the_end_of_a_pause_has_a_zone_and_its_reason_can_be_printed(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    with pytest.raises(InvalidInput, match="until"):
+        jobs.schedules.pause("nightly", until=datetime(2999, 1, 1))  # noqa: DTZ001 -- what is refused
+    with pytest.raises(InvalidInput, match="reason"):
+        jobs.schedules.pause("nightly", reason="\0")
+    assert jobs.schedules.get("nightly").state is ScheduleState.ACTIVE
+
+
+def test_resuming_skips_the_ticks_of_the_pause(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.schedules.pause("nightly", reason="why")
+    jobs.elapse(600)
+    before = jobs.now()
+    resumed = jobs.schedules.resume("nightly")
+    assert resumed.next_tick_at in {next_tick(resumed.spec, after=at) for at in (before, jobs.now())}
+    assert (resumed.state, resumed.paused_until, resumed.pause_reason) == (ScheduleState.ACTIVE, None, None)
+
+
+def test_resuming_to_catch_up_keeps_the_watermark(jobs: JobsHarness) -> None:
+    tick = overdue(jobs, resume=Resume.CATCH_UP)
+    jobs.schedules.pause("nightly")
+    resumed = jobs.schedules.resume("nightly")
+    assert (resumed.next_tick_at, resumed.next_fire_at) == (tick, tick)
+
+
+def test_resuming_forgets_failures(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.execute("UPDATE feedq.schedule SET failures = 3, state = 'paused', pause_reason = '3 failures'")
+    assert jobs.schedules.resume("nightly").failures == 0
+    jobs.execute("UPDATE feedq.schedule SET failures = 2")
+    resumed = jobs.schedules.resume("nightly")
+    assert (resumed.failures, resumed.state) == (0, ScheduleState.ACTIVE)
+    assert len(jobs.events("schedule_resumed")) == 1, "it was not paused the second time"
+
+
+def test_resuming_what_runs_changes_nothing(jobs: JobsHarness) -> None:
+    overdue(jobs)
+    before = jobs.schedules.get("nightly")
+    assert jobs.schedules.resume("nightly") == before
+    assert jobs.schedules.get("nightly") == before
+
+
+# -- removing ----------------------------------------------------------------------------------------
+
+
+def test_removing_cancels_what_waits_and_lets_run_what_runs(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    worker = jobs.job_worker()
+    running, waiting = jobs.schedules.trigger("nightly"), jobs.schedules.trigger("nightly")
+    jobs.start(running, worker)
+    jobs.schedules.remove("nightly")
+    assert jobs.schedules.run(running.id).state is RunState.RUNNING
+    cancelled = jobs.schedules.run(waiting.id)
+    assert (cancelled.state, cancelled.reason) == (RunState.CANCELLED, "its schedule was removed")
+    assert cancelled.ended_at is not None
+    assert jobs.schedules.specs() == {}
+    assert jobs.schedules.views() == []
+    with pytest.raises(NotFound):
+        jobs.schedules.get("nightly")
+    assert {run.id for run in jobs.schedules.runs("nightly")} == {running.id, waiting.id}, "history stays"
+
+
+def test_one_declared_anew_is_another_schedule_and_fires_nothing_past(jobs: JobsHarness) -> None:
+    tick = overdue(jobs)
+    old = jobs.schedules.get("nightly")
+    assert jobs.schedules.backfill("nightly", [tick]) == (1, 0)
+    jobs.schedules.remove("nightly")
+    new = jobs.schedule()
+    assert new.id != old.id
+    assert new.next_tick_at is not None
+    assert new.next_tick_at > jobs.now() - timedelta(seconds=1)
+    assert jobs.schedules.runs("nightly") == []
+    # The keys of the two do not clash.
+    assert jobs.schedules.backfill("nightly", [tick]) == (1, 0)
+    assert len(jobs.schedules.runs()) == 2
+
+
+# -- history -----------------------------------------------------------------------------------------
+
+
+def test_each_verb_is_a_line_of_history(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.schedules.edit("nightly", schedule_spec(jitter_s=1.0, timing=Every(5)))
+    jobs.schedules.pause("nightly", until=datetime(2999, 1, 1, tzinfo=UTC), reason="why")
+    jobs.schedules.resume("nightly")
+    jobs.schedules.trigger("nightly")
+    jobs.schedules.remove("nightly")
+    assert jobs.execute("SELECT kind, detail FROM feedq.event WHERE kind LIKE 'schedule%%' ORDER BY id") == [
+        ("schedule_added", {"schedule": "nightly", "generation": 1}),
+        ("schedule_edited", {"schedule": "nightly", "generation": 2, "changed": ["timing", "jitter_s"]}),
+        ("schedule_paused", {"schedule": "nightly", "reason": "why", "until": "2999-01-01T00:00:00+00:00"}),
+        ("schedule_resumed", {"schedule": "nightly"}),
+        ("schedule_removed", {"schedule": "nightly", "cancelled": 1}),
+    ]
+
+
+def test_a_schedule_of_beat_is_edited_in_its_file(jobs: JobsHarness) -> None:
+    jobs.schedules.once("clean", "k", jobs.now(), Job("tasks.clean"))
+    with pytest.raises(Conflict, match="edit it there"):
+        jobs.schedules.edit("beat:clean", schedule_spec("beat:clean"))
+    jobs.schedule()
+    with pytest.raises(Conflict, match="edit it there"):
+        jobs.schedules.edit("nightly", schedule_spec("nightly", timing=Beat()))

@@ -1,0 +1,332 @@
+"""The contract of schedules: triggers, backfills, entries of beat, and cancelling."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from feedq.errors import Conflict, InvalidInput, NotFound
+from feedq.model import Worker, WorkerTarget
+from feedq.schedule.model import (
+    Beat,
+    Job,
+    Overlap,
+    Run,
+    RunKind,
+    RunState,
+    ScheduleState,
+)
+from feedq.store.jobs.base import BACKFILL_MAX
+from tests.contract.jobs_harness import JobsHarness
+
+SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def worker(jobs: JobsHarness) -> Worker:
+    return jobs.job_worker()
+
+
+def columns(jobs: JobsHarness, run: Run, *names: str) -> tuple[object, ...]:
+    """What else its row says."""
+    (row,) = jobs.execute(f"SELECT {', '.join(names)} FROM feedq.run WHERE id = %s", run.id)
+    return row
+
+
+# -- triggers ----------------------------------------------------------------------------------------
+
+
+def test_a_trigger_is_a_run_that_is_due_now(jobs: JobsHarness) -> None:
+    schedule = jobs.schedule(job=Job("tasks.report", queue="reports", priority=5), start_deadline_s=30.0)
+    before = jobs.now()
+    run = jobs.schedules.trigger("nightly")
+    assert before <= run.due_at <= jobs.now()
+    assert (run.schedule, run.kind, run.state) == ("nightly", RunKind.TRIGGER, RunState.WAITING)
+    assert (run.tick_at, run.job, run.attempt, run.fence) == (run.due_at, schedule.spec.job, 1, 0)
+    queue, segment, exclusive, start_by, rank_at = columns(
+        jobs, run, "queue", "segment", "exclusive", "start_by", "rank_at"
+    )
+    assert (queue, segment, exclusive) == ("reports", None, True)
+    assert start_by == run.due_at + timedelta(seconds=30)
+    # A point of priority is worth a second of waiting.
+    assert rank_at == run.due_at - timedelta(seconds=5)
+    assert jobs.schedules.run(run.id) == run
+    assert jobs.schedules.get("nightly").next_tick_at == schedule.next_tick_at, "a trigger is no tick"
+
+
+def test_triggers_without_a_key_are_different_runs(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    first, second = jobs.schedules.trigger("nightly"), jobs.schedules.trigger("nightly")
+    assert first.id != second.id
+    assert first.key != second.key
+    assert first.key.startswith("trigger-")
+
+
+def test_a_key_gives_the_run_of_then(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule()
+    first = jobs.schedules.trigger("nightly", key="order-17")
+    jobs.start(first, worker)
+    jobs.end(first)
+    again = jobs.schedules.trigger("nightly", key="order-17")
+    assert (again.id, again.state) == (first.id, RunState.SUCCEEDED)
+    assert len(jobs.schedules.runs("nightly")) == 1
+
+
+def test_a_trigger_may_bring_a_job_of_its_own(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    job = Job("tasks.report", ("once",), queue="slow")
+    run = jobs.schedules.trigger("nightly", job=job)
+    assert run.job == job
+    assert columns(jobs, run, "queue") == ("slow",)
+    assert jobs.schedules.get("nightly").spec.job != job
+
+
+@pytest.mark.parametrize("key", ["", "a\nb", "x" * 201, "a\0"])
+def test_a_key_can_be_printed(jobs: JobsHarness, key: str) -> None:
+    jobs.schedule()
+    with pytest.raises(InvalidInput, match="key"):
+        jobs.schedules.trigger("nightly", key=key)
+
+
+def test_a_trigger_works_on_a_paused_schedule_and_on_no_removed_one(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.schedules.pause("nightly")
+    assert jobs.schedules.trigger("nightly").state is RunState.WAITING
+    jobs.schedules.remove("nightly")
+    with pytest.raises(NotFound):
+        jobs.schedules.trigger("nightly")
+
+
+def test_a_trigger_rings_one_worker_that_serves_and_has_a_slot_free(
+    jobs: JobsHarness, worker: Worker
+) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    none, full, cordoned = jobs.job_worker("b", slots=0), jobs.job_worker("c", slots=1), jobs.job_worker("d")
+    expired, draining = jobs.job_worker("e", ttl_s=0.0), jobs.job_worker("f")
+    jobs.start(jobs.schedules.trigger("nightly"), full)
+    jobs.store.workers.set_target(cordoned.id, WorkerTarget.CORDONED)
+    jobs.store.workers.drain(draining.id)
+    everybody = (worker, none, full, cordoned, expired, draining)
+    assert jobs.rung(lambda: jobs.schedules.trigger("nightly"), *everybody) == {"a"}
+    jobs.store.workers.set_target(worker.id, WorkerTarget.DRAINED)
+    assert jobs.rung(lambda: jobs.schedules.trigger("nightly"), *everybody) == {"c"}, "full, but soon free"
+
+
+# -- overlap -----------------------------------------------------------------------------------------
+
+
+def test_skip_leaves_a_trigger_out_while_a_run_has_not_ended(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule(overlap=Overlap.SKIP)
+    first = jobs.schedules.trigger("nightly")
+    assert jobs.schedules.trigger("nightly", key="while it waits").state is RunState.SKIPPED_OVERLAP
+    jobs.start(first, worker)
+    skipped = jobs.schedules.trigger("nightly", key="while it runs")
+    assert (skipped.state, skipped.reason) == (RunState.SKIPPED_OVERLAP, "an earlier run has not ended")
+    assert skipped.ended_at is not None
+    jobs.end(first)
+    assert jobs.schedules.trigger("nightly").state is RunState.WAITING
+    assert jobs.schedules.trigger("nightly", key="while it runs") == skipped, "that one has been decided"
+
+
+def test_a_trigger_that_is_left_out_rings_nobody(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule(overlap=Overlap.SKIP)
+    jobs.schedules.trigger("nightly")
+    assert jobs.rung(lambda: jobs.schedules.trigger("nightly"), worker) == set()
+
+
+def test_buffer_one_lets_one_trigger_wait(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule(overlap=Overlap.BUFFER_ONE)
+    jobs.start(jobs.schedules.trigger("nightly"), worker)
+    states = [jobs.schedules.trigger("nightly").state for _ in range(3)]
+    assert states == [RunState.WAITING, RunState.SKIPPED_OVERLAP, RunState.SKIPPED_OVERLAP]
+
+
+def test_buffer_all_lets_as_many_triggers_wait_as_it_says(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.BUFFER_ALL, buffer_max=2)
+    states = [jobs.schedules.trigger("nightly").state for _ in range(3)]
+    assert states == [RunState.WAITING, RunState.WAITING, RunState.SKIPPED_OVERLAP]
+
+
+def test_allow_all_lets_triggers_run_together(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    runs = [jobs.schedules.trigger("nightly") for _ in range(2)]
+    for run in runs:
+        assert columns(jobs, run, "exclusive") == (False,)
+        jobs.start(run, worker)
+    assert jobs.schedules.view("nightly").running == 2
+
+
+def test_cancel_other_ends_what_has_not_ended(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule(overlap=Overlap.CANCEL_OTHER)
+    other = jobs.job_worker("b")
+    first, waiting = jobs.schedules.trigger("nightly"), None
+    jobs.start(first, worker)
+    assert jobs.schedules.backfill("nightly", [SOME_TICK]) == (1, 0)
+    (waiting,) = jobs.schedules.runs("nightly", states=[RunState.WAITING])
+    # The other has nothing to stop; but the new run may go to it.
+    jobs.store.workers.set_target(other.id, WorkerTarget.CORDONED)
+    assert jobs.rung(lambda: jobs.schedules.trigger("nightly", key="new"), worker, other) == {"a"}
+    for ended in (first, waiting):
+        run = jobs.schedules.run(ended.id)
+        assert run.state is RunState.CANCELLED
+        assert run.reason == "overlap is cancel_other, and the trigger new came"
+    assert jobs.schedules.trigger("nightly", key="new").state is RunState.WAITING
+
+
+def test_a_key_that_was_used_cancels_nothing(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.CANCEL_OTHER)
+    first = jobs.schedules.trigger("nightly", key="k")
+    assert jobs.schedules.trigger("nightly", key="k") == first
+
+
+# -- backfills ---------------------------------------------------------------------------------------
+
+
+def test_a_backfill_makes_runs_in_the_order_of_their_ticks(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule(job=Job("tasks.report", priority=3), start_deadline_s=1.0)
+    ticks = [SOME_TICK + n * HOUR for n in (2, 0, 1, 0)]
+    made: list[tuple[int, int]] = []
+    assert jobs.rung(lambda: made.append(jobs.schedules.backfill("nightly", ticks)), worker) == {"a"}
+    assert made == [(3, 0)]
+    runs = jobs.schedules.runs("nightly")[::-1]
+    assert [run.tick_at for run in runs] == [SOME_TICK, SOME_TICK + HOUR, SOME_TICK + 2 * HOUR]
+    assert [run.key for run in runs] == [f"2026-03-01T{hour}:00:00Z" for hour in (10, 11, 12)]
+    assert {(run.kind, run.state) for run in runs} == {(RunKind.BACKFILL, RunState.WAITING)}
+    ranks = [columns(jobs, run, "rank_at")[0] for run in runs]
+    assert ranks == sorted(set(ranks)), "each after the one before"  # type: ignore[type-var] # times
+    assert {columns(jobs, run, "exclusive", "segment", "start_by") for run in runs} == {(True, None, None)}
+
+
+def test_a_backfill_waits_its_turn_whatever_the_policy(jobs: JobsHarness) -> None:
+    jobs.schedule("one", overlap=Overlap.SKIP)
+    jobs.schedules.trigger("one")
+    assert jobs.schedules.backfill("one", [SOME_TICK, SOME_TICK + HOUR]) == (2, 0)
+    assert jobs.schedules.view("one").waiting == 3
+
+
+def test_a_backfill_of_what_may_overlap_runs_at_once(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    jobs.schedules.backfill("nightly", [SOME_TICK])
+    assert columns(jobs, jobs.schedules.runs("nightly")[0], "exclusive") == (False,)
+
+
+def test_a_backfill_over_ticks_that_ran_makes_nothing(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule()
+    ticks = [SOME_TICK + n * HOUR for n in range(4)]
+    assert jobs.schedules.backfill("nightly", ticks[:2]) == (2, 0)
+    for run in jobs.schedules.runs("nightly"):
+        jobs.end(run)
+    assert jobs.schedules.backfill("nightly", ticks) == (2, 2)
+    # Nor is anybody told, or anything written, when there is nothing to do.
+    assert jobs.rung(lambda: jobs.schedules.backfill("nightly", ticks), worker) == set()
+    assert len(jobs.schedules.runs("nightly")) == 4
+    assert jobs.schedules.backfill("nightly", []) == (0, 0)
+
+
+def test_a_tick_given_in_another_zone_is_the_same_tick(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.schedules.backfill("nightly", [SOME_TICK])
+    elsewhere = datetime.fromisoformat("2026-03-01T11:00:00+01:00")
+    assert jobs.schedules.backfill("nightly", [elsewhere]) == (0, 1)
+
+
+def test_a_backfill_has_a_size_and_its_ticks_a_zone(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    ticks = [SOME_TICK + timedelta(seconds=n) for n in range(BACKFILL_MAX + 1)]
+    with pytest.raises(InvalidInput, match="10001 ticks is too large"):
+        jobs.schedules.backfill("nightly", ticks)
+    with pytest.raises(InvalidInput, match="offset"):
+        jobs.schedules.backfill("nightly", [datetime(2026, 3, 1)])  # noqa: DTZ001 -- what is refused
+    assert jobs.schedules.runs("nightly") == []
+    assert jobs.schedules.backfill("nightly", ticks[1:]) == (BACKFILL_MAX, 0)
+
+
+# -- cancelling --------------------------------------------------------------------------------------
+
+
+def test_a_purge_cancels_what_waits_and_nothing_else(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule("other")
+    untouched = jobs.schedules.trigger("other")
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    running = jobs.schedules.trigger("nightly")
+    jobs.start(running, worker)
+    jobs.schedules.backfill("nightly", [SOME_TICK, SOME_TICK + HOUR])
+    assert jobs.schedules.purge("nightly") == 2
+    assert jobs.schedules.purge("nightly") == 0
+    assert jobs.schedules.counts("nightly") == {RunState.RUNNING: 1, RunState.CANCELLED: 2}
+    assert jobs.schedules.run(untouched.id) == untouched
+
+
+def test_a_waiting_run_is_cancelled(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule()
+    run = jobs.schedules.trigger("nightly")
+    assert jobs.rung(lambda: jobs.schedules.cancel_run(run.id), worker) == set()
+    cancelled = jobs.schedules.run(run.id)
+    assert (cancelled.state, cancelled.reason) == (RunState.CANCELLED, "cancelled by hand")
+
+
+def test_the_worker_of_a_running_run_hears_of_its_end(jobs: JobsHarness, worker: Worker) -> None:
+    jobs.schedule()
+    other, run = jobs.job_worker("b"), jobs.schedules.trigger("nightly")
+    fence = jobs.start(run, worker)
+    cancelled: list[Run] = []
+    assert jobs.rung(lambda: cancelled.append(jobs.schedules.cancel_run(run.id)), worker, other) == {"a"}
+    assert (cancelled[0].state, cancelled[0].worker, cancelled[0].fence) == (RunState.CANCELLED, "a", fence)
+
+
+def test_what_has_ended_or_never_was_cannot_be_cancelled(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    run = jobs.schedules.trigger("nightly")
+    jobs.schedules.cancel_run(run.id)
+    before = jobs.schedules.run(run.id)
+    with pytest.raises(Conflict, match=f"run {run.id} of nightly has ended"):
+        jobs.schedules.cancel_run(run.id)
+    assert jobs.schedules.run(run.id) == before
+    with pytest.raises(NotFound, match="no run 99"):
+        jobs.schedules.cancel_run(99)
+
+
+# -- beat --------------------------------------------------------------------------------------------
+
+
+def test_an_entry_of_beat_is_enqueued_once_a_tick(jobs: JobsHarness, worker: Worker) -> None:
+    job = Job("tasks.clean", (1,))
+    assert jobs.rung(lambda: jobs.schedules.once("clean", "k1", SOME_TICK, job), worker) == {"a"}
+    assert jobs.rung(lambda: jobs.schedules.once("clean", "k1", SOME_TICK, job), worker) == set()
+    assert jobs.schedules.once("clean", "k1", SOME_TICK, job) is False
+    assert jobs.schedules.once("clean", "k2", SOME_TICK, job) is True
+    first = jobs.schedules.runs("beat:clean")[-1]
+    assert (first.kind, first.state, first.key) == (RunKind.BEAT, RunState.WAITING, "k1")
+    assert (first.tick_at, first.job) == (SOME_TICK, job)
+    assert columns(jobs, first, "exclusive", "segment") == (False, None)
+
+
+def test_the_schedule_behind_an_entry_is_shown_and_never_fires(jobs: JobsHarness) -> None:
+    for key in ("k0", "k1"):
+        jobs.schedules.once("clean", key, SOME_TICK, Job("tasks.clean"))
+    schedule = jobs.schedules.get("beat:clean")
+    assert schedule.spec.timing == Beat()
+    assert (schedule.next_tick_at, schedule.next_fire_at, schedule.generation) == (None, None, 1)
+    assert [view.schedule.spec.name for view in jobs.schedules.views()] == ["beat:clean"]
+    assert jobs.schedules.specs() == {}, "nobody declared it in a manifest"
+    jobs.schedules.once("clean", "k2", SOME_TICK, Job("tasks.sweep"))
+    schedule = jobs.schedules.get("beat:clean")
+    assert (schedule.spec.job.task, schedule.generation) == ("tasks.sweep", 2)
+    tasks = [run.job.task for run in jobs.schedules.runs("beat:clean")]
+    assert tasks == ["tasks.sweep", "tasks.clean", "tasks.clean"]
+
+
+def test_a_paused_entry_is_not_enqueued(jobs: JobsHarness) -> None:
+    jobs.schedules.once("clean", "k1", SOME_TICK, Job("tasks.clean"))
+    jobs.schedules.pause("beat:clean")
+    assert jobs.schedules.once("clean", "k2", SOME_TICK, Job("tasks.clean")) is False
+    assert jobs.schedules.resume("beat:clean").state is ScheduleState.ACTIVE
+    assert jobs.schedules.once("clean", "k2", SOME_TICK, Job("tasks.clean")) is True
+
+
+def test_an_entry_that_was_removed_begins_anew(jobs: JobsHarness) -> None:
+    jobs.schedules.once("clean", "k1", SOME_TICK, Job("tasks.clean"))
+    jobs.schedules.remove("beat:clean")
+    assert jobs.schedules.once("clean", "k1", SOME_TICK, Job("tasks.clean")) is True

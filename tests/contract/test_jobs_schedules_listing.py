@@ -1,0 +1,250 @@
+"""The contract of schedules: what people are shown, what is forgotten, and what each reads at size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import pytest
+
+from feedq.errors import NotFound
+from feedq.schedule.model import Job, Overlap, RunState
+from feedq.store.jobs.listing import PAGE_MAX
+from feedq.store.jobs.retention import trim
+from tests.contract.jobs_harness import JobsHarness
+
+SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
+SCHEDULES = 2_000
+RUNS = 10
+"""Of each of them."""
+PLANNER_ROWS = 60
+"""The planner reads the first and the last row of an index now and then, however many there are."""
+
+
+# -- one and many ------------------------------------------------------------------------------------
+
+
+def test_a_view_has_the_newest_run_that_does_not_wait(jobs: JobsHarness) -> None:
+    added = jobs.schedule(overlap=Overlap.BUFFER_ONE)
+    view = jobs.schedules.view("nightly")
+    assert (view.schedule, view.last, view.waiting, view.running) == (added, None, 0, 0)
+    worker = jobs.job_worker()
+    first = jobs.schedules.trigger("nightly")
+    assert jobs.schedules.view("nightly").last is None, "it has not begun"
+    jobs.start(first, worker)
+    view = jobs.schedules.view("nightly")
+    assert view.last == jobs.schedules.run(first.id)
+    assert view.last is not None
+    assert (view.last.worker, view.waiting, view.running) == ("a", 0, 1)
+    waiting, skipped = jobs.schedules.trigger("nightly"), jobs.schedules.trigger("nightly")
+    view = jobs.schedules.view("nightly")
+    assert (view.last, view.waiting, view.running) == (skipped, 1, 1)
+    assert waiting.state is RunState.WAITING
+
+
+def test_a_run_of_before_an_edit_is_shown_with_its_own_job(jobs: JobsHarness) -> None:
+    added = jobs.schedule()
+    jobs.end(jobs.schedules.trigger("nightly", job=Job("tasks.other")))
+    view = jobs.schedules.view("nightly")
+    assert view.last is not None
+    assert (view.last.job, view.schedule.spec.job) == (Job("tasks.other"), added.spec.job)
+    jobs.end(jobs.schedules.trigger("nightly"))
+    (same,) = jobs.schedules.views()
+    assert same.last is not None
+    assert same.last.job == added.spec.job
+
+
+def test_pages_are_in_order_of_name_and_follow_each_other(jobs: JobsHarness) -> None:
+    names = ["Z", "a", "a/b", "a/c", "a0", "b", "ä", "\U0010fffd"]
+    for name in reversed(names):
+        jobs.schedule(name)
+    found: list[str] = []
+    while page := jobs.schedules.views(after=found[-1] if found else "", limit=3):
+        found += [view.schedule.spec.name for view in page]
+    assert found == names
+    assert [v.schedule.spec.name for v in jobs.schedules.views(prefix="a")] == ["a", "a/b", "a/c", "a0"]
+    assert [v.schedule.spec.name for v in jobs.schedules.views(prefix="a/", after="a/b")] == ["a/c"]
+    assert jobs.schedules.views(prefix="%") == [], "it is plain text"
+    assert jobs.schedules.views(limit=-1) == []
+
+
+def test_runs_come_newest_first_and_by_state(jobs: JobsHarness) -> None:
+    jobs.schedule("a", overlap=Overlap.ALLOW_ALL)
+    jobs.schedule("b", overlap=Overlap.SKIP)
+    states = [RunState.SUCCEEDED, RunState.FAILED, RunState.LOST]
+    ended = [jobs.schedules.trigger("a") for _ in states]
+    for run, state in zip(ended, states, strict=True):
+        jobs.end(run, state)
+    waiting = jobs.schedules.trigger("b")
+    skipped = jobs.schedules.trigger("b")
+    newest_first = [skipped.id, waiting.id, *[run.id for run in ended][::-1]]
+    schedules = jobs.schedules
+    assert [run.id for run in schedules.runs()] == newest_first
+    assert [run.id for run in schedules.runs(limit=2)] == newest_first[:2]
+    assert [run.id for run in schedules.runs("a")] == newest_first[2:]
+    found = schedules.runs(states=[RunState.FAILED, RunState.SKIPPED_OVERLAP])
+    assert [run.id for run in found] == [skipped.id, ended[1].id]
+    assert [run.state for run in schedules.runs("a", states=[RunState.LOST])] == [RunState.LOST]
+    assert schedules.runs("b", states=[RunState.LOST]) == []
+    assert [run.id for run in schedules.runs(states=[RunState.WAITING])] == [waiting.id]
+    assert schedules.runs(limit=0) == []
+
+
+def test_counts_are_of_ticks_and_of_one_schedule(jobs: JobsHarness) -> None:
+    jobs.schedule("other")
+    jobs.schedules.trigger("other")
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    assert jobs.schedules.counts("nightly") == {}
+    jobs.schedules.backfill("nightly", [SOME_TICK, SOME_TICK + timedelta(hours=1)])
+    missed, waiting = jobs.schedules.runs("nightly")
+    jobs.end(missed, RunState.MISSED_CATCHUP)
+    jobs.execute("UPDATE feedq.run SET ticks = 1000000 WHERE id = %s", missed.id)
+    assert jobs.schedules.counts("nightly") == {RunState.MISSED_CATCHUP: 1_000_000, RunState.WAITING: 1}
+    assert waiting.ticks == 1
+
+
+def test_history_under_a_name_is_that_of_the_schedule_that_has_it_or_had_it_last(jobs: JobsHarness) -> None:
+    for number in range(2):
+        jobs.schedule()
+        jobs.schedules.trigger("nightly", key=f"of the {number + 1}. schedule")
+        jobs.schedules.remove("nightly")
+    assert [run.key for run in jobs.schedules.runs("nightly")] == ["of the 2. schedule"]
+    assert jobs.schedules.counts("nightly") == {RunState.CANCELLED: 1}
+    jobs.schedule()
+    assert jobs.schedules.runs("nightly") == []
+
+
+def test_a_run_whose_worker_was_forgotten_is_shown_without_its_name(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    worker = jobs.job_worker()
+    run = jobs.schedules.trigger("nightly")
+    jobs.start(run, worker)
+    jobs.end(run)
+    jobs.execute("DELETE FROM feedq.worker")
+    found = jobs.schedules.run(run.id)
+    assert (found.worker_id, found.worker) == (worker.id, None)
+    with pytest.raises(NotFound, match="no run 99"):
+        jobs.schedules.run(99)
+
+
+# -- retention ---------------------------------------------------------------------------------------
+
+
+def trimmed(jobs: JobsHarness, *, limit: int = 100) -> int:
+    with jobs.database.transaction() as c:
+        return trim(c, older_than_days=30, limit=limit)
+
+
+def test_what_ended_long_ago_is_deleted_the_oldest_first(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.schedules.backfill("nightly", [SOME_TICK + timedelta(hours=n) for n in range(4)])
+    *old, young, waiting = jobs.schedules.runs("nightly")[::-1]
+    for run in reversed(old):
+        jobs.end(run)
+    jobs.elapse(31 * 86_400)
+    jobs.end(young)
+    assert trimmed(jobs, limit=1) == 1
+    assert [run.id for run in jobs.schedules.runs("nightly")] == [waiting.id, young.id, old[0].id]
+    assert [trimmed(jobs), trimmed(jobs)] == [1, 0]
+    assert [run.id for run in jobs.schedules.runs("nightly")] == [waiting.id, young.id]
+
+
+def test_a_removed_schedule_goes_with_the_last_of_its_history(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    worker = jobs.job_worker()
+    old, running = jobs.schedules.trigger("nightly"), jobs.schedules.trigger("nightly")
+    jobs.start(running, worker)
+    jobs.schedules.cancel_run(old.id)
+    jobs.schedules.remove("nightly")
+    kept = jobs.schedule("kept")
+    jobs.elapse(31 * 86_400)
+    assert trimmed(jobs) == 1
+    assert [run.id for run in jobs.schedules.runs("nightly")] == [running.id], "it has not ended, however old"
+    jobs.end(running)
+    assert trimmed(jobs) == 0
+    jobs.elapse(31 * 86_400)
+    assert trimmed(jobs) == 1
+    assert jobs.execute("SELECT id FROM feedq.schedule") == [(kept.id,)]
+
+
+# -- at size -----------------------------------------------------------------------------------------
+
+
+def many(jobs: JobsHarness) -> None:
+    """Schedules ``s0000`` and so on, each with runs that ended, and ten of them with one that waits."""
+    jobs.execute(
+        "INSERT INTO feedq.schedule (name, job, timing) SELECT 's' || lpad(n::text, 4, '0'), "
+        """'{"task": "t"}', '{"every_s": 60}' FROM generate_series(0, %s) n""",
+        SCHEDULES - 1,
+    )
+    jobs.execute(
+        "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, state, ended_at, job) "
+        """SELECT id, n::text, now(), now(), now(), 'succeeded', now(), '{"task": "t"}' """
+        "FROM generate_series(1, %s) n, feedq.schedule",
+        RUNS,
+    )
+    jobs.execute(
+        "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job) "
+        """SELECT id, 'w', now(), now(), now(), '{"task": "t"}' FROM feedq.schedule ORDER BY id LIMIT 10"""
+    )
+    jobs.execute(
+        "UPDATE feedq.run SET state = 'failed', ended_at = now() - interval '99 days' "
+        "WHERE id IN (SELECT id FROM feedq.run WHERE state = 'succeeded' ORDER BY id LIMIT 5)"
+    )
+
+
+def read_by(jobs: JobsHarness, work: Callable[[], object]) -> int:
+    """Rows of schedules and runs that this reads, by whatever way."""
+    sql = """
+        SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint
+        FROM pg_stat_user_tables WHERE schemaname = 'feedq' AND relname IN ('schedule', 'run')
+    """
+
+    def count() -> int:
+        # A backend tells its counters when it ends, and the pool's would keep theirs for a while.
+        jobs.database.close()
+        ((rows,),) = jobs.execute(sql)
+        return int(str(rows))
+
+    before = count()
+    while (settled := count()) != before:
+        before = settled
+        time.sleep(0.05)
+    work()
+    return count() - before
+
+
+@pytest.mark.parametrize("is_analyzed", [True, False], ids=["with statistics", "without statistics"])
+def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_analyzed: bool) -> None:
+    many(jobs)
+    if is_analyzed:
+        jobs.execute("ANALYZE feedq.schedule, feedq.run")
+    schedules, page = jobs.schedules, 100
+    failed = [RunState.FAILED]
+    for what, most, act in [
+        # Of each: the schedule, perhaps read twice, its newest run, and those of it that have not ended.
+        ("a page", 4 * page, partial(schedules.views, after="s1000", limit=page)),
+        ("a page by prefix", 4 * page, partial(schedules.views, prefix="s19", limit=page)),
+        ("a view", 10, partial(schedules.view, "s1000")),
+        ("runs of one", 2 * RUNS, partial(schedules.runs, "s1000")),
+        ("newest runs", 3 * page, partial(schedules.runs, limit=page)),
+        ("failed runs", 30, partial(schedules.runs, states=failed)),
+        ("counts", 2 * RUNS, partial(schedules.counts, "s1000")),
+        ("depths", 30, jobs.queues.depths),
+        ("a trigger", 20, partial(schedules.trigger, "s1000")),
+        ("a trigger again", 20, partial(schedules.trigger, "s1001", key="k")),
+        ("a purge", 20, partial(schedules.purge, "s0001")),
+        ("a removal", 20, partial(schedules.remove, "s0002")),
+        ("retention", 60, partial(trimmed, jobs)),
+    ]:
+        read = read_by(jobs, act)
+        assert read <= most + PLANNER_ROWS, what
+    assert read_by(jobs, schedules.specs) >= SCHEDULES - 1, "the counters work"
+
+
+def test_a_page_has_a_limit(jobs: JobsHarness) -> None:
+    many(jobs)
+    assert len(jobs.schedules.views(limit=10**9)) == PAGE_MAX
+    assert len(jobs.schedules.runs(limit=10**9)) == PAGE_MAX

@@ -1,0 +1,257 @@
+"""What only threads can show of schedules: several at once, decided by row locks and unique keys."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from random import Random
+from threading import Barrier
+
+import pytest
+
+from feedq.errors import Conflict, NotFound
+from feedq.schedule.model import Every, Job, Overlap, Run, RunState
+from feedq.store.database import Database
+from feedq.store.jobs.schedules import PostgresSchedules
+from tests.contract.jobs_harness import JobsHarness, schedule_spec
+
+SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
+THREADS = 6
+ROUNDS = 5
+WAIT_S = 20.0
+HAMMER_S = 1.5
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(max_workers=THREADS + 2) as executor:
+        yield executor
+
+
+def at_once(threads: ThreadPoolExecutor, act: Callable[[], object]) -> list[object]:
+    """What as many threads get that do this at the same moment."""
+    gate = Barrier(THREADS)
+
+    def attempt() -> object:
+        gate.wait(WAIT_S)
+        try:
+            return act()
+        except (Conflict, NotFound) as error:
+            return error
+
+    return [job.result(WAIT_S) for job in [threads.submit(attempt) for _ in range(THREADS)]]
+
+
+def wait_until_blocked(jobs: JobsHarness, blocked: Future[object]) -> None:
+    """Until some statement waits for another transaction's row lock."""
+    deadline = time.monotonic() + WAIT_S
+    sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    while not jobs.execute(sql):
+        assert not blocked.done(), "it did not wait for the lock"
+        assert time.monotonic() < deadline, "nothing waits for a lock"
+
+
+FIRING = """
+    WITH due AS (SELECT id, job FROM feedq.schedule WHERE name = 'nightly' FOR NO KEY UPDATE)
+    INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job)
+    SELECT id, 'fired', clock_timestamp(), clock_timestamp(), clock_timestamp(), job FROM due
+"""
+ADVANCE = """
+    UPDATE feedq.schedule SET next_tick_at = next_tick_at + interval '1 hour',
+        next_fire_at = next_fire_at + interval '1 hour'
+"""
+"""Together they do to rows what firing does, as slowly as a test wants."""
+
+
+def test_a_name_is_given_to_one_of_many(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    for number in range(ROUNDS):
+        found = at_once(threads, partial(jobs.schedule, f"s{number}"))
+        assert sum(isinstance(result, Conflict) for result in found) == THREADS - 1
+    assert len(jobs.schedules.specs()) == ROUNDS
+
+
+def test_one_key_is_one_run(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    for number in range(ROUNDS):
+        found = at_once(threads, partial(jobs.schedules.trigger, "nightly", key=f"k{number}"))
+        assert len({run.id for run in found if isinstance(run, Run)}) == 1
+        assert not any(isinstance(run, Exception) for run in found)
+    assert len(jobs.schedules.runs("nightly")) == ROUNDS
+
+
+def test_of_triggers_that_must_not_overlap_one_waits(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    for number in range(ROUNDS):
+        jobs.schedule(f"s{number}", overlap=Overlap.SKIP)
+        found = at_once(threads, partial(jobs.schedules.trigger, f"s{number}"))
+        states = Counter(run.state for run in found if isinstance(run, Run))
+        assert states == {RunState.WAITING: 1, RunState.SKIPPED_OVERLAP: THREADS - 1}
+
+
+def test_of_triggers_that_cancel_others_one_is_left(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    jobs.schedule(overlap=Overlap.CANCEL_OTHER)
+    at_once(threads, partial(jobs.schedules.trigger, "nightly"))
+    assert jobs.schedules.counts("nightly") == {RunState.WAITING: 1, RunState.CANCELLED: THREADS - 1}
+
+
+def test_of_backfills_at_once_each_tick_is_made_by_one(
+    jobs: JobsHarness, threads: ThreadPoolExecutor
+) -> None:
+    jobs.schedule()
+    ticks = [SOME_TICK + timedelta(hours=n) for n in range(200)]
+    found = at_once(threads, partial(jobs.schedules.backfill, "nightly", ticks))
+    assert sorted(result for result in found if isinstance(result, tuple))[-1] == (200, 0)
+    assert sum(result[0] for result in found if isinstance(result, tuple)) == 200
+    assert jobs.schedules.counts("nightly") == {RunState.WAITING: 200}
+
+
+def test_of_beats_at_the_same_moment_one_enqueues(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    for number in range(ROUNDS):
+        # The first time there is no schedule behind the entry yet.
+        entry = f"e{number % 2}"
+        act = partial(jobs.schedules.once, entry, f"k{number}", SOME_TICK, Job("tasks.clean"))
+        assert Counter(at_once(threads, act)) == {True: 1, False: THREADS - 1}
+    assert len(jobs.schedules.runs()) == ROUNDS
+    assert len(jobs.schedules.views()) == 2
+
+
+def test_of_those_that_remove_one_succeeds(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    jobs.schedule()
+    found = at_once(threads, partial(jobs.schedules.remove, "nightly"))
+    assert sum(isinstance(result, NotFound) for result in found) == THREADS - 1
+
+
+def test_of_those_that_cancel_a_run_one_succeeds(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    jobs.schedule()
+    run = jobs.schedules.trigger("nightly")
+    found = at_once(threads, partial(jobs.schedules.cancel_run, run.id))
+    assert sum(isinstance(result, Conflict) for result in found) == THREADS - 1
+
+
+@pytest.mark.parametrize("verb", ["remove", "purge"])
+def test_what_is_fired_meanwhile_is_cancelled_too(
+    jobs: JobsHarness, threads: ThreadPoolExecutor, verb: str
+) -> None:
+    jobs.schedule()
+    with jobs.transaction() as firing:
+        firing.execute(FIRING)
+        doing: Future[object] = threads.submit(getattr(jobs.schedules, verb), "nightly")
+        wait_until_blocked(jobs, doing)
+    doing.result(WAIT_S)
+    assert jobs.schedules.counts("nightly") == {RunState.CANCELLED: 1}
+
+
+def test_a_trigger_sees_what_is_fired_meanwhile(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    jobs.schedule(overlap=Overlap.SKIP)
+    with jobs.transaction() as firing:
+        firing.execute(FIRING)
+        trigger: Future[object] = threads.submit(jobs.schedules.trigger, "nightly")
+        wait_until_blocked(jobs, trigger)
+    run = trigger.result(WAIT_S)
+    assert isinstance(run, Run)
+    assert run.state is RunState.SKIPPED_OVERLAP
+
+
+def test_what_is_removed_meanwhile_gets_no_run(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    jobs.schedule()
+    with jobs.transaction() as removing:
+        removing.execute("UPDATE feedq.schedule SET removed_at = clock_timestamp()")
+        trigger: Future[object] = threads.submit(jobs.schedules.trigger, "nightly")
+        wait_until_blocked(jobs, trigger)
+    with pytest.raises(NotFound):
+        trigger.result(WAIT_S)
+    assert jobs.schedules.runs() == []
+
+
+@pytest.mark.parametrize("verb", ["edit", "pause"])
+def test_the_watermark_is_not_put_back_behind_what_is_fired_meanwhile(
+    jobs: JobsHarness, threads: ThreadPoolExecutor, verb: str
+) -> None:
+    before = jobs.schedule()
+    arguments = [schedule_spec(jitter_s=5.0)] if verb == "edit" else []
+    with jobs.transaction() as firing:
+        firing.execute(FIRING)
+        firing.execute(ADVANCE)
+        doing: Future[object] = threads.submit(getattr(jobs.schedules, verb), "nightly", *arguments)
+        wait_until_blocked(jobs, doing)
+    doing.result(WAIT_S)
+    after = jobs.schedules.get("nightly").next_tick_at
+    assert after is not None
+    assert before.next_tick_at is not None
+    assert after - before.next_tick_at == timedelta(hours=1)
+
+
+def test_pages_wait_for_nobody(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    jobs.schedule()
+    run = jobs.schedules.trigger("nightly")
+    with jobs.transaction() as firing:
+        firing.execute("SELECT FROM feedq.schedule FOR UPDATE")
+        firing.execute("SELECT FROM feedq.run FOR UPDATE")
+        schedules = jobs.schedules
+        for read in (
+            partial(schedules.get, "nightly"),
+            partial(schedules.view, "nightly"),
+            schedules.views,
+            schedules.specs,
+            schedules.runs,
+            partial(schedules.run, run.id),
+            partial(schedules.counts, "nightly"),
+            jobs.queues.depths,
+        ):
+            threads.submit(read).result(WAIT_S)
+
+
+def test_everything_at_once_never_deadlocks(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
+    """People, beats and workers on the same few schedules; a deadlock would surface as `Unavailable`."""
+    schedules, worker = jobs.schedules, jobs.job_worker(slots=100)
+    names = ["a", "b", "c"]
+    deadline = time.monotonic() + HAMMER_S
+
+    def repeat(seed: int, work: Callable[[Random], object]) -> int:
+        rng, rounds = Random(seed), 0
+        while time.monotonic() < deadline:
+            # Somebody else may be quicker: that is what this is about.
+            with suppress(NotFound, Conflict):
+                work(rng)
+            rounds += 1
+        return rounds
+
+    def ask(rng: Random) -> None:
+        name = rng.choice(names)
+        schedules.trigger(name)
+        schedules.backfill(name, [SOME_TICK + timedelta(hours=rng.randrange(99)) for _ in range(9)])
+
+    def declare(rng: Random) -> None:
+        name = rng.choice(names)
+        spec = schedule_spec(name, timing=Every(rng.randrange(5, 99)), overlap=rng.choice(list(Overlap)))
+        schedules.edit(name, spec) if name in schedules.specs() else schedules.add(spec)
+        rng.choice([schedules.pause, schedules.resume, schedules.remove])(name)
+
+    def end(rng: Random) -> None:
+        for run in schedules.runs(states=[RunState.WAITING, RunState.RUNNING], limit=9):
+            rng.choice([schedules.cancel_run, lambda _, name=run.schedule: schedules.purge(name)])(run.id)
+
+    def work(_: Random) -> None:
+        jobs.execute(
+            "UPDATE feedq.run SET state = 'running', worker_id = %s, exclusive = false WHERE id IN "
+            "(SELECT id FROM feedq.run WHERE state = 'waiting' ORDER BY id LIMIT 9 FOR UPDATE SKIP LOCKED)",
+            str(worker.id),
+        )
+
+    def beat(rng: Random) -> None:
+        beats.once("clean", f"k{rng.randrange(99)}", SOME_TICK, Job("tasks.clean"))
+
+    # With connections of its own, as another process has: those of a pool go to whoever is quickest.
+    with closing(Database(jobs.url, application_name="feedq-beat")) as database:
+        beats = PostgresSchedules(database)
+        acts = [ask, ask, declare, declare, end, work, beat]
+        doing = [threads.submit(repeat, number, act) for number, act in enumerate(acts)]
+        rounds = [job.result(WAIT_S) for job in doing]
+    assert all(count > 1 for count in rounds)
+    live = [view.schedule.id for view in schedules.views()]
+    left = jobs.execute("SELECT DISTINCT schedule_id FROM feedq.run WHERE state = 'waiting'")
+    assert {schedule_id for (schedule_id,) in left} <= set(live), "none waits of a schedule that was removed"

@@ -1,0 +1,292 @@
+"""Transactional jobs: what a job writes and the success of its run are kept together, or not at all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg2
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.orm import Session
+
+from feedq.errors import RunTakenAway, Unavailable
+from feedq.model import Worker
+from feedq.schedule.model import ClaimedRun, Job, RunState, Semantics
+from feedq.store.jobs import expiry, sessions
+from tests.contract.jobs_harness import JobsHarness
+from tests.contract.jobs_stage import claim_one, ended, finish
+
+S = RunState
+WAIT_S = 10.0
+WRITE = text("INSERT INTO effect (run) VALUES (:run)")
+
+
+@pytest.fixture(autouse=True)
+def effects(jobs: JobsHarness) -> Iterator[None]:
+    """A table of the user's, in which each run leaves a row."""
+    jobs.execute("CREATE TABLE effect (run bigint UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    yield
+    jobs.execute("DROP TABLE effect")
+
+
+def started(jobs: JobsHarness, *, timeout_s: float | None = 3600.0) -> tuple[Worker, ClaimedRun]:
+    jobs.schedule(job=Job("tasks.report", semantics=Semantics.TRANSACTIONAL, timeout_s=timeout_s))
+    jobs.schedules.trigger("nightly")
+    worker = jobs.job_worker()
+    return worker, claim_one(jobs, worker)
+
+
+Step = Callable[[Session], object]
+
+
+def work(jobs: JobsHarness, worker: Worker, run: ClaimedRun, *steps: Step) -> None:
+    """A job that writes, and does this."""
+    with jobs.store.jobs.runs.transact(worker.id, run) as session:
+        session.execute(WRITE, {"run": run.id})
+        for step in steps:
+            step(session)
+
+
+def fail(session: Session) -> None:
+    raise ZeroDivisionError
+
+
+def kept(jobs: JobsHarness) -> int:
+    return len(jobs.execute("SELECT 1 FROM effect"))
+
+
+def state(jobs: JobsHarness, run: ClaimedRun) -> RunState:
+    return jobs.schedules.run(run.id).state
+
+
+def test_the_effect_and_the_success_become_visible_together(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    with jobs.store.jobs.runs.transact(worker.id, run) as session:
+        session.execute(WRITE, {"run": run.id})
+        assert (kept(jobs), state(jobs, run)) == (0, S.RUNNING)
+    assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
+    assert finish(jobs, worker, ended(run)) == [], "it has been finished"
+
+
+def test_a_success_ends_the_failures_in_a_row(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    jobs.execute("UPDATE feedq.schedule SET failures = 3")
+    work(jobs, worker, run)
+    assert jobs.schedules.get("nightly").failures == 0
+
+
+def test_an_exception_keeps_nothing_and_passes_through(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    with pytest.raises(ZeroDivisionError):
+        work(jobs, worker, run, fail)
+    assert (kept(jobs), state(jobs, run)) == (0, S.RUNNING)
+    assert finish(jobs, worker, ended(run, S.FAILED)) == [run.id]
+
+
+def test_what_the_job_commits_and_rolls_back_by_itself_is_up_to_the_end(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    with pytest.raises(ZeroDivisionError):
+        work(jobs, worker, run, Session.commit, fail)
+    assert kept(jobs) == 0
+    with jobs.store.jobs.runs.transact(worker.id, run) as session:
+        session.execute(WRITE, {"run": 2})
+        session.commit()
+        session.execute(WRITE, {"run": 3})
+        session.rollback()
+    assert jobs.execute("SELECT run FROM effect") == [(2,)]
+
+
+def test_an_error_of_its_statements_is_the_jobs_own(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    impatient, slow = text("SET LOCAL statement_timeout = 10"), text("SELECT pg_sleep(10)")
+    with pytest.raises(OperationalError):
+        work(jobs, worker, run, lambda s: s.execute(impatient), lambda s: s.execute(slow))
+    assert state(jobs, run) is S.RUNNING
+
+
+def test_a_constraint_that_is_checked_at_the_commit_keeps_nothing(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    jobs.execute("INSERT INTO effect VALUES (%s)", run.id)
+    with pytest.raises(IntegrityError):
+        work(jobs, worker, run)
+    assert (kept(jobs), state(jobs, run)) == (1, S.RUNNING)
+
+
+# -- taken away under way ----------------------------------------------------------------------------
+
+
+def test_a_cancelled_run_keeps_nothing(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    with pytest.raises(RunTakenAway, match="nightly"):
+        work(jobs, worker, run, lambda _: jobs.schedules.cancel_run(run.id))
+    assert (kept(jobs), state(jobs, run)) == (0, S.CANCELLED)
+
+
+def test_a_zombie_keeps_nothing_and_its_successor_everything(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes up when its run has been done by another; the server could not end its session."""
+    monkeypatch.setattr(expiry, "end_sessions", lambda c, runs: None)
+    worker, run = started(jobs)
+    jobs.bury(worker)
+
+    def meanwhile(_: Session) -> None:
+        assert jobs.store.jobs.runs.expire(limit=10) == 1
+        other = jobs.job_worker("b")
+        with jobs.store.jobs.runs.transact(other.id, claim_one(jobs, other)) as session:
+            session.execute(WRITE, {"run": 77})
+
+    with pytest.raises(RunTakenAway):
+        work(jobs, worker, run, meanwhile)
+    assert jobs.execute("SELECT run FROM effect") == [(77,)]
+    assert state(jobs, run) is S.SUCCEEDED
+
+
+def test_a_zombie_keeps_nothing_while_its_successor_still_runs(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "end_sessions", lambda c, runs: None)
+    worker, run = started(jobs)
+    jobs.bury(worker)
+    successors: list[ClaimedRun] = []
+
+    def meanwhile(_: Session) -> None:
+        assert jobs.store.jobs.runs.expire(limit=10) == 1
+        successors.append(claim_one(jobs, jobs.job_worker("b")))
+
+    with pytest.raises(RunTakenAway):
+        work(jobs, worker, run, meanwhile)
+    row = jobs.schedules.run(run.id)
+    assert (kept(jobs), row.state, row.fence) == (0, S.RUNNING, successors[0].fence)
+
+
+def test_a_frozen_zombie_does_not_hold_up_its_successor_with_what_it_has_locked(jobs: JobsHarness) -> None:
+    worker, run = started(jobs, timeout_s=None)
+    jobs.execute("INSERT INTO effect VALUES (7)")
+    jobs.bury(worker)
+
+    def write(session: Session) -> None:
+        session.execute(text("UPDATE effect SET run = run + 1 WHERE run < 10"))
+
+    def meanwhile(_: Session) -> None:
+        assert jobs.store.jobs.runs.expire(limit=10) == 1
+        other = jobs.job_worker("b")
+        with jobs.store.jobs.runs.transact(other.id, claim_one(jobs, other)) as session:
+            write(session)
+
+    with pytest.raises(OperationalError):
+        work(jobs, worker, run, write, meanwhile, write)
+    assert jobs.execute("SELECT run FROM effect") == [(8,)]
+    assert state(jobs, run) is S.SUCCEEDED
+
+
+def test_a_run_that_is_about_to_be_committed_is_not_expired(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the completing update and the commit its row is locked: the expiry passes it over."""
+    worker, run = started(jobs)
+    jobs.bury(worker)
+    real = sessions.complete
+
+    def complete(c: Connection, worker_id: object, claimed: ClaimedRun) -> None:
+        real(c, worker_id, claimed)
+        assert jobs.store.jobs.runs.expire(limit=10) == 0
+
+    monkeypatch.setattr(sessions, "complete", complete)
+    work(jobs, worker, run)
+    assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
+    assert jobs.store.jobs.runs.expire(limit=10) == 0
+
+
+# -- cut off under way -------------------------------------------------------------------------------
+
+
+def cut_off(jobs: JobsHarness, run: ClaimedRun) -> None:
+    jobs.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = %s",
+        f"feedq-job/{run.id}/{run.fence}",
+    )
+
+
+def test_killed_before_the_commit_nothing_is_kept(jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, run = started(jobs)
+    real = sessions.complete
+
+    def complete(c: Connection, worker_id: object, claimed: ClaimedRun) -> None:
+        real(c, worker_id, claimed)
+        cut_off(jobs, run)
+
+    monkeypatch.setattr(sessions, "complete", complete)
+    with pytest.raises(Unavailable):
+        work(jobs, worker, run)
+    assert (kept(jobs), state(jobs, run)) == (0, S.RUNNING)
+    monkeypatch.setattr(sessions, "complete", real)
+    work(jobs, worker, run)
+    assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
+
+
+def test_a_commit_whose_answer_was_lost_is_found_to_have_happened(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, run = started(jobs)
+
+    def commit(c: Connection) -> None:
+        real(c)
+        raise OperationalError("COMMIT", {}, psycopg2.OperationalError("the answer was lost"))
+
+    real = Connection.commit
+    monkeypatch.setattr(Connection, "commit", commit)
+    work(jobs, worker, run)
+    monkeypatch.undo()
+    assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
+
+
+# -- connections -------------------------------------------------------------------------------------
+
+
+def test_many_long_jobs_leave_the_others_their_connections(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    all_are_in, go_on = threading.Barrier(13), threading.Event()
+
+    def wait() -> None:
+        with jobs.store.jobs.runs.transact(worker.id, run) as session:
+            session.execute(text("SELECT 1"))
+            all_are_in.wait(WAIT_S)
+            go_on.wait(WAIT_S)
+
+    with ThreadPoolExecutor(12) as threads:
+        waiting = [threads.submit(wait) for _ in range(12)]
+        all_are_in.wait(WAIT_S)
+        assert jobs.store.jobs.runs.held(worker.id) == {run.id: run.fence}
+        go_on.set()
+        errors = [job.exception(WAIT_S) for job in waiting]
+    assert sorted(map(type, errors), key=str) == sorted([type(None)] + [RunTakenAway] * 11, key=str)
+
+
+def test_a_silent_job_keeps_its_transaction_as_long_as_its_run_may_take(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MARGIN_S", 0.0)
+    worker, run = started(jobs, timeout_s=1.0)
+
+    def freeze(_: Session) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while jobs.execute("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'feedq-job/%%'"):
+            assert time.monotonic() < deadline, "a frozen job keeps what it has locked"
+            time.sleep(0.05)
+
+    with pytest.raises(OperationalError):
+        work(jobs, worker, run, freeze, lambda session: session.execute(WRITE, {"run": 2}))
+    assert kept(jobs) == 0
+
+
+def test_without_a_time_out_nothing_is_limited(jobs: JobsHarness) -> None:
+    worker, run = started(jobs, timeout_s=None)
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+    with jobs.store.jobs.runs.transact(worker.id, run) as session:
+        shown = [session.execute(text(f"SELECT current_setting('{name}')")).scalar_one() for name in names]
+    assert shown == ["0", "0", "0"]
