@@ -1,4 +1,4 @@
-"""How feedq gets into a Celery worker: a bootstep that runs the supervisor, and the node's own queue.
+"""How feedq gets into a Celery worker: a bootstep that runs supervisor and jobs, and the node's own queue.
 
 The step belongs to the *worker* blueprint, whose steps live as long as the process; consumer steps are made
 anew with each reconnect to the broker. The drain begins in Celery's shutdown signal, not in the step's `stop`,
@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any
@@ -32,10 +33,12 @@ from feedq.errors import FeedqError, InvalidInput, Unavailable
 from feedq.model import NewWorker
 from feedq.pool import StreamPool
 from feedq.runtime.deadline import Deadline
+from feedq.runtime.jobs.calling import TaskCaller, import_jobs
+from feedq.runtime.jobs.service import Jobs
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import Settings, settings
 from feedq.store.migrate import require_current
-from feedq.tasks import STREAM_FEED, parse_key, run_reconcile, store
+from feedq.tasks import STREAM_FEED, parse_key, run_reconcile, send_hints, store
 from feedq.telemetry import LogEvent, log
 
 NODE_QUEUE_EXPIRES_S = 60
@@ -52,6 +55,10 @@ a batch leaves behind goes without the collector; and with 10,000 feeds a full c
 objects, which is a fifth of a second in which nothing is read."""
 LEAVE_GRACE_S = 0.35
 """How long after ``drain_timeout_s`` a worker without running jobs may still be there."""
+JOBS_QUEUE = "jobs"
+"""A worker that is given this queue and no other (``-Q jobs``) runs jobs of schedules and holds no feeds."""
+INSISTS_AFTER_S = 1.0
+"""A signal that comes again after this is meant; sooner, it is the same one by way of another process."""
 WAIT_FIRST_S = 0.5
 WAIT_MAX_S = 5.0
 
@@ -70,6 +77,7 @@ class FeedqStep(bootsteps.StartStopStep):
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         self._supervisor: Supervisor | None = None
+        self._jobs: Jobs | None = None
         super().__init__(worker, **kwargs)
 
     def create(self, worker: Any) -> None:
@@ -84,22 +92,37 @@ class FeedqStep(bootsteps.StartStopStep):
         streams_here = isinstance(worker.pool, StreamPool)
         if streams_here:
             # Celery's own pools are left to Celery: their children must not be orphaned.
-            limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: bool(worker.pool.is_busy))
+            limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
             limit.start()
             _on_shutdown.append(limit.begin)
+        places = Places.of(worker, s)
         supervisor = Supervisor(
             store(),
             s,
-            lambda: _describe(worker.hostname, _capacity(worker, streams_here), s),
+            lambda: _describe(worker.hostname, places, s),
             reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_aside,
             tenures_beside=None if streams_here else _active_feeds,
         )
+        jobs = Jobs(
+            store().jobs.runs,
+            s,
+            worker=lambda: supervisor.worker,
+            is_trusted=lambda: supervisor.keeper.trusted,
+            call=TaskCaller(worker.app, s.imports) if streams_here else None,
+            count=places.job_slots,
+            publish=send_hints,
+        )
+        supervisor.keeper.companion = jobs
         if not _start(supervisor, s):
             return
-        self._supervisor = worker.feedq = supervisor
+        jobs.start()
+        self._supervisor, self._jobs = supervisor, jobs
+        worker.feedq = supervisor
         _on_shutdown.append(lambda _: supervisor.drain())
+        _on_shutdown.append(lambda _: jobs.drain())
+        _on_second.append(jobs.hurry)
         if streams_here:
-            worker.pool.supervisor = supervisor
+            worker.pool.supervisor, worker.pool.schedules = supervisor, jobs
             # Celery sizes the window by -c, which here counts feeds and not messages.
             worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier
         _gather_events(worker.consumer)
@@ -108,21 +131,49 @@ class FeedqStep(bootsteps.StartStopStep):
         if self._supervisor is not None:
             # Again, for whoever stops without a signal, or was told before there was anything to drain.
             _shutting_down(exitcode=worker.exitcode)
+            if self._jobs is not None:
+                self._jobs.join()
             self._supervisor.join()
-            self._supervisor = None
+            self._supervisor = self._jobs = None
 
-    terminate = stop
+    def terminate(self, worker: Any) -> None:
+        """A cold shutdown: nobody waits for a job."""
+        if self._jobs is not None:
+            self._jobs.hurry()
+        self.stop(worker)
+
+    def _is_busy(self, worker: Any) -> bool:
+        return bool(worker.pool.is_busy) or (self._jobs is not None and self._jobs.is_busy)
 
 
 _on_shutdown: list[Callable[[int], object]] = []
 """What the signal below calls, with the exit status; Celery itself sends it with a host name only."""
+_on_second: list[Callable[[], object]] = []
+"""What it calls when somebody insists."""
+_first_at: list[float] = []
 
 
 @signals.worker_shutting_down.connect
-def _shutting_down(exitcode: int | None = None, **_: Any) -> None:
+def _shutting_down(exitcode: int | None = None, how: str | None = None, **_: Any) -> None:
     # In a signal handler: nothing here may take a lock that the interrupted code could hold.
     for begin in _on_shutdown:
         begin(exitcode or 0)
+    if how is None:
+        return  # not by a signal
+    if how == "Cold" or (_first_at and monotonic() - _first_at[0] >= INSISTS_AFTER_S):
+        for hurry in _on_second:
+            hurry()
+    elif not _first_at:
+        _first_at.append(monotonic())
+
+
+@signals.celeryd_init.connect
+def _import_jobs(**_: Any) -> None:
+    """Before anything is connected to: a module that is not there ends the worker with one sentence."""
+    try:
+        import_jobs(settings().imports)
+    except InvalidInput as error:
+        sys.exit(f"feedq: {error}")
 
 
 @signals.worker_process_init.connect
@@ -251,17 +302,37 @@ def _active_feeds() -> set[int]:
     return feeds
 
 
-def _capacity(worker: Any, streams_here: bool) -> int:
-    # On Celery's own pools every feed takes a slot, and reconcile and other tasks need one as well.
-    return int(worker.concurrency) if streams_here else max(1, worker.concurrency - 1)
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What this worker takes at a time."""
+
+    capacity: int
+    """Feeds."""
+    job_slots: int
+    """Runs of schedules."""
+
+    @classmethod
+    def of(cls, worker: Any, s: Settings) -> Places:
+        # On Celery's own pools each of them takes a slot, and reconcile and other tasks need one as well.
+        streams_here = isinstance(worker.pool, StreamPool)
+        slots = int(worker.concurrency) if streams_here else max(0, worker.concurrency - 1)
+        if _queues(worker) == {JOBS_QUEUE}:
+            return cls(0, slots)
+        return cls(slots, s.job_slots) if streams_here else cls(max(1, slots), slots)
 
 
-def _describe(hostname: str, capacity: int, s: Settings) -> NewWorker:
+def _queues(worker: Any) -> set[str]:
+    """What it was told to consume; its own queue is not named to anybody."""
+    return set(worker.app.amqp.queues.consume_from) - {node_queue(worker.hostname)}
+
+
+def _describe(hostname: str, places: Places, s: Settings) -> NewWorker:
     return NewWorker(
         id=uuid4(),
         name=hostname,
         queue=node_queue(hostname),
-        capacity=capacity,
+        capacity=places.capacity,
+        job_slots=places.job_slots,
         host=socket.gethostname(),
         pid=os.getpid(),
         version=__version__,

@@ -17,8 +17,9 @@ from kombu import Queue
 from feedq import broker
 from feedq.bootsteps import FeedqStep
 from feedq.errors import InvalidInput
+from feedq.once import OnceCelery, prepare
 from feedq.settings import Settings, settings
-from feedq.tasks import CONTROL_QUEUE, RECONCILE, RECONCILE_EXPIRES_S, STREAM_FEED
+from feedq.tasks import CONTROL_QUEUE, RECONCILE, RECONCILE_EXPIRES_S, RUN_JOB, STREAM_FEED
 from feedq.telemetry import configure_logging
 from feedq.web.hook import extend_flower
 
@@ -29,7 +30,7 @@ STREAM_POOL = "feedq.pool:StreamPool"
 def make_app(s: Settings) -> Celery:
     """The app for these settings. Connects to nothing."""
     broker.install()
-    app = Celery("feedq", include=["feedq.tasks"])
+    app = OnceCelery("feedq", include=["feedq.tasks"])
     app.conf.update(
         broker_url=s.broker_url.get_secret_value(),
         broker_connection_retry_on_startup=True,
@@ -103,21 +104,21 @@ def _beat_schedule(s: Settings) -> dict[str, Any]:
         if error.name != "beat_schedule":
             raise
         return entries
-    return entries | dict(own.beat_schedule)
+    return prepare(entries | dict(own.beat_schedule))
 
 
 @signals.setup_logging.connect
 def _setup_logging(**_: Any) -> None:
-    configure_logging(settings(), quiet_tasks=(STREAM_FEED, RECONCILE))
+    configure_logging(settings(), quiet_tasks=(STREAM_FEED, RECONCILE, RUN_JOB))
 
 
-def _settings_or_exit() -> Settings:
+def _app_or_exit() -> Celery:
     try:
-        return settings()
+        return make_app(settings())
     except InvalidInput as error:
         sys.exit(f"feedq: {error}")
 
 
-app = make_app(_settings_or_exit())
+app = _app_or_exit()
 app.set_default()
 extend_flower()

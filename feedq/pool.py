@@ -1,9 +1,10 @@
 """StreamPool: the Celery pool that holds thousands of streams and a few job threads in one process.
 
 ``stream_feed`` becomes a coroutine on the supervisor's loop; its message is acknowledged when the claim is
-committed (`Hooks.accepted`), because from then on the lease brings the feed back, not the broker. Every other
-task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and reconcile in one reserved for it, so that neither 500
-streams nor a full set of jobs can starve it.
+committed (`Hooks.accepted`), because from then on the lease brings the feed back, not the broker. ``run_job``
+is acknowledged at once: it is a hint, for the job slots (`feedq.runtime.jobs`), which claim runs by themselves.
+Every other task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and reconcile in one reserved for it, so that
+neither 500 streams nor a full set of jobs can starve it.
 
 Celery's callbacks send events, and may block while the broker is away. They are called on a thread of their
 own: never on the loop, and never on the desk. A warm shutdown waits for running jobs, as Celery's pools do, and
@@ -26,10 +27,11 @@ from celery.worker.request import Request
 from kombu.serialization import loads
 
 from feedq.runtime.intake import Hooks
+from feedq.runtime.jobs.service import Jobs
 from feedq.runtime.lane import Lane
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import settings
-from feedq.tasks import RECONCILE, STREAM_FEED, parse_key
+from feedq.tasks import RECONCILE, RUN_JOB, STREAM_FEED, parse_hint, parse_key
 from feedq.telemetry import LogEvent, log
 
 PROGRESS_BACKLOG_MAX = 1_000
@@ -51,6 +53,7 @@ class StreamPool(BasePool):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.supervisor: Supervisor | None = None
+        self.schedules: Jobs | None = None
         self._jobs: ThreadPoolExecutor | None = None
         self._running_jobs: set[Future[Any]] = set()
         self._control = Lane("feedq-control")
@@ -104,6 +107,8 @@ class StreamPool(BasePool):
         assert self._jobs is not None
         if args and args[0] == STREAM_FEED:
             return self._stream(args, callback, accept_callback)
+        if args and args[0] == RUN_JOB:
+            return self._hint(args, callback, accept_callback)
         lane = self._control if args and args[0] == RECONCILE else self._jobs
         try:
             future = lane.submit(apply_target, target, args, kwargs, callback, accept_callback)
@@ -128,10 +133,7 @@ class StreamPool(BasePool):
         stream = _Stream(self, running, callback, accept_callback)
         hooks = Hooks(stream.accepted, stream.finished, stream.progress)
         try:
-            _, _, _, body, content_type, content_encoding = args
-            # JSON and nothing else: a forged content type must not choose the decoder.
-            positional, _, _ = loads(body, content_type, content_encoding, accept={"application/json"})
-            key = parse_key(positional)
+            key = parse_key(_positional(args))
         except Exception as error:  # noqa: BLE001 -- whatever a forged message can make a decoder raise
             logger.warning(LogEvent.MESSAGE_DROPPED, task_id=str(args[1])[:80], why=repr(error)[:200])
             hooks.accepted()
@@ -144,6 +146,28 @@ class StreamPool(BasePool):
             return running
         running.cancel_with(partial(supervisor.cancel, key[0]))
         supervisor.offer(key, hooks)
+        return running
+
+    def _hint(
+        self,
+        args: tuple[Any, ...],
+        callback: Callable[..., Any] | None,
+        accept_callback: Callable[..., Any] | None,
+    ) -> Running:
+        running = Running()
+        said = "passed on"
+        try:
+            run_id, _ = parse_hint(_positional(args))
+        except Exception as error:  # noqa: BLE001 -- as above
+            logger.warning(LogEvent.RUN_MESSAGE_DROPPED, task_id=str(args[1])[:80], why=repr(error)[:200])
+            said = "dropped: not a run_job message"
+        else:
+            if self.schedules is not None:
+                self.schedules.hint(run_id)
+        # Claimed or not: the row brings the run back, not the message.
+        message = _Stream(self, running, callback, accept_callback)
+        message.accepted()
+        message.finished(said)
         return running
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
@@ -167,7 +191,7 @@ class StreamPool(BasePool):
 
 
 class _Stream:
-    """What Celery hears of one feed's task."""
+    """What Celery hears of one feed's task, or of a hint."""
 
     __slots__ = ("_accept_callback", "_callback", "_pool", "_request", "_running", "_started")
 
@@ -227,6 +251,14 @@ class Running:
             self._cancel()
         elif self._future is not None:
             self._future.cancel()
+
+
+def _positional(args: tuple[Any, ...]) -> Any:
+    """The positional arguments of a message. Raises whatever a forged one can make a decoder raise."""
+    _, _, _, body, content_type, content_encoding = args
+    # JSON and nothing else: a forged content type must not choose the decoder.
+    positional, _, _ = loads(body, content_type, content_encoding, accept={"application/json"})
+    return positional
 
 
 def _accept(accept_callback: Callable[..., Any], request: Any) -> None:

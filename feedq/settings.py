@@ -133,12 +133,23 @@ class Settings(BaseSettings):
         default=14, ge=0, le=3650, description="Days of history kept in `feedq.event`."
     )
 
-    job_slots: int = Field(default=4, ge=1, le=256, description="Threads for ordinary tasks on each worker.")
+    job_slots: int = Field(
+        default=4,
+        ge=1,
+        le=256,
+        description="Runs of schedules that each worker takes at a time, and threads for ordinary tasks beside "
+        "them. With `-Q jobs`, `-c` is the number of runs instead.",
+    )
     claim_window: int = Field(
         default=256, ge=1, le=65_536, description="stream_feed messages a worker takes before acknowledging."
     )
     drain_timeout_s: Seconds = Field(
         default=1.5, description="A stopping worker ends its streams within this, or is cut off."
+    )
+    job_drain_s: Seconds = Field(
+        default=30.0,
+        description="A stopping worker lets running jobs of schedules end within this; what has not is lost, or "
+        "run again elsewhere, as its semantics say.",
     )
     visibility_timeout_s: int = Field(
         default=3600,
@@ -198,6 +209,22 @@ class Settings(BaseSettings):
         description="Absolute paths of the programs that feeds of `connector: exec` may run; none unless named.",
     )
 
+    imports: CommaSeparated = Field(
+        default=(),
+        description="Modules with your own tasks (comma-separated), imported by each worker as it starts.",
+    )
+    steal_after_s: Seconds = Field(
+        default=1.0,
+        description="A due run is started by any worker with a free slot once its own has not for this long.",
+    )
+    ageing_s: Seconds = Field(
+        default=1.0,
+        description="A point of priority lets a run go before others that have waited this much longer.",
+    )
+    run_retention_days: int = Field(
+        default=30, ge=0, le=3650, description="Days of history kept of runs that have ended."
+    )
+
     backoff_base_s: Seconds = Field(default=0.2, description="First reconnect delay, before jitter.")
     backoff_max_s: Seconds = Field(default=30.0, description="Longest reconnect delay.")
     backoff_attempts_in_place: int = Field(
@@ -231,7 +258,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"sink {name!r} {error}") from None
         return readable
 
-    @field_validator("egress_deny", "egress_allow", "exec_allow", mode="before")
+    @field_validator("egress_deny", "egress_allow", "exec_allow", "imports", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value

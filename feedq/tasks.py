@@ -13,6 +13,7 @@ from functools import cache
 from threading import Timer
 from time import sleep
 from typing import Any
+from uuid import uuid4
 
 from celery import shared_task
 from celery.utils.nodenames import anon_nodename
@@ -20,12 +21,14 @@ from celery.utils.nodenames import anon_nodename
 from feedq import control
 from feedq.errors import FeedqError
 from feedq.model import Assignment, FeedKey, Reason
+from feedq.runtime.jobs.hints import Note
 from feedq.settings import settings
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import LogEvent, log
 
 STREAM_FEED = "feedq.stream_feed"
 RECONCILE = "feedq.reconcile"
+RUN_JOB = "feedq.run_job"
 CONTROL_QUEUE = "feedq.control"
 """Reconcile has a queue of its own: it must not wait behind a thousand ordinary tasks."""
 RECONCILE_EXPIRES_S = 60
@@ -60,6 +63,7 @@ def _store_of(_pid: int) -> PostgresStore:
         s.database_url.get_secret_value(),
         retention_days=s.event_retention_days,
         restart_hold_s=s.restart_hold_s,
+        ageing_s=s.ageing_s,
     )
 
 
@@ -69,6 +73,22 @@ def stream_feed(self: Any, feed_id: int, epoch: int) -> str:
     from feedq.runtime.solo import run_tenure
 
     return str(run_tenure(parse_key((feed_id, epoch)), store(), settings()))
+
+
+@shared_task(name=RUN_JOB, bind=True, acks_late=False, ignore_result=True, max_retries=0)
+def run_job(self: Any, run_id: int, attempt: int) -> str:
+    """Claim one run of a schedule and run its job here. Returns how it ended.
+
+    On `feedq.pool.StreamPool` never called: there the message is a hint for the job slots.
+    """
+    from feedq.runtime.jobs.calling import TaskCaller
+    from feedq.runtime.jobs.solo import run_hinted, session_of
+
+    known_id, _ = parse_hint((run_id, attempt))
+    session_id = session_of(store(), self.request.hostname)
+    if session_id is None:
+        return "dropped: this worker is not registered, or leaving"
+    return run_hinted(known_id, session_id, store().jobs.runs, TaskCaller(self.app, settings().imports))
 
 
 @shared_task(name=RECONCILE, ignore_result=True, max_retries=0)
@@ -134,18 +154,33 @@ def _send_all(assignments: Sequence[Assignment]) -> None:
         logger.warning(LogEvent.DISPATCH_FAILED, error=repr(error), unsent=len(assignments) - sent)
 
 
+def send_hints(notes: Sequence[Note]) -> int:
+    """One ``run_job`` message a note, to each worker's own queue. Returns how many. Raises whatever kombu does."""
+    with stream_feed.app.producer_or_acquire() as producer, _batch(producer):
+        for note in notes:
+            # A new id for each: a copy must not be taken for what was revoked or is under way.
+            task_id = f"run-{note.run_id}-{uuid4().hex[:8]}"
+            _publish(producer, task_id, RUN_JOB, (note.run_id, note.attempt), note.queue)
+    return len(notes)
+
+
 def _send(producer: Any, assignment: Assignment) -> None:
-    """What ``stream_feed.apply_async`` sends, for a quarter of its time.
+    task_id = f"{assignment.feed_id}-{assignment.epoch}"
+    _publish(producer, task_id, STREAM_FEED, assignment.key, assignment.queue)
+
+
+def _publish(producer: Any, task_id: str, name: str, args: tuple[int, int], queue: str) -> None:
+    """What ``apply_async`` sends, for a quarter of its time.
 
     A cold start is ten thousand of these, all alike: there is nothing to route, to look up or to tell anybody.
     """
     app = stream_feed.app
     message = app.amqp.create_task_message(
-        f"{assignment.feed_id}-{assignment.epoch}",
-        STREAM_FEED,
-        assignment.key,
+        task_id,
+        name,
+        args,
         {},
-        argsrepr=repr(assignment.key),
+        argsrepr=repr(args),
         kwargsrepr="{}",
         reply_to=app.thread_oid,
         origin=_origin(),
@@ -154,7 +189,7 @@ def _send(producer: Any, assignment: Assignment) -> None:
     producer.publish(
         message.body,
         exchange="",
-        routing_key=assignment.queue,
+        routing_key=queue,
         # The worker declares its queue; a publisher that declared it too would outlive the worker.
         declare=(),
         serializer="json",
@@ -182,3 +217,11 @@ def parse_key(args: Sequence[object]) -> FeedKey:
         case [int() as feed_id, int() as epoch] if feed_id > 0 and 0 < epoch < 2**63 and feed_id < 2**63:
             return (feed_id, epoch)
     raise ValueError("a stream_feed message says (feed_id, epoch), two positive integers")
+
+
+def parse_hint(args: Sequence[object]) -> tuple[int, int]:
+    """``(run_id, attempt)`` of a message. Raises `ValueError` when it says anything else."""
+    match args:
+        case [int() as run_id, int() as attempt] if 0 < run_id < 2**63 and 0 < attempt < 2**31:
+            return (run_id, attempt)
+    raise ValueError("a run_job message says (run_id, attempt), two positive integers")

@@ -49,6 +49,13 @@ class EventKind(StrEnum):
     WORKER_DRAINING = "worker_draining"
     WORKER_LEFT = "worker_left"
     WORKER_GONE = "worker_gone"
+    SCHEDULE_ADDED = "schedule_added"
+    SCHEDULE_EDITED = "schedule_edited"
+    SCHEDULE_REMOVED = "schedule_removed"
+    SCHEDULE_PAUSED = "schedule_paused"
+    SCHEDULE_RESUMED = "schedule_resumed"
+    RUN_FINISH_REJECTED = "run_finish_rejected"
+    RUN_LOST = "run_lost"
 
 
 class LogEvent(StrEnum):
@@ -91,6 +98,17 @@ class LogEvent(StrEnum):
     BEAT_REPLACED_FROZEN = "the elected beat is frozen; it was replaced"
     WORKER_CRASHED = "worker has no database session left"
     CRASH_SIGNAL_OFF = "session locks do not hold here (a pooler?); crash detection falls back to heartbeats"
+    RUN_STARTED = "run started"
+    RUN_SUCCEEDED = "run succeeded"
+    RUN_FAILED = "run failed"
+    RUN_TIMED_OUT = "run timed out; what its job still does is not heard"
+    RUN_TAKEN_AWAY = "run is no longer this worker's"
+    RUN_MESSAGE_DROPPED = "run_job message dropped"
+    JOBS_STUCK = "jobs do not heed their end and fill every slot; no more runs are claimed"
+    JOBS_DRAINING = "waiting for running jobs to end"
+    JOBS_LEFT = "jobs did not end in time; they end with this worker"
+    HINTS_FAILED = "messages about due runs could not be sent; workers find these by themselves"
+    BEAT_ONCE_FAILED = "tick of a beat entry could not be enqueued"
     METRICS_SERVED = "metrics served"
     METRICS_OFF = "metrics port cannot be used; this worker serves none"
     TABS_LEFT_OUT = "Flower's navigation is not as expected; the tabs of feedq are left out"
@@ -172,6 +190,25 @@ FEEDS_UNPLACED = Gauge(
     ["reason"],
     registry=REGISTRY,
 )
+RUNS_FIRED = Counter(
+    "feedq_runs_fired", "Runs that came due, of ticks that this worker fired", registry=REGISTRY
+)
+HINTS_SENT = Counter("feedq_hints_sent", "Messages sent about runs that are due", registry=REGISTRY)
+RUNS_ENDED = Counter(
+    "feedq_runs_ended", "Attempts of runs that ended on this worker, by how", ["state"], registry=REGISTRY
+)
+RUN_WAIT_SECONDS = Histogram(
+    "feedq_run_wait_seconds",
+    "From the moment a run fell due to its start",
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600),
+    registry=REGISTRY,
+)
+JOB_SLOTS = Gauge(
+    "feedq_job_slots",
+    "Job slots of this worker: `free`, `busy`, and threads of jobs that did not heed their end, `stuck`",
+    ["state"],
+    registry=REGISTRY,
+)
 
 # Up to the *last* @ before white space or the next URL: people forget to encode the @ of their passwords, and
 # it is better to hide too much than to show half of one.
@@ -210,6 +247,8 @@ def configure_logging(settings: Settings, *, quiet_tasks: Collection[str] = ()) 
     ``quiet_tasks`` say themselves what they do: Celery's two lines about each run would only be volume.
     """
     shared: list[Any] = [
+        # What is bound while the code of a job runs: also to the lines that it writes by itself.
+        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -7,6 +7,7 @@ import json
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tests.cluster import wait_until
@@ -59,7 +60,16 @@ class Flower:
             return False
 
     def get(self, path: str, *, login: str = "") -> Answer:
-        request = urllib.request.Request(self.base + path)
+        return self._ask(urllib.request.Request(self.base + path), login)
+
+    def post(
+        self, path: str, body: str = "", *, login: str = "", headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        request = urllib.request.Request(self.base + path, data=body.encode(), headers=dict(headers or {}))
+        return self._ask(request, login)
+
+    @staticmethod
+    def _ask(request: urllib.request.Request, login: str) -> Answer:
         if login:
             request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
         try:

@@ -37,6 +37,7 @@ SECTIONS = {
     "job_slots": "The worker",
     "flush_interval_s": "Writing to the sink",
     "tenant_limits": "What feeds may do",
+    "imports": "Schedules",
     "backoff_base_s": "Reconnecting",
     "log_level": "Log",
 }

@@ -63,6 +63,14 @@ class Tenant(Protocol):
     def load(self) -> Load: ...
 
 
+class Companion(Protocol):
+    """Who else lives under the worker session. Called from the keeper's threads; must not block."""
+
+    def gone(self) -> None: ...
+
+    def summoned(self) -> None: ...
+
+
 class Keeper:
     """The lease of one worker process, through as many worker sessions as it takes."""
 
@@ -77,6 +85,7 @@ class Keeper:
         rng: Random,
     ) -> None:
         self._store, self._new_worker, self._tenant = store, new_worker, tenant
+        self.companion: Companion | None = None
         self._settings, self._clock = settings, clock
         self._heartbeat_s = max(settings.heartbeat_s, HEARTBEAT_MIN_S)
         self._lock = RLock()
@@ -218,6 +227,8 @@ class Keeper:
         with self._lock:
             self._suspended = True
         self._tenant.gone()
+        if self.companion is not None:
+            self.companion.gone()
         self._drop_session()
         self.register()
 
@@ -314,10 +325,10 @@ class Keeper:
                 pause_s = RETRY_FIRST_S
                 try:
                     # Something may have been asked before we listened.
-                    self._tenant.summoned()
+                    self._summoned()
                     while not self._stopping.is_set() and self.worker is worker:
                         if listener.wait(LISTEN_S):
-                            self._tenant.summoned()
+                            self._summoned()
                 finally:
                     with self._lock:
                         self._listener = None
@@ -330,6 +341,11 @@ class Keeper:
                 logger.exception(LogEvent.UNEXPECTED, where="listener")
                 self._lost("listener", error)
                 self._stopping.wait(RETRY_MAX_S)
+
+    def _summoned(self) -> None:
+        self._tenant.summoned()
+        if self.companion is not None:
+            self.companion.summoned()
 
     def _guard(self) -> None:
         while not self._stopping.is_set():

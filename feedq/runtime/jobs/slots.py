@@ -1,0 +1,375 @@
+"""The job slots of a worker: claims runs as long as there is room, and runs each in a thread of its own.
+
+One thread talks to the database about runs, for the whole worker, and does in turn: end what is past its
+time-out, tell how attempts have ended (all that gathered, in one call), ask which were taken away, and claim as
+many runs as there are free slots. It is woken by a hint, by a slot that becomes free, or by the time.
+
+* **Killed or frozen at any point**: the rows say what runs here. They are freed when the worker is declared
+  gone, and what this process says afterwards matches no fence.
+* **The answer to a claim is lost**: before the next claim the database is asked what it thinks runs here. What
+  has a fence above all that were heard of was claimed and never begun: it is given back.
+* **The database is away**: ends wait and are told again, before anything is claimed. What ended under a session
+  that is gone is not told at all.
+* **A job does not heed its end** (timed out, cancelled, taken away): its run has ended all the same, and its
+  thread is *stuck*. A stuck thread takes no slot, until there are as many of them as slots: then nothing more
+  is claimed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from threading import Condition, Thread
+from time import monotonic
+from typing import TypeAlias
+from uuid import UUID
+
+from feedq.errors import Unavailable
+from feedq.runtime.jobs.calling import Call, Outcome, perform
+from feedq.runtime.jobs.context import TIMED_OUT, RunContext
+from feedq.runtime.jobs.pace import Pace
+from feedq.runtime.jobs.share import Identity, Share
+from feedq.schedule.model import ClaimedRun, Finish, RunState
+from feedq.store.jobs.base import Offer, Runs
+from feedq.telemetry import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, log
+
+HINTS_MAX = 1_000
+"""Runs that the worker was told of and has not asked for yet; beyond, it learns of them by its own look."""
+CHECK_S = 2.0
+"""How often it is asked which runs were taken away, beside being rung for it."""
+RETRY_S = 0.25
+CLAIM_PAUSE_S = 0.01
+"""Between two claims that nobody asked for: what may start in a moment cannot become a loop without a pause."""
+
+logger = log(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """One claimed run in its thread."""
+
+    session_id: UUID
+    run: ClaimedRun
+    context: RunContext
+    is_decided: bool = False
+    """Whether its end was decided from outside; what its code does from now on is not heard."""
+
+
+Ended: TypeAlias = tuple[UUID, Finish]
+
+
+class Slots:
+    """Thread-safe. `start` it, `drain` it, `close` it."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        call: Call,
+        *,
+        count: int,
+        identity: Identity,
+        share: Callable[[], Share],
+        steal_after_s: float,
+    ) -> None:
+        self._runs, self._call = runs, call
+        self._count, self._steal_after_s = count, steal_after_s
+        self._identity, self._share = identity, share
+        self._changed = Condition()
+        self._attempts: set[Attempt] = set()
+        """Whose threads run, the stuck ones included."""
+        self._ended: deque[Ended] = deque()
+        """Ends that the database has not been told of."""
+        self._hints: dict[int, None] = {}
+        self._claim_at = self._check_at = self._retry_at = float("-inf")
+        self._is_stirred = self._is_draining = self._is_closed = False
+        self._last_fence = 0
+        """The highest that was heard of."""
+        self._in_doubt: UUID | None = None
+        """The session for which a claim was asked and its answer not heard."""
+        self._gone: UUID | None = None
+        """The session that was declared gone last."""
+        self._said_away = self._said_stuck = False
+        self._thread = Thread(target=self._serve, name="feedq-slots", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # -- what others say -----------------------------------------------------------------------------
+
+    def hint(self, run_ids: Iterable[int]) -> None:
+        """These may be started now, it is said."""
+        with self._changed:
+            for run_id in run_ids:
+                if len(self._hints) < HINTS_MAX:
+                    self._hints[run_id] = None
+            self._claim_at = float("-inf")
+            self._stir()
+
+    def ring(self) -> None:
+        """Something has changed: a run was taken away, or triggered."""
+        with self._changed:
+            self._check_at = self._claim_at = float("-inf")
+            self._stir()
+
+    def gone(self, session_id: UUID) -> None:
+        """Declared gone: whatever runs under this session is somebody else's business by now."""
+        with self._changed:
+            self._gone = session_id
+            self._ended = deque(ended for ended in self._ended if ended[0] != session_id)
+            for attempt in self._attempts:
+                if attempt.session_id == session_id:
+                    self._decide(attempt, "its worker was declared gone")
+            self._stir()
+
+    def drain(self) -> None:
+        """Claim nothing more. Safe in a signal handler: it takes no lock, and wakes nobody."""
+        self._is_draining = True
+
+    def cancel_all(self, why: str) -> None:
+        """Tell every job to stop, and hear of none of them again."""
+        with self._changed:
+            for attempt in self._attempts:
+                self._decide(attempt, why)
+            self._stir()
+
+    def close(self, *, timeout_s: float) -> None:
+        """End the thread. Jobs that still run end with the process."""
+        with self._changed:
+            self._is_closed = True
+            self._stir()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @property
+    def running(self) -> int:
+        """Attempts under way, the stuck ones left out."""
+        with self._changed:
+            return self._count_running()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs and the database was told of everything."""
+        with self._changed:
+            return not self._ended and not self._count_running()
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether more may have been claimed than was heard of."""
+        return self._in_doubt is not None
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._ended and not self._count_running(), max(timeout_s, 0.0)
+            )
+
+    def _stir(self) -> None:
+        self._is_stirred = True
+        self._changed.notify_all()
+
+    def _count_running(self) -> int:
+        return sum(not attempt.is_decided for attempt in self._attempts)
+
+    @staticmethod
+    def _decide(attempt: Attempt, why: str) -> None:
+        attempt.is_decided = True
+        attempt.context.cancel(why)
+
+    # -- the job's thread ----------------------------------------------------------------------------
+
+    def _live(self, attempt: Attempt) -> None:
+        outcome = perform(self._runs, attempt.session_id, attempt.run, attempt.context, self._call)
+        with self._changed:
+            self._attempts.discard(attempt)
+            if not attempt.is_decided and outcome.finish is not None:
+                self._note(attempt.session_id, outcome)
+            # A slot is free, and maybe the way for another run of the schedule or queue.
+            self._claim_at = float("-inf")
+            self._stir()
+
+    def _note(self, session_id: UUID, outcome: Outcome) -> None:
+        assert outcome.finish is not None
+        if outcome.is_told:
+            RUNS_ENDED.labels(outcome.finish.state.value).inc()
+        else:
+            self._ended.append((session_id, outcome.finish))
+
+    # -- the thread that talks to the database -------------------------------------------------------
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                if not self._is_stirred:
+                    self._changed.wait(self._pause_s())
+                if self._is_closed:
+                    return
+                self._is_stirred = False
+            if monotonic() < self._retry_at:
+                continue
+            try:
+                self.turn()
+            except Unavailable as error:
+                if not self._said_away:
+                    logger.warning(LogEvent.DATABASE_AWAY, where="jobs", error=str(error))
+                self._said_away = True
+                self._again_later()
+            except Exception:
+                logger.exception(LogEvent.UNEXPECTED, where="jobs")
+                self._again_later()
+            else:
+                self._said_away = False
+            with self._changed:
+                self._changed.notify_all()  # for `wait_idle`
+
+    def _again_later(self) -> None:
+        with self._changed:
+            # Whatever was under way is asked again: a look that was not answered was none.
+            self._claim_at = self._check_at = float("-inf")
+            self._retry_at = monotonic() + RETRY_S
+
+    def _pause_s(self) -> float:
+        now = monotonic()
+        if now < self._retry_at:
+            return self._retry_at - now
+        wanted = [now + CHECK_S]
+        if running := [attempt for attempt in self._attempts if not attempt.is_decided]:
+            wanted += [self._check_at, *(attempt.context.ends_at for attempt in running)]
+        if self._room() > 0:
+            wanted.append(self._claim_at)
+        return max(0.0, min(wanted) - now)
+
+    def turn(self) -> None:
+        """All that is to be done by now. Raises `Unavailable` when the database does not let us: nothing
+        is claimed before it was told of what has ended."""
+        self._time_out()
+        self._tell()
+        self._ask_what_was_taken_away()
+        self._give_back()
+        self._claim()
+        self._show()
+
+    def _time_out(self) -> None:
+        with self._changed:
+            for attempt in self._attempts:
+                if not attempt.is_decided and attempt.context.is_overdue:
+                    self._decide(attempt, TIMED_OUT)
+                    run, limit_s = attempt.run, attempt.run.job.timeout_s
+                    said = "timed out" if limit_s is None else f"timed out after {limit_s:g} s"
+                    finish = Finish(run.id, run.fence, RunState.TIMED_OUT, said)
+                    self._ended.append((attempt.session_id, finish))
+                    logger.warning(LogEvent.RUN_TIMED_OUT, run=run.correlation_id, task=run.job.task)
+
+    def _tell(self) -> None:
+        """Tell how attempts ended, all that have. Those of which it is not answered stay."""
+        with self._changed:
+            told = list(self._ended)
+        for session_id in dict.fromkeys(session_id for session_id, _ in told):
+            finishes = [finish for its_id, finish in told if its_id == session_id]
+            try:
+                matched = set(self._runs.finish(session_id, finishes))
+            except Unavailable:
+                raise
+            except Exception:
+                # One that cannot be stored must not keep the others from being told: the time-out ends its run.
+                logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[f.run_id for f in finishes])
+                matched = set()
+            self._heard(session_id, finishes, matched)
+
+    def _heard(self, session_id: UUID, finishes: list[Finish], matched: set[int]) -> None:
+        with self._changed:
+            done = {(session_id, finish.run_id, finish.fence) for finish in finishes}
+            self._ended = deque(e for e in self._ended if (e[0], e[1].run_id, e[1].fence) not in done)
+        for state, count in Counter(f.state for f in finishes if f.run_id in matched).items():
+            if state.is_final:
+                RUNS_ENDED.labels(state.value).inc(count)
+        if rejected := [finish.run_id for finish in finishes if finish.run_id not in matched]:
+            logger.warning(LogEvent.RUN_TAKEN_AWAY, runs=rejected, why="its end was rejected")
+
+    def _ask_what_was_taken_away(self) -> None:
+        with self._changed:
+            asked = [attempt for attempt in self._attempts if not attempt.is_decided]
+            if monotonic() < self._check_at or not asked:
+                return
+            # Before the question: what is rung for during it is asked once more.
+            self._check_at = monotonic() + CHECK_S
+        for session_id in {attempt.session_id for attempt in asked}:
+            mine = {a.run.id: a for a in asked if a.session_id == session_id}
+            taken = self._runs.taken_away(session_id, {i: a.run.fence for i, a in mine.items()})
+            with self._changed:
+                for attempt in (mine[run_id] for run_id in taken):
+                    if attempt in self._attempts and not attempt.is_decided:
+                        self._decide(attempt, "it was cancelled, or taken away from this worker")
+                        logger.info(LogEvent.RUN_TAKEN_AWAY, run=attempt.run.correlation_id, why="cancelled")
+
+    def _room(self) -> int:
+        stuck = len(self._attempts) - self._count_running()
+        if self._is_draining or stuck >= max(self._count, 1):
+            return 0
+        return self._count - self._count_running()
+
+    def _claim(self) -> None:
+        with self._changed:
+            room = self._room()
+            session_id = self._identity()
+            if room <= 0 or monotonic() < self._claim_at:
+                return
+            share = self._share()
+            self._claim_at = monotonic() + Pace(share.workers).poll_s
+            if session_id is None or session_id == self._gone:
+                return
+            hints = tuple(self._hints)
+            self._hints.clear()
+        self._in_doubt = session_id
+        offer = Offer(session_id, room, share.mine, self._steal_after_s, hints)
+        granted = self._runs.claim(offer)
+        self._in_doubt = None
+        for run in granted.runs:
+            self._begin(session_id, run)
+        if granted.next_in_s is not None:
+            soon = monotonic() + max(granted.next_in_s, CLAIM_PAUSE_S)
+            with self._changed:
+                self._claim_at = min(self._claim_at, soon)
+
+    def _give_back(self) -> None:
+        """What was claimed and never heard of, before anything else is claimed, or the worker leaves."""
+        session_id = self._in_doubt
+        if session_id is not None and session_id != self._gone:
+            held = self._runs.held(session_id)
+            unheard = [Finish(i, f, RunState.WAITING) for i, f in held.items() if f > self._last_fence]
+            if unheard:
+                self._runs.finish(session_id, unheard)
+                self._last_fence = max(finish.fence for finish in unheard)
+        self._in_doubt = None
+
+    def _begin(self, session_id: UUID, run: ClaimedRun) -> None:
+        self._last_fence = max(self._last_fence, run.fence)
+        RUN_WAIT_SECONDS.observe(max(run.waited_s, 0.0))
+        attempt = Attempt(session_id, run, RunContext(run))
+        # A daemon: what is stuck must not keep the process from leaving.
+        thread = Thread(target=self._live, args=(attempt,), name=f"feedq-run-{run.id}", daemon=True)
+        with self._changed:
+            if session_id == self._gone:
+                return  # while the answer was under way
+            if self._is_draining:
+                self._ended.append((session_id, Finish(run.id, run.fence, RunState.WAITING)))
+                return
+            self._attempts.add(attempt)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.error(LogEvent.UNEXPECTED, where="jobs", error=str(error), run=run.correlation_id)
+            with self._changed:
+                self._attempts.discard(attempt)
+                self._ended.append((session_id, Finish(run.id, run.fence, RunState.WAITING)))
+
+    def _show(self) -> None:
+        with self._changed:
+            running = self._count_running()
+            stuck = len(self._attempts) - running
+        JOB_SLOTS.labels("busy").set(running)
+        JOB_SLOTS.labels("stuck").set(stuck)
+        JOB_SLOTS.labels("free").set(max(self._count - running, 0))
+        if stuck >= max(self._count, 1) and not self._said_stuck:
+            logger.error(LogEvent.JOBS_STUCK, threads=stuck, slots=self._count)
+        self._said_stuck = stuck >= max(self._count, 1)

@@ -1,0 +1,165 @@
+"""The ticker: every worker has one, and none of them matters.
+
+It fires what is due, and does now and then what somebody has to do: end runs of workers that are gone and runs
+past their time-out, ask who else runs jobs, delete old history. All of it is decided and bounded in the
+database; that many do it at once costs a look, and that one of them dies costs nothing.
+
+A look that fired something says so at once: to the slots of this worker, where its own segments are concerned,
+and to other workers by a message. The broker is spoken to on a thread of its own (`feedq.runtime.jobs.hints`):
+one that is away must not delay the next tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from threading import Event, Thread
+from time import monotonic
+
+from feedq.errors import Unavailable
+from feedq.runtime.jobs.hints import Note, Notes, Reminder
+from feedq.runtime.jobs.pace import POLL_S, Pace
+from feedq.runtime.jobs.share import Identity, Share
+from feedq.schedule.model import Hint
+from feedq.store.jobs.base import Runs
+from feedq.telemetry import RUNS_FIRED, LogEvent, log
+
+FIRED_PER_LOOK = 500
+"""Schedules that one look fires. More of them make its transaction longer, and others have to wait for its
+rows."""
+LOOKS_IN_A_ROW = 20
+"""While there is more to fire; then the other duties have their turn."""
+EXPIRED_PER_LOOK = 1_000
+TRIM_INTERVAL_S = 60.0
+TRIM_AGAIN_S = 1.0
+"""When there was more to delete than one does."""
+TRIMMED_PER_LOOK = 5_000
+REMIND_INTERVAL_S = 1.0
+"""On Celery's own pools: how often it looks which runs wait for a message."""
+AWAY_S = 0.5
+
+logger = log(__name__)
+
+
+@dataclass(slots=True)
+class _Duty:
+    """Something to do at intervals."""
+
+    do: Callable[[], float]
+    """Does it, and says when to do it again."""
+    at: float = float("-inf")
+
+
+class Ticker:
+    """One worker's part in firing. `share` may be read from any thread."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        *,
+        identity: Identity,
+        notes: Notes,
+        tell_us: Callable[[Sequence[Hint]], None],
+        retention_days: int,
+        reminder: Reminder | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """``tell_us`` hears of runs of our own segments."""
+        self._runs, self._identity = runs, identity
+        self._notes, self._tell_us, self._reminder = notes, tell_us, reminder
+        self._retention_days = retention_days
+        self._rng = rng or Random()
+        self.share = Share()
+        self._stopping = Event()
+        # Who is there comes first: what is fired is told to them.
+        self._duties = [_Duty(self._meet), _Duty(self._expire), _Duty(self._trim)]
+        if reminder is not None:
+            self._duties.append(_Duty(self._remind))
+        self._duties[2].at = monotonic() + self._rng.uniform(0.1, 1.0) * TRIM_INTERVAL_S
+        self._thread = Thread(target=self._run, name="feedq-ticker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, *, timeout_s: float) -> None:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def look(self) -> float:
+        """Fire what is due and do what is to be done by now. Returns for how long to sleep. Raises
+        `Unavailable`."""
+        self._attend(self._duties[:1])
+        next_in_s = self._fire()
+        self._attend(self._duties[1:])
+        # Since that answer the duties have taken their time.
+        fired_at = self._fired_at
+        pause_s = Pace(self.share.workers).next_look_s(next_in_s, rng=self._rng)
+        return max(0.0, fired_at + pause_s - monotonic())
+
+    # -- the duties ----------------------------------------------------------------------------------
+
+    _fired_at = float("-inf")
+
+    def _fire(self) -> float | None:
+        for _ in range(LOOKS_IN_A_ROW):
+            fired = self._runs.fire_due(limit=FIRED_PER_LOOK)
+            self._fired_at = monotonic()
+            if fired.hints:
+                RUNS_FIRED.inc(len(fired.hints))
+                self._spread(fired.hints)
+            if not fired.more or self._stopping.is_set():
+                return fired.next_in_s
+        return 0.0
+
+    def _spread(self, hints: Sequence[Hint]) -> None:
+        ours, theirs = self.share.sort(hints)
+        if ours:
+            self._tell_us(ours)
+        for worker, its_hints in theirs.items():
+            self._notes.put([Note(worker.queue, hint.run_id, hint.attempt) for hint in its_hints])
+
+    def _attend(self, duties: Sequence[_Duty]) -> None:
+        for duty in duties:
+            if monotonic() >= duty.at:
+                # Spread over the fleet: workers that were started together do not meet here for ever.
+                duty.at = monotonic() + duty.do() * self._rng.uniform(0.75, 1.0)
+
+    def _meet(self) -> float:
+        self.share = Share.of(self._runs.workers(), self._identity())
+        return Pace(self.share.workers).poll_s
+
+    def _expire(self) -> float:
+        expired = self._runs.expire(limit=EXPIRED_PER_LOOK)
+        return POLL_S if expired >= EXPIRED_PER_LOOK else Pace(self.share.workers).poll_s
+
+    def _trim(self) -> float:
+        trimmed = self._runs.trim(older_than_days=self._retention_days, limit=TRIMMED_PER_LOOK)
+        return (
+            TRIM_AGAIN_S if trimmed >= TRIMMED_PER_LOOK else TRIM_INTERVAL_S * max(1, self.share.workers / 10)
+        )
+
+    def _remind(self) -> float:
+        assert self._reminder is not None
+        session_id = self._identity()
+        if session_id is not None:
+            self._reminder.look(session_id, self.share)
+        return REMIND_INTERVAL_S
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_away = False
+        while not self._stopping.is_set():
+            try:
+                pause_s = self.look()
+                is_away = False
+            except Unavailable as error:
+                if not is_away:
+                    logger.warning(LogEvent.DATABASE_AWAY, where="ticker", error=str(error))
+                is_away, pause_s = True, AWAY_S * self._rng.uniform(0.5, 1.0)
+            except Exception:
+                logger.exception(LogEvent.UNEXPECTED, where="ticker")
+                pause_s = AWAY_S
+            self._stopping.wait(pause_s)

@@ -1,0 +1,355 @@
+"""Jobs on a schedule, on real workers: once per tick, and what becomes of each kind of end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedq.schedule.model import Every, Job, Overlap, Retries, RunState, ScheduleSpec, Semantics
+from feedq.store.jobs.base import Schedules
+from feedq.store.postgresql import PostgresStore
+from tests import jobs_under_test
+from tests.cluster import Cluster, wait_until
+from tests.node import Node
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(150)]
+
+LIMIT_S = 30.0
+IMPORTS = {"FEEDQ_IMPORTS": "tests.jobs_under_test"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Cluster]:
+    with Cluster(tmp_path, database_url=database_url, broker_url=broker_url, env=IMPORTS) as made:
+        made.sql(jobs_under_test.TABLE)
+        yield made
+
+
+@pytest.fixture
+def schedules(cluster: Cluster) -> Iterator[Schedules]:
+    store = PostgresStore(cluster.database_url)
+    yield store.jobs.schedules
+    store.close()
+
+
+def never(name: str, job: Job, **policies: Any) -> ScheduleSpec:
+    """A schedule that runs when it is triggered only."""
+    return ScheduleSpec(
+        name, Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12)), job, **policies
+    )
+
+
+def effects(cluster: Cluster, schedule: str, what: str | None = None) -> list[dict[str, Any]]:
+    rows = cluster.sql("SELECT * FROM effect WHERE schedule = %s ORDER BY id", (schedule,))
+    return [row for row in rows if what is None or row["what"] == what]
+
+
+def runs(cluster: Cluster, schedule: str) -> list[dict[str, Any]]:
+    sql = "SELECT r.* FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id WHERE s.name = %s"
+    return cluster.sql(f"{sql} ORDER BY r.id", (schedule,))
+
+
+def wait_state(
+    cluster: Cluster, schedule: str, *states: RunState, limit_s: float = LIMIT_S
+) -> dict[str, Any]:
+    """The newest run of the schedule, once it is in one of these states."""
+    wait_until(
+        lambda: [row for row in runs(cluster, schedule)[-1:] if row["state"] in states],
+        limit_s=limit_s,
+        what=lambda: f"{schedule} {states}: {runs(cluster, schedule)}\n" + logs(cluster),
+    )
+    return runs(cluster, schedule)[-1]
+
+
+def wait_effect(cluster: Cluster, schedule: str, what: str) -> dict[str, Any]:
+    wait_until(
+        lambda: effects(cluster, schedule, what),
+        limit_s=LIMIT_S,
+        what=lambda: f"{schedule}: {what}\n" + logs(cluster),
+    )
+    return effects(cluster, schedule, what)[-1]
+
+
+def logs(cluster: Cluster) -> str:
+    return "\n".join(f"--- {name}\n{node.text()[-3000:]}" for name, node in cluster.workers.items())
+
+
+def test_every_tick_runs_once_on_whichever_worker(cluster: Cluster, schedules: Schedules) -> None:
+    cluster.add_worker("w1")
+    cluster.add_worker("w2")
+    for n in range(6):
+        schedules.add(ScheduleSpec(f"tick-{n}", Every(1.0), Job("tests.note")))
+    wait_until(
+        lambda: all(len(effects(cluster, f"tick-{n}")) >= 8 for n in range(6)),
+        limit_s=LIMIT_S,
+        what=lambda: logs(cluster),
+    )
+    for n in range(6):
+        schedules.pause(f"tick-{n}")
+    wait_until(
+        lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE state IN ('waiting', 'running')"),
+        limit_s=LIMIT_S,
+        what="all has ended",
+    )
+    workers: set[int] = set()
+    for n in range(6):
+        rows = runs(cluster, f"tick-{n}")
+        ticks = [row["tick_at"] for row in rows]
+        assert {later - tick for tick, later in pairwise(ticks)} == {timedelta(seconds=1)}
+        assert {row["state"] for row in rows} == {"succeeded"}
+        done = Counter(row["key"] for row in effects(cluster, f"tick-{n}"))
+        assert done == {row["key"]: 1 for row in rows}
+        workers |= {row["pid"] for row in effects(cluster, f"tick-{n}")}
+    assert len(workers) == 2, "both take part"
+
+
+def test_a_job_is_told_of_its_run(cluster: Cluster, schedules: Schedules) -> None:
+    node = cluster.add_worker("w1")
+    schedules.add(never("acme/report", Job("tests.note", kwargs={"what": "told"}, timeout_s=60.0)))
+    schedules.trigger("acme/report", key="by hand")
+    row = wait_effect(cluster, "acme/report", "told")
+    run = wait_state(cluster, "acme/report", RunState.SUCCEEDED)
+    assert row["request_id"] == "acme/report/by hand"
+    assert (row["key"], row["kind"], row["task"]) == ("by hand", "trigger", "tests.note")
+    assert (row["attempt"], row["fence"]) == (1, run["fence"])
+    assert (row["tick_at"], row["due_at"]) == (run["tick_at"], run["due_at"])
+    assert 50 < row["remaining_s"] <= 60
+    assert row["pid"] == node.pid
+
+
+def test_what_a_transactional_job_writes_is_there_with_its_success_and_not_before(
+    cluster: Cluster, schedules: Schedules
+) -> None:
+    cluster.add_worker("w1")
+    job = Job(
+        "tests.transfer",
+        (2,),
+        semantics=Semantics.TRANSACTIONAL,
+        retries=Retries(limit=3, first_s=0.1, factor=1.0),
+    )
+    schedules.add(never("transfer", job))
+    schedules.trigger("transfer")
+    run = wait_state(cluster, "transfer", RunState.SUCCEEDED, RunState.FAILED)
+    assert (run["state"], run["attempt"]) == ("succeeded", 3)
+    assert [row["attempt"] for row in effects(cluster, "transfer")] == [3]
+
+
+def test_a_failure_says_why_and_shows_no_password(cluster: Cluster, schedules: Schedules) -> None:
+    node = cluster.add_worker("w1")
+    schedules.add(never("fails", Job("tests.fail")))
+    schedules.add(never("unknown", Job("tests.no_such_task")))
+    schedules.trigger("fails")
+    schedules.trigger("unknown")
+    run = wait_state(cluster, "fails", RunState.FAILED)
+    assert run["reason"] == "ConnectionError: no route to postgresql://user:***@host/db"
+    reason = wait_state(cluster, "unknown", RunState.FAILED)["reason"]
+    assert "tests.no_such_task" in reason
+    assert "FEEDQ_IMPORTS" in reason
+    assert "tests.jobs_under_test" in reason
+    (line,) = [e for e in node.events("run failed") if e["run"].startswith("fails/")]
+    assert line["attempt"] == 1
+    assert line["fence"] == run["fence"]
+    assert "hunter2" not in node.text()
+
+
+def test_a_cancelled_run_ends_at_once_and_its_job_is_told(cluster: Cluster, schedules: Schedules) -> None:
+    cluster.add_worker("w1")
+    schedules.add(never("slow", Job("tests.slow", (60.0,))))
+    run = schedules.trigger("slow")
+    wait_effect(cluster, "slow", "begun")
+    schedules.cancel_run(run.id)
+    wait_effect(cluster, "slow", "told to stop")
+    assert wait_state(cluster, "slow", RunState.CANCELLED)["reason"] == "cancelled by hand"
+    assert cluster.sql("SELECT 1 FROM feedq.event WHERE kind = 'run_finish_rejected'") == []
+
+
+def test_a_run_past_its_time_out_is_over_whatever_its_job_does(
+    cluster: Cluster, schedules: Schedules
+) -> None:
+    cluster.add_worker("w1", env={"FEEDQ_JOB_SLOTS": "1"})
+    schedules.add(never("deaf", Job("tests.deaf", (10.0,), timeout_s=1.0)))
+    schedules.add(never("next", Job("tests.note")))
+    schedules.trigger("deaf")
+    wait_effect(cluster, "deaf", "begun")
+    run = wait_state(cluster, "deaf", RunState.TIMED_OUT)
+    assert run["reason"] == "timed out after 1 s"
+    assert effects(cluster, "deaf", "ended") == []
+    # Its thread goes on; with one slot that is as many as are tolerated, until it ends.
+    schedules.trigger("next")
+    wait_state(cluster, "next", RunState.SUCCEEDED)
+    assert effects(cluster, "deaf", "ended") != []
+    assert wait_state(cluster, "deaf", RunState.TIMED_OUT)["state"] == "timed_out"
+
+
+def test_a_worker_that_is_told_to_stop_lets_its_job_end(cluster: Cluster, schedules: Schedules) -> None:
+    node = cluster.add_worker("w1")
+    schedules.add(never("slow", Job("tests.slow", (4.0,))))
+    schedules.add(never("later", Job("tests.note")))
+    schedules.trigger("slow")
+    wait_effect(cluster, "slow", "begun")
+    node.signal(signal.SIGTERM)
+    wait_until(
+        lambda: cluster.sql("SELECT 1 FROM feedq.worker WHERE state = 'draining'"),
+        limit_s=10,
+        what="draining",
+    )
+    schedules.trigger("later")
+    assert node.wait(LIMIT_S) == 0, node.text()[-4000:]
+    assert wait_state(cluster, "slow", RunState.SUCCEEDED)["attempt"] == 1
+    assert effects(cluster, "slow", "ended") != []
+    assert [row["state"] for row in runs(cluster, "later")] == ["waiting"]
+
+
+@pytest.mark.parametrize(
+    ("semantics", "state"), [(Semantics.AT_MOST_ONCE, "lost"), (Semantics.AT_LEAST_ONCE, "succeeded")]
+)
+def test_a_job_that_does_not_end_in_time_ends_with_its_worker(
+    cluster: Cluster, schedules: Schedules, semantics: Semantics, state: str
+) -> None:
+    node = cluster.add_worker("w1", env={"FEEDQ_JOB_DRAIN_S": "1"})
+    schedules.add(never("slow", Job("tests.slow", (6.0,), semantics=semantics)))
+    schedules.trigger("slow")
+    wait_effect(cluster, "slow", "begun")
+    began = node.signal(signal.SIGTERM)
+    assert node.wait(LIMIT_S) == 0, node.text()[-4000:]
+    assert time.monotonic() - began < 6.0
+    cluster.add_worker("w2")
+    run = wait_state(cluster, "slow", RunState.LOST, RunState.SUCCEEDED)
+    assert run["state"] == state
+    assert len(effects(cluster, "slow", "begun")) == (1 if state == "lost" else 2)
+
+
+def test_who_insists_is_not_kept_waiting_by_a_job(cluster: Cluster, schedules: Schedules) -> None:
+    node = cluster.add_worker("w1")
+    schedules.add(never("slow", Job("tests.deaf", (25.0,))))
+    schedules.trigger("slow")
+    wait_effect(cluster, "slow", "begun")
+    began = node.signal(signal.SIGTERM)
+    wait_until(lambda: node.events("waiting for running jobs to end"), limit_s=10, what="it waits")
+    wait_until(lambda: time.monotonic() - began > 1.5, limit_s=5, what="not the same signal twice")
+    assert node.is_running()
+    again = node.signal(signal.SIGTERM)
+    node.wait(LIMIT_S)
+    assert time.monotonic() - again < 8.0
+    # Somebody else says so.
+    cluster.add_worker("w2")
+    assert wait_state(cluster, "slow", RunState.LOST)
+
+
+def test_a_worker_of_the_queue_jobs_runs_jobs_and_holds_no_feeds(
+    cluster: Cluster, schedules: Schedules
+) -> None:
+    cluster.add_worker("w1", "-Q", "jobs", capacity=3)
+    (row,) = cluster.sql("SELECT capacity, job_slots FROM feedq.worker WHERE state = 'active'")
+    assert row == {"capacity": 0, "job_slots": 3}
+    schedules.add(never("slow", Job("tests.slow", (2.0,)), overlap=Overlap.ALLOW_ALL))
+    for _ in range(4):
+        schedules.trigger("slow")
+    wait_until(
+        lambda: len(effects(cluster, "slow", "begun")) >= 3, limit_s=LIMIT_S, what=lambda: logs(cluster)
+    )
+    assert len([row for row in runs(cluster, "slow") if row["state"] == "waiting"]) == 1
+    wait_until(
+        lambda: len(effects(cluster, "slow", "ended")) == 4, limit_s=LIMIT_S, what=lambda: logs(cluster)
+    )
+
+
+@pytest.mark.parametrize("pool", ["threads", "prefork"])
+def test_jobs_run_on_celerys_own_pools(cluster: Cluster, schedules: Schedules, pool: str) -> None:
+    node = cluster.add_worker("w1", "-P", pool, capacity=3)
+    schedules.add(ScheduleSpec("tick", Every(1.0), Job("tests.note")))
+    schedules.add(never("slow", Job("tests.slow", (60.0,))))
+    schedules.add(never("deaf", Job("tests.deaf", (4.0,), timeout_s=1.0)))
+    wait_until(lambda: len(effects(cluster, "tick")) >= 4, limit_s=LIMIT_S, what=lambda: logs(cluster))
+    run = schedules.trigger("slow")
+    wait_effect(cluster, "slow", "begun")
+    schedules.cancel_run(run.id)
+    wait_effect(cluster, "slow", "told to stop")
+    assert wait_state(cluster, "slow", RunState.CANCELLED)
+    schedules.trigger("deaf")
+    assert wait_state(cluster, "deaf", RunState.TIMED_OUT)
+    schedules.pause("tick")
+    wait_state(cluster, "tick", RunState.SUCCEEDED)
+    done = Counter(row["key"] for row in effects(cluster, "tick"))
+    assert done == {row["key"]: 1 for row in runs(cluster, "tick")}
+    wait_effect(cluster, "deaf", "ended")
+    schedules.add(never("last", Job("tests.slow", (3.0,))))
+    schedules.trigger("last")
+    wait_effect(cluster, "last", "begun")
+    node.signal(signal.SIGTERM)
+    assert node.wait(LIMIT_S) == 0, node.text()[-4000:]
+    assert wait_state(cluster, "last", RunState.SUCCEEDED)
+
+
+BEAT_SCHEDULE = """
+import os
+from datetime import UTC, datetime, timedelta
+from celery import Celery
+
+SKEW = timedelta(seconds=float(os.environ["SKEW_S"]))
+Celery.now = lambda app: datetime.now(UTC) + SKEW
+
+beat_schedule = {
+    "close": {
+        "task": "tests.note",
+        "schedule": 2.0,
+        "kwargs": {"what": "closed"},
+        "options": {"feedq_once": True},
+    },
+}
+"""
+
+
+def test_two_plain_beats_whose_clocks_differ_double_nothing(cluster: Cluster) -> None:
+    cluster.add_worker("w1")
+    (cluster.directory / "beat_schedule.py").write_text(BEAT_SCHEDULE)
+    for name, skew_s in (("b1", "0"), ("b2", "130")):
+        state = cluster.directory / f"{name}.state"
+        argv = [sys.executable, "-m", "celery", "-A", "feedq", "beat", "-s", str(state), "--pidfile="]
+        cluster.beats[name] = Node(
+            name,
+            [*argv, "-S", "celery.beat.PersistentScheduler"],
+            env={**cluster.env, "SKEW_S": skew_s},
+            cwd=cluster.directory,
+            log=cluster.directory / f"{name}.log",
+        )
+        cluster.beats[name].start()
+    said = {
+        name: lambda node=node: node.text().count("Sending due task close")
+        for name, node in cluster.beats.items()
+    }
+    wait_until(
+        lambda: all(count() >= 5 for count in said.values()),
+        limit_s=LIMIT_S,
+        what=lambda: "\n".join(beat.text()[-3000:] for beat in cluster.beats.values()),
+    )
+    for beat in cluster.beats.values():
+        beat.end(grace_s=5)
+    wait_state(cluster, "beat:close", RunState.SUCCEEDED)
+    rows = runs(cluster, "beat:close")
+    assert {row["kind"] for row in rows} == {"beat"}
+    ticks = [row["tick_at"] for row in rows]
+    assert len(set(ticks)) == len(ticks)
+    # Both beats have sent five times: each tick once, and none between the first and the last left out.
+    assert len(ticks) < sum(count() for count in said.values())
+    assert {later - tick for tick, later in pairwise(sorted(ticks))} == {timedelta(seconds=2)}
+    assert all(tick.timestamp() % 2 == 0 for tick in ticks)
+    done = Counter(row["key"] for row in effects(cluster, "beat:close", "closed"))
+    assert done == {row["key"]: 1 for row in rows}
+    assert "Traceback" not in "".join(beat.text() for beat in cluster.beats.values())
+
+
+def test_a_module_that_is_not_there_ends_the_worker_with_a_sentence(cluster: Cluster) -> None:
+    node = cluster.add_worker("w1", env={"FEEDQ_IMPORTS": "tests.no_such_module"}, ready=False)
+    assert node.wait(LIMIT_S) != 0
+    assert "feedq: FEEDQ_IMPORTS: module 'tests.no_such_module' cannot be imported" in node.text()
+    assert "Traceback" not in node.text()

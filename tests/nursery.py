@@ -1,0 +1,259 @@
+"""Workers and beats that start in a tenth of the time: forked from a process that has imported everything.
+
+A fault test that ends a hundred workers would spend most of the machine on imports. `Nursery` is one process that
+imports what a worker does, all but the app itself, whose settings come from the environment, and then forks a
+child for each node, which goes on in Celery's own ``main`` as ``python -m celery`` does. From then on it is a
+process like any other: in a group of its own, killed and frozen by its own id, and gone when the tests are.
+
+::
+
+    with Nursery(directory) as nursery, ForkedCluster(directory, nursery=nursery, …) as cluster:
+        cluster.add_worker("w1")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.cluster import INHERITED, ROOT, Cluster
+from tests.node import Node
+
+IMPORTED = (
+    *(
+        "celery.__main__",
+        "celery.bin.celery",
+        "celery.apps.worker",
+        "celery.apps.beat",
+        "celery.worker.consumer",
+    ),
+    *(
+        "kombu.transport.redis",
+        "psycopg2.extras",
+        "sqlalchemy.dialects.postgresql.psycopg2",
+        "uvloop",
+        "rich.text",
+    ),
+    *("feedq.bootsteps", "feedq.beat", "feedq.web.hook", "feedq.runtime.jobs.solo", "feedq.store.postgresql"),
+)
+READY_S = 60.0
+FORK_S = 20.0
+PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """A forked process, with as much of `subprocess.Popen` as `Node` uses."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery = nursery
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        self._nursery.hear()
+        return self._nursery.ended.get(self.pid)
+
+    def wait(self, timeout: float) -> int:
+        end = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(0.005)
+        return status
+
+
+class Nursery:
+    """The process that forks; a context manager. Not thread-safe."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ended: dict[int, int] = {}
+        """The status of each child that has ended; of one that was killed, the signal's number, negative."""
+        self._log = directory / "nursery.log"
+        self._pids: list[int] = []
+        self._buffer = b""
+
+    def __enter__(self) -> Nursery:
+        env = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.nursery"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=env,
+                cwd=ROOT,
+                bufsize=0,
+            )
+        self._expect(1, READY_S)
+        self._pids.clear()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Its children die with it.
+        self._process.kill()
+        self._process.wait(10)
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def fork(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> Child:
+        order = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "log": str(log)}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._expect(1, FORK_S)
+        return Child(self, self._pids.pop())
+
+    def hear(self, timeout_s: float = 0.0) -> None:
+        """Take in what it has said by now."""
+        output = self._process.stdout
+        assert output is not None
+        while select.select([output], [], [], timeout_s)[0]:
+            data = os.read(output.fileno(), 65_536)
+            assert data, f"the nursery ended:\n{self._log.read_text()[-2000:]}"
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                said = json.loads(line)
+                if "ended" in said:
+                    self.ended[said["ended"]] = said["status"]
+                else:
+                    self.ended.pop(said["pid"], None)
+                    self._pids.append(said["pid"])
+            timeout_s = 0.0
+
+    def _expect(self, pids: int, limit_s: float) -> None:
+        end = time.monotonic() + limit_s
+        while len(self._pids) < pids:
+            assert time.monotonic() < end, f"the nursery is silent:\n{self._log.read_text()[-2000:]}"
+            self.hear(0.1)
+
+
+class ForkedNode(Node):
+    """A node whose process comes from a nursery."""
+
+    def __init__(self, nursery: Nursery, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._nursery = nursery
+
+    def start(self) -> None:
+        assert self._process is None or self._process.poll() is not None, f"{self.name} runs already"
+        # Without `python -m celery`.
+        self._process = self._nursery.fork(self.argv[3:], env=self.env, cwd=self.cwd, log=self.log)
+        self._frozen = False
+
+
+class ForkedCluster(Cluster):
+    """A cluster whose nodes are forked."""
+
+    def __init__(self, directory: Path, *, nursery: Nursery, **kwargs: Any) -> None:
+        self._nursery = nursery
+        super().__init__(directory, **kwargs)
+
+    def _node(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None, id: str = "") -> Node:
+        log = self.directory / f"{name}.log"
+        node = ForkedNode(
+            self._nursery, name, argv, env={**self.env, **(env or {})}, cwd=ROOT, log=log, id=id
+        )
+        node.start()
+        return node
+
+
+# -- in the process itself ---------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Fork a child for each order, and say when one has ended, until the orders end."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    _say(pid=os.getpid())
+    buffer = b""
+    while True:
+        ready, _, _ = select.select([0, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+        _reap()
+        if 0 in ready:
+            data = os.read(0, 65_536)
+            if not data:
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                _fork(json.loads(line))
+
+
+def _say(**what: int) -> None:
+    os.write(1, json.dumps(what).encode() + b"\n")
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            _say(ended=found[0], status=os.waitstatus_to_exitcode(found[1]))
+
+
+def _fork(order: Mapping[str, Any]) -> None:
+    pid = os.fork()
+    if pid:
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        _say(pid=pid)
+        return
+    status = 1
+    try:
+        _become(order)
+        sys.exit(importlib.import_module("celery.__main__").main())
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _become(order: Mapping[str, Any]) -> None:
+    """The process that was ordered, from its group to its arguments."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for target, source in ((0, nothing), (1, log), (2, log)):
+        os.dup2(source, target)
+    os.closerange(3, 64)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.chdir(order["cwd"])
+    sys.argv = ["celery", *order["argv"]]
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,256 @@
+"""Calling a Celery task as a run: what it sees, and what becomes of whatever it raises."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import structlog
+from celery import Celery, Task
+from celery.exceptions import Ignore, Reject, Retry
+
+from feedq import run_context
+from feedq.errors import InvalidInput
+from feedq.runtime.jobs.calling import REASON_MAX, Outcome, TaskCaller, import_jobs, perform
+from feedq.runtime.jobs.context import RunContext
+from feedq.schedule.model import ClaimedRun, Job, RunState, Semantics
+from feedq.settings import Settings
+from feedq.store.jobs.base import Offer
+from feedq.telemetry import configure_logging
+from tests.unit.job_runs import ME, MemoryRuns, claimed
+
+
+@pytest.fixture(autouse=True)
+def log_as_workers_do() -> Iterator[None]:
+    root = logging.getLogger()
+    level = root.level
+    configure_logging(Settings())
+    yield
+    root.handlers.clear()
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def app() -> Celery:
+    return Celery("test", set_as_current=False, broker="memory://")
+
+
+def call(app: Celery, run: ClaimedRun) -> Outcome:
+    return perform(MemoryRuns(), ME, run, RunContext(run), TaskCaller(app, ("acme.jobs",)))
+
+
+def outcome_of(app: Celery, body: Callable[..., object], **options: Any) -> Outcome:
+    app.task(name="task", shared=False, **options)(body)
+    return call(app, claimed())
+
+
+def test_a_task_gets_its_arguments_and_sees_itself_as_the_run(app: Celery) -> None:
+    seen: dict[str, Any] = {}
+
+    @app.task(name="acme.report", bind=True, shared=False)  # type: ignore[untyped-decorator]
+    def report(self: Task, month: str, *, copies: int) -> None:
+        seen.update(id=self.request.id, retries=self.request.retries, args=(month, copies))
+        seen.update(context=run_context().correlation_id, current=app.current_task)
+        seen.update(bound=structlog.contextvars.get_contextvars())
+
+    outcome = call(app, claimed(Job("acme.report", ("2026-11",), {"copies": 2})))
+    assert outcome.finish is not None
+    assert outcome.finish.state is RunState.SUCCEEDED
+    assert not outcome.is_told
+    assert seen["id"] == seen["context"] == "acme/report/k1"
+    assert seen["args"] == ("2026-11", 2)
+    assert seen["retries"] == 0
+    assert seen["bound"] == {"run": "acme/report/k1", "attempt": 1, "fence": 7}
+    assert structlog.contextvars.get_contextvars() == {}
+    assert report.request.id is None
+
+
+def test_a_task_class_with_a_call_of_its_own_is_called_through_it(app: Celery) -> None:
+    around: list[str] = []
+
+    class Around(Task):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            around.append("before")
+            return self.run(*args, **kwargs)
+
+    def body() -> None:
+        around.append("body")
+
+    assert outcome_of(app, body, base=Around).finish is not None
+    assert around == ["before", "body"]
+
+
+def test_an_unknown_task_fails_with_what_to_do(app: Celery) -> None:
+    finish = call(app, claimed(Job("no.such"))).finish
+    assert finish is not None
+    assert finish.state is RunState.FAILED
+    assert finish.reason is not None
+    for word in ("no.such", "FEEDQ_IMPORTS", "acme.jobs"):
+        assert word in finish.reason
+
+
+def raises(error: BaseException) -> Callable[[], object]:
+    def body() -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "said"),
+    [
+        (ValueError("no such month"), RunState.FAILED, "ValueError: no such month"),
+        (SystemExit(3), RunState.FAILED, "SystemExit: 3"),
+        (KeyboardInterrupt(), RunState.FAILED, "KeyboardInterrupt:"),
+        (
+            OSError("cannot reach amqp://me:hunter2@host"),
+            RunState.FAILED,
+            "OSError: cannot reach amqp://me:***@host",
+        ),
+        (Retry("later"), RunState.FAILED, "Retry: Celery's own retries are not for runs"),
+        (Reject("not mine"), RunState.FAILED, "Reject: the task rejected it (not mine)"),
+        (Ignore(), RunState.SUCCEEDED, None),
+        (ValueError("a\0b"), RunState.FAILED, "ValueError: ab"),
+    ],
+)
+def test_what_a_task_raises_is_the_reason(
+    app: Celery, error: BaseException, state: RunState, said: str | None
+) -> None:
+    finish = outcome_of(app, raises(error)).finish
+    assert finish is not None
+    assert finish.state is state
+    assert (finish.reason or "").startswith(said or "")
+    assert (finish.reason is None) == (said is None)
+
+
+def test_a_reason_is_bounded(app: Celery) -> None:
+    finish = outcome_of(app, raises(ValueError("x" * 100_000))).finish
+    assert finish is not None
+    assert finish.reason is not None
+    assert len(finish.reason) == REASON_MAX
+
+
+def test_arguments_get_neither_into_the_reason_nor_into_the_log(
+    app: Celery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging(Settings())  # to what stands for standard error now
+    app.task(name="task", shared=False)(raises(ValueError("no")))
+    finish = call(app, claimed(Job("task", kwargs={"patient": "Zaphod"}))).finish
+    assert finish is not None
+    shown = "".join(capsys.readouterr()) + (finish.reason or "")
+    assert "run failed" in shown
+    assert "Zaphod" not in shown
+
+
+def nowhere() -> Celery:
+    """An app that can send nothing."""
+    return Celery("nowhere", set_as_current=False, broker="redis://127.0.0.1:1/0")
+
+
+def test_a_retry_of_celery_sends_no_message() -> None:
+    def body(self: Task) -> None:
+        raise self.retry(exc=TimeoutError("slow server"))
+
+    finish = outcome_of(nowhere(), body, bind=True).finish
+    assert finish is not None
+    assert finish.reason == "TimeoutError: slow server"
+
+    def failing() -> None:
+        raise TimeoutError("slow server")
+
+    finish = outcome_of(nowhere(), failing, autoretry_for=(TimeoutError,)).finish
+    assert finish is not None
+    assert finish.reason == "TimeoutError: slow server"
+
+
+def test_a_job_that_heeds_its_cancellation_is_cancelled_and_one_that_heeds_its_time_out_timed_out() -> None:
+    def heed(_: ClaimedRun) -> None:
+        run_context().raise_if_cancelled()
+
+    run = claimed()
+    context = RunContext(run)
+    context.cancel("by hand")
+    finish = perform(MemoryRuns(), ME, run, context, heed).finish
+    assert finish is not None
+    assert (finish.state, finish.reason) == (RunState.CANCELLED, "by hand")
+    late = claimed(remaining_s=0.0)
+    finish = perform(MemoryRuns(), ME, late, RunContext(late), heed).finish
+    assert finish is not None
+    assert finish.state is RunState.TIMED_OUT
+
+
+# -- transactional -----------------------------------------------------------------------------------
+
+
+def transactional(runs: MemoryRuns) -> ClaimedRun:
+    runs.add(1, semantics=Semantics.TRANSACTIONAL)
+    (run,) = runs.claim(Offer(ME, 1, (), 1.0)).runs
+    return run
+
+
+def write(_: ClaimedRun) -> None:
+    session: Any = run_context().session
+    session.written.append("row")
+
+
+def test_a_transactional_job_succeeds_with_what_it_wrote() -> None:
+    runs = MemoryRuns()
+    run = transactional(runs)
+    outcome = perform(runs, ME, run, RunContext(run), write)
+    assert outcome.is_told
+    assert runs.rows[1].written == ["row"]
+    assert runs.states() == {1: "succeeded"}
+
+
+def test_one_that_fails_writes_nothing_and_is_to_be_finished() -> None:
+    def body(run: ClaimedRun) -> None:
+        write(run)
+        raise ValueError("no")
+
+    runs = MemoryRuns()
+    run = transactional(runs)
+    outcome = perform(runs, ME, run, RunContext(run), body)
+    assert outcome.finish is not None
+    assert outcome.finish.state is RunState.FAILED
+    assert not outcome.is_told
+    assert runs.rows[1].written == []
+
+
+def test_one_that_was_taken_away_writes_nothing_and_says_nothing() -> None:
+    def body(run: ClaimedRun) -> None:
+        write(run)
+        runs.take_away(1)
+
+    runs = MemoryRuns()
+    run = transactional(runs)
+    assert perform(runs, ME, run, RunContext(run), body) == Outcome(None)
+    assert runs.rows[1].written == []
+
+
+def test_one_whose_end_was_decided_meanwhile_commits_nothing() -> None:
+    runs = MemoryRuns()
+    run = transactional(runs)
+    context = RunContext(run)
+
+    def body(run: ClaimedRun) -> None:
+        write(run)
+        context.cancel("by hand")
+
+    outcome = perform(runs, ME, run, context, body)
+    assert outcome.finish is not None
+    assert outcome.finish.state is RunState.CANCELLED
+    assert runs.rows[1].written == []
+
+
+# -- imports -----------------------------------------------------------------------------------------
+
+
+def test_a_module_that_cannot_be_imported_is_named() -> None:
+    import_jobs(("json", "email.message"))
+    with pytest.raises(
+        InvalidInput, match=r"FEEDQ_IMPORTS: module 'tests\.no_such' cannot be imported \(ModuleNot"
+    ):
+        import_jobs(("json", "tests.no_such"))

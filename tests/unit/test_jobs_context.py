@@ -1,0 +1,109 @@
+"""What the code of a job is told of its run."""
+
+from __future__ import annotations
+
+import time
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+import feedq
+from feedq import RunCancelled, run_context
+from feedq.errors import InvalidInput
+from feedq.runtime.jobs.context import RunContext
+from feedq.schedule.model import Job
+from tests.unit.job_runs import AT, claimed
+
+LIMIT_S = 10.0
+
+
+def test_it_says_which_run_this_is() -> None:
+    context = RunContext(claimed(Job("acme.report")))
+    with context.entered():
+        run = run_context()
+    assert (run.schedule, run.key, run.correlation_id) == ("acme/report", "k1", "acme/report/k1")
+    assert (run.tick_at, run.due_at, run.kind.value, run.task) == (AT, AT, "tick", "acme.report")
+    assert (run.attempt, run.fence) == (1, 7)
+    assert run.remaining_s is not None
+    assert 0 < run.remaining_s <= 60
+
+
+def test_outside_of_a_run_there_is_none() -> None:
+    with pytest.raises(InvalidInput, match="outside of a run"):
+        run_context()
+    with RunContext(claimed()).entered():
+        assert run_context()
+    with pytest.raises(InvalidInput, match="outside of a run"):
+        run_context()
+
+
+def test_a_thread_of_the_jobs_own_has_none() -> None:
+    found: list[Any] = []
+
+    def look() -> None:
+        try:
+            found.append(run_context())
+        except InvalidInput as error:
+            found.append(error)
+
+    with RunContext(claimed()).entered():
+        thread = Thread(target=look)
+        thread.start()
+        thread.join(LIMIT_S)
+    assert isinstance(found[0], InvalidInput)
+
+
+def test_what_the_package_offers_is_there_and_nothing_else_is_made_up() -> None:
+    assert feedq.RunContext is RunContext
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        feedq.no_such_thing  # noqa: B018 -- that it raises is the point
+
+
+def test_a_wait_lasts_as_long_as_it_should() -> None:
+    context = RunContext(claimed())
+    before = time.monotonic()
+    assert not context.wait(0.05)
+    assert time.monotonic() - before >= 0.05
+    assert not context.wait(0)
+    assert not context.is_cancelled
+    context.raise_if_cancelled()
+
+
+def test_a_wait_ends_when_the_run_is_cancelled() -> None:
+    context, began, said = RunContext(claimed(remaining_s=None)), Event(), list[bool]()
+
+    def job() -> None:
+        began.set()
+        said.append(context.wait(float("inf")))
+
+    thread = Thread(target=job, daemon=True)
+    thread.start()
+    assert began.wait(LIMIT_S)
+    context.cancel("by hand")
+    context.cancel("for another reason")
+    thread.join(LIMIT_S)
+    assert said == [True]
+    assert context.remaining_s is None
+    with pytest.raises(RunCancelled, match=r"acme/report/k1: by hand"):
+        context.raise_if_cancelled()
+
+
+def test_a_time_out_is_a_cancellation_that_nobody_has_to_bring() -> None:
+    context = RunContext(claimed(remaining_s=0.05))
+    assert context.wait(LIMIT_S)
+    assert context.is_overdue
+    assert context.remaining_s == 0.0
+    with pytest.raises(RunCancelled, match="its time is up"):
+        context.raise_if_cancelled()
+
+
+def test_only_a_transactional_job_has_a_session() -> None:
+    context = RunContext(claimed())
+    with pytest.raises(InvalidInput, match="semantics: transactional"):
+        _ = context.session
+    session: Any = object()
+    with context.within(session):
+        assert context.session is session
+    with pytest.raises(InvalidInput):
+        _ = context.session

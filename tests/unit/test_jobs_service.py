@@ -1,0 +1,227 @@
+"""Jobs of one worker process as a whole: what reaches the slots, and how it leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event, Thread
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from feedq import run_context
+from feedq.runtime.jobs import service as module
+from feedq.runtime.jobs.hints import Note
+from feedq.runtime.jobs.service import Jobs
+from feedq.schedule.model import ClaimedRun, Hint, RunState
+from feedq.settings import Settings
+from feedq.store.jobs.base import Fired
+from tests.unit.job_runs import ME, MemoryRuns, job_worker, new_session
+
+LIMIT_S = 10.0
+
+
+class Registered:
+    """As much of a worker session as is looked at."""
+
+    def __init__(self, session_id: UUID) -> None:
+        self.id, self.queue = session_id, "node.me"
+
+
+class Stage:
+    """Jobs over runs in memory."""
+
+    def __init__(self, *, in_slots: bool = True, drain_s: float = LIMIT_S) -> None:
+        self.runs = MemoryRuns()
+        self.runs.others = [job_worker(1)]
+        self.worker: Any = Registered(ME)
+        self.is_trusted = True
+        self.begun: list[int] = []
+        self.told_to_stop: list[str] = []
+        self.go_on = Event()
+        self.notes: list[Note] = []
+        self.jobs = Jobs(
+            self.runs,
+            Settings(job_drain_s=drain_s),
+            worker=lambda: self.worker,
+            is_trusted=lambda: self.is_trusted,
+            call=self.job if in_slots else None,
+            count=2,
+            publish=self.publish,
+        )
+
+    def publish(self, notes: Sequence[Note]) -> int:
+        self.notes.extend(notes)
+        return len(notes)
+
+    def job(self, run: ClaimedRun) -> None:
+        self.begun.append(run.id)
+        deadline = time.monotonic() + LIMIT_S
+        while not self.go_on.wait(0.005) and time.monotonic() < deadline:
+            if run_context().is_cancelled:
+                self.told_to_stop.append(run_context().why or "")
+                return
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Stage]]:
+    made: list[Stage] = []
+
+    def stage(**options: Any) -> Stage:
+        made.append(Stage(**options))
+        made[-1].jobs.start()
+        return made[-1]
+
+    yield stage
+    for one in made:
+        one.go_on.set()
+        one.jobs.hurry()
+        one.jobs.join()
+        if one.jobs.slots is not None:
+            one.jobs.slots.close(timeout_s=LIMIT_S)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def test_what_the_ticker_fires_runs_in_our_slots_at_once(make: Callable[..., Stage]) -> None:
+    stage = make()
+    stage.runs.add(5, segment=77)
+    stage.runs.fires = [Fired((Hint(5, 1, 77),), False, None)]
+    until(lambda: stage.begun == [5], "it runs")
+    assert stage.notes == []
+
+
+def test_a_message_and_a_ring_reach_the_slots(make: Callable[..., Stage]) -> None:
+    stage = make()
+    stage.runs.add(5)
+    stage.jobs.hint(5)
+    until(lambda: stage.begun == [5], "it runs")
+    stage.runs.take_away(5)
+    stage.jobs.summoned()
+    until(lambda: stage.told_to_stop, "it is told")
+
+
+def test_while_the_lease_cannot_be_trusted_nothing_is_claimed(make: Callable[..., Stage]) -> None:
+    stage = make()
+    stage.is_trusted = False
+    stage.runs.add(5)
+    stage.jobs.hint(5)
+    asked = stage.runs.asked["workers"]
+    until(lambda: stage.runs.asked["workers"] > asked, "time goes by")
+    assert stage.begun == []
+    stage.is_trusted = True
+    until(lambda: stage.begun == [5], "it runs")
+
+
+def test_a_session_that_is_gone_ends_its_jobs_and_the_next_one_goes_on(make: Callable[..., Stage]) -> None:
+    stage = make()
+    stage.runs.add(5)
+    until(lambda: stage.begun == [5], "it runs")
+    stage.jobs.gone()
+    until(lambda: stage.told_to_stop, "it is told")
+    stage.worker = Registered(new_session())
+    stage.runs.add(6)
+    until(lambda: stage.begun == [5, 6], "under the new id")
+    assert stage.runs.rows[6].worker_id == stage.worker.id
+
+
+def test_leaving_waits_for_what_runs_and_takes_nothing_more(make: Callable[..., Stage]) -> None:
+    stage = make()
+    stage.runs.add(5)
+    until(lambda: stage.begun == [5], "it runs")
+    stage.jobs.drain()
+    assert stage.jobs.is_busy
+    leaving = Thread(target=stage.jobs.join, daemon=True)
+    leaving.start()
+    stage.runs.add(6)
+    stage.jobs.hint(6)
+    leaving.join(0.3)
+    assert leaving.is_alive()
+    stage.go_on.set()
+    leaving.join(LIMIT_S)
+    assert not leaving.is_alive()
+    assert stage.runs.states() == {5: "succeeded", 6: "waiting"}
+    assert not stage.jobs.is_busy
+
+
+def test_what_does_not_end_in_time_is_told_to_stop_and_left_to_the_database(
+    make: Callable[..., Stage],
+) -> None:
+    stage = make(drain_s=0.2)
+    stage.runs.add(5)
+    until(lambda: stage.begun == [5], "it runs")
+    stage.jobs.join()
+    until(lambda: stage.told_to_stop == ["its worker is leaving"], "it is told")
+    assert stage.runs.states() == {5: "running"}
+    assert not stage.jobs.is_busy
+
+
+def test_with_no_time_to_drain_nobody_waits(make: Callable[..., Stage]) -> None:
+    stage = make(drain_s=0.0)
+    stage.runs.add(5)
+    until(lambda: stage.begun == [5], "it runs")
+    stage.jobs.drain()
+    assert not stage.jobs.is_busy
+    stage.jobs.join()
+    until(lambda: stage.told_to_stop, "it is told")
+
+
+def test_who_insists_is_not_kept_waiting(make: Callable[..., Stage]) -> None:
+    stage = make()
+    stage.runs.add(5)
+    until(lambda: stage.begun == [5], "it runs")
+    leaving = Thread(target=stage.jobs.join, daemon=True)
+    leaving.start()
+    stage.jobs.hurry()
+    leaving.join(LIMIT_S / 2)
+    assert not leaving.is_alive()
+    assert not stage.jobs.is_busy
+
+
+def test_the_last_ends_are_told_as_long_as_there_is_hope(
+    make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TELL_S", 0.3)
+    stage = make()
+    stage.runs.add(5)
+    until(lambda: stage.begun == [5], "it runs")
+    stage.runs.is_away = True
+    stage.go_on.set()
+    until(lambda: not stage.jobs.slots or not stage.jobs.slots.running, "its job has ended")
+    began = time.monotonic()
+    stage.jobs.join()
+    assert 0.3 <= time.monotonic() - began < LIMIT_S
+    assert stage.runs.states() == {5: "running"}
+
+
+def test_on_celerys_pools_runs_are_mentioned_to_the_nodes_own_queue(make: Callable[..., Stage]) -> None:
+    stage = make(in_slots=False)
+    stage.runs.add(5, segment=3)
+    until(lambda: stage.notes, "a message")
+    assert stage.notes == [Note("node.me", 5, 1)]
+    assert stage.jobs.slots is None
+    assert stage.runs.asked["claim"] == 0
+    assert not stage.jobs.is_busy
+    stage.jobs.hint(5)
+    stage.jobs.summoned()
+    stage.jobs.gone()
+
+
+def test_there_it_waits_for_what_the_database_says_runs_here(make: Callable[..., Stage]) -> None:
+    stage = make(in_slots=False)
+    stage.runs.add(5)
+    stage.runs.rows[5].worker_id = ME
+    stage.runs.rows[5].state = RunState.RUNNING
+    leaving = Thread(target=stage.jobs.join, daemon=True)
+    leaving.start()
+    leaving.join(0.3)
+    assert leaving.is_alive()
+    stage.runs.take_away(5)
+    leaving.join(LIMIT_S)
+    assert not leaving.is_alive()

@@ -1,0 +1,473 @@
+"""The job slots of a worker: what is claimed when, and how each kind of end is told. Ticked by hand, mostly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from threading import Event
+from uuid import UUID
+
+import pytest
+
+from feedq import run_context
+from feedq.errors import Unavailable
+from feedq.runtime.jobs import slots as module
+from feedq.runtime.jobs.share import Share
+from feedq.runtime.jobs.slots import Slots
+from feedq.schedule.model import ClaimedRun, RunState, Semantics
+from feedq.store.jobs.base import Granted, Offer
+from feedq.telemetry import JOB_SLOTS, REGISTRY
+from tests.unit.job_runs import ME, MemoryRuns, new_session
+
+LIMIT_S = 10.0
+
+
+class Stage:
+    """Slots over runs in memory, and jobs that end when they are let go."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.runs = MemoryRuns()
+        self.session: UUID | None = ME
+        self.share = Share(mine=(1, 2))
+        self.begun: list[int] = []
+        self.told_to_stop: list[str] = []
+        self.go_on = Event()
+        self.heeds = True
+        self.error: Exception | None = None
+        self.slots = Slots(
+            self.runs,
+            self.job,
+            count=count,
+            identity=lambda: self.session,
+            share=lambda: self.share,
+            steal_after_s=1.0,
+        )
+
+    def job(self, run: ClaimedRun) -> None:
+        self.begun.append(run.id)
+        deadline = time.monotonic() + LIMIT_S
+        while not self.go_on.wait(0.005) and time.monotonic() < deadline:
+            if self.heeds and run_context().is_cancelled:
+                self.told_to_stop.append(run_context().why or "")
+                run_context().raise_if_cancelled()
+        if self.error is not None:
+            raise self.error
+
+    def claim(self) -> None:
+        self.slots.hint([])
+        self.slots.turn()
+
+    def let_go(self) -> None:
+        self.go_on.set()
+        until(lambda: self.slots._count_running() == 0, "all have ended")
+
+    def is_over(self) -> bool:
+        return not self.slots._attempts
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    yield made
+    made.go_on.set()
+    until(made.is_over, "every job has ended")
+    made.slots.close(timeout_s=LIMIT_S)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def sample(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def test_no_more_is_claimed_than_there_are_free_slots(stage: Stage) -> None:
+    for run_id in range(1, 6):
+        stage.runs.add(run_id)
+    stage.claim()
+    until(lambda: len(stage.begun) == 2, "two run")
+    stage.claim()
+    assert [offer.limit for offer in stage.runs.offers] == [2]
+    assert sorted(stage.runs.states().values()) == ["running"] * 2 + ["waiting"] * 3
+    stage.let_go()
+    stage.slots.turn()
+    assert stage.runs.states()[1] == stage.runs.states()[2] == "succeeded"
+    assert stage.runs.offers[-1].limit == 2, "a slot that is free is offered at once"
+
+
+def test_an_offer_names_our_segments_and_what_we_were_told_of(stage: Stage) -> None:
+    stage.runs.add(7, segment=9)
+    stage.slots.hint([7, 7])
+    stage.slots.turn()
+    offer = stage.runs.offers[0]
+    assert (offer.worker_id, offer.segments, offer.runs, offer.steal_after_s) == (ME, (1, 2), (7,), 1.0)
+    until(lambda: stage.begun == [7], "what we were told of runs")
+    stage.claim()
+    assert stage.runs.offers[-1].runs == ()
+
+
+def test_hints_are_bounded(stage: Stage) -> None:
+    stage.slots.hint(range(1, 100_000))
+    stage.slots.turn()
+    assert len(stage.runs.offers[0].runs) == module.HINTS_MAX
+
+
+def test_nothing_is_claimed_without_need(stage: Stage) -> None:
+    stage.slots.turn()
+    stage.slots.turn()
+    assert stage.runs.asked["claim"] == 1
+    stage.slots.ring()
+    stage.slots.turn()
+    assert stage.runs.asked["claim"] == 2
+
+
+def test_who_is_not_trusted_or_not_registered_claims_nothing_and_goes_on_when_it_is(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.session = None
+    stage.claim()
+    assert stage.runs.asked["claim"] == 0
+    stage.session = ME
+    stage.claim()
+    assert stage.runs.states() == {1: "running"}
+
+
+def test_a_failure_is_told_with_its_reason(stage: Stage) -> None:
+    before = sample("feedq_runs_ended_total", state="failed")
+    stage.runs.add(1)
+    stage.error = ValueError("no such month")
+    stage.claim()
+    stage.let_go()
+    stage.slots.turn()
+    assert (stage.runs.rows[1].state, stage.runs.rows[1].reason) == (
+        RunState.FAILED,
+        "ValueError: no such month",
+    )
+    assert sample("feedq_runs_ended_total", state="failed") == before + 1
+
+
+def test_ends_wait_for_a_database_that_is_away_and_keep_their_slots(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.runs.add(2)
+    stage.claim()
+    until(lambda: len(stage.begun) == 2, "both run")
+    stage.runs.is_away = True
+    stage.let_go()
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            stage.slots.turn()
+    assert not stage.slots.is_idle
+    stage.runs.is_away = False
+    stage.runs.add(3)
+    offers = len(stage.runs.offers)
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "succeeded", 2: "succeeded", 3: "running"}
+    assert len(stage.runs.offers) == offers + 1
+
+
+def test_an_end_whose_answer_was_lost_is_told_once_more_and_changes_nothing(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.claim()
+    stage.let_go()
+    stage.runs.loses_answer_of = "finish"
+    with pytest.raises(Unavailable):
+        stage.slots.turn()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "succeeded"}
+    assert stage.slots.is_idle
+    assert len(stage.runs.rejected) == 1
+
+
+def test_a_claim_whose_answer_was_lost_is_given_back_and_runs_after_all(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.claim()
+    until(lambda: stage.begun == [1], "one runs")
+    stage.runs.add(2)
+    stage.runs.loses_answer_of = "claim"
+    with pytest.raises(Unavailable):
+        stage.claim()
+    assert stage.runs.states() == {1: "running", 2: "running"}
+    assert stage.begun == [1]
+    stage.claim()
+    until(lambda: stage.begun == [1, 2], "claimed once more, under a new fence")
+    stage.let_go()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "succeeded", 2: "succeeded"}
+    assert stage.begun == [1, 2], "neither ran twice"
+
+
+def test_what_ran_before_a_lost_answer_is_never_given_back(stage: Stage) -> None:
+    # Its end was told, the answer to that was lost, and the row still says that it runs here.
+    stage.runs.add(1)
+    stage.claim()
+    stage.let_go()
+    until(stage.is_over, "it has ended")
+    stage.slots._ended.clear()
+    stage.runs.loses_answer_of = "claim"
+    with pytest.raises(Unavailable):
+        stage.claim()
+    stage.claim()
+    assert stage.runs.states() == {1: "running"}
+    assert stage.begun == [1]
+
+
+def test_a_worker_that_is_leaving_gives_back_what_it_never_heard_of(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.runs.loses_answer_of = "claim"
+    with pytest.raises(Unavailable):
+        stage.claim()
+    assert stage.slots.is_in_doubt
+    stage.slots.drain()
+    stage.slots.turn()
+    assert not stage.slots.is_in_doubt
+    assert stage.runs.states() == {1: "waiting"}
+
+
+def test_a_stuck_thread_is_no_reason_to_wake_up(stage: Stage) -> None:
+    stage.heeds = False
+    stage.runs.remaining_s = 0.0
+    stage.runs.add(1)
+    stage.claim()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "timed_out"}
+    stage.slots.turn()
+    assert stage.slots._pause_s() > 0.1
+
+
+def test_a_doubt_ends_with_its_session(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.runs.loses_answer_of = "claim"
+    with pytest.raises(Unavailable):
+        stage.claim()
+    stage.slots.gone(ME)
+    stage.session = new_session()
+    stage.claim()
+    assert stage.runs.asked["held"] == 0
+    assert stage.runs.states() == {1: "running"}, "the database frees it with the session"
+
+
+def test_a_time_out_ends_the_run_whatever_its_job_does(stage: Stage) -> None:
+    stage.runs.remaining_s = 0.02
+    stage.heeds = False
+    stage.runs.add(1, timeout_s=2.0)
+    stage.claim()
+    until(lambda: stage.begun, "it runs")
+    until(lambda: next(iter(stage.slots._attempts)).context.is_overdue, "its time is up")
+    stage.runs.remaining_s = None
+    stage.runs.add(2)
+    stage.claim()
+    assert stage.runs.states() == {1: "timed_out", 2: "running"}
+    assert stage.runs.rows[1].reason == "timed out after 2 s"
+    assert stage.runs.offers[-1].limit == 2, "a stuck thread takes no slot"
+    assert JOB_SLOTS.labels("stuck")._value.get() == 1
+    stage.let_go()
+    until(stage.is_over, "its thread has ended, too")
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "timed_out", 2: "succeeded"}
+    assert stage.runs.rejected == []
+
+
+def test_with_as_many_stuck_threads_as_slots_nothing_is_claimed_until_one_ends(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.heeds = False
+    stage.runs.remaining_s = 0.0
+    stage.runs.add(1)
+    stage.runs.add(2)
+    stage.claim()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "timed_out", 2: "timed_out"}
+    stage.runs.add(3)
+    for _ in range(3):
+        stage.claim()
+    assert stage.runs.states()[3] == "waiting"
+    assert "".join(capsys.readouterr()).count("do not heed their end") == 1
+    stage.go_on.set()
+    until(stage.is_over, "the stuck threads have ended")
+    stage.claim()
+    assert stage.runs.states()[3] == "running"
+
+
+def test_a_job_is_told_when_its_run_was_taken_away_and_its_end_is_not_heard(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.claim()
+    until(lambda: stage.begun, "it runs")
+    stage.runs.take_away(1)
+    stage.slots.ring()
+    stage.slots.turn()
+    until(lambda: stage.told_to_stop, "it is told")
+    until(stage.is_over, "it heeds it")
+    stage.slots.turn()
+    assert stage.runs.asked["finish"] == 0
+    assert stage.runs.states() == {1: "cancelled"}
+
+
+def test_without_being_rung_it_is_asked_now_and_then(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.runs.add(1)
+    stage.claim()
+    stage.slots.turn()
+    asked = stage.runs.asked["taken_away"]
+    stage.slots.turn()
+    assert stage.runs.asked["taken_away"] == asked
+    monkeypatch.setattr(module, "CHECK_S", 0.0)
+    stage.slots.ring()
+    for _ in range(3):
+        stage.slots.turn()
+    assert stage.runs.asked["taken_away"] == asked + 3
+
+
+def test_with_its_session_gone_every_job_is_told_and_no_end_is_heard(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.runs.add(2)
+    stage.claim()
+    until(lambda: len(stage.begun) == 2, "both run")
+    stage.slots.gone(ME)
+    until(lambda: len(stage.told_to_stop) == 2, "both are told")
+    until(stage.is_over, "both heed it")
+    stage.slots.turn()
+    assert stage.runs.asked["finish"] == 0
+    # Registered anew, it goes on under the new id.
+    stage.session = new_session()
+    stage.runs.add(3)
+    stage.claim()
+    assert stage.runs.offers[-1].worker_id == stage.session
+    until(lambda: 3 in stage.begun, "it goes on")
+
+
+def test_ends_that_wait_go_with_their_session(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.claim()
+    stage.let_go()
+    stage.slots.gone(ME)
+    stage.session = None
+    stage.slots.turn()
+    assert stage.runs.asked["finish"] == 0
+    assert stage.slots.is_idle
+
+
+def test_a_claim_that_is_answered_after_its_session_is_gone_begins_nothing(stage: Stage) -> None:
+    stage.runs.add(1)
+    claim = stage.runs.claim
+
+    def slow(offer: Offer) -> Granted:
+        granted = claim(offer)
+        stage.slots.gone(ME)
+        return granted
+
+    stage.runs.claim = slow  # type: ignore[method-assign] # what happens meanwhile is the point
+    stage.claim()
+    assert stage.begun == []
+    stage.claim()
+    assert stage.runs.asked["claim"] == 1, "nor is anything claimed under it again"
+
+
+def test_a_drain_lets_what_runs_end_and_claims_nothing_more(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.claim()
+    until(lambda: stage.begun, "it runs")
+    stage.slots.drain()
+    stage.runs.add(2)
+    stage.claim()
+    assert stage.runs.states() == {1: "running", 2: "waiting"}
+    stage.let_go()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "succeeded", 2: "waiting"}
+
+
+def test_what_is_granted_while_a_drain_begins_goes_back_as_it_was(stage: Stage) -> None:
+    stage.runs.add(1)
+    claim = stage.runs.claim
+
+    def slow(offer: Offer) -> Granted:
+        granted = claim(offer)
+        stage.slots.drain()
+        return granted
+
+    stage.runs.claim = slow  # type: ignore[method-assign] # what happens meanwhile is the point
+    stage.claim()
+    stage.slots.turn()
+    assert stage.begun == []
+    assert stage.runs.states() == {1: "waiting"}
+
+
+def test_jobs_that_are_left_are_told_to_stop_and_heard_of_no_more(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.claim()
+    until(lambda: stage.begun, "it runs")
+    stage.slots.cancel_all("its worker is leaving")
+    assert stage.slots.is_idle
+    until(lambda: stage.told_to_stop == ["its worker is leaving"], "it is told")
+    until(stage.is_over, "it heeds it")
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "running"}, "the database says how it ends"
+
+
+def test_a_transactional_success_is_counted_and_told_by_nobody_else(stage: Stage) -> None:
+    before = sample("feedq_runs_ended_total", state="succeeded")
+    stage.runs.add(1, semantics=Semantics.TRANSACTIONAL)
+    stage.claim()
+    stage.let_go()
+    until(stage.is_over, "it has ended")
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "succeeded"}
+    assert stage.runs.asked["finish"] == 0
+    assert sample("feedq_runs_ended_total", state="succeeded") == before + 1
+
+
+def test_an_end_that_cannot_be_stored_does_not_stop_the_others(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.claim()
+    stage.let_go()
+    until(stage.is_over, "it has ended")
+    del stage.runs.rows[1]
+    stage.slots.turn()
+    assert stage.slots.is_idle
+    stage.go_on.clear()
+    stage.runs.add(2)
+    stage.claim()
+    assert stage.runs.states() == {2: "running"}
+
+
+def test_the_wait_for_a_run_is_measured_on_the_databases_clock(stage: Stage) -> None:
+    before = sample("feedq_run_wait_seconds_sum")
+    stage.runs.add(1)
+    stage.claim()
+    assert sample("feedq_run_wait_seconds_sum") == pytest.approx(before + 0.25)
+
+
+def test_its_thread_runs_what_comes_and_survives_an_outage(stage: Stage) -> None:
+    stage.go_on.set()
+    stage.slots.start()
+    stage.runs.add(1)
+    stage.slots.hint([1])
+    until(lambda: stage.runs.states()[1] == "succeeded", "hinted")
+    stage.runs.add(2)
+    until(lambda: stage.runs.states()[2] == "succeeded", "found by its own look")
+    stage.runs.is_away = True
+    stage.runs.add(3)
+    stage.slots.hint([3])
+    asked = stage.runs.asked.total()
+    until(lambda: stage.runs.asked.total() > asked + 2, "it tries again")
+    stage.runs.is_away = False
+    until(lambda: stage.runs.states()[3] == "succeeded", "back")
+    assert stage.slots.wait_idle(LIMIT_S)
+
+
+def test_its_thread_ends_a_run_at_its_time_out_by_itself(stage: Stage) -> None:
+    stage.heeds = False
+    stage.slots.start()
+    stage.runs.remaining_s = 0.1
+    stage.runs.add(1)
+    stage.slots.hint([1])
+    until(lambda: stage.runs.states()[1] == "timed_out", "nobody had to wake it")
+
+
+def test_when_a_run_is_said_to_fall_due_it_is_claimed_then(stage: Stage) -> None:
+    stage.go_on.set()
+    stage.share = Share(mine=(1,), workers=100_000)
+    stage.runs.next_in_s = 0.05
+    stage.slots.start()
+    until(lambda: stage.runs.asked["claim"] > 3, "long before its own look in so large a fleet")

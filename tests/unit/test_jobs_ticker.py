@@ -1,0 +1,249 @@
+"""The ticker, whom it tells, and how often it looks. Ticked by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from threading import Event
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.errors import Unavailable
+from feedq.runtime.jobs import hints as hints_module
+from feedq.runtime.jobs import ticker as module
+from feedq.runtime.jobs.hints import Note, Notes, Reminder
+from feedq.runtime.jobs.pace import LOOKERS, POLL_MAX_S, STAGGER_S, Pace
+from feedq.runtime.jobs.share import Share
+from feedq.runtime.jobs.ticker import Ticker
+from feedq.schedule.model import Hint
+from feedq.schedule.spread import SEGMENTS
+from feedq.store.jobs.base import Fired
+from tests.unit.job_runs import ME, MemoryRuns, job_worker
+
+LIMIT_S = 10.0
+OTHER = job_worker(2)
+
+
+class Posted(Notes):
+    """Notes that stay here."""
+
+    def __init__(self) -> None:
+        super().__init__(len)
+        self.notes: list[Note] = []
+
+    def put(self, notes: Sequence[Note]) -> None:
+        self.notes.extend(notes)
+
+
+class Stage:
+    """A ticker over runs in memory, of which two workers take care."""
+
+    def __init__(self) -> None:
+        self.runs = MemoryRuns()
+        self.runs.others = [job_worker(1), OTHER]
+        self.told: list[int] = []
+        self.notes = Posted()
+        self.ticker = self.make()
+
+    def make(self, reminder: Reminder | None = None) -> Ticker:
+        return Ticker(
+            self.runs,
+            identity=lambda: ME,
+            notes=self.notes,
+            tell_us=lambda hints: self.told.extend(hint.run_id for hint in hints),
+            retention_days=30,
+            reminder=reminder,
+            rng=Random(1),
+        )
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def every_segment(attempt: int = 1) -> list[Hint]:
+    return [Hint(1000 + segment, attempt, segment) for segment in range(SEGMENTS)]
+
+
+def test_runs_of_our_segments_are_told_to_our_slots_and_others_to_their_worker(stage: Stage) -> None:
+    stage.runs.fires = [Fired(every_segment(), False, None)]
+    stage.ticker.look()
+    mine = set(stage.ticker.share.mine)
+    assert len(mine) == SEGMENTS / 2
+    assert stage.told == [1000 + segment for segment in sorted(mine)]
+    assert {note.queue for note in stage.notes.notes} == {OTHER.queue}
+    assert len(stage.notes.notes) == OTHER.slots, "more would tell it nothing"
+    assert all(note.run_id - 1000 not in mine for note in stage.notes.notes)
+
+
+def test_while_there_is_more_it_goes_on_firing_but_not_for_ever(stage: Stage) -> None:
+    stage.runs.fires = [Fired((Hint(n, 1, 0),), True, None) for n in range(1_000)]
+    assert stage.ticker.look() <= STAGGER_S
+    assert stage.runs.asked["fire_due"] == module.LOOKS_IN_A_ROW
+    assert stage.runs.asked["expire"] == 1, "the other duties have their turn"
+
+
+def test_it_looks_again_when_the_next_tick_falls_due(stage: Stage) -> None:
+    stage.runs.next_in_s = 0.2
+    assert 0.1 < stage.ticker.look() <= 0.2 + STAGGER_S
+    stage.runs.next_in_s = None
+    assert stage.ticker.look() > 0.3
+
+
+def test_the_duties_are_done_at_intervals_and_not_with_each_look(stage: Stage) -> None:
+    for _ in range(20):
+        stage.ticker.look()
+    assert stage.runs.asked["fire_due"] == 20
+    assert stage.runs.asked["workers"] == stage.runs.asked["expire"] == 1
+    assert stage.runs.asked["trim"] == 0
+
+
+def test_an_outage_ends_no_ticker(stage: Stage) -> None:
+    stage.runs.is_away = True
+    with pytest.raises(Unavailable):
+        stage.ticker.look()
+    stage.ticker.start()
+    until(lambda: stage.runs.asked["workers"] > 2, "it tries again")
+    stage.runs.is_away = False
+    stage.runs.fires = [Fired(every_segment(), False, None)]
+    until(lambda: stage.told, "and fires")
+    stage.ticker.stop(timeout_s=LIMIT_S)
+    asked = stage.runs.asked.total()
+    assert stage.runs.asked.total() == asked
+
+
+def test_who_is_not_registered_owns_nothing_and_fires_all_the_same() -> None:
+    runs = MemoryRuns()
+    runs.others = [OTHER]
+    runs.fires = [Fired(every_segment(), False, None)]
+    notes = Posted()
+    ticker = Ticker(runs, identity=lambda: None, notes=notes, tell_us=lambda _: None, retention_days=30)
+    ticker.look()
+    assert ticker.share.mine == ()
+    assert len(notes.notes) == OTHER.slots
+
+
+def test_without_any_worker_nobody_is_told() -> None:
+    ours, theirs = Share.of([], ME).sort(every_segment())
+    assert (ours, theirs) == ([], {})
+    assert Share.of([], None).workers == 1
+
+
+# -- pace --------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 5_000), st.one_of(st.none(), st.floats(0, 1e6)), st.integers(0, 2**32))
+def test_a_look_is_never_far_away_and_the_looks_of_all_are_few(
+    workers: int, next_in_s: float | None, seed: int
+) -> None:
+    pace = Pace(workers)
+    assert 0.5 <= pace.poll_s <= POLL_MAX_S
+    assert workers / pace.poll_s <= max(50.001, workers / POLL_MAX_S)
+    pause_s = pace.next_look_s(next_in_s, rng=Random(seed))
+    assert 0 <= pause_s <= pace.poll_s
+
+
+def test_of_a_thousand_workers_some_look_at_the_tick_and_not_all() -> None:
+    rng = Random(7)
+    looks = [Pace(1_000).next_look_s(0.3, rng=rng) for _ in range(1_000)]
+    at_the_tick = sum(0.3 <= look <= 0.3 + STAGGER_S for look in looks)
+    assert 1 <= at_the_tick <= 4 * LOOKERS
+    few = [Pace(3).next_look_s(0.3, rng=rng) for _ in range(100)]
+    assert all(0.3 <= look <= 0.3 + STAGGER_S for look in few)
+
+
+# -- notes -------------------------------------------------------------------------------------------
+
+
+def test_notes_are_sent_together_by_a_thread_of_their_own() -> None:
+    sent: list[list[Note]] = []
+    go_on = Event()
+
+    def publish(notes: Sequence[Note]) -> int:
+        sent.append(list(notes))
+        go_on.wait(LIMIT_S)
+        return len(notes)
+
+    notes = Notes(publish)
+    notes.start()
+    notes.put([Note("q", 1, 1)])
+    until(lambda: sent, "the first is being sent")
+    # The broker hangs; whoever fires does not notice.
+    for n in range(2, 5):
+        notes.put([Note("q", n, 1)])
+    go_on.set()
+    until(lambda: len(sent) == 2, "the others follow in one batch")
+    assert [note.run_id for note in sent[1]] == [2, 3, 4]
+    notes.stop()
+
+
+def test_too_many_notes_are_left_out_and_old_ones_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hints_module, "STALE_S", 0.0)
+    sent: list[Note] = []
+    notes = Notes(lambda batch: sent.extend(batch) or len(batch))  # type: ignore[func-returns-value] # is None
+    for n in range(hints_module.BATCHES_MAX + 10):
+        notes.put([Note("q", n, 1)])
+    assert notes._waiting.qsize() == hints_module.BATCHES_MAX
+    notes.start()
+    until(lambda: notes._waiting.empty(), "all are taken")
+    notes.stop()
+    assert sent == []
+
+
+def test_a_broker_that_is_away_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    tries: list[int] = []
+
+    def publish(notes: Sequence[Note]) -> int:
+        tries.append(len(notes))
+        raise ConnectionError("no broker")
+
+    notes = Notes(publish)
+    notes.start()
+    for n in range(1, 4):
+        notes.put([Note("q", n, 1)])
+        until(lambda n=n: len(tries) == n, "tried")  # type: ignore[misc] # the loop's variable is meant
+    notes.stop()
+    assert "".join(capsys.readouterr()).count("could not be sent") == 1
+
+
+# -- Celery's own pools ------------------------------------------------------------------------------
+
+
+def test_a_run_that_waits_is_mentioned_again_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, told = MemoryRuns(), list[int]()
+    for n in range(1, 6):
+        runs.add(n, segment=1)
+    runs.add(9, segment=2)
+    reminder = Reminder(
+        runs, limit=3, steal_after_s=1e9, tell=lambda hints: told.extend(hint.run_id for hint in hints)
+    )
+    reminder.mention([Hint(1, 1, 1)])
+    reminder.look(ME, Share(mine=(1,)))
+    assert told == [1, 2, 3], "no more than there are slots, and none twice"
+    reminder.look(ME, Share(mine=(1,)))
+    assert told == [1, 2, 3]
+    reminder.mention([Hint(1, 2, 1)])
+    assert told == [1, 2, 3, 1], "another attempt is news"
+    monkeypatch.setattr(hints_module, "REMIND_AFTER_S", 0.0)
+    reminder.look(ME, Share(mine=(1,)))
+    assert told == [1, 2, 3, 1, 1, 2, 3]
+
+
+def test_the_ticker_reminds_where_messages_are_all_that_starts_a_run() -> None:
+    stage = Stage()
+    reminder = Reminder(stage.runs, limit=3, steal_after_s=1.0, tell=lambda _: None)
+    ticker = stage.make(reminder)
+    ticker.look()
+    ticker.look()
+    assert stage.runs.asked["due"] == 1
