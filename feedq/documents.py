@@ -38,11 +38,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document taken apart at its top: its keys with their lines, and the items of the list asked for."""
+    """A document taken apart at its top: its keys with their lines, and the items of the lists asked for."""
 
     keys: Mapping[str, int | None]
-    items: Sequence[Entry] | None
-    """None when there is no such list."""
+    lists: Mapping[str, Sequence[Entry]]
+    """By key, those that are there and are lists."""
 
 
 class Unreadable(Exception):
@@ -53,18 +53,18 @@ class Unreadable(Exception):
         self.line = line
 
 
-def read(text: str, *, items: str) -> Iterator[Document]:
-    """The documents of a text, with the list under the key ``items`` taken apart. Raises `Unreadable`."""
+def read(text: str, *, lists: Sequence[str]) -> Iterator[Document]:
+    """The documents of a text, with the lists under these keys taken apart. Raises `Unreadable`."""
     if len(text) > LENGTH_MAX:
         raise Unreadable(None, f"has {len(text)} characters; at most {LENGTH_MAX} are allowed")
     body = text.removeprefix("\ufeff")
     if body.lstrip()[:1] in ("{", "["):
         # JSON first: YAML reads most of it, but not tabs, nor characters escaped as surrogate pairs.
-        found = _json_documents(body, items)
+        found = _json_documents(body, lists)
         if found is not None:
             yield from found
             return
-    yield from _yaml_documents(body, items)
+    yield from _yaml_documents(body, lists)
 
 
 def dump(value: Any) -> str:
@@ -78,7 +78,7 @@ def dump(value: Any) -> str:
 _BLANK = re.compile(r"\s*")
 
 
-def _json_documents(text: str, items: str) -> list[Document] | None:
+def _json_documents(text: str, lists: Sequence[str]) -> list[Document] | None:
     """None when the text is no JSON: it may be YAML in braces."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
     documents = []
@@ -86,7 +86,7 @@ def _json_documents(text: str, items: str) -> list[Document] | None:
     try:
         while at < len(text):
             value, at = decoder.raw_decode(text, at)
-            documents.append(_json_document(value, items))
+            documents.append(_json_document(value, lists))
             at = _after_blanks(text, at)
     except json.JSONDecodeError:
         return None
@@ -101,11 +101,17 @@ def _after_blanks(text: str, at: int) -> int:
     return match.end()
 
 
-def _json_document(value: Any, items: str) -> Document:
+def _json_document(value: Any, lists: Sequence[str]) -> Document:
     if not isinstance(value, dict):
-        raise Unreadable(None, f"must be a mapping with a list of {items}")
-    found = value.get(items)
-    return Document(dict.fromkeys(value), [Entry(i) for i in found] if isinstance(found, list) else None)
+        raise Unreadable(None, _no_mapping(lists))
+    found = {key: value[key] for key in lists if isinstance(value.get(key), list)}
+    return Document(
+        dict.fromkeys(value), {key: [Entry(item) for item in items] for key, items in found.items()}
+    )
+
+
+def _no_mapping(lists: Sequence[str]) -> str:
+    return f"must be a mapping with a list of {' or '.join(lists)}"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -170,7 +176,7 @@ for _kind, (_pattern, _first) in _CORE_TYPES.items():
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node), 10))
 
 
-def _yaml_documents(text: str, items: str) -> Iterator[Document]:
+def _yaml_documents(text: str, lists: Sequence[str]) -> Iterator[Document]:
     try:
         _check_depth(text)
         loader = _Loader(text)
@@ -178,7 +184,7 @@ def _yaml_documents(text: str, items: str) -> Iterator[Document]:
             while loader.check_node():
                 node = loader.get_node()
                 _check_nodes(node)
-                document = _yaml_document(loader, node, items)
+                document = _yaml_document(loader, node, lists)
                 if document is not None:
                     yield document
         finally:
@@ -245,17 +251,19 @@ def _check_keys(node: yaml.MappingNode) -> None:
         seen.add(key.value)
 
 
-def _yaml_document(loader: Any, node: yaml.Node, items: str) -> Document | None:
+def _yaml_document(loader: Any, node: yaml.Node, lists: Sequence[str]) -> Document | None:
     if node.tag.endswith(":null"):
         return None
     line = _line(node)
     if not isinstance(node, yaml.MappingNode):
-        raise Unreadable(line, f"must be a mapping with a list of {items}")
+        raise Unreadable(line, _no_mapping(lists))
     keys = {key.value: _line(key) for key, _ in node.value}
-    found = next((value for key, value in node.value if key.value == items), None)
-    if not isinstance(found, yaml.SequenceNode):
-        return Document(keys, None)
-    return Document(keys, [_yaml_entry(loader, item) for item in found.value])
+    found = {
+        key.value: [_yaml_entry(loader, item) for item in value.value]
+        for key, value in node.value
+        if key.value in lists and isinstance(value, yaml.SequenceNode)
+    }
+    return Document(keys, found)
 
 
 def _yaml_entry(loader: Any, node: yaml.Node) -> Entry:

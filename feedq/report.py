@@ -11,7 +11,7 @@ from typing import Any
 
 from feedq.diagnosis import Check, Overview
 from feedq.model import JSON, Event, FeedView, Status, WorkerView
-from feedq.store.insight import FleetState
+from feedq.store.insight import FleetState, JobState
 from feedq.telemetry import mask_url
 
 
@@ -113,7 +113,12 @@ def event_row(event: Event) -> dict[str, Any]:
 
 
 def status_document(
-    numbers: Overview, workers: Sequence[WorkerView], state: FleetState | None, warnings: Sequence[Check]
+    numbers: Overview,
+    workers: Sequence[WorkerView],
+    state: FleetState | None,
+    warnings: Sequence[Check],
+    *,
+    jobs: JobState | None = None,
 ) -> dict[str, Any]:
     """`feedq status --json`; ``warnings`` are the checks that did not come out well."""
     leader = None if state is None else state.leader
@@ -153,9 +158,32 @@ def status_document(
         "reconcile": None
         if state is None
         else {"last_pass_at": state.pass_at, "last_pass_age_s": state.pass_age_s},
+        "schedules": None if jobs is None else _schedules(jobs),
+        "runs": None if jobs is None else _runs(jobs),
         "warnings": [
             {"name": c.name, "level": c.level.value, "detail": c.detail, "advice": c.advice} for c in warnings
         ],
+    }
+
+
+def _schedules(jobs: JobState) -> dict[str, Any]:
+    return {
+        "total": jobs.schedules,
+        "active": jobs.active,
+        "paused": jobs.paused,
+        "paused_by_failures": list(jobs.tripped),
+        "overdue_s": jobs.overdue_s,
+    }
+
+
+def _runs(jobs: JobState) -> dict[str, Any]:
+    return {
+        "running": jobs.running,
+        "waiting": jobs.waiting,
+        "due": jobs.due,
+        "oldest_due_s": jobs.oldest_due_s,
+        "workers": jobs.workers,
+        "slots": jobs.slots,
     }
 
 

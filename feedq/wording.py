@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 from feedq.model import FeedView, Status
@@ -9,6 +10,10 @@ from feedq.telemetry import mask_url
 
 ERROR_WIDTH = 100
 """Characters of an error in a list; one feed's own page has all of it."""
+
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+|\d+(?:\.\d+)?", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", re.ASCII)
+_UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
 
 
 def printable(text: str) -> str:
@@ -28,6 +33,24 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / divisor:.0f}{unit}"
     return f"{seconds / 86_400:.0f}d"
+
+
+def parse_duration(text: str) -> float:
+    """``90``, ``90s``, ``1m30s``, ``2h``, ``1d`` in seconds. Raises `ValueError` with what is wrong."""
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is no duration; write it as 90s, 2m, 1m30s, 1h or 1d")
+    return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
+
+
+def exact_duration(seconds: float) -> str | float:
+    """A duration as `parse_duration` reads it; where that would not be exactly the same, the number."""
+    if seconds != seconds // 1 or not 0 < seconds < 2**53:
+        return seconds
+    rest, text = int(seconds), ""
+    for unit, divisor in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, divisor)
+        text += f"{count}{unit}" if count else ""
+    return text
 
 
 def size(count: float) -> str:

@@ -33,7 +33,9 @@ def doctor(invocation: Invocation) -> None:
       feedq doctor
     """
     found: list[Check] = []
-    for check in diagnose(invocation.store, invocation.fleet_state, invocation.settings):
+    for check in diagnose(
+        invocation.store, invocation.fleet_state, invocation.job_state, invocation.settings
+    ):
         found.append(check)
         if not invocation.json:
             _write(check)

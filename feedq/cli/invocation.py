@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
@@ -25,7 +26,9 @@ from feedq.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from feedq.sinks.base import Sink
-    from feedq.store.insight import FleetState
+    from feedq.store.insight import FleetState, JobState
+    from feedq.store.jobs.base import JobStore
+    from feedq.store.postgresql import PostgresStore
 
 POLL_INTERVAL_S = 0.2
 """How often ``--wait`` looks again: short beside the second that a handover takes."""
@@ -35,7 +38,7 @@ POLL_INTERVAL_S = 0.2
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def open_store() -> Store:
+def open_store() -> PostgresStore:
     """The control database of FEEDQ_DATABASE_URL. Connects when first used."""
     from feedq.store.postgresql import PostgresStore
 
@@ -53,9 +56,13 @@ class Invocation:
     injected_store: Store | None = None
     injected_fleet: FleetState | None = None
     """What `fleet_state` answers when the store was injected."""
+    injected_jobs: JobStore | None = None
+    """Schedules and runs beside an injected store."""
+    injected_job_state: JobState | None = None
+    """What `job_state` answers when the store was injected."""
     injected_sinks: Mapping[str, Sink] | None = None
     """Sinks by name, in place of those of the settings."""
-    _opened: Store | None = None
+    _opened: PostgresStore | None = None
 
     @property
     def settings(self) -> Settings:
@@ -63,8 +70,14 @@ class Invocation:
 
     @property
     def store(self) -> Store:
-        if self.injected_store is not None:
-            return self.injected_store
+        return self._open() if self.injected_store is None else self.injected_store
+
+    @property
+    def jobs(self) -> JobStore:
+        """Schedules, runs and job queues."""
+        return self._open().jobs if self.injected_jobs is None else self.injected_jobs
+
+    def _open(self) -> PostgresStore:
         if self._opened is None:
             self._opened = open_store()
             click.get_current_context().call_on_close(self._opened.close)
@@ -92,6 +105,18 @@ class Invocation:
         from feedq.store.insight import fleet_state
 
         return fleet_state(self.settings.database_url.get_secret_value())
+
+    def job_state(self) -> JobState | None:
+        """None when there is no telling."""
+        if self.injected_store is not None:
+            return self.injected_job_state
+        from feedq.store.insight import job_state
+
+        return job_state(self.settings.database_url.get_secret_value())
+
+    def database_now(self) -> datetime:
+        """The clock that schedules go by."""
+        return self._open().now() if self.injected_store is None else self.clock.now()
 
     def live_feed(self, name: str) -> Feed:
         """Raises `NotFound` when there is no feed of that name, or it is being removed."""

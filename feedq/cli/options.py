@@ -46,6 +46,25 @@ def parse_object(text: str, *, option: str) -> dict[str, Any]:
     return value
 
 
+def parse_list(text: str, *, option: str) -> list[Any]:
+    """A JSON list. Raises `InvalidInput`, without the text: it may hold a secret."""
+    try:
+        value = json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{option}: is no valid JSON: {error}") from None
+    if not isinstance(value, list):
+        raise InvalidInput(f"{option}: must be a JSON list, such as '[1, \"a\"]'")
+    return value
+
+
+def merge_arguments(
+    arguments: Mapping[str, Any], assignments: Iterable[str], *, option: str
+) -> dict[str, Any]:
+    """Assignments on top of arguments by name; a value is JSON if it can be read as such, else text."""
+    given = (split_assignment(text, option=option) for text in assignments)
+    return dict(arguments) | {key: _typed(value, set()) for key, value in given}
+
+
 def merge_source(source: Mapping[str, Any], connector: str, assignments: Iterable[str]) -> dict[str, Any]:
     """``-o`` assignments on top of a source."""
     return _merge(source, assignments, load_connector(connector).Options.model_json_schema(), option="-o")

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feedq.model import Status, WorkerState, WorkerTarget
+from feedq.schedule.model import RunState
 
 Cell = str | Text
 
@@ -33,6 +34,14 @@ STYLES = {
     WorkerState.GONE.value: "dim",
     WorkerTarget.CORDONED.value: "yellow",
     WorkerTarget.DRAINED.value: "yellow",
+    RunState.SUCCEEDED.value: "green",
+    # `failed` is that of feeds.
+    RunState.TIMED_OUT.value: "bold red",
+    RunState.LOST.value: "bold red",
+    RunState.CANCELLED.value: "dim",
+    RunState.SKIPPED_OVERLAP.value: "yellow",
+    RunState.MISSED_DEADLINE.value: "yellow",
+    RunState.MISSED_CATCHUP.value: "yellow",
 }
 
 

@@ -37,6 +37,7 @@ class Root(click.Group):
         "db": "feedq.cli.db:db",
         "apply": "feedq.cli.apply:apply",
         "feed": "feedq.cli.feed:feed",
+        "schedule": "feedq.cli.schedule:schedule",
         "worker": "feedq.cli.worker:worker",
         "status": "feedq.cli.status:status",
         "top": "feedq.cli.top:top",

@@ -8,10 +8,12 @@ from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_facts, write_json
 from feedq.cli.views import write_workers
 from feedq.diagnosis import Level, Overview, fleet_checks, overview
+from feedq.diagnosis.checks import counted
 from feedq.diagnosis.fleet import described
+from feedq.diagnosis.schedules import described_runs, described_schedules, job_checks
 from feedq.model import Status
 from feedq.report import status_document
-from feedq.store.insight import FleetState
+from feedq.store.insight import FleetState, JobState
 from feedq.wording import duration, percent, printable, size
 
 
@@ -19,7 +21,8 @@ from feedq.wording import duration, percent, printable, size
 @json_option
 @pass_invocation
 def status(invocation: Invocation) -> None:
-    """Feeds by status and why they wait, moves, workers with load and spread, beat, reconcile, and warnings.
+    """Feeds by status and why they wait, moves, schedules and runs, workers with load and spread, beat,
+    reconcile, and warnings.
 
     \b
     Example:
@@ -29,15 +32,15 @@ def status(invocation: Invocation) -> None:
     state = invocation.fleet_state()
     numbers = overview(feeds, workers)
     interval_s, rules = invocation.settings.reconcile_interval_s, invocation.settings.rules
-    warnings = [
-        check
-        for check in fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules)
-        if check.level is not Level.OK
-    ]
+    jobs = invocation.job_state()
+    checks = [*fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules)]
+    if jobs is not None:
+        checks += job_checks(jobs)
+    warnings = [check for check in checks if check.level is not Level.OK]
     if invocation.json:
-        write_json(status_document(numbers, workers, state, warnings))
+        write_json(status_document(numbers, workers, state, warnings, jobs=jobs))
         return
-    _write_numbers(numbers, state)
+    _write_numbers(numbers, state, jobs)
     if workers:
         click.echo()
         write_workers(workers, now=invocation.clock.now())
@@ -47,7 +50,7 @@ def status(invocation: Invocation) -> None:
         click.echo(f"{check.level.value}: {check.name}: {printable(check.detail)}\n      -> {check.advice}")
 
 
-def _write_numbers(numbers: Overview, state: FleetState | None) -> None:
+def _write_numbers(numbers: Overview, state: FleetState | None, jobs: JobState | None) -> None:
     counts = ", ".join(f"{numbers.by_status[s]} {s}" for s in Status if numbers.by_status.get(s))
     spread = "" if numbers.spread is None else f", {numbers.spread[0]} to {numbers.spread[1]} each"
     leader = None if state is None else state.leader
@@ -73,4 +76,10 @@ def _write_numbers(numbers: Overview, state: FleetState | None) -> None:
         )
         age = "never" if state.pass_age_s is None else f"{duration(state.pass_age_s)} ago"
         facts += [("beat", led), ("reconcile", age)]
+    if jobs is not None and (jobs.schedules or jobs.waiting or jobs.running):
+        facts += [
+            ("schedules", described_schedules(jobs)),
+            ("runs", described_runs(jobs)),
+            ("job slots", f"{jobs.slots} on {counted(jobs.workers, 'worker')}"),
+        ]
     write_facts(facts)

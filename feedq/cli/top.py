@@ -27,9 +27,11 @@ from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import rich_table, styled, write_json_line
 from feedq.diagnosis import Overview, overview
 from feedq.diagnosis.fleet import described
+from feedq.diagnosis.schedules import described_runs
 from feedq.errors import Unavailable
 from feedq.model import FeedView, Status, WorkerView
 from feedq.report import feed_row, worker_row
+from feedq.store.insight import JobState
 from feedq.wording import ago, duration, percent, printable, size, why
 
 RATE_WINDOW_S = 5.0
@@ -48,6 +50,7 @@ class Frame:
     workers: Sequence[WorkerView]
     rates: dict[int, float]
     """Records a second, by feed id; none in the first frame."""
+    jobs: JobState | None = None
 
     @property
     def rate(self) -> float:
@@ -109,7 +112,7 @@ def _frames(invocation: Invocation, *, tenant: str | None, count: int | None) ->
         rates = {i: (total - before[i]) / passed_s for i, total in totals.items() if i in before}
         past.append((now, totals))
         looks += 1
-        yield Frame(invocation.clock.now(), feeds, workers, rates)
+        yield Frame(invocation.clock.now(), feeds, workers, rates, invocation.job_state())
 
 
 # -- without a terminal ------------------------------------------------------------------------------
@@ -131,6 +134,9 @@ def _write_document(frame: Frame) -> None:
                 for view in frame.feeds
             ],
             "workers": [worker_row(view) for view in frame.workers],
+            "runs": None
+            if frame.jobs is None
+            else {"running": frame.jobs.running, "waiting": frame.jobs.waiting, "slots": frame.jobs.slots},
         }
     )
 
@@ -145,8 +151,15 @@ def _summary(numbers: Overview, frame: Frame) -> str:
     moving = f", {numbers.moving} moving" if numbers.moving else ""
     return (
         f"{numbers.feeds} feeds ({counts or 'none'}{moving}), workers: {described(numbers)} "
-        f"({numbers.held}/{numbers.capacity}), {frame.rate:,.0f} records/s"
+        f"({numbers.held}/{numbers.capacity}), {frame.rate:,.0f} records/s{_runs(frame.jobs)}"
     )
+
+
+def _runs(jobs: JobState | None) -> str:
+    """Runs of schedules, where there are any of these."""
+    if jobs is None or not (jobs.schedules or jobs.running or jobs.waiting):
+        return ""
+    return f", runs: {described_runs(jobs)}"
 
 
 # -- in a terminal -----------------------------------------------------------------------------------

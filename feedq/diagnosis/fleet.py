@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from feedq.diagnosis.checks import Check, counted, fail, ok, warn
-from feedq.diagnosis.placing import placing_checks
+from feedq.diagnosis.placing import placing_checks, serves
 from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import Rules
 from feedq.store.insight import FleetState
@@ -78,7 +78,7 @@ def summary(tallies: Sequence[Tally], workers: Sequence[WorkerView]) -> Overview
             waiting[tally.reason] += tally.feeds
     active = [view for view in workers if view.worker.state is WorkerState.ACTIVE]
     by_target = {t: [v for v in active if v.worker.target_state is t] for t in WorkerTarget}
-    serving = by_target[WorkerTarget.SERVING]
+    serving = [view for view in by_target[WorkerTarget.SERVING] if serves(view)]
     held = [view.leases for view in serving]
     capacities = [view.worker.capacity for view in serving]
     # What runs on a cordoned worker stays there and asks for no other place, unless that worker dies.

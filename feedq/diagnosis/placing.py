@@ -17,8 +17,10 @@ NAMED_MAX = 5
 
 
 def serves(view: WorkerView) -> bool:
-    """Whether the worker may be given feeds."""
-    return view.worker.state is WorkerState.ACTIVE and view.worker.target_state is WorkerTarget.SERVING
+    """Whether the worker may be given feeds. One that runs jobs only has no place for any."""
+    worker = view.worker
+    serving = worker.state is WorkerState.ACTIVE and worker.target_state is WorkerTarget.SERVING
+    return serving and worker.capacity > 0
 
 
 def has_labels(view: WorkerView, required: Mapping[str, str]) -> bool:

@@ -9,24 +9,30 @@ from feedq.diagnosis.checks import Check, Level, fail, one_line
 from feedq.diagnosis.database import check_database
 from feedq.diagnosis.fleet import fleet_checks
 from feedq.diagnosis.host import check_open_files
+from feedq.diagnosis.schedules import job_checks
 from feedq.diagnosis.sinks import check_sinks
 from feedq.errors import FeedqError
 from feedq.model import FeedView, WorkerView
 from feedq.settings import Settings
 from feedq.store.base import Store
-from feedq.store.insight import FleetState
+from feedq.store.insight import FleetState, JobState
 
 
 def diagnose(
-    store: Store, fleet_state: Callable[[], FleetState | None], settings: Settings
+    store: Store,
+    fleet_state: Callable[[], FleetState | None],
+    job_state: Callable[[], JobState | None],
+    settings: Settings,
 ) -> Iterator[Check]:
     """One check after the other, each as soon as it is done; every one of them is bounded in time."""
     feeds: list[FeedView] = []
     workers: list[WorkerView] = []
     state: FleetState | None = None
+    jobs: JobState | None = None
     unreadable: FeedqError | None = None
     try:
         feeds, workers, state = store.feeds.views(), store.workers.views(), fleet_state()
+        jobs = job_state()
     except FeedqError as error:
         # The checks of the database say why, and better.
         unreadable = error
@@ -38,5 +44,7 @@ def diagnose(
         yield from check_open_files(workers)
         interval_s = settings.reconcile_interval_s
         yield from fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=settings.rules)
+        if jobs is not None:
+            yield from job_checks(jobs)
     elif not any(check.level is Level.FAIL for check in database):
         yield fail("tables", one_line(unreadable), "see the checks of the database")

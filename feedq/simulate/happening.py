@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from feedq import wording
+
 DURATION_S_MAX: Final = 7 * 86_400.0
-_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h))+|\d+(?:\.\d+)?")
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|)")
 
 
 class Verb(StrEnum):
@@ -60,10 +58,8 @@ _WRITTEN: Final = tuple(verb for verb in Verb if verb is not Verb.START)
 
 
 def parse_duration(text: str) -> float:
-    """``90``, ``90s``, ``1m30s``, ``2h`` in seconds. Raises `ValueError` with what is wrong."""
-    if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is no duration; write it as 90s, 2m, 1m30s or 1h")
-    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
+    """As `wording.parse_duration`, up to seven days. Raises `ValueError` with what is wrong."""
+    seconds = wording.parse_duration(text)
     if seconds > DURATION_S_MAX:
         raise ValueError(f"{text!r} is longer than seven days")
     return seconds

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-import orjson
 import psycopg2
 import pytest
 import redis
-import structlog
-from click.testing import CliRunner, Result
 
-from feedq.cli import main
 from feedq.diagnosis.broker import check_broker
 from feedq.diagnosis.checks import Check, Level
 from feedq.diagnosis.database import _notifications, _session_locks, check_database, judge_clock
 from feedq.diagnosis.sinks import check_sinks
 from feedq.embedded.process import free_port
-from feedq.settings import Settings, settings
+from feedq.settings import Settings
 from feedq.store import migrate
+from tests.contract.shell import Shell, opened_shell
 
 MANIFEST = """
 feeds:
@@ -36,32 +32,10 @@ feeds:
 """
 
 
-class Shell:
-    """Runs the command with an environment of its own, in this process: loading the drivers takes longer than
-    the commands do."""
-
-    def __init__(self, database_url: str, broker_url: str) -> None:
-        self.environment = {"FEEDQ_DATABASE_URL": database_url, "FEEDQ_BROKER_URL": broker_url}
-
-    def run(self, *arguments: str, given: str = "") -> Result:
-        settings.cache_clear()
-        return CliRunner(env=self.environment).invoke(main, list(arguments), input=given)
-
-    def json(self, *arguments: str, status: int = 0, given: str = "") -> Any:
-        done = self.run(*arguments, "--json", given=given)
-        assert done.exit_code == status, done.output
-        return orjson.loads(done.stdout)
-
-
 @pytest.fixture
 def shell(database_url: str, broker_url: str) -> Iterator[Shell]:
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield Shell(database_url, broker_url)
-    # As it was before a command set up its log and read its settings.
-    settings.cache_clear()
-    structlog.reset_defaults()
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
+    with opened_shell(database_url, broker_url) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.model import Assignment, FeedSpec, FeedView, Load, NewWorker, Progress, Reason, Release, Worker
 from feedq.settings import Settings
-from feedq.store.insight import FleetState
+from feedq.store.insight import FleetState, JobState
 from feedq.testing import ManualClock, MemoryStore
+from tests.unit.job_store import MemoryJobs
 
 URL = "tcp://127.0.0.1:7001"
 
@@ -26,10 +27,18 @@ class Command:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore(self.clock)
+        self.jobs = MemoryJobs(self.clock)
         self.fleet: FleetState | None = None
+        self.job_state: JobState | None = None
 
     def run(self, *arguments: str, given: str | bytes | None = None) -> Result:
-        invocation = Invocation(clock=self.clock, injected_store=self.store, injected_fleet=self.fleet)
+        invocation = Invocation(
+            clock=self.clock,
+            injected_store=self.store,
+            injected_fleet=self.fleet,
+            injected_jobs=self.jobs,
+            injected_job_state=self.job_state,
+        )
         return CliRunner().invoke(main, list(arguments), obj=invocation, input=given)
 
     def ok(self, *arguments: str, given: str | bytes | None = None) -> str:

@@ -67,8 +67,8 @@ def test_files_add_up_and_json_reports_the_changes(command: Command, tmp_path: P
         "removed": 0,
         "unchanged": 0,
         "changes": [
-            {"name": "a", "action": "add", "options": []},
-            {"name": "b", "action": "add", "options": []},
+            {"kind": "feed", "name": "a", "action": "add", "options": []},
+            {"kind": "feed", "name": "b", "action": "add", "options": []},
         ],
     }
 
@@ -124,15 +124,11 @@ def test_wrong_usage_is_refused(command: Command, arguments: tuple[str, ...], me
     assert message in command.refused("apply", *arguments, given="")
 
 
-def test_schedules_are_not_supported_yet(command: Command) -> None:
-    assert "not supported yet in this release" in command.refused("apply", "-f", "-", given="schedules: []\n")
-
-
 def test_pruning_asks_first_and_refuses_where_nobody_answers(command: Command) -> None:
     command.feed("z")
     result = command.run("apply", "-f", "-", "--prune", given=feeds("a"))
     assert result.exit_code == 2
-    assert "Remove 1 feeds that are not declared?" in result.stderr
+    assert "Remove 1 feed that the manifests do not declare?" in result.stderr
     assert names(command) == ["z"]
 
 

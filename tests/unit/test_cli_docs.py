@@ -67,7 +67,7 @@ def test_every_command_explains_itself_with_an_example_and_takes_json(path: str)
 def test_arguments_are_documented() -> None:
     for path, command in COMMANDS.items():
         if any(isinstance(p, click.Argument) for p in command.params):
-            assert re.search(rf"^`{path} \[?NAME", sections()[path], re.MULTILINE), path
+            assert re.search(rf"^`{path} \[?(NAME|RUN_ID)", sections()[path], re.MULTILINE), path
 
 
 def test_the_manifests_of_the_guide_are_right() -> None:
@@ -80,8 +80,27 @@ def test_the_manifests_of_the_guide_are_right() -> None:
         assert [problem for spec in found for problem in problems(spec)] == []
 
 
-def test_the_guide_has_exactly_the_keys_of_a_feed() -> None:
+def test_the_schedules_of_the_guide_are_right() -> None:
     guide = (DOCS / "howto" / "declare-feeds.md").read_text()
-    assert tuple(sorted(re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE))) == tuple(
-        sorted(manifest.FEED_KEYS)
-    )
+    (block,) = [
+        b for b in re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL) if "schedules:" in b
+    ]
+    found = manifest.join([manifest.parse(block, origin="declare-feeds.md")])
+    assert found.problems == ()
+    assert found.schedules
+    assert found.queues
+    assert [p for schedule in found.schedules for p in manifest.schedule_problems(schedule.spec)] == []
+
+
+@pytest.mark.parametrize(
+    ("title", "keys"),
+    [
+        ("key", manifest.FEED_KEYS),
+        ("key of a schedule", manifest.SCHEDULE_KEYS),
+        ("key of a queue", manifest.QUEUE_KEYS),
+    ],
+)
+def test_the_guide_has_exactly_the_keys_of_a(title: str, keys: tuple[str, ...]) -> None:
+    guide = (DOCS / "howto" / "declare-feeds.md").read_text()
+    table = guide.partition(f"| {title} | default |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(keys)

@@ -132,7 +132,7 @@ feeds:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("schedules: []\n" + MINIMAL, "f.yaml:1: schedules are not supported yet in this release"),
+        ("schedules: {}\n" + MINIMAL, "f.yaml:1: schedules: must be a list"),
         ("feed: []\n", "f.yaml:1: unknown key 'feed'; known are feeds"),
         ("- name: a\n", "f.yaml:1: must be a mapping with a list of feeds"),
         ("feeds: {a: 1}\n", "f.yaml:1: feeds: must be a list"),

@@ -1,0 +1,252 @@
+"""`feedq schedule`: jobs that are run once per tick, on whichever worker has room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+
+import click
+
+from feedq.cli.invocation import Invocation, json_option, pass_invocation
+from feedq.cli.output import write_json
+from feedq.cli.schedule_declare import add, edit, export
+from feedq.cli.schedule_next import next_, zone_of
+from feedq.cli.schedule_queue import queue
+from feedq.cli.schedule_run import backfill, trigger
+from feedq.cli.schedule_views import write_runs, write_schedule, write_schedules
+from feedq.cli.views import write_done
+from feedq.diagnosis.checks import counted
+from feedq.errors import InvalidInput
+from feedq.manifest.values import duration, moment
+from feedq.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
+from feedq.web.schedules.documents import run_row, schedule_document, schedule_row
+from feedq.wording import printable
+
+PAGE = 1_000
+"""Schedules read at a time."""
+RUNS_SHOWN = 50
+RUNS_OF_ONE = 10
+"""Runs below a schedule; `feedq schedule runs` has more."""
+PAUSE_MAX_S = 100 * 366 * 86_400.0
+"""Longer than that is for ever."""
+
+
+@click.group(short_help="Jobs once per tick: add, show, next, runs, trigger, backfill, pause, queues.")
+def schedule() -> None:
+    """Jobs that are run once per tick on the whole cluster: cron, intervals, or once.
+
+    \b
+    Example:
+      feedq schedule add acme/cleanup --task acme.jobs.cleanup --cron "0 2 * * *" --zone Europe/Berlin
+      feedq schedule show acme/cleanup
+    """
+
+
+for _command in (add, edit, export, next_, trigger, backfill, queue):
+    schedule.add_command(_command)
+
+
+# -- looking -----------------------------------------------------------------------------------------
+
+
+@schedule.command("list", short_help="All schedules, their next tick and their last run.")
+@click.option("--prefix", default="", help="Only those whose name begins so.")
+@click.option(
+    "--state", type=click.Choice([state.value for state in ScheduleState]), help="Only those in this state."
+)
+@json_option
+@pass_invocation
+def list_(invocation: Invocation, *, prefix: str, state: str | None) -> None:
+    """All schedules by name: when they fire next, and what became of the last run.
+
+    \b
+    Example:
+      feedq schedule list --prefix acme/
+    """
+    shown = [v for v in _views(invocation, prefix) if state is None or v.schedule.state.value == state]
+    if invocation.json:
+        write_json([schedule_row(view) for view in shown])
+    else:
+        write_schedules(shown, now=invocation.clock.now())
+
+
+def _views(invocation: Invocation, prefix: str) -> Iterator[ScheduleView]:
+    after = ""
+    while page := invocation.jobs.schedules.views(prefix=prefix, after=after, limit=PAGE):
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1].schedule.spec.name
+
+
+@schedule.command(short_help="Everything about one schedule, with its last runs.")
+@click.argument("name")
+@json_option
+@pass_invocation
+def show(invocation: Invocation, *, name: str) -> None:
+    """Everything about one schedule: declaration, where it stands, runs by state, and the last of them.
+
+    \b
+    Example:
+      feedq schedule show acme/cleanup
+    """
+    schedules = invocation.jobs.schedules
+    view, counts = schedules.view(name), schedules.counts(name)
+    runs = schedules.runs(name, limit=RUNS_OF_ONE)
+    if invocation.json:
+        write_json(schedule_document(view, counts=counts, runs=runs))
+    else:
+        write_schedule(view, counts=counts, runs=runs, now=invocation.clock.now())
+
+
+@schedule.command(short_help="The history of one schedule, or of all.")
+@click.argument("name", required=False)
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in RunState]),
+    help="Only runs in this state; may be repeated.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1_000),
+    default=RUNS_SHOWN,
+    show_default=True,
+    help="How many, newest first.",
+)
+@json_option
+@pass_invocation
+def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], limit: int) -> None:
+    """The history of one schedule or of all, newest first: worker, lag, duration, and why a run ended so.
+
+    RUN, the name of a schedule and the KEY of a run, is the correlation id, which stands in every log line of the
+    job. DUE is how long ago it fell due, LAG how much later it began. A row that stands for many ticks missed in
+    a row says how many.
+
+    \b
+    Example:
+      feedq schedule runs acme/cleanup --state failed --state lost
+    """
+    found = invocation.jobs.schedules.runs(name, states=[RunState(state) for state in states], limit=limit)
+    if invocation.json:
+        write_json([run_row(run) for run in found])
+    else:
+        write_runs(found, now=invocation.clock.now(), of_one=name is not None)
+
+
+# -- changing ----------------------------------------------------------------------------------------
+
+
+@schedule.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option(
+    "--until", metavar="TIME", help="Resume by itself then; in the schedule's zone without an offset."
+)
+@click.option("--for", "for_", metavar="DURATION", help="Resume by itself after this long, such as 2h.")
+@click.option("--reason", help="Why; lists show it.")
+@json_option
+@pass_invocation
+def pause(
+    invocation: Invocation, *, names: Sequence[str], until: str | None, for_: str | None, reason: str | None
+) -> None:
+    """Fire no more ticks, until the schedules are resumed. Runs that there are go on.
+
+    \b
+    Example:
+      feedq schedule pause acme/cleanup --for 2h --reason "maintenance of the warehouse"
+    """
+    if until is not None and for_ is not None:
+        raise click.UsageError("--until and --for exclude each other")
+    end = None
+    if for_ is not None:
+        seconds = duration(for_, option="--for")
+        if seconds > PAUSE_MAX_S:
+            raise InvalidInput(f"--for: {for_!r} is too long; leave it out to pause for good")
+        end = invocation.database_now() + timedelta(seconds=seconds)
+
+    def pause_one(found: Schedule) -> None:
+        zone = zone_of(found.spec.timing)
+        then = end if until is None else moment(until, zone, option="--until")
+        invocation.jobs.schedules.pause(found.spec.name, until=then, reason=reason)
+
+    _each(invocation, names, pause_one)
+    write_done(invocation, names, "paused")
+
+
+@schedule.command()
+@click.argument("names", nargs=-1, required=True)
+@json_option
+@pass_invocation
+def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
+    """Let paused schedules fire again; failures in a row are forgotten.
+
+    What becomes of the ticks of the pause, the schedule's own `resume` says.
+
+    \b
+    Example:
+      feedq schedule resume acme/cleanup
+    """
+    _each(invocation, names, lambda found: invocation.jobs.schedules.resume(found.spec.name))
+    write_done(invocation, names, "resumed")
+
+
+@schedule.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@pass_invocation
+def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
+    """Forget schedules and cancel what waits of them. A run under way may end; history stays for a while.
+
+    \b
+    Example:
+      feedq schedule remove acme/cleanup --yes
+    """
+    _each(invocation, names, lambda _: None)
+    if not yes:
+        invocation.confirm(f"Remove {', '.join(names)}?")
+    _each(invocation, names, lambda found: invocation.jobs.schedules.remove(found.spec.name))
+    write_done(invocation, names, "removed")
+
+
+@schedule.command()
+@click.argument("name")
+@json_option
+@pass_invocation
+def purge(invocation: Invocation, *, name: str) -> None:
+    """Cancel the waiting runs of a schedule; what runs goes on.
+
+    \b
+    Example:
+      feedq schedule purge acme/cleanup
+    """
+    cancelled = invocation.jobs.schedules.purge(name)
+    if invocation.json:
+        write_json({"name": name, "cancelled": cancelled})
+    else:
+        click.echo(printable(f"{name}: {counted(cancelled, 'waiting run')} cancelled"))
+
+
+@schedule.command()
+@click.argument("run_id", type=click.IntRange(1, 2**63 - 1))
+@json_option
+@pass_invocation
+def cancel(invocation: Invocation, *, run_id: int) -> None:
+    """Cancel one run, by the id that `feedq schedule runs` shows. A job under way is told, and has to obey.
+
+    \b
+    Example:
+      feedq schedule cancel 4711
+    """
+    run = invocation.jobs.schedules.cancel_run(run_id)
+    if invocation.json:
+        write_json(run_row(run))
+    else:
+        click.echo(printable(f"run {run.id} ({run.schedule}/{run.key}) {run.state}"))
+
+
+def _each(invocation: Invocation, names: Sequence[str], act: Callable[[Schedule], object]) -> None:
+    """Do it to all or, if one of them does not exist, to none."""
+    for found in [invocation.jobs.schedules.get(name) for name in dict.fromkeys(names)]:
+        act(found)

@@ -1,0 +1,166 @@
+"""Schedules, runs and job queues as tables and lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import click
+
+from feedq import documents, manifest
+from feedq.cli.output import styled, write_facts, write_table
+from feedq.report import masked
+from feedq.schedule.model import Queue, Run, RunKind, RunState, ScheduleView
+from feedq.schedule.words import timing_words
+from feedq.web.schedules import words
+from feedq.wording import ERROR_WIDTH, ago, duration, printable
+
+
+def write_schedules(views: Sequence[ScheduleView], *, now: datetime) -> None:
+    if not views:
+        click.echo("no schedules; declare some with `feedq apply` or `feedq schedule add`")
+        return
+    rows = [
+        (
+            printable(view.schedule.spec.name),
+            styled(view.schedule.state.value),
+            printable(timing_words(view.schedule.spec.timing).removeprefix("cron ")),
+            printable(view.schedule.spec.job.task),
+            until(view.schedule.next_fire_at, now=now),
+            "-" if view.last is None else ago(view.last.ended_at or view.last.started_at, now=now),
+            "-" if view.last is None else styled(view.last.state.value),
+            str(view.waiting),
+            str(view.running),
+        )
+        for view in views
+    ]
+    titles = ("NAME", "STATE", "WHEN", "TASK", "NEXT", "LAST", "RESULT", "WAIT", "RUN")
+    write_table(titles, rows, right="NEXT LAST WAIT RUN")
+
+
+def write_schedule(
+    view: ScheduleView, *, counts: Mapping[RunState, int], runs: Sequence[Run], now: datetime
+) -> None:
+    schedule = view.schedule
+    ended = {state: count for state, count in counts.items() if count}
+    write_facts(
+        [
+            ("name", printable(schedule.spec.name)),
+            ("state", styled(schedule.state.value)),
+            ("paused because", None if schedule.pause_reason is None else printable(schedule.pause_reason)),
+            ("paused until", _moment(schedule.paused_until, now)),
+            ("when", printable(timing_words(schedule.spec.timing))),
+            ("next tick", _moment(schedule.next_tick_at, now)),
+            (
+                "fires",
+                None
+                if schedule.next_fire_at == schedule.next_tick_at
+                else f"{_moment(schedule.next_fire_at, now)}, with its jitter",
+            ),
+            ("waiting", str(view.waiting)),
+            ("running", str(view.running)),
+            (
+                "runs",
+                ", ".join(f"{ended[state]:,} {state}" for state in RunState if state in ended) or "none",
+            ),
+            ("failures", f"{schedule.failures} in a row" if schedule.failures else None),
+            ("generation", str(schedule.generation)),
+            ("created", _moment(schedule.created_at, now)),
+            ("updated", _moment(schedule.updated_at, now)),
+        ]
+    )
+    click.echo("declaration")
+    declaration = masked(manifest.plain_schedule(schedule.spec))
+    for line in documents.dump(declaration).splitlines():
+        click.echo(f"  {line}")
+    if runs:
+        click.echo()
+        write_runs(runs, now=now, of_one=True)
+
+
+def write_runs(runs: Sequence[Run], *, now: datetime, of_one: bool = False) -> None:
+    """``of_one``: they are all of one schedule, whose name need not be repeated."""
+    if not runs:
+        click.echo("no runs")
+        return
+    rows = [
+        (
+            str(run.id),
+            printable(run.key if of_one else f"{run.schedule}/{run.key}"),
+            styled(run.state.value) + (f" x{run.ticks:,}" if run.ticks > 1 else ""),
+            "-" if run.worker is None else printable(run.worker),
+            _due(run.due_at, now=now),
+            _seconds(words.lag_s(run)),
+            _seconds(words.took_s(run, now=now)),
+            _note(run),
+        )
+        for run in runs
+    ]
+    titles = ("ID", "KEY" if of_one else "RUN", "STATE", "WORKER", "DUE", "LAG", "TOOK", "NOTE")
+    write_table(titles, rows, right="ID DUE LAG TOOK")
+
+
+def _due(at: datetime, *, now: datetime) -> str:
+    """How long ago; of a retry that waits for its time, how long until then."""
+    return f"in {until(at, now=now)}" if at > now else ago(at, now=now)
+
+
+def _note(run: Run) -> str:
+    """What kind of run it is unless a tick, which attempt unless the first, and the reason."""
+    kind = "" if run.kind is RunKind.TICK else run.kind.value
+    attempt = "" if run.attempt == 1 else f"attempt {run.attempt}"
+    return "; ".join(part for part in (kind, attempt, why(run)) if part)
+
+
+def write_queues(queues: Mapping[str, Queue], depths: Mapping[str, tuple[int, int]]) -> None:
+    """Those with limits, and those with runs that have not ended."""
+    names = sorted(queues.keys() | depths.keys())
+    if not names:
+        click.echo("no queue has limits, or runs that wait or run; `feedq schedule queue set` sets limits")
+        return
+    rows = []
+    for name in names:
+        limits = queues.get(name, Queue(name))
+        waiting, running = depths.get(name, (0, 0))
+        rows.append(
+            (
+                printable(name),
+                "-" if limits.rate_per_s is None else f"{limits.rate_per_s:g}",
+                "-" if limits.rate_per_s is None else f"{limits.burst:g}",
+                "-" if limits.concurrency is None else str(limits.concurrency),
+                str(waiting),
+                str(running),
+            )
+        )
+    titles = ("QUEUE", "RATE/S", "BURST", "CONCURRENCY", "WAITING", "RUNNING")
+    write_table(titles, rows, right="RATE/S BURST CONCURRENCY WAITING RUNNING")
+
+
+def until(at: datetime | None, *, now: datetime) -> str:
+    """How long until then; how long ago with a minus."""
+    if at is None:
+        return "-"
+    seconds = (at - now).total_seconds()
+    return duration(seconds) if seconds >= 0 else f"-{duration(-seconds)}"
+
+
+def why(run: Run, *, width: int = ERROR_WIDTH) -> str:
+    """The reason of a run, in one line of this width."""
+    text = words.why(run)
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _moment(at: datetime | None, now: datetime) -> str | None:
+    if at is None:
+        return None
+    seconds = (at - now).total_seconds()
+    distance = f"in {duration(seconds)}" if seconds >= 0 else f"{duration(-seconds)} ago"
+    return f"{_stamp(at)} ({distance})"
+
+
+def _stamp(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else words.seconds(value)

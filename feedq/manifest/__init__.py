@@ -1,0 +1,59 @@
+"""Manifests: text in, declarations with their positions out; and the way back.
+
+A manifest is YAML or JSON, one document or several, each a mapping with lists of ``feeds``, ``schedules`` and
+``queues``.
+
+Reading goes on after a mistake, so that all of them can be told at once: `parse` never raises, it returns
+problems, each with its file and line (or the number of the feed, in JSON). Whether the options of a feed suit its
+connector, and whether a cron expression is one, is not judged here but by `feedq.declaration` and
+`feedq.schedule.check`.
+"""
+
+from feedq.manifest.feeds import FEED_KEYS, plain
+from feedq.manifest.jobs import (
+    QUEUE_KEYS,
+    SCHEDULE_KEYS,
+    plain_queue,
+    plain_schedule,
+    queue_problems,
+    read_schedule,
+    schedule_problems,
+)
+from feedq.manifest.plan import JobChange, JobPlan, difference, plan_queues, plan_schedules
+from feedq.manifest.reading import (
+    ENTRIES_MAX,
+    TOP_KEYS,
+    Declaration,
+    Manifest,
+    Problem,
+    dump,
+    join,
+    parse,
+    parse_specs,
+)
+
+__all__ = [
+    "ENTRIES_MAX",
+    "FEED_KEYS",
+    "QUEUE_KEYS",
+    "SCHEDULE_KEYS",
+    "TOP_KEYS",
+    "Declaration",
+    "JobChange",
+    "JobPlan",
+    "Manifest",
+    "Problem",
+    "difference",
+    "dump",
+    "join",
+    "parse",
+    "parse_specs",
+    "plain",
+    "plain_queue",
+    "plain_schedule",
+    "plan_queues",
+    "plan_schedules",
+    "queue_problems",
+    "read_schedule",
+    "schedule_problems",
+]

@@ -1,0 +1,393 @@
+"""`feedq schedule`: declaring, looking, pausing; and what each command refuses."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import yaml
+
+from feedq.errors import Unavailable
+from feedq.schedule.model import (
+    Beat,
+    CatchUp,
+    Cron,
+    DstFold,
+    DstGap,
+    Every,
+    Job,
+    Once,
+    Overlap,
+    Queue,
+    Resume,
+    Retries,
+    RunState,
+    ScheduleSpec,
+    ScheduleState,
+    Semantics,
+)
+from tests.unit.command import Command
+
+POLL = ("schedule", "add", "acme/poll", "--task", "acme.jobs.poll")
+
+
+@pytest.fixture
+def command() -> Command:
+    return Command()
+
+
+@pytest.fixture
+def poll(command: Command) -> Command:
+    """With the schedule acme/poll, every 30 s."""
+    command.ok(*POLL, "--every", "30s")
+    return command
+
+
+def spec(command: Command, name: str = "acme/poll") -> ScheduleSpec:
+    return command.jobs.schedules.get(name).spec
+
+
+# -- add ---------------------------------------------------------------------------------------------
+
+
+def test_add_declares_a_schedule_from_options(command: Command) -> None:
+    out = command.ok(
+        *("schedule", "add", "acme/cleanup", "--task", "acme.jobs.cleanup", "--cron", "H 2 * * *"),
+        *("--zone", "Europe/Berlin", "--dst-gap", "skip", "--dst-fold", "both", "--args", '[1, "two"]'),
+        *("--kwargs", '{"days": 7, "dry": false}', "--arg", "days=30", "--arg", "region=eu"),
+        *("--semantics", "transactional", "--timeout", "1h30m", "--retries", "3", "--retry-first", "5s"),
+        *("--retry-factor", "1.5", "--retry-max", "5m", "--queue", "reports", "--priority", "-5"),
+        *("--jitter", "90", "--start-deadline", "10m", "--overlap", "buffer_all", "--buffer-max", "7"),
+        *("--catch-up", "all", "--catch-up-window", "2d", "--catch-up-max", "9", "--misfire-after", "2m"),
+        *("--resume", "catch_up", "--pause-on-failure", "4", "--paused"),
+    )
+    assert out == "acme/cleanup added\n"
+    assert spec(command, "acme/cleanup") == ScheduleSpec(
+        name="acme/cleanup",
+        timing=Cron("H 2 * * *", "Europe/Berlin", DstGap.SKIP, DstFold.BOTH),
+        job=Job(
+            task="acme.jobs.cleanup",
+            args=(1, "two"),
+            kwargs={"days": 30, "dry": False, "region": "eu"},
+            semantics=Semantics.TRANSACTIONAL,
+            timeout_s=5400.0,
+            retries=Retries(3, 5.0, 1.5, 300.0),
+            queue="reports",
+            priority=-5,
+        ),
+        jitter_s=90.0,
+        start_deadline_s=600.0,
+        overlap=Overlap.BUFFER_ALL,
+        buffer_max=7,
+        catch_up=CatchUp.ALL,
+        catch_up_window_s=172_800.0,
+        catch_up_max=9,
+        misfire_after_s=120.0,
+        resume=Resume.CATCH_UP,
+        pause_on_failure=4,
+        paused=True,
+    )
+
+
+def test_add_needs_no_more_than_a_task_and_a_timing(command: Command) -> None:
+    assert command.json(*POLL, "--every", "30s") == [{"name": "acme/poll", "result": "added"}]
+    assert spec(command) == ScheduleSpec("acme/poll", Every(30.0), Job("acme.jobs.poll"))
+    command.ok("schedule", "add", "b", "--task", "t", "--at", "2026-12-01T08:00", "--zone", "Europe/Berlin")
+    assert spec(command, "b").timing == Once(datetime(2026, 12, 1, 7, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "schedule 'acme/poll': one of cron, every and at: is missing"),
+        (("--every", "1m", "--cron", "@daily"), "cron and every exclude each other"),
+        (("--every", "soon"), "every: 'soon' is no duration; write it as 90s, 2m, 1m30s, 1h or 1d"),
+        (("--every", "1m", "--timeout", "x", "--jitter", "y"), "timeout: 'x' is no duration"),
+        (("--every", "1m", "--timeout", "x", "--jitter", "y"), "jitter: 'y' is no duration"),
+        (("--cron", "61 * * * *"), "cron: the minute '61' is wrong; allowed are 0 to 59"),
+        (("--cron", "@daily", "--zone", "Mars"), "zone: 'Mars' is no time zone such as Europe/Berlin"),
+        (("--at", "2026-03-29T02:30", "--zone", "Europe/Berlin"), "does not exist in Europe/Berlin"),
+        (("--every", "1m", "--overlap", "never"), "Invalid value for '--overlap'"),
+        (("--every", "1m", "--retries", "-1"), "retries.limit: "),
+        (("--every", "1m", "--pause-on-failure", "few"), "pause_on_failure: must be a whole number"),
+        (("--every", "1m", "--args", "{}"), "--args: must be a JSON list"),
+        (("--every", "1m", "--args", "[NaN]"), "--args: is no valid JSON"),
+        (("--every", "1m", "--kwargs", "[]"), "--kwargs: must be a JSON object"),
+        (("--every", "1m", "--arg", "days"), "--arg 'days': write it as KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(command: Command, arguments: tuple[str, ...], message: str) -> None:
+    assert message in command.refused(*POLL, *arguments)
+    assert command.jobs.schedules.by_name == {}
+
+
+def test_a_secret_is_refused_and_not_repeated(command: Command) -> None:
+    for arguments in (("--arg", "password=hunter2"), ("--kwargs", '{"db": {"token": "hunter2"}}')):
+        error = command.refused(*POLL, "--every", "1m", *arguments)
+        assert "would be stored and shown" in error
+        assert "hunter2" not in error
+    command.ok(*POLL, "--every", "1m", "--arg", "password=${ACME_PASSWORD}")
+
+
+def test_a_name_that_is_taken_is_a_conflict(poll: Command) -> None:
+    error = poll.refused(*POLL, "--every", "30s", status=1)
+    assert "schedule 'acme/poll' exists already; `feedq schedule edit` changes it" in error
+
+
+# -- edit --------------------------------------------------------------------------------------------
+
+
+def test_edit_changes_what_is_given_and_keeps_the_rest(command: Command) -> None:
+    command.ok(
+        *POLL, "--every", "30s", "--retries", "3", "--retry-first", "5s", "--kwargs", '{"a": 1, "b": 2}'
+    )
+    out = command.ok(
+        "schedule", "edit", "acme/poll", "--retry-max", "1m", "--arg", "b=3", "--catch-up-window", "1h"
+    )
+    assert out.splitlines() == [
+        '    catch_up.window: (unset) -> "1h"',
+        "    kwargs.b: 2 -> 3",
+        '    retries.max: (unset) -> "1m"',
+        "acme/poll edited",
+    ]
+    edited = spec(command)
+    assert edited.timing == Every(30.0)
+    assert edited.job.retries == Retries(3, 5.0, 2.0, 60.0)
+    assert edited.job.kwargs == {"a": 1, "b": 3}
+    assert edited.catch_up_window_s == 3600.0
+
+
+def test_another_kind_of_timing_takes_the_place_of_the_old_one(command: Command) -> None:
+    command.ok(*POLL, "--cron", "@daily", "--zone", "Europe/Berlin", "--dst-gap", "skip")
+    command.ok("schedule", "edit", "acme/poll", "--cron", "@hourly")
+    assert spec(command).timing == Cron("@hourly", "Europe/Berlin", DstGap.SKIP)
+    command.ok("schedule", "edit", "acme/poll", "--every", "1h")
+    assert spec(command).timing == Every(3600.0)
+    command.ok("schedule", "edit", "acme/poll", "--cron", "@daily", "--zone", "Europe/Berlin")
+    command.ok("schedule", "edit", "acme/poll", "--at", "2026-12-01T08:00")
+    assert spec(command).timing == Once(datetime(2026, 12, 1, 7, tzinfo=UTC))
+    command.ok("schedule", "edit", "acme/poll", "--every", "1h", "--anchor", "2026-01-01T00:15")
+    command.ok("schedule", "edit", "acme/poll", "--every", "2h")
+    assert spec(command).timing == Every(7200.0, datetime(2026, 1, 1, 0, 15, tzinfo=UTC))
+    command.ok("schedule", "edit", "acme/poll", "--cron", "@daily")
+    assert spec(command).timing == Cron("@daily")
+
+
+def test_an_edit_that_changes_nothing_is_told_so(poll: Command) -> None:
+    poll.jobs.schedules.calls.clear()
+    out = poll.ok("schedule", "edit", "acme/poll", "--every", "30", "--timeout", "1h")
+    assert out == "acme/poll unchanged\n"
+    assert poll.jobs.schedules.calls == []
+
+
+def test_none_lifts_limits(poll: Command) -> None:
+    poll.ok("schedule", "edit", "acme/poll", "--start-deadline", "5m", "--pause-on-failure", "3")
+    poll.ok(
+        *("schedule", "edit", "acme/poll", "--start-deadline", "none", "--pause-on-failure", "none"),
+        *("--timeout", "none"),
+    )
+    edited = spec(poll)
+    assert (edited.start_deadline_s, edited.pause_on_failure, edited.job.timeout_s) == (None, None, None)
+
+
+def test_edit_refuses_what_it_cannot_do(poll: Command) -> None:
+    assert "nothing to change" in poll.refused("schedule", "edit", "acme/poll")
+    assert "no schedule named 'x'" in poll.refused("schedule", "edit", "x", "--every", "1m")
+    assert "buffer_max: " in poll.refused("schedule", "edit", "acme/poll", "--buffer-max", "0")
+    beat = ScheduleSpec("beat:report", Beat(), Job("t"))
+    poll.jobs.schedules.add(beat)
+    error = poll.refused("schedule", "edit", "beat:report", "--every", "1m")
+    assert "is an entry of beat_schedule.py; edit it there" in error
+
+
+# -- looking -----------------------------------------------------------------------------------------
+
+
+def test_schedules_are_listed_with_their_last_run(poll: Command) -> None:
+    poll.ok("schedule", "add", "acme/report", "--task", "t", "--cron", "@daily", "--paused")
+    run = poll.jobs.schedules.make("acme/poll", "k")
+    poll.jobs.schedules.start(run.id)
+    poll.clock.advance(2)
+    poll.jobs.schedules.end(run.id, RunState.FAILED, reason="ValueError: no")
+    poll.jobs.schedules.make("acme/poll", "l")
+    lines = poll.ok("schedule", "list").splitlines()
+    assert lines[0].split() == [
+        "NAME",
+        "STATE",
+        "WHEN",
+        "TASK",
+        "NEXT",
+        "LAST",
+        "RESULT",
+        "WAIT",
+        "RUN",
+    ]
+    assert lines[1].split() == [
+        *("acme/poll", "active", "every", "30", "s", "acme.jobs.poll", "28s", "0.0s", "failed", "1", "0")
+    ]
+    assert lines[2].split()[:2] == ["acme/report", "paused"]
+    (row,) = poll.json("schedule", "list", "--state", "active")
+    assert (row["name"], row["waiting"], row["last"]["state"]) == ("acme/poll", 1, "failed")
+    assert row["timing"] == {"every_s": 30.0}
+    assert [r["name"] for r in poll.json("schedule", "list", "--prefix", "acme/r")] == ["acme/report"]
+
+
+def test_no_schedules_says_what_to_do(command: Command) -> None:
+    assert "`feedq schedule add`" in command.ok("schedule", "list")
+    assert command.json("schedule", "list") == []
+
+
+def test_a_long_list_is_read_in_pages(command: Command) -> None:
+    for number in range(2_001):
+        command.jobs.schedules.add(ScheduleSpec(f"s{number:04}", Every(60.0), Job("t")))
+    assert len(command.json("schedule", "list")) == 2_001
+    assert command.jobs.schedules.calls.count("views") == 3
+
+
+def test_one_schedule_is_shown_with_everything(poll: Command) -> None:
+    poll.ok("schedule", "edit", "acme/poll", "--arg", "days=30", "--jitter", "5s")
+    for number in range(12):
+        run = poll.jobs.schedules.make("acme/poll", f"k{number}")
+        poll.jobs.schedules.end(run.id, RunState.SUCCEEDED)
+    out = poll.ok("schedule", "show", "acme/poll")
+    assert "state       active" in out
+    assert "fires " in out
+    assert "runs        12 succeeded" in out
+    shown = out.partition("declaration\n")[2].partition("\n\n")[0]
+    declared = {"name": "acme/poll", "every": "30s", "task": "acme.jobs.poll", "kwargs": {"days": 30}}
+    assert yaml.safe_load(shown) == declared | {"jitter": "5s"}
+    assert " k11 " in out
+    assert " k1 " not in out
+    document = poll.json("schedule", "show", "acme/poll")
+    assert document["counts"]["succeeded"] == 12
+    assert (document["job"]["kwargs"], document["policy"]) == ({"days": 30}, {"jitter_s": 5.0})
+    assert "no schedule named 'x'" in poll.refused("schedule", "show", "x")
+
+
+def test_what_came_from_elsewhere_cannot_steer_the_terminal(poll: Command) -> None:
+    run = poll.jobs.schedules.make("acme/poll", "k")
+    poll.jobs.schedules.end(run.id, RunState.FAILED, reason="bad \x1b[2J https://me:hunter2@host/")
+    for out in (poll.ok("schedule", "runs"), poll.ok("schedule", "show", "acme/poll")):
+        assert "\x1b" not in out
+        assert "hunter2" not in out
+
+
+def test_schedules_are_exported_as_a_manifest_that_changes_nothing(poll: Command) -> None:
+    poll.ok(
+        "schedule", "add", "b", "--task", "t", "--cron", "0 2 * * *", "--zone", "Europe/Berlin", "--paused"
+    )
+    poll.jobs.schedules.add(ScheduleSpec("beat:report", Beat(), Job("t")))
+    poll.jobs.queues.set(Queue("reports", 2.0, 1.0, 4))
+    exported = poll.ok("schedule", "export")
+    assert "beat:" not in exported
+    again = poll.ok("apply", "-f", "-", "--prune", given=exported)
+    assert again == "0 added, 0 changed, 0 removed, = 3 unchanged\n"
+    assert yaml.safe_load(poll.ok("schedule", "export", "b")).keys() == {"schedules"}
+    document = poll.json("schedule", "export", "--prefix", "acme/")
+    assert [row["name"] for row in document["schedules"]] == ["acme/poll"]
+    assert "no schedule named 'x'" in poll.refused("schedule", "export", "x")
+
+
+# -- pause, resume, remove ---------------------------------------------------------------------------
+
+
+def test_a_schedule_is_paused_and_resumed(poll: Command) -> None:
+    assert poll.ok("schedule", "pause", "acme/poll", "--reason", "maintenance") == "acme/poll paused\n"
+    paused = poll.jobs.schedules.get("acme/poll")
+    assert (paused.state, paused.pause_reason, paused.paused_until) == (
+        ScheduleState.PAUSED,
+        "maintenance",
+        None,
+    )
+    assert "paused because  maintenance" in poll.ok("schedule", "show", "acme/poll")
+    assert poll.json("schedule", "resume", "acme/poll") == [{"name": "acme/poll", "result": "resumed"}]
+    assert poll.jobs.schedules.get("acme/poll").state is ScheduleState.ACTIVE
+
+
+def test_a_pause_may_end_by_itself(command: Command) -> None:
+    command.ok(*POLL, "--cron", "@daily", "--zone", "Europe/Berlin")
+    command.ok("schedule", "pause", "acme/poll", "--for", "1h30m")
+    until = command.jobs.schedules.get("acme/poll").paused_until
+    assert until == command.clock.now() + timedelta(minutes=90)
+    command.ok("schedule", "pause", "acme/poll", "--until", "2026-12-01T08:00")
+    assert command.jobs.schedules.get("acme/poll").paused_until == datetime(2026, 12, 1, 7, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("acme/poll", "--for", "1h", "--until", "2026-12-01"), "--until and --for exclude each other"),
+        (("acme/poll", "--for", "long"), "--for: 'long' is no duration"),
+        (("acme/poll", "--for", "99999999d"), "is too long; leave it out to pause for good"),
+        (("acme/poll", "--until", "soon"), "--until: 'soon' is no time"),
+        (("acme/poll", "x"), "no schedule named 'x'"),
+    ],
+)
+def test_a_wrong_pause_touches_nothing(poll: Command, arguments: tuple[str, ...], message: str) -> None:
+    assert message in poll.refused("schedule", "pause", *arguments)
+    assert poll.jobs.schedules.get("acme/poll").state is ScheduleState.ACTIVE
+
+
+def test_removing_asks_first_and_is_all_or_nothing(poll: Command) -> None:
+    assert "Remove acme/poll?" in poll.refused("schedule", "remove", "acme/poll")
+    # Nobody is asked about what does not exist.
+    assert "no schedule named 'x'" in poll.refused("schedule", "remove", "x")
+    assert "no schedule named 'x'" in poll.refused("schedule", "remove", "acme/poll", "x", "--yes")
+    assert list(poll.jobs.schedules.by_name) == ["acme/poll"]
+    assert poll.ok("schedule", "remove", "acme/poll", "--yes") == "acme/poll removed\n"
+    assert poll.jobs.schedules.by_name == {}
+
+
+def test_a_database_that_is_away_is_one_line(poll: Command) -> None:
+    def away(_: str) -> None:
+        raise Unavailable("control database is away")
+
+    poll.jobs.schedules.before_change = away
+    error = poll.refused("schedule", "pause", "acme/poll", status=1)
+    assert error == "Error: control database is away\n"
+
+
+# -- queues ------------------------------------------------------------------------------------------
+
+
+def test_limits_of_queues_are_set_changed_and_lifted(command: Command) -> None:
+    queue = ("schedule", "queue")
+    assert command.ok(*queue, "set", "reports", "--rate", "2", "--concurrency", "4") == "reports set\n"
+    command.ok(*queue, "set", "reports", "--rate", "none", "--burst", "3")
+    assert command.jobs.queues.all() == [Queue("reports", None, 3.0, 4)]
+    command.jobs.queues.busy = {"default": (5, 1)}
+    lines = command.ok(*queue, "list").splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["default", "-", "-", "-", "5", "1"],
+        ["reports", "-", "-", "4", "0", "0"],
+    ]
+    assert command.json(*queue, "list")[1] == {
+        "name": "reports",
+        "rate_per_s": None,
+        "burst": 3.0,
+        "concurrency": 4,
+        "waiting": 0,
+        "running": 0,
+    }
+    assert command.ok(*queue, "remove", "reports") == "reports removed\n"
+    assert "has no limits" in command.refused(*queue, "remove", "reports")
+
+
+def test_no_queues_says_what_to_do(command: Command) -> None:
+    assert "`feedq schedule queue set`" in command.ok("schedule", "queue", "list")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "no limit; give --rate, --burst or --concurrency"),
+        (("--rate", "fast"), "--rate: 'fast' must be a number, or none"),
+        (("--rate", "0"), "queue 'q': rate_per_s: must be more than 0"),
+        (("--rate", "nan"), "rate_per_s: must be more than 0"),
+        (("--concurrency", "1.5"), "--concurrency: '1.5' must be a number, or none"),
+        (("--concurrency", "none"), "has neither rate_per_s nor concurrency"),
+    ],
+)
+def test_wrong_limits_are_refused(command: Command, arguments: tuple[str, ...], message: str) -> None:
+    assert message in command.refused("schedule", "queue", "set", "q", *arguments)
+    assert command.jobs.queues.all() == []

@@ -1,0 +1,397 @@
+"""Schedules and queues in a manifest: what they may say, where they are wrong, and the way back."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from math import isfinite
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq import manifest
+from feedq.declaration import Action
+from feedq.schedule.model import (
+    CatchUp,
+    Cron,
+    DstFold,
+    DstGap,
+    Every,
+    Job,
+    Once,
+    Overlap,
+    Queue,
+    Resume,
+    Retries,
+    ScheduleSpec,
+    Semantics,
+    Timing,
+)
+from feedq.wording import exact_duration, parse_duration
+
+FULL = """
+schedules:
+  - name: acme/nightly-cleanup
+    cron: "H 2 * * *"
+    zone: Europe/Berlin
+    dst_gap: skip
+    dst_fold: both
+    task: acme.jobs.cleanup
+    args: [1, two]
+    kwargs: {days: 30}
+    semantics: transactional
+    timeout: 1h30m
+    retries: {limit: 3, first: 10s, factor: 1.5, max: 5m}
+    queue: reports
+    priority: -5
+    jitter: 90
+    start_deadline: 10m
+    overlap: buffer_all
+    buffer_max: 7
+    catch_up: {policy: all, window: 2d, max: 9}
+    misfire_after: 2m
+    resume: catch_up
+    pause_on_failure: 4
+    paused: true
+queues:
+  - name: reports
+    rate_per_s: 2
+    burst: 10
+    concurrency: 4
+"""
+EVERY = "schedules:\n  - {name: a, task: t, every: 30s}\n"
+
+
+def read(text: str) -> manifest.Manifest:
+    return manifest.parse(text, origin="f.yaml")
+
+
+def problems(text: str) -> list[str]:
+    return [str(problem) for problem in read(text).problems]
+
+
+def schedules(text: str) -> list[ScheduleSpec]:
+    found = manifest.join([read(text)])
+    assert found.problems == ()
+    return [declaration.spec for declaration in found.schedules]
+
+
+def timing(options: str) -> Timing:
+    (spec,) = schedules(f"schedules:\n  - {{name: a, task: t, {options}}}\n")
+    return spec.timing
+
+
+def test_every_key_has_its_place() -> None:
+    (spec,) = schedules(FULL)
+    assert spec == ScheduleSpec(
+        name="acme/nightly-cleanup",
+        timing=Cron("H 2 * * *", "Europe/Berlin", DstGap.SKIP, DstFold.BOTH),
+        job=Job(
+            task="acme.jobs.cleanup",
+            args=(1, "two"),
+            kwargs={"days": 30},
+            semantics=Semantics.TRANSACTIONAL,
+            timeout_s=5400.0,
+            retries=Retries(3, 10.0, 1.5, 300.0),
+            queue="reports",
+            priority=-5,
+        ),
+        jitter_s=90.0,
+        start_deadline_s=600.0,
+        overlap=Overlap.BUFFER_ALL,
+        buffer_max=7,
+        catch_up=CatchUp.ALL,
+        catch_up_window_s=172_800.0,
+        catch_up_max=9,
+        misfire_after_s=120.0,
+        resume=Resume.CATCH_UP,
+        pause_on_failure=4,
+        paused=True,
+    )
+    assert manifest.schedule_problems(spec) == []
+    assert [declaration.spec for declaration in read(FULL).queues] == [Queue("reports", 2.0, 10.0, 4)]
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    (spec,) = schedules(EVERY)
+    assert spec == ScheduleSpec("a", Every(30.0), Job("t"))
+    assert manifest.plain_schedule(spec) == {"name": "a", "every": "30s", "task": "t"}
+
+
+def test_a_declaration_knows_its_line_and_whether_it_says_paused() -> None:
+    found = read(EVERY + "  - {name: b, task: t, every: 1m, paused: false}\n").schedules
+    assert [(d.where, d.says_target) for d in found] == [("f.yaml:2", False), ("f.yaml:3", True)]
+
+
+def test_a_word_stands_for_the_mapping_that_it_is_the_heart_of() -> None:
+    (spec,) = schedules(EVERY.replace("30s", "30s, retries: 3, catch_up: skip"))
+    assert (spec.job.retries, spec.catch_up) == (Retries(limit=3), CatchUp.SKIP)
+
+
+def test_none_lifts_a_limit() -> None:
+    (spec,) = schedules(
+        EVERY.replace("30s", "30s, timeout: none, start_deadline: none, pause_on_failure: none")
+    )
+    assert (spec.job.timeout_s, spec.start_deadline_s, spec.pause_on_failure) == (None, None, None)
+    assert manifest.plain_schedule(spec)["timeout"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ("every: 30", Every(30.0)),
+        ("every: 0.5", Every(0.5)),
+        ("every: 1d", Every(86_400.0)),
+        ("every: 1h, anchor: '2026-01-01T00:15:00Z'", Every(3600.0, datetime(2026, 1, 1, 0, 15, tzinfo=UTC))),
+        (
+            "every: 1h, anchor: 2026-07-01T00:15, zone: Europe/Berlin",
+            Every(3600.0, datetime(2026, 6, 30, 22, 15, tzinfo=UTC)),
+        ),
+        ("at: 2026-12-01T08:00", Once(datetime(2026, 12, 1, 8, tzinfo=UTC))),
+        ("at: 2026-12-01T08:00, zone: Europe/Berlin", Once(datetime(2026, 12, 1, 7, tzinfo=UTC))),
+        ("at: '2026-12-01T08:00:00-05:00', zone: Europe/Berlin", Once(datetime(2026, 12, 1, 13, tzinfo=UTC))),
+        ("cron: '@daily'", Cron("@daily")),
+    ],
+)
+def test_timings(options: str, wanted: Timing) -> None:
+    assert timing(options) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("task: t", "f.yaml:2: schedule 'a': one of cron, every and at: is missing"),
+        ("task: t, cron: '@daily', every: 1", "one of cron, every and at: cron and every exclude each other"),
+        ("task: t, every: 1, zone: UTC", "zone: means nothing to an interval without an anchor"),
+        ("task: t, every: 1, dst_gap: skip", "dst_gap: means nothing beside every"),
+        ("task: t, at: 2026-12-01T08:00, anchor: 2026-12-01T08:00", "anchor: means nothing beside at"),
+        ("task: t, at: soon", "at: 'soon' is no time; write it as 2026-12-01T08:00"),
+        ("task: t, at: ''", "at: must not be empty"),
+        ("task: t, at: 12", "at: must be a string; quote it"),
+        ("task: t, at: 2026-12-01T08:00, zone: Mars", "at: 'Mars' is no time zone"),
+        ("task: t, at: 2026-03-29T02:30, zone: Europe/Berlin", "does not exist in Europe/Berlin"),
+        (
+            "task: t, at: 2026-10-25T02:30, zone: Europe/Berlin",
+            "say which with an offset, 2026-10-25T02:30:00+02:00",
+        ),
+        ("task: t, at: '9999-12-31T23:59:00-10:00'", "is out of the range of times"),
+        ("every: 1", "task: is missing"),
+        ("task: [t], every: 1", "task: must be a string"),
+        ("task: t, every: soon", "every: 'soon' is no duration"),
+        ("task: t, every: [1]", "every: must be a duration such as 30s"),
+        ("task: t, every: true", "every: must be a duration such as 30s"),
+        ("task: t, every: 1, args: {a: 1}", "args: must be a list"),
+        ("task: t, every: 1, kwargs: [1]", "kwargs: must be a mapping"),
+        ("task: t, every: 1, overlap: never", "overlap: must be one of skip, buffer_one"),
+        ("task: t, every: 1, overlap: [skip]", "overlap: must be one of skip, buffer_one"),
+        ("task: t, every: 1, retries: 1.5", "retries.limit: must be a whole number"),
+        ("task: t, every: 1, retries: {limit: true}", "retries.limit: must be a whole number"),
+        ("task: t, every: 1, retries: {first: x}", "retries.first: 'x' is no duration"),
+        ("task: t, every: 1, retries: {often: 3}", "retries: unknown key 'often'; known are limit, first"),
+        ("task: t, every: 1, retries: {factor: x}", "retries.factor: must be a number"),
+        ("task: t, every: 1, catch_up: sometimes", "catch_up.policy: must be one of skip, latest, all"),
+        ("task: t, every: 1, paused: maybe", "paused: must be true or false"),
+        ("task: t, every: 1, colour: red", "unknown key 'colour'; known are name, task, cron, every, at"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(options: str, problem: str) -> None:
+    found = problems(f"schedules:\n  - {{name: a, {options}}}\n")
+    assert any(problem in line for line in found), found
+    assert all(line.startswith("f.yaml:2: schedule 'a': ") for line in found)
+
+
+def test_a_mistake_has_the_line_of_its_key() -> None:
+    text = "schedules:\n- name: a\n  task: t\n  every: 1m\n  retries:\n    first: x\n  priority: high\n"
+    assert problems(text) == [
+        "f.yaml:5: schedule 'a': retries.first: 'x' is no duration; write it as 90s, 2m, 1m30s, 1h or 1d",
+        "f.yaml:7: schedule 'a': priority: must be a whole number",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "schedules: [a]\n",
+            "f.yaml:1: a schedule must be a mapping with name, task, and one of cron, every",
+        ),
+        ("schedules: {a: 1}\n", "f.yaml:1: schedules: must be a list"),
+        ("queues: null\n", "f.yaml:1: queues: must be a list"),
+        ("queues: [a]\n", "f.yaml:1: a queue must be a mapping with name, and rate_per_s or concurrency"),
+        ("queues: [{name: a}]\n", "f.yaml:1: queue 'a': name: 'a' has neither rate_per_s nor concurrency"),
+        ("queues: [{name: a, rate_per_s: 0}]\n", "rate_per_s: must be more than 0"),
+        ("queues: [{name: a, rate_per_s: 1, burst: 0.5}]\n", "burst: must be from 1"),
+        ("queues: [{name: a, concurrency: 0}]\n", "concurrency: must be from 1"),
+        ("queues: [{name: a, concurrency: 1.5}]\n", "concurrency: must be a whole number"),
+        ("queues: [{name: a b, concurrency: 1}]\n", "name: must be printable, without spaces"),
+        ("queues: [{name: a, concurency: 1}]\n", "unknown key 'concurency'; known are name, rate_per_s"),
+        (
+            EVERY + "  - {name: a, task: t, every: 1}\n",
+            "f.yaml:3: schedule 'a' was declared before, at f.yaml:2",
+        ),
+        ('{"schedules": [{"name": "a"}]}', "f.yaml: schedule 1: schedule 'a': task: is missing"),
+    ],
+)
+def test_a_mistake_around_a_schedule_is_named_too(text: str, problem: str) -> None:
+    found = [str(p) for p in manifest.join([read(text)]).problems]
+    assert any(problem in line for line in found), found
+
+
+def test_names_of_problems_are_those_of_the_manifest() -> None:
+    text = (
+        "name: a, task: '', cron: '61 * * * *', zone: Mars, timeout: 0, jitter: 9999d, start_deadline: 0, "
+        "catch_up: {window: 9999d, max: 0}, retries: {limit: -1, first: 9999d, factor: 0, max: 9999d}, "
+        "priority: 101, buffer_max: 0, misfire_after: 9999d, pause_on_failure: 0, kwargs: {token: x}"
+    )
+    (spec,) = schedules(f"schedules:\n  - {{{text}}}\n")
+    wrong = {problem.partition(": ")[0] for problem in manifest.schedule_problems(spec)}
+    assert wrong == {
+        *("task", "cron", "zone", "timeout", "jitter", "start_deadline", "catch_up.window", "catch_up.max"),
+        *("retries.limit", "retries.first", "retries.factor", "retries.max", "priority", "buffer_max"),
+        *("misfire_after", "pause_on_failure", "kwargs.token"),
+    }
+
+
+def test_all_three_lists_may_stand_in_one_document() -> None:
+    text = "feeds:\n  - {name: f, connector: tcp, sink: {table: t}}\n" + FULL
+    found = read(text)
+    assert [len(found.declarations), len(found.schedules), len(found.queues)] == [1, 1, 1]
+    assert found.keys == {"feeds", "schedules", "queues"}
+    assert read("schedules: []\n").keys == {"schedules"}
+
+
+# -- plans -------------------------------------------------------------------------------------------
+
+
+def test_a_plan_adds_changes_and_removes() -> None:
+    declared = schedules(FULL) + schedules(EVERY)
+    there = {
+        "a": ScheduleSpec("a", Every(60.0), Job("t", kwargs={"days": {}})),
+        "z": ScheduleSpec("z", Every(60.0), Job("t")),
+    }
+    found = manifest.plan_schedules(declared, there, keep_paused=(), prune=True)
+    assert [(c.action, c.name) for c in found.changes] == [
+        (Action.ADD, "acme/nightly-cleanup"),
+        (Action.CHANGE, "a"),
+        (Action.REMOVE, "z"),
+    ]
+    options = [(o.option, o.before, o.after) for o in found.changes[1].options]
+    assert options == [("every", "1m", "30s"), ("kwargs.days", {}, "(unset)")]
+
+
+def test_what_is_as_declared_is_unchanged() -> None:
+    declared = schedules(FULL)
+    found = manifest.plan_schedules(declared, {s.name: s for s in declared}, keep_paused=(), prune=True)
+    assert (found.changes, found.unchanged) == ((), 1)
+
+
+def test_who_does_not_say_paused_keeps_what_there_is() -> None:
+    (declared,) = schedules(EVERY)
+    there = {"a": ScheduleSpec("a", Every(30.0), Job("t"), paused=True)}
+    assert manifest.plan_schedules([declared], there, keep_paused={"a"}, prune=False).unchanged == 1
+    (change,) = manifest.plan_schedules([declared], there, keep_paused=(), prune=False).changes
+    assert [(o.option, o.before, o.after) for o in change.options] == [("paused", True, "(unset)")]
+
+
+def test_queues_are_planned_alike() -> None:
+    found = manifest.plan_queues(
+        [Queue("a", 2.0), Queue("b", 1.0)], [Queue("a", 1.0), Queue("c", 1.0)], prune=True
+    )
+    assert [(c.action, c.name) for c in found.changes] == [
+        (Action.CHANGE, "a"),
+        (Action.ADD, "b"),
+        (Action.REMOVE, "c"),
+    ]
+
+
+# -- there and back ----------------------------------------------------------------------------------
+
+words = st.text(min_size=1, max_size=12)
+seconds = st.floats(0, 1e9, allow_nan=False) | st.integers(0, 10**7).map(float)
+moments = st.datetimes(datetime(1970, 1, 1), datetime(2999, 12, 31), timezones=st.just(UTC))  # noqa: DTZ001  # the zone is given beside them
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**62), 2**62)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+values = st.recursive(
+    scalars | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+timings = (
+    st.builds(Cron, words, words, st.sampled_from(DstGap), st.sampled_from(DstFold))
+    | st.builds(Every, seconds, st.none() | moments)
+    | st.builds(Once, moments)
+)
+jobs = st.builds(
+    Job,
+    task=words,
+    args=st.lists(values, max_size=3).map(tuple),
+    kwargs=st.dictionaries(words, values, max_size=3),
+    semantics=st.sampled_from(Semantics),
+    timeout_s=st.none() | seconds,
+    retries=st.builds(Retries, st.integers(0, 9), seconds, st.floats(0, 100), seconds),
+    queue=words,
+    priority=st.integers(-200, 200),
+)
+specs = st.builds(
+    ScheduleSpec,
+    name=words,
+    timing=timings,
+    job=jobs,
+    jitter_s=seconds,
+    start_deadline_s=st.none() | seconds,
+    overlap=st.sampled_from(Overlap),
+    buffer_max=st.integers(-5, 10**6),
+    catch_up=st.sampled_from(CatchUp),
+    catch_up_window_s=seconds,
+    catch_up_max=st.integers(-5, 10**6),
+    misfire_after_s=seconds,
+    resume=st.sampled_from(Resume),
+    pause_on_failure=st.none() | st.integers(-5, 10**6),
+    paused=st.booleans(),
+)
+queues = st.builds(
+    Queue,
+    st.from_regex(r"[a-z/]{1,9}", fullmatch=True),
+    st.floats(0.001, 1e6),
+    st.floats(1, 1e6),
+    st.none() | st.integers(1, 99),
+)
+
+
+@given(spec=specs, queue=queues)
+def test_what_is_dumped_reads_back_alike(spec: ScheduleSpec, queue: Queue) -> None:
+    found = manifest.join([read(manifest.dump(schedules=[spec], queues=[queue]))])
+    assert found.problems == ()
+    assert [d.spec for d in found.schedules] == [spec]
+    assert [d.spec for d in found.queues] == [queue]
+
+
+@given(spec=specs)
+def test_json_reads_back_alike_too(spec: ScheduleSpec) -> None:
+    assert schedules(json.dumps({"schedules": [manifest.plain_schedule(spec)]})) == [spec]
+
+
+@given(before=specs, after=specs)
+def test_two_that_differ_have_a_difference_to_show(before: ScheduleSpec, after: ScheduleSpec) -> None:
+    shown = manifest.difference(manifest.plain_schedule(before), manifest.plain_schedule(after))
+    assert bool(shown) or before == after
+    assert manifest.difference(manifest.plain_schedule(after), manifest.plain_schedule(after)) == ()
+
+
+@given(st.dictionaries(st.sampled_from([*manifest.SCHEDULE_KEYS, "x"]), values, max_size=8))
+def test_nothing_makes_the_reader_raise(keys: dict[str, object]) -> None:
+    found = manifest.read_schedule(keys)
+    assert isinstance(found, list) or isinstance(manifest.schedule_problems(found), list)
+
+
+@given(st.floats(0, 1e18, allow_nan=False) | st.integers(0, 10**17).map(float))
+def test_a_duration_is_written_exactly(number: float) -> None:
+    said = exact_duration(number)
+    read_back = parse_duration(said) if isinstance(said, str) else said
+    assert read_back == number
+    assert isfinite(read_back)
