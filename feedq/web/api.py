@@ -1,20 +1,21 @@
 """The JSON API under ``/api/feedq/``: the same documents as the commands' ``--json``.
 
 Flower's rules for an API apply: with a login it asks for it; without one it is closed until
-``FLOWER_UNAUTHENTICATED_API`` opens it. Errors are ``{"error": …}`` with status 400, 404 or 503.
+``FLOWER_UNAUTHENTICATED_API`` opens it. Errors are ``{"error": …}`` with status 400, 404, 409 or 503.
 """
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
+from collections.abc import Awaitable
 from typing import Any
 
 import orjson
 from flower.api import BaseApiHandler
 from tornado import web
 
-from feedq.errors import FeedqError, InvalidInput, NotFound
+from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.report import event_row, feed_document, feed_row, status_document, worker_row
 from feedq.store.listing import PAGE_MAX
 from feedq.telemetry import mask_url
@@ -44,16 +45,22 @@ class Resource(BaseApiHandler):
 
     @web.authenticated
     async def get(self, *path: str) -> None:
+        await self.answer_with(self.document(*path))
+
+    async def answer_with(self, document: Awaitable[dict[str, Any]]) -> None:
+        """What comes of it: the document, or an error with its status."""
         try:
-            document = await self.document(*path)
+            found = await document
         except NotFound as error:
             self.answer(404, {"error": str(error)})
         except InvalidInput as error:
             self.answer(400, {"error": str(error)})
+        except Conflict as error:
+            self.answer(409, {"error": str(error)})
         except FeedqError as error:
             self.answer(503, {"error": mask_url(str(error))})
         else:
-            self.answer(200, document)
+            self.answer(200, found)
 
     def answer(self, status: int, document: dict[str, Any]) -> None:
         self.set_status(status)

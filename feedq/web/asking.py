@@ -22,19 +22,19 @@ Arguments = Callable[[str], str | None]
 
 def parse_query(argument: Arguments, *, limit: int) -> Query:
     """Raises `InvalidInput`, naming the argument and what it may be."""
-    sort = _word(argument("sort"), Sort, name="sort") or Sort.NAME
+    sort = word(argument("sort"), Sort, name="sort") or Sort.NAME
     order = argument("order") or "asc"
     if order not in ("asc", "desc"):
         raise InvalidInput(f"order={order!r}: must be asc or desc")
     return Query(
         search=(argument("search") or "").strip()[:SEARCH_MAX],
-        status=_word(argument("status"), Status, name="status"),
+        status=word(argument("status"), Status, name="status"),
         worker=argument("worker") or None,
         tenant=argument("tenant") or None,
         sort=sort,
         descending=order == "desc",
-        limit=_number(argument("limit"), name="limit", default=limit, least=1, most=PAGE_MAX),
-        offset=_number(argument("offset"), name="offset", default=0, least=0, most=OFFSET_MAX),
+        limit=number(argument("limit"), name="limit", default=limit, least=1, most=PAGE_MAX),
+        offset=number(argument("offset"), name="offset", default=0, least=0, most=OFFSET_MAX),
     )
 
 
@@ -58,7 +58,8 @@ def address(query: Query, *, limit: int, **changes: Any) -> str:
     return "?" + urlencode({name: str(value) for name, value in parts.items() if value})
 
 
-def _word(text: str | None, kind: type[Word], *, name: str) -> Word | None:
+def word(text: str | None, kind: type[Word], *, name: str) -> Word | None:
+    """The value of an argument that may be one of a few. Raises `InvalidInput`, naming them."""
     if not text:
         return None
     try:
@@ -67,10 +68,11 @@ def _word(text: str | None, kind: type[Word], *, name: str) -> Word | None:
         raise InvalidInput(f"{name}={text!r}: must be one of {', '.join(kind)}") from None
 
 
-def _number(text: str | None, *, name: str, default: int, least: int, most: int) -> int:
+def number(text: str | None, *, name: str, default: int, least: int, most: int) -> int:
+    """The number of an argument. Raises `InvalidInput`, naming it."""
     if not text:
         return default
     # Digits only: int() also takes signs, spaces, underscores and the digits of other scripts.
-    if text.isascii() and text.isdigit() and len(text) < 12 and least <= int(text) <= most:
+    if text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most:
         return int(text)
     raise InvalidInput(f"{name}={text!r}: must be a number from {least} to {most}")

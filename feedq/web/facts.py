@@ -16,6 +16,7 @@ from feedq.store.insight import FleetState, fleet_state
 from feedq.store.listing import Page, PostgresListing, Query, Tally
 from feedq.store.postgresql import PostgresStore
 from feedq.web.reading import Reader
+from feedq.web.schedules.facts import Schedules
 
 EVENTS_SHOWN = 100
 
@@ -53,6 +54,7 @@ class Facts:
         self._store = PostgresStore(self._url, application_name="feedq-web")
         self._listing = PostgresListing(self._url, application_name="feedq-web")
         self._reader = Reader(self._url)
+        self.schedules = Schedules(self._store.jobs, self._reader, now=lambda: fleet_state(self._url).now)
 
     async def page(self, query: Query) -> Page:
         return await self._reader.read(query, lambda: self._listing.page(query))

@@ -47,6 +47,12 @@ TONES = {
     "cordoned": "warning",
     "drained": "warning",
     "failed": "danger",
+    "running": "info",
+    "succeeded": "success",
+    "timed_out": "danger",
+    "lost": "danger",
+    "missed_deadline": "warning",
+    "missed_catchup": "warning",
 }
 """Bootstrap's colour of a status or state; the others are grey. The word always stands beside the colour."""
 

@@ -36,19 +36,19 @@ def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -
         yield Line("Worker", view.worker)
     if lease.promised_to is not None:
         yield Line("Goes on to", workers.get(lease.promised_to, "a worker that is gone by now"))
-    yield from _moment("To let go by", lease.stop_by, now)
+    yield from moment("To let go by", lease.stop_by, now)
     if lease.held_for is not None:
         yield Line("Kept for a successor of", lease.held_for)
-    yield from _moment("Assigned", lease.assigned_at, now)
-    yield from _moment("Running since", lease.running_since, now)
-    yield from _moment("Next try", lease.retry_at, now)
+    yield from moment("Assigned", lease.assigned_at, now)
+    yield from moment("Running since", lease.running_since, now)
+    yield from moment("Next try", lease.retry_at, now)
     if lease.attempts:
         yield Line("Failures in a row", str(lease.attempts))
     if lease.last_error is not None:
         yield Line("Last error", mask_url(lease.last_error))
-    yield from _moment("Last error at", lease.last_error_at, now)
+    yield from moment("Last error at", lease.last_error_at, now)
     yield Line("Bytes", size(lease.bytes_total))
-    yield from _moment("Last record", lease.last_record_at, now)
+    yield from moment("Last record", lease.last_record_at, now)
     if lease.cursor is not None:
         yield Line("Cursor", as_json(lease.cursor), code=True)
 
@@ -71,9 +71,9 @@ def declaration_lines(view: FeedView, *, now: datetime) -> Iterator[Line]:
     running_old = lease.worker_id is not None and lease.generation != feed.generation
     running = f" (running with {lease.generation})" if running_old else ""
     yield Line("Generation", f"{feed.generation}{running}")
-    yield from _moment("Declared", feed.created_at, now)
-    yield from _moment("Changed", feed.updated_at, now)
-    yield from _moment("Removed", feed.removed_at, now)
+    yield from moment("Declared", feed.created_at, now)
+    yield from moment("Changed", feed.updated_at, now)
+    yield from moment("Removed", feed.removed_at, now)
 
 
 def _pairs(labels: Mapping[str, str]) -> str:
@@ -103,7 +103,8 @@ def stamp(at: datetime) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _moment(name: str, at: datetime | None, now: datetime) -> Iterator[Line]:
+def moment(name: str, at: datetime | None, now: datetime) -> Iterator[Line]:
+    """A line for a point in time, if there is one."""
     if at is not None:
         seconds = (now - at).total_seconds()
         distance = f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"

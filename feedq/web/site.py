@@ -12,6 +12,8 @@ from feedq.web.api import FeedDetail, FeedList, FleetStatus, WorkerList
 from feedq.web.facts import Facts
 from feedq.web.overlay import OverlayLoader
 from feedq.web.pages import FeedPage, FeedsPage, FleetPage
+from feedq.web.schedules.api import RunDetail, RunList, ScheduleDetail, ScheduleList
+from feedq.web.schedules.pages import SchedulePage, SchedulesPage
 
 STATIC = Path(__file__).with_name("static")
 
@@ -27,6 +29,12 @@ def addresses(facts: Facts) -> list[Any]:
         url(r"/api/feedq/feeds/(.+)", FeedDetail, shared),
         url(r"/api/feedq/workers", WorkerList, shared),
         url(r"/api/feedq/status", FleetStatus, shared),
+        url(r"/schedules", SchedulesPage, shared, name="schedules"),
+        url(r"/schedule", SchedulePage, shared, name="schedule"),
+        url(r"/api/feedq/schedules", ScheduleList, shared),
+        url(r"/api/feedq/schedules/(.+)", ScheduleDetail, shared),
+        url(r"/api/feedq/runs", RunList, shared),
+        url(r"/api/feedq/runs/(\d+)(/cancel)?", RunDetail, shared),
         url(r"/feedq/static/(.*)", StaticFileHandler, {"path": str(STATIC)}, name="feedq_static"),
     ]
 

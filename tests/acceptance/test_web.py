@@ -106,7 +106,7 @@ def test_every_page_of_ours_and_of_flower_has_our_tabs(flower: Flower) -> None:
         answer = flower.get(path)
         assert answer.status == 200, path
         tabs = re.findall(r'class="nav-link[^"]*"\s+href="(/[^"]*)"', answer.text)
-        assert tabs == ["/feeds", "/fleet", "/workers", "/tasks", "/broker"], path
+        assert tabs == ["/feeds", "/fleet", "/schedules", "/workers", "/tasks", "/broker"], path
 
 
 def test_what_the_pages_load_is_there(flower: Flower) -> None:

@@ -156,6 +156,36 @@ def test_an_error_reaches_who_asked_and_is_not_kept() -> None:
     run(story)
 
 
+def test_what_was_read_before_a_change_ended_is_not_kept_beyond_it() -> None:
+    async def story() -> None:
+        gate, reader = Gate(), Reader(URL, timeout_s=LONG_S)
+        asked = asyncio.ensure_future(reader.read("it", gate.pass_through))
+        await until(lambda: gate.inside == 1)
+        assert await reader.change(lambda: "changed") == "changed"
+        gate.opened.set()
+        assert await asked == 1
+        assert await reader.read("it", gate.pass_through) == 2
+
+    run(story)
+
+
+def test_a_change_is_made_for_each_who_asks_even_when_it_fails() -> None:
+    async def story() -> None:
+        reader, made = Reader(URL), []
+
+        def change() -> None:
+            made.append(1)
+            raise NotFound("no schedule named 'x'")
+
+        asked = [asyncio.ensure_future(reader.change(change)) for _ in range(5)]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [NotFound] * 5
+        assert len(made) == 5
+        assert reader._answers == {}
+
+    run(story)
+
+
 def test_answers_do_not_pile_up() -> None:
     async def story() -> None:
         reader = Reader(URL)

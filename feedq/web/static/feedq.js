@@ -13,10 +13,13 @@
     return;
   }
 
+  var REFUSED_MS = 15000;
+  var FILTERS = ["search", "status", "prefix"]; // what a form of filters may show
   var RATE_WINDOW_S = 12; // Workers report every two seconds: shorter windows would jitter.
   var TIMEOUT_MS = 20000;
   var refreshMs = Number(live.dataset.refreshMs);
   var samples = new Map(); // key → [[seconds, records], …], the oldest first
+  var refusedUntil = 0; // What became of a button stays to be read while the page goes on refreshing.
   var byRate = 0; // 1: rows with the highest rate first, -1: with the lowest
   var timer = null;
   var asking = null;
@@ -124,11 +127,17 @@
     }
   }
 
-  function ask(asked) {
-    var address = new URL(window.location.href);
+  function ask(asked, form) {
+    // With a form that changes something the answer is the live part as it is afterwards.
+    var address = new URL(form ? form.action : window.location.href);
     var patience = window.setTimeout(function () { asked.abort(); }, TIMEOUT_MS);
+    var wanted = {signal: asked.signal, cache: "no-store", credentials: "same-origin", redirect: "error"};
+    if (form) {
+      wanted.method = "POST";
+      wanted.body = new URLSearchParams(new FormData(form));
+    }
     address.searchParams.set("live", "1");
-    return fetch(address, {signal: asked.signal, cache: "no-store", credentials: "same-origin", redirect: "error"})
+    return fetch(address, wanted)
       .then(function (answer) {
         return answer.text().then(function (text) {
           if (answer.ok) {
@@ -153,7 +162,7 @@
       if (asking !== asked) {
         return;
       }
-      trouble.hidden = true;
+      trouble.hidden = Date.now() >= refusedUntil;
       live.classList.remove("feedq-outdated");
       say(refreshMs ? "Live" : "Not refreshing", refreshMs ? "live" : "");
       if (isWanted || !isBeingRead()) {
@@ -178,6 +187,27 @@
     }
   }
 
+  function act(form) {
+    if (asking) {
+      asking.abort();
+    }
+    window.clearTimeout(timer);
+    var asked = asking = new AbortController();
+    form.querySelector("button").disabled = true;
+    ask(asked, form).then(function () {
+      refusedUntil = 0;
+    }).catch(function (error) {
+      trouble.textContent = error.name === "TypeError" || error.name === "AbortError"
+        ? "Flower does not answer; look whether it was done." : error.message;
+      trouble.hidden = false;
+      refusedUntil = Date.now() + REFUSED_MS;
+    }).finally(function () {
+      asking = null;
+      // The address of this page may ask for more than the form's does.
+      refresh(true);
+    });
+  }
+
   // -- what people do ------------------------------------------------------------------------------
 
   function go(address, isNewPlace) {
@@ -200,14 +230,24 @@
     }
   });
 
+  live.addEventListener("submit", function (event) {
+    if (event.target.matches("form[data-act]")) {
+      event.preventDefault();
+      act(event.target);
+    }
+  });
+
   function fillForm() {
     var given = new URL(window.location.href).searchParams;
     if (form && (given.get("worker") || given.get("tenant"))) {
       // The form has to show one filter more or less: only the server knows how.
       window.location.reload();
     } else if (form) {
-      form.elements.status.value = given.get("status") || "";
-      form.elements.search.value = given.get("search") || "";
+      FILTERS.forEach(function (name) {
+        if (form.elements[name]) {
+          form.elements[name].value = given.get(name) || "";
+        }
+      });
     }
   }
 
@@ -216,7 +256,7 @@
     var submit = function () {
       // The order may have changed since the form was made: only what it shows comes from it.
       var address = new URL(window.location.href);
-      ["search", "status", "worker", "tenant", "offset"].forEach(function (name) {
+      FILTERS.concat("worker", "tenant", "offset", "after").forEach(function (name) {
         address.searchParams.delete(name);
       });
       new FormData(form).forEach(function (value, name) {

@@ -1,0 +1,75 @@
+"""What a schedule's own page says of it, line by line: where it stands, and how it is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from feedq.schedule.model import CatchUp, Cron, Job, Overlap, ScheduleSpec, ScheduleView
+from feedq.schedule.words import timing_words
+from feedq.web.particulars import Line, as_json, moment
+from feedq.web.schedules import words
+from feedq.wording import duration
+
+
+def standing_lines(view: ScheduleView, *, now: datetime) -> Iterator[Line]:
+    schedule = view.schedule
+    yield Line("State", schedule.state)
+    if schedule.pause_reason is not None:
+        yield Line("Paused because", schedule.pause_reason)
+    yield from moment("Paused until", schedule.paused_until, now)
+    yield from moment("Next tick", schedule.next_tick_at, now)
+    if schedule.next_fire_at != schedule.next_tick_at:
+        yield from moment("Fires, with its jitter", schedule.next_fire_at, now)
+    yield Line("Waiting", f"{view.waiting:,}")
+    yield Line("Running", f"{view.running:,}")
+    yield Line("Not succeeded in a row", f"{schedule.failures:,}")
+    yield Line("Generation", str(schedule.generation))
+    yield from moment("Declared", schedule.created_at, now)
+    yield from moment("Changed", schedule.updated_at, now)
+
+
+def declaration_lines(spec: ScheduleSpec) -> Iterator[Line]:
+    yield Line("When", timing_words(spec.timing))
+    if isinstance(spec.timing, Cron):
+        cron = spec.timing
+        yield Line("When clocks change", f"gap: {cron.gap}, fold: {cron.fold}")
+    yield from _job_lines(spec.job)
+    yield Line("Overlap", f"{spec.overlap}{_buffer(spec)}")
+    yield Line("Catch-up", _catch_up(spec))
+    if spec.start_deadline_s is not None:
+        yield Line("Start deadline", duration(spec.start_deadline_s))
+    if spec.jitter_s:
+        yield Line("Jitter", f"up to {duration(spec.jitter_s)}")
+    yield Line("When resumed", f"ticks of the pause: {spec.resume}")
+    if spec.pause_on_failure is not None:
+        yield Line("Pauses itself", f"after {spec.pause_on_failure} in a row that did not succeed")
+
+
+def _job_lines(job: Job) -> Iterator[Line]:
+    yield Line("Task", job.task)
+    if job.args:
+        yield Line("Arguments", as_json(words.shown(job.args), indented=True), code=True)
+    if job.kwargs:
+        yield Line("Named arguments", as_json(words.shown(job.kwargs), indented=True), code=True)
+    yield Line("Semantics", job.semantics)
+    yield Line("Queue", job.queue)
+    if job.priority:
+        yield Line("Priority", str(job.priority))
+    yield Line("Time-out", "none" if job.timeout_s is None else duration(job.timeout_s))
+    if job.retries.limit:
+        retries = job.retries
+        waits = f"{duration(retries.first_s)}, × {retries.factor:g}, up to {duration(retries.max_s)}"
+        yield Line("Retries", f"{retries.limit}, after {waits}")
+
+
+def _buffer(spec: ScheduleSpec) -> str:
+    return f", up to {spec.buffer_max:,} waiting" if spec.overlap is Overlap.BUFFER_ALL else ""
+
+
+def _catch_up(spec: ScheduleSpec) -> str:
+    late = f"a tick is a misfire {duration(spec.misfire_after_s)} after it was due"
+    if spec.catch_up is CatchUp.SKIP:
+        return f"{spec.catch_up}; {late}"
+    bound = f", at most {spec.catch_up_max:,}" if spec.catch_up is CatchUp.ALL else ""
+    return f"{spec.catch_up} within {duration(spec.catch_up_window_s)}{bound}; {late}"

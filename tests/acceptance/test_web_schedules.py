@@ -1,0 +1,379 @@
+"""*Schedules* in ``celery -A feedq flower``: pages, buttons and API, and who may press what."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote, urlencode, urlsplit
+from uuid import uuid4
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from feedq.model import NewWorker
+from feedq.schedule.model import ClaimedRun, Cron, Every, Finish, Job, Overlap, RunState, ScheduleSpec
+from feedq.store import migrate
+from feedq.store.jobs.base import Offer
+from feedq.store.postgresql import PostgresStore
+from tests.cluster import ROOT, Cluster
+from tests.flower import Answer, Flower
+from tests.node import Node
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+NASTY = (
+    "<script>alert(1)</script>",
+    "a\"b'c&d<img/src=x/onerror=alert(1)>",
+    "acme/../..//x?y=1&z#%41/trigger",
+    "größe/{{1+1}}/{%raw%}",
+)
+ROLLUP = "acme/rollup"
+BUTTONS = "acme/buttons"
+NAMES = sorted((*NASTY, ROLLUP, BUTTONS))
+LOGIN = "ada:lovelace"
+CROSS_SITE = {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"}
+PAGES = ("/schedules", f"/schedule?name={quote(ROLLUP, safe='')}")
+API = ("/api/feedq/schedules", f"/api/feedq/schedules/{ROLLUP}", "/api/feedq/runs", "/api/feedq/runs/1")
+
+StartFlower = Callable[..., Flower]
+
+
+@pytest.fixture(scope="module")
+def control_url(postgres: Postgres) -> Iterator[str]:
+    url = postgres.create_database("web_schedules")
+    migrate.upgrade(url)
+    yield url
+    postgres.drop_database("web_schedules")
+
+
+@pytest.fixture(scope="module")
+def store(control_url: str) -> Iterator[PostgresStore]:
+    """Schedules by the names above. One run of each kind of end belongs to the first of them."""
+    store = PostgresStore(control_url)
+    job = Job("acme.roll_up", kwargs={"day": "<b>yesterday</b>", "token": "${ACME_TOKEN}"})
+    for name in NAMES:
+        timing = Cron("0 2 * * *", "Europe/Berlin") if name != BUTTONS else Every(86_400)
+        overlap = Overlap.ALLOW_ALL if name == ROLLUP else Overlap.SKIP
+        store.jobs.schedules.add(ScheduleSpec(name, timing, job, overlap=overlap))
+    worker = NewWorker(uuid4(), "w1@<b>host</b>", "node.w1", 0, "host", 1, "0", job_slots=4)
+    store.workers.register(worker, ttl_s=3600)
+
+    def claimed(key: str) -> ClaimedRun:
+        made = store.jobs.schedules.trigger(ROLLUP, key=key)
+        (run,) = store.jobs.runs.claim(Offer(worker.id, 1, (), 0.0, runs=(made.id,))).runs
+        return run
+
+    ended = [
+        Finish(run.id, run.fence, state, reason)
+        for run, state, reason in (
+            (claimed("k-done"), RunState.SUCCEEDED, None),
+            (claimed("k-bad"), RunState.FAILED, "<i>boom</i> postgresql://u:hunter2@db/x"),
+        )
+    ]
+    assert len(store.jobs.runs.finish(worker.id, ended)) == 2
+    claimed("k-running")
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def start_flower(
+    valkey: Valkey, control_url: str, store: PostgresStore, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartFlower]:
+    started: list[Flower] = []
+
+    def start(*options: str, **env: str) -> Flower:
+        directory = tmp_path_factory.mktemp("flower")
+        cluster = Cluster(directory, database_url=control_url, broker_url=valkey.url(), migrate=False)
+        argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=127.0.0.1", "--port=0"]
+        node = Node(
+            "flower", [*argv, *options], env={**cluster.env, **env}, cwd=ROOT, log=directory / "flower.log"
+        )
+        flower = Flower(node)
+        started.append(flower)
+        return flower
+
+    yield start
+    for flower in started:
+        flower.node.end()
+
+
+@pytest.fixture(scope="module")
+def flower(start_flower: StartFlower) -> Flower:
+    """As `feedq up` starts it: nobody has to log in, and the API is open."""
+    return start_flower(FLOWER_UNAUTHENTICATED_API="true")
+
+
+def page_of(name: str) -> str:
+    return f"/schedule?name={quote(name, safe='')}"
+
+
+def names(flower: Flower, arguments: str = "") -> list[str]:
+    page = flower.get(f"/schedules?live=1&{arguments}").text
+    found = re.findall(r'class="feedq-name[^"]*"><a [^>]*>([^<]*)<', page)
+    return [html.unescape(name) for name in found]
+
+
+def press(
+    flower: Flower,
+    name: str,
+    verb: str,
+    *,
+    login: str = "",
+    headers: dict[str, str] | None = None,
+    **said: str,
+) -> Answer:
+    """What a browser sends for a button: the hidden fields of its form, and the cookie of the page."""
+    page = flower.get(page_of(name), login=login)
+    cookie = page.headers["Set-Cookie"].partition(";")[0]
+    token = re.findall(r'name="_xsrf" value="([^"]*)"', page.text)[0]
+    fields = urlencode({"_xsrf": html.unescape(token), "do": verb} | said)
+    own = {"Cookie": cookie, "Content-Type": "application/x-www-form-urlencoded"}
+    return flower.post(page_of(name), fields, login=login, headers=own | (headers or {}))
+
+
+def runs_of(store: PostgresStore, name: str) -> list[tuple[str, RunState]]:
+    return [(run.key, run.state) for run in store.jobs.schedules.runs(name)]
+
+
+# -- pages -------------------------------------------------------------------------------------------
+
+
+def test_schedules_are_listed_by_name_and_filtered_by_how_it_begins(flower: Flower) -> None:
+    assert names(flower) == NAMES
+    assert names(flower, "prefix=acme%2F") == [name for name in NAMES if name.startswith("acme/")]
+    assert names(flower, "prefix=nope") == []
+
+
+def test_pages_of_schedules_lead_from_one_to_the_next(flower: Flower) -> None:
+    found, address = [], "?limit=4"
+    for _ in range(2):
+        page = flower.get(f"/schedules{address}&live=1").text
+        found += [html.unescape(n) for n in re.findall(r'class="feedq-name[^"]*"><a [^>]*>([^<]*)<', page)]
+        following = re.findall(r'href="(\?[^"]*)" rel="next"', page)
+        address = html.unescape(following[0]) if following else ""
+    assert found == NAMES
+    assert address == ""
+
+
+def test_links_lead_to_schedules_whatever_their_names(flower: Flower) -> None:
+    links = re.findall(r'href="(/schedule\?name=[^"]*)"', flower.get("/schedules?live=1").text)
+    titles = [
+        html.unescape(re.findall(r"<h1[^>]*>(.*?)</h1>", flower.get(html.unescape(link)).text)[0])
+        for link in links
+    ]
+    assert titles == NAMES
+
+
+@pytest.mark.parametrize("live", ["", "&live=1"])
+def test_nothing_that_people_typed_becomes_markup(flower: Flower, live: str) -> None:
+    pages = ["/schedules?", *(page_of(name) for name in (*NASTY, ROLLUP))]
+    pages += [f"/schedules?prefix={quote(name, safe='')}&after={quote(name, safe='')}" for name in NASTY]
+    for page in pages:
+        answer = flower.get(page + live)
+        assert answer.status == 200, page
+        for markup in ("<script>alert", "<img/src", "<b>host", "<i>boom", "<b>yesterday", "\"b'c"):
+            assert markup not in answer.text, page
+        inline = re.findall(r"<script(?![^>]*\bsrc=)|<style|\son\w+=\"|\sstyle=\"|javascript:", answer.text)
+        assert inline == [], page
+
+
+def test_a_schedule_shows_its_runs_its_counts_and_its_declaration(flower: Flower) -> None:
+    page = html.unescape(flower.get(page_of(ROLLUP)).text)
+    text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    for shown in ("acme/rollup/k-done", "acme/rollup/k-bad", "acme/rollup/k-running", "w1@<b>host</b>"):
+        assert shown in page
+    assert re.search(r'class="badge text-bg-success">succeeded<', page)
+    assert re.search(r'class="badge text-bg-danger">failed<', page)
+    assert "postgresql://u:***@db/x" in page
+    assert "hunter2" not in page
+    assert "cron 0 2 * * * Europe/Berlin" in text
+    assert "${ACME_TOKEN}" in page
+    assert "acme.roll_up" in text
+    failed = html.unescape(flower.get(page_of(ROLLUP) + "&state=failed&live=1").text)
+    assert "acme/rollup/k-bad" in failed
+    assert "acme/rollup/k-done" not in failed
+
+
+def test_arguments_of_jobs_are_on_the_schedules_own_page_only(flower: Flower) -> None:
+    assert "ACME_TOKEN" not in flower.get("/schedules").text
+    assert "ACME_TOKEN" not in flower.get("/api/feedq/schedules").text
+    assert "ACME_TOKEN" not in flower.get("/api/feedq/runs").text
+    assert "ACME_TOKEN" in flower.get(f"/api/feedq/schedules/{ROLLUP}").text
+
+
+def test_what_does_not_exist_is_said_so(flower: Flower) -> None:
+    assert flower.get("/schedule?name=nope").status == 404
+    assert flower.get("/schedule").status == 400
+    wrong = flower.get(page_of(ROLLUP) + "&state=dead&live=1")
+    assert wrong.status == 400
+    assert str(wrong.json["error"]).startswith("state='dead': must be one of waiting")
+
+
+# -- buttons -----------------------------------------------------------------------------------------
+
+
+def test_a_button_pressed_twice_triggers_once(flower: Flower, store: PostgresStore) -> None:
+    before = len(runs_of(store, BUTTONS))
+    for _ in range(2):
+        answer = press(flower, BUTTONS, "trigger", key="web-once")
+        assert answer.status == 303
+        assert urlsplit(answer.headers["Location"]).path == "/schedule"
+    assert len(runs_of(store, BUTTONS)) == before + 1
+    (run,) = [run for run in store.jobs.schedules.runs(BUTTONS) if run.key == "web-once"]
+    cancelled = press(flower, BUTTONS, "cancel", run=str(run.id))
+    assert cancelled.status == 303
+    assert ("web-once", RunState.CANCELLED) in runs_of(store, BUTTONS)
+    again = press(flower, BUTTONS, "cancel", run=str(run.id))
+    assert again.status == 409, "it has ended"
+
+
+def test_pause_and_resume_show_on_the_page_that_comes_back(flower: Flower, store: PostgresStore) -> None:
+    assert press(flower, BUTTONS, "pause").status == 303
+    page = flower.get(page_of(BUTTONS)).text
+    assert 'text-bg-secondary">paused<' in page
+    assert 'value="resume"' in page
+    assert store.jobs.schedules.get(BUTTONS).pause_reason == "paused on the web page"
+    assert press(flower, BUTTONS, "resume").status == 303
+    assert 'value="pause"' in flower.get(page_of(BUTTONS)).text
+    assert press(flower, BUTTONS, "explode").status == 400
+
+
+def test_another_sites_page_can_press_nothing(flower: Flower, store: PostgresStore) -> None:
+    before = runs_of(store, BUTTONS)
+    for headers in (CROSS_SITE, {"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "same-site"}):
+        assert press(flower, BUTTONS, "trigger", headers=headers).status == 403
+        path = f"/api/feedq/schedules/{BUTTONS}/trigger"
+        assert flower.post(path, headers=headers).status == 403
+        assert flower.post("/api/feedq/runs/1/cancel", headers=headers).status == 403
+    without_token = flower.post(page_of(BUTTONS), "do=trigger", headers={"Sec-Fetch-Site": "same-origin"})
+    assert without_token.status == 403
+    assert runs_of(store, BUTTONS) == before
+
+
+def test_without_a_login_pages_may_be_read_and_nothing_changed(
+    start_flower: StartFlower, store: PostgresStore
+) -> None:
+    closed = start_flower()
+    before = runs_of(store, BUTTONS)
+    assert {closed.get(path).status for path in PAGES} == {200}
+    assert {closed.get(path).status for path in API} == {401}
+    page = closed.get(page_of(BUTTONS))
+    assert "data-act" not in page.text
+    cookie = page.headers["Set-Cookie"].partition(";")[0]
+    token = cookie.partition("=")[2]
+    body = urlencode({"_xsrf": token, "do": "trigger"})
+    form = {"Cookie": cookie, "Content-Type": "application/x-www-form-urlencoded"}
+    refused = closed.post(page_of(BUTTONS) + "&live=1", body, headers=form)
+    assert refused.status == 403
+    assert "without a login" in str(refused.json["error"])
+    assert closed.post(f"/api/feedq/schedules/{BUTTONS}/trigger").status == 401
+    assert runs_of(store, BUTTONS) == before
+
+
+def test_a_flower_that_only_reads_changes_nothing(start_flower: StartFlower, store: PostgresStore) -> None:
+    reading = start_flower("--read_only", FLOWER_UNAUTHENTICATED_API="true")
+    assert "data-act" not in reading.get(page_of(BUTTONS)).text
+    refused = reading.post(f"/api/feedq/schedules/{BUTTONS}/pause")
+    assert (refused.status, refused.json) == (403, {"error": "this Flower was started with --read_only"})
+    assert store.jobs.schedules.get(BUTTONS).state == "active"
+
+
+def test_a_login_and_a_prefix_hold_for_pages_buttons_and_api(
+    start_flower: StartFlower, store: PostgresStore
+) -> None:
+    flower = start_flower(f"--basic-auth={LOGIN}", "--url-prefix=watch")
+    for path in (*PAGES, *API):
+        assert flower.get(f"/watch{path}").status == 401, path
+        assert flower.get(f"/watch{path}", login=LOGIN).status == 200, path
+        assert flower.get(path, login=LOGIN).status == 404, path
+    page = flower.get(f"/watch{page_of(BUTTONS)}", login=LOGIN)
+    addresses = re.findall(r'(?:src|href|action)="(/[^"]*)"', page.text)
+    assert all(address.startswith("/watch/") for address in addresses), addresses
+    path = f"/watch/api/feedq/schedules/{BUTTONS}/trigger"
+    body = json.dumps({"key": "behind-login"})
+    assert flower.post(path, body).status == 401
+    assert flower.post(path, body, login=LOGIN, headers=CROSS_SITE).status == 403
+    assert ("behind-login", RunState.WAITING) not in runs_of(store, BUTTONS)
+    answer = flower.post(path, body, login=LOGIN)
+    assert (answer.status, answer.json["key"]) == (200, "behind-login")
+    cancelled = flower.post(f"/watch/api/feedq/runs/{answer.json['id']}/cancel", login=LOGIN)
+    assert (cancelled.status, cancelled.json["state"]) == (200, "cancelled")
+
+
+# -- API ---------------------------------------------------------------------------------------------
+
+
+def test_the_api_says_what_the_commands_say(
+    flower: Flower, valkey: Valkey, control_url: str, tmp_path: Path
+) -> None:
+    cluster = Cluster(tmp_path, database_url=control_url, broker_url=valkey.url(), migrate=False)
+    said = flower.get("/api/feedq/schedules").json
+    assert said["schedules"] == json.loads(cluster.feedq("schedule", "list", "--json"))
+    assert said["next_after"] is None
+    detail = flower.get(f"/api/feedq/schedules/{ROLLUP}").json
+    shown = json.loads(cluster.feedq("schedule", "show", ROLLUP, "--json"))
+    assert detail == shown
+    runs = flower.get(f"/api/feedq/runs?schedule={ROLLUP}&state=failed,succeeded").json["runs"]
+    listed = cluster.feedq("schedule", "runs", ROLLUP, "--state=failed", "--state=succeeded", "--json")
+    assert runs == json.loads(listed)
+    assert [run["state"] for run in runs] == ["failed", "succeeded"]  # type: ignore[index, union-attr]
+    one = flower.get(f"/api/feedq/runs/{runs[0]['id']}").json  # type: ignore[index]
+    assert one == runs[0]  # type: ignore[index]
+
+
+def test_the_api_serves_pages_and_names_wrong_arguments(flower: Flower) -> None:
+    first = flower.get("/api/feedq/schedules?limit=2").json
+    rest = flower.get(f"/api/feedq/schedules?limit=9&after={quote(str(first['next_after']))}").json
+    found = [row["name"] for part in (first, rest) for row in part["schedules"]]  # type: ignore[attr-defined]
+    assert found == NAMES
+    for path, status in (
+        ("/api/feedq/schedules?limit=501", 400),
+        ("/api/feedq/runs?state=dead", 400),
+        ("/api/feedq/schedules/nope", 404),
+        ("/api/feedq/runs/999999", 404),
+    ):
+        assert flower.get(path).status == status, path
+    for name in NASTY:
+        assert flower.get(f"/api/feedq/schedules/{quote(name, safe='')}").json["name"] == name
+
+
+def test_the_api_triggers_pauses_and_resumes(flower: Flower, store: PostgresStore) -> None:
+    base = f"/api/feedq/schedules/{quote(NASTY[2], safe='')}"
+    triggered = flower.post(f"{base}/trigger", '{"key": "by-api"}').json
+    assert (triggered["schedule"], triggered["key"], triggered["kind"]) == (NASTY[2], "by-api", "trigger")
+    assert flower.post(f"{base}/trigger", '{"key": "by-api"}').json["id"] == triggered["id"]
+    until = "2126-01-01T00:00:00Z"
+    paused = flower.post(f"{base}/pause", json.dumps({"until": until, "reason": "a visit"})).json
+    assert (paused["state"], paused["pause_reason"]) == ("paused", "a visit")
+    assert str(paused["paused_until"]).startswith("2126-01-01T00:00:00")
+    resumed = flower.post(f"{base}/resume").json
+    assert (resumed["state"], resumed["paused_until"]) == ("active", None)
+    assert store.jobs.schedules.cancel_run(int(str(triggered["id"]))).state is RunState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        (f"schedules/{BUTTONS}/trigger", '{"key": 5}', 400, "key: must be a string"),
+        (f"schedules/{BUTTONS}/trigger", '{"args": "x"}', 400, "unknown option 'args'"),
+        (f"schedules/{BUTTONS}/pause", '{"until": "tomorrow"}', 400, "with its zone"),
+        (f"schedules/{BUTTONS}/pause", "{", 400, "must be a JSON object"),
+        (f"schedules/{BUTTONS}/explode", "", 400, "a change is a POST to"),
+        ("schedules/nope/trigger", "", 404, "no schedule named 'nope'"),
+        ("runs/999999/cancel", "", 404, "999999"),
+        ("runs/1/cancel", "", 409, "ended"),
+        ("runs/1", "", 400, "/cancel"),
+    ],
+)
+def test_a_change_that_cannot_be_made_says_why(
+    flower: Flower, path: str, body: str, status: int, said: str
+) -> None:
+    answer = flower.post(f"/api/feedq/{path}", body)
+    assert answer.status == status, answer.text
+    assert said in str(answer.json["error"])

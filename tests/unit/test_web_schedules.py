@@ -1,0 +1,365 @@
+"""What the pages of schedules ask for, show and allow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import parse_qs
+
+import pytest
+
+from feedq.errors import InvalidInput
+from feedq.schedule.model import (
+    CatchUp,
+    Cron,
+    Job,
+    Overlap,
+    Retries,
+    Run,
+    RunKind,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+    ScheduleView,
+)
+from feedq.store.jobs.base import JobStore
+from feedq.testing.clock import NEW_YEAR
+from feedq.web.reading import Reader
+from feedq.web.schedules.asking import (
+    ScheduleQuery,
+    parse_moment,
+    parse_run_id,
+    parse_runs,
+    parse_schedules,
+    parse_states,
+)
+from feedq.web.schedules.changing import is_foreign, refusal
+from feedq.web.schedules.documents import run_row, schedule_document, schedule_row
+from feedq.web.schedules.facts import SchedulePart, Schedules
+from feedq.web.schedules.particulars import declaration_lines, standing_lines
+from feedq.web.schedules.words import lag_s, seconds, shown, took_s, what, why
+
+NOW = NEW_YEAR
+LONG_S = 20
+URL = "postgresql://feedq@127.0.0.1:1/feedq"
+SECRET = "hunter2"  # what must be shown nowhere
+
+
+def spec(name: str = "acme/rollup", **changes: Any) -> ScheduleSpec:
+    job = Job("acme.roll_up", args=(1,), kwargs={"day": "yesterday", "api_key": SECRET})
+    return replace(ScheduleSpec(name, Cron("0 2 * * *", "Europe/Berlin"), job), **changes)
+
+
+def schedule(of: ScheduleSpec | None = None, **changes: Any) -> Schedule:
+    tick = NOW + timedelta(hours=1)
+    made = Schedule(7, of or spec(), ScheduleState.ACTIVE, None, None, 3, tick, tick, 0, NOW, NOW)
+    return replace(made, **changes)
+
+
+def run(**changes: Any) -> Run:
+    made = Run(
+        id=41,
+        schedule_id=7,
+        schedule="acme/rollup",
+        kind=RunKind.TICK,
+        key="2026-01-01T00:00:00Z",
+        tick_at=NOW,
+        ticks=1,
+        due_at=NOW + timedelta(seconds=1),
+        state=RunState.SUCCEEDED,
+        reason=None,
+        attempt=1,
+        fence=9,
+        worker_id=None,
+        worker="w1@host",
+        started_at=NOW + timedelta(seconds=1.25),
+        deadline_at=None,
+        ended_at=NOW + timedelta(seconds=31.25),
+        job=spec().job,
+    )
+    return replace(made, **changes)
+
+
+def asked(text: str) -> Callable[[str], str | None]:
+    given = parse_qs(text, keep_blank_values=True)
+    return lambda name: given.get(name, [None])[0]  # type: ignore[list-item] # None where nothing is given
+
+
+# -- what an address asks for ------------------------------------------------------------------------
+
+
+def test_an_address_leads_to_the_next_part_of_the_same_list() -> None:
+    query = parse_schedules(asked("prefix=acme%2F&limit=50"), limit=200)
+    assert query == ScheduleQuery("acme/", "", 50)
+    further = parse_schedules(asked(query.address(usual_limit=200, after="acme/ü&x")[1:]), limit=200)
+    assert further == ScheduleQuery("acme/", "acme/ü&x", 50)
+    assert ScheduleQuery(limit=200).address(usual_limit=200) == "?"
+
+
+def test_states_are_a_list_of_words() -> None:
+    assert parse_runs(asked("schedule=a&state=failed,lost,failed&limit=9"), limit=100).states == (
+        RunState.FAILED,
+        RunState.LOST,
+    )
+    assert parse_states(None) == parse_states("") == ()
+
+
+@pytest.mark.parametrize(
+    ("parse", "named"),
+    [
+        (lambda: parse_states("failed,broken"), "state='broken': must be one of waiting"),
+        (lambda: parse_schedules(asked("limit=501"), limit=200), "from 1 to 500"),
+        (lambda: parse_runs(asked("limit=0"), limit=100), "limit='0'"),
+        (lambda: parse_run_id("9" * 19), "run='999"),
+        (lambda: parse_moment("2026-11-22T10:00:00", name="until"), "until='2026-11-22T10:00:00'"),
+        (lambda: parse_moment("tomorrow", name="until"), "with its zone"),
+    ],
+)
+def test_a_wrong_argument_is_named(parse: Callable[[], object], named: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        parse()
+    assert named in str(raised.value)
+
+
+def test_the_end_of_a_pause_may_be_said_in_any_zone() -> None:
+    assert parse_moment("2026-11-22T11:00:00+01:00", name="until") == datetime(2026, 11, 22, 10, tzinfo=UTC)
+
+
+# -- who may change anything -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "foreign"),
+    [
+        ({}, False),
+        ({"Sec-Fetch-Site": "same-origin"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, True),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://flower:5555"}, True),
+        ({"Sec-Fetch-Site": "none"}, True),
+        ({"Origin": "http://flower:5555"}, False),
+        ({"Origin": "http://flower:8080"}, True),
+        ({"Origin": "https://evil.example"}, True),
+        ({"Origin": "null"}, True),
+    ],
+)
+def test_only_the_page_itself_or_no_browser_may_ask_for_a_change(
+    headers: Mapping[str, str], foreign: bool
+) -> None:
+    assert is_foreign(headers, host="flower:5555") is foreign
+
+
+@pytest.mark.parametrize(
+    ("login", "is_open", "read_only", "may"),
+    [
+        ("basic_auth", False, False, True),
+        ("auth", False, False, True),
+        ("", True, False, True),
+        ("", False, False, False),
+        ("basic_auth", False, True, False),
+        ("", True, True, False),
+    ],
+)
+def test_nothing_changes_without_a_login_or_in_a_flower_that_only_reads(
+    login: str, is_open: bool, read_only: bool, may: bool
+) -> None:
+    options = SimpleNamespace(basic_auth=[], auth="", read_only=read_only)
+    if login:
+        setattr(options, login, ["ada:lovelace"])
+    assert (refusal(options, is_open=is_open) is None) is may
+
+
+# -- words -------------------------------------------------------------------------------------------
+
+
+def test_a_runs_lag_counts_from_when_it_was_due_and_not_from_its_tick() -> None:
+    assert lag_s(run()) == 0.25
+    assert took_s(run(), now=NOW + timedelta(days=1)) == 30
+    assert [seconds(value) for value in (None, 0.25, 30.0)] == ["—", "250 ms", "30s"]
+
+
+def test_a_run_under_way_takes_until_now_and_one_that_waits_takes_nothing() -> None:
+    under_way = run(state=RunState.RUNNING, ended_at=None)
+    assert took_s(under_way, now=NOW + timedelta(seconds=11.25)) == 10
+    again = run(state=RunState.WAITING, ended_at=None, attempt=2, due_at=NOW + timedelta(hours=1))
+    assert (lag_s(again), took_s(again, now=NOW)) == (None, None)
+
+
+def test_a_run_says_which_tick_it_is() -> None:
+    assert what(run()) == "2026-01-01 00:00:00"
+    assert what(run(kind=RunKind.BACKFILL)) == "2026-01-01 00:00:00 (backfill)"
+    missed = run(state=RunState.MISSED_CATCHUP, ticks=1_000_000, started_at=None)
+    assert what(missed) == "1,000,000 ticks from 2026-01-01 00:00:00"
+
+
+@pytest.mark.parametrize(
+    "name", ["password", "db_password", "api-key", "apiKey", "Authorization", "client_secret"]
+)
+def test_arguments_that_are_secrets_by_their_names_are_masked(name: str) -> None:
+    given = {"outer": [{name: SECRET, "day": "today"}], name: {"value": SECRET}}
+    assert shown(given) == {"outer": [{name: "***", "day": "today"}], name: "***"}
+
+
+def test_references_and_what_is_no_secret_are_shown_and_passwords_of_urls_are_not() -> None:
+    given = {
+        "token": "${ACME_TOKEN}",
+        "password": None,
+        "tokens_max": 5,
+        "url": f"https://ada:{SECRET}@example.com/x",
+        "list": (1, 2.5, True),
+    }
+    assert shown(given) == given | {"url": "https://ada:***@example.com/x", "list": [1, 2.5, True]}
+
+
+def test_the_reason_of_a_run_is_one_line_without_passwords() -> None:
+    failed = run(reason=f"cannot reach\npostgresql://u:{SECRET}@db/x")
+    assert why(failed) == "cannot reach\\npostgresql://u:***@db/x"
+
+
+def test_a_schedule_says_where_it_stands() -> None:
+    paused = schedule(
+        state=ScheduleState.PAUSED,
+        pause_reason="3 runs in a row did not succeed",
+        paused_until=NOW + timedelta(hours=2),
+        next_fire_at=NOW + timedelta(hours=1, seconds=20),
+        failures=3,
+    )
+    lines = {line.name: line.text for line in standing_lines(ScheduleView(paused, None, 4, 1), now=NOW)}
+    assert lines["Paused because"] == "3 runs in a row did not succeed"
+    assert lines["Paused until"] == "2026-01-01 02:00:00 UTC (in 2h)"
+    assert lines["Fires, with its jitter"] == "2026-01-01 01:00:20 UTC (in 60m)"
+    assert (lines["Waiting"], lines["Running"], lines["Not succeeded in a row"]) == ("4", "1", "3")
+    active = {line.name for line in standing_lines(ScheduleView(schedule(), None, 0, 0), now=NOW)}
+    assert not {"Paused because", "Paused until", "Fires, with its jitter"} & active
+
+
+def test_a_declaration_is_shown_with_its_policies_and_without_its_secrets() -> None:
+    declared = spec(
+        overlap=Overlap.BUFFER_ALL,
+        buffer_max=20,
+        catch_up=CatchUp.ALL,
+        start_deadline_s=30,
+        pause_on_failure=5,
+        job=replace(spec().job, retries=Retries(3)),
+    )
+    lines = {line.name: line.text for line in declaration_lines(declared)}
+    assert lines["When"] == "cron 0 2 * * * Europe/Berlin"
+    assert lines["When clocks change"] == "gap: shift, fold: first"
+    assert lines["Overlap"] == "buffer_all, up to 20 waiting"
+    assert lines["Catch-up"].startswith("all within 24h, at most 100; ")
+    assert lines["Start deadline"] == "30s"
+    assert lines["Retries"] == "3, after 10s, × 2, up to 10m"
+    assert "yesterday" in lines["Named arguments"]
+    assert SECRET not in "\n".join(lines.values())
+
+
+# -- documents ---------------------------------------------------------------------------------------
+
+
+def test_arguments_of_jobs_stand_in_a_schedules_own_document_only() -> None:
+    view = ScheduleView(schedule(), run(), 1, 0)
+    row = schedule_row(view)
+    assert row["last"]["correlation_id"] == "acme/rollup/2026-01-01T00:00:00Z"
+    assert "yesterday" not in str(row)
+    document = schedule_document(view, counts={RunState.LOST: 2}, runs=[run()])
+    assert row.items() <= document.items()
+    assert document["job"]["kwargs"] == {"day": "yesterday", "api_key": "***"}
+    assert SECRET not in str(document)
+    assert document["counts"] == {state.value: 2 if state is RunState.LOST else 0 for state in RunState}
+    assert document["runs"] == [run_row(run())]
+
+
+# -- reading and changing ----------------------------------------------------------------------------
+
+
+@dataclass
+class Shelf:
+    """Many schedules by name, and what was asked of them."""
+
+    names: list[str]
+    asked: list[int] = field(default_factory=list)
+    triggered: list[str | None] = field(default_factory=list)
+
+    @property
+    def schedules(self) -> Shelf:
+        return self
+
+    def views(self, *, prefix: str = "", after: str = "", limit: int = 1_000) -> list[ScheduleView]:
+        self.asked.append(limit)
+        found = [name for name in self.names if name.startswith(prefix) and name > after][:limit]
+        return [ScheduleView(schedule(spec(name)), None, 0, 0) for name in found]
+
+    def view(self, name: str) -> ScheduleView:
+        return self.views(prefix=name, limit=1)[0]
+
+    def counts(self, name: str) -> Mapping[RunState, int]:
+        return {RunState.SUCCEEDED: len(self.triggered)}
+
+    def runs(
+        self, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50
+    ) -> list[Run]:
+        return [run(id=n, key=str(key)) for n, key in enumerate(self.triggered)]
+
+    def trigger(self, name: str, *, key: str | None = None, job: Job | None = None) -> Run:
+        self.triggered.append(key)
+        return run(key=key or "made")
+
+
+def pages(shelf: Shelf) -> Schedules:
+    return Schedules(cast(JobStore, shelf), Reader(URL, timeout_s=LONG_S), now=lambda: NOW)
+
+
+def story(told: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(LONG_S):
+            await told()
+
+    asyncio.run(bounded())
+
+
+def test_a_hundred_thousand_schedules_are_read_a_page_at_a_time() -> None:
+    shelf = Shelf([f"s/{n:06d}" for n in range(100_000)])
+
+    async def told() -> None:
+        facts = pages(shelf)
+        first = await facts.part(ScheduleQuery(limit=200))
+        second = await facts.part(ScheduleQuery(after=first.next_after or "", limit=200))
+        assert shelf.asked == [201, 201]
+        shown_names = [view.schedule.spec.name for part in (first, second) for view in part.views]
+        assert shown_names == shelf.names[:400]
+
+    story(told)
+
+
+def test_the_last_page_says_that_it_is_the_last() -> None:
+    async def told() -> None:
+        facts = pages(Shelf(["a", "b", "c"]))
+
+        async def page(after: str, limit: int) -> SchedulePart:
+            return await facts.part(ScheduleQuery(after=after, limit=limit))
+
+        assert (await page("", 3)).next_after is None
+        assert (await page("", 2)).next_after == "b"
+        last = await page("b", 2)
+        assert ([v.schedule.spec.name for v in last.views], last.next_after) == (["c"], None)
+
+    story(told)
+
+
+def test_who_changed_something_sees_it_on_the_next_page() -> None:
+    shelf = Shelf(["a"])
+
+    async def told() -> None:
+        facts = pages(shelf)
+        before = await facts.schedule("a")
+        await facts.trigger("a", key="k1")
+        await facts.trigger("a", key="k1")
+        after = await facts.schedule("a")
+        assert (len(before.runs), len(after.runs)) == (0, 2)
+        assert shelf.triggered == ["k1", "k1"], "a change must not be answered from what was kept"
+
+    story(told)
