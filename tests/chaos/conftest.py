@@ -11,6 +11,11 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
+from feedq.store.jobs.base import Schedules
+from feedq.store.postgresql import PostgresStore
+from tests.chaos import effects, storm
+from tests.cluster import Cluster
+from tests.nursery import ForkedCluster, Nursery
 from tests.stage import Stage, staged
 
 LOG_TAIL = 3_000
@@ -62,9 +67,47 @@ def stage(stages: Stages, request: pytest.FixtureRequest) -> Iterator[Stage]:
         current = stages.get()
     yield current
     if request.node.stash.get(_failed, False):
-        for node in (*current.cluster.workers.values(), *current.cluster.beats.values()):
-            print(f"--- end of {node.log}\n{node.text()[-LOG_TAIL:]}")
+        _show_logs(current.cluster)
         stages.discard()
+
+
+def _show_logs(cluster: Cluster) -> None:
+    for node in (*cluster.workers.values(), *cluster.beats.values()):
+        print(f"--- end of {node.log}\n{node.text()[-LOG_TAIL:]}")
+
+
+@pytest.fixture(scope="package")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    with Nursery(tmp_path_factory.mktemp("nursery")) as made:
+        yield made
+
+
+@pytest.fixture
+def fleet(
+    stages: Stages,
+    tmp_path: Path,
+    database_url: str,
+    broker_url: str,
+    nursery: Nursery,
+    request: pytest.FixtureRequest,
+) -> Iterator[ForkedCluster]:
+    """A cluster without nodes yet, whose workers know the jobs of `effects` and are soon declared gone."""
+    stages.discard()  # it would take part of the machine
+    env = {**storm.SETTINGS, "FEEDQ_IMPORTS": storm.IMPORTED}
+    with ForkedCluster(
+        tmp_path, nursery=nursery, database_url=database_url, broker_url=broker_url, env=env
+    ) as made:
+        made.sql(effects.TABLE)
+        yield made
+        if request.node.stash.get(_failed, False):
+            _show_logs(made)
+
+
+@pytest.fixture
+def schedules(fleet: ForkedCluster) -> Iterator[Schedules]:
+    store = PostgresStore(fleet.database_url)
+    yield store.jobs.schedules
+    store.close()
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ PATIENCE_S = 20.0
 STOP_S = 5.0
 
 PACKAGES = {
+    "faketime": "faketime",
     "gpsd": "gpsd",
     "mariadbd": "mariadb-server-core",
     "mariadb-install-db": "mariadb-server-core",

@@ -1,0 +1,135 @@
+"""Makes a worker end, or freeze, at a commit of its own choosing. Imported in the worker, by ``FEEDQ_IMPORTS``.
+
+``FEEDQ_TEST_DOOM=<boundary>:<side>:<action>:<count>`` names the moment: the count-th time that a transaction of
+this kind has something to commit, before or after its commit; or on entry to `finish`, or to `complete` within the
+transaction of a job. The worker says so in its log and sends itself SIGKILL (``kill``) or SIGSTOP (``stop``).
+
+``FEEDQ_TEST_BROKER=<seed>`` makes the broker unreliable: of the hints that this worker sends some are lost, some
+come late, and some come twice and later once more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from threading import Lock, Timer, local
+from typing import Any
+
+import feedq.bootsteps
+from feedq.runtime.jobs.hints import Note
+from feedq.store.database import Database
+from feedq.store.jobs import claiming, expiry, finishing, firing, runs, sessions
+
+BOUNDARIES = ("fire_due", "claim", "finish", "transact", "expire")
+SAID = "doomed: "
+LOST, LATE, COPIED = 0.25, 0.25, 0.25
+LATE_MAX_S = 3.0
+
+_here = local()
+_lock = Lock()
+
+
+class Doom:
+    """When this process is to end."""
+
+    def __init__(self, text: str) -> None:
+        self.boundary, self.side, self.action, count = text.split(":")
+        self._left = int(count)
+
+    def strike(self, boundary: str, side: str) -> None:
+        if (boundary, side) != (self.boundary, self.side):
+            return
+        with _lock:
+            self._left -= 1
+            if self._left != 0:
+                return
+        os.write(2, f"{SAID}{boundary} {side} {self.action}\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL if self.action == "kill" else signal.SIGSTOP)
+
+
+def install(doom: Doom) -> None:
+    """Have the store's own transactions pass by the doom."""
+    _watch(doom, firing, "fire", "fire_due", lambda fired: bool(fired.hints))
+    _watch(doom, claiming, "claim", "claim", lambda granted: bool(granted.runs))
+    _watch(doom, finishing, "finish", "finish", bool)
+    _watch(doom, expiry, "expire", "expire", bool)
+    _enter(doom, runs.PostgresRuns, "finish", "finish")
+    _enter(doom, sessions, "complete", "complete")
+    transaction, commit = Database.transaction, sessions.JobSessions._commit
+
+    @contextmanager
+    def watched(self: Database) -> Iterator[Any]:
+        _here.pending = None
+        with transaction(self) as c:
+            yield c
+            pending, _here.pending = _here.pending, None
+            if pending is not None:
+                doom.strike(pending, "before")
+        if pending is not None:
+            doom.strike(pending, "after")
+
+    def watched_commit(self: Any, *args: Any) -> None:
+        doom.strike("transact", "before")
+        commit(self, *args)
+        doom.strike("transact", "after")
+
+    Database.transaction = watched
+    sessions.JobSessions._commit = watched_commit
+
+
+def _watch(doom: Doom, module: Any, name: str, boundary: str, does_write: Callable[[Any], bool]) -> None:
+    original = getattr(module, name)
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if does_write(result):
+            _here.pending = boundary
+        return result
+
+    setattr(module, name, watched)
+
+
+def _enter(doom: Doom, owner: Any, name: str, boundary: str) -> None:
+    original = getattr(owner, name)
+
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        doom.strike(boundary, "entry")
+        return original(*args, **kwargs)
+
+    setattr(owner, name, entered)
+
+
+def disturb(rng: Random) -> None:
+    """Between this worker and its broker."""
+    send = feedq.bootsteps.send_hints
+
+    def disturbed(notes: Sequence[Note]) -> int:
+        now: list[Note] = []
+        for note in notes:
+            fate = rng.random()
+            if fate < LOST:
+                continue
+            if fate < LOST + LATE:
+                _later(note, rng.uniform(0.1, LATE_MAX_S))
+            elif fate < LOST + LATE + COPIED:
+                now += [note, note]
+                _later(note, rng.uniform(0.1, LATE_MAX_S))
+            else:
+                now.append(note)
+        return send(now) if now else 0
+
+    def _later(note: Note, seconds: float) -> None:
+        timer = Timer(seconds, send, ([note],))
+        timer.daemon = True
+        timer.start()
+
+    feedq.bootsteps.send_hints = disturbed
+
+
+if chosen := os.environ.get("FEEDQ_TEST_DOOM"):
+    install(Doom(chosen))
+if seed := os.environ.get("FEEDQ_TEST_BROKER"):
+    disturb(Random(seed))

@@ -1,0 +1,208 @@
+"""Once per tick, whoever is killed, frozen or cut off when; and that these tests would notice if it were not so.
+
+A seed is printed with the figures; ``FEEDQ_TEST_SEED`` draws the same faults again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from random import Random, SystemRandom
+from typing import Any
+
+import pytest
+
+from feedq.schedule.model import Every, Job, Retries, ScheduleSpec, Semantics
+from feedq.store.jobs.base import Schedules
+from feedq.telemetry import LogEvent
+from tests.chaos import storm, ticking
+from tests.chaos.storm import Losses, Storm, is_stopped
+from tests.cluster import wait_until
+from tests.node import Node
+from tests.nursery import ForkedCluster
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+Measured = Callable[[str, object], None]
+
+STORM_S = 45.0
+KILLS_MIN = 60
+MUTANT_S = 12.0
+MUTANTS = {
+    "trusts_broker": {"at most once, doubled", "one fence, two effects"},
+    "two_transactions": {"ticks lost"},
+}
+LIMIT_S = 40.0
+
+
+def seed() -> str:
+    return os.environ.get("FEEDQ_TEST_SEED") or str(SystemRandom().randrange(10**6))
+
+
+def blow(
+    fleet: ForkedCluster,
+    schedules: Schedules,
+    chosen: str,
+    *,
+    seconds: float,
+    workers: int,
+    env: Mapping[str, str] | None = None,
+    until: Callable[[Losses], bool] = lambda _: True,
+) -> tuple[Losses, dict[str, datetime]]:
+    """Thirty schedules in a storm, then in peace until all is quiet. Returns the first tick of each as well."""
+    blowing = Storm(fleet, Random(chosen), workers=workers, env=env or {})
+    try:
+        for name in ("b1", "b2"):
+            fleet.add_beat(name)
+        blowing.gather()
+        first = ticking.begin(schedules, ticking.ticking())
+        blowing.blow(seconds, until=until)
+        ticking.end_while(blowing.calm, fleet, schedules, first)
+    finally:
+        blowing.close()
+    return blowing.losses, first
+
+
+def test_every_tick_is_accounted_for_once_however_many_workers_are_killed(
+    fleet: ForkedCluster, schedules: Schedules, measured: Measured
+) -> None:
+    chosen = seed()
+
+    def is_enough(losses: Losses) -> bool:
+        return losses.kills.total() >= KILLS_MIN and not losses.missed
+
+    losses, first = blow(fleet, schedules, chosen, seconds=STORM_S, workers=8, until=is_enough)
+    measured(f"schedules in a storm, seed {chosen}", losses)
+    account = ticking.account(fleet, first)
+    measured("schedules in a storm", account)
+    assert losses.kills.total() >= KILLS_MIN
+    assert losses.missed == set()
+    assert account.ticks >= len(first) * STORM_S
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_of_the_protocol_is_found_out(
+    fleet: ForkedCluster, schedules: Schedules, measured: Measured, mutant: str
+) -> None:
+    chosen = seed()
+    env = {"FEEDQ_IMPORTS": f"{storm.IMPORTED},tests.mutants.{mutant}"}
+    _, first = blow(fleet, schedules, chosen, seconds=MUTANT_S, workers=4, env=env)
+    with pytest.raises(ticking.Violated) as raised:
+        ticking.account(fleet, first)
+    measured(f"mutant {mutant}, seed {chosen}", raised.value.wrong)
+    assert raised.value.wrong.keys() & MUTANTS[mutant]
+
+
+# -- zombies -----------------------------------------------------------------------------------------
+
+
+def never(name: str, job: Job, **policies: Any) -> ScheduleSpec:
+    """A schedule that runs when it is triggered only."""
+    return ScheduleSpec(
+        name, Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12)), job, **policies
+    )
+
+
+def wait_run(fleet: ForkedCluster, run_id: int, *states: str) -> dict[str, Any]:
+    def found() -> dict[str, Any]:
+        return fleet.sql("SELECT * FROM feedq.run WHERE id = %s", (run_id,))[0]
+
+    wait_until(lambda: found()["state"] in states, limit_s=LIMIT_S, what=lambda: f"{states}: {found()}")
+    return found()
+
+
+def effects_of(fleet: ForkedCluster, name: str) -> list[dict[str, Any]]:
+    return fleet.sql("SELECT * FROM effect WHERE schedule = %s ORDER BY id", (name,))
+
+
+def wake(fleet: ForkedCluster, zombie: Node) -> None:
+    """Let it go on, and wait until it has begun anew."""
+    zombie.thaw()
+    wait_until(
+        lambda: zombie.events(LogEvent.WORKER_DECLARED_GONE),
+        limit_s=LIMIT_S,
+        what=lambda: zombie.text()[-3000:],
+    )
+    fleet.wait_worker(zombie.name)
+
+
+def test_the_end_of_an_attempt_that_was_taken_away_is_rejected_and_written_down(
+    fleet: ForkedCluster, schedules: Schedules
+) -> None:
+    fleet.add_beat("b1")
+    zombie = fleet.add_worker("w0", env={"FEEDQ_TEST_DOOM": "finish:entry:stop:1"})
+    schedules.add(never("noted", Job("effects.noted", (0.0,), semantics=Semantics.AT_LEAST_ONCE)))
+    run = schedules.trigger("noted")
+    wait_until(lambda: is_stopped(zombie), limit_s=LIMIT_S, what=lambda: zombie.text()[-3000:])
+    fleet.add_worker("w1")
+    ended = wait_run(fleet, run.id, "succeeded")
+    wake(fleet, zombie)
+    rejected = "SELECT detail FROM feedq.event WHERE kind = 'run_finish_rejected'"
+    wait_until(lambda: fleet.sql(rejected), limit_s=LIMIT_S, what=lambda: zombie.text()[-3000:])
+    first, second = effects_of(fleet, "noted")
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert first["fence"] < second["fence"] == ended["fence"]
+    (detail,) = [row["detail"] for row in fleet.sql(rejected)]
+    assert detail == {
+        "schedule": "noted",
+        "key": run.key,
+        "run": run.id,
+        "fence": first["fence"],
+        "worker": detail["worker"],
+        "state": "succeeded",
+        "found": "succeeded",
+    }
+    after = fleet.sql("SELECT * FROM feedq.run WHERE id = %s", (run.id,))[0]
+    assert after == ended
+
+
+def test_what_a_transactional_job_wrote_is_rolled_back_when_its_worker_wakes_too_late(
+    fleet: ForkedCluster, schedules: Schedules
+) -> None:
+    fleet.add_beat("b1")
+    zombie = fleet.add_worker("w0", env={"FEEDQ_TEST_DOOM": "complete:entry:stop:1"})
+    schedules.add(never("transferred", Job("effects.transferred", (0.1,), semantics=Semantics.TRANSACTIONAL)))
+    run = schedules.trigger("transferred")
+    wait_until(lambda: is_stopped(zombie), limit_s=LIMIT_S, what=lambda: zombie.text()[-3000:])
+    assert effects_of(fleet, "transferred") == []
+    fleet.add_worker("w1")
+    ended = wait_run(fleet, run.id, "succeeded")
+    wake(fleet, zombie)
+    # It works on, as another worker session; by then its old job has ended.
+    fleet.workers["w1"].signal(signal.SIGTERM)
+    assert fleet.workers["w1"].wait(LIMIT_S) == 0
+    schedules.trigger("transferred", key="later")
+    wait_until(
+        lambda: [row for row in effects_of(fleet, "transferred") if row["pid"] == zombie.pid],
+        limit_s=LIMIT_S,
+        what=lambda: zombie.text()[-3000:],
+    )
+    first, second = effects_of(fleet, "transferred")
+    assert (first["key"], first["attempt"], first["fence"]) == (run.key, 2, ended["fence"])
+    assert second["key"] == "later"
+    assert fleet.sql("SELECT * FROM feedq.run WHERE id = %s", (run.id,))[0] == ended
+
+
+def test_a_run_that_may_be_started_once_only_is_lost_with_a_frozen_worker(
+    fleet: ForkedCluster, schedules: Schedules
+) -> None:
+    fleet.add_beat("b1")
+    fleet.add_worker("w0")
+    fleet.add_worker("w1")
+    schedules.add(never("spanned", Job("effects.spanned", (60.0,), retries=Retries(limit=3))))
+    run = schedules.trigger("spanned")
+    wait_until(lambda: effects_of(fleet, "spanned"), limit_s=LIMIT_S, what="it has begun")
+    pid = effects_of(fleet, "spanned")[0]["pid"]
+    zombie = next(node for node in fleet.workers.values() if node.pid == pid)
+    zombie.freeze()
+    ended = wait_run(fleet, run.id, "lost")
+    wake(fleet, zombie)
+    # Its job is told, and ends; nobody hears of it.
+    wait_until(
+        lambda: effects_of(fleet, "spanned")[0]["ended_at"],
+        limit_s=LIMIT_S,
+        what=lambda: zombie.text()[-3000:],
+    )
+    assert len(effects_of(fleet, "spanned")) == 1
+    assert fleet.sql("SELECT * FROM feedq.run WHERE id = %s", (run.id,))[0] == ended

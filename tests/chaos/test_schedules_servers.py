@@ -1,0 +1,141 @@
+"""Servers that go away, and fleets that grow, shrink and are replaced while schedules tick: no tick is lost, and
+none comes twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from feedq.schedule.model import Overlap
+from feedq.store.jobs.base import Schedules
+from tests.chaos import ticking
+from tests.cluster import wait_until
+from tests.node import Node
+from tests.nursery import ForkedCluster
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+Measured = Callable[[str, object], None]
+
+EACH = 3
+OVERLAPS = (Overlap.ALLOW_ALL, Overlap.BUFFER_ALL)
+BEATS = ("b1", "b2")
+MANY = 8
+LIMIT_S = 40.0
+TICKS = 3
+BROKER_AWAY_S = 4.0
+
+
+@contextmanager
+def accounted(fleet: ForkedCluster, schedules: Schedules) -> Iterator[Mapping[str, datetime]]:
+    """Schedules that tick through what happens in the block, every tick to be run; and their account."""
+    specs = ticking.ticking(each=EACH, most_s=0.1, overlaps=OVERLAPS)
+    first = ticking.begin(schedules, specs)
+    wait_ticks(fleet)
+    yield first
+    wait_ticks(fleet)
+    ticking.end(fleet, schedules, first)
+
+
+def wait_ticks(fleet: ForkedCluster) -> None:
+    """Wait until every schedule has succeeded with a few ticks that are later than now."""
+    (now,) = (row["now"] for row in fleet.sql("SELECT clock_timestamp() AS now"))
+    succeeded = """
+        SELECT s.name FROM feedq.schedule s WHERE %s > (
+            SELECT count(*) FROM feedq.run r
+            WHERE r.schedule_id = s.id AND r.state = 'succeeded' AND r.tick_at > %s)
+    """
+    wait_until(
+        lambda: not fleet.sql(succeeded, (TICKS, now)),
+        limit_s=LIMIT_S,
+        interval_s=0.1,
+        what=lambda: f"every schedule goes on: {fleet.sql(succeeded, (TICKS, now))}",
+    )
+
+
+def leave(node: Node) -> None:
+    node.signal(signal.SIGTERM)
+    assert node.wait(LIMIT_S) == 0, node.text()[-3000:]
+
+
+def test_ticks_outlive_servers_that_go_away(
+    fleet: ForkedCluster, schedules: Schedules, postgres: Postgres, valkey: Valkey, measured: Measured
+) -> None:
+    for name in BEATS:
+        fleet.add_beat(name)
+    for n in range(3):
+        fleet.add_worker(f"w{n}")
+    with accounted(fleet, schedules) as first:
+        for _ in range(2):
+            postgres.restart()
+            wait_ticks(fleet)
+        client = valkey.client()
+        client.flushall()
+        client.close()
+        wait_ticks(fleet)
+        valkey.stop()
+        try:
+            end = time.monotonic() + BROKER_AWAY_S
+            while time.monotonic() < end:
+                wait_ticks(fleet)
+        finally:
+            valkey.start()
+        wait_ticks(fleet)
+    account = ticking.account(fleet, first)
+    measured("PostgreSQL restarted twice, broker emptied and stopped", account)
+    # A job whose own session was cut by the restart has failed, and only that of which none knows how far it came
+    # is left at that.
+    assert account.states.keys() <= {"succeeded", "failed", "lost"}
+    unsuccessful = fleet.sql(
+        "SELECT s.name, r.reason FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id "
+        "WHERE r.state <> 'succeeded' AND s.name NOT LIKE 'at_most_once/%%'",
+        (None,),
+    )
+    assert unsuccessful == []
+
+
+def test_no_tick_is_lost_in_a_fleet_that_grows_shrinks_and_is_replaced(
+    fleet: ForkedCluster, schedules: Schedules, measured: Measured
+) -> None:
+    for name in BEATS:
+        fleet.add_beat(name)
+    fleet.add_worker("w0")
+    with accounted(fleet, schedules) as first:
+        for n in range(1, MANY):
+            fleet.add_worker(f"w{n}", ready=False)
+        for n in range(1, MANY):
+            fleet.wait_worker(f"w{n}")
+        wait_ticks(fleet)
+        for n in range(1, MANY):
+            leave(fleet.workers.pop(f"w{n}"))
+        wait_ticks(fleet)
+        # One after another is replaced, the newcomer first.
+        for n in range(1, 4):
+            fleet.add_worker(f"w{n}")
+            leave(fleet.workers.pop(f"w{n - 1}"))
+        wait_ticks(fleet)
+        for beat in fleet.beats.values():
+            beat.signal(signal.SIGKILL)
+            beat.wait(10)
+        wait_ticks(fleet)
+        # Nobody is left who would see that it died; the watchdog of the other does.
+        fleet.add_worker("w9")
+        fleet.workers["w3"].signal(signal.SIGKILL)
+        wait_ticks(fleet)
+        for name in BEATS:
+            fleet.add_beat(name)
+    account = ticking.account(fleet, first)
+    measured("1 to 8 to 1 workers, a rolling restart, all beats dead", account)
+    # The end of a worker that is told to is no loss; of the one that was killed it may be.
+    lost = fleet.sql(
+        "SELECT r.reason FROM feedq.run r JOIN feedq.worker w ON w.id = r.worker_id "
+        "WHERE r.state <> 'succeeded' AND w.name NOT LIKE 'w3@%%'",
+        (None,),
+    )
+    assert lost == []

@@ -1,0 +1,1 @@
+"""Faulty versions of the protocol, which the tests that claim to prove it must find."""

@@ -1,0 +1,25 @@
+"""A worker that moves a watermark on in one transaction and inserts the runs of its ticks in another.
+
+The other way round a tick could come twice, and the unique key of runs would make one row of the two: that is what
+it is for. This way nothing helps a tick whose worker dies between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from feedq.schedule.model import Hint
+from feedq.store.jobs import firing
+
+
+def write(c: Connection, decided: Sequence[firing.Decided], *, ageing_s: float) -> list[Hint]:
+    firing._cancel_others(c, decided)
+    firing.advance(c, decided)
+    # Beneath the transaction of SQLAlchemy, which knows nothing of it.
+    c.connection.commit()
+    return firing.insert(c, decided, ageing_s=ageing_s)
+
+
+firing.write = write
