@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import control, faults, fleet, landing, many, moves, placement, scale, sources, stall
+from bench import control, faults, fleet, jobs, landing, many, moves, placement, scale, sources, stall
 from bench.report import Figure, say, write_table
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
@@ -26,6 +26,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "moves": moves.measure,
     "placement": placement.measure,
     "control": control.measure,
+    "jobs": jobs.measure,
 }
 
 

@@ -1,0 +1,271 @@
+"""Schedules: runs a second, the delay from due to start, a killed worker, the spread, and how it all grows.
+
+Workers are real processes, started as the Procfile has it (``-Q jobs``), and the moments are the database's own:
+``started_at``, ``ended_at`` and ``due_at`` of the runs. Plain Celery runs the same empty task in turn with feedq,
+over the same Valkey (`bench.plain_celery`). What is measured on rows alone is in `bench.job_rows`.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from bench import job_rows, plain_celery
+from bench.report import Figure, at_least, at_most, say
+from bench.servers import running
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from feedq.schedule.model import Every, Job, Overlap, ScheduleSpec
+from feedq.store.jobs.base import Schedules
+from feedq.store.postgresql import PostgresStore
+from tests.cluster import Cluster, wait_until
+
+IMPORTS: Final = {"FEEDQ_IMPORTS": "bench.job_tasks"}
+NOTHING: Final = Job("bench.nothing")
+SLOTS: Final = 8
+LIMIT_S: Final = 120.0
+
+ROUNDS: Final = 3
+BACKLOG: Final = 5_000
+RATE_MUST: Final = 300.0
+
+TICKING: Final = 30
+"""Schedules of one second, whose ticks all fall on the same moment."""
+SETTLE_S: Final = 5.0
+WINDOW_S: Final = 20.0
+P50_MUST_S: Final = 0.05
+P99_MUST_S: Final = 0.5
+
+KILLS: Final = 5
+BUSY_S: Final = 600.0
+WAITING_MS: Final = 30
+"""Runs that have waited for so long wait for the worker whose slots are taken."""
+AFTER_KILL_MUST_S: Final = 2.5
+
+SPREAD_RUNS: Final = 10_000
+SPREAD_SCHEDULES: Final = 200
+SPREAD_WORKERS: Final = 4
+SPREAD_MUST_PERCENT: Final = 5.0
+
+
+def measure(directory: Path) -> Iterator[Figure]:
+    with running(directory) as (postgres, valkey):
+        yield from throughput(directory, postgres, valkey)
+        yield from lag(directory, postgres, valkey)
+        yield from kills(directory, postgres, valkey)
+        yield from spread(directory, postgres, valkey)
+        yield from job_rows.measure(postgres)
+
+
+# -- runs a second -----------------------------------------------------------------------------------
+
+
+def throughput(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figure]:
+    """feedq and both pools of Celery in turn, so that each has a share of the machine's good and bad minutes."""
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {"threads": [], "prefork": []}
+    with _cluster(directory, postgres, valkey, "throughput") as (cluster, schedules):
+        for number in range(ROUNDS):
+            ours.append(_runs_per_s(cluster, schedules, f"backlog-{number}"))
+            for pool, rates in theirs.items():
+                rates.append(plain_celery.runs_per_s(directory, valkey, pool=pool, runs=BACKLOG))
+            celery = ", ".join(f"Celery {pool} {rates[-1]:,.0f}" for pool, rates in theirs.items())
+            say(f"jobs: {ours[-1]:,.0f} runs/s; {celery}")
+    case = f"an empty task, one worker with {SLOTS} slots, runs/s"
+    yield at_least(f"{case}: feedq", RATE_MUST, statistics.median(ours), runs=_each(ours))
+    for pool, rates in theirs.items():
+        measured = f"{statistics.median(rates):.3g} ({_each(rates)})"
+        yield Figure(f"{case}: Celery alone, -P {pool}, results ignored", "-", measured, None)
+
+
+def _runs_per_s(cluster: Cluster, schedules: Schedules, name: str) -> float:
+    """From the first start to the last end of a backlog that waits before the worker starts."""
+    schedules.add(ScheduleSpec(name, Every(60.0), NOTHING, overlap=Overlap.ALLOW_ALL, paused=True))
+    first = datetime(2020, 1, 1, tzinfo=UTC)
+    made, _ = schedules.backfill(name, [first + timedelta(minutes=n) for n in range(BACKLOG)])
+    assert made == BACKLOG
+    worker = cluster.add_worker(name, "-Q", "jobs", capacity=SLOTS)
+    wait_until(
+        lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE state IN ('waiting', 'running') LIMIT 1"),
+        limit_s=LIMIT_S,
+        interval_s=0.2,
+        what=lambda: f"{BACKLOG:,} runs have ended; the worker's log ends:\n{worker.text()[-3000:]}",
+    )
+    worker.end(grace_s=10)
+    (found,) = cluster.sql(
+        "SELECT count(*) FILTER (WHERE state = 'succeeded') AS n, "
+        "extract(epoch FROM max(ended_at) - min(started_at))::float8 AS took_s "
+        "FROM feedq.run WHERE schedule_id = (SELECT id FROM feedq.schedule WHERE name = %s)",
+        (name,),
+    )
+    assert found["n"] == BACKLOG, found
+    return float(BACKLOG / found["took_s"])
+
+
+# -- from due to start -------------------------------------------------------------------------------
+
+
+def lag(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figure]:
+    """`TICKING` runs that fall due at the same moment, every second, on two workers."""
+    with _cluster(directory, postgres, valkey, "lag") as (cluster, schedules):
+        cluster.add_beat("beat")
+        for name in ("w1", "w2"):
+            cluster.add_worker(name, "-Q", "jobs", capacity=SLOTS)
+        for n in range(TICKING):
+            schedules.add(ScheduleSpec(f"tick-{n}", Every(1.0), NOTHING))
+        time.sleep(SETTLE_S + WINDOW_S)
+        for n in range(TICKING):
+            schedules.pause(f"tick-{n}")
+        wait_until(
+            lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE state IN ('waiting', 'running') LIMIT 1"),
+            limit_s=LIMIT_S,
+            what="all have ended",
+        )
+        (found,) = cluster.sql(
+            """
+            SELECT count(*) AS n, count(*) FILTER (WHERE state = 'succeeded') AS succeeded,
+                percentile_cont(ARRAY[0.5, 0.99, 1.0]) WITHIN GROUP (
+                    ORDER BY extract(epoch FROM started_at - due_at)::float8) AS lags,
+                percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (
+                    ORDER BY extract(epoch FROM created_at - due_at)::float8) AS fired
+            FROM (SELECT *, max(due_at) OVER () AS newest FROM feedq.run) r
+            WHERE due_at > newest - make_interval(secs => %s)
+            """,
+            (WINDOW_S,),
+        )
+    assert found["n"] == found["succeeded"] == TICKING * WINDOW_S, found
+    p50_s, p99_s, worst_s = found["lags"]
+    fired = "fired after {:.3g} s, p99 {:.3g} s".format(*found["fired"])
+    say(f"jobs: lag p50 {p50_s:.3f} s, p99 {p99_s:.3f} s, worst {worst_s:.3f} s; {fired}")
+    case = f"{TICKING} schedules of one second on 2 workers: from due to start"
+    yield at_most(f"{case}, p50", P50_MUST_S, p50_s, "s", runs=fired)
+    yield at_most(f"{case}, p99", P99_MUST_S, p99_s, "s", runs=f"worst {worst_s:.3g} s")
+
+
+# -- a killed worker ---------------------------------------------------------------------------------
+
+
+def kills(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figure]:
+    """Runs that wait for a worker when it is killed: all its slots are busy, and the other has free ones."""
+    worst: list[float] = []
+    with _cluster(directory, postgres, valkey, "kills") as (cluster, schedules):
+        cluster.add_beat("beat")
+        schedules.add(
+            ScheduleSpec("busy", Every(86_400.0), Job("bench.busy", (BUSY_S,)), overlap=Overlap.ALLOW_ALL)
+        )
+        for n in range(TICKING):
+            schedules.add(ScheduleSpec(f"tick-{n}", Every(1.0), NOTHING))
+        for number in range(KILLS):
+            waits = _kill_one(cluster, schedules, number)
+            worst.append(max(waits))
+            say(
+                f"jobs: {len(waits)} runs waited at the kill, started {min(waits):.2f} to {max(waits):.2f} s late"
+            )
+    case = "`kill -9` of a worker with busy slots: the longest from due to start of its waiting runs"
+    yield at_most(case, AFTER_KILL_MUST_S, max(worst), "s", runs=_each(worst))
+
+
+def _kill_one(cluster: Cluster, schedules: Schedules, number: int) -> Sequence[float]:
+    """Returns how late the runs started that had fallen due by the kill and waited for the killed worker."""
+    victim = cluster.add_worker(f"victim{number}", "-Q", "jobs", capacity=SLOTS)
+    for _ in range(SLOTS):
+        schedules.trigger("busy")
+    wait_until(
+        lambda: (
+            len(cluster.sql("SELECT 1 FROM feedq.run WHERE state = 'running' AND kind = 'trigger'")) == SLOTS
+        ),
+        limit_s=LIMIT_S,
+        what="all slots are busy",
+    )
+    survivor = cluster.add_worker(f"survivor{number}", "-Q", "jobs", capacity=SLOTS)
+    time.sleep(SETTLE_S)
+    survivors = cluster.worker_id(survivor)
+    # Of the last ticks, what the other has not taken at once.
+    wait_until(
+        lambda: cluster.sql(
+            "SELECT 1 FROM feedq.run WHERE state = 'waiting' AND kind = 'tick' "
+            "AND clock_timestamp() - due_at BETWEEN make_interval(secs => %s) AND make_interval(secs => 0.2)",
+            (WAITING_MS / 1000,),
+        ),
+        limit_s=LIMIT_S,
+        interval_s=0.005,
+        what="runs wait for the busy worker",
+    )
+    (now,) = cluster.sql("SELECT clock_timestamp() AS at")
+    victim.signal(signal.SIGKILL)
+    concerned = (
+        "FROM feedq.run WHERE kind = 'tick' AND due_at <= %s AND (started_at > %s OR state = 'waiting')",
+        (now["at"], now["at"]),
+    )
+    wait_until(
+        lambda: not cluster.sql(f"SELECT 1 {concerned[0]} AND state = 'waiting'", concerned[1]),
+        limit_s=LIMIT_S,
+        what="all of them have been started",
+    )
+    rows = cluster.sql(
+        f"SELECT worker_id::text, extract(epoch FROM started_at - due_at)::float8 AS late_s {concerned[0]}",
+        concerned[1],
+    )
+    assert rows, "no run waited at the kill"
+    assert {row["worker_id"] for row in rows} == {survivors}, rows
+    survivor.end(grace_s=10)
+    return [row["late_s"] for row in rows]
+
+
+# -- the spread --------------------------------------------------------------------------------------
+
+
+def spread(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figure]:
+    """`SPREAD_RUNS` ticks on four workers of the same size: how far each is from a quarter."""
+    with _cluster(directory, postgres, valkey, "spread") as (cluster, schedules):
+        cluster.add_beat("beat")
+        for n in range(SPREAD_WORKERS):
+            cluster.add_worker(f"w{n}", "-Q", "jobs", capacity=SLOTS)
+        time.sleep(SETTLE_S)
+        for n in range(SPREAD_SCHEDULES):
+            schedules.add(ScheduleSpec(f"tick-{n}", Every(1.0), NOTHING, jitter_s=1.0))
+        wait_until(
+            lambda: _ended(cluster) >= SPREAD_RUNS,
+            limit_s=LIMIT_S,
+            interval_s=0.5,
+            what=lambda: f"{SPREAD_RUNS:,} runs have ended: {_ended(cluster):,} have",
+        )
+        rows = cluster.sql(
+            "SELECT count(*) AS n FROM (SELECT worker_id FROM feedq.run WHERE state = 'succeeded' "
+            "ORDER BY id LIMIT %s) r GROUP BY worker_id",
+            (SPREAD_RUNS,),
+        )
+    counts = sorted(row["n"] for row in rows)
+    equal = SPREAD_RUNS / SPREAD_WORKERS
+    most = 100 * max(abs(count - equal) / equal for count in [*counts, *([0] if len(counts) < 4 else [])])
+    say(f"jobs: {counts} runs on {len(counts)} workers")
+    case = f"{SPREAD_RUNS:,} runs on {SPREAD_WORKERS} equal workers: largest deviation from equal"
+    yield at_most(case, SPREAD_MUST_PERCENT, most, "%", runs=", ".join(f"{count:,}" for count in counts))
+
+
+def _ended(cluster: Cluster) -> int:
+    (row,) = cluster.sql("SELECT count(*) AS n FROM feedq.run WHERE state = 'succeeded'")
+    return int(row["n"])
+
+
+@contextmanager
+def _cluster(
+    directory: Path, postgres: Postgres, valkey: Valkey, name: str
+) -> Iterator[tuple[Cluster, Schedules]]:
+    """A cluster on a database of its own, and its schedules."""
+    url = postgres.create_database(name)
+    with (
+        Cluster(directory, database_url=url, broker_url=valkey.url(), env=IMPORTS) as cluster,
+        closing(PostgresStore(url)) as store,
+    ):
+        yield cluster, store.jobs.schedules
+
+
+def _each(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.3g}" for value in values)
