@@ -14,7 +14,7 @@ from feedq import manifest
 from feedq.connectors.base import parse_options
 from feedq.declaration import problems
 from feedq.manifest import Declaration
-from feedq.model import Batch
+from feedq.model import Batch, FeedSpec
 from feedq.sinks.base import FeedWrite, Preview, landing_of, parse_sink
 from feedq.sinks.postgresql import PostgresSink
 
@@ -54,7 +54,7 @@ SAMPLES = {
 }
 
 
-def declarations() -> list[tuple[Path, Declaration]]:
+def declarations() -> list[tuple[Path, Declaration[FeedSpec]]]:
     return [
         (path, declaration)
         for path in FILES
@@ -76,7 +76,7 @@ def name_of(value: object) -> str:
     return value.name if isinstance(value, Path) else ""
 
 
-def preview(url: str, declaration: Declaration) -> Preview:
+def preview(url: str, declaration: Declaration[FeedSpec]) -> Preview:
     """How the sample of a feed would land."""
     spec = declaration.spec
     landing = landing_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
@@ -102,7 +102,7 @@ def test_an_example_is_valid_and_says_where_it_comes_from(path: Path) -> None:
 
 @pytest.mark.parametrize(("path", "declaration"), declarations(), ids=name_of)
 def test_what_the_source_sends_lands_in_the_table(
-    path: Path, declaration: Declaration, database_url: str
+    path: Path, declaration: Declaration[FeedSpec], database_url: str
 ) -> None:
     created = statements(path)
     assert bool(created) == ("columns" in declaration.spec.sink)

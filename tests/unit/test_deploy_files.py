@@ -23,7 +23,7 @@ from feedq.settings import Settings
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = ("release", "worker", "beat", "flower")
+OURS = ("release", "worker", "jobs", "beat", "flower")
 PROCFILE = dict(line.split(": ", 1) for line in (ROOT / "Procfile").read_text().splitlines())
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -109,11 +109,12 @@ def test_compose_takes_every_password_from_the_environment(service: str) -> None
 
 def test_compose_has_spares_of_whatever_may_die() -> None:
     assert SERVICES["worker"]["deploy"]["replicas"] >= 2
+    assert SERVICES["jobs"]["deploy"]["replicas"] >= 2
     assert SERVICES["beat"]["deploy"]["replicas"] >= 2
 
 
 def test_compose_migrates_before_anything_else_starts() -> None:
-    for service in ("worker", "beat", "flower"):
+    for service in ("worker", "jobs", "beat", "flower"):
         assert SERVICES[service]["depends_on"]["release"]["condition"] == "service_completed_successfully"
 
 

@@ -20,6 +20,7 @@ from feedq.connectors.base import load_connector
 from feedq.declaration import problems
 from feedq.errors import FeedqError
 from feedq.model import LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget
+from feedq.schedule.model import RunKind, RunState, ScheduleState
 from feedq.settings import Settings
 from feedq.store.tables import metadata
 from feedq.telemetry import EventKind, LogEvent
@@ -68,6 +69,23 @@ TERMS = (
     "stalled",
     "backoff",
     "tenant",
+    "schedule",
+    "tick",
+    "run",
+    "run key",
+    "attempt",
+    "watermark",
+    "misfire",
+    "catch-up",
+    "overlap policy",
+    "start deadline",
+    "jitter",
+    "semantics",
+    "job slot",
+    "job queue",
+    "segment",
+    "trigger",
+    "backfill",
 )
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -178,7 +196,13 @@ def test_every_control_column_is_documented(table: Table) -> None:
     assert {column.name for column in table.columns} <= documented
 
 
-@pytest.mark.parametrize("values", [LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget])
+@pytest.mark.parametrize(
+    "values",
+    [
+        *(LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget),
+        *(RunKind, RunState, ScheduleState),
+    ],
+)
 def test_every_state_and_reason_is_explained(values: type[Reason]) -> None:
     named = set(re.findall(r"`(\w+)`", read("control-tables.md")))
     assert {value.value for value in values} <= named
@@ -275,7 +299,8 @@ def test_files_that_pages_name_exist(page: Path) -> None:
 def test_manifests_that_pages_show_are_valid(page: Path) -> None:
     shown = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     for text in shown:
-        if "feeds:" in text:
+        if "feeds:" in text or "schedules:" in text:
             read = manifest.parse(text, origin=relative(page))
             assert read.problems == ()
             assert [problem for d in read.declarations for problem in problems(d.spec)] == []
+            assert [problem for d in read.schedules for problem in manifest.schedule_problems(d.spec)] == []

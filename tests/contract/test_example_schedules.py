@@ -1,0 +1,189 @@
+"""The schedules of ``examples/`` are valid, name jobs that exist, and their jobs do what they say."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psycopg2
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from feedq import manifest
+from feedq.errors import InvalidInput
+from feedq.runtime.jobs.calling import import_jobs
+from feedq.runtime.jobs.context import RunContext
+from feedq.schedule.check import problems
+from feedq.schedule.model import ClaimedRun, Job, RunKind, ScheduleSpec, Semantics
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "schedules"
+FILE = EXAMPLES / "schedules.yaml"
+TICK = datetime(2026, 11, 22, 10, tzinfo=UTC)
+
+
+def declared() -> dict[str, ScheduleSpec]:
+    read = manifest.parse(FILE.read_text(), origin=FILE.name)
+    assert read.problems == ()
+    return {declaration.spec.name: declaration.spec for declaration in read.schedules}
+
+
+@pytest.fixture(scope="module")
+def harbour() -> Iterator[ModuleType]:
+    """The module as a worker imports it that is started beside it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(EXAMPLES)
+        # As the program celery has it: its own directory is on the path, and not the one that it is started in.
+        patched.setattr(sys, "path", [path for path in sys.path if path not in ("", str(EXAMPLES))])
+        import_jobs(("harbour",))
+    yield sys.modules["harbour"]
+    del sys.modules["harbour"]
+
+
+def jobs(module: ModuleType) -> dict[str, Any]:
+    return {task.name: task for task in vars(module).values() if hasattr(task, "apply_async")}
+
+
+def context(name: str, *, remaining_s: float = 30) -> RunContext:
+    job = declared()[name].job
+    key = TICK.isoformat().replace("+00:00", "Z")
+    claimed = ClaimedRun(1, 9, 1, name, key, RunKind.TICK, TICK, TICK, job, remaining_s)
+    return RunContext(claimed)
+
+
+def call(module: ModuleType, job: Job) -> None:
+    jobs(module)[job.task].run(*job.args, **job.kwargs)
+
+
+class Neighbour(BaseHTTPRequestHandler):
+    """The gauge and the chat in one."""
+
+    said: list[Any] = []  # noqa: RUF012  # one server a test, emptied there
+
+    def do_GET(self) -> None:
+        self.answer(b'{"level_m": 4.25}')
+
+    def do_POST(self) -> None:
+        self.said.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.answer(b"{}")
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def neighbour() -> Iterator[str]:
+    Neighbour.said.clear()
+    server = HTTPServer(("127.0.0.1", 0), Neighbour)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def tables(database_url: str) -> str:
+    """A database with the tables in the head of the example, and some landed positions."""
+    comment = "\n".join(line[2:] for line in FILE.read_text().splitlines() if line.startswith("# "))
+    statements = re.findall(r"^CREATE TABLE .*?^\);$", comment, re.MULTILINE | re.DOTALL)
+    assert len(statements) == 2
+    landed = "CREATE TABLE ais_raw (feed text, epoch bigint, received_at timestamptz, payload text)"
+    connection = psycopg2.connect(database_url)
+    with connection, connection.cursor() as cursor:
+        for statement in (*statements, landed):
+            cursor.execute(statement)
+        for minutes in (-61, -60, -30, -1, 0):
+            at = TICK + timedelta(minutes=minutes)
+            cursor.execute("INSERT INTO ais_raw VALUES ('home/ais', 1, %s, 'AIVDM')", (at,))
+    connection.close()
+    return database_url
+
+
+def rows(url: str, query: str) -> list[tuple[Any, ...]]:
+    connection = psycopg2.connect(url)
+    with connection, connection.cursor() as cursor:
+        cursor.execute(query)
+        found = cursor.fetchall()
+    connection.close()
+    return found
+
+
+def test_the_schedules_are_valid_and_there_is_one_for_each_semantics() -> None:
+    assert [problem for spec in declared().values() for problem in problems(spec)] == []
+    assert {spec.job.semantics for spec in declared().values()} == set(Semantics)
+    assert len(declared()) == 3
+
+
+def test_each_schedule_names_a_task_that_takes_its_arguments(harbour: ModuleType) -> None:
+    for spec in declared().values():
+        task = jobs(harbour)[spec.job.task]
+        inspect.signature(task.run).bind(*spec.job.args, **spec.job.kwargs)
+    assert {spec.job.task for spec in declared().values()} == set(jobs(harbour))
+
+
+def test_the_page_beside_them_lists_all() -> None:
+    readme = (EXAMPLES / "README.md").read_text()
+    listed = re.findall(r"^\| `([\w/]+)` \| `(\w+)` \|", readme, re.MULTILINE)
+    assert listed == [(spec.name, spec.job.semantics.value) for spec in declared().values()]
+
+
+def test_the_announcement_names_the_day_of_its_tick(
+    harbour: ModuleType, neighbour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARBOUR_WEBHOOK", neighbour)
+    run = context("harbour/announce")
+    with run.entered():
+        call(harbour, declared()["harbour/announce"].job)
+    (note,) = Neighbour.said
+    assert note["text"] == "Berth plan of 2026-11-22 is out."
+    assert note["id"] == run.correlation_id == "harbour/announce/2026-11-22T10:00:00Z"
+
+
+def test_the_gauge_read_twice_for_one_tick_is_one_row(
+    harbour: ModuleType, neighbour: str, tables: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARBOUR_DATABASE_URL", tables)
+    for _ in range(2):
+        with context("harbour/gauge").entered():
+            jobs(harbour)["harbour.read_gauge"].run(url=neighbour, gauge="outer-mole")
+    assert rows(tables, "SELECT gauge, at, level_m FROM water_level") == [("outer-mole", TICK, 4.25)]
+
+
+def test_ships_are_counted_for_the_hour_before_the_tick_in_the_runs_own_transaction(
+    harbour: ModuleType, tables: str
+) -> None:
+    engine = create_engine(tables.replace("postgresql:", "postgresql+psycopg2:", 1))
+    run = context("harbour/ships")
+    with Session(engine) as session, run.entered(), run.within(session):
+        call(harbour, declared()["harbour/ships"].job)
+        assert rows(tables, "SELECT * FROM ais_hourly") == [], "committed by the job itself"
+        session.commit()
+    engine.dispose()
+    assert rows(tables, "SELECT * FROM ais_hourly") == [("home/ais", TICK - timedelta(hours=1), 3)]
+
+
+def test_no_wait_of_a_job_is_longer_than_its_run_has_left(harbour: ModuleType) -> None:
+    assert harbour.reply_within(context("harbour/gauge", remaining_s=600)) == harbour.REPLY_WITHIN_S
+    assert harbour.reply_within(context("harbour/gauge", remaining_s=2)) <= 2
+
+
+def test_called_outside_of_a_run_a_job_says_so(harbour: ModuleType) -> None:
+    with pytest.raises(InvalidInput, match="outside of a run"):
+        jobs(harbour)["harbour.count_ships"].run()
