@@ -19,10 +19,12 @@ import pytest
 from feedq.model import LeaseState, Status
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.testing.fleet import TICK_MIN_S
+from tests.contract import test_jobs_durations as jobs
 from tests.contract import test_store_durations as store
 from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durations
 from tests.unit import test_backoff as backoff
 from tests.unit import test_durations_of_processes as processes
+from tests.unit import test_jobs_service as leaving
 from tests.unit import test_ramp as ramp
 
 Story = Callable[[TimedFleet], None]
@@ -271,6 +273,15 @@ TABLE: dict[str, Told | Elsewhere] = {
     "fence_lock_timeout_s": Elsewhere((store.test_a_fence_waits_for_its_predecessor_so_long,)),
     "visibility_timeout_s": Elsewhere((processes.test_the_broker_is_told_the_visibility_timeout,)),
     "event_retention_days": Elsewhere((store.test_history_is_kept_for_so_many_days,)),
+    "steal_after_s": Elsewhere((jobs.test_runs_of_others_are_taken_at_once_or_not_for_so_long,)),
+    "ageing_s": Elsewhere((jobs.test_a_point_of_priority_is_worth_nothing_or_a_day,)),
+    "run_retention_days": Elsewhere((jobs.test_history_of_runs_is_kept_for_no_day_or_for_ten_years,)),
+    "job_drain_s": Elsewhere(
+        (
+            leaving.test_with_no_time_to_drain_nobody_waits,
+            leaving.test_with_all_the_time_to_drain_it_leaves_when_the_last_job_has_ended,
+        )
+    ),
     "backoff_base_s": Elsewhere(BACKOFF),
     "backoff_max_s": Elsewhere(BACKOFF),
     "backoff_healthy_s": Elsewhere(

@@ -172,6 +172,20 @@ def test_with_no_time_to_drain_nobody_waits(make: Callable[..., Stage]) -> None:
     until(lambda: stage.told_to_stop, "it is told")
 
 
+def test_with_all_the_time_to_drain_it_leaves_when_the_last_job_has_ended(make: Callable[..., Stage]) -> None:
+    stage = make(drain_s=86_400.0)
+    stage.runs.add(5)
+    until(lambda: stage.begun == [5], "it runs")
+    leaving = Thread(target=stage.jobs.join, daemon=True)
+    leaving.start()
+    leaving.join(0.3)
+    assert leaving.is_alive()
+    stage.go_on.set()
+    leaving.join(LIMIT_S)
+    assert not leaving.is_alive()
+    assert stage.runs.states() == {5: "succeeded"}
+
+
 def test_who_insists_is_not_kept_waiting(make: Callable[..., Stage]) -> None:
     stage = make()
     stage.runs.add(5)
