@@ -108,6 +108,11 @@ def test_a_wait_is_never_negative_nor_beyond_its_maximum(
     assert earlier.seconds <= decision.seconds
 
 
+def test_who_wants_no_wait_has_none_after_any_number_of_attempts() -> None:
+    job = job_with(limit=10**6, first_s=0, factor=100, max_s=600)
+    assert after_attempt(job, attempt=10**6, ended=RunState.FAILED) == RetryIn(0)
+
+
 # -- lost workers ------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,12 @@ def test_every_segment_has_one_owner_and_every_worker_its_share(workers: dict[UU
         assert list(found[worker]) == sorted(found[worker])
 
 
+@given(st.lists(st.uuids(), min_size=3, max_size=3, unique=True))
+def test_a_share_that_is_whole_is_kept_exactly(ids: list[UUID]) -> None:
+    found = segments_of(dict(zip(ids, (3, 2, 1), strict=True)))
+    assert len(found[ids[0]]) == SEGMENTS // 2
+
+
 @given(fleets, st.randoms(use_true_random=False))
 def test_who_knows_the_same_workers_comes_to_the_same_segments(
     workers: dict[UUID, int], random: Random
@@ -59,6 +65,17 @@ def test_few_segments_change_hands_when_a_worker_comes_or_goes(
     own = sum(owner == newcomer for owner in with_it.values())
     changed = sum(without.get(segment) != owner for segment, owner in with_it.items())
     assert changed <= own + SEGMENTS // 8
+
+
+def test_workers_of_different_sizes_keep_nearly_all_that_the_newcomer_does_not_get() -> None:
+    changed = own = 0
+    for fleet in range(40):
+        workers = {UUID(int=fleet * 10 + n): slots for n, slots in enumerate((1, 2, 4, 8, 16), 1)}
+        newcomer = UUID(int=fleet * 10 + 9)
+        without, with_it = owners(workers), owners({**workers, newcomer: 8})
+        own += sum(owner == newcomer for owner in with_it.values())
+        changed += sum(without[segment] != owner for segment, owner in with_it.items())
+    assert own <= changed <= 1.2 * own
 
 
 def test_a_worker_without_slots_changes_nothing() -> None:
