@@ -32,7 +32,7 @@ SETTINGS = {
     "FEEDQ_LEADER_TTL_S": "2",
 }
 LOOK_S = 0.05
-LONGER_S = 20.0
+LONGER_S = 60.0
 KILL_EVERY_S = 3.0
 KILLS_PER_S = 1.6
 """Of all kinds: as many as dooms fall short of are killed from outside."""
