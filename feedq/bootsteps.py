@@ -44,6 +44,8 @@ from feedq.telemetry import LogEvent, log
 NODE_QUEUE_EXPIRES_S = 60
 """A dead node's queue goes with what is in it: its messages are stale, because its leases are freed."""
 EVENTS_GATHER_S = 0.2
+EVENTS_GATHERED_MAX = 1_000
+"""Beyond it they are sent at once, by the thread that has one more. Celery would do so with each 24."""
 PR_SET_PDEATHSIG = 1
 GIL_SWITCH_S = 0.002
 """How long a thread that has the interpreter may keep the others waiting. Each of ours lets go of it for every
@@ -257,6 +259,8 @@ def _gather_events(consumer: Any) -> None:
         nonlocal waiting
         if consumer.hub is not None and not waiting:
             waiting = True
+            # Here, because a new connection comes with a new dispatcher.
+            consumer.event_dispatcher.buffer_limit = EVENTS_GATHERED_MAX
             consumer.hub.call_soon(consumer.hub.call_later, EVENTS_GATHER_S, flush)
 
     consumer.on_send_event_buffered = buffered

@@ -7,6 +7,7 @@ to the supervisor. The body is for Celery's own pools.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -41,9 +42,11 @@ PASS_TRIES = 100
 """Two seconds of waiting for another pass; if that one takes longer still, the next tick is near."""
 SENT_AT_ONCE = 20
 SENT_AFTER_S = 0.3
-BEGUN_PER_S = 2_000
-"""Feeds that a worker begins a second, when thousands begin: their messages wait for so much longer, but never for
-more than half the dispatch time-out, because workers on Celery's own pools hear of them in no other way."""
+BEGUN_PER_S = 1_000
+"""Feeds that a worker begins a second, when thousands begin: their messages wait for so much longer."""
+SENT_BY = 0.8
+"""Of the dispatch time-out: so much of it is over, at most, when messages leave. Workers on Celery's own pools
+hear of their feeds in no other way."""
 DISPATCH_BATCH = 100
 """Messages that leave together: the first workers begin while the rest of a cold start is still being sent."""
 
@@ -131,16 +134,15 @@ def dispatch(assignments: Sequence[Assignment]) -> None:
     if len(assignments) <= SENT_AT_ONCE:
         _send_all(assignments)
         return
-    later = Timer(sent_after_s(len(assignments)), _send_all, (assignments,))
+    ((_, most),) = Counter(assignment.queue for assignment in assignments).most_common(1)
+    later = Timer(sent_after_s(most), _send_all, (assignments,))
     later.daemon = True
     later.start()
 
 
-def sent_after_s(count: int) -> float:
-    """How long so many messages wait for the feeds that they are about."""
-    if count <= SENT_AT_ONCE:
-        return 0.0
-    return min(SENT_AFTER_S + count / BEGUN_PER_S, settings().dispatch_timeout_s / 2)
+def sent_after_s(most: int) -> float:
+    """How long messages wait for the feeds that they are about, of which so many are one worker's at most."""
+    return min(SENT_AFTER_S + most / BEGUN_PER_S, SENT_BY * settings().dispatch_timeout_s)
 
 
 def _send_all(assignments: Sequence[Assignment]) -> None:

@@ -269,6 +269,8 @@ def configure_logging(settings: Settings, *, quiet_tasks: Collection[str] = ()) 
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
+        # What is below the level costs a call and no more: a feed has several such lines whenever it connects.
+        wrapper_class=structlog.make_filtering_bound_logger(settings.log_level),
         cache_logger_on_first_use=True,
     )
     formatter = structlog.stdlib.ProcessorFormatter(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import monotonic
+from typing import TypeAlias
 from uuid import UUID
 
 from feedq.errors import FeedqError, SinkUnavailable
@@ -39,9 +40,7 @@ class _Waiting:
     loop: asyncio.AbstractEventLoop
 
     def answer(self, outcome: FenceOutcome | FeedqError) -> None:
-        # A loop that is closed, at whatever moment, has nobody left who waits.
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(_resolve, self.future, outcome)
+        _answer([(self, outcome)])
 
 
 class Fencer:
@@ -116,21 +115,22 @@ class Fencer:
                 return []
             outcomes = self._outcomes([w.request for w in group])
         except FeedqError as error:
-            for waiting in group:
-                waiting.answer(error)
+            _answer([(waiting, error) for waiting in group])
             return []
         except Exception as error:
             logger.exception(LogEvent.UNEXPECTED, where="fencer", sink=self._name)
-            for waiting in group:
-                waiting.answer(SinkUnavailable(f"sink {self._name!r}: unexpected error: {error!r}"))
+            unexpected = SinkUnavailable(f"sink {self._name!r}: unexpected error: {error!r}")
+            _answer([(waiting, unexpected) for waiting in group])
             return []
-        blocked = []
+        blocked: list[_Waiting] = []
+        answers: list[_Answer] = []
         for waiting in group:
             outcome = outcomes.get(waiting.request.feed_id)
             if outcome is None or isinstance(outcome, Blocked):
                 blocked.append(waiting)
             else:
-                waiting.answer(outcome)
+                answers.append((waiting, outcome))
+        _answer(answers)
         return blocked
 
     def _outcomes(self, requests: list[FenceRequest]) -> dict[int, FenceOutcome]:
@@ -177,10 +177,25 @@ def _newest(group: list[_Waiting]) -> list[_Waiting]:
     return list(newest.values())
 
 
-def _resolve(future: asyncio.Future[FenceOutcome], outcome: FenceOutcome | FeedqError) -> None:
-    if future.done():
-        return
-    if isinstance(outcome, FeedqError):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
+_Answer: TypeAlias = tuple[_Waiting, FenceOutcome | FeedqError]
+
+
+def _answer(answers: Iterable[_Answer]) -> None:
+    """Tell those who wait, with one call to each of their event loops."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+    for answer in answers:
+        by_loop.setdefault(answer[0].loop, []).append(answer)
+    for loop, its_answers in by_loop.items():
+        # A loop that is closed, at whatever moment, has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, its_answers)
+
+
+def _resolve(answers: list[_Answer]) -> None:
+    for waiting, outcome in answers:
+        if waiting.future.done():
+            continue
+        if isinstance(outcome, FeedqError):
+            waiting.future.set_exception(outcome)
+        else:
+            waiting.future.set_result(outcome)

@@ -235,8 +235,9 @@ class Ramp:
         with self._lock:
             self._turns.join(waiter, now=self._clock.monotonic())
             self._go_on(loop)
-        with CONNECTS_WAITING.track_inprogress():
-            await self._wait(waiter)
+        if not waiter.through.done():
+            with CONNECTS_WAITING.track_inprogress():
+                await self._wait(waiter)
         CONNECTS.inc()
 
     def share(self, active_workers: int) -> None:

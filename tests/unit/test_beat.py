@@ -12,7 +12,15 @@ from celery import Celery
 from celery.schedules import crontab
 
 from feedq import beat
-from feedq.beat import ASK_AGAIN_S, JUDGE_AGAIN_S, Candidate, ElectedScheduler
+from feedq.beat import (
+    ASK_AGAIN_S,
+    JUDGE_AGAIN_S,
+    LOOK_SHARE,
+    LOOKS_COMPARED,
+    SECOND_LOOK_S,
+    Candidate,
+    ElectedScheduler,
+)
 from feedq.settings import Settings
 from feedq.store.election import Look
 
@@ -206,7 +214,7 @@ def test_what_woke_it_while_too_much_was_asked_for_is_not_forgotten_when_message
 
 @pytest.mark.parametrize(
     ("took_s", "suspected", "pause_s"),
-    [(0.001, 0, 0.05), (0.05, 0, 0.5), (0.1, 0, 0.9), (3.0, 0, 0.0), (0.01, 1, 0.1)],
+    [(0.001, 0, 0.05), (0.05, 0, 0.5), (0.1, 0, 0.9), (3.0, 0, 0.0), (0.05, 1, SECOND_LOOK_S)],
 )
 def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_time(
     candidate: Candidate, asked: list[float], time: Time, took_s: float, suspected: int, pause_s: float
@@ -229,6 +237,30 @@ def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_tim
     candidate._settings = Settings(look_interval_s=0.05)
     candidate._lead(Slow())  # type: ignore[arg-type]
     assert Slow.pauses == [pytest.approx(pause_s)]
+
+
+def test_one_slow_look_does_not_put_off_the_next(candidate: Candidate, time: Time) -> None:
+    takes_s = [0.001, 0.02, 0.001, *[0.02] * LOOKS_COMPARED]
+    pauses: list[float] = []
+
+    class Uneven:
+        def renew(self) -> bool:
+            return True
+
+        def look(self) -> Look:
+            time.now += takes_s[min(len(pauses), len(takes_s) - 1)]
+            return Look(0, 0, 0, 1, 0.0)
+
+        def wait(self, timeout_s: float) -> bool:
+            pauses.append(timeout_s)
+            if len(pauses) == len(takes_s):
+                candidate._stopping.set()
+            return False
+
+    candidate._settings = Settings(look_interval_s=0.01)
+    candidate._lead(Uneven())  # type: ignore[arg-type]
+    assert pauses[:-1] == [pytest.approx(0.01)] * (len(takes_s) - 1)
+    assert pauses[-1] == pytest.approx(LOOK_SHARE * 0.02), "when all are slow there are fewer"
 
 
 class Elected:

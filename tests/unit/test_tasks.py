@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from threading import Event
 from uuid import uuid4
 
@@ -10,8 +11,9 @@ import pytest
 
 from feedq import tasks
 from feedq.model import Assignment
-from feedq.settings import settings
-from feedq.tasks import SENT_AFTER_S, SENT_AT_ONCE, dispatch, sent_after_s
+from feedq.settings import Settings, settings
+from feedq.tasks import SENT_AFTER_S, SENT_AT_ONCE, SENT_BY, dispatch, sent_after_s
+from tests.simulation.durations import Bounds
 
 LIMIT_S = 10.0
 
@@ -23,9 +25,12 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Assignment]]:
     return batches
 
 
-def assignments(count: int) -> list[Assignment]:
-    worker_id = uuid4()
-    return [Assignment(feed_id, 1, worker_id, "queue") for feed_id in range(1, count + 1)]
+def assignments(count: int, *, workers: int = 1) -> list[Assignment]:
+    ids = [uuid4() for _ in range(workers)]
+    return [
+        Assignment(feed_id, 1, ids[feed_id % workers], f"queue-{feed_id % workers}")
+        for feed_id in range(1, count + 1)
+    ]
 
 
 def test_few_messages_leave_at_once(sent: list[Sequence[Assignment]]) -> None:
@@ -54,8 +59,30 @@ def test_many_leave_once_their_workers_had_time_to_connect_and_all_of_them_leave
 
 
 def test_the_more_begin_the_longer_their_messages_wait_but_not_until_they_are_overdue() -> None:
-    waits_s = [sent_after_s(count) for count in (SENT_AT_ONCE, SENT_AT_ONCE + 1, 1_000, 10_000, 10**6)]
+    waits_s = [sent_after_s(most) for most in (1, 100, 1_000, 10_000, 10**6)]
     assert waits_s == sorted(waits_s)
-    assert waits_s[0] == 0.0
-    assert waits_s[1] >= SENT_AFTER_S
-    assert waits_s[-1] <= settings().dispatch_timeout_s / 2
+    assert waits_s[0] >= SENT_AFTER_S
+    assert waits_s[0] < waits_s[2]
+    assert waits_s[-1] == SENT_BY * settings().dispatch_timeout_s
+
+
+@pytest.mark.parametrize("timeout_s", astuple(Bounds.of("dispatch_timeout_s")))
+def test_messages_leave_before_the_dispatch_time_out(
+    timeout_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "settings", lambda: Settings(dispatch_timeout_s=timeout_s))
+    assert sent_after_s(10**6) < timeout_s
+
+
+def test_what_counts_is_how_many_one_worker_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_s: list[float] = []
+
+    class Later:
+        def __init__(self, wait_s: float, *_: object) -> None:
+            waits_s.append(wait_s)
+
+        def start(self) -> None: ...
+
+    monkeypatch.setattr(tasks, "Timer", Later)
+    dispatch(assignments(1_000, workers=10))
+    assert waits_s == [sent_after_s(100)]

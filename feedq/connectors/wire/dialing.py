@@ -19,6 +19,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from feedq.connectors.base import Context, SocketGuard
@@ -115,9 +116,12 @@ async def dial_host(
     reasons: dict[str, OSError] = {}
     loop = asyncio.get_running_loop()
     for left, (family, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        connecting = partial(_connect, family, address, guard=context.guard, keepalive=keepalive)
         try:
-            async with asyncio.timeout((give_up_at - loop.time()) / left if left > 1 else None):
-                return await _connect(family, address, guard=context.guard, keepalive=keepalive)
+            if left == 1:
+                return await connecting()
+            async with asyncio.timeout((give_up_at - loop.time()) / left):
+                return await connecting()
         except OSError as error:
             reasons[reason(error)] = error
     last = next(reversed(reasons.values()))
@@ -170,7 +174,8 @@ async def dial(sock: socket.socket, address: Any, *, keepalive: bool) -> None:
         await asyncio.get_running_loop().sock_connect(sock, address)
         # A port of this machine that nobody listens on can be drawn for our own end of the connection: TCP
         # then connects the socket to itself, and the feed would read its own hello.
-        if sock.getsockname() == sock.getpeername():
+        ours = sock.getsockname()
+        if ours[1] == address[1] and ours == sock.getpeername():
             raise ConnectionRefusedError
     except BaseException:
         sock.close()

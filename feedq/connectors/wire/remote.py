@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from ipaddress import IPv6Address
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -139,15 +140,15 @@ class RemoteOptions(ConnectorOptions):
             raise ValueError("needs source.cert_file")
         return value
 
-    @property
+    @cached_property
     def location(self) -> Location:
         return parse_location(self.url, self.SCHEMES)
 
-    @property
+    @cached_property
     def remote_host(self) -> str:
         return self.location.host.lower()
 
-    @property
+    @cached_property
     def tls_files(self) -> TlsFiles:
         return TlsFiles(
             ca_file=self.ca_file, cert_file=self.cert_file, key_file=self.key_file, verify=self.verify

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import orjson
 
@@ -26,6 +27,9 @@ NAME = "name"
 CURSOR = "cursor"
 RESERVED = frozenset({NAME, CURSOR})
 """Placeholders that every template knows, hence no names for secrets."""
+
+TEMPLATES_MAX = 1_024
+"""Different ones kept compiled: the feeds of one provider have the same, and fill it in with every connection."""
 
 _ESCAPE = re.compile(r"\\(?:(?P<letter>[nrt0\\])|x(?P<hex>[0-9A-Fa-f]{2})|(?P<wrong>.?))", re.DOTALL)
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -48,7 +52,11 @@ class Template:
 
 def compile_template(text: str, *, secrets: Collection[str] = ()) -> Template:
     """Raises `ValueError` for an unknown placeholder or escape; the message says what would be right."""
-    known = RESERVED.union(secrets)
+    return _compile(text, RESERVED.union(secrets))
+
+
+@lru_cache(TEMPLATES_MAX)
+def _compile(text: str, known: frozenset[str]) -> Template:
     # Split with one group: literals at the even places, names at the odd ones.
     pieces = _PLACEHOLDER.split(text)
     for name in pieces[1::2]:
