@@ -7,7 +7,7 @@ which match an epoch and are therefore harmless when they come late.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -25,8 +25,9 @@ GROUP_MAX = 2_000
 """Requests a statement."""
 RETRY_S = 0.25
 RUSH_S = 0.015
-"""Claims that follow others within this are gathered for as long: a cold start brings one message at a time,
-and a transaction for each few would cost more than the wait. The first of a failover never waits."""
+RUSH_FEW = 8
+"""So few claims that follow others within `RUSH_S` are gathered for as long: messages come one at a time, and a
+statement for each would cost more than the wait. What a ring brings comes all together, and never waits."""
 
 logger = log(__name__)
 
@@ -47,6 +48,10 @@ class _Group:
     """In batches that name no feed twice: one statement would count only one of the two."""
     jobs: list[Job] = field(default_factory=list)
     is_last: bool = False
+
+    @property
+    def claim_count(self) -> int:
+        return sum(map(len, self.claims.values()))
 
     def add(self, item: Request) -> None:
         if item is None:
@@ -142,16 +147,21 @@ class Desk:
         """Everything that is asked for by now, and in a rush of claims what comes within a moment more."""
         group = _Group()
         group.add(self._queue.get())
-        if group.claims and monotonic() - self._claimed_at < RUSH_S:
+        room = iter(range(GROUP_MAX))
+        self._add_what_waits(group, room)
+        if 0 < group.claim_count <= RUSH_FEW and monotonic() - self._claimed_at < RUSH_S:
             self._stopping.wait(RUSH_S)
-        for _ in range(GROUP_MAX):
+            self._add_what_waits(group, room)
+        return group
+
+    def _add_what_waits(self, group: _Group, room: Iterator[int]) -> None:
+        for _ in room:
             if group.is_last:
                 break
             try:
                 group.add(self._queue.get_nowait())
             except Empty:
                 break
-        return group
 
     def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
         matched = set(self._store.leases.report(worker_id, progress))

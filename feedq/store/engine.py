@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from feedq.errors import InvalidInput, SchemaBehind, Unavailable
 from feedq.telemetry import mask_url
@@ -29,6 +30,9 @@ PLANNER = {"enable_seqscan": "off", "jit": "off"}
 """Of a million leases a statement wants some thousand, by their keys. The planner does not know how many are idle
 or dirty: a minute after all were, statistics still say so, and then it reads the whole table to join it with the
 keys row by row, which takes minutes."""
+RESTED_S = 1.0
+"""A session that has not been used for so long is asked whether it is still there."""
+USED_AT = "feedq_used_at"
 POOL_SIZE = 2
 """Connections kept open a process: one for the leases, one for jobs; more are opened in a rush only."""
 POOL_OVERFLOW = 3
@@ -62,16 +66,35 @@ def _transaction_options(application_name: str) -> dict[str, Any]:
 
 def make_engine(url: str, *, application_name: str) -> Engine:
     """An engine with a small pool. Does not connect yet. Raises `InvalidInput` on a URL of another kind."""
-    return create_engine(
+    engine = create_engine(
         _psycopg2_url(url),
         pool_size=POOL_SIZE,
         max_overflow=POOL_OVERFLOW,
         pool_timeout=15,
-        pool_pre_ping=True,
         connect_args=_transaction_options(application_name),
         json_serializer=lambda value: orjson.dumps(value).decode(),
         json_deserializer=json.loads,
     )
+    _ping_what_has_rested(engine)
+    return engine
+
+
+def _ping_what_has_rested(engine: Engine) -> None:
+    """A session that was lost while it lay in the pool is replaced before it is used. One that has just been used
+    is not asked: as likely as not it would be lost between the answer and the statement."""
+
+    @event.listens_for(engine, "checkin")
+    def rest(_: object, record: ConnectionPoolEntry) -> None:
+        record.info[USED_AT] = monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def ping(session: Any, record: ConnectionPoolEntry, _: object) -> None:
+        if monotonic() - record.info.get(USED_AT, float("inf")) < RESTED_S:
+            return
+        try:
+            engine.dialect.do_ping(session)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError from error
 
 
 def make_lone_engine(url: str, *, application_name: str) -> Engine:

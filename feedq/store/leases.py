@@ -156,7 +156,7 @@ class PostgresLeases:
             # would fail the statement, and with it the claims of all the others.
             **_key_columns([key for key in keys if all(0 < n <= BIGINT_MAX for n in key)]),
         }
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             rows = c.execute(text(_CLAIM), parameters).all()
         return [Claim(feed_from(row), row.epoch, row.attempts) for row in rows]
 
@@ -204,7 +204,7 @@ class PostgresLeases:
             SELECT feed_id, epoch FROM feedq.lease
             WHERE worker_id = :worker_id AND state = 'assigned' ORDER BY feed_id LIMIT :limit
         """
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             return _keys(c, sql, {"worker_id": worker_id, "limit": limit})
 
     def stop_requests(self, worker_id: UUID) -> list[StopRequest]:
@@ -212,7 +212,7 @@ class PostgresLeases:
             SELECT feed_id, epoch, reason FROM feedq.lease
             WHERE worker_id = :worker_id AND state = 'stopping' ORDER BY feed_id
         """
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             rows = c.execute(text(sql), {"worker_id": worker_id}).all()
         return [StopRequest(row.feed_id, row.epoch, Reason(row.reason or "released")) for row in rows]
 
@@ -221,7 +221,7 @@ class PostgresLeases:
             SELECT f.tenant, count(*) AS n FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
             WHERE f.tenant = ANY(:tenants) AND l.state = 'running' GROUP BY f.tenant
         """
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             rows = c.execute(text(sql), {"tenants": list(tenants)}).all()
         return dict.fromkeys(tenants, 0) | {row.tenant: row.n for row in rows}
 
@@ -230,7 +230,7 @@ class PostgresLeases:
             SELECT feed_id, epoch FROM feedq.lease
             WHERE worker_id = :worker_id AND state IN ('running', 'stopping') ORDER BY feed_id
         """
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             return _keys(c, sql, {"worker_id": worker_id})
 
     def follow(self, key: FeedKey) -> Followed | None:
@@ -240,7 +240,7 @@ class PostgresLeases:
             FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
             WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND w.state <> 'gone'
         """
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             row = c.execute(text(sql), {"feed_id": key[0], "epoch": key[1]}).one_or_none()
         if row is None:
             return None
@@ -267,7 +267,7 @@ class PostgresLeases:
             "above": above,
             "kind": EventKind.LEASE_RAISED.value,
         }
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             raised = _keys(c, sql, parameters)
         return raised[0] if raised else None
 
