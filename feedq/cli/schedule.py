@@ -18,8 +18,8 @@ from feedq.cli.views import write_done
 from feedq.diagnosis.checks import counted
 from feedq.errors import InvalidInput
 from feedq.manifest.values import duration, moment
+from feedq.report import run_row, schedule_document, schedule_row
 from feedq.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
-from feedq.web.schedules.documents import run_row, schedule_document, schedule_row
 from feedq.wording import printable
 
 PAGE = 1_000

@@ -19,11 +19,11 @@ from feedq.cli.schedule_views import why
 from feedq.diagnosis.checks import counted
 from feedq.errors import InvalidInput
 from feedq.manifest.values import duration, moment
+from feedq.report import run_row
 from feedq.schedule.model import Job, Run, RunState, ScheduleSpec
 from feedq.schedule.timing import ticks_after
 from feedq.schedule.words import instant
 from feedq.store.jobs.base import BACKFILL_MAX
-from feedq.web.schedules.documents import run_row
 from feedq.wording import printable
 
 

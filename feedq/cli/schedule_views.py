@@ -10,9 +10,9 @@ import click
 from feedq import documents, manifest
 from feedq.cli.output import styled, write_facts, write_table
 from feedq.report import masked
+from feedq.report import runs as run_words
 from feedq.schedule.model import Queue, Run, RunKind, RunState, ScheduleView
 from feedq.schedule.words import timing_words
-from feedq.web.schedules import words
 from feedq.wording import ERROR_WIDTH, ago, duration, printable
 
 
@@ -90,8 +90,8 @@ def write_runs(runs: Sequence[Run], *, now: datetime, of_one: bool = False) -> N
             styled(run.state.value) + (f" x{run.ticks:,}" if run.ticks > 1 else ""),
             "-" if run.worker is None else printable(run.worker),
             _due(run.due_at, now=now),
-            _seconds(words.lag_s(run)),
-            _seconds(words.took_s(run, now=now)),
+            _seconds(run_words.lag_s(run)),
+            _seconds(run_words.took_s(run, now=now)),
             _note(run),
         )
         for run in runs
@@ -146,7 +146,7 @@ def until(at: datetime | None, *, now: datetime) -> str:
 
 def why(run: Run, *, width: int = ERROR_WIDTH) -> str:
     """The reason of a run, in one line of this width."""
-    text = words.why(run)
+    text = run_words.why(run)
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
@@ -163,4 +163,4 @@ def _stamp(at: datetime) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else words.seconds(value)
+    return "-" if value is None else run_words.seconds(value)

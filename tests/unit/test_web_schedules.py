@@ -13,6 +13,8 @@ from urllib.parse import parse_qs
 import pytest
 
 from feedq.errors import InvalidInput
+from feedq.report import run_row, schedule_document, schedule_row, shown
+from feedq.report.runs import lag_s, seconds, took_s, why
 from feedq.schedule.model import (
     CatchUp,
     Cron,
@@ -39,10 +41,9 @@ from feedq.web.schedules.asking import (
     parse_states,
 )
 from feedq.web.schedules.changing import is_foreign, refusal
-from feedq.web.schedules.documents import run_row, schedule_document, schedule_row
 from feedq.web.schedules.facts import SchedulePart, Schedules
 from feedq.web.schedules.particulars import declaration_lines, standing_lines
-from feedq.web.schedules.words import lag_s, seconds, shown, took_s, what, why
+from feedq.web.schedules.words import what
 
 NOW = NEW_YEAR
 LONG_S = 20

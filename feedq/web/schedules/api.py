@@ -13,10 +13,10 @@ import orjson
 from tornado import web
 
 from feedq.errors import InvalidInput
+from feedq.report import run_row, schedule_document, schedule_row, schedule_standing
 from feedq.web.api import Resource
 from feedq.web.schedules.asking import SCHEDULES_MAX, parse_moment, parse_run_id, parse_runs, parse_schedules
 from feedq.web.schedules.changing import check_own, refusal
-from feedq.web.schedules.documents import run_row, schedule_document, schedule_row, standing
 
 KEY_MAX = 200
 """Characters of a trigger's key."""
@@ -93,10 +93,10 @@ class ScheduleDetail(_Changeable):
             return run_row(await schedules.trigger(name, key=key))
         if verb == "resume":
             self.body()
-            return standing(await schedules.resume(name))
+            return schedule_standing(await schedules.resume(name))
         said = self.body("until", "reason")
         until = None if "until" not in said else parse_moment(said["until"], name="until")
-        return standing(await schedules.pause(name, until=until, reason=said.get("reason")))
+        return schedule_standing(await schedules.pause(name, until=until, reason=said.get("reason")))
 
 
 class RunList(Resource):

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 from tornado import web
 
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
+from feedq.report import runs as run_words
 from feedq.schedule.model import RunState, ScheduleState
 from feedq.schedule.words import timing_words
 from feedq.web.pages import Page
@@ -32,6 +33,7 @@ class _SchedulesFrame(Page):
         return super().part(
             template,
             words=words,
+            run_words=run_words,
             timing_words=timing_words,
             stamp=stamp,
             schedule_url=self.schedule_url,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
+from feedq.report import shown
 from feedq.schedule.model import CatchUp, Cron, Job, Overlap, ScheduleSpec, ScheduleView
 from feedq.schedule.words import timing_words
 from feedq.web.particulars import Line, as_json, moment
-from feedq.web.schedules import words
 from feedq.wording import duration
 
 
@@ -49,9 +49,9 @@ def declaration_lines(spec: ScheduleSpec) -> Iterator[Line]:
 def _job_lines(job: Job) -> Iterator[Line]:
     yield Line("Task", job.task)
     if job.args:
-        yield Line("Arguments", as_json(words.shown(job.args), indented=True), code=True)
+        yield Line("Arguments", as_json(shown(job.args), indented=True), code=True)
     if job.kwargs:
-        yield Line("Named arguments", as_json(words.shown(job.kwargs), indented=True), code=True)
+        yield Line("Named arguments", as_json(shown(job.kwargs), indented=True), code=True)
     yield Line("Semantics", job.semantics)
     yield Line("Queue", job.queue)
     if job.priority:

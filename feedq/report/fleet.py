@@ -1,16 +1,13 @@
-"""What `--json` and the HTTP API say of feeds, workers, events and the fleet: the columns of the tables, under
-the same names.
-
-Fields may be added; none changes its meaning. Passwords in URLs are masked and secrets are references.
-"""
+"""Feeds, workers, events, and the fleet as a whole."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from feedq.diagnosis import Check, Overview
-from feedq.model import JSON, Event, FeedView, Status, WorkerView
+from feedq.model import Event, FeedView, Status, WorkerView
+from feedq.report.masking import masked
 from feedq.store.insight import FleetState, JobState
 from feedq.telemetry import mask_url
 
@@ -185,15 +182,3 @@ def _runs(jobs: JobState) -> dict[str, Any]:
         "workers": jobs.workers,
         "slots": jobs.slots,
     }
-
-
-def masked(value: Any) -> JSON:
-    """Plain JSON with the password of every URL in it masked, should one have got in by another way."""
-    if isinstance(value, str):
-        return mask_url(value)
-    if isinstance(value, Mapping):
-        return {key: masked(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [masked(inner) for inner in value]
-    plain: JSON = value
-    return plain

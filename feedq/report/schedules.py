@@ -1,7 +1,6 @@
-"""What the API says of schedules and runs: the columns of the tables, under the same names.
+"""Schedules and runs.
 
-Fields may be added; none changes its meaning. Arguments of jobs stand in a schedule's own document only, and what
-a name gives away as a secret is masked.
+Arguments of jobs stand in a schedule's own document only, and what a name gives away as a secret is masked.
 """
 
 from __future__ import annotations
@@ -9,22 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from feedq.report.masking import shown
+from feedq.report.runs import lag_s
 from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
 from feedq.schedule.plain import job_to_plain, policy_to_plain, timing_to_plain
 from feedq.telemetry import mask_url
-from feedq.web.schedules import words
 
 
 def schedule_row(view: ScheduleView) -> dict[str, Any]:
     """One schedule in a list."""
-    return standing(view.schedule) | {
+    return schedule_standing(view.schedule) | {
         "waiting": view.waiting,
         "running": view.running,
         "last": None if view.last is None else run_row(view.last),
     }
 
 
-def standing(schedule: Schedule) -> dict[str, Any]:
+def schedule_standing(schedule: Schedule) -> dict[str, Any]:
     """A schedule by itself: what a change of it answers."""
     spec = schedule.spec
     return {
@@ -50,7 +50,7 @@ def schedule_document(
     """The line, the rest of its declaration, its runs by state and the newest of them."""
     schedule, spec = view.schedule, view.schedule.spec
     return schedule_row(view) | {
-        "job": words.shown(job_to_plain(spec.job)),
+        "job": shown(job_to_plain(spec.job)),
         "policy": policy_to_plain(spec),
         "counts": {state.value: counts.get(state, 0) for state in RunState},
         "created_at": schedule.created_at,
@@ -81,5 +81,5 @@ def run_row(run: Run) -> dict[str, Any]:
         "started_at": run.started_at,
         "deadline_at": run.deadline_at,
         "ended_at": run.ended_at,
-        "lag_s": words.lag_s(run),
+        "lag_s": lag_s(run),
     }

@@ -1,0 +1,45 @@
+"""What somebody declared, as people may see it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from feedq.model import JSON
+from feedq.schedule.arguments import names_secret
+from feedq.telemetry import mask_url
+
+MASK = "***"
+_REFERENCE = re.compile(r"\$\{[^}]+\}")
+
+
+def masked(value: Any) -> JSON:
+    """Plain JSON with the password of every URL in it masked, should one have got in by another way."""
+    if isinstance(value, str):
+        return mask_url(value)
+    if isinstance(value, Mapping):
+        return {key: masked(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(inner) for inner in value]
+    plain: JSON = value
+    return plain
+
+
+def shown(value: Any) -> JSON:
+    """Arguments of a job as people may see them: what a name gives away as a secret is masked.
+
+    Declaring one is refused already; this is for those that got in by another way. A reference shows as it is.
+    """
+    if isinstance(value, Mapping):
+        return {
+            str(key): MASK if _is_secret(str(key), inner) else shown(inner) for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [shown(inner) for inner in value]
+    return masked(value)
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    is_reference = isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
+    return names_secret(name) and value not in (None, "") and not isinstance(value, bool) and not is_reference
