@@ -108,4 +108,4 @@ class FleetStatus(Resource):
 
     async def document(self, *path: str) -> dict[str, Any]:
         facts = await self.facts.fleet()
-        return status_document(facts.numbers, facts.workers, facts.state, facts.warnings)
+        return status_document(facts.numbers, facts.workers, facts.state, facts.warnings, jobs=facts.jobs)

@@ -10,9 +10,10 @@ from uuid import UUID
 from feedq.diagnosis import Check, Level, Overview, explain
 from feedq.diagnosis.fleet import number_checks, summary, tally_checks
 from feedq.diagnosis.placing import placing_checks
+from feedq.diagnosis.schedules import job_checks
 from feedq.model import Event, FeedView, WorkerView
 from feedq.settings import Settings
-from feedq.store.insight import FleetState, fleet_state
+from feedq.store.insight import FleetState, JobState, fleet_state, job_state
 from feedq.store.listing import Page, PostgresListing, Query, Tally
 from feedq.store.postgresql import PostgresStore
 from feedq.web.reading import Reader
@@ -39,6 +40,7 @@ class FleetFacts:
     """The whole fleet in numbers, and its workers one by one."""
 
     state: FleetState
+    jobs: JobState
     numbers: Overview
     tallies: Sequence[Tally]
     workers: Sequence[WorkerView]
@@ -82,13 +84,14 @@ class Facts:
     def _read_fleet(self) -> FleetFacts:
         workers = self._store.workers.views()
         tallies = self._listing.tallies()
-        state = fleet_state(self._url)
+        state, jobs = fleet_state(self._url), job_state(self._url)
         numbers = summary(tallies, workers)
         interval_s = self._settings.reconcile_interval_s
         checks = [
             *number_checks(numbers, state, reconcile_interval_s=interval_s),
             *placing_checks((), workers, self._settings.rules),
             *tally_checks(tallies),
+            *job_checks(jobs),
         ]
         warnings = [check for check in checks if check.level is not Level.OK]
-        return FleetFacts(state, numbers, tallies, workers, warnings)
+        return FleetFacts(state, jobs, numbers, tallies, workers, warnings)

@@ -327,6 +327,18 @@ def test_the_api_says_what_the_commands_say(
     assert one == runs[0]  # type: ignore[index]
 
 
+def test_the_status_says_what_the_command_says_of_schedules_and_runs(
+    flower: Flower, valkey: Valkey, control_url: str, tmp_path: Path
+) -> None:
+    cluster = Cluster(tmp_path, database_url=control_url, broker_url=valkey.url(), migrate=False)
+    said, shown = flower.get("/api/feedq/status").json, json.loads(cluster.feedq("status", "--json"))
+    assert said["schedules"] == shown["schedules"]
+    assert shown["schedules"]["total"] == len(NAMES)
+    aged = {"oldest_due_s": None}  # a moment lies between the two
+    assert {**said["runs"], **aged} == {**shown["runs"], **aged}  # type: ignore[dict-item]
+    assert (shown["runs"]["running"], shown["runs"]["slots"]) == (1, 4)
+
+
 def test_the_api_serves_pages_and_names_wrong_arguments(flower: Flower) -> None:
     first = flower.get("/api/feedq/schedules?limit=2").json
     rest = flower.get(f"/api/feedq/schedules?limit=9&after={quote(str(first['next_after']))}").json
