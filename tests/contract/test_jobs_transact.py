@@ -22,6 +22,7 @@ from tests.contract.jobs_stage import claim_one, ended, finish
 
 S = RunState
 WAIT_S = 10.0
+REJECTED = "run_finish_rejected"
 WRITE = text("INSERT INTO effect (run) VALUES (:run)")
 
 
@@ -57,6 +58,12 @@ def fail(session: Session) -> None:
 
 def kept(jobs: JobsHarness) -> int:
     return len(jobs.execute("SELECT 1 FROM effect"))
+
+
+def rejected(jobs: JobsHarness) -> list[tuple[object, ...]]:
+    """Fence and worker of each end that was turned away, the end that it said, and how the run stood."""
+    keys = ("fence", "worker", "state", "found")
+    return [tuple(detail[key] for key in keys) for _, detail in jobs.events(REJECTED)]  # type: ignore[index]
 
 
 def state(jobs: JobsHarness, run: ClaimedRun) -> RunState:
@@ -124,6 +131,7 @@ def test_a_cancelled_run_keeps_nothing(jobs: JobsHarness) -> None:
     with pytest.raises(RunTakenAway, match="nightly"):
         work(jobs, worker, run, lambda _: jobs.schedules.cancel_run(run.id))
     assert (kept(jobs), state(jobs, run)) == (0, S.CANCELLED)
+    assert jobs.events(REJECTED) == [], "it was cancelled on purpose"
 
 
 def test_a_zombie_keeps_nothing_and_its_successor_everything(
@@ -144,6 +152,7 @@ def test_a_zombie_keeps_nothing_and_its_successor_everything(
         work(jobs, worker, run, meanwhile)
     assert jobs.execute("SELECT run FROM effect") == [(77,)]
     assert state(jobs, run) is S.SUCCEEDED
+    assert rejected(jobs) == [(run.fence, str(worker.id), "succeeded", "succeeded")]
 
 
 def test_a_zombie_keeps_nothing_while_its_successor_still_runs(
@@ -162,6 +171,49 @@ def test_a_zombie_keeps_nothing_while_its_successor_still_runs(
         work(jobs, worker, run, meanwhile)
     row = jobs.schedules.run(run.id)
     assert (kept(jobs), row.state, row.fence) == (0, S.RUNNING, successors[0].fence)
+    assert rejected(jobs) == [(run.fence, str(worker.id), "succeeded", "running")]
+
+
+def test_a_run_that_was_timed_out_meanwhile_keeps_nothing_and_history_says_so(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "end_sessions", lambda c, runs: None)
+    worker, run = started(jobs)
+
+    def meanwhile(_: Session) -> None:
+        jobs.execute("UPDATE feedq.run SET deadline_at = clock_timestamp() WHERE id = %s", run.id)
+        assert jobs.store.jobs.runs.expire(limit=10) == 1
+
+    with pytest.raises(RunTakenAway):
+        work(jobs, worker, run, meanwhile)
+    assert (kept(jobs), state(jobs, run)) == (0, S.TIMED_OUT)
+    assert rejected(jobs) == [(run.fence, str(worker.id), "succeeded", "timed_out")]
+
+
+def test_a_run_whose_history_was_trimmed_meanwhile_keeps_nothing(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    with pytest.raises(RunTakenAway):
+        work(jobs, worker, run, lambda _: jobs.execute("DELETE FROM feedq.run WHERE id = %s", run.id))
+    assert kept(jobs) == 0
+    ((_, detail),) = jobs.events(REJECTED)
+    assert (detail["schedule"], detail["key"]) == (run.schedule, run.key)  # type: ignore[index]
+
+
+def test_what_was_rolled_back_is_let_go_before_history_is_written(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And should it fail to be written, the run ends as any other that the database could not hear of."""
+
+    def record(*_: object) -> None:
+        assert not jobs.execute("SELECT 1 FROM pg_locks WHERE relation = 'effect'::regclass")
+        raise OperationalError("INSERT", {}, psycopg2.OperationalError("the database went away"))
+
+    monkeypatch.setattr(sessions, "record_rejected", record)
+    worker, run = started(jobs)
+    with pytest.raises(Unavailable):
+        work(jobs, worker, run, lambda _: jobs.execute("UPDATE feedq.run SET fence = fence + 1"))
+    assert finish(jobs, worker, ended(run, S.FAILED)) == []
+    assert rejected(jobs) == [(run.fence, str(worker.id), "failed", "running")]
 
 
 def test_a_frozen_zombie_does_not_hold_up_its_successor_with_what_it_has_locked(jobs: JobsHarness) -> None:

@@ -170,7 +170,8 @@ class Runs(Protocol):
     def transact(self, worker_id: UUID, run: ClaimedRun) -> AbstractContextManager[Session]:
         """A session for a `transactional` job. Leaving the block commits what it wrote together with the
         success of the run, in one transaction; raises `RunTakenAway` and commits nothing when the fence has
-        passed. An exception within rolls back and passes through: the caller finishes the run as failed."""
+        passed, which is written down as by `finish`. An exception within rolls back and passes through: the
+        caller finishes the run as failed."""
 
     def held(self, worker_id: UUID) -> Mapping[int, int]:
         """What the database thinks this worker runs: run id → fence. A claim whose answer was lost is found

@@ -6,8 +6,9 @@
 
 The completing update comes last, so the run's row is locked for the moment of the commit only: until then the run
 can be cancelled, or taken away when its worker is declared gone. It matches the fence. If no row matches, somebody
-else has the run, or nobody may have it any more, and everything is rolled back. If it matches, the row is locked,
-nobody can take the run away before the commit, and the database commits both or none.
+else has the run, or nobody may have it any more: everything is rolled back, and unless the run was cancelled on
+purpose, that is written down in a transaction of its own, as `feedq.store.jobs.finishing` does. If it matches, the
+row is locked, nobody can take the run away before the commit, and the database commits both or none.
 
 A commit whose answer is lost may have happened. The run says so: it is read on a new connection, locked, so that a
 commit that is under way is waited for. Has it succeeded under our fence, all is well; else nothing was kept.
@@ -30,8 +31,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from feedq.errors import RunTakenAway
-from feedq.schedule.model import ClaimedRun
+from feedq.schedule.model import ClaimedRun, RunState
 from feedq.store.engine import make_lone_engine, translate_errors
+from feedq.store.jobs.writing import record
+from feedq.telemetry import EventKind
 
 MARGIN_S = 5.0
 """Beyond the time-out of the run: who overruns it is ended by its worker, and by the server only if that fails."""
@@ -52,6 +55,10 @@ COMPLETE = """
     WHERE r.id = :id AND r.fence = :fence AND r.worker_id = :worker_id AND r.state = 'running'
 """
 _OUTCOME = "SELECT state = 'succeeded' AND fence = :fence FROM feedq.run WHERE id = :id FOR UPDATE"
+_FOUND = """
+    SELECT s.name AS schedule, r.key, r.state, r.fence
+    FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id WHERE r.id = :id
+"""
 _END_SESSIONS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND usename = current_user AND application_name = ANY(:names)
@@ -78,8 +85,19 @@ class JobSessions:
                 yield session
                 session.commit()
             with translate_errors(self._url):
-                complete(connection, worker_id, run)
+                self._complete(connection, worker_id, run)
                 self._commit(connection, run)
+
+    def _complete(self, connection: Connection, worker_id: UUID, run: ClaimedRun) -> None:
+        try:
+            complete(connection, worker_id, run)
+        except RunTakenAway:
+            # First it lets go of what it has locked. If the rest fails, the worker finishes the run as failed, and
+            # that is rejected in turn.
+            connection.rollback()
+            with self._engine.begin() as c:
+                record_rejected(c, worker_id, run)
+            raise
 
     def _commit(self, connection: Connection, run: ClaimedRun) -> None:
         try:
@@ -105,6 +123,24 @@ def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
         raise RunTakenAway(
             f"run {run.id} ({run.correlation_id}): fence {run.fence} has passed; what it wrote was rolled back"
         )
+
+
+def record_rejected(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
+    """Write down that the success of a run was not kept, unless the run was cancelled on purpose."""
+    found = c.execute(text(_FOUND), {"id": run.id}).one_or_none()
+    if found is not None and found.state == RunState.CANCELLED and found.fence == run.fence:
+        return
+    record(
+        c,
+        EventKind.RUN_FINISH_REJECTED,
+        run.schedule if found is None else found.schedule,
+        key=run.key if found is None else found.key,
+        run=run.id,
+        fence=run.fence,
+        worker=str(worker_id),
+        state=RunState.SUCCEEDED.value,
+        found=None if found is None else found.state,
+    )
 
 
 def end_sessions(c: Connection, runs: Sequence[tuple[int, int]]) -> None:
