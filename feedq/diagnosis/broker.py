@@ -32,7 +32,7 @@ def check_broker(url: str) -> Iterator[Check]:
 
 def _reachable(url: str) -> Check:
     try:
-        with _connection(url) as connection:
+        with connect(url) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=TIMEOUT_S)
     except Exception as error:  # noqa: BLE001  # whatever a transport raises, the broker is not reachable
         return fail(
@@ -43,16 +43,22 @@ def _reachable(url: str) -> Check:
     return ok("broker", mask_url(url))
 
 
-def _connection(url: str) -> Any:
-    options = {"socket_connect_timeout": TIMEOUT_S, "socket_timeout": TIMEOUT_S}
-    redis_options = options if url.partition("://")[0] in REDIS_SCHEMES else {}
-    return Connection(url, connect_timeout=TIMEOUT_S, transport_options=redis_options)
+def connect(url: str) -> Any:
+    """A connection that waits for its server no longer than `TIMEOUT_S` at a time."""
+    return Connection(url, connect_timeout=TIMEOUT_S, transport_options=bounded_options(url))
+
+
+def bounded_options(url: str) -> dict[str, Any]:
+    """What a transport has to be told for that."""
+    if url.partition("://")[0] not in REDIS_SCHEMES:
+        return {}
+    return {"socket_connect_timeout": TIMEOUT_S, "socket_timeout": TIMEOUT_S}
 
 
 def _messages(url: str) -> Check:
     """Send one message as `stream_feed` is sent, and take it back."""
     sent = {"feed_id": 1, "epoch": 1, "text": "ä"}
-    with _connection(url) as connection:
+    with connect(url) as connection:
         try:
             received = _there_and_back(connection, sent)
         except (*connection.connection_errors, *connection.channel_errors, KombuError, Empty) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from feedq.diagnosis.broker import check_broker
 from feedq.diagnosis.checks import Check, Level, fail, one_line
@@ -11,11 +11,12 @@ from feedq.diagnosis.fleet import fleet_checks
 from feedq.diagnosis.host import check_open_files
 from feedq.diagnosis.schedules import job_checks
 from feedq.diagnosis.sinks import check_sinks
+from feedq.diagnosis.tasks import check_tasks
 from feedq.errors import FeedqError
-from feedq.model import FeedView, WorkerView
+from feedq.model import FeedView, WorkerState, WorkerTarget, WorkerView
 from feedq.settings import Settings
 from feedq.store.base import Store
-from feedq.store.insight import FleetState, JobState
+from feedq.store.insight import FleetState, JobState, scheduled_tasks
 
 
 def diagnose(
@@ -38,7 +39,10 @@ def diagnose(
         unreadable = error
     database = list(check_database(settings.database_url.get_secret_value(), workers=len(workers)))
     yield from database
-    yield from check_broker(settings.broker_url.get_secret_value())
+    broker_answers = True
+    for check in check_broker(settings.broker_url.get_secret_value()):
+        broker_answers &= check.level is not Level.FAIL
+        yield check
     yield from check_sinks(settings, [view.feed for view in feeds if view.feed.removed_at is None])
     if unreadable is None:
         yield from check_open_files(workers)
@@ -46,5 +50,24 @@ def diagnose(
         yield from fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=settings.rules)
         if jobs is not None:
             yield from job_checks(jobs)
+        if jobs is not None and jobs.active and broker_answers:
+            yield from _tasks(settings, workers)
     elif not any(check.level is Level.FAIL for check in database):
         yield fail("tables", one_line(unreadable), "see the checks of the database")
+
+
+def _tasks(settings: Settings, workers: Sequence[WorkerView]) -> Iterator[Check]:
+    """Asked are the workers that are given runs."""
+    names = [
+        view.worker.name
+        for view in workers
+        if view.worker.state is WorkerState.ACTIVE
+        and view.worker.target_state is WorkerTarget.SERVING
+        and view.worker.job_slots
+    ]
+    try:
+        tasks = scheduled_tasks(settings.database_url.get_secret_value())
+    except FeedqError as error:
+        yield fail("tables", one_line(error), "see the checks of the database")
+        return
+    yield from check_tasks(settings.broker_url.get_secret_value(), tasks, names)

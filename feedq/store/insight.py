@@ -41,6 +41,11 @@ _SLOTS = """
     WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
 """
 
+_TASKS = """
+    SELECT job ->> 'task' AS task, min(name) AS schedule, count(*)::int AS schedules FROM feedq.schedule
+    WHERE removed_at IS NULL AND state = 'active' GROUP BY 1 ORDER BY 1
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Leader:
@@ -91,6 +96,16 @@ class JobState:
         return self.active + self.paused
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduledTask:
+    """A task that active schedules run."""
+
+    task: str
+    schedule: str
+    """The first of them."""
+    schedules: int
+
+
 def fleet_state(url: str) -> FleetState:
     """Raises `Unavailable`."""
     with connect_once(url) as c:
@@ -107,6 +122,12 @@ def job_state(url: str) -> JobState:
     """Raises `Unavailable`."""
     with connect_once(url) as c:
         return _job_state(c)
+
+
+def scheduled_tasks(url: str) -> list[ScheduledTask]:
+    """Each task once. Raises `Unavailable`."""
+    with connect_once(url) as c:
+        return [ScheduledTask(row.task, row.schedule, row.schedules) for row in c.execute(text(_TASKS))]
 
 
 def _job_state(c: Connection) -> JobState:

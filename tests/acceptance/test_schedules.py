@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -353,3 +354,25 @@ def test_a_module_that_is_not_there_ends_the_worker_with_a_sentence(cluster: Clu
     assert node.wait(LIMIT_S) != 0
     assert "feedq: FEEDQ_IMPORTS: module 'tests.no_such_module' cannot be imported" in node.text()
     assert "Traceback" not in node.text()
+
+
+def test_doctor_says_which_task_no_worker_knows(cluster: Cluster, schedules: Schedules) -> None:
+    def said(*, workers: int) -> list[tuple[str, str]]:
+        serving = "SELECT 1 FROM feedq.worker WHERE state = 'active' AND job_slots > 0"
+        wait_until(lambda: len(cluster.sql(serving)) == workers, limit_s=LIMIT_S, what=f"{workers} workers")
+        checks = json.loads(cluster.run("doctor", "--json").stdout)["checks"]
+        return [(check["level"], check["detail"]) for check in checks if check["name"] == "tasks"]
+
+    schedules.add(never("known", Job("tests.fail")))
+    cluster.add_worker("w1")
+    cluster.add_worker("w2", "-P", "prefork", capacity=2)
+    ((level, detail),) = said(workers=2)
+    assert (level, detail) == ("ok", "1 task of schedules, known to all; 2 of 2 workers answered")
+    schedules.add(never("unknown", Job("tests.no_such_task")))
+    ((level, detail),) = said(workers=2)
+    assert level == "FAIL"
+    assert detail == "schedule unknown names task tests.no_such_task, which no running worker has registered"
+    cluster.add_worker("w3", env={"FEEDQ_IMPORTS": ""})
+    level, detail = said(workers=3)[-1]
+    assert level == "warn"
+    assert "schedule known names task tests.fail, which 1 of 3 workers have not registered: w3@" in detail

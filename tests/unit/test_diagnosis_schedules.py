@@ -9,7 +9,8 @@ import pytest
 
 from feedq.diagnosis.checks import Level
 from feedq.diagnosis.schedules import OVERDUE_S, WAITING_S, described_runs, described_schedules, job_checks
-from feedq.store.insight import JobState
+from feedq.diagnosis.tasks import check_tasks, judge_tasks
+from feedq.store.insight import JobState, ScheduledTask
 from tests.unit.command import Command
 
 WELL = JobState(
@@ -77,6 +78,65 @@ def test_runs_that_wait_long_are_a_warning_that_says_why(running: int, said: str
     assert level is Level.WARN
     assert "4 runs due and not started, the oldest for 90s" in text
     assert said in text
+
+
+# -- what workers know -------------------------------------------------------------------------------
+
+CLEANUP, MAIL = ScheduledTask("acme.cleanup", "acme/cleanup", 1), ScheduledTask("acme.mail", "acme/mail", 3)
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def judged(known: dict[str, set[str]], *, workers: int = 2) -> list[tuple[Level, str]]:
+    return [(c.level, c.detail) for c in judge_tasks([CLEANUP, MAIL], known, workers=workers)]
+
+
+def test_tasks_that_every_worker_knows_are_well() -> None:
+    both = {"acme.cleanup", "acme.mail", "acme.other"}
+    ((level, said),) = judged({"w1": both, "w2": both})
+    assert (level, said) == (Level.OK, "2 tasks of schedules, known to all; 2 of 2 workers answered")
+
+
+def test_a_task_that_no_worker_knows_is_named_with_its_schedule() -> None:
+    ((level, said),) = judged({"w1": {"acme.cleanup"}, "w2": {"acme.cleanup"}})
+    assert level is Level.FAIL
+    assert said == (
+        "schedule acme/mail (and 2 others) names task acme.mail, which no running worker has registered"
+    )
+
+
+def test_a_worker_that_lacks_what_others_know_is_named() -> None:
+    ((level, said),) = judged({"w1": {"acme.cleanup", "acme.mail"}, "w2": {"acme.mail"}})
+    assert level is Level.WARN
+    assert said.endswith("names task acme.cleanup, which 1 of 2 workers have not registered: w2")
+
+
+def test_a_worker_that_is_silent_may_know_what_the_others_do_not() -> None:
+    ((level, said),) = judged({"w1": {"acme.mail"}})
+    assert level is Level.WARN
+    assert said.endswith("which none of the 1 workers has that answered, of 2")
+
+
+def test_of_silent_workers_nothing_is_known() -> None:
+    assert judged({}) == [(Level.OK, "not checked: none of 2 workers answered within 2 s")]
+
+
+def test_many_unknown_tasks_do_not_fill_the_screen() -> None:
+    tasks = [ScheduledTask(f"acme.t{n}", f"acme/s{n}", 1) for n in range(7)]
+    found = list(judge_tasks(tasks, {"w1": set()}, workers=1))
+    assert [check.level for check in found] == [Level.FAIL] * 5 + [Level.WARN]
+    assert found[-1].detail == "and 2 more tasks"
+
+
+def test_nobody_is_asked_for_nothing() -> None:
+    built_in = ScheduledTask("celery.backend_cleanup", "acme/x", 1)
+    assert list(check_tasks(NOWHERE, [built_in], ["w1"])) == []
+    assert list(check_tasks(NOWHERE, [CLEANUP], [])) == []
+
+
+def test_without_a_broker_tasks_are_not_checked() -> None:
+    (check,) = check_tasks(NOWHERE, [CLEANUP], ["w1"])
+    assert check.level is Level.OK
+    assert check.detail.startswith("not checked: ")
 
 
 # -- the commands ------------------------------------------------------------------------------------
