@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -349,3 +350,33 @@ def test_a_schedule_of_beat_is_edited_in_its_file(jobs: JobsHarness) -> None:
     jobs.schedule()
     with pytest.raises(Conflict, match="edit it there"):
         jobs.schedules.edit("nightly", schedule_spec("nightly", timing=Beat()))
+
+
+# -- the bell ----------------------------------------------------------------------------------------
+
+
+def test_a_tick_that_comes_soon_is_told_to_one_worker(jobs: JobsHarness) -> None:
+    """Nobody may look before it falls due; of all others somebody knows in time."""
+    worker, cordoned = jobs.job_worker(), jobs.job_worker("b")
+    jobs.execute("UPDATE feedq.worker SET target_state = 'cordoned' WHERE id = %s", cordoned.id)
+    far = Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12))
+    soon, later, asleep = (
+        schedule_spec("soon", timing=Every(0.9)),
+        schedule_spec("later", timing=far),
+        schedule_spec("asleep", timing=Every(0.9), paused=True),
+    )
+    rings = {
+        "add soon": lambda: jobs.schedules.add(soon),
+        "add later": lambda: jobs.schedules.add(later),
+        "add asleep": lambda: jobs.schedules.add(asleep),
+        "make it sooner": lambda: jobs.schedules.edit("later", replace(later, timing=Every(0.9))),
+        "make it later": lambda: jobs.schedules.edit("later", later),
+        "pause": lambda: jobs.schedules.pause("soon"),
+        "resume": lambda: jobs.schedules.resume("soon"),
+        "declare as awake": lambda: jobs.schedules.edit("asleep", replace(asleep, paused=False)),
+    }
+    rung = {what: jobs.rung(act, worker, cordoned) for what, act in rings.items()}
+    assert [what for what, names in rung.items() if names] == [
+        *("add soon", "make it sooner", "resume", "declare as awake")
+    ]
+    assert set().union(*rung.values()) == {worker.name}

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from feedq import run_context
+from feedq.runtime.jobs import pace as pace_module
 from feedq.runtime.jobs import service as module
 from feedq.runtime.jobs.hints import Note
 from feedq.runtime.jobs.service import Jobs
@@ -105,6 +106,17 @@ def test_a_message_and_a_ring_reach_the_slots(make: Callable[..., Stage]) -> Non
     stage.runs.take_away(5)
     stage.jobs.summoned()
     until(lambda: stage.told_to_stop, "it is told")
+
+
+def test_a_ring_has_the_ticker_look_at_once(
+    make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace_module, "POLL_S", 60.0)
+    monkeypatch.setattr(pace_module, "POLL_MAX_S", 60.0)
+    stage = make()
+    until(lambda: stage.runs.asked["fire_due"] == 1, "it has looked")
+    stage.jobs.summoned()
+    until(lambda: stage.runs.asked["fire_due"] == 2, "it looks again")
 
 
 def test_while_the_lease_cannot_be_trusted_nothing_is_claimed(make: Callable[..., Stage]) -> None:

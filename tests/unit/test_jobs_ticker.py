@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from feedq.errors import Unavailable
 from feedq.runtime.jobs import hints as hints_module
+from feedq.runtime.jobs import pace as pace_module
 from feedq.runtime.jobs import ticker as module
 from feedq.runtime.jobs.hints import Note, Notes, Reminder
 from feedq.runtime.jobs.pace import LOOKERS, POLL_MAX_S, STAGGER_S, Pace
@@ -121,6 +122,20 @@ def test_an_outage_ends_no_ticker(stage: Stage) -> None:
     stage.ticker.stop(timeout_s=LIMIT_S)
     asked = stage.runs.asked.total()
     assert stage.runs.asked.total() == asked
+
+
+def test_who_is_woken_looks_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace_module, "POLL_S", 60.0)
+    monkeypatch.setattr(pace_module, "POLL_MAX_S", 60.0)
+    stage.ticker.start()
+    for look in range(1, 4):
+        until(lambda look=look: stage.runs.asked["fire_due"] == look, "it looks, and sleeps")  # type: ignore[misc]
+        stage.ticker.wake()
+    stage.runs.fires = [Fired(every_segment(), False, None)]
+    stage.ticker.wake()
+    until(lambda: stage.told, "and fires")
+    stage.ticker.stop(timeout_s=LIMIT_S)
+    assert not stage.ticker._thread.is_alive()
 
 
 def test_who_is_not_registered_owns_nothing_and_fires_all_the_same() -> None:

@@ -96,6 +96,7 @@ class Jobs:
 
     def summoned(self) -> None:
         """The keeper's listener was rung."""
+        self._ticker.wake()
         if self.slots is not None:
             self.slots.ring()
 

@@ -38,6 +38,8 @@ TRIMMED_PER_LOOK = 5_000
 REMIND_INTERVAL_S = 1.0
 """On Celery's own pools: how often it looks which runs wait for a message."""
 AWAY_S = 0.5
+WOKEN_S = 0.01
+"""It looks no more often than so for being woken: a worker is rung for many things that are none of its own."""
 
 logger = log(__name__)
 
@@ -72,6 +74,7 @@ class Ticker:
         self._rng = rng or Random()
         self.share = Share()
         self._stopping = Event()
+        self._woken = Event()
         # Who is there comes first: what is fired is told to them.
         self._duties = [_Duty(self._meet), _Duty(self._expire), _Duty(self._trim)]
         if reminder is not None:
@@ -82,8 +85,14 @@ class Ticker:
     def start(self) -> None:
         self._thread.start()
 
+    def wake(self) -> None:
+        """Look again now: a schedule may have been declared whose tick comes sooner than the last look knew. Any
+        thread; returns at once."""
+        self._woken.set()
+
     def stop(self, *, timeout_s: float) -> None:
         self._stopping.set()
+        self._woken.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -162,4 +171,6 @@ class Ticker:
             except Exception:
                 logger.exception(LogEvent.UNEXPECTED, where="ticker")
                 pause_s = AWAY_S
-            self._stopping.wait(pause_s)
+            if self._woken.wait(pause_s):
+                self._stopping.wait(WOKEN_S)
+                self._woken.clear()

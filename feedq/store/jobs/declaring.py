@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import orjson
@@ -20,7 +20,7 @@ from feedq.schedule.jitter import fire_time
 from feedq.schedule.model import Beat, RunState, Schedule, ScheduleSpec, ScheduleState
 from feedq.schedule.plain import from_plain, to_plain
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from, stored
-from feedq.store.jobs.writing import cancel, locked, now, record
+from feedq.store.jobs.writing import cancel, locked, now, record, ring_one
 from feedq.telemetry import EventKind
 
 DECLARED = "declared as paused"
@@ -28,6 +28,10 @@ DECLARED = "declared as paused"
 REMOVED = "its schedule was removed"
 REASON_MAX = 1_000
 """Characters of the reason of a pause: it is shown in lists."""
+
+SOON_S = 1.0
+"""What is declared to fire within this is told to a worker: nobody may look by then. All others see it in time."""
+_SOON = timedelta(seconds=SOON_S)
 
 
 def add(c: Connection, spec: ScheduleSpec) -> Schedule:
@@ -52,6 +56,7 @@ def add(c: Connection, spec: ScheduleSpec) -> Schedule:
     record(c, EventKind.SCHEDULE_ADDED, spec.name, generation=1)
     if spec.paused:
         record(c, EventKind.SCHEDULE_PAUSED, spec.name, reason=DECLARED)
+    _ring_if_soon(c, added, given.now)
     return added
 
 
@@ -79,6 +84,7 @@ def edit(c: Connection, name: str, spec: ScheduleSpec) -> Schedule:
         is_paused = edited.state is ScheduleState.PAUSED
         kind = EventKind.SCHEDULE_PAUSED if is_paused else EventKind.SCHEDULE_RESUMED
         record(c, kind, spec.name, reason=edited.pause_reason or "declared so")
+    _ring_if_soon(c, edited, at)
     return edited
 
 
@@ -116,9 +122,18 @@ def resume(c: Connection, name: str) -> Schedule:
     # What was declared as paused is so no longer: to declare it once more is an edit again.
     resumed = replace(current, spec=replace(current.spec, paused=False))
     if current.state is ScheduleState.PAUSED:
-        resumed = _awake(resumed, now(c))
+        at = now(c)
+        resumed = _awake(resumed, at)
         record(c, EventKind.SCHEDULE_RESUMED, name)
+        _ring_if_soon(c, resumed, at)
     return _replace(c, replace(resumed, failures=0))
+
+
+def _ring_if_soon(c: Connection, schedule: Schedule, at: datetime) -> None:
+    """Have a worker look for its next tick, with the commit."""
+    fires_at = schedule.next_fire_at
+    if schedule.state is ScheduleState.ACTIVE and fires_at is not None and fires_at <= at + _SOON:
+        ring_one(c)
 
 
 def _as_stored(spec: ScheduleSpec) -> ScheduleSpec:
