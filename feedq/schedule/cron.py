@@ -90,7 +90,9 @@ def parse(expression: str, *, name: str) -> CronRule:
     """
     if len(expression) > EXPRESSION_MAX:
         raise ValueError(f"has {len(expression)} characters; at most {EXPRESSION_MAX} are allowed")
-    return _parse(" ".join(expression.split()).upper(), name)
+    text = " ".join(expression.split()).upper()
+    # Without an H the name makes no difference: thousands of schedules share a few expressions.
+    return _parse(text, name if "H" in text else "")
 
 
 @lru_cache(maxsize=20_000)
@@ -122,13 +124,21 @@ def _checked(field: str, text: str, name: str) -> str:
             # cronsim would take */90 for 0, which is every hour and not every 90 minutes.
             raise ValueError(f"the {field} {text!r} is wrong: its step may be from 1 to {step_max}")
     found = ",".join(_narrowed(item) for item in found.split(","))
+    if not _is_understood(field, found):
+        raise ValueError(f"the {field} {text!r} is wrong; allowed are {allowed}, {_OTHERWISE}")
+    return found
+
+
+@lru_cache(maxsize=2_000)
+def _is_understood(field: str, text: str) -> bool:
+    """Whether cronsim takes this for the field. Of all the fields of thousands of schedules few differ."""
     alone = ["*"] * len(_FIELDS)
-    alone[list(_FIELDS).index(field)] = found
+    alone[list(_FIELDS).index(field)] = text
     try:
         CronSim(" ".join(alone), _REFERENCE)
     except (CronSimError, AssertionError):
-        raise ValueError(f"the {field} {text!r} is wrong; allowed are {allowed}, {_OTHERWISE}") from None
-    return found
+        return False
+    return True
 
 
 def _narrowed(item: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from feedq.schedule.model import Cron, Every, Job, Queue, ScheduleSpec
@@ -148,3 +150,16 @@ def test_a_plan_that_broke_off_is_finished_by_applying_again(command: Command) -
     command.jobs.go_away_after(99)
     assert command.ok("apply", "-f", "-", given=BOTH).splitlines()[0] == "+ schedule b"
     assert names(command) == ["a", "b"]
+
+
+def test_pythons_collector_is_on_again_after_reading_whatever_was_read(command: Command) -> None:
+    command.ok("apply", "-f", "-", given=BOTH)
+    assert gc.isenabled()
+    command.refused("apply", "-f", "-", given="schedules: 7")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        command.ok("apply", "-f", "-", "--dry-run", given=BOTH)
+        assert not gc.isenabled(), "whoever turned it off wants it so"
+    finally:
+        gc.enable()

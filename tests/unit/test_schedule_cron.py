@@ -196,6 +196,12 @@ def test_it_fires_what_one_sees_who_looks_at_the_clock_each_minute(
     assert list(takewhile(lambda tick: tick < end, ticks)) == expected
 
 
+def test_the_name_of_a_schedule_makes_a_difference_to_h_only() -> None:
+    assert parse("0 2 * * THU", name="acme/a") == parse("0  2 * * thu", name="acme/b")
+    assert parse("30 2 * * *", name="acme/a") is parse("30 2 * * *", name="acme/b"), "understood once"
+    assert len({parse("H 2 * * *", name=f"acme/{n}").fields for n in range(50)}) > 10
+
+
 @settings(deadline=None)
 @given(
     expressions(),
