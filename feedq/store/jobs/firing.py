@@ -40,7 +40,7 @@ AGAIN_S = 0.05
 PROBLEM_CHARS_MAX = 500
 _NOW = "statement_timestamp()"
 
-LOOK = """
+_LOOK = text("""
     SELECT extract(epoch FROM (
             SELECT next_fire_at FROM feedq.schedule
             WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL
@@ -51,18 +51,18 @@ LOOK = """
             WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL
             ORDER BY paused_until LIMIT 1
         ) - clock_timestamp())::float8 AS resumed_in_s
-"""
-_DUE = f"""
+""")
+_DUE = text(f"""
     SELECT {SCHEDULE_COLUMNS}, {_NOW} AS now FROM feedq.schedule s
     WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL AND next_fire_at <= {_NOW}
     ORDER BY next_fire_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
-"""
-_PAUSED = f"""
+""")
+_PAUSED = text(f"""
     SELECT {SCHEDULE_COLUMNS}, {_NOW} AS now FROM feedq.schedule s
     WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL AND paused_until <= {_NOW}
     ORDER BY paused_until LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
-"""
-_COUNT = f"""
+""")
+_COUNT = text(f"""
     SELECT given.id, u.waiting, u.running FROM unnest(CAST(:ids AS bigint[])) AS given (id) CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
             count(*) FILTER (WHERE state = 'running')::int AS running
@@ -70,8 +70,8 @@ _COUNT = f"""
         FROM (SELECT state FROM feedq.run WHERE schedule_id = given.id AND {UNFINISHED}
               ORDER BY state OFFSET 0) r
     ) u
-"""
-_CANCEL = f"""
+""")
+_CANCEL = text(f"""
     WITH given AS (
         SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:reasons AS text[])) AS t (schedule_id, reason)
     ), listed AS (
@@ -86,8 +86,8 @@ _CANCEL = f"""
     )
     UPDATE feedq.run r SET state = 'cancelled', reason = given.reason, ended_at = clock_timestamp()
     FROM found JOIN given USING (schedule_id) WHERE r.id = found.id RETURNING r.worker_id
-"""
-_INSERT = f"""
+""")
+_INSERT = text(f"""
     INSERT INTO feedq.run (schedule_id, kind, key, tick_at, ticks, last_tick_at, due_at, rank_at, start_by, state,
         reason, ended_at, job, queue, exclusive, segment)
     SELECT s.id, 'tick', given.key, given.tick_at, given.ticks, given.last_tick_at, given.due_at,
@@ -104,20 +104,20 @@ _INSERT = f"""
     ORDER BY given.n
     ON CONFLICT (schedule_id, key) DO NOTHING
     RETURNING id, attempt, segment, state = 'waiting' AND due_at <= {_NOW} AS may_start
-"""
+""")
 # Only forward, whatever was decided: a tick that is behind it has been fired.
-_ADVANCE = """
+_ADVANCE = text("""
     UPDATE feedq.schedule s SET next_tick_at = given.next_tick_at, next_fire_at = given.next_fire_at,
         state = 'active', paused_until = NULL, pause_reason = NULL
     FROM unnest(CAST(:ids AS bigint[]), CAST(:tick_ats AS timestamptz[]), CAST(:fire_ats AS timestamptz[]))
         AS given (id, next_tick_at, next_fire_at)
     WHERE s.id = given.id AND (s.next_tick_at IS NULL OR given.next_tick_at IS NULL
         OR given.next_tick_at >= s.next_tick_at)
-"""
-_PAUSE = """
+""")
+_PAUSE = text("""
     UPDATE feedq.schedule s SET state = 'paused', paused_until = NULL, pause_reason = given.reason
     FROM unnest(CAST(:ids AS bigint[]), CAST(:reasons AS text[])) AS given (id, reason) WHERE s.id = given.id
-"""
+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +141,15 @@ class Problem:
 
 def next_in_s(c: Connection) -> float | None:
     """Until something is to be fired or resumed; not above zero when it is time. Writes nothing."""
-    row = c.execute(text(LOOK)).one()
+    row = c.execute(_LOOK).one()
     waits = [wait for wait in (row.due_in_s, row.resumed_in_s) if wait is not None]
     return min(waits, default=None)
 
 
 def fire(c: Connection, *, limit: int, ageing_s: float) -> Fired:
     """Fire what is due of at most ``limit`` schedules."""
-    paused = c.execute(text(_PAUSED), {"limit": limit}).all()
-    rows = [*paused, *c.execute(text(_DUE), {"limit": limit}).all()]
+    paused = c.execute(_PAUSED, {"limit": limit}).all()
+    rows = [*paused, *c.execute(_DUE, {"limit": limit}).all()]
     decided, problems = _decide(rows, _unfinished(c, rows), resuming={row.id for row in paused})
     hints = write(c, decided, ageing_s=ageing_s)
     _pause(c, problems)
@@ -191,7 +191,7 @@ def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> lis
         "exclusives": [schedule.spec.overlap is not Overlap.ALLOW_ALL for schedule, _ in runs],
         "segments": [segment_of(schedule.id, run.key) for schedule, run in runs],
     }
-    made = c.execute(text(_INSERT), parameters)
+    made = c.execute(_INSERT, parameters)
     return [Hint(row.id, row.attempt, row.segment) for row in made if row.may_start]
 
 
@@ -204,7 +204,7 @@ def advance(c: Connection, decided: Sequence[Decided]) -> None:
         "tick_ats": [d.firing.next_tick_at for d in decided],
         "fire_ats": [d.firing.next_fire_at for d in decided],
     }
-    c.execute(text(_ADVANCE), parameters)
+    c.execute(_ADVANCE, parameters)
     for d in decided:
         if d.is_resumed:
             record(c, EventKind.SCHEDULE_RESUMED, d.schedule.spec.name, reason="its pause was over")
@@ -213,7 +213,7 @@ def advance(c: Connection, decided: Sequence[Decided]) -> None:
 def _unfinished(c: Connection, rows: Sequence[Any]) -> dict[int, Unfinished]:
     if not rows:
         return {}
-    counted = c.execute(text(_COUNT), {"ids": [row.id for row in rows]})
+    counted = c.execute(_COUNT, {"ids": [row.id for row in rows]})
     return {row.id: Unfinished(row.waiting, row.running) for row in counted}
 
 
@@ -272,7 +272,7 @@ def _cancel_others(c: Connection, decided: Sequence[Decided]) -> None:
     if not reasons:
         return
     parameters = {"ids": list(reasons), "reasons": list(reasons.values())}
-    workers = {row.worker_id for row in c.execute(text(_CANCEL), parameters)} - {None}
+    workers = {row.worker_id for row in c.execute(_CANCEL, parameters)} - {None}
     if workers:
         ring_workers(c, list(workers))
 
@@ -288,6 +288,6 @@ def _pause(c: Connection, problems: Sequence[Problem]) -> None:
     if not problems:
         return
     parameters = {"ids": [p.schedule_id for p in problems], "reasons": [p.reason for p in problems]}
-    c.execute(text(_PAUSE), parameters)
+    c.execute(_PAUSE, parameters)
     for problem in problems:
         record(c, EventKind.SCHEDULE_PAUSED, problem.name, reason=problem.reason)

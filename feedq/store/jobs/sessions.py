@@ -42,14 +42,14 @@ TIMEOUT_MS_MAX = 2**31 - 1
 """What the server's settings hold."""
 
 # A statement, a wait for a lock, and a silence: each may take as long as the run.
-_PREPARE = """
+_PREPARE = text("""
     SELECT set_config('application_name', :name, true), set_config('statement_timeout', :ms, true),
         set_config('lock_timeout', :ms, true), set_config('idle_in_transaction_session_timeout', :ms, true)
-"""
-_NO_FAILURES = """
+""")
+_NO_FAILURES = text("""
     UPDATE feedq.schedule SET failures = 0
     WHERE failures > 0 AND id = (SELECT schedule_id FROM feedq.run WHERE id = :id)
-"""
+""")
 COMPLETE = """
     UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = clock_timestamp()
     WHERE r.id = :id AND r.fence = :fence AND r.worker_id = :worker_id AND r.state = 'running'
@@ -79,7 +79,7 @@ class JobSessions:
         # Closed without a commit, it rolls back. What goes wrong within the job's block is the job's own.
         with connection:
             with translate_errors(self._url):
-                connection.execute(text(_PREPARE), {"name": _name(run.id, run.fence), "ms": _timeout_ms(run)})
+                connection.execute(_PREPARE, {"name": _name(run.id, run.fence), "ms": _timeout_ms(run)})
             # What the job commits or rolls back by itself are savepoints: the end is ours.
             with Session(connection, join_transaction_mode="create_savepoint") as session:
                 yield session
@@ -117,7 +117,7 @@ class JobSessions:
 
 def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
     """The run has succeeded, with the commit that follows at once. Raises `RunTakenAway`."""
-    c.execute(text(_NO_FAILURES), {"id": run.id})
+    c.execute(_NO_FAILURES, {"id": run.id})
     parameters = {"id": run.id, "fence": run.fence, "worker_id": worker_id}
     if c.execute(text(COMPLETE), parameters).rowcount != 1:
         raise RunTakenAway(
