@@ -14,7 +14,7 @@ for crashed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 from threading import Condition, Event, RLock, Thread
 from typing import Protocol
@@ -25,6 +25,7 @@ from feedq.lease import TrustWindow
 from feedq.model import Heartbeat, Load, NewWorker, Worker, WorkerState
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.base import Listener, Session, Store
+from feedq.store.channels import Ring
 from feedq.telemetry import HEARTBEAT_AGE_SECONDS, HEARTBEAT_SECONDS, LogEvent, log
 
 RETRY_FIRST_S = 0.1
@@ -325,10 +326,10 @@ class Keeper:
                 pause_s = RETRY_FIRST_S
                 try:
                     # Something may have been asked before we listened.
-                    self._summoned()
+                    self._summoned(list(Ring))
                     while not self._stopping.is_set() and self.worker is worker:
                         if listener.wait(LISTEN_S):
-                            self._summoned()
+                            self._summoned(listener.heard)
                 finally:
                     with self._lock:
                         self._listener = None
@@ -342,9 +343,10 @@ class Keeper:
                 self._lost("listener", error)
                 self._stopping.wait(RETRY_MAX_S)
 
-    def _summoned(self) -> None:
-        self._tenant.summoned()
-        if self.companion is not None:
+    def _summoned(self, heard: Collection[str]) -> None:
+        if Ring.FEEDS.is_among(heard):
+            self._tenant.summoned()
+        if self.companion is not None and Ring.JOBS.is_among(heard):
             self.companion.summoned()
 
     def _guard(self) -> None:

@@ -272,6 +272,10 @@ class Listener(Protocol):
     A worker's listener also holds the worker's lock for the life of its session.
     """
 
+    @property
+    def heard(self) -> Collection[str]:
+        """The payloads of what came in the last `wait`; a worker's are in `feedq.store.channels.Ring`."""
+
     def wait(self, timeout_s: float) -> bool:
         """True when something came in time. Raises `Unavailable` as soon as the session breaks."""
 

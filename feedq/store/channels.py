@@ -1,14 +1,31 @@
 """Names of the NOTIFY channels and advisory locks, and the statements that ring them.
 
-A notification carries no facts: whoever hears it reads the tables. So a lost one costs time only.
+A notification carries no facts: whoever hears it reads the tables. So a lost one costs time only. A worker's says
+whom it is for, so that the others need not read theirs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
 
 WAKE = "feedq_wake"
 """Reconcile has something to do."""
 
 WAKE_SQL = f"SELECT pg_notify('{WAKE}', '')"
+
+
+class Ring(StrEnum):
+    """What a worker is rung for."""
+
+    FEEDS = "feeds"
+    JOBS = "jobs"
+
+    def is_among(self, heard: Collection[str]) -> bool:
+        """Whether these payloads are for this; what another release says may be for anybody."""
+        others = {ring.value for ring in Ring if ring is not self}
+        return any(payload not in others for payload in heard)
+
 
 WORKER_LOCK_CLASS = 0x_FEED_01
 """First key of the session advisory locks of workers; the second is ``worker.lock_key``."""

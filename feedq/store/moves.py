@@ -17,7 +17,7 @@ from feedq.errors import Conflict
 from feedq.lease import Move, objection_to_move, states_before
 from feedq.model import LeaseState, Reason
 from feedq.placement import Held, Transfer
-from feedq.store.channels import WAKE_SQL
+from feedq.store.channels import WAKE_SQL, Ring
 from feedq.store.dirty import look_again
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means
 from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from, selector_from
@@ -99,7 +99,7 @@ def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: flo
         "kind": EventKind.STOP_REQUESTED.value,
     }
     owners = [row.worker_id for row in c.execute(text(sql), parameters)]
-    ring_workers(c, list(set(owners)))
+    ring_workers(c, list(set(owners)), Ring.FEEDS)
     return len(owners)
 
 

@@ -18,7 +18,7 @@ from feedq.lease import Edit, Move, Quiet, states_before
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason
 from feedq.placement import Candidate, Held, Transfer, Waiting
 from feedq.store.base import ReconcilePass, Suspect
-from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL
+from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL, Ring
 from feedq.store.database import Database
 from feedq.store.dirty import absorb_new, dirty
 from feedq.store.held import candidates, fold, leaving
@@ -248,7 +248,7 @@ class PostgresPass:
         }
         rows = self._c.execute(text(sql), parameters).all()
         # The messages follow; a worker that hears this first need not wait for them.
-        ring_workers(self._c, list({row.worker_id for row in rows}))
+        ring_workers(self._c, list({row.worker_id for row in rows}), Ring.FEEDS)
         return [Assignment(row.feed_id, row.epoch, row.worker_id, row.queue) for row in rows]
 
     def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
@@ -327,7 +327,7 @@ class PostgresPass:
             "kind": EventKind.STOP_REQUESTED.value,
         }
         workers = [row.worker_id for row in self._c.execute(text(sql), parameters)]
-        ring_workers(self._c, workers)
+        ring_workers(self._c, workers, Ring.FEEDS)
 
 
 def _reason_columns(reasons: Sequence[tuple[int, Reason | None]]) -> dict[str, list[object]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from math import ceil
 from typing import Any
@@ -83,6 +83,7 @@ class _Waiting:
 
     def __init__(self, url: str, *, application_name: str) -> None:
         self._url = url
+        self.heard: Collection[str] = frozenset()
         self._connection = connect(url, application_name=application_name)
         try:
             self._wake_r, self._wake_w = os.pipe()
@@ -103,10 +104,10 @@ class _Waiting:
                 os.read(self._wake_r, 4096)
             if fileno in ready:
                 self._connection.poll()
-            heard = bool(self._connection.notifies)
             # What was heard is only that something changed; many notifications mean the same as one.
+            self.heard = {notify.payload for notify in self._connection.notifies}
             self._connection.notifies.clear()
-            return heard
+            return bool(self.heard)
 
     def interrupt(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):

@@ -20,7 +20,7 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.store.channels import WAKE_SQL
+from feedq.store.channels import WAKE_SQL, Ring
 from feedq.store.database import Database
 from feedq.store.dirty import look_again
 from feedq.store.rows import WORKER_COLUMNS, worker_from, worker_view_from
@@ -243,10 +243,10 @@ def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseSta
     return done.rowcount
 
 
-def ring_workers(c: Connection, worker_ids: list[UUID]) -> None:
-    """Tell these workers that something waits for them: a stop request, or a feed to claim."""
-    sql = "SELECT pg_notify('feedq_worker_' || lock_key, '') FROM feedq.worker WHERE id = ANY(:ids)"
-    c.execute(text(sql), {"ids": worker_ids})
+def ring_workers(c: Connection, worker_ids: list[UUID], ring: Ring) -> None:
+    """Tell these workers that something waits for them: a stop request, a feed to claim, the end of a run."""
+    sql = "SELECT pg_notify('feedq_worker_' || lock_key, :ring) FROM feedq.worker WHERE id = ANY(:ids)"
+    c.execute(text(sql), {"ids": worker_ids, "ring": ring.value})
 
 
 def _record(c: Connection, kind: EventKind, worker_id: UUID) -> None:

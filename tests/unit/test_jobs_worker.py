@@ -157,9 +157,29 @@ def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_ring() -> None:
     keeper.beat()
     assert companion.heard == [ended], "while the old session is still in place"
     assert keeper.worker.id != ended
-    keeper._summoned()
+    keeper._summoned([""])
     assert companion.heard == [ended, "summoned"]
     assert "summoned" in tenant.heard
+
+
+@pytest.mark.parametrize(
+    ("payloads", "feeds", "jobs"),
+    [
+        (["feeds"], 1, 0),
+        (["jobs"], 0, 1),
+        (["feeds", "jobs"], 1, 1),
+        (["of a later release"], 1, 1),
+        ([], 0, 0),
+    ],
+)
+def test_a_ring_is_heard_by_those_it_is_for(payloads: list[str], feeds: int, jobs: int) -> None:
+    clock = ManualClock()
+    tenant, companion = Tenant(), Companion()
+    keeper = Keeper(MemoryStore(clock), describe, tenant, settings=Settings(), clock=clock, rng=Random(1))
+    keeper.companion = companion
+    keeper._summoned(payloads)
+    assert tenant.heard.count("summoned") == feeds
+    assert companion.heard.count("summoned") == jobs
 
 
 # -- signals -----------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from feedq.schedule.model import (
 )
 from feedq.schedule.outcome import RunMove, states_before
 from feedq.schedule.words import instant
+from feedq.store.channels import Ring
 from feedq.store.jobs import listing
 from feedq.store.jobs.base import BACKFILL_MAX
 from feedq.store.jobs.rows import stored
@@ -107,7 +108,7 @@ def cancel_run(c: Connection, run_id: int) -> Run:
     if row is None:
         raise Conflict(f"run {run_id} of {run.schedule} has ended ({run.state}); there is nothing to cancel")
     if row.worker_id is not None:
-        ring_workers(c, [row.worker_id])
+        ring_workers(c, [row.worker_id], Ring.JOBS)
     return run
 
 

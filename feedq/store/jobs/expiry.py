@@ -19,6 +19,7 @@ from feedq.errors import InvalidInput
 from feedq.schedule.model import RunState
 from feedq.schedule.outcome import Ends, RunAgain, after_loss
 from feedq.schedule.plain import job_from_plain
+from feedq.store.channels import Ring
 from feedq.store.jobs.claiming import MISS_DEADLINES
 from feedq.store.jobs.finishing import STANDING, Ended, Standing, after_end, end, standing_from
 from feedq.store.jobs.sessions import end_sessions
@@ -88,7 +89,7 @@ def expire(c: Connection, *, limit: int) -> int:
     end_sessions(c, [(row.id, row.fence) for row in rows])
     late = {row.worker_id for row in rows if not row.is_orphan}
     if late:
-        ring_workers(c, list(late))
+        ring_workers(c, list(late), Ring.JOBS)
     return len(ended)
 
 

@@ -24,6 +24,7 @@ from feedq.schedule import due
 from feedq.schedule.due import Firing, Unfinished
 from feedq.schedule.model import Hint, Overlap, RunState, Schedule, ScheduleState
 from feedq.schedule.spread import segment_of
+from feedq.store.channels import Ring
 from feedq.store.jobs.base import Fired
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from
 from feedq.store.jobs.writing import UNFINISHED, record
@@ -274,7 +275,7 @@ def _cancel_others(c: Connection, decided: Sequence[Decided]) -> None:
     parameters = {"ids": list(reasons), "reasons": list(reasons.values())}
     workers = {row.worker_id for row in c.execute(_CANCEL, parameters)} - {None}
     if workers:
-        ring_workers(c, list(workers))
+        ring_workers(c, list(workers), Ring.JOBS)
 
 
 def _why(decided: Decided) -> str:

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, text
 from feedq.errors import NotFound
 from feedq.schedule.model import Job, RunKind, RunState, Schedule
 from feedq.schedule.outcome import RunMove, states_before
+from feedq.store.channels import Ring
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from, stored_job
 from feedq.store.workers import ring_workers
 from feedq.telemetry import EventKind
@@ -123,14 +124,14 @@ def cancel(c: Connection, schedule_id: int, states: Sequence[RunState], *, reaso
     parameters = {"schedule_id": schedule_id, "states": [s.value for s in states], "reason": reason}
     workers = [row.worker_id for row in c.execute(text(sql), parameters)]
     if any(workers):
-        ring_workers(c, list({worker for worker in workers if worker is not None}))
+        ring_workers(c, list({worker for worker in workers if worker is not None}), Ring.JOBS)
     return len(workers)
 
 
 def ring_one(c: Connection) -> None:
     """Tell a worker that takes runs that one waits, with the commit: one with a slot free if there is any."""
     sql = """
-        SELECT pg_notify('feedq_worker_' || lock_key, '') FROM (
+        SELECT pg_notify('feedq_worker_' || lock_key, :ring) FROM (
             SELECT lock_key FROM feedq.worker w
             WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
                 AND expires_at > clock_timestamp()
@@ -139,7 +140,7 @@ def ring_one(c: Connection) -> None:
             ) DESC, random() LIMIT 1
         ) one
     """
-    c.execute(text(sql))
+    c.execute(text(sql), {"ring": Ring.JOBS.value})
 
 
 def record(c: Connection, kind: EventKind, name: str, **detail: Any) -> None:

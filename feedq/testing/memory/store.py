@@ -11,6 +11,7 @@ from feedq.errors import Unavailable
 from feedq.lease import is_reapable
 from feedq.model import Heartbeat, LeaseState, Load, Worker, WorkerState
 from feedq.store.base import Store
+from feedq.store.channels import Ring
 from feedq.testing.clock import ManualClock
 from feedq.testing.memory import moves
 from feedq.testing.memory.feeds import MemoryFeeds
@@ -173,6 +174,8 @@ class MemorySession(_Held):
 
 class MemoryListener(_Held):
     """`feedq.store.base.Listener`; it never really waits, time is the test's to move."""
+
+    heard = frozenset({Ring.FEEDS.value})
 
     def wait(self, timeout_s: float) -> bool:
         self._require_open()
