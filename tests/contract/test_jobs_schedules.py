@@ -192,6 +192,26 @@ def test_an_edit_may_rename(jobs: JobsHarness) -> None:
     assert set(jobs.schedules.specs()) == {"daily", "taken"}
 
 
+def test_a_new_name_brings_other_hashed_ticks_and_the_first_of_them_is_not_left_out(
+    jobs: JobsHarness,
+) -> None:
+    # Once a month, on a day that is hashed from the name.
+    hashed = Cron("H H H * *")
+    jobs.schedule("nightly", timing=hashed)
+    for name in ("daily", "weekly", "monthly", "yearly"):
+        before = jobs.now()
+        (current,) = jobs.schedules.specs()
+        renamed = jobs.schedules.edit(current, schedule_spec(name, timing=hashed))
+        assert renamed.next_tick_at in {next_tick(renamed.spec, after=at) for at in (before, jobs.now())}
+        assert renamed.next_fire_at == renamed.next_tick_at
+
+
+def test_a_new_name_moves_no_tick_that_is_not_hashed_from_it(jobs: JobsHarness) -> None:
+    tick = overdue(jobs, timing=Cron("* * * * *"))
+    renamed = jobs.schedules.edit("nightly", schedule_spec("daily", timing=Cron("* * * * *")))
+    assert renamed.next_tick_at == tick
+
+
 def test_an_edit_can_pause_and_end_that_pause(jobs: JobsHarness) -> None:
     jobs.schedule()
     assert jobs.schedules.edit("nightly", schedule_spec(paused=True)).state is ScheduleState.PAUSED

@@ -16,8 +16,9 @@ from sqlalchemy.exc import IntegrityError
 
 from feedq.errors import Conflict, InvalidInput
 from feedq.schedule import due
+from feedq.schedule.cron import parse
 from feedq.schedule.jitter import fire_time
-from feedq.schedule.model import Beat, RunState, Schedule, ScheduleSpec, ScheduleState
+from feedq.schedule.model import Beat, Cron, RunState, Schedule, ScheduleSpec, ScheduleState
 from feedq.schedule.plain import from_plain, to_plain
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from, stored
 from feedq.store.jobs.writing import cancel, locked, now, record, ring_one
@@ -143,12 +144,20 @@ def _as_stored(spec: ScheduleSpec) -> ScheduleSpec:
 
 def _with_watermark(edited: Schedule, before: Schedule, at: datetime) -> Schedule:
     spec, tick = edited.spec, before.next_tick_at
-    if spec.timing != before.spec.timing:
+    if _has_other_ticks(spec, before.spec):
         tick_at, fire_at = due.begin(spec, schedule_id=edited.id, now=at)
         return replace(edited, next_tick_at=tick_at, next_fire_at=fire_at)
     if spec.jitter_s != before.spec.jitter_s and tick is not None:
         return replace(edited, next_fire_at=fire_time(spec, schedule_id=edited.id, tick=tick))
     return edited
+
+
+def _has_other_ticks(spec: ScheduleSpec, before: ScheduleSpec) -> bool:
+    """By another timing; or by another name, from which each ``H`` of the same one is hashed."""
+    timing = spec.timing
+    if timing != before.timing or not isinstance(timing, Cron):
+        return timing != before.timing
+    return parse(timing.expression, name=spec.name) != parse(timing.expression, name=before.name)
 
 
 def _awake(schedule: Schedule, at: datetime) -> Schedule:
