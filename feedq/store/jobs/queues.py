@@ -31,7 +31,8 @@ class PostgresQueues:
             ON CONFLICT (name) DO UPDATE SET rate_per_s = excluded.rate_per_s, burst = excluded.burst,
                 concurrency = excluded.concurrency,
                 tokens = CASE WHEN q.rate_per_s IS NULL THEN excluded.burst ELSE least(excluded.burst,
-                    q.tokens + q.rate_per_s * extract(epoch FROM clock_timestamp() - q.tokens_at)) END,
+                    q.tokens + q.rate_per_s
+                        * greatest(extract(epoch FROM clock_timestamp() - q.tokens_at), 0)) END,
                 tokens_at = clock_timestamp()
         """
         parameters = {
