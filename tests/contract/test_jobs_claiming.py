@@ -74,6 +74,16 @@ def test_fences_grow_from_attempt_to_attempt(jobs: JobsHarness) -> None:
     assert second.attempt == first.attempt, "it had not begun"
 
 
+def test_fences_grow_from_claim_to_claim_whatever_is_claimed_by_whom(jobs: JobsHarness) -> None:
+    """A worker tells by that what it never heard of, and other systems who came later."""
+    fences = []
+    for name in ("first", "second", "third"):
+        jobs.schedule(name)
+        jobs.schedules.trigger(name)
+        fences.append(claim_one(jobs, jobs.job_worker(name)).fence)
+    assert fences == sorted(set(fences))
+
+
 def test_without_a_time_out_there_is_no_deadline_and_without_a_word_the_default(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.schedule("endless", job=Job("tasks.report", timeout_s=None))
@@ -221,6 +231,25 @@ def test_a_low_priority_run_is_claimed_under_a_saturating_stream_of_high_ones(jo
     pytest.fail("it starved")
 
 
+def test_with_nothing_else_to_do_the_lowest_priority_starts_at_once(jobs: JobsHarness) -> None:
+    jobs.schedule(job=Job("tasks.report", priority=-100))
+    jobs.schedules.trigger("nightly")
+    assert claim_one(jobs, jobs.job_worker()).schedule == "nightly"
+
+
+def test_the_only_place_in_a_queue_goes_to_the_highest_priority(jobs: JobsHarness) -> None:
+    """Not to the run that was made first, nor to the one that fell due first."""
+    worker = jobs.job_worker()
+    jobs.queues.set(Queue("narrow", concurrency=1))
+    for name, priority in (("low", -50), ("plain", 0), ("high", 50)):
+        jobs.schedule(name, job=Job("tasks.report", priority=priority, queue="narrow"))
+        jobs.schedules.trigger(name)
+    for name in ("high", "plain", "low"):
+        run = claim_one(jobs, worker)
+        assert run.schedule == name
+        finish(jobs, worker, ended(run))
+
+
 def test_what_due_lists_is_what_a_claim_takes(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     schedule = jobs.schedule(overlap=Overlap.ALLOW_ALL)
@@ -310,6 +339,17 @@ def test_a_run_that_missed_its_start_deadline_is_not_started_any_more(jobs: Jobs
     assert missed.ended_at is not None
 
 
+def test_nobody_is_told_of_a_run_that_missed_its_deadline_but_of_the_one_behind_it(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(start_deadline_s=90, overlap=Overlap.BUFFER_ALL)
+    made = [jobs.schedules.trigger("nightly", key="late")]
+    jobs.elapse(60)
+    made.append(jobs.schedules.trigger("nightly", key="in time"))
+    for run in made:
+        assert [hint.run_id for hint in jobs.store.jobs.runs.due(offer(worker))] == [run.id]
+        jobs.elapse(60)
+
+
 def test_one_that_missed_its_deadline_keeps_nobody_waiting(jobs: JobsHarness) -> None:
     worker = jobs.job_worker()
     jobs.schedule(start_deadline_s=90, overlap=Overlap.BUFFER_ALL)
@@ -364,6 +404,13 @@ def test_a_run_is_taken_away_when_fence_worker_or_state_are_others(jobs: JobsHar
     fences = {run.id: run.fence for run in mine} | {999: 1}
     assert jobs.store.jobs.runs.taken_away(a.id, fences) == {mine[0].id, mine[1].id, 999}
     assert jobs.store.jobs.runs.taken_away(b.id, {mine[2].id: mine[2].fence}) == {mine[2].id}
+    finish(jobs, a, ended(mine[3], RunState.WAITING))
+    (again,) = claim(jobs, a)
+    assert again.id == mine[3].id
+    assert jobs.store.jobs.runs.taken_away(a.id, {again.id: again.fence}) == set()
+    assert jobs.store.jobs.runs.taken_away(a.id, {again.id: mine[3].fence}) == {again.id}, (
+        "its own, and older"
+    )
 
 
 def test_workers_are_those_that_serve_and_have_slots(jobs: JobsHarness) -> None:

@@ -11,6 +11,7 @@ from feedq.model import Worker
 from feedq.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, ScheduleState, Semantics
 from feedq.schedule.outcome import LOSSES_MAX
 from feedq.store.jobs import expiry
+from feedq.store.jobs.finishing import Standing
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import ask, claim, claim_one, ended, finish
 
@@ -211,6 +212,26 @@ def test_what_somebody_holds_is_left_to_the_next_look(jobs: JobsHarness, table: 
         assert expire(jobs) == 0, "and nobody waits"
     assert expire(jobs) == 1
     assert jobs.schedules.run(run.id).state is S.LOST
+
+
+def test_a_run_that_somebody_else_has_by_then_is_not_taken_away(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the lock it was given back, and claimed by a worker that lives."""
+    worker, run = started(jobs)
+    jobs.bury(worker)
+    other = jobs.job_worker("b")
+    real = expiry.standing_from
+
+    def meanwhile(row: object) -> Standing:
+        sql = "UPDATE feedq.run SET worker_id = %s, fence = nextval('feedq.run_fence')"
+        jobs.execute(sql, str(other.id))
+        return real(row)
+
+    monkeypatch.setattr(expiry, "standing_from", meanwhile)
+    assert expire(jobs) == 0
+    row = jobs.schedules.run(run.id)
+    assert (row.state, row.worker_id) == (S.RUNNING, other.id)
 
 
 def test_killed_before_the_commit_the_run_is_as_it_was(

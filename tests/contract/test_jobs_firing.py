@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg2
 import pytest
 
+from feedq.schedule.due import Firing
 from feedq.schedule.model import (
     CatchUp,
     Cron,
@@ -24,7 +25,7 @@ from feedq.schedule.model import (
 from feedq.schedule.spread import segment_of
 from feedq.store.jobs import firing
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
-from tests.contract.jobs_stage import claim_one, ended, finish, fire, runs_of, states
+from tests.contract.jobs_stage import claim, claim_one, ended, finish, fire, runs_of, states
 
 S = RunState
 
@@ -108,6 +109,18 @@ def test_a_tick_that_was_backfilled_before_it_fell_due_is_not_doubled(jobs: Jobs
     assert states(jobs) == {S.WAITING: 1}
 
 
+def test_whatever_was_decided_a_watermark_never_goes_back(jobs: JobsHarness) -> None:
+    schedule = jobs.schedule()
+    tick = watermark(jobs)
+    back = tick - timedelta(seconds=INTERVAL_S)
+    with jobs.database.transaction() as c:
+        firing.advance(c, [firing.Decided(schedule, Firing((), False, back, back, False))])
+    assert jobs.schedules.get("nightly") == schedule
+    with jobs.database.transaction() as c:
+        firing.advance(c, [firing.Decided(schedule, Firing((), False, None, None, False))])
+    assert jobs.schedules.get("nightly").next_tick_at is None, "the end of all ticks is later than any"
+
+
 def test_missed_ticks_become_one_row_and_the_latest_is_made_up_for(jobs: JobsHarness) -> None:
     jobs.schedule(timing=Every(1.0))
     jobs.elapse(3600)
@@ -158,6 +171,16 @@ def test_what_is_unfinished_is_counted_for_the_overlap_policy(jobs: JobsHarness)
     jobs.elapse(INTERVAL_S)
     fire(jobs)
     assert states(jobs) == {S.SUCCEEDED: 1, S.SKIPPED_OVERLAP: 2, S.WAITING: 1}
+
+
+@pytest.mark.parametrize(("overlap", "together"), [(Overlap.BUFFER_ALL, 1), (Overlap.ALLOW_ALL, 3)])
+def test_ticks_run_one_at_a_time_unless_the_policy_allows_all(
+    jobs: JobsHarness, overlap: Overlap, together: int
+) -> None:
+    jobs.schedule(overlap=overlap, misfire_after_s=600.0)
+    jobs.elapse(3 * INTERVAL_S)
+    assert len(fire(jobs)) == 3
+    assert len(claim(jobs, jobs.job_worker())) == together
 
 
 def test_cancel_other_cancels_what_runs_and_tells_its_worker(jobs: JobsHarness) -> None:
@@ -249,6 +272,20 @@ def test_a_removed_schedule_does_not_fire(jobs: JobsHarness) -> None:
     jobs.elapse(INTERVAL_S)
     assert fire(jobs) == []
     assert jobs.store.jobs.runs.fire_due(limit=10).next_in_s is None
+
+
+def test_what_is_due_and_paused_or_removed_is_left_alone_when_others_are_fired(jobs: JobsHarness) -> None:
+    for name in ("due", "paused", "paused for longer", "removed", "removed in a pause"):
+        jobs.schedule(name)
+    jobs.schedules.pause("paused")
+    jobs.schedules.pause("paused for longer", until=jobs.now() + timedelta(seconds=600))
+    jobs.schedules.pause("removed in a pause", until=jobs.now() + timedelta(seconds=INTERVAL_S))
+    for name in ("removed", "removed in a pause"):
+        jobs.schedules.remove(name)
+    jobs.elapse(INTERVAL_S)
+    fire(jobs)
+    assert [run.schedule for run in jobs.schedules.runs()] == ["due"]
+    assert jobs.events("schedule_resumed") == []
 
 
 # -- schedules that cannot be fired ------------------------------------------------------------------

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from functools import partial
 from random import Random
 from typing import Any
@@ -23,6 +24,7 @@ from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 from tests.contract.jobs_stage import ALL, claim, claim_one, ended, finish, fire, offer, runs_of, states
 
 S = RunState
+SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
 WAIT_S = 30.0
 HAMMER_S = 3.0
 
@@ -99,12 +101,14 @@ def test_a_run_claimed_by_many_at_once_is_granted_to_one(
         assert [len(runs) for runs in granted if runs] == [1]
 
 
+@pytest.mark.parametrize("has_failed", [False, True])
 def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
-    jobs: JobsHarness, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    jobs: JobsHarness, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, has_failed: bool
 ) -> None:
-    """The slow one has seen it waiting; when it comes to lock the row, that is running, and nobody holds it."""
+    """The slow one has seen it waiting; when it comes to lock the row, that is running, and nobody holds it. Or it
+    waits again, for a retry that is not due."""
     fast, slow = jobs.job_worker("fast"), jobs.job_worker("slow")
-    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    jobs.schedule(overlap=Overlap.ALLOW_ALL, job=Job("tasks.report", retries=Retries(limit=1, first_s=60.0)))
     run = jobs.schedules.trigger("nightly")
     slowly = claiming.CLAIM.replace(
         "SELECT * FROM candidate ORDER", "SELECT *, pg_sleep(1) FROM candidate ORDER"
@@ -116,9 +120,12 @@ def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
         deadline = time.monotonic() + WAIT_S
         while not jobs.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
             assert time.monotonic() < deadline, "it does not look"
-    assert claim_one(jobs, fast).id == run.id
+    claimed = claim_one(jobs, fast)
+    assert claimed.id == run.id
+    if has_failed:
+        assert finish(jobs, fast, ended(claimed, S.FAILED)) == [run.id]
     assert late.result(WAIT_S) == []
-    assert jobs.schedules.run(run.id).worker_id == fast.id
+    assert jobs.schedules.run(run.id).worker_id == (None if has_failed else fast.id)
 
 
 def test_two_that_claim_two_runs_of_a_schedule_at_the_same_moment_get_one(
@@ -184,6 +191,21 @@ def test_a_claim_waits_for_nobody_who_holds_a_run_or_a_schedule(jobs: JobsHarnes
         assert granted.next_in_s < 1, "worth asking again soon: it is held for a moment"
 
 
+def test_a_claim_does_not_wait_for_one_that_takes_another_run_of_the_schedule(jobs: JobsHarness) -> None:
+    """An older tick came in while the other was under way; the index would have it wait for the other's commit."""
+    a, b = jobs.job_worker("a"), jobs.job_worker("b")
+    jobs.schedule()
+    jobs.schedules.trigger("nightly", key="first")
+    with jobs.database.transaction() as c:
+        assert [run.key for run in claiming.claim(c, offer(a), ageing_s=1.0).runs] == ["first"]
+        jobs.schedules.backfill("nightly", [SOME_TICK])
+        granted = jobs.store.jobs.runs.claim(offer(b))
+        assert not granted.runs
+        assert granted.next_in_s == claiming.AGAIN_S
+    assert states(jobs) == {S.RUNNING: 1, S.WAITING: 1}
+    assert claim(jobs, b) == []
+
+
 def test_limits_of_queues_hold_whoever_claims_at_once(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:
     jobs.queues.set(Queue("narrow", concurrency=5))
     jobs.queues.set(Queue("slow", rate_per_s=0.001, burst=7))
@@ -221,6 +243,28 @@ def test_a_finish_and_an_expiry_at_once_end_a_run_once(
         assert (done, expired, state) in (([run.id], 0, S.SUCCEEDED), ([], 1, S.WAITING))
         if state is S.WAITING:
             jobs.schedules.purge(name)
+
+
+def test_failures_that_are_told_at_once_are_all_counted(
+    jobs: JobsHarness, threads: ThreadPoolExecutor
+) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    for n in range(4):
+        jobs.schedules.trigger("nightly", key=str(n))
+    runs = claim(jobs, worker)
+    waiting = (
+        "SELECT count(*)::int FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with jobs.transaction() as somebody:
+        somebody.execute("SELECT FROM feedq.schedule FOR UPDATE")
+        told = [threads.submit(finish, jobs, worker, ended(run, S.FAILED)) for run in runs]
+        deadline = time.monotonic() + WAIT_S
+        while jobs.execute(waiting) != [(len(runs),)]:
+            assert time.monotonic() < deadline, "they do not wait for the schedule"
+    assert [job.result(WAIT_S) for job in told] == [[run.id] for run in runs]
+    assert jobs.schedules.get("nightly").failures == len(runs) == 4
 
 
 # -- everything at once ------------------------------------------------------------------------------

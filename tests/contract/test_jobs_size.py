@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from feedq.schedule.model import Queue
+from feedq.schedule.model import Job, Overlap, Queue
+from feedq.store.jobs.candidates import CROWD
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one
 
@@ -99,3 +100,12 @@ def test_an_idle_look_at_many_schedules_reads_one_or_two(jobs: JobsHarness) -> N
     )
     settle(jobs)
     assert read_by(jobs, lambda: jobs.store.jobs.runs.fire_due(limit=100)) <= 10
+
+
+def test_a_higher_priority_is_found_behind_however_many_fell_due_before(jobs: JobsHarness) -> None:
+    jobs.schedule("crowd", overlap=Overlap.ALLOW_ALL)
+    jobs.schedule("high", job=Job("tasks.report", priority=100))
+    for n in range(CROWD + 2):
+        jobs.schedules.trigger("crowd", key=str(n))
+    jobs.schedules.trigger("high")
+    assert claim_one(jobs, jobs.job_worker(), limit=1).schedule == "high"

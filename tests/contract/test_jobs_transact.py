@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import psycopg2
 import pytest
@@ -15,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from feedq.errors import RunTakenAway, Unavailable
 from feedq.model import Worker
-from feedq.schedule.model import ClaimedRun, Job, RunState, Semantics
+from feedq.schedule.model import ClaimedRun, Job, Retries, RunState, Semantics
 from feedq.store.jobs import expiry, sessions
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
@@ -23,6 +24,7 @@ from tests.contract.jobs_stage import claim_one, ended, finish
 S = RunState
 WAIT_S = 10.0
 REJECTED = "run_finish_rejected"
+JOB = Job("tasks.report", semantics=Semantics.TRANSACTIONAL)
 WRITE = text("INSERT INTO effect (run) VALUES (:run)")
 
 
@@ -35,7 +37,7 @@ def effects(jobs: JobsHarness) -> Iterator[None]:
 
 
 def started(jobs: JobsHarness, *, timeout_s: float | None = 3600.0) -> tuple[Worker, ClaimedRun]:
-    jobs.schedule(job=Job("tasks.report", semantics=Semantics.TRANSACTIONAL, timeout_s=timeout_s))
+    jobs.schedule(job=replace(JOB, timeout_s=timeout_s))
     jobs.schedules.trigger("nightly")
     worker = jobs.job_worker()
     return worker, claim_one(jobs, worker)
@@ -134,6 +136,13 @@ def test_a_cancelled_run_keeps_nothing(jobs: JobsHarness) -> None:
     assert jobs.events(REJECTED) == [], "it was cancelled on purpose"
 
 
+def test_who_has_not_claimed_the_run_keeps_nothing(jobs: JobsHarness) -> None:
+    _, run = started(jobs)
+    with pytest.raises(RunTakenAway):
+        work(jobs, jobs.job_worker("b"), run)
+    assert (kept(jobs), state(jobs, run)) == (0, S.RUNNING)
+
+
 def test_a_zombie_keeps_nothing_and_its_successor_everything(
     jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,12 +225,36 @@ def test_what_was_rolled_back_is_let_go_before_history_is_written(
     assert rejected(jobs) == [(run.fence, str(worker.id), "failed", "running")]
 
 
+def test_an_attempt_keeps_nothing_once_its_own_worker_is_at_the_next_one(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time was up, and the retry came to the same worker: only the fence tells the two apart."""
+    monkeypatch.setattr(expiry, "end_sessions", lambda c, runs: None)
+    jobs.schedule(job=replace(JOB, timeout_s=30.0, retries=Retries(limit=1, first_s=0.0)))
+    jobs.schedules.trigger("nightly")
+    worker = jobs.job_worker()
+    run = claim_one(jobs, worker)
+    retries: list[ClaimedRun] = []
+
+    def meanwhile(_: Session) -> None:
+        jobs.elapse(30)
+        assert jobs.store.jobs.runs.expire(limit=10) == 1
+        retries.append(claim_one(jobs, worker))
+
+    with pytest.raises(RunTakenAway):
+        work(jobs, worker, run, meanwhile)
+    row = jobs.schedules.run(run.id)
+    assert (kept(jobs), row.state, row.fence) == (0, S.RUNNING, retries[0].fence)
+
+
 def test_a_frozen_zombie_does_not_hold_up_its_successor_with_what_it_has_locked(jobs: JobsHarness) -> None:
     worker, run = started(jobs, timeout_s=None)
     jobs.execute("INSERT INTO effect VALUES (7)")
     jobs.bury(worker)
 
     def write(session: Session) -> None:
+        # By itself it would wait as long as its run may take, which is for ever.
+        session.execute(text("SET LOCAL lock_timeout = '10s'"))
         session.execute(text("UPDATE effect SET run = run + 1 WHERE run < 10"))
 
     def meanwhile(_: Session) -> None:
@@ -295,6 +328,29 @@ def test_a_commit_whose_answer_was_lost_is_found_to_have_happened(
     work(jobs, worker, run)
     monkeypatch.undo()
     assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
+
+
+def test_a_commit_that_failed_is_not_taken_for_that_of_the_next_attempt(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, run = started(jobs)
+
+    def commit(c: Connection) -> None:
+        """Cut off; and before anybody asks what became of it, another has done the run."""
+        monkeypatch.undo()
+        cut_off(jobs, run)
+        jobs.bury(worker)
+        assert jobs.store.jobs.runs.expire(limit=10) == 1
+        other = jobs.job_worker("b")
+        with jobs.store.jobs.runs.transact(other.id, claim_one(jobs, other)) as session:
+            session.execute(WRITE, {"run": 77})
+        c.commit()
+
+    monkeypatch.setattr(Connection, "commit", commit)
+    with pytest.raises(Unavailable):
+        work(jobs, worker, run)
+    assert jobs.execute("SELECT run FROM effect") == [(77,)]
+    assert state(jobs, run) is S.SUCCEEDED
 
 
 # -- connections -------------------------------------------------------------------------------------

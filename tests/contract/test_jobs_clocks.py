@@ -1,0 +1,96 @@
+"""Whose clock counts: the database's, however wrong that of the process is which asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import pytest
+
+from feedq.schedule.model import Every, Job, Overlap, Queue, Retries, RunState, Schedule
+from feedq.schedule.timing import next_tick
+from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
+from tests.contract.jobs_stage import ask, claim, claim_one, ended, fall_due, finish, fire, runs_of
+
+WRONG_BY = timedelta(days=1)
+"""More than anything here lasts, and no more than what is made up for."""
+CLOCKS = """
+    CREATE SCHEMA wrong;
+    CREATE FUNCTION wrong.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
+        AS $$ SELECT pg_catalog.clock_timestamp() + interval '{by}' $$;
+    CREATE FUNCTION wrong.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE
+        AS $$ SELECT pg_catalog.statement_timestamp() + interval '{by}' $$;
+"""
+SEARCH_PATH = 'ALTER ROLE CURRENT_USER IN DATABASE "{database}" SET search_path = {path}'
+"""As migrations have it, for sessions that begin from then on."""
+
+
+@pytest.fixture(params=[WRONG_BY, -WRONG_BY], ids=["ahead", "behind"])
+def jobs(control_database_url: str, request: pytest.FixtureRequest) -> Iterator[JobsHarness]:
+    """A database whose clock differs by a day from that of this process. Its functions come before the server's
+    own."""
+    database = control_database_url.rpartition("/")[2]
+    made = JobsHarness(control_database_url)
+    made.execute(CLOCKS.format(by=request.param))
+    made.execute(SEARCH_PATH.format(database=database, path="wrong, pg_catalog, public"))
+    made.close()
+    made = JobsHarness(control_database_url)
+    yield made
+    made.close()
+    made.execute(SEARCH_PATH.format(database=database, path="public"))
+    made.execute("DROP SCHEMA wrong CASCADE")
+
+
+def assert_begins_now(jobs: JobsHarness, schedule: Schedule, before: datetime) -> None:
+    assert schedule.next_tick_at in {next_tick(schedule.spec, after=at) for at in (before, jobs.now())}
+
+
+def test_the_two_clocks_do_differ(jobs: JobsHarness) -> None:
+    off = abs(jobs.now() - datetime.now(jobs.now().tzinfo))
+    assert off > WRONG_BY / 2
+
+
+def test_a_schedule_begins_goes_on_and_is_fired_by_the_databases_clock(jobs: JobsHarness) -> None:
+    before = jobs.now()
+    assert_begins_now(jobs, jobs.schedule(overlap=Overlap.ALLOW_ALL), before)
+    jobs.elapse(INTERVAL_S)
+    assert len(fire(jobs)) == 1
+    (run,) = runs_of(jobs)
+    assert run.state is RunState.WAITING
+    assert abs(run.due_at - jobs.now()) <= timedelta(seconds=2 * INTERVAL_S)
+    assert_begins_now(jobs, jobs.schedules.get("nightly"), run.tick_at)
+    before = jobs.now()
+    assert_begins_now(jobs, jobs.schedules.edit("nightly", schedule_spec(timing=Every(7.0))), before)
+    jobs.schedules.pause("nightly")
+    jobs.elapse(INTERVAL_S)
+    before = jobs.now()
+    assert_begins_now(jobs, jobs.schedules.resume("nightly"), before)
+
+
+def test_a_pause_ends_by_the_databases_clock(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    jobs.schedules.pause("nightly", until=jobs.now() + timedelta(seconds=INTERVAL_S))
+    assert jobs.store.jobs.runs.fire_due(limit=10).next_in_s == pytest.approx(INTERVAL_S, abs=10)
+    jobs.elapse(INTERVAL_S)
+    before = jobs.now()
+    fire(jobs)
+    assert_begins_now(jobs, jobs.schedules.get("nightly"), before)
+
+
+def test_a_run_is_claimed_timed_out_and_repeated_by_the_databases_clock(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.queues.set(Queue("calm", rate_per_s=0.001, burst=1))
+    retries = Retries(limit=1, first_s=20.0)
+    jobs.schedule(job=Job("tasks.report", timeout_s=30.0, retries=retries), start_deadline_s=600.0)
+    jobs.schedule("calm", job=Job("tasks.report", queue="calm"), overlap=Overlap.ALLOW_ALL)
+    fall_due(jobs)
+    first, other = sorted(claim(jobs, worker), key=lambda run: run.schedule, reverse=True)
+    assert first.remaining_s == pytest.approx(30, abs=5)
+    assert 0 <= first.waited_s < 2 * INTERVAL_S
+    finish(jobs, worker, ended(other))
+    jobs.elapse(30)
+    assert jobs.store.jobs.runs.expire(limit=10) == 1
+    assert ask(jobs, worker).next_in_s == pytest.approx(20, abs=5)
+    jobs.elapse(20)
+    assert claim_one(jobs, worker).attempt == 2
+    assert jobs.store.jobs.runs.trim(older_than_days=1, limit=10) == 0
