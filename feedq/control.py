@@ -35,7 +35,7 @@ Dispatch = Callable[[Sequence[Assignment]], None]
 
 PASSES_IN_A_ROW = 10
 """While there is more to do; then it is somebody else's turn."""
-FIRST_PLACED = 60
+FIRST_PLACED = 150
 """Feeds of a dead worker that the first pass places. They connect while the next one places others, twice as
 many each time."""
 EDITS_PER_PASS = 1_000
