@@ -16,7 +16,7 @@ class Database:
     def __init__(self, url: str, *, application_name: str) -> None:
         self.url = url
         self._engine = make_engine(url, application_name=application_name)
-        self._lone = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         """The same pool."""
 
     @contextmanager
@@ -31,7 +31,7 @@ class Database:
 
         A thread of a busy worker waits for the interpreter after each. Raises `Unavailable`.
         """
-        with translate_errors(self.url), self._lone.connect() as connection:
+        with translate_errors(self.url), self._autocommit.connect() as connection:
             yield connection
 
     def close(self) -> None:

@@ -1,0 +1,91 @@
+"""The pool of sessions: what rested is asked whether it is there, and one statement is a transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import psycopg2
+import pytest
+from sqlalchemy import text
+
+from feedq.errors import Unavailable
+from feedq.store import engine
+from feedq.store.database import Database
+
+pytestmark = pytest.mark.servers
+
+NAME = "feedq-pool-test"
+LIMIT_S = 10.0
+BACKENDS = "SELECT pid, state FROM pg_stat_activity WHERE application_name = %s"
+
+
+@pytest.fixture
+def database(control_database_url: str) -> Iterator[Database]:
+    made = Database(control_database_url, application_name=NAME)
+    yield made
+    made.close()
+
+
+def backends(database: Database) -> dict[int, str]:
+    """State by pid, as the server has them."""
+    with psycopg2.connect(database.url) as other, other.cursor() as cursor:
+        cursor.execute(BACKENDS, (NAME,))
+        return dict(cursor.fetchall())
+
+
+def end_all(database: Database) -> None:
+    with psycopg2.connect(database.url) as other, other.cursor() as cursor:
+        cursor.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) mine", (NAME,))
+    wait_until(lambda: not backends(database))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def ask(database: Database) -> int:
+    """The pid of the session that answers."""
+    with database.statement() as c:
+        pid: int = c.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    return pid
+
+
+def test_a_session_that_was_lost_while_it_rested_is_replaced_before_it_is_used(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "RESTED_S", 0.0)
+    first = ask(database)
+    end_all(database)
+    assert ask(database) != first
+
+
+def test_one_that_was_used_a_moment_ago_is_not_asked_and_its_loss_is_an_outage_like_any_other(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "RESTED_S", 3600.0)
+    first = ask(database)
+    assert ask(database) == first
+    end_all(database)
+    with pytest.raises(Unavailable):
+        ask(database)
+    assert ask(database) != first, "one loss is one error"
+
+
+def test_a_statement_is_committed_by_itself_and_leaves_its_session_as_it_was(database: Database) -> None:
+    with database.statement() as c:
+        c.execute(text("CREATE TABLE lone (n int)"))
+        assert set(backends(database).values()) == {"idle"}, "no transaction is open"
+    try:
+        with suppress(ZeroDivisionError), database.transaction() as c:
+            c.execute(text("INSERT INTO lone VALUES (1)"))
+            raise ZeroDivisionError
+        with database.statement() as c:
+            assert c.execute(text("SELECT count(*) FROM lone")).scalar_one() == 0
+    finally:
+        with database.statement() as c:
+            c.execute(text("DROP TABLE lone"))
