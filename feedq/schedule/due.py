@@ -111,10 +111,12 @@ def begin(spec: ScheduleSpec, *, schedule_id: int, now: datetime) -> tuple[datet
 
 
 def resumed(schedule: Schedule, *, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """Where a schedule goes on after a pause: its watermark, which never goes back, and when that fires."""
+    """Where a schedule goes on after a pause: its watermark, which never goes back, and when that fires. To skip
+    the ticks of the pause is to go on with the first that fires after ``now``: jitter may have put off one that
+    fell due before."""
     tick = schedule.next_tick_at
     if tick is not None and tick <= now and schedule.spec.resume is Resume.SKIP:
-        tick = next_tick(schedule.spec, after=now)
+        return _first_ahead(schedule, tick, now)
     return tick, None if tick is None else fire_time(schedule.spec, schedule_id=schedule.id, tick=tick)
 
 
@@ -128,6 +130,26 @@ def refusal(spec: ScheduleSpec, unfinished: Unfinished) -> str | None:
         case Overlap.BUFFER_ALL if unfinished.waiting >= spec.buffer_max:
             return f"{unfinished.waiting} earlier runs wait; buffer_max is {spec.buffer_max}"
     return None
+
+
+def _first_ahead(
+    schedule: Schedule, first: datetime, now: datetime
+) -> tuple[datetime | None, datetime | None]:
+    """The first tick, of those from ``first`` on, that fires after ``now``, and when it does."""
+    spec = schedule.spec
+    # A tick fires before the next one falls due, and no later than its jitter: of those until now only the last
+    # may be ahead. It is looked for from now backwards, since `first` may be years ago.
+    earliest = max(first - MICROSECOND, now - timedelta(seconds=spec.jitter_s))
+    back = timedelta(seconds=1)
+    after = max(earliest, now - back)
+    while after > earliest and ((tick := next_tick(spec, after=after)) is None or tick > now):
+        back *= 2
+        after = max(earliest, now - back)
+    for tick in ticks_after(spec, after=after):
+        fires_at = fire_time(spec, schedule_id=schedule.id, tick=tick)
+        if fires_at > now:
+            return tick, fires_at
+    return None, None
 
 
 # -- misfires ----------------------------------------------------------------------------------------

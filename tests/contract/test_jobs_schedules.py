@@ -285,6 +285,17 @@ def test_resuming_skips_the_ticks_of_the_pause(jobs: JobsHarness) -> None:
     assert (resumed.state, resumed.paused_until, resumed.pause_reason) == (ScheduleState.ACTIVE, None, None)
 
 
+def test_a_short_pause_takes_no_tick_away_that_jitter_has_put_off(jobs: JobsHarness) -> None:
+    tick = jobs.now()
+    # Put off by a year at most, and so by more than this test takes.
+    added = jobs.schedule(timing=Once(tick), jitter_s=366 * 86_400.0)
+    fires_at = fire_time(added.spec, schedule_id=added.id, tick=tick)
+    jobs.execute("UPDATE feedq.schedule SET next_tick_at = %s, next_fire_at = %s", tick, fires_at)
+    jobs.schedules.pause("nightly")
+    resumed = jobs.schedules.resume("nightly")
+    assert (resumed.next_tick_at, resumed.next_fire_at) == (tick, fires_at)
+
+
 def test_resuming_to_catch_up_keeps_the_watermark(jobs: JobsHarness) -> None:
     tick = overdue(jobs, resume=Resume.CATCH_UP)
     jobs.schedules.pause("nightly")

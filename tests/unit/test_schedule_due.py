@@ -449,6 +449,41 @@ def test_after_a_pause_a_schedule_goes_on_with_the_next_tick() -> None:
     assert fires_at == fire_time(schedule.spec, schedule_id=7, tick=tick)
 
 
+@pytest.mark.parametrize("timing", [Every(3600), Cron("0 * * * *"), Once(BEGIN)])
+@pytest.mark.parametrize("since_h", [0, 5, 50_000])
+def test_a_tick_that_jitter_has_put_off_until_after_the_pause_fires(timing: Timing, since_h: int) -> None:
+    since = BEGIN if isinstance(timing, Once) else BEGIN - timedelta(hours=since_h)
+    schedule = scheduled(timing, since=since, resume=Resume.SKIP, jitter_s=3600)
+    fires_at = fire_time(schedule.spec, schedule_id=7, tick=BEGIN)
+    assert fires_at > BEGIN + MINUTE, "or there is nothing to prove"
+    for now in (BEGIN, BEGIN + MINUTE, fires_at - timedelta(microseconds=1)):
+        assert resumed(schedule, now=now) == (BEGIN, fires_at)
+    assert resumed(schedule, now=fires_at)[0] == next_tick(schedule.spec, after=BEGIN), (
+        "it fell into the pause"
+    )
+
+
+@given(
+    timing=st.sampled_from(
+        [Every(7), Every(3600), Cron("*/5 0-11 * * *"), Cron("30 2 * * *", "Europe/Berlin")]
+    ),
+    watermark=st.integers(0, 400_000),
+    paused_s=st.floats(0, 400_000),
+    jitter_s=st.sampled_from([0.0, 3.5, 1800.0, 90_000.0]),
+)
+def test_after_a_pause_exactly_the_ticks_that_fire_later_are_to_come(
+    timing: Timing, watermark: int, paused_s: float, jitter_s: float
+) -> None:
+    schedule = scheduled(timing, since=BEGIN + timedelta(seconds=watermark), jitter_s=jitter_s)
+    first = schedule.next_tick_at
+    assert first is not None
+    now = first + timedelta(seconds=paused_s)
+    # Two days before: no tick is put off to the next one, and these come once a day at least.
+    ticks = ticks_after(schedule.spec, after=max(first - timedelta(microseconds=1), now - timedelta(days=2)))
+    fires = ((tick, fire_time(schedule.spec, schedule_id=7, tick=tick)) for tick in ticks)
+    assert resumed(schedule, now=now) == next(found for found in fires if found[1] > now)
+
+
 def test_or_it_makes_up_for_what_fell_due_meanwhile() -> None:
     schedule = scheduled(resume=Resume.CATCH_UP)
     assert resumed(schedule, now=FIVE_LATE) == (BEGIN, BEGIN)
