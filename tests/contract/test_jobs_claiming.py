@@ -376,6 +376,19 @@ def test_a_job_that_this_release_cannot_read_fails_and_harms_no_other(jobs: Jobs
     ((state, reason),) = jobs.execute("SELECT state, reason FROM feedq.run WHERE id = %s", bad.id)
     assert state == "failed"
     assert "warp" in str(reason)
+    assert bad.id not in jobs.store.jobs.runs.held(worker.id)
+
+
+def test_a_job_that_cannot_be_read_counts_as_a_failure_of_its_schedule(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule(overlap=Overlap.ALLOW_ALL, pause_on_failure=2)
+    for key, state in (("first", "active"), ("second", "paused")):
+        jobs.schedules.trigger("nightly", key=key)
+        jobs.execute("""UPDATE feedq.run SET job = '{"task": "t", "warp": 9}' WHERE state = 'waiting'""")
+        assert claim(jobs, worker) == []
+        assert jobs.execute("SELECT state FROM feedq.schedule") == [(state,)]
+    ((_, detail),) = jobs.events("schedule_paused")
+    assert detail == {"schedule": "nightly", "reason": "2 runs in a row did not succeed"}
 
 
 # -- the answer that is lost -------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from feedq.errors import Conflict, NotFound
 from feedq.model import Worker
 from feedq.schedule.model import Every, Finish, Job, Overlap, Queue, Retries, RunState, Semantics
 from feedq.store.jobs import claiming
-from feedq.store.jobs.base import Granted, Offer
+from feedq.store.jobs.base import Offer
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 from tests.contract.jobs_stage import ALL, claim, claim_one, ended, finish, fire, offer, runs_of, states
 
@@ -161,7 +161,7 @@ def test_a_claim_that_does_not_see_yet_what_runs_meets_the_index_and_claims_agai
     real = claiming.claim
     seen: list[str] = []
 
-    def claim_blindly_first(c: Connection, offered: Offer, *, ageing_s: float) -> Granted:
+    def claim_blindly_first(c: Connection, offered: Offer, *, ageing_s: float) -> claiming.Taken:
         seen.append("again" if seen else "blind")
         with monkeypatch.context() as patched:
             if seen == ["blind"]:

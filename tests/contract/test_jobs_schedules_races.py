@@ -19,6 +19,7 @@ from feedq.schedule.model import Every, Job, Overlap, Run, RunState
 from feedq.store.database import Database
 from feedq.store.jobs.schedules import PostgresSchedules
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
+from tests.contract.jobs_stage import claim
 
 SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
 THREADS = 6
@@ -183,6 +184,24 @@ def test_the_watermark_is_not_put_back_behind_what_is_fired_meanwhile(
     assert after is not None
     assert before.next_tick_at is not None
     assert after - before.next_tick_at == timedelta(hours=1)
+
+
+def test_a_claimed_job_that_cannot_be_read_is_ended_in_the_order_of_locks_of_everybody_else(
+    jobs: JobsHarness, threads: ThreadPoolExecutor
+) -> None:
+    worker = jobs.job_worker()
+    jobs.schedule()
+    jobs.schedules.trigger("nightly")
+    jobs.execute("""UPDATE feedq.run SET job = '{"task": "t", "warp": 9}'""")
+    with jobs.transaction() as other:
+        other.execute("SELECT FROM feedq.schedule FOR UPDATE")
+        claiming = threads.submit(claim, jobs, worker)
+        wait_until_blocked(jobs, claiming)
+        # The schedule and then its runs: who held the run meanwhile would close the circle.
+        other.execute("UPDATE feedq.run SET state = 'cancelled', ended_at = clock_timestamp()")
+    assert claiming.result(WAIT_S) == []
+    assert jobs.schedules.counts("nightly") == {RunState.CANCELLED: 1}
+    assert jobs.execute("SELECT failures FROM feedq.schedule") == [(0,)]
 
 
 def test_pages_wait_for_nobody(jobs: JobsHarness, threads: ThreadPoolExecutor) -> None:

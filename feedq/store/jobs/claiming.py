@@ -19,13 +19,14 @@ So a claim waits for nothing but rows of limited queues that have room, and it h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from sqlalchemy import Connection, text
 
 from feedq.errors import InvalidInput
-from feedq.schedule.model import ClaimedRun, Hint, Job, RunKind
+from feedq.schedule.model import ClaimedRun, Finish, Hint, Job, RunKind, RunState
 from feedq.schedule.plain import job_from_plain
 from feedq.schedule.spread import segment_of
 from feedq.store.channels import RUN_LOCK_CLASS
@@ -83,24 +84,29 @@ CLAIM = f"""
     FROM (VALUES (1)) AS one LEFT JOIN taken ON true LEFT JOIN feedq.schedule s ON s.id = taken.schedule_id
     ORDER BY taken.rank_at, taken.id
 """
-_UNREADABLE = """
-    UPDATE feedq.run r SET state = 'failed', ended_at = clock_timestamp(), reason = t.reason
-    FROM unnest(CAST(:ids AS bigint[]), CAST(:reasons AS text[])) AS t (id, reason) WHERE r.id = t.id
-"""
 _DUE = f"WITH {CANDIDATES} SELECT * FROM candidate ORDER BY rank_at, id LIMIT :limit"
 
 
-def claim(c: Connection, offer: Offer, *, ageing_s: float) -> Granted:
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a claim took."""
+
+    granted: Granted
+    unreadable: Sequence[Finish] = ()
+    """How those end whose job this release cannot read. Later: the row of their schedule comes before theirs."""
+
+
+def claim(c: Connection, offer: Offer, *, ageing_s: float) -> Taken:
     """Take at most ``offer.limit`` runs. An `IntegrityError` says that another worker was about to take one of the
     same schedule: nothing is taken then."""
     first_in_s = first_due_in_s(c)
     if first_in_s is None or first_in_s > 0:
-        return Granted((), first_in_s)
+        return Taken(Granted((), first_in_s))
     seen = look(c, offer, ageing_s=ageing_s, locking=True)
     if seen.any_missed:
         c.execute(text(MISS_DEADLINES))
     if seen.is_idle:
-        return Granted((), seen.next_in_s)
+        return Taken(Granted((), seen.next_in_s))
     rows = c.execute(text(CLAIM), {**seen.parameters, "limit": offer.limit}).all()
     taken = [row for row in rows if row.id is not None]
     if len(taken) == offer.limit:
@@ -110,7 +116,8 @@ def claim(c: Connection, offer: Offer, *, ageing_s: float) -> Granted:
         next_in_s = AGAIN_S if seen.next_in_s is None else min(seen.next_in_s, AGAIN_S)
     else:
         next_in_s = seen.next_in_s
-    return Granted(_readable(c, taken), next_in_s)
+    runs, unreadable = _read(taken)
+    return Taken(Granted(runs, next_in_s), unreadable)
 
 
 def due(c: Connection, offer: Offer, *, ageing_s: float) -> list[Hint]:
@@ -144,15 +151,14 @@ def claimed_run(row: Any) -> ClaimedRun:
     )
 
 
-def _readable(c: Connection, rows: Sequence[Any]) -> list[ClaimedRun]:
+def _read(rows: Sequence[Any]) -> tuple[list[ClaimedRun], list[Finish]]:
     """Those whose job can be read. The others are over: they would hold their schedule's place for ever."""
     runs: list[ClaimedRun] = []
-    unreadable: dict[int, str] = {}
+    unreadable: list[Finish] = []
     for row in rows:
         try:
             runs.append(claimed_run(row))
         except (InvalidInput, ValueError) as error:
-            unreadable[row.id] = f"its stored job cannot be read: {error}"
-    if unreadable:
-        c.execute(text(_UNREADABLE), {"ids": list(unreadable), "reasons": list(unreadable.values())})
-    return runs
+            reason = f"its stored job cannot be read: {error}"
+            unreadable.append(Finish(row.id, row.fence, RunState.FAILED, reason))
+    return runs, unreadable

@@ -21,6 +21,8 @@ expire                                          skips locked ones           skip
 declare, trigger, …                             waits; one                  waits, by id
 ====================  ========================  ==========================  =======================================
 
+A claim ends what it took and cannot read afterwards, in a transaction of its own: that is a finish.
+
 The two indexes by which a writer may wait for another's commit come last in that order, and their holders wait for
 nothing any more: `run_key` (only for who holds the schedule's row) and `run_one_at_a_time` (see
 `feedq.store.jobs.claiming`).
@@ -68,9 +70,13 @@ class PostgresRuns:
         for _ in range(CLAIM_TRIES):
             try:
                 with self._database.transaction() as c:
-                    return claiming.claim(c, offer, ageing_s=self._ageing_s)
+                    taken = claiming.claim(c, offer, ageing_s=self._ageing_s)
             except IntegrityError:  # the index has decided between two; nothing of this claim was kept
                 continue
+            if taken.unreadable:
+                # Should this be cut off, they are held and unknown to their worker, as after a lost answer.
+                self.finish(offer.worker_id, taken.unreadable)
+            return taken.granted
         return Granted((), claiming.AGAIN_S)
 
     def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
