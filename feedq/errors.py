@@ -4,7 +4,8 @@
 
     FeedqError
     ├── InvalidInput          the request is wrong; say which option, and what would be right
-    │   └── NotFound          no feed, schedule, run, worker or file of that name
+    │   ├── NotFound          no feed, schedule, run, worker or file of that name
+    │   └── Unreadable        stored by a release that knows more; upgrade, or declare it anew
     ├── Conflict              the name is taken, or somebody else changed it first
     ├── Unavailable           a server is away; try again later
     │   └── SchemaBehind      the database waits for `feedq db upgrade`
@@ -34,6 +35,10 @@ class InvalidInput(FeedqError):
 
 class NotFound(InvalidInput):
     """Something was named that does not exist."""
+
+
+class Unreadable(InvalidInput):
+    """A stored declaration says something that this release does not know."""
 
 
 class Conflict(FeedqError):

@@ -16,7 +16,7 @@ from feedq.cli.schedule_run import backfill, trigger
 from feedq.cli.schedule_views import write_runs, write_schedule, write_schedules
 from feedq.cli.views import write_done
 from feedq.diagnosis.checks import counted
-from feedq.errors import InvalidInput
+from feedq.errors import InvalidInput, Unreadable
 from feedq.manifest.values import duration, moment
 from feedq.report import run_row, schedule_document, schedule_row
 from feedq.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
@@ -248,5 +248,12 @@ def cancel(invocation: Invocation, *, run_id: int) -> None:
 
 def _each(invocation: Invocation, names: Sequence[str], act: Callable[[Schedule], object]) -> None:
     """Do it to all or, if one of them does not exist, to none."""
-    for found in [invocation.jobs.schedules.get(name) for name in dict.fromkeys(names)]:
+    for found in [_found(invocation, name) for name in dict.fromkeys(names)]:
         act(found)
+
+
+def _found(invocation: Invocation, name: str) -> Schedule:
+    try:
+        return invocation.jobs.schedules.get(name)
+    except Unreadable:  # by far not all that is done to it needs its declaration
+        return invocation.jobs.schedules.views(prefix=name, limit=1)[0].schedule

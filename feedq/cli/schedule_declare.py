@@ -16,7 +16,7 @@ from feedq.cli import options
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json
 from feedq.cli.views import write_difference, write_done
-from feedq.errors import InvalidInput, NotFound
+from feedq.errors import InvalidInput, NotFound, Unreadable
 from feedq.manifest.jobs import TIMING_KEYS
 from feedq.schedule.model import (
     Beat,
@@ -173,7 +173,14 @@ def edit(invocation: Invocation, /, *, name: str, **given: Any) -> None:
     """
     if not any(value not in (None, ()) for value in given.values()):
         raise click.UsageError("nothing to change; give --cron, --timeout or another option")
-    before = invocation.jobs.schedules.get(name).spec
+    try:
+        before = invocation.jobs.schedules.get(name).spec
+    except Unreadable:
+        if given["task"] is None or not any(given[kind] for kind in TIMING_KEYS):
+            raise  # there is nothing to keep the rest of
+        invocation.jobs.schedules.edit(name, read_spec(_with({"name": name}, given)))
+        write_done(invocation, [name], "edited")
+        return
     if isinstance(before.timing, Beat):
         raise InvalidInput(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
     after = read_spec(_with(manifest.plain_schedule(before), given))

@@ -180,6 +180,25 @@ def test_a_backfill_makes_what_is_not_there(shell: Shell, harness: JobsHarness) 
     assert depths == {"default": 24, "reports": 0}
 
 
+def test_a_schedule_of_a_later_release_is_shown_paused_declared_anew_and_stops_no_other(
+    shell: Shell, harness: JobsHarness
+) -> None:
+    harness.execute("UPDATE feedq.schedule SET policy = %s WHERE name = %s", '{"warp": 9}', POLL)
+    assert "cannot read" in row(shell, POLL)["pause_reason"]
+    assert "warp" not in (row(shell, "acme/cleanup")["pause_reason"] or "")
+    for refused in (("edit", POLL, "--timeout", "1m"), ("show", POLL), ("export",), ("resume", POLL)):
+        said = shell.run("schedule", *refused)
+        assert said.exit_code != 0, refused
+        assert f"schedule '{POLL}'" in said.stderr, refused
+    shell.ok("schedule", "pause", POLL)
+    assert row(shell, POLL)["state"] == "paused"
+    shell.ok("schedule", "edit", POLL, "--task", "acme.jobs.poll", "--every", "2h")
+    shell.ok("schedule", "resume", POLL)
+    assert (row(shell, POLL)["state"], row(shell, POLL)["pause_reason"]) == ("active", None)
+    harness.execute("UPDATE feedq.schedule SET policy = %s WHERE name = %s", '{"warp": 9}', POLL)
+    shell.ok("schedule", "remove", POLL, "--yes")
+
+
 # -- the fleet ---------------------------------------------------------------------------------------
 
 

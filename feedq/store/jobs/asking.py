@@ -32,7 +32,7 @@ from feedq.store.channels import Ring
 from feedq.store.jobs import listing
 from feedq.store.jobs.base import BACKFILL_MAX
 from feedq.store.jobs.rows import stored
-from feedq.store.jobs.writing import UNFINISHED, NewRun, cancel, insert, locked, ring_one
+from feedq.store.jobs.writing import UNFINISHED, NewRun, cancel, insert, locked, locked_row, ring_one
 from feedq.store.workers import ring_workers
 
 KEY_MAX = 200
@@ -94,7 +94,7 @@ def backfill(c: Connection, name: str, ticks: Sequence[datetime], *, ageing_s: f
 
 
 def purge(c: Connection, name: str) -> int:
-    return cancel(c, locked(c, name).id, (RunState.WAITING,), reason=PURGED)
+    return cancel(c, locked_row(c, name).id, (RunState.WAITING,), reason=PURGED)
 
 
 def cancel_run(c: Connection, run_id: int) -> Run:

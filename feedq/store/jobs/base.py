@@ -33,7 +33,8 @@ from feedq.schedule.model import (
 
 class Schedules(Protocol):
     """Desired state. Edits look forward only: they reach no tick that has been fired, and fire none that is
-    past."""
+    past. What needs a declaration that this release cannot read raises `Unreadable`; to edit, pause, purge and
+    remove such a schedule, or to list it with others, does not."""
 
     def add(self, spec: ScheduleSpec) -> Schedule:
         """Its first tick is the first after now. Raises `Conflict` when a schedule of that name exists."""
@@ -76,10 +77,12 @@ class Schedules(Protocol):
     def view(self, name: str) -> ScheduleView: ...
 
     def views(self, *, prefix: str = "", after: str = "", limit: int = 1_000) -> list[ScheduleView]:
-        """By name, a page at a time: those whose name begins with ``prefix`` and comes after ``after``."""
+        """By name, a page at a time: those whose name begins with ``prefix`` and comes after ``after``. Of one
+        that this release cannot read there is what is sure, with the explanation as its ``pause_reason``."""
 
     def specs(self) -> dict[str, ScheduleSpec]:
-        """All declared ones by name, for `feedq apply`; without those behind beat entries."""
+        """All declared ones by name, for `feedq apply`; without those behind beat entries. Raises `Unreadable`,
+        which names all that cannot be read: left out, they would be taken for absent."""
 
     def runs(
         self, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50

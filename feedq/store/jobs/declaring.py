@@ -20,8 +20,8 @@ from feedq.schedule.cron import parse
 from feedq.schedule.jitter import fire_time
 from feedq.schedule.model import Beat, Cron, RunState, Schedule, ScheduleSpec, ScheduleState
 from feedq.schedule.plain import from_plain, to_plain
-from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from, stored
-from feedq.store.jobs.writing import cancel, locked, now, record, ring_one
+from feedq.store.jobs.rows import SCHEDULE_COLUMNS, UNREADABLE, shown_schedule_from, stored
+from feedq.store.jobs.writing import cancel, locked, locked_row, now, record, ring_one
 from feedq.telemetry import EventKind
 
 DECLARED = "declared as paused"
@@ -63,13 +63,18 @@ def add(c: Connection, spec: ScheduleSpec) -> Schedule:
 
 def edit(c: Connection, name: str, spec: ScheduleSpec) -> Schedule:
     spec = _as_stored(spec)
-    current = locked(c, name)
+    row = locked_row(c, name)
+    current = shown_schedule_from(row)
+    # Of one that cannot be read not even what does not change is known.
+    is_readable = current.spec.job.task != UNREADABLE
+    current = replace(current, pause_reason=row.pause_reason)
     if isinstance(current.spec.timing, Beat) or isinstance(spec.timing, Beat):
         raise Conflict(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
-    if spec == current.spec:
+    if is_readable and spec == current.spec:
         return current
     at = now(c)
-    edited = _with_watermark(replace(current, spec=spec, generation=current.generation + 1), current, at)
+    edited = replace(current, spec=spec, generation=current.generation + 1)
+    edited = _with_watermark(edited, current, at) if is_readable else _begun(edited, at)
     if spec.paused and current.state is ScheduleState.ACTIVE:
         edited = replace(edited, state=ScheduleState.PAUSED, pause_reason=DECLARED)
     elif not spec.paused and current.pause_reason == DECLARED:
@@ -77,7 +82,7 @@ def edit(c: Connection, name: str, spec: ScheduleSpec) -> Schedule:
     changed = [
         f.name
         for f in dataclasses.fields(ScheduleSpec)
-        if getattr(spec, f.name) != getattr(current.spec, f.name)
+        if not is_readable or getattr(spec, f.name) != getattr(current.spec, f.name)
     ]
     edited = _replace(c, edited)
     record(c, EventKind.SCHEDULE_EDITED, spec.name, generation=edited.generation, changed=changed)
@@ -90,7 +95,7 @@ def edit(c: Connection, name: str, spec: ScheduleSpec) -> Schedule:
 
 
 def remove(c: Connection, name: str) -> Schedule:
-    current = locked(c, name)
+    current = locked_row(c, name)
     cancelled = cancel(c, current.id, (RunState.WAITING,), reason=REMOVED)
     sql = f"""
         UPDATE feedq.schedule s SET removed_at = clock_timestamp(), updated_at = clock_timestamp()
@@ -106,11 +111,15 @@ def pause(c: Connection, name: str, *, until: datetime | None, reason: str | Non
         raise InvalidInput("until: must end with a Z or an offset such as +01:00")
     if reason is not None and (len(reason) > REASON_MAX or not reason.isprintable()):
         raise InvalidInput(f"reason: must be printable, and at most {REASON_MAX} characters")
-    current = locked(c, name)
-    paused = replace(current, state=ScheduleState.PAUSED, paused_until=until, pause_reason=reason)
-    if paused == current:
-        return current
-    paused = _replace(c, paused)
+    current = locked_row(c, name)
+    if (current.state, current.paused_until, current.pause_reason) == (ScheduleState.PAUSED, until, reason):
+        return shown_schedule_from(current)
+    sql = f"""
+        UPDATE feedq.schedule s SET state = 'paused', paused_until = :until, pause_reason = :reason,
+            updated_at = clock_timestamp()
+        WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
+    """
+    paused = _write(c, sql, {"id": current.id, "until": until, "reason": reason})
     said = None if until is None else until.isoformat()
     record(c, EventKind.SCHEDULE_PAUSED, name, reason=reason, until=said)
     return paused
@@ -145,11 +154,15 @@ def _as_stored(spec: ScheduleSpec) -> ScheduleSpec:
 def _with_watermark(edited: Schedule, before: Schedule, at: datetime) -> Schedule:
     spec, tick = edited.spec, before.next_tick_at
     if _has_other_ticks(spec, before.spec):
-        tick_at, fire_at = due.begin(spec, schedule_id=edited.id, now=at)
-        return replace(edited, next_tick_at=tick_at, next_fire_at=fire_at)
+        return _begun(edited, at)
     if spec.jitter_s != before.spec.jitter_s and tick is not None:
         return replace(edited, next_fire_at=fire_time(spec, schedule_id=edited.id, tick=tick))
     return edited
+
+
+def _begun(schedule: Schedule, at: datetime) -> Schedule:
+    tick_at, fire_at = due.begin(schedule.spec, schedule_id=schedule.id, now=at)
+    return replace(schedule, next_tick_at=tick_at, next_fire_at=fire_at)
 
 
 def _has_other_ticks(spec: ScheduleSpec, before: ScheduleSpec) -> bool:
@@ -200,7 +213,7 @@ def _columns(schedule: Schedule) -> dict[str, Any]:
 
 def _write(c: Connection, sql: str, columns: dict[str, Any]) -> Schedule:
     try:
-        return schedule_from(c.execute(text(sql), columns).one())
+        return shown_schedule_from(c.execute(text(sql), columns).one())
     except IntegrityError as error:
         if getattr(error.orig, "pgcode", None) != "23505":
             raise

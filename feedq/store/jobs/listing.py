@@ -62,6 +62,7 @@ def view(c: Connection, name: str) -> ScheduleView:
     row = c.execute(text(sql), {"name": name}).one_or_none()
     if row is None:
         raise no_schedule(name)
+    schedule_from(row)  # whole or not at all: what is shown of one is its declaration
     return view_from(row)
 
 

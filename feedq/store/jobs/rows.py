@@ -12,7 +12,9 @@ from typing import Any
 
 import orjson
 
+from feedq.errors import InvalidInput, Unreadable
 from feedq.schedule.model import (
+    Cron,
     Job,
     Run,
     RunKind,
@@ -46,6 +48,8 @@ RUN_COLUMNS = (
     "r.deadline_at, r.ended_at, r.job::text AS run_job"
 )
 """Of a run, with its schedule and its worker joined to it."""
+UNREADABLE = "(cannot be read)"
+"""Stands in lists for the task of a job that this release cannot read."""
 KEPT = 4_096
 """Values of each part that are kept, read once: what people look at is the same again and again, and few
 schedules have a timing of their own."""
@@ -66,21 +70,39 @@ def stored(spec: ScheduleSpec) -> dict[str, str]:
 
 
 def spec_from(row: Any) -> ScheduleSpec:
-    """From `SPEC_COLUMNS`."""
+    """From `SPEC_COLUMNS`. Raises `Unreadable`."""
     name, job, timing, policy = row
-    return ScheduleSpec(name, _timing_from(timing), _job_from(job), **_policy_from(policy))
+    try:
+        return ScheduleSpec(name, _timing_from(timing), _job_from(job), **_policy_from(policy))
+    except (InvalidInput, ValueError) as error:
+        raise Unreadable(
+            f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
+            "feedq, or declare the whole of it anew: `feedq schedule edit` with --task, its timing and all else"
+        ) from error
 
 
 def schedule_from(row: Any) -> Schedule:
-    """From a row that begins with `SCHEDULE_COLUMNS`."""
+    """From a row that begins with `SCHEDULE_COLUMNS`. Raises `Unreadable`."""
     schedule_id, name, job, timing, policy, state, *rest = row[:SCHEDULE_WIDTH]
     return Schedule(schedule_id, spec_from((name, job, timing, policy)), ScheduleState(state), *rest)
+
+
+def shown_schedule_from(row: Any) -> Schedule:
+    """The same to be looked at, whatever is stored: of one that cannot be read as much as is sure, with why."""
+    try:
+        return schedule_from(row)
+    except Unreadable as error:
+        schedule_id, name, _, timing, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
+        spec = ScheduleSpec(name, _shown_timing_from(timing), Job(UNREADABLE))
+        # Firing gives the same reason when it pauses what it cannot read.
+        said = str(error) if reason is None else reason if str(error) in reason else f"{reason}; {error}"
+        return Schedule(schedule_id, spec, ScheduleState(state), until, said, *rest)
 
 
 def run_from(row: Any) -> Run:
     """From `RUN_COLUMNS`."""
     run_id, schedule_id, name, kind, key, tick_at, ticks, due_at, state, *rest, job = row
-    rest.append(_job_from(job))
+    rest.append(_shown_job_from(job))
     return Run(run_id, schedule_id, name, RunKind(kind), key, tick_at, ticks, due_at, RunState(state), *rest)
 
 
@@ -89,7 +111,21 @@ def view_from(row: Any) -> ScheduleView:
     *columns, waiting, running = row
     run = columns[SCHEDULE_WIDTH:]
     last = None if run[0] is None else run_from(run)
-    return ScheduleView(schedule_from(columns), last, waiting, running)
+    return ScheduleView(shown_schedule_from(columns), last, waiting, running)
+
+
+def _shown_job_from(stored: str) -> Job:
+    try:
+        return _job_from(stored)
+    except (InvalidInput, ValueError):
+        return Job(UNREADABLE)
+
+
+def _shown_timing_from(stored: str) -> Timing:
+    try:
+        return _timing_from(stored)
+    except (InvalidInput, ValueError):
+        return Cron("?")
 
 
 @lru_cache(maxsize=KEPT)

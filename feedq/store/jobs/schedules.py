@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
+from feedq.errors import Unreadable
 from feedq.schedule.model import Job, Run, RunState, Schedule, ScheduleSpec, ScheduleView
 from feedq.store.database import Database
 from feedq.store.jobs import asking, declaring, listing
@@ -78,7 +79,16 @@ class PostgresSchedules:
     def specs(self) -> dict[str, ScheduleSpec]:
         with self._database.transaction() as c:
             rows = listing.specs(c)
-        return {row.name: spec_from(row) for row in rows}
+        found: dict[str, ScheduleSpec] = {}
+        unreadable: list[str] = []
+        for row in rows:
+            try:
+                found[row.name] = spec_from(row)
+            except Unreadable as error:
+                unreadable.append(str(error))
+        if unreadable:
+            raise Unreadable("\n".join(unreadable))
+        return found
 
     def runs(
         self, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50

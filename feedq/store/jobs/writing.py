@@ -33,7 +33,12 @@ def now(c: Connection) -> datetime:
 
 
 def locked(c: Connection, name: str) -> Schedule:
-    """The declared schedule of that name, its row locked. Raises `NotFound`."""
+    """The declared schedule of that name, its row locked. Raises `NotFound`, `Unreadable`."""
+    return schedule_from(locked_row(c, name))
+
+
+def locked_row(c: Connection, name: str) -> Any:
+    """Its `SCHEDULE_COLUMNS`, for who need not read the declaration. Raises `NotFound`."""
     sql = f"""
         SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s
         WHERE name = :name AND removed_at IS NULL FOR NO KEY UPDATE
@@ -41,7 +46,7 @@ def locked(c: Connection, name: str) -> Schedule:
     row = c.execute(text(sql), {"name": name}).one_or_none()
     if row is None:
         raise no_schedule(name)
-    return schedule_from(row)
+    return row
 
 
 def no_schedule(name: str) -> NotFound:
