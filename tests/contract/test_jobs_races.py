@@ -197,7 +197,7 @@ def test_a_claim_does_not_wait_for_one_that_takes_another_run_of_the_schedule(jo
     jobs.schedule()
     jobs.schedules.trigger("nightly", key="first")
     with jobs.database.transaction() as c:
-        assert [run.key for run in claiming.claim(c, offer(a), ageing_s=1.0).runs] == ["first"]
+        assert [run.key for run in claiming.claim(c, offer(a), ageing_s=1.0).granted.runs] == ["first"]
         jobs.schedules.backfill("nightly", [SOME_TICK])
         granted = jobs.store.jobs.runs.claim(offer(b))
         assert not granted.runs
