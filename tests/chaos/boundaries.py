@@ -53,7 +53,7 @@ class Doom:
 def install(doom: Doom) -> None:
     """Have the store's own transactions pass by the doom."""
     _watch(doom, firing, "fire", "fire_due", lambda fired: bool(fired.hints))
-    _watch(doom, claiming, "claim", "claim", lambda granted: bool(granted.runs))
+    _watch(doom, claiming, "claim", "claim", lambda taken: bool(taken.granted.runs))
     _watch(doom, finishing, "finish", "finish", bool)
     _watch(doom, expiry, "expire", "expire", bool)
     _enter(doom, runs.PostgresRuns, "finish", "finish")
