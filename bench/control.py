@@ -59,12 +59,12 @@ import time
 from uuid import uuid4
 from feedq.celery import app
 from feedq.model import Assignment
-from feedq.tasks import dispatch
+from feedq.tasks import send_all
 worker = uuid4()
 assignments = [Assignment(n, 1, worker, "feedq.node.bench") for n in range(1, {count} + 1)]
-dispatch(assignments[:100])
+send_all(assignments[:100])
 began = time.monotonic()
-dispatch(assignments)
+send_all(assignments)
 print(len(assignments) / (time.monotonic() - began))
 """
 

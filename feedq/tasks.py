@@ -132,10 +132,10 @@ def dispatch(assignments: Sequence[Assignment]) -> None:
     the receiver would judge it by its wall clock, and the epoch makes an old one harmless anyway.
     """
     if len(assignments) <= SENT_AT_ONCE:
-        _send_all(assignments)
+        send_all(assignments)
         return
     ((_, most),) = Counter(assignment.queue for assignment in assignments).most_common(1)
-    later = Timer(sent_after_s(most), _send_all, (assignments,))
+    later = Timer(sent_after_s(most), send_all, (assignments,))
     later.daemon = True
     later.start()
 
@@ -145,7 +145,8 @@ def sent_after_s(most: int) -> float:
     return min(SENT_AFTER_S + most / BEGUN_PER_S, SENT_BY * settings().dispatch_timeout_s)
 
 
-def _send_all(assignments: Sequence[Assignment]) -> None:
+def send_all(assignments: Sequence[Assignment]) -> None:
+    """Send them now. What cannot be sent is left out, with a line in the log."""
     sent = 0
     try:
         with stream_feed.app.producer_or_acquire() as producer, _batch(producer):

@@ -21,7 +21,7 @@ LIMIT_S = 10.0
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Assignment]]:
     batches: list[Sequence[Assignment]] = []
-    monkeypatch.setattr(tasks, "_send_all", batches.append)
+    monkeypatch.setattr(tasks, "send_all", batches.append)
     return batches
 
 
@@ -50,7 +50,7 @@ def test_many_leave_once_their_workers_had_time_to_connect_and_all_of_them_leave
         batches.append(batch)
         have_left.set()
 
-    monkeypatch.setattr(tasks, "_send_all", send_all)
+    monkeypatch.setattr(tasks, "send_all", send_all)
     many = assignments(SENT_AT_ONCE + 1)
     dispatch(many)
     before.set()
