@@ -144,7 +144,7 @@ def finish(c: Connection, worker_id: UUID, finishes: Sequence[Finish]) -> list[i
         if row is not None and f.run_id not in ended and is_current(row, worker_id, f.fence):
             ended[f.run_id] = _after(row, f, standings.get(row.schedule_id))
         else:
-            _reject(c, row, worker_id, f)
+            record_rejected(c, row, worker_id, f)
     end(c, list(ended.values()), standings)
     return list(ended)
 
@@ -242,15 +242,21 @@ def _after(row: Any, f: Finish, standing: Standing | None) -> Ended:
     return Ended(row.id, row.schedule_id, state, f.reason, row.attempt, row.losses)
 
 
-def _reject(c: Connection, row: Any | None, worker_id: UUID, f: Finish) -> None:
+def record_rejected(
+    c: Connection, row: Any | None, worker_id: UUID, f: Finish, *, schedule: str = "", key: str | None = None
+) -> None:
+    """Write down a finish that had no effect, unless nothing is lost by it that anybody could miss.
+
+    ``row`` is the run as it was found; if it is gone, ``schedule`` and ``key`` are what its worker knows of it.
+    """
     is_cancelled = row is not None and row.state == RunState.CANCELLED and row.fence == f.fence
     if is_cancelled or f.state is RunState.TIMED_OUT:
         return
     record(
         c,
         EventKind.RUN_FINISH_REJECTED,
-        "" if row is None else row.schedule,
-        key=None if row is None else row.key,
+        schedule if row is None else row.schedule,
+        key=key if row is None else row.key,
         run=f.run_id,
         fence=f.fence,
         worker=str(worker_id),

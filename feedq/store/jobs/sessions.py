@@ -31,10 +31,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from feedq.errors import RunTakenAway
-from feedq.schedule.model import ClaimedRun, RunState
+from feedq.schedule.model import ClaimedRun, Finish, RunState
 from feedq.store.engine import make_lone_engine, translate_errors
-from feedq.store.jobs.writing import record
-from feedq.telemetry import EventKind
+from feedq.store.jobs import finishing
 
 MARGIN_S = 5.0
 """Beyond the time-out of the run: who overruns it is ended by its worker, and by the server only if that fails."""
@@ -126,21 +125,10 @@ def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
 
 
 def record_rejected(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
-    """Write down that the success of a run was not kept, unless the run was cancelled on purpose."""
+    """Write down that the success of a run was not kept."""
     found = c.execute(text(_FOUND), {"id": run.id}).one_or_none()
-    if found is not None and found.state == RunState.CANCELLED and found.fence == run.fence:
-        return
-    record(
-        c,
-        EventKind.RUN_FINISH_REJECTED,
-        run.schedule if found is None else found.schedule,
-        key=run.key if found is None else found.key,
-        run=run.id,
-        fence=run.fence,
-        worker=str(worker_id),
-        state=RunState.SUCCEEDED.value,
-        found=None if found is None else found.state,
-    )
+    end = Finish(run.id, run.fence, RunState.SUCCEEDED)
+    finishing.record_rejected(c, found, worker_id, end, schedule=run.schedule, key=run.key)
 
 
 def end_sessions(c: Connection, runs: Sequence[tuple[int, int]]) -> None:
