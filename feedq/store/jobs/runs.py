@@ -57,7 +57,7 @@ class PostgresRuns:
         self._sessions = JobSessions(database.url)
 
     def fire_due(self, *, limit: int) -> Fired:
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             waits_s = firing.next_in_s(c)
         if waits_s is None or waits_s > 0:
             return Fired((), False, waits_s)
@@ -87,7 +87,7 @@ class PostgresRuns:
         return self._sessions.transact(worker_id, run)
 
     def held(self, worker_id: UUID) -> Mapping[int, int]:
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             return holding.held(c, worker_id)
 
     def due(self, offer: Offer) -> list[Hint]:
@@ -95,7 +95,7 @@ class PostgresRuns:
             return claiming.due(c, offer, ageing_s=self._ageing_s)
 
     def taken_away(self, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             return holding.taken_away(c, worker_id, fences)
 
     def expire(self, *, limit: int) -> int:
@@ -103,7 +103,7 @@ class PostgresRuns:
             return expiry.expire(c, limit=limit)
 
     def workers(self) -> list[JobWorker]:
-        with self._database.transaction() as c:
+        with self._database.statement() as c:
             return holding.workers(c)
 
     def trim(self, *, older_than_days: int, limit: int) -> int:
