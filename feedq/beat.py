@@ -38,8 +38,10 @@ LOOK_SHARE = 10
 LOOKS_COMPARED = 8
 """What a look takes is what the quickest of so many took. One alone says little: a worker that dies with hundreds
 of sockets keeps the machine busy, and that must not put off the look that finds it dead."""
-SECOND_LOOK_S = 0.01
+SECOND_LOOK_S = 0.005
 """Between the two looks that make a crash: long enough for a reconnect under way to show up."""
+GATHER_S = 0.01
+"""Between looks while more changes than the passes under way may serve."""
 ASK_AGAIN_S = 0.5
 """A reconcile begun here and not finished by then is asked for by message, and again if a frozen worker has taken
 that. Each time the wait doubles, up to the tick, so that a fleet without workers does not pile up messages."""
@@ -134,7 +136,7 @@ class Candidate(Thread):
         while not self._election.campaign():
             if self._election.depose_frozen():
                 logger.warning(LogEvent.BEAT_REPLACED_FROZEN)
-                self._election.wait(SECOND_LOOK_S)  # its session needs a moment to end
+                self._election.wait(GATHER_S)  # its session needs a moment to end
             else:
                 self._election.wait(self._rng.uniform(0.5, 1.0) * CAMPAIGN_S)
             if self._stopping.is_set():
@@ -166,7 +168,7 @@ class Candidate(Thread):
             pause_s = min(pause_s, max(0.0, renew_at - monotonic()))
             if self._woken:
                 # A thousand edits ring a thousand times; the reconcile that waits its turn serves them all.
-                self._stopping.wait(SECOND_LOOK_S)
+                self._stopping.wait(GATHER_S)
             elif election.wait(pause_s):
                 self._woken = True
 

@@ -73,12 +73,19 @@ class PassReport:
     """Whether a bound was reached and another pass should follow at once."""
     left_out: bool = False
     """Whether more feeds wait than a pass looks at."""
+    in_rush: bool = False
+    """Whether feeds of dead workers were placed and nothing else was done."""
 
     def after(self, before: PassReport) -> PassReport:
         """What both did, and what is left as this one, which is the later, found it."""
         counts = ("workers_gone", "leases_freed", "edits", "overdue", "reaped", "moves", "repaired")
         sums = {name: getattr(before, name) + getattr(self, name) for name in counts}
         return replace(self, **sums, assignments=before.assignments + self.assignments)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether what is left should wait until the feeds of dead workers, which are placed, have connected."""
+        return self.in_rush and not self.left_out
 
     @property
     def did_something(self) -> bool:
@@ -99,7 +106,8 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings, *, passes: i
     """Bring the fleet closer to what is wanted, in at most so many passes; None when another one is under way.
 
     Idempotent, and cheap when nothing changed. Killed before a commit, that pass did nothing; killed after it
-    and before the messages are out, the dispatch time-out sends them again.
+    and before the messages are out, the dispatch time-out sends them again. For what is left it wakes whoever
+    makes passes; if that can wait, the caller does so in a moment.
     """
     started = perf_counter()
     report = PassReport(more=True)
@@ -111,8 +119,9 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings, *, passes: i
                 break
             report = this_pass.after(report)
             done += 1
-            in_rush = this_pass.left_out and (this_pass.workers_gone or rush)
-            rush = 2 * max(rush, FIRST_PLACED) if in_rush else 0
+            if report.can_wait:
+                break
+            rush = 2 * max(rush, FIRST_PLACED) if report.in_rush else 0
     finally:
         # Committed, if a later pass was not. Only now may a message leave: an epoch that was rolled back must
         # never be heard of.
@@ -120,7 +129,7 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings, *, passes: i
             dispatch(report.assignments)
     if not done:
         return None
-    if report.more:
+    if report.more and not report.can_wait:
         store.fleet.wake()
     RECONCILE_SECONDS.observe(perf_counter() - started)
     RECONCILED_AT_SECONDS.set_to_current_time()
@@ -152,7 +161,7 @@ def _pass(store: Store, settings: Settings, *, rush: int) -> PassReport | None:
         report = PassReport()
         if rush or _bury_the_gone(p, report, ttl_s=settings.ttl_s):
             place_the_waiting(p, report, rules=settings.rules, limit=rush or FIRST_PLACED)
-            report.more = True
+            report.more = report.in_rush = True
             return report
         stop_within_s = settings.handoff_timeout_s
         if p.sweep_is_due(interval_s=settings.sweep_interval_s):

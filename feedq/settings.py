@@ -79,7 +79,7 @@ class Settings(BaseSettings):
         default=60.0, description="Interval of the pass that compares everything and heals what was lost."
     )
     look_interval_s: Seconds = Field(
-        default=0.02,
+        default=0.01,
         description="How often the elected beat looks for workers without a database session; less often where a "
         "look takes long. At most half of `FEEDQ_LEADER_TTL_S`.",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import Timer
@@ -40,6 +40,9 @@ SETTLING_POLLS = 40
 PASS_WAIT_S = 0.02
 PASS_TRIES = 100
 """Two seconds of waiting for another pass; if that one takes longer still, the next tick is near."""
+AFTER_RUSH_S = 0.25
+"""From the pass that places the last feeds of a dead worker to the one that does all else: at once, it would cost
+them the CPU to connect with."""
 SENT_AT_ONCE = 20
 SENT_AFTER_S = 0.3
 BEGUN_PER_S = 1_000
@@ -116,17 +119,32 @@ def run_reconcile() -> str:
             # A fleet that starts cold: look again until it has settled. If that takes longer, the beat sees it.
             sleep(SETTLING_POLL_S)
             report = control.reconcile(store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW)
+        if report is not None and report.can_wait:
+            _later(AFTER_RUSH_S, _wake)
     except FeedqError as error:
         logger.warning(LogEvent.RECONCILE_FAILED, error=str(error))
         return f"failed: {error}"
     return "another pass is under way" if report is None else f"assigned {len(report.assignments)}"
 
 
+def _later(seconds: float, function: Callable[..., None], *args: object) -> None:
+    """What is lost with this process: the tick, or a dispatch time-out, makes it good."""
+    timer = Timer(seconds, function, args)
+    timer.daemon = True
+    timer.start()
+
+
+def _wake() -> None:
+    try:
+        store().fleet.wake()
+    except FeedqError as error:
+        logger.warning(LogEvent.RECONCILE_FAILED, error=str(error))
+
+
 def dispatch(assignments: Sequence[Assignment]) -> None:
     """One message an assignment, to the worker's own queue; of many, a moment later.
 
-    Who is rung has claimed by then, and connects: to send and to hear of hundreds of messages costs as much. Lost
-    with this process, they are what is lost with the broker.
+    Who is rung has claimed by then, and connects: to send and to hear of hundreds of messages costs as much.
 
     What cannot be sent is sent again by the dispatch time-out, under a new epoch. Messages carry no expiry:
     the receiver would judge it by its wall clock, and the epoch makes an old one harmless anyway.
@@ -135,9 +153,7 @@ def dispatch(assignments: Sequence[Assignment]) -> None:
         send_all(assignments)
         return
     ((_, most),) = Counter(assignment.queue for assignment in assignments).most_common(1)
-    later = Timer(sent_after_s(most), send_all, (assignments,))
-    later.daemon = True
-    later.start()
+    _later(sent_after_s(most), send_all, assignments)
 
 
 def sent_after_s(most: int) -> float:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from feedq.store.engine import make_engine, translate_errors
+from feedq.store.engine import committing, make_engine, translate_errors
 
 
 class Database:
@@ -16,8 +16,6 @@ class Database:
     def __init__(self, url: str, *, application_name: str) -> None:
         self.url = url
         self._engine = make_engine(url, application_name=application_name)
-        self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        """The same pool."""
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -31,7 +29,7 @@ class Database:
 
         A thread of a busy worker waits for the interpreter after each. Raises `Unavailable`.
         """
-        with translate_errors(self.url), self._autocommit.connect() as connection:
+        with translate_errors(self.url), self._engine.connect() as connection, committing(connection):
             yield connection
 
     def close(self) -> None:

@@ -48,6 +48,8 @@ _LOOK = f"""
                      AND w.started_at + make_interval(secs => %(settle_s)s)
                          BETWEEN f.pass_at - make_interval(secs => {PASS_S}) AND clock_timestamp())
 """
+_PREPARE_LOOK = f"PREPARE feedq_look (float8) AS {_LOOK}" % {"settle_s": "$1"}
+_PREPARED_LOOK = "EXECUTE feedq_look (%(settle_s)s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Election:
         self._holder, self._host, self._pid, self._ttl_s = holder, host, pid, ttl_s
         self._settle_s = settle_s
         self._session = PostgresListener(url, WAKE, application_name=f"feedq-beat/{holder}")
+        self._look = _LOOK
 
     def campaign(self) -> bool:
         """Try to win; True when this candidate leads now."""
@@ -92,6 +95,8 @@ class Election:
             """,
             (name, str(self._holder), self._host, self._pid, self._session.backend_pid, self._ttl_s),
         )
+        if self._session.prepare(_PREPARE_LOOK, lock_class=LEADER_LOCK_CLASS, key=number):
+            self._look = _PREPARED_LOOK
         return True
 
     def depose_frozen(self) -> bool:
@@ -120,7 +125,7 @@ class Election:
         return bool(rows)
 
     def look(self) -> Look:
-        return Look(*self._session.execute(_LOOK, {"settle_s": self._settle_s})[0])
+        return Look(*self._session.execute(self._look, {"settle_s": self._settle_s})[0])
 
     def wait(self, timeout_s: float) -> bool:
         """True when reconcile was asked for in time."""

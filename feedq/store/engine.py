@@ -97,6 +97,22 @@ def _ping_what_has_rested(engine: Engine) -> None:
             raise InvalidatePoolError from error
 
 
+@contextmanager
+def committing(connection: Connection) -> Iterator[None]:
+    """Each statement of this connection is a transaction by itself, for the length of the block.
+
+    Not by SQLAlchemy's ``AUTOCOMMIT``: that goes back to an isolation level by its name, and from then on the
+    driver tells the server at the end of each block what its default is, which is a round trip more.
+    """
+    session: Any = connection.connection.driver_connection
+    session.autocommit = True
+    try:
+        yield
+    finally:
+        if not session.closed:
+            session.autocommit = False
+
+
 def make_lone_engine(url: str, *, application_name: str) -> Engine:
     """An engine without a pool, for transactions whose length and statements are those of somebody else's code."""
     return create_engine(

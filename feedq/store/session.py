@@ -70,12 +70,19 @@ def hold_worker_lock(connection: Connection, worker: Worker) -> bool:
             "SELECT pg_advisory_lock_shared(%s, %s), pg_backend_pid()", (WORKER_LOCK_CLASS, worker.lock_key)
         )
         (_, locked_by) = cursor.fetchone() or (None, None)
-        cursor.execute(
-            "SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted "
-            "AND pid = pg_backend_pid() AND classid = %s AND objid = %s)",
-            (WORKER_LOCK_CLASS, worker.lock_key),
+        return bool(
+            _has_lock(cursor, WORKER_LOCK_CLASS, worker.lock_key) and locked_by == connection.info.backend_pid
         )
-        return bool(cursor.fetchone() == (locked_by, True) and locked_by == connection.info.backend_pid)
+
+
+def _has_lock(cursor: Any, lock_class: int, key: int) -> bool:
+    """Whether the backend that answers is the one that was connected to, and has this lock."""
+    cursor.execute(
+        "SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted "
+        "AND pid = pg_backend_pid() AND classid = %s AND objid = %s)",
+        (lock_class, key),
+    )
+    return bool(cursor.fetchone() == (cursor.connection.info.backend_pid, True))
 
 
 class _Waiting:
@@ -132,7 +139,9 @@ class PostgresSession(_Waiting):
             with translated(url), self._connection.cursor() as cursor:
                 cursor.execute(f"SET statement_timeout = {int(1000 * KEEPER_STATEMENT_TIMEOUT_S)}")
                 self.locks_hold = hold_worker_lock(self._connection, worker)
-                self._heartbeat = _prepare(cursor) if self.locks_hold else HEARTBEAT
+                if self.locks_hold:
+                    _prepare(cursor, PREPARE_HEARTBEAT)
+                self._heartbeat = PREPARED_HEARTBEAT if self.locks_hold else HEARTBEAT
                 cursor.execute(
                     "UPDATE feedq.worker SET session_locks = %s WHERE id = %s AND session_locks <> %s",
                     (self.locks_hold, str(worker.id), self.locks_hold),
@@ -147,13 +156,14 @@ class PostgresSession(_Waiting):
             return heartbeat_from(cursor.fetchone())
 
 
-def _prepare(cursor: Any) -> str:
-    """Have the heartbeat planned once for the session, which costs several times what executing it does. Returns
-    what to send from now on. Not behind a pooler, where the next statement may meet another backend."""
+def _prepare(cursor: Any, statement: str) -> None:
+    """Have what is asked all the time planned once for the session: that costs more than to execute it.
+
+    Not behind a pooler, where the next statement may meet another backend.
+    """
     for name, value in {**PLANNER, "plan_cache_mode": "force_generic_plan"}.items():
         cursor.execute(f"SET {name} = {value}")
-    cursor.execute(PREPARE_HEARTBEAT)
-    return PREPARED_HEARTBEAT
+    cursor.execute(statement)
 
 
 class PostgresListener(_Waiting):
@@ -177,6 +187,14 @@ class PostgresListener(_Waiting):
         with translated(self._url), self._connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             return list(cursor.fetchall()) if cursor.description else []
+
+    def prepare(self, statement: str, *, lock_class: int, key: int) -> bool:
+        """Execute a ``PREPARE``; False behind a pooler, as this session's lock shows, which then says nothing."""
+        with translated(self._url), self._connection.cursor() as cursor:
+            if not _has_lock(cursor, lock_class, key):
+                return False
+            _prepare(cursor, statement)
+            return True
 
     @property
     def backend_pid(self) -> int:

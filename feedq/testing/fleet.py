@@ -273,6 +273,8 @@ class PaperFleet:
                 raise self._broken(f"feed {lease.feed_id} is waited for beyond its time")
         if report is not None:
             self._tell_unplaced(report)
+            if report.can_wait:
+                self.store.fleet.wake()
 
     # -- what it says --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 import psycopg2
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from feedq.errors import Unavailable
 from feedq.store import engine
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.servers
 
 NAME = "feedq-pool-test"
 LIMIT_S = 10.0
+ASKED = "SELECT query FROM pg_stat_activity WHERE application_name = %s"
 BACKENDS = "SELECT pid, state FROM pg_stat_activity WHERE application_name = %s"
 
 
@@ -33,6 +35,13 @@ def backends(database: Database) -> dict[int, str]:
     with psycopg2.connect(database.url) as other, other.cursor() as cursor:
         cursor.execute(BACKENDS, (NAME,))
         return dict(cursor.fetchall())
+
+
+def asked_last(database: Database) -> list[str]:
+    """What each session sent last."""
+    with psycopg2.connect(database.url) as other, other.cursor() as cursor:
+        cursor.execute(ASKED, (NAME,))
+        return [query for (query,) in cursor.fetchall()]
 
 
 def end_all(database: Database) -> None:
@@ -89,3 +98,21 @@ def test_a_statement_is_committed_by_itself_and_leaves_its_session_as_it_was(dat
     finally:
         with database.statement() as c:
             c.execute(text("DROP TABLE lone"))
+
+
+def test_a_statement_is_one_round_trip_whatever_its_session_did_before(database: Database) -> None:
+    for _ in range(2):
+        ask(database)
+        assert asked_last(database) == ["SELECT pg_backend_pid()"], "nothing is said after it"
+        with database.transaction() as c:
+            c.execute(text("SELECT 1"))
+        assert asked_last(database) == ["COMMIT"]
+
+
+def test_a_session_lost_in_its_statement_is_replaced(database: Database) -> None:
+    first = ask(database)
+    with database.statement() as c:
+        end_all(database)
+        with pytest.raises(OperationalError):
+            c.execute(text("SELECT 1"))
+    assert ask(database) != first

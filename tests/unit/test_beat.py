@@ -22,6 +22,7 @@ from feedq.beat import (
     ElectedScheduler,
 )
 from feedq.settings import Settings
+from feedq.simulate import timing
 from feedq.store.election import Look
 
 
@@ -261,6 +262,10 @@ def test_one_slow_look_does_not_put_off_the_next(candidate: Candidate, time: Tim
     candidate._lead(Uneven())  # type: ignore[arg-type]
     assert pauses[:-1] == [pytest.approx(0.01)] * (len(takes_s) - 1)
     assert pauses[-1] == pytest.approx(LOOK_SHARE * 0.02), "when all are slow there are fewer"
+
+
+def test_simulations_look_twice_as_the_beat_does() -> None:
+    assert timing.SECOND_LOOK_S == SECOND_LOOK_S
 
 
 class Elected:

@@ -117,47 +117,6 @@ def test_a_pass_killed_before_its_messages_is_made_good_by_the_dispatch_timeout(
     assert [a.epoch for a in sent] == [2]
 
 
-def die_with(store: MemoryStore, feeds: int) -> Worker:
-    """A worker that ran so many feeds has died, and another is there."""
-    victim = add_worker(store, "victim", capacity=feeds)
-    add_feeds(store, feeds)
-    _, sent = run(store)
-    store.leases.claim(victim.id, [a.key for a in sent])
-    heir = add_worker(store, "heir", capacity=feeds)
-    for _ in range(round(SETTINGS.ttl_s) + 1):
-        store.clock.advance(1)
-        store.workers.heartbeat(heir.id, heir.load, ttl_s=SETTINGS.ttl_s)
-    return heir
-
-
-def test_the_first_feeds_of_a_dead_worker_are_placed_before_anything_else_is_done(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "FIRST_PLACED", 2)
-    heir = die_with(store, 5)
-    store.feeds.set_target("f4", TargetState.PAUSED)
-    report, sent = run(store)
-    assert (report.workers_gone, report.leases_freed, report.edits, report.more) == (1, 5, 0, True)
-    assert [a.worker_id for a in sent] == [heir.id] * 2
-    report, sent = run(store)
-    assert (report.edits, len(sent), report.more) == (1, 2, False), "one of the five is paused by now"
-
-
-def test_passes_in_a_row_do_all_that_there_is_to_do_and_report_it_as_one(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "FIRST_PLACED", 2)
-    die_with(store, 5)
-    wakes = store.database.tables.wakes
-    sent: list[Assignment] = []
-    report = reconcile(store, sent.extend, SETTINGS, passes=control.PASSES_IN_A_ROW)
-    assert report is not None
-    assert (report.workers_gone, report.leases_freed, report.more) == (1, 5, False)
-    assert len(sent) == len({a.feed_id for a in sent}) == 5
-    assert report.assignments == tuple(sent)
-    assert store.database.tables.wakes == wakes, "nobody has to go on"
-
-
 def test_passes_in_a_row_are_bounded_and_leave_the_rest_to_others(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,45 +130,6 @@ def test_passes_in_a_row_are_bounded_and_leave_the_rest_to_others(
     assert report is not None
     assert (report.edits, report.more) == (3, True)
     assert store.database.tables.wakes == wakes + 1
-
-
-def test_what_the_first_pass_committed_is_sent_though_the_second_fails(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "FIRST_PLACED", 2)
-    die_with(store, 5)
-    sent: list[Assignment] = []
-    assign = MemoryPass.assign
-    calls = iter(range(10))
-
-    def assign_and_lose_the_second_commit(
-        self: MemoryPass, pairs: Sequence[tuple[int, UUID]]
-    ) -> list[Assignment]:
-        if next(calls) == 1:
-            store.fail_commits(1)
-        return assign(self, pairs)
-
-    monkeypatch.setattr(MemoryPass, "assign", assign_and_lose_the_second_commit)
-    with pytest.raises(Unavailable):
-        reconcile(store, sent.extend, SETTINGS, passes=2)
-    assert len(sent) == 2
-
-
-def test_the_feeds_of_a_dead_worker_are_placed_in_ever_larger_parts(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "FIRST_PLACED", 2)
-    die_with(store, 20)
-    parts: list[int] = []
-    assign = MemoryPass.assign
-
-    def count(self: MemoryPass, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
-        parts.append(len(pairs))
-        return assign(self, pairs)
-
-    monkeypatch.setattr(MemoryPass, "assign", count)
-    reconcile(store, lambda _: None, SETTINGS, passes=control.PASSES_IN_A_ROW)
-    assert parts == [2, 4, 8, 6]
 
 
 def test_a_pass_yields_to_one_that_is_under_way(store: MemoryStore) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from threading import Event
 from uuid import uuid4
 
 import pytest
 
-from feedq import tasks
+from feedq import control, tasks
+from feedq.control import PassReport
+from feedq.errors import Unavailable
 from feedq.model import Assignment
 from feedq.settings import Settings, settings
-from feedq.tasks import SENT_AFTER_S, SENT_AT_ONCE, SENT_BY, dispatch, sent_after_s
+from feedq.tasks import SENT_AFTER_S, SENT_AT_ONCE, SENT_BY, dispatch, run_reconcile, sent_after_s
 from tests.simulation.durations import Bounds
 
 LIMIT_S = 10.0
@@ -86,3 +88,36 @@ def test_what_counts_is_how_many_one_worker_begins(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tasks, "Timer", Later)
     dispatch(assignments(1_000, workers=10))
     assert waits_s == [sent_after_s(100)]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+@pytest.mark.parametrize(("left_out", "wakes"), [(False, 1), (True, 0)])
+def test_what_a_rush_leaves_is_asked_for_in_a_moment(
+    is_away: bool, left_out: bool, wakes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken: list[float] = []
+
+    class Waking:
+        @property
+        def fleet(self) -> Waking:
+            return self
+
+        def wake(self) -> None:
+            woken.append(tasks.AFTER_RUSH_S)
+            if is_away:
+                raise Unavailable("it is away")
+
+    class AtOnce:
+        def __init__(self, wait_s: float, function: Callable[..., None], arguments: Sequence[object]) -> None:
+            assert wait_s == tasks.AFTER_RUSH_S
+            self._function, self._arguments = function, arguments
+
+        def start(self) -> None:
+            self._function(*self._arguments)
+
+    report = PassReport(workers_gone=1, more=True, in_rush=True, left_out=left_out)
+    monkeypatch.setattr(tasks, "store", Waking)
+    monkeypatch.setattr(control, "reconcile", lambda *_, **__: report)
+    monkeypatch.setattr(tasks, "Timer", AtOnce)
+    assert run_reconcile() == "assigned 0"
+    assert len(woken) == wakes

@@ -1,0 +1,115 @@
+"""The elected beat's looks: planned once for its session, unless what is in between mixes sessions up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import astuple
+from uuid import uuid4
+
+import pytest
+
+from feedq.model import NewWorker
+from feedq.store.channels import LEADER_LOCK_CLASS, WAKE
+from feedq.store.election import BEAT_ELECTION, Election
+from feedq.store.session import PostgresListener
+from tests.contract.harness import TTL_S, PostgresHarness
+
+pytestmark = pytest.mark.servers
+
+SETTLE_S = 3600.0
+
+
+@pytest.fixture
+def plain(postgres_harness: PostgresHarness) -> Iterator[Election]:
+    """It has not won: what it asks is planned each time."""
+    with closing(candidate(postgres_harness)) as made:
+        yield made
+
+
+@pytest.fixture
+def elected(postgres_harness: PostgresHarness) -> Iterator[Election]:
+    with closing(candidate(postgres_harness)) as made:
+        assert made.campaign()
+        yield made
+
+
+@pytest.fixture(params=["plain", "elected"])
+def looking(request: pytest.FixtureRequest) -> Election:
+    election: Election = request.getfixturevalue(request.param)
+    return election
+
+
+def candidate(harness: PostgresHarness) -> Election:
+    return Election(harness.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S, settle_s=SETTLE_S)
+
+
+def asked(harness: PostgresHarness) -> set[tuple[object, ...]]:
+    """The first words that the sessions of beats sent last."""
+    return set(
+        harness.execute(
+            "SELECT split_part(btrim(query, E' \\n'), ' ', 1) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE 'feedq-beat/%%'"
+        )
+    )
+
+
+def test_what_the_elected_one_asks_all_the_time_is_planned_once(
+    postgres_harness: PostgresHarness, elected: Election
+) -> None:
+    elected.look()
+    assert asked(postgres_harness) == {("EXECUTE",)}
+
+
+def test_looks_find_the_same_however_they_are_planned(
+    postgres_harness: PostgresHarness, looking: Election
+) -> None:
+    harness = postgres_harness
+    assert astuple(looking.look())[:4] == (0, 0, 0, 0)
+    # Planned while there was nothing; what comes later is found all the same.
+    crashed, late = harness.worker("a"), harness.worker("b")
+    harness.store.session(crashed, ttl_s=TTL_S).close()
+    harness.await_unlocked(crashed)
+    kept = harness.store.session(late, ttl_s=TTL_S)
+    harness.execute("UPDATE feedq.worker SET expires_at = clock_timestamp() WHERE id = %s", str(late.id))
+    first, second = looking.look(), looking.look()
+    assert (first.crashed, first.suspected, first.expired) == (0, 1, 1)
+    assert (second.crashed, second.suspected, second.expired) == (1, 0, 1)
+    kept.close()
+
+
+def test_a_delay_that_is_over_is_due_however_looks_are_planned(
+    postgres_harness: PostgresHarness, looking: Election
+) -> None:
+    harness = postgres_harness
+    assert not looking.look().is_due
+    feed = harness.feed()
+    harness.execute(
+        "UPDATE feedq.lease SET retry_at = clock_timestamp() - interval '1 s' WHERE feed_id = %s", feed.id
+    )
+    assert looking.look().is_due
+
+
+def test_a_thousand_workers_are_looked_over_though_it_was_planned_for_none(
+    postgres_harness: PostgresHarness, elected: Election
+) -> None:
+    harness = postgres_harness
+    elected.look()
+    for n in range(1_000):
+        new = NewWorker(uuid4(), f"w{n}", "queue", 1, "host", 1, "0")
+        harness.store.workers.register(new, ttl_s=TTL_S)
+    harness.execute("UPDATE feedq.worker SET session_locks = true")
+    assert elected.look().suspected == 1_000
+    assert elected.look().crashed == 1_000
+
+
+def test_without_its_lock_a_session_prepares_nothing(postgres_harness: PostgresHarness) -> None:
+    # So it is behind a pooler, which gives each statement to whichever backend is free.
+    name, number = BEAT_ELECTION
+    with closing(PostgresListener(postgres_harness.url, WAKE, application_name=f"feedq-{name}")) as session:
+        prepare = "PREPARE something AS SELECT 1"
+        assert not session.prepare(prepare, lock_class=LEADER_LOCK_CLASS, key=number)
+        assert session.execute("SELECT name FROM pg_prepared_statements") == []
+        session.execute("SELECT pg_advisory_lock(%s, %s)", (LEADER_LOCK_CLASS, number))
+        assert session.prepare(prepare, lock_class=LEADER_LOCK_CLASS, key=number)
+        assert session.execute("EXECUTE something") == [(1,)]
