@@ -36,7 +36,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from tests.source import fast_lines
 
@@ -83,12 +83,12 @@ class Sender:
         began: float = self._read()["began_at"]
         return began
 
-    def _read(self) -> dict[str, float | str]:
+    def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise ConnectionError("the sender died; see its standard error")
-        read: dict[str, float | str] = json.loads(line)
+        read: dict[str, Any] = json.loads(line)
         return read
 
 

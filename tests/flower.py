@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tests.cluster import wait_until
 from tests.node import Node
@@ -23,8 +24,8 @@ class Answer:
     headers: dict[str, str]
 
     @property
-    def json(self) -> dict[str, object]:
-        document: dict[str, object] = json.loads(self.text)
+    def json(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.text)
         return document
 
 

@@ -20,11 +20,20 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from feedq.embedded.process import spawn
 
 KILL_TIMEOUT_S = 10.0
+
+
+class Process(Protocol):
+    """What a node needs of its process, wherever that comes from."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float) -> int: ...
 
 
 class Node:
@@ -39,7 +48,7 @@ class Node:
         self.env = dict(env)
         self.cwd = cwd
         self.log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._frozen = False
 
     def start(self) -> None:
@@ -48,7 +57,7 @@ class Node:
         self._frozen = False
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> Process:
         assert self._process is not None, f"{self.name} was never started"
         return self._process
 

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -252,6 +253,7 @@ def _become(order: Mapping[str, Any]) -> None:
     os.chdir(order["cwd"])
     sys.argv = ["celery", *order["argv"]]
     for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, TextIOWrapper)
         stream.reconfigure(line_buffering=True)
 
 

@@ -57,7 +57,7 @@ class ServerContainer:
 _TERM = signal.SIGTERM
 
 
-class ValkeyContainer(RedisContainer):  # type: ignore[misc]
+class ValkeyContainer(RedisContainer):
     """pytest-celery's Redis, at the address and with the password of an embedded Valkey."""
 
     def __init__(self, server: Valkey) -> None:
@@ -77,7 +77,7 @@ class ValkeyContainer(RedisContainer):  # type: ignore[misc]
         return self._server.port
 
 
-class WorkerContainer(CeleryWorkerContainer):  # type: ignore[misc]
+class WorkerContainer(CeleryWorkerContainer):
     """pytest-celery's worker, as a local ``celery -A feedq worker``."""
 
     def __init__(self, node: Node) -> None:

@@ -88,7 +88,7 @@ def recall(made: Server) -> int:
         connection = psycopg2.connect(made.url())
         with connection, connection.cursor() as cursor:
             cursor.execute("SELECT answer FROM memory")
-            (answer,) = cursor.fetchone()
+            ((answer,),) = cursor.fetchall()
         connection.close()
         return int(answer)
     assert isinstance(made, Valkey)

@@ -32,7 +32,8 @@ class Fleet:
     def name(self, node: str) -> str:
         """Under which a worker is known to feedq."""
         pid = self.cluster.workers[node].pid
-        return next(row["name"] for row in self.ask("worker", "list") if row["pid"] == pid)
+        found: str = next(row["name"] for row in self.ask("worker", "list") if row["pid"] == pid)
+        return found
 
     def feeds_of(self, node: str) -> list[str]:
         return self.cluster.feeds_of(self.cluster.workers[node])

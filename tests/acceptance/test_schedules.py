@@ -324,12 +324,12 @@ def test_two_plain_beats_whose_clocks_differ_double_nothing(cluster: Cluster) ->
             log=cluster.directory / f"{name}.log",
         )
         cluster.beats[name].start()
-    said = {
-        name: lambda node=node: node.text().count("Sending due task close")
-        for name, node in cluster.beats.items()
-    }
+
+    def sent(beat: Node) -> int:
+        return beat.text().count("Sending due task close")
+
     wait_until(
-        lambda: all(count() >= 5 for count in said.values()),
+        lambda: all(sent(beat) >= 5 for beat in cluster.beats.values()),
         limit_s=LIMIT_S,
         what=lambda: "\n".join(beat.text()[-3000:] for beat in cluster.beats.values()),
     )
@@ -341,7 +341,7 @@ def test_two_plain_beats_whose_clocks_differ_double_nothing(cluster: Cluster) ->
     ticks = [row["tick_at"] for row in rows]
     assert len(set(ticks)) == len(ticks)
     # Both beats have sent five times: each tick once, and none between the first and the last left out.
-    assert len(ticks) < sum(count() for count in said.values())
+    assert len(ticks) < sum(sent(beat) for beat in cluster.beats.values())
     assert {later - tick for tick, later in pairwise(sorted(ticks))} == {timedelta(seconds=2)}
     assert all(tick.timestamp() % 2 == 0 for tick in ticks)
     done = Counter(row["key"] for row in effects(cluster, "beat:close", "closed"))

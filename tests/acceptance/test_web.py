@@ -218,18 +218,18 @@ def test_the_api_says_what_the_commands_say(
     assert feeds["total"] == len(NASTY) + 1
     shown = json.loads(cluster.feedq("feed", "show", "acme/orders", "--json"))
     detail = flower.get("/api/feedq/feeds/acme/orders").json
-    assert [event["kind"] for event in detail.pop("events")] == ["feed_added"]  # type: ignore[index, union-attr]
+    assert [event["kind"] for event in detail.pop("events")] == ["feed_added"]
     assert detail.items() <= shown.items()
     fleet = flower.get("/api/feedq/status").json
     assert fleet.keys() == json.loads(cluster.feedq("status", "--json")).keys()
     workers = flower.get("/api/feedq/workers").json["workers"]
-    assert [worker["name"] for worker in workers] == ["w1@<b>host</b>", "w2@<b>host</b>"]  # type: ignore[index, union-attr]
+    assert [worker["name"] for worker in workers] == ["w1@<b>host</b>", "w2@<b>host</b>"]
 
 
 def test_the_api_serves_pages_and_names_wrong_arguments(flower: Flower) -> None:
     page = flower.get("/api/feedq/feeds?limit=1&offset=1&sort=name&order=desc&status=waiting").json
     assert (page["limit"], page["offset"], page["total"]) == (1, 1, len(NASTY))
-    assert len(page["feeds"]) == 1  # type: ignore[arg-type]
+    assert len(page["feeds"]) == 1
     assert flower.get("/api/feedq/feeds?limit=1e3").status == 400
     assert flower.get("/api/feedq/feeds/no%20such").status == 404
     for name in NASTY:

@@ -322,9 +322,9 @@ def test_the_api_says_what_the_commands_say(
     runs = flower.get(f"/api/feedq/runs?schedule={ROLLUP}&state=failed,succeeded").json["runs"]
     listed = cluster.feedq("schedule", "runs", ROLLUP, "--state=failed", "--state=succeeded", "--json")
     assert runs == json.loads(listed)
-    assert [run["state"] for run in runs] == ["failed", "succeeded"]  # type: ignore[index, union-attr]
-    one = flower.get(f"/api/feedq/runs/{runs[0]['id']}").json  # type: ignore[index]
-    assert one == runs[0]  # type: ignore[index]
+    assert [run["state"] for run in runs] == ["failed", "succeeded"]
+    one = flower.get(f"/api/feedq/runs/{runs[0]['id']}").json
+    assert one == runs[0]
 
 
 def test_the_status_says_what_the_command_says_of_schedules_and_runs(
@@ -335,14 +335,14 @@ def test_the_status_says_what_the_command_says_of_schedules_and_runs(
     assert said["schedules"] == shown["schedules"]
     assert shown["schedules"]["total"] == len(NAMES)
     aged = {"oldest_due_s": None}  # a moment lies between the two
-    assert {**said["runs"], **aged} == {**shown["runs"], **aged}  # type: ignore[dict-item]
+    assert {**said["runs"], **aged} == {**shown["runs"], **aged}
     assert (shown["runs"]["running"], shown["runs"]["slots"]) == (1, 4)
 
 
 def test_the_api_serves_pages_and_names_wrong_arguments(flower: Flower) -> None:
     first = flower.get("/api/feedq/schedules?limit=2").json
     rest = flower.get(f"/api/feedq/schedules?limit=9&after={quote(str(first['next_after']))}").json
-    found = [row["name"] for part in (first, rest) for row in part["schedules"]]  # type: ignore[attr-defined]
+    found = [row["name"] for part in (first, rest) for row in part["schedules"]]
     assert found == NAMES
     for path, status in (
         ("/api/feedq/schedules?limit=501", 400),

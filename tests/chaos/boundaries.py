@@ -18,10 +18,14 @@ from random import Random
 from threading import Lock, Timer, get_ident, local
 from typing import Any
 
-import feedq.bootsteps
+from sqlalchemy import Connection
+
+from feedq import bootsteps
 from feedq.runtime.jobs.hints import Note
+from feedq.schedule.model import ClaimedRun
 from feedq.store.database import Database
 from feedq.store.jobs import claiming, expiry, finishing, firing, runs, sessions
+from feedq.tasks import send_hints
 
 BOUNDARIES = ("fire_due", "claim", "finish", "transact", "expire")
 SAID = "doomed: "
@@ -73,9 +77,9 @@ def install(doom: Doom) -> None:
         if pending is not None:
             doom.strike(pending, "after")
 
-    def watched_commit(self: Any, *args: Any) -> None:
+    def watched_commit(self: sessions.JobSessions, connection: Connection, run: ClaimedRun) -> None:
         doom.strike("transact", "before")
-        commit(self, *args)
+        commit(self, connection, run)
         doom.strike("transact", "after")
 
     Database.transaction = watched
@@ -106,7 +110,7 @@ def _enter(doom: Doom, owner: Any, name: str, boundary: str) -> None:
 
 def disturb(rng: Random) -> None:
     """Between this worker and its broker."""
-    send = feedq.bootsteps.send_hints
+    send = send_hints
 
     def disturbed(notes: Sequence[Note]) -> int:
         now: list[Note] = []
@@ -128,7 +132,8 @@ def disturb(rng: Random) -> None:
         timer.daemon = True
         timer.start()
 
-    feedq.bootsteps.send_hints = disturbed
+    importer: Any = bootsteps  # it does not export what it imports
+    importer.send_hints = disturbed
 
 
 if chosen := os.environ.get("FEEDQ_TEST_DOOM"):

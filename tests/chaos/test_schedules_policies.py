@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from feedq.schedule.model import CatchUp, Cron, Every, Job, Overlap, ScheduleSpec
+from feedq.schedule.model import CatchUp, Cron, Every, Job, Overlap, ScheduleSpec, Timing
 from feedq.store.jobs.base import Schedules
 from feedq.store.postgresql import PostgresStore
 from tests.chaos import ticking
@@ -83,7 +83,10 @@ def test_of_an_outage_exactly_so_many_ticks_are_made_up_for_as_the_policy_says(
 ) -> None:
     last = (database_now(fleet) - timedelta(minutes=30)).replace(second=0, microsecond=0)
     first = last - timedelta(hours=HOURS - 1)
-    timings = {"every": Every(3600.0, anchor=first), "cron": Cron(f"{last.minute} * * * *")}
+    timings: dict[str, Timing] = {
+        "every": Every(3600.0, anchor=first),
+        "cron": Cron(f"{last.minute} * * * *"),
+    }
     job = Job("effects.noted", (0.0,))
     for kind, timing in timings.items():
         for case in CASES:

@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg2
@@ -177,8 +178,9 @@ class Harness(ABC):
 
     def reconcile_if_free(self, sent: list[Assignment] | None = None, **changes: object) -> PassReport | None:
         """The same, but None when another pass is under way."""
-        settings = Settings.model_construct(**{"settle_s": 0.0, "sweep_interval_s": 3600.0, **changes})
-        return reconcile(self.store, [].extend if sent is None else sent.extend, settings)
+        values: dict[str, Any] = {"settle_s": 0.0, "sweep_interval_s": 3600.0, **changes}
+        said: list[Assignment] = [] if sent is None else sent
+        return reconcile(self.store, said.extend, Settings.model_construct(**values))
 
 
 class MemoryHarness(Harness):
@@ -217,6 +219,7 @@ class MemoryHarness(Harness):
 class PostgresHarness(Harness):
     """On a migrated database, which it empties first."""
 
+    store: PostgresStore
     shortest_ttl_s = 6.0
 
     def __init__(self, url: str, *, restart_hold_s: float = 0.0) -> None:

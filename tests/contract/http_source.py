@@ -15,7 +15,7 @@ import orjson
 import pytest
 import uvloop
 
-from feedq.connectors.base import Connector, Context
+from feedq.connectors.base import Connector, Context, open_stream
 from feedq.errors import FeedqError
 from feedq.model import JSON, Batch
 from feedq.permission import DEFAULT, Permissions
@@ -99,8 +99,7 @@ class HttpFeed:
             self.secrets,
             permissions=self.permissions,
         )
-        stream: Any = self.kind(options, context).stream(after)
-        return stream
+        return open_stream(self.kind, options, context=context, cursor=after)
 
     async def read_to_end(
         self, url: str, *, after: JSON = None, **source: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from feedq.model import Worker
 from feedq.schedule.model import ClaimedRun, Finish, Job, Run, RunState
@@ -26,15 +27,15 @@ def offer(
     return Offer(worker.id, limit, segments, steal_after_s, runs)
 
 
-def ask(jobs: JobsHarness, worker: Worker, **changes: object) -> Granted:
+def ask(jobs: JobsHarness, worker: Worker, **changes: Any) -> Granted:
     return jobs.store.jobs.runs.claim(offer(worker, **changes))
 
 
-def claim(jobs: JobsHarness, worker: Worker, **changes: object) -> list[ClaimedRun]:
+def claim(jobs: JobsHarness, worker: Worker, **changes: Any) -> list[ClaimedRun]:
     return list(ask(jobs, worker, **changes).runs)
 
 
-def claim_one(jobs: JobsHarness, worker: Worker, **changes: object) -> ClaimedRun:
+def claim_one(jobs: JobsHarness, worker: Worker, **changes: Any) -> ClaimedRun:
     (run,) = claim(jobs, worker, **changes)
     return run
 

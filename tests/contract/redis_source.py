@@ -33,7 +33,8 @@ class Source:
 
     def __init__(self, server: Valkey) -> None:
         self.server = server
-        self.client = server.client(DATABASE)
+        # Its types leave open whether answers are decoded, and some commands without types.
+        self.client: Any = server.client(DATABASE)
         self.client.flushdb()
         self.allow("+@all", "~*")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import Field
@@ -31,7 +31,7 @@ class PlainOptions(ConnectorOptions):
 class PlainConnector:
     """Lines over TCP, after a hello that carries the cursor."""
 
-    Options = PlainOptions
+    Options: ClassVar[type[ConnectorOptions]] = PlainOptions
 
     def __init__(self, options: PlainOptions, context: Context) -> None:
         self._options = options
@@ -91,7 +91,7 @@ class SpoolOptions(ConnectorOptions):
 class SpoolConnector:
     """Files that appear in a directory, in the order of their names."""
 
-    Options = SpoolOptions
+    Options: ClassVar[type[ConnectorOptions]] = SpoolOptions
 
     def __init__(self, options: SpoolOptions, context: Context) -> None:
         self._options = options
@@ -122,7 +122,7 @@ class TestSpool(ConnectorConformance):
     async def serve(self) -> AsyncIterator[Served]:
         journal = Journal()
 
-        async def send(records: list[bytes]) -> None:
+        async def send(records: Sequence[bytes]) -> None:
             await journal.send(records)
             for number in range(len(journal.records) - len(records), len(journal.records)):
                 spooled = self._directory / f"{number:06}"

@@ -38,7 +38,7 @@ class SoundOptions(ConnectorOptions):
 class SoundConnector:
     """Lines after a greeting; each is acknowledged by its number once it is committed. With faults on demand."""
 
-    Options = SoundOptions
+    Options: ClassVar[type[ConnectorOptions]] = SoundOptions
     faults: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, options: SoundOptions, context: Context) -> None:
@@ -287,7 +287,7 @@ def test_what_is_left_out_is_named() -> None:
         runs: ClassVar[dict[str, Any]] = {}
 
         def parametrize(self, _: str, values: list[Any], *, ids: list[str]) -> None:
-            self.runs |= dict(zip(ids, values, strict=True))
+            self.runs.update(zip(ids, values, strict=True))
 
     asked: Any = Asked()
     Numbered().pytest_generate_tests(asked)

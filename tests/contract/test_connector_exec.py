@@ -21,6 +21,7 @@ import uvloop
 from feedq.connectors.base import parse_options
 from feedq.connectors.exec import ExecConnector
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
+from feedq.model import JSON
 from feedq.permission import Permissions
 from feedq.testing.loopback import PATIENCE_S, run_on, until
 from feedq.testing.stage import pull
@@ -56,7 +57,13 @@ def alive(pid: int) -> bool:
 
 def test_arguments_hold_the_cursor_and_the_name(run: Run) -> None:
     async def main() -> None:
-        for cursor, shown in [(None, "none"), (17, "17"), ("a b", "a b"), ({"n": [1]}, '{"n":[1]}')]:
+        cursors: list[tuple[JSON, str]] = [
+            (None, "none"),
+            (17, "17"),
+            ("a b", "a b"),
+            ({"n": [1]}, '{"n":[1]}'),
+        ]
+        for cursor, shown in cursors:
             source = {
                 "command": [
                     SHELL,

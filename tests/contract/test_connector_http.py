@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_the_request_says_what_the_options_do(run: Run) -> None:
     async def main() -> None:
         script = Script(answer(b'{"seq": 8}\n'))
         feed = HttpFeed(HttpConnector, secrets={"token": "a b/c"})
-        source = {
+        source: dict[str, Any] = {
             "headers": {"X-Key": "{token}", "X-Feed": "{name}", "X-At": "{cursor}", "User-Agent": "mine"},
             "cursor": "/seq",
         }
@@ -134,7 +135,8 @@ def test_a_body_is_sent_with_json_in_its_places(run: Run) -> None:
     async def main() -> None:
         script = Script(answer(b'{"seq": 8}\n'))
         body = r'{"feed": {name}, "after": {cursor}, "token": "{token}"}\n'
-        source = {"method": "POST", "body": body, "headers": {"Content-Type": "application/json"}}
+        headers = {"Content-Type": "application/json"}
+        source: dict[str, Any] = {"method": "POST", "body": body, "headers": headers}
         async with serving(script) as port:
             feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
             await feed.read_to_end(url(port), **source)
@@ -173,7 +175,7 @@ def test_a_record_without_its_end_mark_counts_only_if_it_is_sure_to_be_whole(
 def test_records_of_any_framing_come_through(run: Run) -> None:
     async def main() -> None:
         async with serving(Script(answer(b"\0\3a\nb\0\1c"))) as port:
-            source = {"framing": "length", "length_bytes": 2, "format": "bytes"}
+            source: dict[str, Any] = {"framing": "length", "length_bytes": 2, "format": "bytes"}
             batches, _ = await HttpFeed(HttpConnector).read_to_end(url(port), **source)
         assert records_of(batches) == [b"a\nb", b"c"]
 

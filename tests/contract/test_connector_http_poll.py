@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -277,7 +278,7 @@ def test_no_connection_is_held_for_long_between_polls(run: Run) -> None:
             gone.set()
 
         feed = HttpFeed(HttpConnector)
-        source = {"mode": "poll", "interval_s": 30, "format": "text"}
+        source: dict[str, Any] = {"mode": "poll", "interval_s": 30, "format": "text"}
         async with serving(script) as port, aclosing(feed.open(url(port), **source)) as stream:
             await anext(stream)
             waiting = asyncio.ensure_future(anext(stream))

@@ -78,7 +78,7 @@ def test_records_with_a_cursor_land_exactly_once(run: Run) -> None:
 def test_pages_are_asked_for_at_once_and_the_next_poll_waits(run: Run) -> None:
     async def main() -> None:
         api = Api(lambda asked: answer(items(*numbered(asked, last=10))))
-        source = {"mode": "poll", "interval_s": 0.7, "records": "/items", "cursor": "/seq"}
+        source: dict[str, Any] = {"mode": "poll", "interval_s": 0.7, "records": "/items", "cursor": "/seq"}
         async with serving(api) as port:
             feed = HttpFeed(HttpConnector)
             begun = asyncio.get_running_loop().time()
@@ -306,7 +306,8 @@ def test_a_body_is_not_sent_to_the_host_of_another_page(run: Run) -> None:
             home = Api(lambda _: answer(items(1, next=there)))
             source = {**POLL, "records": "/items", "next_page": "/next", "method": "POST", "body": "{token}"}
             async with serving(home) as home_port:
-                for cursor in (None, {"at": None, "page": there}):  # just named, and from before a restart
+                cursors: list[JSON] = [None, {"at": None, "page": there}]  # just named, from before a restart
+                for cursor in cursors:
                     feed = HttpFeed(HttpConnector, secrets={"token": "s3cret"})
                     _, error = await feed.read_to_end(url(home_port), after=cursor, **source)
                     assert isinstance(error, FeedMisconfigured)

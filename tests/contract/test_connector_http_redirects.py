@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -54,9 +55,7 @@ def url(port: int, target: str = "/") -> str:
     return f"http://127.0.0.1:{port}{target}"
 
 
-async def ended(
-    site: Site, *, feed: HttpFeed | None = None, **source: object
-) -> tuple[list[bytes], FeedqError]:
+async def ended(site: Site, *, feed: HttpFeed | None = None, **source: Any) -> tuple[list[bytes], FeedqError]:
     async with serving(site) as port:
         batches, error = await (feed or HttpFeed(HttpConnector)).read_to_end(url(port, "/old"), **source)
     return records_of(batches), error

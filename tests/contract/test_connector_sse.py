@@ -8,6 +8,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -341,7 +342,7 @@ def test_a_post_asks_and_envelopes_say_all(run: Run) -> None:
     async def main() -> None:
         stream = Stream(event(7, b"event: update"), stays=True)
         async with serving(stream) as port:
-            source = {"method": "POST", "body": '{"q": "x"}', "envelope": True}
+            source: dict[str, Any] = {"method": "POST", "body": '{"q": "x"}', "envelope": True}
             batches = await HttpFeed(SseConnector).take(1, url(port), **source)
         assert stream.asked[0].body == b'{"q": "x"}'
         assert json.loads(records_of(batches)[0]) == {"id": "7", "event": "update", "data": {"seq": 7}}

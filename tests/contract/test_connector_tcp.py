@@ -145,7 +145,7 @@ def test_without_a_pointer_the_cursor_stays_what_it_was(run: Run) -> None:
 
 def test_keep_alives_make_no_batches(run: Run) -> None:
     async def main() -> None:
-        async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             for _ in range(5):
                 writer.write(b"\r\n")
                 await writer.drain()

@@ -208,7 +208,8 @@ def test_a_length_that_cannot_be_one_fails_the_feed_after_what_came_before(run: 
             writer.write(b'\0\x09{"n":1}\0\1')
             await until_closed(reader)
 
-        source = {"framing": "length", "length_bytes": 2, "length_counts_itself": True, "cursor": "/n"}
+        framing = {"framing": "length", "length_bytes": 2, "length_counts_itself": True}
+        source: dict[str, Any] = {**framing, "cursor": "/n"}
         async with serving(script) as port:
             batches, error = await Harness().read_to_end(url(port), **source)
         assert records_of(batches) == [b'{"n":1}']

@@ -51,7 +51,7 @@ def test_a_consumer_that_does_not_pull_holds_the_source_back_within_the_bound(ru
         bound = 64 * 1024
         held_back = asyncio.Event()
 
-        async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             for _ in range(total // 10**6):
                 writer.write(line * 10**4)
                 if writer.transport.get_write_buffer_size() > 0:

@@ -110,7 +110,7 @@ class TestCompressed(ConnectorConformance):
             writer.write(b"".join(server.data_to_send()))
             subscription = await next_event(server, reader)
             assert isinstance(subscription, Frame)
-            sent = json.loads(subscription.data)["from"] or 0
+            sent = json.loads(bytes(subscription.data))["from"] or 0
             while True:
                 for record in await journal.after(sent):
                     server.send_text(record)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from feedq.model import WorkerTarget
-from feedq.schedule.model import Job, Overlap, Queue, RunKind, RunState, Semantics
+from feedq.schedule.model import Hint, Job, Overlap, Queue, RunKind, RunState, Semantics
 from feedq.schedule.spread import segment_of
-from feedq.store.jobs.base import Hint
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
 from tests.contract.jobs_stage import (
     ALL,

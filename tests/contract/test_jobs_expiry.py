@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import psycopg2
 import pytest
@@ -11,14 +12,14 @@ from feedq.model import Worker
 from feedq.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, ScheduleState, Semantics
 from feedq.schedule.outcome import LOSSES_MAX
 from feedq.store.jobs import expiry
-from feedq.store.jobs.finishing import Standing
+from feedq.store.jobs.finishing import Standing, standing_from
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import ask, claim, claim_one, ended, finish
 
 S = RunState
 
 
-def job(semantics: Semantics = Semantics.AT_MOST_ONCE, **changes: object) -> Job:
+def job(semantics: Semantics = Semantics.AT_MOST_ONCE, **changes: Any) -> Job:
     return Job("tasks.report", semantics=semantics, **changes)
 
 
@@ -73,6 +74,7 @@ def test_other_runs_are_run_again_at_once(jobs: JobsHarness, semantics: Semantic
     assert (again.id, again.attempt) == (run.id, 2)
     assert again.fence > run.fence
     ((_, detail),) = jobs.events("run_lost")
+    assert isinstance(detail, dict)
     assert detail["state"] == "waiting"
     assert jobs.schedules.get("nightly").failures == 0
 
@@ -221,7 +223,7 @@ def test_a_run_that_somebody_else_has_by_then_is_not_taken_away(
     worker, run = started(jobs)
     jobs.bury(worker)
     other = jobs.job_worker("b")
-    real = expiry.standing_from
+    real = standing_from
 
     def meanwhile(row: object) -> Standing:
         sql = "UPDATE feedq.run SET worker_id = %s, fence = nextval('feedq.run_fence')"

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import Random
 from typing import Any
@@ -71,6 +71,7 @@ def test_of_many_nodes_that_fire_at_once_each_tick_is_fired_by_one(
     assert len(ticks) == 200
     for _, rows, distinct, span, is_behind in ticks:
         # Each second has its tick: none twice, none left out.
+        assert isinstance(span, timedelta)
         assert rows == distinct == span.total_seconds() + 1
         assert is_behind
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -131,7 +132,7 @@ def test_a_schedule_that_is_not_there_is_not_found(jobs: JobsHarness, act: str) 
 # -- editing -----------------------------------------------------------------------------------------
 
 
-def overdue(jobs: JobsHarness, **changes: object) -> datetime:
+def overdue(jobs: JobsHarness, **changes: Any) -> datetime:
     """A schedule ``nightly`` whose watermark was passed ten minutes ago. Returns the watermark."""
     jobs.schedule(**changes)
     jobs.elapse(600)

@@ -223,7 +223,7 @@ def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_ana
         jobs.execute("ANALYZE feedq.schedule, feedq.run")
     schedules, page = jobs.schedules, 100
     failed = [RunState.FAILED]
-    for what, most, act in [
+    acts: list[tuple[str, int, Callable[[], object]]] = [
         # Of each: the schedule, perhaps read twice, its newest run, and those of it that have not ended.
         ("a page", 4 * page, partial(schedules.views, after="s1000", limit=page)),
         ("a page by prefix", 4 * page, partial(schedules.views, prefix="s19", limit=page)),
@@ -238,7 +238,8 @@ def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_ana
         ("a purge", 20, partial(schedules.purge, "s0001")),
         ("a removal", 20, partial(schedules.remove, "s0002")),
         ("retention", 60, partial(trimmed, jobs)),
-    ]:
+    ]
+    for what, most, act in acts:
         read = read_by(jobs, act)
         assert read <= most + PLANNER_ROWS, what
     assert read_by(jobs, schedules.specs) >= SCHEDULES - 1, "the counters work"

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import Random
 from threading import Barrier
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def at_once(threads: ThreadPoolExecutor, act: Callable[[], object]) -> list[obje
     return [job.result(WAIT_S) for job in [threads.submit(attempt) for _ in range(THREADS)]]
 
 
-def wait_until_blocked(jobs: JobsHarness, blocked: Future[object]) -> None:
+def wait_until_blocked(jobs: JobsHarness, blocked: Future[Any]) -> None:
     """Until some statement waits for another transaction's row lock."""
     deadline = time.monotonic() + WAIT_S
     sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -252,7 +253,11 @@ def test_everything_at_once_never_deadlocks(jobs: JobsHarness, threads: ThreadPo
 
     def end(rng: Random) -> None:
         for run in schedules.runs(states=[RunState.WAITING, RunState.RUNNING], limit=9):
-            rng.choice([schedules.cancel_run, lambda _, name=run.schedule: schedules.purge(name)])(run.id)
+            acts: list[Callable[[], object]] = [
+                partial(schedules.cancel_run, run.id),
+                partial(schedules.purge, run.schedule),
+            ]
+            rng.choice(acts)()
 
     def work(_: Random) -> None:
         jobs.execute(

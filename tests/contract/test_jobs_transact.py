@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from uuid import UUID
 
 import psycopg2
 import pytest
@@ -277,7 +278,7 @@ def test_a_run_that_is_about_to_be_committed_is_not_expired(
     jobs.bury(worker)
     real = sessions.complete
 
-    def complete(c: Connection, worker_id: object, claimed: ClaimedRun) -> None:
+    def complete(c: Connection, worker_id: UUID, claimed: ClaimedRun) -> None:
         real(c, worker_id, claimed)
         assert jobs.store.jobs.runs.expire(limit=10) == 0
 
@@ -301,7 +302,7 @@ def test_killed_before_the_commit_nothing_is_kept(jobs: JobsHarness, monkeypatch
     worker, run = started(jobs)
     real = sessions.complete
 
-    def complete(c: Connection, worker_id: object, claimed: ClaimedRun) -> None:
+    def complete(c: Connection, worker_id: UUID, claimed: ClaimedRun) -> None:
         real(c, worker_id, claimed)
         cut_off(jobs, run)
 

@@ -14,12 +14,14 @@ from feedq.lease import TrustWindow
 from feedq.runtime import keeper as keeper_module
 from feedq.sinks import fencing, groupcommit, statements
 from feedq.store import passes
+from feedq.store.workers import free_leases
 from feedq.testing import ManualClock, MemoryStore
 from tests.contract import test_sink_conformance
 from tests.contract import test_store_passes as store_passes
 from tests.contract import test_store_races as races
 from tests.contract.harness import PostgresHarness
 from tests.contract.sink_harness import PostgresSinkHarness
+from tests.tenant import Tenant
 from tests.unit import test_keeper as keeper
 
 sinks = test_sink_conformance.TestPostgresSink()
@@ -61,8 +63,8 @@ def test_a_sink_without_the_epoch_in_its_checkpoint_update_fails(
 def test_a_sink_that_does_not_fence_on_start_fails(
     test: SinkTest, sink_harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutant = fencing.FENCE.replace("epoch = excluded.epoch", "epoch = c.epoch")
-    assert mutant != fencing.FENCE
+    mutant = statements.FENCE.replace("epoch = excluded.epoch", "epoch = c.epoch")
+    assert mutant != statements.FENCE
     monkeypatch.setattr(fencing, "FENCE", mutant)
     with pytest.raises(AssertionError):
         test(sink_harness)
@@ -71,7 +73,7 @@ def test_a_sink_that_does_not_fence_on_start_fails(
 def test_a_keeper_whose_trust_is_anchored_at_the_reply_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     store = MemoryStore(clock)
-    made = keeper.make_keeper(store, keeper.Tenant(), clock)
+    made = keeper.make_keeper(store, Tenant(), clock)
 
     class AnchoredAtTheReply(TrustWindow):
         @staticmethod
@@ -103,7 +105,6 @@ def test_a_store_that_buries_without_freeing_fails(
 def test_a_store_that_frees_in_a_transaction_of_its_own_fails(
     postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free_leases = passes.free_leases
 
     def in_another_transaction(_: object, *args: Any, **options: Any) -> int:
         with postgres_harness.store._database.transaction() as other:

@@ -127,7 +127,7 @@ def test_what_is_known_of_a_record_lands_typed(harness: PostgresSinkHarness) -> 
         "at": "$received_at",
     }
     constants = {"one": rule(value=1), "note": rule(value={"by": "us"})}
-    landing = Landing("known", "text", sources_of(columns | constants))
+    landing = Landing("known", "text", sources_of({**columns, **constants}))
     sink = harness.sink()
     fence(sink, 1, 3, landing)
     sink.write(

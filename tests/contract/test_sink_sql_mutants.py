@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from feedq.sinks.sql import flavor, letters, session
+from feedq.sinks.session import AnswerLost
+from feedq.sinks.sql import letters, session
 from feedq.sinks.sql.sqlite import Sqlite
+from feedq.sinks.sqlstate import Trouble
 from feedq.testing.sink_stage import batch
 from tests.contract import test_sink_conformance
 from tests.contract.sink_harness import SqliteHarness
@@ -74,7 +76,7 @@ def test_a_checkpoint_that_moves_outside_of_the_transaction_is_noticed(
 def test_a_lost_answer_taken_for_a_refusal_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch, happened: bool
 ) -> None:
-    monkeypatch.setattr(session.AnswerLost, "__init__", lambda *_: None)
+    monkeypatch.setattr(AnswerLost, "__init__", lambda *_: None)
     monkeypatch.setattr(Sqlite, "refused_commit", lambda *_: True)
     with pytest.raises(Exception, match="disk I/O error"):
         suite.test_a_lost_answer_is_decided_by_the_checkpoint(harness, happened)
@@ -105,6 +107,6 @@ def test_a_replay_that_leaves_its_dead_letters_is_noticed(
 def test_an_attempt_that_is_not_undone_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MENDABLE", (flavor.Trouble.LOCKED,))
+    monkeypatch.setattr(session, "MENDABLE", (Trouble.LOCKED,))
     with pytest.raises(AssertionError):
         suite.test_refused_records_go_to_the_dead_letters_and_all_others_land(harness, "9", batch)

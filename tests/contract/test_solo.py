@@ -14,6 +14,8 @@ from feedq import settings as settings_module
 from feedq import tasks
 from feedq.model import FeedKey, LeaseState, Reason, Worker
 from feedq.runtime import solo
+from feedq.runtime.fencer import Fencer
+from feedq.runtime.writer import Writer
 from feedq.settings import Settings
 from feedq.store.base import Followed
 from tests.contract.harness import PostgresHarness, spec
@@ -110,12 +112,10 @@ def test_an_unexpected_error_does_not_end_the_following_of_a_lease(
 
 def test_the_sink_threads_of_an_earlier_worker_session_end(tenure: Tenure) -> None:
     def mine() -> list[threading.Thread]:
-        ends = [
-            end
-            for ends in solo._ends_of.values()
-            for end in (*ends._writers.values(), *ends._fencers.values())
-        ]
-        return [end._thread for end in ends]
+        found: list[Writer | Fencer] = []
+        for ends in solo._ends_of.values():
+            found += [*ends._writers.values(), *ends._fencers.values()]
+        return [end._thread for end in found]
 
     first = tenure.harness.worker("w1")
     key = tenure.assign(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -103,7 +104,7 @@ def test_every_change_marks_the_feed_dirty(harness: Harness) -> None:
     feed = harness.feed()
     feeds = harness.store.feeds
     assert harness.dirty_feeds() == 0
-    changes = [
+    changes: list[Callable[[], object]] = [
         lambda: feeds.edit(feed.name, spec(weight=9.0)),
         lambda: feeds.set_target(feed.name, TargetState.PAUSED),
         lambda: feeds.set_target(feed.name, TargetState.RUNNING),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def wait_until_blocked(harness: PostgresHarness, blocked: Future[object]) -> None:
+def wait_until_blocked(harness: PostgresHarness, blocked: Future[Any]) -> None:
     """Until some statement waits for another transaction's row lock."""
     deadline = time.monotonic() + WAIT_S
     sql = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

@@ -106,9 +106,11 @@ class Stage:
         return self.store.feeds.add(spec).id
 
     def reconcile(self) -> None:
-        control.reconcile(
-            self.store, lambda given: [self.offer(one.key) for one in given] and None, self.settings
-        )
+        def send(given: Sequence[Assignment]) -> None:
+            for one in given:
+                self.offer(one.key)
+
+        control.reconcile(self.store, send, self.settings)
 
     def offer(self, key: FeedKey) -> None:
         self.supervisor.offer(key, Hooks(lambda: None, self.said.append, lambda _: None))
@@ -224,7 +226,7 @@ def test_a_worker_declared_gone_twice_in_a_row_streams_again_with_one_connection
         stage.streaming()
         gone = stage.worker_id
         stage.store.workers.leave(gone)
-        until(lambda gone=gone: stage.worker_id != gone, "registered anew")
+        until(lambda: stage.worker_id != gone, "registered anew")  # noqa: B023
         until(lambda: stage.source.open == 0, "the old connection is closed")
     stage.reconcile()
     stage.streaming()

@@ -195,7 +195,7 @@ def test_a_message_that_is_delivered_again_is_dropped(
                 await taking
                 taking = asyncio.ensure_future(pull(tenure, stream, count=4, commit=False))
                 async with asyncio.timeout(20):
-                    while not sum(one.num_redelivered for one in await js.consumers_info("orders")):
+                    while not sum(one.num_redelivered or 0 for one in await js.consumers_info("orders")):
                         await asyncio.sleep(0.05)
                 await publish(js, "o.new", [b"after"])
                 await taking
@@ -412,7 +412,7 @@ def test_a_worker_that_takes_over_ends_its_predecessor(
                 waiting = asyncio.ensure_future(anext(stream))
                 async with asyncio.timeout(20):
                     # When its request is under way; one that comes later only notices that nothing comes.
-                    while not sum(one.num_waiting for one in await js.consumers_info("orders")):
+                    while not sum(one.num_waiting or 0 for one in await js.consumers_info("orders")):
                         await asyncio.sleep(0.01)
                 async with reading(after, 1):
                     with pytest.raises(SourceUnavailable, match="moved to another worker"):

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -100,7 +101,7 @@ def line(number: int) -> bytes:
     return b'{"seq": %d, "pad": "%b"}' % (number, b"x" * (number % 200))
 
 
-async def ended(url: str, **source: object) -> tuple[Sequence[bytes], FeedqError]:
+async def ended(url: str, **source: Any) -> tuple[Sequence[bytes], FeedqError]:
     batches, error = await HttpFeed(HttpConnector, secrets={"token": "s3cret"}).read_to_end(url, **source)
     return records_of(batches), error
 

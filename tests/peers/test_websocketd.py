@@ -68,7 +68,7 @@ async def test_a_feed_resumes_after_its_cursor_in_the_url(server: PeerServer) ->
     while len(feed.records) < RECORDS:
         had = len(feed.records)
         # A connection for a few batches each: the rest of what it brought is never committed.
-        error = await feed.read(enough=lambda had=had: len(feed.records) >= had + 5_000)
+        error = await feed.read(enough=lambda: len(feed.records) >= had + 5_000)  # noqa: B023
         assert error is None or "closed by the peer" in str(error)
     assert [json.loads(record)["seq"] for record in feed.records] == [*range(1, RECORDS + 1)]
 

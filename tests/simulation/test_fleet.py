@@ -75,9 +75,9 @@ class Trouble:
             if view.worker.target_state is not WorkerTarget.SERVING:
                 self.fleet.store.workers.set_target(view.worker.id, WorkerTarget.SERVING)
         self._add("z", capacity=100)  # the others may all be about to leave
-        for view in self.fleet.store.feeds.views():
-            if view.feed.spec.target_state is TargetState.PAUSED and view.feed.removed_at is None:
-                self.fleet.resume(view.feed.id)
+        for feed in [view.feed for view in self.fleet.store.feeds.views()]:
+            if feed.spec.target_state is TargetState.PAUSED and feed.removed_at is None:
+                self.fleet.resume(feed.id)
 
     # -- what may happen -----------------------------------------------------------------------------
 

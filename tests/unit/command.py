@@ -110,7 +110,7 @@ class Command:
         assert lease.worker_id is not None
         self.store.leases.release(lease.worker_id, [Release(lease.feed_id, lease.epoch, reason, error=error)])
 
-    def during_waits(self, act: Callable[[], None]) -> None:
+    def during_waits(self, act: Callable[[], object]) -> None:
         """Do ``act`` whenever a command looks at the clock to see how long it has waited."""
         clock = self.clock
         look = clock.monotonic

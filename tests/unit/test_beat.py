@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from celery import Celery
@@ -24,6 +24,7 @@ from feedq.beat import (
 from feedq.settings import Settings
 from feedq.simulate import timing
 from feedq.store.election import Look
+from feedq.tasks import reconcile
 
 
 class Time:
@@ -47,7 +48,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 def sent_at(time: Time, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When reconciles were asked for by message."""
     moments: list[float] = []
-    monkeypatch.setattr(beat.reconcile, "apply_async", lambda **_: moments.append(time.now))
+    monkeypatch.setattr(reconcile, "apply_async", lambda **_: moments.append(time.now))
     return moments
 
 
@@ -69,7 +70,7 @@ def asked(time: Time, sent_at: list[float], monkeypatch: pytest.MonkeyPatch) -> 
             moments.append(time.now)
 
     monkeypatch.setattr(beat, "Lane", Passes)
-    monkeypatch.setattr(beat.reconcile, "apply_async", send)
+    monkeypatch.setattr(reconcile, "apply_async", send)
     return moments
 
 
@@ -292,7 +293,7 @@ def scheduler(elected: Elected, monkeypatch: pytest.MonkeyPatch) -> ElectedSched
         "often": {"task": "often", "schedule": 5.0},
     }
     made = ElectedScheduler(app, Producer=lambda *_, **__: None)
-    made._candidate = elected
+    made._candidate = cast("Candidate", elected)
     monkeypatch.setattr(ElectedScheduler, "producer", None)
     return made
 

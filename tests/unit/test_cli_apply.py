@@ -156,7 +156,8 @@ def test_a_name_can_be_used_again_while_its_feed_is_being_removed(command: Comma
 
 
 def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(command: Command) -> None:
-    add, added = command.store.feeds.add, []
+    add = command.store.feeds.add
+    added: list[object] = []
 
     def add_one_only(spec: object) -> object:
         if added:

@@ -289,7 +289,7 @@ def test_remove_asks_first_and_refuses_where_nobody_answers(command: Command) ->
 
 def test_remove_waits_until_nothing_is_left(command: Command) -> None:
     command.feed("a")
-    command.during_waits(lambda: command.reconcile() and None)
+    command.during_waits(command.reconcile)
     assert command.ok("feed", "remove", "a", "--yes", "--wait").endswith("a removed\n")
     assert command.store.feeds.views() == []
 

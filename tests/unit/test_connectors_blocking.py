@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -35,7 +35,7 @@ def a_context() -> Context:
 
 def opened(source: Source, context: Context | None = None, *, cursor: JSON = None) -> Any:
     class Plain:
-        Options = ConnectorOptions
+        Options: ClassVar[type[ConnectorOptions]] = ConnectorOptions
 
         def __init__(self, options: ConnectorOptions, context: Context) -> None:
             self._context = context

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection, ConnectionOptions, SourceSilent
+from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection, ConnectionOptions
 from feedq.connectors.wire.dialing import GuardedSocket, explain, reason
 from feedq.connectors.wire.remote import Location
 from feedq.connectors.wire.tls import TlsFiles
-from feedq.errors import SourceUnavailable
+from feedq.errors import SourceSilent, SourceUnavailable
 
 ENDPOINT = Location("tcp", "feeds.example", 7001, tls=False, target="")
 DAY_S = 86_400.0

@@ -103,7 +103,8 @@ def message(number: int, payload: bytes = b"x", *, dup: bool = False, topic: str
 
 
 def test_what_is_pending_is_known_again_and_what_was_acknowledged_is_not() -> None:
-    pending, sent = PendingMessages({}), []
+    pending = PendingMessages({})
+    sent: list[int] = []
     assert pending.seen(message(1)) is Seen.NEVER
     pending.add(message(1))
     assert pending.seen(message(1, dup=True)) is Seen.PENDING

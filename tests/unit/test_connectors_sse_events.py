@@ -43,7 +43,7 @@ def records_of(framer: EventFramer, pieces: Sequence[bytes]) -> tuple[list[bytes
     return records, False
 
 
-CUTS = st.one_of(
+CUTS: st.SearchStrategy[Sequence[int]] = st.one_of(
     st.just([]),
     st.lists(st.integers(0, 2000), max_size=8),
     st.just(range(2000)),

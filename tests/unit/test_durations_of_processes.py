@@ -21,6 +21,7 @@ from feedq.runtime.keeper import WATCHDOG_MIN_S, Keeper
 from feedq.runtime.runner import Surroundings
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.election import Look
+from feedq.tasks import reconcile
 from feedq.testing import ManualClock, MemoryStore
 from feedq.testing.sink import MemoryCheckpoint
 from tests.simulation.durations import Bounds
@@ -46,7 +47,7 @@ class Leader:
         self.looks = 0
         self.was_taken_for_frozen = False
         monkeypatch.setattr(beat, "monotonic", lambda: self.now)
-        monkeypatch.setattr(beat.reconcile, "apply_async", lambda **_: None)
+        monkeypatch.setattr(reconcile, "apply_async", lambda **_: None)
         monkeypatch.setattr(beat, "run_reconcile", lambda: "")
         self.candidate = Candidate(settings)
         self._ttl_s = settings.leader_ttl_s

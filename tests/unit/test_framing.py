@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -161,7 +162,7 @@ def test_a_length_below_its_own_size_is_corrupt() -> None:
     assert framed == Framed(records=(b"a",), corrupt=True)
 
 
-FRAMERS = {
+FRAMERS: dict[str, Callable[[int], Framer]] = {
     "lines": lambda limit: LineFramer(limit),
     "delimiter": lambda limit: DelimiterFramer(b"||", limit),
     "length": lambda limit: LengthFramer(1, limit, byte_order="big", counts_itself=True),

@@ -44,7 +44,7 @@ def test_an_empty_batch_moves_the_cursor_and_holds_nothing() -> None:
 
 
 def test_whatever_names_a_tenure_has_the_same_key() -> None:
-    tenures = [
+    tenures: list[Assignment | StopRequest | Release | Progress] = [
         Assignment(3, 9, UUID(int=1), "node.a"),
         StopRequest(3, 9, Reason.PAUSED),
         Release(3, 9, Reason.RELEASED),

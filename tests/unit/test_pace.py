@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,11 +67,9 @@ def test_nobody_waits_for_what_was_taken_after_him(rate_per_s: float, before: fl
     mine = bucket.take(before, now=0.0)
     wait_s = bucket.wait_s(mine, now=0.0)
     theirs = bucket.take(after, now=0.0)
-    tolerance = {"rel": 1e-6, "abs": 1e-6 + 1e-6 / rate_per_s}
-    assert bucket.wait_s(mine, now=0.0) == pytest.approx(wait_s, **tolerance)
-    assert bucket.wait_s(theirs, now=0.0) == pytest.approx(
-        max(0.0, (before + after) / rate_per_s - BURST_S), **tolerance
-    )
+    about = partial(pytest.approx, rel=1e-6, abs=1e-6 + 1e-6 / rate_per_s)
+    assert bucket.wait_s(mine, now=0.0) == about(wait_s)
+    assert bucket.wait_s(theirs, now=0.0) == about(max(0.0, (before + after) / rate_per_s - BURST_S))
 
 
 @pytest.mark.parametrize("rate_per_s", [5e-324, 1e-300, 1e12, 1e15])

@@ -14,6 +14,7 @@ from feedq import pool as pool_module
 from feedq.model import FeedKey
 from feedq.pool import StreamPool
 from feedq.runtime.intake import Hooks
+from feedq.runtime.lane import Lane
 from feedq.tasks import RECONCILE, STREAM_FEED
 
 LIMIT_S = 10.0
@@ -171,7 +172,12 @@ def test_a_stop_waits_for_running_jobs_and_drops_those_that_wait(pool: StreamPoo
     for _ in range(100):
         apply(pool, "job", lambda: go_on.wait(LIMIT_S))
     pool_stops = Event()
-    pool_module.Lane("test").submit(lambda: (pool.stop(), pool_stops.set()))
+
+    def stop() -> None:
+        pool.stop()
+        pool_stops.set()
+
+    Lane("test").submit(stop)
     assert not pool_stops.wait(0.2)
     go_on.set()
     assert pool_stops.wait(LIMIT_S)
@@ -181,7 +187,12 @@ def test_a_stop_waits_for_running_jobs_and_drops_those_that_wait(pool: StreamPoo
 
 def test_a_stop_waits_neither_for_a_reconcile_nor_for_a_callback_that_hangs(pool: StreamPool) -> None:
     began, go_on = Event(), Event()
-    apply(pool, RECONCILE, lambda: (began.set(), go_on.wait(60)))
+
+    def hang() -> None:
+        began.set()
+        go_on.wait(60)
+
+    apply(pool, RECONCILE, hang)
     pool._callbacks.submit(go_on.wait, 60)
     assert began.wait(LIMIT_S)
     before = time.monotonic()

@@ -36,7 +36,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         taken.append(delay_s)
         await sleep(0)
 
-    monkeypatch.setattr(roster.asyncio, "sleep", pause)
+    monkeypatch.setattr(asyncio, "sleep", pause)
     return taken
 
 

@@ -22,8 +22,12 @@ TROUBLES = (
 )
 
 
-def run(*events: str, settings: dict[str, Any] | None = None, **scenario: Any) -> Report:
+def run(
+    *events: str, lasting: str | None = None, settings: dict[str, Any] | None = None, **scenario: Any
+) -> Report:
     chosen = Settings(**(UNPACED | (settings or {})))
+    if lasting is not None:
+        scenario["for"] = lasting
     return simulate(build_scenario({"events": list(events), **scenario}, origin="test"), chosen)
 
 
@@ -231,7 +235,7 @@ def test_feeds_that_are_removed_while_they_wait_for_their_turn_never_dial() -> N
 
 
 def test_feeds_of_a_host_that_is_away_come_back() -> None:
-    report = run("30s away host1", "60s back host1", feeds={"count": 100, "hosts": 2}, **{"for": "3m"})
+    report = run("30s away host1", "60s back host1", feeds={"count": 100, "hosts": 2}, lasting="3m")
     away = after(report, "away host1")
     assert away.gaps >= 50
     assert 30 <= away.gap_median_s <= 30 + 2 * Settings().backoff_max_s
@@ -251,8 +255,8 @@ def test_a_worker_that_is_not_there_is_named(event: str) -> None:
 
 
 def test_every_duration_may_be_as_short_as_is_permitted() -> None:
-    zero = dict.fromkeys(("heartbeat_s", "trust_margin_s", "settle_s", "look_interval_s"), 0)
-    others = {"reconcile_interval_s": 0, "restart_hold_s": 0, "backoff_base_s": 0}
+    zero: dict[str, Any] = dict.fromkeys(("heartbeat_s", "trust_margin_s", "settle_s", "look_interval_s"), 0)
+    others: dict[str, Any] = {"reconcile_interval_s": 0, "restart_hold_s": 0, "backoff_base_s": 0}
     settings = Settings(**UNPACED, **zero, **others, ttl_s=0.5)
     scenario = build_scenario(
         {"events": ["10s freeze 1", "15s join 1", "20s deploy"], "for": "60s"}, origin="test"
@@ -274,7 +278,7 @@ def test_fifty_thousand_feeds_take_seconds() -> None:
         "120s join 1",
         feeds={"count": 50_000, "hosts": 20},
         workers={"count": 50, "capacity": 1200},
-        **{"for": "1h"},
+        lasting="1h",
     )
     assert report.total.spread_after == (1000, 1000)
     assert perf_counter() - began < 60

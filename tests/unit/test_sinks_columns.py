@@ -158,7 +158,8 @@ def test_columns_land_the_same_quickly_and_plainly(name: str, data: st.DataObjec
     if data.draw(st.booleans()):
         # One bad record ends a batch: without any, more is seen of the good ones.
         records = [r for r in records if isinstance(outcome(lambda r=r: one(rows, r)), bytes)]  # type: ignore[misc]
-    cursor = data.draw(st.sampled_from([None, 7, 's"\t', {"a": 1}]))
+    cursors: list[JSON] = [None, 7, 's"\t', {"a": 1}]
+    cursor = data.draw(st.sampled_from(cursors))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copytext, "FEW", 1)
         patch.setattr(copycolumns, "TRY_AGAIN_AFTER", 0)
@@ -253,7 +254,12 @@ def test_an_odd_record_does_not_slow_down_the_others(monkeypatch: pytest.MonkeyP
     rows = landing_rows("pointers")
     singly: list[bytes] = []
     plain = rows.record
-    monkeypatch.setattr(rows, "record", lambda w, b, record: (singly.append(record), plain(w, b, record))[1])
+
+    def record(write: FeedWrite, batch: Batch, record: bytes) -> bytes:
+        singly.append(record)
+        return plain(write, batch, record)
+
+    monkeypatch.setattr(rows, "record", record)
     batch = of_lines([*GOOD * 50, b"[1]", *GOOD * 50])
     assert b"".join(rows.chunks(write_of(batch), batch)).count(b"\n") == batch.count
     assert b"[1]" in singly

@@ -69,7 +69,7 @@ def test_a_backslash_before_u0000_is_no_nul() -> None:
     ],
 )
 def test_an_error_is_classified_by_its_code(code: str, trouble: Trouble) -> None:
-    error = errors.lookup(code)() if code != "40003" else psycopg2.OperationalError()
+    error: Any = errors.lookup(code)() if code != "40003" else psycopg2.OperationalError()
     error.__setstate__({"pgcode": code})  # as unpickling does: the attribute itself is read-only
     assert classify(error) is trouble
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import string
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import structlog
@@ -131,7 +132,7 @@ def restored_logging() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restored_logging")
 @pytest.mark.parametrize("log_format", ["console", "json"])
-def test_no_log_line_shows_a_password(log_format: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_log_line_shows_a_password(log_format: Any, capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(Settings.model_construct(log_format=log_format))
     bad = "postgresql://user:hunter2@host/db"
     log("feedq.test").warning(LogEvent.DATABASE_AWAY, error=f"cannot reach {bad}", url=bad)

@@ -88,7 +88,7 @@ def run(**changes: Any) -> Run:
 
 def asked(text: str) -> Callable[[str], str | None]:
     given = parse_qs(text, keep_blank_values=True)
-    return lambda name: given.get(name, [None])[0]  # type: ignore[list-item] # None where nothing is given
+    return lambda name: given.get(name, [None])[0]  # None where nothing is given
 
 
 # -- what an address asks for ------------------------------------------------------------------------

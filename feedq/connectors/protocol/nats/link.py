@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from nats.aio.client import Client, RawCredentials
 from nats.aio.msg import Msg
 from nats.errors import Error, SlowConsumerError
-from nkeys import NkeysError, from_seed  # type: ignore[import-untyped] # it ships neither types nor stubs
+from nkeys import NkeysError, from_seed
 
 from feedq.connectors.protocol.nats.transport import DialedTransport
 from feedq.connectors.records.inbox import Inbox
