@@ -35,9 +35,9 @@ def at_least(case: str, limit: float, value: float, *, runs: str = "") -> Figure
 def write_table(figures: Iterable[Figure]) -> bool:
     """Print the table; whether every promise was kept."""
     figures = list(figures)
-    rows = [HEADINGS, *(figure.cells() for figure in figures)]
+    rows: list[tuple[str, ...]] = [HEADINGS, *(figure.cells() for figure in figures)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
-    rows.insert(1, tuple("-" * width for width in widths))  # type: ignore[arg-type]
+    rows.insert(1, tuple("-" * width for width in widths))
     for row in rows:
         print(" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return all(figure.ok is not False for figure in figures)

@@ -64,13 +64,13 @@ def write(what: str, request_id: str) -> None:
         connection.close()
 
 
-@shared_task(name="tests.note", bind=True)  # type: ignore[untyped-decorator]
+@shared_task(name="tests.note", bind=True)
 def note(self: Any, what: str = "done") -> None:
     """One effect."""
     write(what, self.request.id)
 
 
-@shared_task(name="tests.slow", bind=True)  # type: ignore[untyped-decorator]
+@shared_task(name="tests.slow", bind=True)
 def slow(self: Any, seconds: float) -> None:
     """Begins, takes its time unless it is told to stop, and ends."""
     write("begun", self.request.id)
@@ -79,7 +79,7 @@ def slow(self: Any, seconds: float) -> None:
     run_context().raise_if_cancelled()
 
 
-@shared_task(name="tests.deaf", bind=True)  # type: ignore[untyped-decorator]
+@shared_task(name="tests.deaf", bind=True)
 def deaf(self: Any, seconds: float) -> None:
     """Heeds nothing."""
     write("begun", self.request.id)
@@ -89,7 +89,7 @@ def deaf(self: Any, seconds: float) -> None:
     write("ended", self.request.id)
 
 
-@shared_task(name="tests.transfer", bind=True)  # type: ignore[untyped-decorator]
+@shared_task(name="tests.transfer", bind=True)
 def transfer(self: Any, fail_attempts: int = 0) -> None:
     """An effect through the session of a transactional job; the first attempts fail after it."""
     run_context().session.execute(text(insert(":{}")), told("transferred", self.request.id))
@@ -97,6 +97,6 @@ def transfer(self: Any, fail_attempts: int = 0) -> None:
         raise ConnectionError("lost postgresql://user:hunter2@host/db")
 
 
-@shared_task(name="tests.fail")  # type: ignore[untyped-decorator]
+@shared_task(name="tests.fail")
 def fail() -> None:
     raise ConnectionError("no route to postgresql://user:hunter2@host/db")

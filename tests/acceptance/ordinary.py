@@ -14,7 +14,7 @@ from celery import shared_task
 WAIT_MAX_S = 30.0
 
 
-@shared_task(name="tests.ordinary")  # type: ignore[untyped-decorator]
+@shared_task(name="tests.ordinary")
 def ordinary(key: str) -> None:
     """Count a beginning, wait for leave to go on, count an end."""
     client = redis.Redis.from_url(os.environ["FEEDQ_BROKER_URL"])

@@ -298,7 +298,7 @@ def test_a_database_that_is_away_is_said_so_and_the_pages_come_back(
     assert password
     wait_until(lambda: flower.get("/feeds").status == 503, limit_s=10, what="the page says 503")
     for path in (*PAGES, *API, "/feeds?live=1"):
-        wait_until(lambda path=path: flower.get(path).status == 503, limit_s=10, what=f"{path} says 503")  # type: ignore[misc]
+        wait_until(lambda: flower.get(path).status == 503, limit_s=10, what=f"{path} says 503")  # noqa: B023
         answer = flower.get(path)
         assert "control database postgresql://feedq:***@127.0.0.1" in html.unescape(answer.text), path
         assert password not in answer.text

@@ -54,7 +54,7 @@ def spec(name: str = "acme/orders", **changes: object) -> FeedSpec:
 
 
 def progress(key: FeedKey, *, cursor: JSON = None, error: str | None = None, **changes: object) -> Progress:
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "records": 10,
         "bytes": 100,
         "dead_letters": 0,
@@ -63,7 +63,7 @@ def progress(key: FeedKey, *, cursor: JSON = None, error: str | None = None, **c
         "stalled": False,
         "attempts": 0,
     }
-    return Progress(*key, cursor=cursor, error=error, **{**values, **changes})  # type: ignore[arg-type]
+    return Progress(*key, cursor=cursor, error=error, **{**values, **changes})
 
 
 class Harness(ABC):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime
+from typing import Any
 from uuid import uuid4
 
 import psycopg2
@@ -104,10 +105,11 @@ class JobsHarness(PostgresHarness):
         channels = {worker_channel(worker.lock_key): worker.name for worker in workers}
         return {channels[channel] for channel in self.heard(list(channels), act)}
 
-    def events(self, *kinds: str) -> list[tuple[object, ...]]:
+    def events(self, *kinds: str) -> list[tuple[str, dict[str, Any]]]:
         """Kind and detail of what history has, the oldest first."""
         sql = "SELECT kind, detail FROM feedq.event WHERE kind = ANY(%s) ORDER BY id"
-        return self.execute(sql, list(kinds))
+        rows: list[Any] = self.execute(sql, list(kinds))
+        return rows
 
     @contextmanager
     def transaction(self) -> Iterator[Cursor]:

@@ -143,7 +143,8 @@ class SoundConnector:
 
     async def _end(self, dialed: Dialed, writer: asyncio.StreamWriter) -> None:
         if "closes before it forgets" in self.faults:
-            (watched,) = self._context.guard.watched  # type: ignore[attr-defined]
+            assert isinstance(self._context.guard, RecordingGuard)
+            (watched,) = self._context.guard.watched
             with open(os.devnull) as somebody_elses, suppress(AssertionError):
                 os.dup2(somebody_elses.fileno(), watched)
                 dialed.guarded.cut()

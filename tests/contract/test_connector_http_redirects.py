@@ -15,7 +15,7 @@ import trustme
 from feedq.connectors.http import HttpConnector
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.permission import Permissions, parse_networks
-from feedq.testing.loopback import serving
+from feedq.testing.loopback import Script, serving
 from tests.contract.http_source import (
     Asked,
     HttpFeed,
@@ -273,7 +273,7 @@ def test_the_name_of_the_server_and_a_client_certificate_are_for_home_only(
     async def main() -> None:
         seen: list[tuple[str | None, bool]] = []
 
-        def script_at(there: str | None) -> Callable[..., object]:
+        def script_at(there: str | None) -> Script:
             async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
                 await read_request(reader)
                 seen.append((there, bool(writer.get_extra_info("peercert"))))
@@ -287,10 +287,10 @@ def test_the_name_of_the_server_and_a_client_certificate_are_for_home_only(
         lenient = authority.server("localhost")
         lenient.verify_mode = ssl.CERT_OPTIONAL
         authority.ca.configure_trust(lenient)
-        async with serving(script_at(None), tls=lenient) as away:  # type: ignore[arg-type]
+        async with serving(script_at(None), tls=lenient) as away:
             there = f"https://localhost:{away}/"
             home_tls = authority.server("orders.acme.test", wants_certificate=True)
-            async with serving(script_at(there), tls=home_tls) as home:  # type: ignore[arg-type]
+            async with serving(script_at(there), tls=home_tls) as home:
                 source = {
                     "ca_file": authority.ca_file,
                     "cert_file": authority.cert_file,

@@ -14,6 +14,7 @@ import pytest
 
 from feedq.connectors.sse import SseConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.model import JSON
 from feedq.testing.loopback import serving, until, until_closed
 from tests.contract.http_source import (
     LAST_CHUNK,
@@ -98,11 +99,11 @@ def test_events_become_records_and_their_ids_the_cursor(run: Run) -> None:
         ([1, 2], "[1,2]"),
     ],
 )
-def test_the_last_id_goes_back_to_the_source(run: Run, cursor: object, sent: str) -> None:
+def test_the_last_id_goes_back_to_the_source(run: Run, cursor: JSON, sent: str) -> None:
     async def main() -> None:
         stream = Stream(b"data: x\n\n", stays=True)
         async with serving(stream) as port:
-            batches = await HttpFeed(SseConnector).take(1, url(port), after=cursor, format="text")  # type: ignore[arg-type]
+            batches = await HttpFeed(SseConnector).take(1, url(port), after=cursor, format="text")
         assert stream.asked[0].headers["last-event-id"].encode("latin-1").decode() == sent
         # Events without an id do not move it.
         assert batches[0].cursor == cursor

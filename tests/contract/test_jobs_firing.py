@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg2
 import pytest
+from sqlalchemy import Connection
 
 from feedq.schedule.due import Firing
 from feedq.schedule.model import (
@@ -369,7 +370,7 @@ def test_killed_between_two_transactions_that_should_be_one_a_tick_has_one_row_a
     jobs.elapse(INTERVAL_S)
     real = firing.advance
 
-    def in_a_second_transaction(c, decided) -> None:  # type: ignore[no-untyped-def]  # as the one it stands in for
+    def in_a_second_transaction(c: Connection, decided: object) -> None:
         c.exec_driver_sql("COMMIT")
         raise ConnectionResetError("killed between the two")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def worker(jobs: JobsHarness) -> Worker:
     return jobs.job_worker()
 
 
-def columns(jobs: JobsHarness, run: Run, *names: str) -> tuple[object, ...]:
+def columns(jobs: JobsHarness, run: Run, *names: str) -> tuple[Any, ...]:
     """What else its row says."""
     (row,) = jobs.execute(f"SELECT {', '.join(names)} FROM feedq.run WHERE id = %s", run.id)
     return row
@@ -195,7 +196,7 @@ def test_a_backfill_makes_runs_in_the_order_of_their_ticks(jobs: JobsHarness, wo
     assert [run.key for run in runs] == [f"2026-03-01T{hour}:00:00Z" for hour in (10, 11, 12)]
     assert {(run.kind, run.state) for run in runs} == {(RunKind.BACKFILL, RunState.WAITING)}
     ranks = [columns(jobs, run, "rank_at")[0] for run in runs]
-    assert ranks == sorted(set(ranks)), "each after the one before"  # type: ignore[type-var] # times
+    assert ranks == sorted(set(ranks)), "each after the one before"
     assert {columns(jobs, run, "exclusive", "segment", "start_by") for run in runs} == {(True, None, None)}
 
 

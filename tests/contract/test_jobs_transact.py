@@ -66,7 +66,7 @@ def kept(jobs: JobsHarness) -> int:
 def rejected(jobs: JobsHarness) -> list[tuple[object, ...]]:
     """Fence and worker of each end that was turned away, the end that it said, and how the run stood."""
     keys = ("fence", "worker", "state", "found")
-    return [tuple(detail[key] for key in keys) for _, detail in jobs.events(REJECTED)]  # type: ignore[index]
+    return [tuple(detail[key] for key in keys) for _, detail in jobs.events(REJECTED)]
 
 
 def state(jobs: JobsHarness, run: ClaimedRun) -> RunState:
@@ -206,7 +206,7 @@ def test_a_run_whose_history_was_trimmed_meanwhile_keeps_nothing(jobs: JobsHarne
         work(jobs, worker, run, lambda _: jobs.execute("DELETE FROM feedq.run WHERE id = %s", run.id))
     assert kept(jobs) == 0
     ((_, detail),) = jobs.events(REJECTED)
-    assert (detail["schedule"], detail["key"]) == (run.schedule, run.key)  # type: ignore[index]
+    assert (detail["schedule"], detail["key"]) == (run.schedule, run.key)
 
 
 def test_what_was_rolled_back_is_let_go_before_history_is_written(

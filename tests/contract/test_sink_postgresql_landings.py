@@ -12,7 +12,7 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.errors import SinkUnavailable
-from feedq.sinks.base import Fenced, Landing, Unusable
+from feedq.sinks.base import FeedWrite, Fenced, Landing, Unusable
 from feedq.sinks.mapping import sources_of
 from feedq.sinks.postgresql import PostgresSink
 from tests.contract.sink_harness import (
@@ -253,17 +253,17 @@ def test_a_landing_that_breaks_stops_its_feeds_and_no_others(
     sink.fence([request(1, 1, landing), request(2, 1), request(3, 1, landing)], lock_timeout_s=PATIENCE_S)
     order = b'{"seq": %d, "note": "x"}'
 
-    def round_of(n: int) -> list[object]:
+    def round_of(n: int) -> list[FeedWrite]:
         return [
             write(1, 1, batch(order % n, cursor=n), landing=landing),
             write(2, 1, batch(b"%d" % n, b"bad", cursor=n)),
             write(3, 1, batch(order % (100 + n), cursor=n), landing=landing),
         ]
 
-    assert sink.write(round_of(1)).landed == {(1, 1): 1, (2, 1): 1, (3, 1): 1}  # type: ignore[arg-type]
+    assert sink.write(round_of(1)).landed == {(1, 1): 1, (2, 1): 1, (3, 1): 1}
     harness.query(change)
     for n in (2, 3):
-        written = sink.write(round_of(n))  # type: ignore[arg-type]
+        written = sink.write(round_of(n))
         assert (written.landed, written.dead) == ({(2, 1): 1}, {(2, 1): 1})
         assert set(written.unusable) == {(1, 1), (3, 1)}
         assert word in written.unusable[1, 1]

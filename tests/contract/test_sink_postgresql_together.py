@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from uuid import uuid4
 
@@ -32,13 +32,13 @@ def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
     made.close()
 
 
-def run_together(*works: object) -> None:
+def run_together(*works: Callable[[], object]) -> None:
     """Run them in threads, and raise what any of them raised."""
     errors: list[BaseException] = []
 
-    def guard(work: object) -> None:
+    def guard(work: Callable[[], object]) -> None:
         try:
-            work()  # type: ignore[operator]
+            work()
         except BaseException as error:
             errors.append(error)
 

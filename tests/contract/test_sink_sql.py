@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from feedq.connectors.base import RecordFormat
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.model import Batch
 from feedq.sinks.base import Blocked, Landing, OnConflict, Unusable, load_sink
@@ -114,8 +115,9 @@ def test_the_default_table_has_types_that_fit(harness: SqliteHarness) -> None:
     sink = harness.sink()
     at = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
     record = b'{"n": 123456789012345678901234567890.123456789}'
-    for n, (record_format, payload) in enumerate([("json", record), ("text", b"1.50"), ("bytes", b"\0\xff")]):
-        landing = Landing(f"made_{record_format}", record_format)  # type: ignore[arg-type]
+    payloads: dict[RecordFormat, bytes] = {"json": record, "text": b"1.50", "bytes": b"\0\xff"}
+    for n, (record_format, payload) in enumerate(payloads.items()):
+        landing = Landing(f"made_{record_format}", record_format)
         fence(sink, n, 1, landing)
         sink.write([write(n, 1, Batch.of_records([payload], cursor=None, received_at=at), landing=landing)])
         ((feed, epoch, received_at, landed),) = harness.query(f"SELECT * FROM {landing.table}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from uuid import uuid4
 
@@ -358,9 +359,11 @@ def _foreign(harness: Harness, feed: Feed, worker: Worker) -> FeedKey:
 
 
 @pytest.mark.parametrize("arrange", [_stale, _unclaimed, _foreign])
-def test_an_epoch_is_raised_only_by_its_owner(harness: Harness, arrange: object) -> None:
+def test_an_epoch_is_raised_only_by_its_owner(
+    harness: Harness, arrange: Callable[[Harness, Feed, Worker], FeedKey]
+) -> None:
     worker, feed = harness.worker(), harness.feed()
-    key = arrange(harness, feed, worker)  # type: ignore[operator]
+    key = arrange(harness, feed, worker)
     before = harness.lease(feed)
     assert harness.store.leases.raise_epoch(worker.id, key, above=100) is None
     assert harness.lease(feed) == before

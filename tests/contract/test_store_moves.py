@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection
 
 from feedq.errors import Conflict, NotFound
-from feedq.model import LeaseState, Reason, Release, TargetState, WorkerTarget
+from feedq.model import LeaseState, Reason, Release, TargetState, Worker, WorkerTarget
 from feedq.placement import Transfer
 from feedq.store import held
 from feedq.telemetry import EventKind
@@ -298,9 +298,9 @@ def test_a_feed_that_nobody_runs_goes_there_as_soon_as_it_may(harness: Harness, 
 def test_a_feed_that_cannot_be_moved_says_why(harness: Harness) -> None:
     worker, target, feed = harness.worker("a"), harness.worker("b"), harness.feed()
 
-    def refusal(to: object = target) -> str:
+    def refusal(to: Worker = target) -> str:
         with pytest.raises(Conflict) as caught:
-            harness.store.feeds.move(feed.name, to.id, stop_within_s=30)  # type: ignore[attr-defined]
+            harness.store.feeds.move(feed.name, to.id, stop_within_s=30)
         return str(caught.value)
 
     with pytest.raises(NotFound):

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pymysql
 from pymysql.cursors import Cursor
@@ -63,7 +63,7 @@ class MariaDb:
 
     def execute(
         self, statement: str, parameters: object = None, *, database: str | None = None
-    ) -> list[tuple]:  # type: ignore[type-arg]
+    ) -> list[tuple[Any, ...]]:
         """As an operator."""
         with self.connect(database) as connection, connection.cursor() as cursor:
             cursor.execute(statement, parameters)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from feedq.errors import SinkUnavailable
-from feedq.sinks.base import Blocked, Fenced, Landing, Written
+from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Landing, Written
 from feedq.testing.sink_conformance import SinkConformance
 from feedq.testing.sink_stage import (
     LOCK_TIMEOUT_S,
@@ -160,8 +160,8 @@ def test_a_session_killed_at_its_commit_leaves_the_decision_to_the_checkpoint(
     frozen = harness.frozen([write(1, 1, batch(b"1", cursor=1))], worker_id=worker)
     harness.sink().unblock([worker])
     unknown = frozen.thaw()
-    assert not isinstance(unknown, Written)
-    assert harness.sink(worker_id=worker).settle(unknown) is None  # type: ignore[arg-type]
+    assert isinstance(unknown, CommitUnknown)
+    assert harness.sink(worker_id=worker).settle(unknown) is None
 
 
 def test_settling_does_not_guess_while_the_rows_are_locked(

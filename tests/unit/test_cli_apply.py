@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from feedq.model import TargetState
+from feedq.model import Feed, FeedSpec, TargetState
 from tests.unit.command import URL, Command
 
 FEED = f"{{connector: tcp, source: {{url: '{URL}'}}, sink: {{table: t}}, name: "
@@ -157,15 +157,15 @@ def test_a_name_can_be_used_again_while_its_feed_is_being_removed(command: Comma
 
 def test_a_database_that_goes_away_half_way_is_told_with_what_was_done(command: Command) -> None:
     add = command.store.feeds.add
-    added: list[object] = []
+    added: list[FeedSpec] = []
 
-    def add_one_only(spec: object) -> object:
+    def add_one_only(spec: FeedSpec) -> Feed:
         if added:
             command.store.go_away()
         added.append(spec)
-        return add(spec)  # type: ignore[arg-type]
+        return add(spec)
 
-    command.store.feeds.add = add_one_only  # type: ignore[method-assign,assignment]
+    command.store.feeds.add = add_one_only  # type: ignore[method-assign] # what happens meanwhile is the point
     result = command.run("apply", "-f", "-", given=feeds("a", "b", "c"))
     assert result.exit_code == 1
     assert "feed 'b': " in result.stderr

@@ -106,7 +106,7 @@ def test_all_are_asked_to_stop_and_only_the_deaf_are_killed(tmp_path: Path) -> N
     with service(tmp_path, deaf, name="deaf") as one, service(tmp_path, polite, name="polite") as other:
         for made in (one, other):
             made.start(now=0.0)
-            assert poll_until(lambda made=made: tail(made.log) == "up", timeout_s=GENEROUS_S)  # type: ignore[misc]
+            assert poll_until(lambda: tail(made.log) == "up", timeout_s=GENEROUS_S)  # noqa: B023
         processes = [made.process for made in (one, other)]
         assert stop_all([one, other], grace_s=0.5, hurry=lambda: False) == ["deaf"]
         assert [p.returncode for p in processes if p is not None] == [-signal.SIGKILL, 0]

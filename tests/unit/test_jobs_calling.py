@@ -50,7 +50,7 @@ def outcome_of(app: Celery, body: Callable[..., object], **options: Any) -> Outc
 def test_a_task_gets_its_arguments_and_sees_itself_as_the_run(app: Celery) -> None:
     seen: dict[str, Any] = {}
 
-    @app.task(name="acme.report", bind=True, shared=False)  # type: ignore[untyped-decorator]
+    @app.task(name="acme.report", bind=True, shared=False)
     def report(self: Task, month: str, *, copies: int) -> None:
         seen.update(id=self.request.id, retries=self.request.retries, args=(month, copies))
         seen.update(context=run_context().correlation_id, current=app.current_task)
@@ -71,7 +71,7 @@ def test_a_task_gets_its_arguments_and_sees_itself_as_the_run(app: Celery) -> No
 def test_a_task_class_with_a_call_of_its_own_is_called_through_it(app: Celery) -> None:
     around: list[str] = []
 
-    class Around(Task):  # type: ignore[misc]
+    class Around(Task):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             around.append("before")
             return self.run(*args, **kwargs)

@@ -45,7 +45,9 @@ def test_feeds_are_placed_on_the_others(store: MemoryStore) -> None:
         store.feeds.add(FeedSpec(f"f{n}", "tcp", {}, {"table": "t"}))
     assert {a.worker_id for a in reconcile(store).assignments} == {taker.id}
     assert reconcile(store).moves == 0
-    assert store.workers.heartbeat(taker.id, taker.load, ttl_s=6).active_workers == 1  # type: ignore[union-attr]
+    told = store.workers.heartbeat(taker.id, taker.load, ttl_s=6)
+    assert told is not None
+    assert told.active_workers == 1
 
 
 def test_the_numbers_of_the_fleet_leave_it_out(store: MemoryStore) -> None:

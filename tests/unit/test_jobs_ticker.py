@@ -129,7 +129,7 @@ def test_who_is_woken_looks_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pace_module, "POLL_MAX_S", 60.0)
     stage.ticker.start()
     for look in range(1, 4):
-        until(lambda look=look: stage.runs.asked["fire_due"] == look, "it looks, and sleeps")  # type: ignore[misc]
+        until(lambda: stage.runs.asked["fire_due"] == look, "it looks, and sleeps")  # noqa: B023
         stage.ticker.wake()
     stage.runs.fires = [Fired(every_segment(), False, None)]
     stage.ticker.wake()
@@ -227,7 +227,7 @@ def test_a_broker_that_is_away_is_said_once(capsys: pytest.CaptureFixture[str]) 
     notes.start()
     for n in range(1, 4):
         notes.put([Note("q", n, 1)])
-        until(lambda n=n: len(tries) == n, "tried")  # type: ignore[misc] # the loop's variable is meant
+        until(lambda: len(tries) == n, "tried")  # noqa: B023
     notes.stop()
     assert "".join(capsys.readouterr()).count("could not be sent") == 1
 

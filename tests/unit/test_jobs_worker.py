@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from celery import Celery
@@ -17,6 +17,7 @@ from feedq import bootsteps, tasks
 from feedq.bootsteps import Places
 from feedq.pool import StreamPool
 from feedq.runtime.jobs.hints import Note
+from feedq.runtime.jobs.service import Jobs
 from feedq.runtime.keeper import Keeper
 from feedq.settings import Settings
 from feedq.tasks import RUN_JOB, parse_hint, send_hints
@@ -56,9 +57,9 @@ def pool() -> Iterator[StreamPool]:
 
 @pytest.fixture
 def schedules(pool: StreamPool) -> Hinted:
-    made: Any = Hinted()
-    pool.schedules = made
-    return made  # type: ignore[no-any-return]
+    made = Hinted()
+    pool.schedules = cast("Jobs", made)
+    return made
 
 
 def deliver(pool: StreamPool, args: Any, *, content_type: str = "application/json") -> list[Any]:

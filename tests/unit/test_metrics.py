@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -111,11 +112,13 @@ def test_the_checks_answer_with_a_reason(server: MetricsServer) -> None:
         ("application/openmetrics-text; version=1.0.0", parse_openmetrics),
     ],
 )
-def test_metrics_can_be_parsed_and_carry_our_names(server: MetricsServer, accept: str, parse: object) -> None:
+def test_metrics_can_be_parsed_and_carry_our_names(
+    server: MetricsServer, accept: str, parse: Callable[[str], Iterable[Metric]]
+) -> None:
     status, kind, body = get(f"{server.url}/metrics", Accept=accept)
     assert status == 200
     assert kind.startswith(accept.partition(";")[0] or "text/plain")
-    names = {family.name for family in parse(body)}  # type: ignore[operator]
+    names = {family.name for family in parse(body)}
     ours = {family.name for family in telemetry.REGISTRY.collect()}
     assert ours <= names
     assert all(name.startswith("feedq_") for name in ours)

@@ -91,7 +91,7 @@ def test_beats_whose_clocks_differ_by_minutes_enqueue_each_tick_once(one_s: floa
     assert wanted <= keys, "none is lost that some beat came to"
 
 
-class Sunset(BaseSchedule):  # type: ignore[misc] # untyped
+class Sunset(BaseSchedule):
     """A schedule of some other kind."""
 
 
@@ -165,7 +165,7 @@ def test_celerys_own_scheduler_enqueues_instead_of_sending(ticks: Ticks, is_regi
     beat = plain_beat({"close": entry(args=(2026,), kwargs={"dry": True})})
     if is_registered:
 
-        @beat.app.task(name="acme.close", shared=False)  # type: ignore[untyped-decorator]
+        @beat.app.task(name="acme.close", shared=False)
         def close(year: int, dry: bool) -> None:
             raise AssertionError("it is not called here")
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from feedq.model import FeedKey
 from feedq.pool import StreamPool
 from feedq.runtime.intake import Hooks
 from feedq.runtime.lane import Lane
+from feedq.runtime.supervisor import Supervisor
 from feedq.tasks import RECONCILE, STREAM_FEED
 
 LIMIT_S = 10.0
@@ -63,9 +64,9 @@ def pool() -> Iterator[StreamPool]:
 
 @pytest.fixture
 def supervisor(pool: StreamPool) -> Offered:
-    made: Any = Offered()
-    pool.supervisor = made
-    return made  # type: ignore[no-any-return]
+    made = Offered()
+    pool.supervisor = cast("Supervisor", made)
+    return made
 
 
 def until(condition: Callable[[], object], what: str) -> None:

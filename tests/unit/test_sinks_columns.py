@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import chain, product
 from typing import Any
 
@@ -157,7 +158,7 @@ def test_columns_land_the_same_quickly_and_plainly(name: str, data: st.DataObjec
     records = data.draw(st.lists(records_for(LANDINGS[name]), max_size=6))
     if data.draw(st.booleans()):
         # One bad record ends a batch: without any, more is seen of the good ones.
-        records = [r for r in records if isinstance(outcome(lambda r=r: one(rows, r)), bytes)]  # type: ignore[misc]
+        records = [r for r in records if isinstance(outcome(partial(one, rows, r)), bytes)]
     cursors: list[JSON] = [None, 7, 's"\t', {"a": 1}]
     cursor = data.draw(st.sampled_from(cursors))
     with pytest.MonkeyPatch.context() as patch:
@@ -192,7 +193,7 @@ def test_values_of_every_kind_beside_each_other_land_as_each_by_itself(
     monkeypatch.setattr(copycolumns, "TRY_AGAIN_AFTER", 0)
     rows = landing_rows(name)
     mixture = MIXTURES.get(name, MIXTURE)
-    singly = {record: outcome(lambda r=record: one(rows, r)) for record in mixture}  # type: ignore[misc]
+    singly = {record: outcome(partial(one, rows, record)) for record in mixture}
     for records in chain(product(mixture, repeat=3), product(mixture)):
         batch = of_records(records)
         together = outcome(lambda: b"".join(rows.chunks(write_of(batch), batch)))  # noqa: B023

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from psycopg2 import sql
@@ -29,7 +30,7 @@ TYPED = Landing("raw", "json", sources_of({"seq": "/seq", "payload": ""}), ("seq
 UPDATING = replace(TYPED, on_conflict=OnConflict.UPDATE)
 
 
-def column(type_name: str = "text", **changes: object) -> Column:
+def column(type_name: str = "text", **changes: Any) -> Column:
     plain = Column(
         type=type_name,
         definition=type_name,
@@ -39,10 +40,10 @@ def column(type_name: str = "text", **changes: object) -> Column:
         insertable=True,
         selectable=True,
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
-def table(**changes: object) -> Shape:
+def table(**changes: Any) -> Shape:
     plain = Shape(
         schema="public",
         name="raw",
@@ -58,7 +59,7 @@ def table(**changes: object) -> Shape:
         },
         unique_keys=frozenset(),
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
 def typed_table(**columns: Column) -> Shape:

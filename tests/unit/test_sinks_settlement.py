@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -18,8 +19,8 @@ LANDING = Landing("t", "json")
 def unknown(*keys: FeedKey, **changes: object) -> CommitUnknown:
     batch = Batch.of_lines(b"1\n", cursor=1, received_at=datetime.now(UTC))
     writes = [FeedWrite(feed_id, f"f{feed_id}", epoch, LANDING, (batch,)) for feed_id, epoch in keys]
-    facts: dict[str, object] = {"landed": dict.fromkeys(keys, 1), "dead": {}, "fenced": (), "unusable": {}}
-    return CommitUnknown(LOST, writes, Written(**{**facts, **changes}))  # type: ignore[arg-type]
+    facts: dict[str, Any] = {"landed": dict.fromkeys(keys, 1), "dead": {}, "fenced": (), "unusable": {}}
+    return CommitUnknown(LOST, writes, Written(**{**facts, **changes}))
 
 
 def at(epoch: int, commit_id: UUID | None) -> LastCommit:
