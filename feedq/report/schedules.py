@@ -33,6 +33,7 @@ def schedule_standing(schedule: Schedule) -> dict[str, Any]:
         "state": schedule.state.value,
         "paused_until": schedule.paused_until,
         "pause_reason": schedule.pause_reason,
+        "unreadable": schedule.unreadable,
         "timing": timing_to_plain(spec.timing),
         "task": spec.job.task,
         "queue": spec.job.queue,

@@ -213,6 +213,8 @@ class Schedule:
     """Runs in a row that did not succeed."""
     created_at: datetime
     updated_at: datetime
+    unreadable: str | None = None
+    """Why this release cannot read the declaration; `spec` then says no more than is sure. None when it can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import uuid4
 
+import psycopg2
 import pytest
 
 from feedq.embedded.postgres import Postgres
@@ -205,6 +207,21 @@ def test_arguments_of_jobs_are_on_the_schedules_own_page_only(flower: Flower) ->
     assert "ACME_TOKEN" not in flower.get("/api/feedq/schedules").text
     assert "ACME_TOKEN" not in flower.get("/api/feedq/runs").text
     assert "ACME_TOKEN" in flower.get(f"/api/feedq/schedules/{ROLLUP}").text
+
+
+def test_one_of_a_later_release_is_listed_with_why_it_cannot_be_read(
+    flower: Flower, store: PostgresStore, control_url: str
+) -> None:
+    store.jobs.schedules.add(ScheduleSpec("later", Every(86_400), Job("acme.later")))
+    with closing(psycopg2.connect(control_url)) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("""UPDATE feedq.schedule SET policy = '{"warp": 9}' WHERE name = 'later'""")
+    page = html.unescape(flower.get("/schedules?live=1&prefix=later").text)
+    (row,) = flower.get("/api/feedq/schedules?prefix=later").json["schedules"]
+    assert ">(cannot be read)<" in page
+    assert str(row["unreadable"]).startswith("schedule 'later' is stored in a way that this release")
+    assert page.count(str(row["unreadable"])) == 2, "in sight, and as the title of its task"
+    assert (row["state"], row["pause_reason"]) == ("active", None)
+    store.jobs.schedules.remove("later")
 
 
 def test_what_does_not_exist_is_said_so(flower: Flower) -> None:

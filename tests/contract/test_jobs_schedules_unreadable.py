@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from feedq.errors import Unreadable
-from feedq.schedule.model import Every, RunState, ScheduleState
+from feedq.schedule.model import Every, Job, RunState, ScheduleState
 from feedq.store.jobs.rows import UNREADABLE
 from feedq.store.jobs.schedules import PostgresSchedules
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
@@ -33,8 +33,16 @@ def test_lists_go_on_and_show_it_with_an_explanation(damaged: JobsHarness) -> No
     a, bad, c = damaged.schedules.views()
     assert [view.schedule.spec.name for view in (a, bad, c)] == ["a", "bad", "c"]
     assert (bad.schedule.state, bad.waiting, bad.schedule.spec.job.task) == ("active", 1, UNREADABLE)
-    assert "this release of feedq cannot read" in (bad.schedule.pause_reason or "")
+    assert "this release of feedq cannot read" in (bad.schedule.unreadable or "")
+    assert (bad.schedule.pause_reason, a.schedule.unreadable) == (None, None)
     assert a.schedule == damaged.schedules.get("a")
+
+
+def test_one_is_not_taken_for_unreadable_by_the_name_of_its_task(jobs: JobsHarness) -> None:
+    added = jobs.schedule("a", job=Job(UNREADABLE))
+    assert jobs.schedules.edit("a", added.spec) == added, "an edit that changes nothing"
+    (view,) = jobs.schedules.views()
+    assert view.schedule.unreadable is None
 
 
 def test_a_run_whose_job_cannot_be_read_is_listed(jobs: JobsHarness) -> None:
@@ -66,8 +74,8 @@ def test_it_is_paused_purged_and_removed_all_the_same(damaged: JobsHarness) -> N
     before = damaged.execute("SELECT job, timing, policy FROM feedq.schedule WHERE name = 'bad'")
     paused = damaged.schedules.pause("bad", reason="why")
     assert paused.state is ScheduleState.PAUSED
-    assert (paused.pause_reason or "").startswith("why; schedule 'bad' ")
-    assert damaged.execute("SELECT pause_reason FROM feedq.schedule WHERE name = 'bad'") == [("why",)]
+    assert paused.pause_reason == "why"
+    assert paused.unreadable is not None
     assert damaged.execute("SELECT job, timing, policy FROM feedq.schedule WHERE name = 'bad'") == before
     assert damaged.schedules.purge("bad") == 1
     damaged.schedules.remove("bad")

@@ -77,8 +77,8 @@ class Schedules(Protocol):
     def view(self, name: str) -> ScheduleView: ...
 
     def views(self, *, prefix: str = "", after: str = "", limit: int = 1_000) -> list[ScheduleView]:
-        """By name, a page at a time: those whose name begins with ``prefix`` and comes after ``after``. Of one
-        that this release cannot read there is what is sure, with the explanation as its ``pause_reason``."""
+        """By name, a page at a time: those whose name begins with ``prefix`` and comes after ``after``. One that
+        this release cannot read is among them, marked as `unreadable`."""
 
     def specs(self) -> dict[str, ScheduleSpec]:
         """All declared ones by name, for `feedq apply`; without those behind beat entries. Raises `Unreadable`,

@@ -20,7 +20,7 @@ from feedq.schedule.cron import parse
 from feedq.schedule.jitter import fire_time
 from feedq.schedule.model import Beat, Cron, RunState, Schedule, ScheduleSpec, ScheduleState
 from feedq.schedule.plain import from_plain, to_plain
-from feedq.store.jobs.rows import SCHEDULE_COLUMNS, UNREADABLE, shown_schedule_from, stored
+from feedq.store.jobs.rows import SCHEDULE_COLUMNS, shown_schedule_from, stored
 from feedq.store.jobs.writing import cancel, locked, locked_row, now, record, ring_one
 from feedq.telemetry import EventKind
 
@@ -63,17 +63,15 @@ def add(c: Connection, spec: ScheduleSpec) -> Schedule:
 
 def edit(c: Connection, name: str, spec: ScheduleSpec) -> Schedule:
     spec = _as_stored(spec)
-    row = locked_row(c, name)
-    current = shown_schedule_from(row)
+    current = shown_schedule_from(locked_row(c, name))
     # Of one that cannot be read not even what does not change is known.
-    is_readable = current.spec.job.task != UNREADABLE
-    current = replace(current, pause_reason=row.pause_reason)
+    is_readable = current.unreadable is None
     if isinstance(current.spec.timing, Beat) or isinstance(spec.timing, Beat):
         raise Conflict(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
     if is_readable and spec == current.spec:
         return current
     at = now(c)
-    edited = replace(current, spec=spec, generation=current.generation + 1)
+    edited = replace(current, spec=spec, generation=current.generation + 1, unreadable=None)
     edited = _with_watermark(edited, current, at) if is_readable else _begun(edited, at)
     if spec.paused and current.state is ScheduleState.ACTIVE:
         edited = replace(edited, state=ScheduleState.PAUSED, pause_reason=DECLARED)

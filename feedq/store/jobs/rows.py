@@ -7,6 +7,7 @@ A declaration is stored in three parts, the job, the timing and the policies, ea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -49,7 +50,8 @@ RUN_COLUMNS = (
 )
 """Of a run, with its schedule and its worker joined to it."""
 UNREADABLE = "(cannot be read)"
-"""Stands in lists for the task of a job that this release cannot read."""
+"""Shown in lists as the task of a job that this release cannot read. Nothing is told by it: see
+`feedq.schedule.model.Schedule.unreadable`."""
 KEPT = 4_096
 """Values of each part that are kept, read once: what people look at is the same again and again, and few
 schedules have a timing of their own."""
@@ -88,15 +90,13 @@ def schedule_from(row: Any) -> Schedule:
 
 
 def shown_schedule_from(row: Any) -> Schedule:
-    """The same to be looked at, whatever is stored: of one that cannot be read as much as is sure, with why."""
+    """The same to be looked at, whatever is stored: of one that is `unreadable` as much as is sure."""
     try:
         return schedule_from(row)
     except Unreadable as error:
-        schedule_id, name, _, timing, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
+        schedule_id, name, _, timing, _, state, *rest = row[:SCHEDULE_WIDTH]
         spec = ScheduleSpec(name, _shown_timing_from(timing), Job(UNREADABLE))
-        # Firing gives the same reason when it pauses what it cannot read.
-        said = str(error) if reason is None else reason if str(error) in reason else f"{reason}; {error}"
-        return Schedule(schedule_id, spec, ScheduleState(state), until, said, *rest)
+        return replace(Schedule(schedule_id, spec, ScheduleState(state), *rest), unreadable=str(error))
 
 
 def run_from(row: Any) -> Run:
