@@ -194,6 +194,7 @@ def test_a_schedule_of_a_later_release_is_shown_paused_declared_anew_and_stops_n
     shell.ok("schedule", "pause", POLL)
     assert row(shell, POLL)["state"] == "paused"
     shell.ok("schedule", "edit", POLL, "--task", "acme.jobs.poll", "--every", "2h")
+    assert row(shell, POLL)["state"] == "paused", "somebody wanted it so"
     shell.ok("schedule", "resume", POLL)
     assert (row(shell, POLL)["state"], row(shell, POLL)["pause_reason"]) == ("active", None)
     harness.execute("UPDATE feedq.schedule SET policy = %s WHERE name = %s", '{"warp": 9}', POLL)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from feedq.errors import Unreadable
-from feedq.schedule.model import Every, Job, RunState, ScheduleState
+from feedq.errors import InvalidInput, Unreadable
+from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState
 from feedq.store.jobs.rows import UNREADABLE
 from feedq.store.jobs.schedules import PostgresSchedules
-from tests.contract.jobs_harness import JobsHarness, schedule_spec
+from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
 
 DAMAGES = (
     """policy = '{"warp": 9}'""",
@@ -91,6 +91,54 @@ def test_an_edit_declares_it_anew(damaged: JobsHarness) -> None:
     assert edited.next_tick_at is not None
     assert edited.next_tick_at > at
     assert damaged.schedules.counts("bad") == {RunState.WAITING: 1}
+
+
+def fired(damaged: JobsHarness) -> str | None:
+    """The reason why the bad one is paused, once it has fallen due."""
+    damaged.elapse(INTERVAL_S)
+    damaged.store.jobs.runs.fire_due(limit=10)
+    view = damaged.schedules.views(prefix="bad")[0]
+    assert view.schedule.state is ScheduleState.PAUSED
+    return view.schedule.pause_reason
+
+
+def test_one_that_firing_has_paused_ticks_again_once_it_is_declared_anew(damaged: JobsHarness) -> None:
+    assert str(fired(damaged)).startswith("it cannot be fired: schedule 'bad' ")
+    edited = damaged.schedules.edit("bad", schedule_spec("bad", overlap=Overlap.ALLOW_ALL))
+    assert (edited.state, edited.pause_reason) == (ScheduleState.ACTIVE, None)
+    assert [kind for kind, _ in damaged.events("schedule_paused", "schedule_resumed")] == [
+        "schedule_paused",
+        "schedule_resumed",
+    ]
+    damaged.elapse(INTERVAL_S)
+    damaged.store.jobs.runs.fire_due(limit=10)
+    assert damaged.schedules.counts("bad") == {RunState.WAITING: 2}, "the trigger and a tick"
+
+
+def test_one_that_firing_has_paused_may_be_declared_as_paused(damaged: JobsHarness) -> None:
+    fired(damaged)
+    assert (
+        damaged.schedules.edit("bad", schedule_spec("bad", paused=True)).pause_reason == "declared as paused"
+    )
+    assert damaged.schedules.edit("bad", schedule_spec("bad")).state is ScheduleState.ACTIVE
+
+
+@pytest.mark.parametrize("when", ["before it fell due", "after firing had paused it"])
+def test_one_that_a_person_has_paused_stays_so_when_it_is_declared_anew(
+    damaged: JobsHarness, when: str
+) -> None:
+    if when.startswith("after"):
+        fired(damaged)
+    damaged.schedules.pause("bad", reason="maintenance")
+    edited = damaged.schedules.edit("bad", schedule_spec("bad"))
+    assert (edited.state, edited.pause_reason) == (ScheduleState.PAUSED, "maintenance")
+
+
+def test_a_person_cannot_pause_with_the_words_of_firing(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    for reason in ("declared as paused", "it cannot be fired: it bites"):
+        with pytest.raises(InvalidInput, match="is what feedq itself says"):
+            jobs.schedules.pause("nightly", reason=reason)
 
 
 def test_an_edit_that_differs_in_nothing_that_can_be_read_is_made(damaged: JobsHarness) -> None:

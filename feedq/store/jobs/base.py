@@ -41,8 +41,9 @@ class Schedules(Protocol):
 
     def edit(self, name: str, spec: ScheduleSpec) -> Schedule:
         """Replace the declaration; an unchanged one keeps generation and watermark. With another timing the
-        watermark goes to the first tick after now. ``spec.paused`` pauses; it never resumes what was paused by
-        hand or by failures. Raises `NotFound`."""
+        watermark goes to the first tick after now. ``spec.paused`` pauses. Without it a pause ends that was
+        declared, or that firing made because it could decide nothing; never one by hand or by failures. Raises
+        `NotFound`."""
 
     def remove(self, name: str) -> Schedule:
         """With its waiting runs cancelled; a running one may end, and its history stays until retention. One

@@ -20,15 +20,12 @@ from feedq.schedule.cron import parse
 from feedq.schedule.jitter import fire_time
 from feedq.schedule.model import Beat, Cron, RunState, Schedule, ScheduleSpec, ScheduleState
 from feedq.schedule.plain import from_plain, to_plain
+from feedq.store.jobs.pauses import DECLARED, check_reason, ends_when_declared
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, shown_schedule_from, stored
 from feedq.store.jobs.writing import cancel, locked, locked_row, now, record, ring_one
 from feedq.telemetry import EventKind
 
-DECLARED = "declared as paused"
-"""The reason of a pause that the declaration asks for: the one that an edit of the declaration ends."""
 REMOVED = "its schedule was removed"
-REASON_MAX = 1_000
-"""Characters of the reason of a pause: it is shown in lists."""
 
 SOON_S = 1.0
 """What is declared to fire within this is told to a worker: nobody may look by then. All others see it in time."""
@@ -73,9 +70,10 @@ def edit(c: Connection, name: str, spec: ScheduleSpec) -> Schedule:
     at = now(c)
     edited = replace(current, spec=spec, generation=current.generation + 1, unreadable=None)
     edited = _with_watermark(edited, current, at) if is_readable else _begun(edited, at)
-    if spec.paused and current.state is ScheduleState.ACTIVE:
+    ends_pause = ends_when_declared(current.pause_reason)
+    if spec.paused and (ends_pause or current.state is ScheduleState.ACTIVE):
         edited = replace(edited, state=ScheduleState.PAUSED, pause_reason=DECLARED)
-    elif not spec.paused and current.pause_reason == DECLARED:
+    elif ends_pause:
         edited = _awake(edited, at)
     changed = [
         f.name
@@ -107,8 +105,7 @@ def remove(c: Connection, name: str) -> Schedule:
 def pause(c: Connection, name: str, *, until: datetime | None, reason: str | None) -> Schedule:
     if until is not None and until.utcoffset() is None:
         raise InvalidInput("until: must end with a Z or an offset such as +01:00")
-    if reason is not None and (len(reason) > REASON_MAX or not reason.isprintable()):
-        raise InvalidInput(f"reason: must be printable, and at most {REASON_MAX} characters")
+    check_reason(reason)
     current = locked_row(c, name)
     if (current.state, current.paused_until, current.pause_reason) == (ScheduleState.PAUSED, until, reason):
         return shown_schedule_from(current)

@@ -7,7 +7,7 @@ Should a tick come a second time (a watermark put back by hand, say), its key is
 
 Decisions are those of `feedq.schedule.due`. A schedule about which none can be made (stored by a release that
 knows more options, in a time zone that is no more) is paused with the reason, so that it neither stops the others
-nor is looked at again and again.
+nor is looked at again and again, until it is declared anew.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from feedq.schedule.model import Hint, Overlap, RunState, Schedule, ScheduleStat
 from feedq.schedule.spread import segment_of
 from feedq.store.channels import Ring
 from feedq.store.jobs.base import Fired
+from feedq.store.jobs.pauses import UNFIRED
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from
 from feedq.store.jobs.writing import UNFINISHED, record
 from feedq.store.workers import ring_workers
@@ -233,7 +234,7 @@ def _decide(
             one = _decide_one(row, unfinished[row.id], is_resumed=row.id in resuming)
         except Exception as error:  # noqa: BLE001 -- whatever is wrong with one, the others must go on
             said = " ".join(str(error).split()) or type(error).__name__
-            problems.append(Problem(row.id, row.name, f"it cannot be fired: {said[:PROBLEM_CHARS_MAX]}"))
+            problems.append(Problem(row.id, row.name, f"{UNFIRED}{said[:PROBLEM_CHARS_MAX]}"))
         else:
             decided.append(one)
             made += len(one.firing.runs)
