@@ -180,10 +180,16 @@ def _noun(change: AnyChange) -> str:
     return change.noun if isinstance(change, JobChange) else "feed"
 
 
+def _note(change: AnyChange) -> str | None:
+    return change.note if isinstance(change, JobChange) else None
+
+
 def _show(changes: Sequence[AnyChange]) -> None:
     for change in changes:
         noun = f"{change.noun} " if isinstance(change, JobChange) else ""
         click.echo(f"{SIGNS[change.action]} {noun}{printable(change.name)}")
+        if (note := _note(change)) is not None:
+            click.echo(f"    {note}")
         write_difference(change.options)
 
 
@@ -238,6 +244,7 @@ def _document(changes: Sequence[AnyChange], unchanged: int, *, dry_run: bool) ->
                     {"option": o.option, "before": masked(o.before), "after": masked(o.after)}
                     for o in change.options
                 ],
+                **({} if (note := _note(change)) is None else {"note": note}),
             }
             for change in changes
         ],

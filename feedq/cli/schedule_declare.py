@@ -27,6 +27,7 @@ from feedq.schedule.model import (
     Resume,
     ScheduleSpec,
     Semantics,
+    UnreadableSpec,
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -178,7 +179,10 @@ def edit(invocation: Invocation, /, *, name: str, **given: Any) -> None:
     except Unreadable:
         if given["task"] is None or not any(given[kind] for kind in TIMING_KEYS):
             raise  # there is nothing to keep the rest of
-        invocation.jobs.schedules.edit(name, read_spec(_with({"name": name}, given)))
+        shown = invocation.jobs.schedules.views(prefix=name, limit=1)[0].schedule
+        invocation.jobs.schedules.edit(
+            name, read_spec(_with({"name": name, "paused": shown.spec.paused}, given))
+        )
         write_done(invocation, [name], "edited")
         return
     if isinstance(before.timing, Beat):
@@ -210,9 +214,11 @@ def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None
         raise NotFound(
             f"no schedule named {', '.join(map(repr, missing))}; `feedq schedule list` shows them all"
         )
-    chosen = [
-        spec for name, spec in specs.items() if (not names or name in names) and name.startswith(prefix)
-    ]
+    found = [spec for name, spec in specs.items() if (not names or name in names) and name.startswith(prefix)]
+    unreadable = [spec.why for spec in found if isinstance(spec, UnreadableSpec)]
+    if unreadable:
+        raise Unreadable("\n".join(unreadable))
+    chosen = [spec for spec in found if isinstance(spec, ScheduleSpec)]
     queues = [] if names or prefix else invocation.jobs.queues.all()
     if invocation.json:
         document: dict[str, Any] = {"schedules": [manifest.plain_schedule(spec) for spec in chosen]}

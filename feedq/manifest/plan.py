@@ -9,7 +9,9 @@ from typing import Any
 from feedq.declaration import ABSENT, Action, OptionChange
 from feedq.manifest.jobs import plain_queue, plain_schedule
 from feedq.model import JSON
-from feedq.schedule.model import Queue, ScheduleSpec
+from feedq.schedule.model import Queue, ScheduleSpec, UnreadableSpec
+
+UNREADABLE = "cannot be read by this release"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class JobChange:
     spec: ScheduleSpec | Queue | None = None
     """What to declare; None for a removal."""
     options: tuple[OptionChange, ...] = ()
+    note: str | None = None
+    """What people should know of it besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +39,13 @@ class JobPlan:
 
 def plan_schedules(
     declared: Sequence[ScheduleSpec],
-    existing: Mapping[str, ScheduleSpec],
+    existing: Mapping[str, ScheduleSpec | UnreadableSpec],
     *,
     keep_paused: Collection[str],
     prune: bool,
 ) -> JobPlan:
-    """The schedules named in ``keep_paused`` do not say ``paused``, and keep what they have."""
+    """The schedules named in ``keep_paused`` do not say ``paused``, and keep what they have. One that cannot be
+    read is declared anew, as nobody can say what differs."""
     kept = [
         replace(spec, paused=existing[spec.name].paused)
         if spec.name in keep_paused and spec.name in existing
@@ -63,11 +68,15 @@ def _plan(
         before = there.get(name)
         if before is None:
             changes.append(JobChange(Action.ADD, noun, name, spec))
+        elif isinstance(before, UnreadableSpec):
+            changes.append(JobChange(Action.CHANGE, noun, name, spec, note=f"{UNREADABLE}; declared anew"))
         elif before != spec and (options := difference(plain(before), plain(spec))):
             changes.append(JobChange(Action.CHANGE, noun, name, spec, options))
     unchanged = len(declared) - len(changes)
     if prune:
-        changes += [JobChange(Action.REMOVE, noun, name) for name in sorted(there.keys() - declared.keys())]
+        for name in sorted(there.keys() - declared.keys()):
+            note = UNREADABLE if isinstance(there[name], UnreadableSpec) else None
+            changes.append(JobChange(Action.REMOVE, noun, name, note=note))
     return JobPlan(tuple(changes), unchanged)
 
 

@@ -196,6 +196,15 @@ class ScheduleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableSpec:
+    """In place of a declaration that this release cannot read."""
+
+    why: str
+    paused: bool
+    """Whether it was declared as paused."""
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """A declared schedule, with where it stands."""
 

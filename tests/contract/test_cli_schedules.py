@@ -201,6 +201,29 @@ def test_a_schedule_of_a_later_release_is_shown_paused_declared_anew_and_stops_n
     shell.ok("schedule", "remove", POLL, "--yes")
 
 
+def test_a_manifest_declares_schedules_of_a_later_release_anew(shell: Shell, harness: JobsHarness) -> None:
+    harness.execute("UPDATE feedq.schedule SET policy = %s", '{"warp": 9}')
+    harness.elapse(3_600)
+    harness.store.jobs.runs.fire_due(limit=9)
+    assert row(shell, POLL)["state"] == "paused", "it cannot be fired"
+    assert shell.json("apply", "-f", "-", given="schedules: []\n")["changes"] == []
+    given = MANIFEST.replace(", paused: true", "")
+    done = shell.json("apply", "-f", "-", given=given)
+    assert {change["note"] for change in done["changes"]} == {"cannot be read by this release; declared anew"}
+    found = {schedule["name"]: schedule for schedule in shell.json("schedule", "list")}
+    assert [found[name]["unreadable"] for name in found] == [None] * 3
+    assert found[POLL]["state"] == "active"
+    assert found["acme/once"]["state"] == "paused", (
+        "it was declared so, and the manifest does not say otherwise"
+    )
+    assert shell.json("apply", "-f", "-", given=given)["unchanged"] == 4
+
+
+def test_of_those_that_can_be_read_some_are_exported(shell: Shell, harness: JobsHarness) -> None:
+    harness.execute("UPDATE feedq.schedule SET policy = %s WHERE name = %s", '{"warp": 9}', POLL)
+    assert "acme.jobs.once" in shell.ok("schedule", "export", "acme/once")
+
+
 # -- the fleet ---------------------------------------------------------------------------------------
 
 

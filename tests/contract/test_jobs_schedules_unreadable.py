@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from feedq.errors import InvalidInput, Unreadable
-from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState
+from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState, UnreadableSpec
 from feedq.store.jobs.rows import UNREADABLE
 from feedq.store.jobs.schedules import PostgresSchedules
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
@@ -55,19 +55,37 @@ def test_a_run_whose_job_cannot_be_read_is_listed(jobs: JobsHarness) -> None:
 @pytest.mark.parametrize(
     "act",
     [
-        lambda schedules: schedules.specs(),
         lambda schedules: schedules.get("bad"),
         lambda schedules: schedules.view("bad"),
         lambda schedules: schedules.resume("bad"),
         lambda schedules: schedules.trigger("bad"),
     ],
-    ids=["specs", "get", "view", "resume", "trigger"],
+    ids=["get", "view", "resume", "trigger"],
 )
 def test_what_needs_the_declaration_names_it_and_says_what_to_do(
     damaged: JobsHarness, act: Callable[[PostgresSchedules], object]
 ) -> None:
     with pytest.raises(Unreadable, match=r"schedule 'bad' .* upgrade feedq, or .* `feedq schedule edit`"):
         act(damaged.schedules)
+
+
+def test_among_all_that_are_declared_it_is_marked(damaged: JobsHarness) -> None:
+    specs = damaged.schedules.specs()
+    assert (specs["a"], specs["c"]) == (schedule_spec("a"), schedule_spec("c"))
+    bad = specs["bad"]
+    assert isinstance(bad, UnreadableSpec)
+    assert bad.why.startswith("schedule 'bad' is stored in a way that this release")
+    assert not bad.paused
+
+
+def test_whether_it_was_declared_as_paused_is_known(damaged: JobsHarness) -> None:
+    for reason, is_declared in (("declared as paused", True), ("maintenance", False)):
+        damaged.execute(
+            "UPDATE feedq.schedule SET state = 'paused', pause_reason = %s WHERE name = 'bad'", reason
+        )
+        bad = damaged.schedules.specs()["bad"]
+        assert bad.paused is is_declared
+        assert damaged.schedules.views(prefix="bad")[0].schedule.spec.paused is is_declared
 
 
 def test_it_is_paused_purged_and_removed_all_the_same(damaged: JobsHarness) -> None:

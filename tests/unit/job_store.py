@@ -25,6 +25,7 @@ from feedq.schedule.model import (
     ScheduleSpec,
     ScheduleState,
     ScheduleView,
+    UnreadableSpec,
 )
 from feedq.schedule.words import instant
 from feedq.store.jobs.base import Runs
@@ -57,13 +58,14 @@ class MemorySchedules:
     def edit(self, name: str, spec: ScheduleSpec) -> Schedule:
         self._begin("edit")
         before = self.get(name)
-        if before.spec == spec:
+        if before.spec == spec and before.unreadable is None:
             return before
         tick_at, fire_at = due.begin(spec, schedule_id=before.id, now=self.clock.now())
         return self._keep(
             replace(
                 before,
                 spec=spec,
+                unreadable=None,
                 generation=before.generation + 1,
                 next_tick_at=tick_at,
                 next_fire_at=fire_at,
@@ -158,9 +160,13 @@ class MemorySchedules:
         names = [name for name in sorted(self.by_name) if name.startswith(prefix) and name > after]
         return [self.view(name) for name in names[:limit]]
 
-    def specs(self) -> dict[str, ScheduleSpec]:
+    def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
         self.calls.append("specs")
-        return {name: schedule.spec for name, schedule in self.by_name.items() if name[:5] != "beat:"}
+        return {
+            name: s.spec if s.unreadable is None else UnreadableSpec(s.unreadable, s.spec.paused)
+            for name, s in self.by_name.items()
+            if name[:5] != "beat:"
+        }
 
     def runs(
         self, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
@@ -139,6 +140,41 @@ def test_a_schedule_that_does_not_say_paused_keeps_what_it_has(command: Command)
     assert out == "0 added, 0 changed, 0 removed, = 3 unchanged\n"
     out = command.ok("apply", "-f", "-", given=BOTH.replace("every: 30s", "every: 30s, paused: false"))
     assert "    paused: true -> (unset)" in out
+
+
+def of_a_later_release(command: Command, *names: str) -> None:
+    """These can no longer be read."""
+    for name in names:
+        found = command.jobs.schedules.by_name[name]
+        command.jobs.schedules.by_name[name] = replace(
+            found, unreadable=f"schedule {name!r}: unknown key 'warp'"
+        )
+
+
+def test_one_that_cannot_be_read_is_declared_anew_and_another_left_alone(command: Command) -> None:
+    command.ok("apply", "-f", "-", given=BOTH.replace("every: 30s", "every: 30s, paused: true"))
+    command.jobs.schedules.add(ScheduleSpec("z", Every(60.0), Job("t")))
+    of_a_later_release(command, "a", "z")
+    said = ["~ schedule a", "    cannot be read by this release; declared anew"]
+    out = command.ok("apply", "-f", "-", "--dry-run", given=BOTH)
+    assert out.splitlines() == [*said, "0 added, 1 changed, 0 removed, = 2 unchanged (dry run)"]
+    (change,) = command.json("apply", "-f", "-", "--dry-run", given=BOTH)["changes"]
+    assert (change["name"], change["action"]) == ("a", "change")
+    assert change["note"] == "cannot be read by this release; declared anew"
+    out = command.ok("apply", "-f", "-", given=BOTH)
+    assert out.splitlines() == [*said, "0 added, 1 changed, 0 removed, = 2 unchanged"]
+    a, z = (command.jobs.schedules.by_name[name] for name in "az")
+    assert a.unreadable is None
+    assert a.spec == ScheduleSpec("a", Every(30.0), Job("t"), paused=True), "what it does not say, it keeps"
+    assert z.unreadable is not None
+
+
+def test_one_that_cannot_be_read_is_pruned_as_any_other(command: Command) -> None:
+    command.ok("apply", "-f", "-", given=BOTH)
+    of_a_later_release(command, "a")
+    out = command.ok("apply", "-f", "-", "--prune", "--yes", given="schedules: []\n")
+    assert out.splitlines()[:3] == ["- schedule a", "    cannot be read by this release", "- schedule b"]
+    assert names(command) == []
 
 
 def test_a_plan_that_broke_off_is_finished_by_applying_again(command: Command) -> None:

@@ -28,6 +28,7 @@ from feedq.schedule.model import (
     Schedule,
     ScheduleSpec,
     ScheduleView,
+    UnreadableSpec,
 )
 
 
@@ -81,9 +82,8 @@ class Schedules(Protocol):
         """By name, a page at a time: those whose name begins with ``prefix`` and comes after ``after``. One that
         this release cannot read is among them, marked as `unreadable`."""
 
-    def specs(self) -> dict[str, ScheduleSpec]:
-        """All declared ones by name, for `feedq apply`; without those behind beat entries. Raises `Unreadable`,
-        which names all that cannot be read: left out, they would be taken for absent."""
+    def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
+        """All declared ones by name, for `feedq apply`; without those behind beat entries."""
 
     def runs(
         self, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50

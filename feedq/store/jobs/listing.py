@@ -88,7 +88,7 @@ def views(c: Connection, *, prefix: str, after: str, limit: int) -> list[Schedul
 def specs(c: Connection) -> Sequence[Any]:
     """As rows: a hundred thousand of them must not be read with the transaction waiting for it."""
     sql = f"""
-        SELECT {SPEC_COLUMNS} FROM feedq.schedule s
+        SELECT {SPEC_COLUMNS}, s.pause_reason FROM feedq.schedule s
         WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat') ORDER BY s.name
     """
     return c.execute(text(sql)).all()

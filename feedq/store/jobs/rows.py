@@ -25,6 +25,7 @@ from feedq.schedule.model import (
     ScheduleState,
     ScheduleView,
     Timing,
+    UnreadableSpec,
 )
 from feedq.schedule.plain import (
     job_from_plain,
@@ -34,6 +35,7 @@ from feedq.schedule.plain import (
     timing_from_plain,
     timing_to_plain,
 )
+from feedq.store.jobs.pauses import DECLARED
 
 SPEC_COLUMNS = "s.name, s.job::text AS job, s.timing::text AS timing, s.policy::text AS policy"
 SCHEDULE_COLUMNS = (
@@ -79,8 +81,18 @@ def spec_from(row: Any) -> ScheduleSpec:
     except (InvalidInput, ValueError) as error:
         raise Unreadable(
             f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
-            "feedq, or declare the whole of it anew: `feedq schedule edit` with --task, its timing and all else"
+            "feedq, or declare the whole of it anew: `feedq apply`, or `feedq schedule edit` with --task, its "
+            "timing and all else"
         ) from error
+
+
+def declared_from(row: Any) -> ScheduleSpec | UnreadableSpec:
+    """From `SPEC_COLUMNS` and ``pause_reason``, whatever is stored."""
+    *columns, pause_reason = row
+    try:
+        return spec_from(columns)
+    except Unreadable as error:
+        return UnreadableSpec(str(error), paused=pause_reason == DECLARED)
 
 
 def schedule_from(row: Any) -> Schedule:
@@ -94,9 +106,10 @@ def shown_schedule_from(row: Any) -> Schedule:
     try:
         return schedule_from(row)
     except Unreadable as error:
-        schedule_id, name, _, timing, _, state, *rest = row[:SCHEDULE_WIDTH]
-        spec = ScheduleSpec(name, _shown_timing_from(timing), Job(UNREADABLE))
-        return replace(Schedule(schedule_id, spec, ScheduleState(state), *rest), unreadable=str(error))
+        schedule_id, name, _, timing, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
+        spec = ScheduleSpec(name, _shown_timing_from(timing), Job(UNREADABLE), paused=reason == DECLARED)
+        known = Schedule(schedule_id, spec, ScheduleState(state), until, reason, *rest)
+        return replace(known, unreadable=str(error))
 
 
 def run_from(row: Any) -> Run:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from feedq.errors import Unreadable
-from feedq.schedule.model import Job, Run, RunState, Schedule, ScheduleSpec, ScheduleView
+from feedq.schedule.model import Job, Run, RunState, Schedule, ScheduleSpec, ScheduleView, UnreadableSpec
 from feedq.store.database import Database
 from feedq.store.jobs import asking, declaring, listing
-from feedq.store.jobs.rows import spec_from
+from feedq.store.jobs.rows import declared_from
 
 AGEING_S = 1.0
 """So many seconds of waiting make up for a point of priority."""
@@ -76,19 +75,10 @@ class PostgresSchedules:
         with self._database.transaction() as c:
             return listing.views(c, prefix=prefix, after=after, limit=limit)
 
-    def specs(self) -> dict[str, ScheduleSpec]:
+    def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
         with self._database.transaction() as c:
             rows = listing.specs(c)
-        found: dict[str, ScheduleSpec] = {}
-        unreadable: list[str] = []
-        for row in rows:
-            try:
-                found[row.name] = spec_from(row)
-            except Unreadable as error:
-                unreadable.append(str(error))
-        if unreadable:
-            raise Unreadable("\n".join(unreadable))
-        return found
+        return {row.name: declared_from(row) for row in rows}
 
     def runs(
         self, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50
