@@ -34,7 +34,11 @@ def doctor(invocation: Invocation) -> None:
     """
     found: list[Check] = []
     for check in diagnose(
-        invocation.store, invocation.fleet_state, invocation.job_state, invocation.settings
+        invocation.store,
+        invocation.fleet_state,
+        invocation.job_state,
+        lambda: invocation.jobs.schedules.specs(),
+        invocation.settings,
     ):
         found.append(check)
         if not invocation.json:

@@ -10,7 +10,12 @@ from feedq.cli.views import write_workers
 from feedq.diagnosis import Level, Overview, fleet_checks, overview
 from feedq.diagnosis.checks import counted
 from feedq.diagnosis.fleet import described
-from feedq.diagnosis.schedules import described_runs, described_schedules, job_checks
+from feedq.diagnosis.schedules import (
+    declaration_checks,
+    described_runs,
+    described_schedules,
+    job_checks,
+)
 from feedq.model import Status
 from feedq.report import status_document
 from feedq.store.insight import FleetState, JobState
@@ -36,6 +41,8 @@ def status(invocation: Invocation) -> None:
     checks = [*fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules)]
     if jobs is not None:
         checks += job_checks(jobs)
+    if jobs is not None and jobs.schedules:
+        checks += declaration_checks(invocation.jobs.schedules.specs())
     warnings = [check for check in checks if check.level is not Level.OK]
     if invocation.json:
         write_json(status_document(numbers, workers, state, warnings, jobs=jobs))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from feedq.diagnosis.broker import check_broker
 from feedq.diagnosis.checks import Check, Level, fail, one_line
 from feedq.diagnosis.database import check_database
 from feedq.diagnosis.fleet import fleet_checks
 from feedq.diagnosis.host import check_open_files
-from feedq.diagnosis.schedules import job_checks
+from feedq.diagnosis.schedules import declaration_checks, job_checks
 from feedq.diagnosis.sinks import check_sinks
 from feedq.diagnosis.tasks import check_tasks
 from feedq.errors import FeedqError
 from feedq.model import FeedView, WorkerState, WorkerTarget, WorkerView
+from feedq.schedule.model import ScheduleSpec, UnreadableSpec
 from feedq.settings import Settings
 from feedq.store.base import Store
 from feedq.store.insight import FleetState, JobState, scheduled_tasks
@@ -23,6 +24,7 @@ def diagnose(
     store: Store,
     fleet_state: Callable[[], FleetState | None],
     job_state: Callable[[], JobState | None],
+    declared: Callable[[], Mapping[str, ScheduleSpec | UnreadableSpec]],
     settings: Settings,
 ) -> Iterator[Check]:
     """One check after the other, each as soon as it is done; every one of them is bounded in time."""
@@ -50,10 +52,18 @@ def diagnose(
         yield from fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=settings.rules)
         if jobs is not None:
             yield from job_checks(jobs)
+            yield from _declarations(declared)
         if jobs is not None and jobs.active and broker_answers:
             yield from _tasks(settings, workers)
     elif not any(check.level is Level.FAIL for check in database):
         yield fail("tables", one_line(unreadable), "see the checks of the database")
+
+
+def _declarations(declared: Callable[[], Mapping[str, ScheduleSpec | UnreadableSpec]]) -> Iterator[Check]:
+    try:
+        yield from declaration_checks(declared())
+    except FeedqError as error:
+        yield fail("tables", one_line(error), "see the checks of the database")
 
 
 def _tasks(settings: Settings, workers: Sequence[WorkerView]) -> Iterator[Check]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from feedq.diagnosis.checks import Check, counted, fail, ok, warn
+from feedq.schedule.model import ScheduleSpec, UnreadableSpec
 from feedq.store.insight import JobState
 from feedq.wording import duration
 
@@ -33,6 +34,17 @@ def job_checks(state: JobState) -> Iterator[Check]:
         yield _waiting(state)
 
 
+def declaration_checks(declared: Mapping[str, ScheduleSpec | UnreadableSpec]) -> Iterator[Check]:
+    """None where all can be read."""
+    names = [name for name, spec in declared.items() if isinstance(spec, UnreadableSpec)]
+    if names:
+        yield warn(
+            "declarations",
+            f"{counted(len(names), 'schedule')} that this release of feedq cannot read: {_named(names)}",
+            "upgrade feedq, or declare them anew: feedq apply; or feedq schedule edit, with --task and a timing",
+        )
+
+
 def described_schedules(state: JobState) -> str:
     """Such as ``12: 10 active, 2 paused (1 by failures)``."""
     tripped = f" ({len(state.tripped)} by failures)" if state.tripped else ""
@@ -58,14 +70,16 @@ def _slots(state: JobState) -> Check:
 
 
 def _tripped(state: JobState) -> Check:
-    more = len(state.tripped) - NAMED_MAX
-    rest = f" and {more} more" if more > 0 else ""
     return warn(
         "paused",
-        f"{counted(len(state.tripped), 'schedule')} paused by failures: "
-        f"{', '.join(state.tripped[:NAMED_MAX])}{rest}",
+        f"{counted(len(state.tripped), 'schedule')} paused by failures: {_named(state.tripped)}",
         "feedq schedule runs NAME --state failed says why; then feedq schedule resume NAME",
     )
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - NAMED_MAX
+    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _waiting(state: JobState) -> Check:

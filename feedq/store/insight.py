@@ -24,9 +24,12 @@ _SCHEDULES = """
             AS overdue_s
     FROM feedq.schedule WHERE removed_at IS NULL
 """
+# A later release may store other values here, and as tasks below: they are no numbers and no names then.
 _TRIPPED = """
     SELECT name FROM feedq.schedule
-    WHERE removed_at IS NULL AND state = 'paused' AND failures >= (policy ->> 'pause_on_failure')::int
+    WHERE removed_at IS NULL AND state = 'paused' AND failures >=
+        CASE WHEN jsonb_typeof(policy -> 'pause_on_failure') = 'number'
+             THEN (policy ->> 'pause_on_failure')::numeric END
     ORDER BY name
 """
 _RUNS = """
@@ -43,7 +46,8 @@ _SLOTS = """
 
 _TASKS = """
     SELECT job ->> 'task' AS task, min(name) AS schedule, count(*)::int AS schedules FROM feedq.schedule
-    WHERE removed_at IS NULL AND state = 'active' GROUP BY 1 ORDER BY 1
+    WHERE removed_at IS NULL AND state = 'active' AND jsonb_typeof(job -> 'task') = 'string'
+    GROUP BY 1 ORDER BY 1
 """
 
 

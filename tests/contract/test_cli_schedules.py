@@ -8,6 +8,7 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import Any
 
+import orjson
 import pytest
 
 from feedq.diagnosis.schedules import job_checks
@@ -217,6 +218,25 @@ def test_a_manifest_declares_schedules_of_a_later_release_anew(shell: Shell, har
         "it was declared so, and the manifest does not say otherwise"
     )
     assert shell.json("apply", "-f", "-", given=given)["unchanged"] == 4
+
+
+@pytest.mark.parametrize(
+    ("column", "stored"),
+    [("policy", '{"pause_on_failure": {"most": 3}}'), ("job", '{"task": {"name": "t"}}'), ("job", "{}")],
+)
+def test_status_and_doctor_name_a_schedule_of_a_later_release(
+    shell: Shell, harness: JobsHarness, column: str, stored: str
+) -> None:
+    harness.job_worker(ttl_s=1e6)
+    shell.ok("schedule", "pause", POLL)
+    harness.execute(f"UPDATE feedq.schedule SET {column} = %s WHERE name = %s", stored, POLL)
+    harness.execute(f"UPDATE feedq.schedule SET {column} = %s WHERE name = %s", stored, "acme/cleanup")
+    warnings = {warning["name"]: warning["detail"] for warning in shell.json("status")["warnings"]}
+    said = "2 schedules that this release of feedq cannot read: acme/cleanup, acme/poll"
+    assert warnings["declarations"] == said
+    checks = orjson.loads(shell.run("doctor", "--json").stdout)["checks"]
+    assert [check["detail"] for check in checks if check["name"] == "declarations"] == [said]
+    assert "None" not in str([check["detail"] for check in checks if check["name"] == "tasks"])
 
 
 def test_of_those_that_can_be_read_some_are_exported(shell: Shell, harness: JobsHarness) -> None:

@@ -10,6 +10,7 @@ import pytest
 from feedq.diagnosis.checks import Level
 from feedq.diagnosis.schedules import OVERDUE_S, WAITING_S, described_runs, described_schedules, job_checks
 from feedq.diagnosis.tasks import check_tasks, judge_tasks
+from feedq.schedule.model import Every, Job, ScheduleSpec
 from feedq.store.insight import JobState, ScheduledTask
 from tests.unit.command import Command
 
@@ -167,6 +168,17 @@ def test_status_shows_schedules_and_runs(command: Command) -> None:
     }
     assert document["runs"]["oldest_due_s"] == 12.0
     assert "paused" in {warning["name"] for warning in document["warnings"]}
+
+
+def test_status_names_schedules_that_this_release_cannot_read(command: Command) -> None:
+    command.job_state = WELL
+    assert "declarations" not in command.ok("status")
+    for name in ("acme/a", "acme/b"):
+        added = command.jobs.schedules.add(ScheduleSpec(name, Every(60.0), Job("t")))
+    command.jobs.schedules.by_name["acme/b"] = replace(added, unreadable="unknown key 'warp'")
+    out = command.ok("status")
+    assert "warn: declarations: 1 schedule that this release of feedq cannot read: acme/b\n" in out
+    assert "-> upgrade feedq, or declare them anew: feedq apply" in out
 
 
 def test_top_has_them_on_its_line(command: Command) -> None:
