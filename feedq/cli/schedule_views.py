@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 from feedq import documents, manifest
-from feedq.cli.output import styled, write_facts, write_table
+from feedq.cli.output import Cell, rich_table, styled, write_facts, write_table
 from feedq.report import masked
 from feedq.report import runs as run_words
-from feedq.schedule.model import Queue, Run, RunKind, RunState, ScheduleView
+from feedq.schedule.model import Queue, Run, RunKind, RunState, Schedule, ScheduleState, ScheduleView
 from feedq.schedule.words import timing_words
 from feedq.wording import ERROR_WIDTH, ago, duration, printable
 
@@ -36,6 +38,30 @@ def write_schedules(views: Sequence[ScheduleView], *, now: datetime) -> None:
     ]
     titles = ("NAME", "STATE", "WHEN", "TASK", "NEXT", "LAST", "RESULT", "WAIT", "RUN")
     write_table(titles, rows, right="NEXT LAST WAIT RUN")
+
+
+def schedules_table(views: Sequence[ScheduleView], *, now: datetime) -> Table:
+    """In few columns, for a view that has others beside it."""
+    rows = [
+        (
+            printable(view.schedule.spec.name),
+            styled(view.schedule.state.value),
+            _next(view.schedule, now),
+            "-" if view.last is None else styled(view.last.state.value),
+            "-" if view.last is None else ago(view.last.ended_at or view.last.started_at, now=now),
+            str(view.running),
+            str(view.waiting),
+        )
+        for view in views
+    ]
+    titles = ("SCHEDULE", "STATE", "NEXT", "LAST", "AGO", "RUN", "WAIT")
+    return rich_table(titles, rows, right={"NEXT", "AGO", "RUN", "WAIT"})
+
+
+def _next(schedule: Schedule, now: datetime) -> Cell:
+    """How long until it fires; one that is paused does not."""
+    at = None if schedule.state is ScheduleState.PAUSED else schedule.next_fire_at
+    return Text(until(at, now=now), style="yellow" if at is not None and at < now else "")
 
 
 def write_schedule(

@@ -25,12 +25,14 @@ from rich.text import Text
 
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import rich_table, styled, write_json_line
+from feedq.cli.schedule_views import schedules_table
 from feedq.diagnosis import Overview, overview
 from feedq.diagnosis.fleet import described
 from feedq.diagnosis.schedules import described_runs
 from feedq.errors import Unavailable
 from feedq.model import FeedView, Status, WorkerView
-from feedq.report import feed_row, worker_row
+from feedq.report import feed_row, schedule_row, worker_row
+from feedq.schedule.model import ScheduleView
 from feedq.store.insight import JobState
 from feedq.wording import ago, duration, percent, printable, size, why
 
@@ -38,6 +40,9 @@ RATE_WINDOW_S = 5.0
 """Rates are over this long: workers report their progress every heartbeat, and not between."""
 LINES_BESIDE_FEEDS = 7
 """Header, titles and blank lines of the live view."""
+SCHEDULES_SHOWN = 5
+"""Those to look at first; `feedq schedule list` has them all."""
+LINES_BESIDE_SCHEDULES = 2
 _TROUBLED_FIRST = (Status.FAILED, Status.STALLED, Status.BACKOFF, Status.WAITING, Status.CONNECTING)
 
 
@@ -51,6 +56,8 @@ class Frame:
     rates: dict[int, float]
     """Records a second, by feed id; none in the first frame."""
     jobs: JobState | None = None
+    schedules: Sequence[ScheduleView] = ()
+    """Those to look at first, a few of all."""
 
     @property
     def rate(self) -> float:
@@ -72,9 +79,10 @@ class Frame:
 @json_option
 @pass_invocation
 def top(invocation: Invocation, *, interval_s: float, count: int | None, tenant: str | None) -> None:
-    """Feeds with their rates and workers with their load, live.
+    """Feeds with their rates, workers with their load, and the schedules to look at first, live.
 
-    Troubled feeds come first, then the busiest. Without a terminal it prints a line every interval.
+    Troubled feeds come first, then the busiest. Schedules that fail come first, then those that failures have
+    paused, that are late, that run, and that fire next. Without a terminal it prints a line every interval.
 
     \b
     Example:
@@ -112,7 +120,15 @@ def _frames(invocation: Invocation, *, tenant: str | None, count: int | None) ->
         rates = {i: (total - before[i]) / passed_s for i, total in totals.items() if i in before}
         past.append((now, totals))
         looks += 1
-        yield Frame(invocation.clock.now(), feeds, workers, rates, invocation.job_state())
+        jobs = invocation.job_state()
+        yield Frame(invocation.clock.now(), feeds, workers, rates, jobs, _schedules(invocation, jobs))
+
+
+def _schedules(invocation: Invocation, jobs: JobState | None) -> Sequence[ScheduleView]:
+    if jobs is None or not jobs.schedules:
+        return ()
+    failing = jobs.tripped[:SCHEDULES_SHOWN]
+    return invocation.jobs.schedules.urgent(failing=failing, limit=SCHEDULES_SHOWN)
 
 
 # -- without a terminal ------------------------------------------------------------------------------
@@ -137,6 +153,7 @@ def _write_document(frame: Frame) -> None:
             "runs": None
             if frame.jobs is None
             else {"running": frame.jobs.running, "waiting": frame.jobs.waiting, "slots": frame.jobs.slots},
+            "schedules": [schedule_row(view) for view in frame.schedules],
         }
     )
 
@@ -186,7 +203,7 @@ def _surviving(frames: Iterator[Frame], live: Live) -> Iterator[Frame]:
 
 
 def render(frame: Frame, *, height: int) -> RenderableType:
-    """The whole view: a summary, the workers, and as many feeds as fit."""
+    """The whole view: a summary, the workers, as many feeds as fit, and the schedules to look at first."""
     workers = rich_table(
         ("WORKER", "STATE", "TARGET", "FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "HEARTBEAT"),
         [
@@ -206,7 +223,9 @@ def render(frame: Frame, *, height: int) -> RenderableType:
         ],
         right={"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "HEARTBEAT"},
     )
-    room = max(height - LINES_BESIDE_FEEDS - workers.row_count, 1)
+    schedules = frame.schedules[: max(height // 6, 1)]
+    taken = workers.row_count + (len(schedules) + LINES_BESIDE_SCHEDULES if schedules else 0)
+    room = max(height - LINES_BESIDE_FEEDS - taken, 1)
     ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame))
     feeds = rich_table(
         ("FEED", "STATUS", "WORKER", "EPOCH", "RECORDS", "PER S", "LAST", "WHY"),
@@ -221,6 +240,7 @@ def render(frame: Frame, *, height: int) -> RenderableType:
         workers,
         Text(),
         feeds,
+        *((Text(), schedules_table(schedules, now=frame.at)) if schedules else ()),
         Text((f"… {left_out} more feeds; " if left_out > 0 else "") + "q leaves", style="dim"),
     ]
     return Group(*parts)

@@ -10,10 +10,12 @@ from functools import partial
 import pytest
 
 from feedq.errors import NotFound
-from feedq.schedule.model import Job, Overlap, RunState
-from feedq.store.jobs.listing import PAGE_MAX
+from feedq.model import Worker
+from feedq.schedule.model import Every, Job, Overlap, RunState
+from feedq.store.jobs.listing import LOOKED, PAGE_MAX
 from feedq.store.jobs.retention import trim
 from tests.contract.jobs_harness import JobsHarness
+from tests.contract.jobs_stage import claim_one, ended, finish
 
 SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
 SCHEDULES = 2_000
@@ -129,6 +131,68 @@ def test_a_run_whose_worker_was_forgotten_is_shown_without_its_name(jobs: JobsHa
         jobs.schedules.run(99)
 
 
+# -- to look at first --------------------------------------------------------------------------------
+
+
+def urgent(jobs: JobsHarness, limit: int = 9) -> list[str]:
+    return [view.schedule.spec.name for view in jobs.schedules.urgent(limit=limit)]
+
+
+def end_one(jobs: JobsHarness, worker: Worker, name: str, state: RunState = RunState.FAILED) -> None:
+    """A run of it ends like this, and is counted."""
+    jobs.schedules.trigger(name)
+    assert finish(jobs, worker, ended(claim_one(jobs, worker), state))
+
+
+def test_those_come_first_that_need_somebody(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker(ttl_s=1e6)
+    daily = Every(86_400)
+    for name in ("b failed last", "a failed before", "c is paused by failures", "d has recovered"):
+        jobs.schedule(name, timing=daily, pause_on_failure=1 if name.startswith("c") else None)
+        end_one(jobs, worker, name)
+    end_one(jobs, worker, "b failed last")
+    end_one(jobs, worker, "d has recovered", RunState.SUCCEEDED)
+    for name in ("e is late", "f has waited", "g runs", "h has just fallen due"):
+        jobs.schedule(name, timing=daily)
+    sql = "UPDATE feedq.schedule SET next_tick_at = now() - %s * interval '1 s' WHERE name = %s"
+    jobs.execute(sql, 9, "e is late")
+    jobs.execute(sql, 1, "h has just fallen due")
+    jobs.execute("UPDATE feedq.schedule SET next_fire_at = next_tick_at")
+    waiting = jobs.schedules.trigger("f has waited")
+    jobs.execute("UPDATE feedq.run SET due_at = now() - interval '8 s' WHERE id = %s", waiting.id)
+    jobs.start(jobs.schedules.trigger("g runs"), worker)
+    jobs.schedule("i was removed", timing=daily)
+    jobs.schedules.remove("i was removed")
+    jobs.schedule("j is paused by hand", timing=daily)
+    jobs.schedules.pause("j is paused by hand")
+    needy = [
+        "b failed last",
+        "a failed before",
+        "c is paused by failures",
+        "e is late",
+        "f has waited",
+        "g runs",
+    ]
+    assert urgent(jobs) == [*needy, "h has just fallen due", "d has recovered"]
+    assert [urgent(jobs, limit) for limit in (0, 2)] == [[], needy[:2]]
+
+
+def test_a_failure_long_before_others_is_seen_of_those_that_are_named(jobs: JobsHarness) -> None:
+    worker = jobs.job_worker(ttl_s=1e6)
+    jobs.schedule("bad", timing=Every(86_400), pause_on_failure=1)
+    end_one(jobs, worker, "bad")
+    busy = jobs.schedule("busy", timing=Every(86_400))
+    jobs.execute(
+        "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, state, ended_at, job) SELECT %s, n, "
+        "now(), now(), now(), 'skipped_overlap', now(), '{}' FROM generate_series(1, %s) n",
+        busy.id,
+        LOOKED,
+    )
+    assert urgent(jobs) == ["busy"]
+    found = jobs.schedules.urgent(failing=["bad", "busy", "nope"], limit=9)
+    assert [view.schedule.spec.name for view in found] == ["bad", "busy"]
+
+
 # -- retention ---------------------------------------------------------------------------------------
 
 
@@ -231,6 +295,7 @@ def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_ana
         ("runs of one", 2 * RUNS, partial(schedules.runs, "s1000")),
         ("newest runs", 3 * page, partial(schedules.runs, limit=page)),
         ("failed runs", 30, partial(schedules.runs, states=failed)),
+        ("the most urgent", 8 * page, partial(schedules.urgent, limit=page)),
         ("counts", 2 * RUNS, partial(schedules.counts, "s1000")),
         ("depths", 30, jobs.queues.depths),
         ("a trigger", 20, partial(schedules.trigger, "s1000")),
@@ -243,6 +308,26 @@ def test_what_is_read_does_not_grow_with_what_there_is(jobs: JobsHarness, is_ana
         read = read_by(jobs, act)
         assert read <= most + PLANNER_ROWS, what
     assert read_by(jobs, schedules.specs) >= SCHEDULES - 1, "the counters work"
+
+
+@pytest.mark.parametrize("is_analyzed", [True, False], ids=["with statistics", "without statistics"])
+def test_however_many_are_urgent_a_few_are_looked_at(jobs: JobsHarness, is_analyzed: bool) -> None:
+    many(jobs)
+    worker = jobs.job_worker(ttl_s=1e6)
+    jobs.execute("UPDATE feedq.schedule SET failures = 1, next_tick_at = now(), next_fire_at = now()")
+    jobs.execute(
+        "UPDATE feedq.run SET state = CASE key WHEN '1' THEN 'failed' WHEN '2' THEN 'waiting' "
+        "WHEN '3' THEN 'running' ELSE 'skipped_overlap' END, "
+        "ended_at = CASE WHEN key NOT IN ('2', '3') THEN now() END, "
+        "worker_id = CASE key WHEN '3' THEN %s::uuid END, due_at = now() - interval '1 h' WHERE key <> 'w'",
+        str(worker.id),
+    )
+    if is_analyzed:
+        jobs.execute("ANALYZE feedq.schedule, feedq.run")
+    limit = 5
+    # Three kinds of runs, the schedules of each, the next to fire; and the few that are shown.
+    most = 3 * 2 * LOOKED + limit + 6 * limit
+    assert read_by(jobs, lambda: jobs.schedules.urgent(limit=limit)) <= most + PLANNER_ROWS
 
 
 def test_a_page_has_a_limit(jobs: JobsHarness) -> None:

@@ -160,6 +160,14 @@ class MemorySchedules:
         names = [name for name in sorted(self.by_name) if name.startswith(prefix) and name > after]
         return [self.view(name) for name in names[:limit]]
 
+    def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
+        """Those that fail, then the next to fire: the real order is proved on the real store."""
+        self.calls.append("urgent")
+        views = [self.view(name) for name in self.by_name]
+        active = [v for v in views if v.schedule.state is ScheduleState.ACTIVE or v.schedule.failures]
+        active.sort(key=lambda v: (not v.schedule.failures, v.schedule.next_fire_at, v.schedule.id))
+        return active[:limit]
+
     def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
         self.calls.append("specs")
         return {

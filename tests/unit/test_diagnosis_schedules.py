@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
+from io import StringIO
 
 import orjson
 import pytest
+from rich.console import Console
 
+from feedq.cli.top import Frame, render
 from feedq.diagnosis.checks import Level
 from feedq.diagnosis.schedules import OVERDUE_S, WAITING_S, described_runs, described_schedules, job_checks
 from feedq.diagnosis.tasks import check_tasks, judge_tasks
-from feedq.schedule.model import Every, Job, ScheduleSpec
+from feedq.schedule.model import Every, Job, RunState, Schedule, ScheduleSpec, ScheduleView
 from feedq.store.insight import JobState, ScheduledTask
 from tests.unit.command import Command
 
@@ -188,3 +193,85 @@ def test_top_has_them_on_its_line(command: Command) -> None:
     assert line.rstrip().endswith("runs: 3 running, 5 waiting, the oldest due for 12s")
     document = orjson.loads(command.ok("top", "--count", "1", "--json"))
     assert document["runs"] == {"running": 3, "waiting": 5, "slots": 8}
+
+
+# -- the table of `feedq top` ------------------------------------------------------------------------
+
+
+def drawn(command: Command, views: Sequence[ScheduleView], *, width: int = 80, height: int = 24) -> list[str]:
+    """The lines of the live view in a terminal of this size."""
+    console = Console(width=width, height=height, file=StringIO(), force_terminal=False)
+    frame = Frame(
+        command.clock.now(), command.store.feeds.views(), command.store.workers.views(), {}, WELL, views
+    )
+    console.print(render(frame, height=height))
+    assert isinstance(console.file, StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def scheduled(command: Command, name: str, every_s: float = 3_600.0) -> Schedule:
+    return command.jobs.schedules.add(ScheduleSpec(name, Every(every_s), Job("t")))
+
+
+def test_top_shows_where_a_few_schedules_stand(command: Command) -> None:
+    jobs = command.jobs.schedules
+    scheduled(command, "acme/fails")
+    jobs.end(jobs.make("acme/fails", "k").id, RunState.MISSED_DEADLINE)
+    command.clock.advance(150)
+    scheduled(command, "acme/late")
+    jobs.by_name["acme/late"] = replace(
+        jobs.by_name["acme/late"], next_fire_at=command.clock.now() - timedelta(seconds=42)
+    )
+    jobs.start(jobs.make("acme/late", "k").id)
+    jobs.make("acme/late", "l")
+    scheduled(command, "acme/paused")
+    jobs.pause("acme/paused")
+    lines = drawn(command, [jobs.view(name) for name in ("acme/fails", "acme/late", "acme/paused")])
+    at = [line.split()[:1] for line in lines].index(["SCHEDULE"])
+    assert lines[at - 1] == ""
+    assert [line.split() for line in lines[at : at + 4]] == [
+        ["SCHEDULE", "STATE", "NEXT", "LAST", "AGO", "RUN", "WAIT"],
+        ["acme/fails", "active", "58m", "missed_deadline", "2m", "0", "0"],
+        ["acme/late", "active", "-42s", "running", "0.0s", "1", "1"],
+        ["acme/paused", "paused", "-", "-", "-", "0", "0"],
+    ]
+    assert lines[at + 4] == "q leaves"
+
+
+def test_top_without_schedules_has_no_table_of_them(command: Command) -> None:
+    assert "SCHEDULE" not in "".join(drawn(command, []))
+    command.ok("top", "--count", "1", "--json")
+    assert command.jobs.schedules.calls == [], "and asks for none"
+
+
+@pytest.mark.parametrize(("height", "shown"), [(10, 1), (24, 4), (60, 5)])
+def test_schedules_take_their_lines_from_feeds(command: Command, height: int, shown: int) -> None:
+    command.worker("one")
+    for n in range(70):
+        command.feed(f"f{n:02}")
+    for n in range(5):
+        scheduled(command, f"acme/s{n}")
+    lines = drawn(command, command.jobs.schedules.urgent(limit=5), width=120, height=height)
+    assert len([line for line in lines if line.startswith("acme/s")]) == shown
+    assert len(lines) <= max(height, 12)
+    assert lines[-1].endswith("more feeds; q leaves")
+
+
+def test_a_table_of_schedules_fits_a_narrow_terminal(command: Command) -> None:
+    name = "a-tenant-with-a-long-name/and-a-schedule-with-one-as-long"
+    scheduled(command, name)
+    command.jobs.schedules.make(name, "k", state=RunState.MISSED_DEADLINE)
+    lines = drawn(command, command.jobs.schedules.urgent(limit=5))
+    at = [line.split()[:1] for line in lines].index(["SCHEDULE"])
+    assert all(len(line) <= 80 for line in lines)
+    assert "missed_deadline" in lines[at + 1]
+    assert (lines[at + 1].split()[0] + lines[at + 2].strip() + lines[at + 3].strip()).startswith(name)
+
+
+def test_top_asks_for_a_few_and_names_those_that_failures_have_paused(command: Command) -> None:
+    command.job_state = replace(WELL, tripped=tuple(f"acme/s{n}" for n in range(9)))
+    for n in range(9):
+        scheduled(command, f"acme/s{n}")
+    document = orjson.loads(command.ok("top", "--count", "1", "--json"))
+    assert [schedule["name"] for schedule in document["schedules"]] == [f"acme/s{n}" for n in range(5)]
+    assert command.jobs.schedules.calls[-1] == "urgent"

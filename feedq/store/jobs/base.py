@@ -82,6 +82,11 @@ class Schedules(Protocol):
         """By name, a page at a time: those whose name begins with ``prefix`` and comes after ``after``. One that
         this release cannot read is among them, marked as `unreadable`."""
 
+    def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
+        """Those to look at first: that fail, that failures have paused, that are late, that run; then the next to
+        fire. However many there are, a few are read: of failures the newest, and those of the schedules that are
+        named as ``failing``."""
+
     def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
         """All declared ones by name, for `feedq apply`; without those behind beat entries."""
 

@@ -75,6 +75,10 @@ class PostgresSchedules:
         with self._database.transaction() as c:
             return listing.views(c, prefix=prefix, after=after, limit=limit)
 
+    def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
+        with self._database.transaction() as c:
+            return listing.urgent(c, failing=failing, limit=limit)
+
     def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
         with self._database.transaction() as c:
             rows = listing.specs(c)
