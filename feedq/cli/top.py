@@ -38,11 +38,10 @@ from feedq.wording import ago, duration, percent, printable, size, why
 
 RATE_WINDOW_S = 5.0
 """Rates are over this long: workers report their progress every heartbeat, and not between."""
-LINES_BESIDE_FEEDS = 7
-"""Header, titles and blank lines of the live view."""
+LINES_BESIDE_FEEDS = 4
+"""Titles of the feeds, two blank lines and the last one of the live view."""
 SCHEDULES_SHOWN = 5
 """Those to look at first; `feedq schedule list` has them all."""
-LINES_BESIDE_SCHEDULES = 2
 _TROUBLED_FIRST = (Status.FAILED, Status.STALLED, Status.BACKOFF, Status.WAITING, Status.CONNECTING)
 
 
@@ -186,7 +185,7 @@ def _live(frames: Iterator[Frame], interval_s: float) -> None:
     console = Console()
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         for frame in _surviving(frames, live):
-            live.update(render(frame, height=console.size.height), refresh=True)
+            live.update(render(frame, console), refresh=True)
             if pressed(interval_s):
                 return
 
@@ -202,8 +201,12 @@ def _surviving(frames: Iterator[Frame], live: Live) -> Iterator[Frame]:
         return
 
 
-def render(frame: Frame, *, height: int) -> RenderableType:
+def render(frame: Frame, console: Console) -> RenderableType:
     """The whole view: a summary, the workers, as many feeds as fit, and the schedules to look at first."""
+    height = console.size.height
+    summary = Text(
+        f"{frame.at:%H:%M:%S}  {_summary(overview(frame.feeds, frame.workers), frame)}", style="bold"
+    )
     workers = rich_table(
         ("WORKER", "STATE", "TARGET", "FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "HEARTBEAT"),
         [
@@ -223,8 +226,12 @@ def render(frame: Frame, *, height: int) -> RenderableType:
         ],
         right={"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "HEARTBEAT"},
     )
-    schedules = frame.schedules[: max(height // 6, 1)]
-    taken = workers.row_count + (len(schedules) + LINES_BESIDE_SCHEDULES if schedules else 0)
+    below: list[RenderableType] = []
+    if frame.schedules:
+        below = [Text(), schedules_table(frame.schedules[: max(height // 6, 1)], now=frame.at)]
+    # As they will be drawn: where the terminal is narrow lines are folded.
+    unlimited = console.options.update(height=None)
+    taken = len(console.render_lines(Group(summary, workers, *below), unlimited))
     room = max(height - LINES_BESIDE_FEEDS - taken, 1)
     ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame))
     feeds = rich_table(
@@ -233,14 +240,13 @@ def render(frame: Frame, *, height: int) -> RenderableType:
         right={"EPOCH", "RECORDS", "PER S", "LAST"},
     )
     left_out = len(ranked) - room
-    numbers = overview(frame.feeds, frame.workers)
     parts: list[RenderableType] = [
-        Text(f"{frame.at:%H:%M:%S}  {_summary(numbers, frame)}", style="bold"),
+        summary,
         Text(),
         workers,
         Text(),
         feeds,
-        *((Text(), schedules_table(schedules, now=frame.at)) if schedules else ()),
+        *below,
         Text((f"… {left_out} more feeds; " if left_out > 0 else "") + "q leaves", style="dim"),
     ]
     return Group(*parts)

@@ -204,7 +204,7 @@ def drawn(command: Command, views: Sequence[ScheduleView], *, width: int = 80, h
     frame = Frame(
         command.clock.now(), command.store.feeds.views(), command.store.workers.views(), {}, WELL, views
     )
-    console.print(render(frame, height=height))
+    console.print(render(frame, console))
     assert isinstance(console.file, StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
@@ -251,10 +251,11 @@ def test_schedules_take_their_lines_from_feeds(command: Command, height: int, sh
         command.feed(f"f{n:02}")
     for n in range(5):
         scheduled(command, f"acme/s{n}")
-    lines = drawn(command, command.jobs.schedules.urgent(limit=5), width=120, height=height)
-    assert len([line for line in lines if line.startswith("acme/s")]) == shown
-    assert len(lines) <= max(height, 12)
-    assert lines[-1].endswith("more feeds; q leaves")
+    for width in (80, 120):
+        lines = drawn(command, command.jobs.schedules.urgent(limit=5), width=width, height=height)
+        assert len([line for line in lines if line.startswith("acme/s")]) == shown
+        assert len(lines) == max(height, 12), "all of it, with one feed at least"
+        assert lines[-1].endswith("more feeds; q leaves")
 
 
 def test_a_table_of_schedules_fits_a_narrow_terminal(command: Command) -> None:
