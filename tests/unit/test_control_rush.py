@@ -11,6 +11,7 @@ from feedq import control
 from feedq.control import reconcile
 from feedq.errors import Unavailable
 from feedq.model import Assignment, TargetState, Worker
+from feedq.placement import Waiting
 from feedq.testing import ManualClock, MemoryStore
 from feedq.testing.memory.passes import MemoryPass
 from tests.unit.test_control import SETTINGS, add_feeds, add_worker, run
@@ -115,12 +116,13 @@ def test_the_feeds_of_a_dead_worker_are_placed_in_ever_larger_parts(
     monkeypatch.setattr(control, "FIRST_PLACED", 2)
     die_with(store, 20)
     parts: list[int] = []
-    assign = MemoryPass.assign
+    waiting = MemoryPass.waiting
 
-    def count(self: MemoryPass, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
-        parts.append(len(pairs))
-        return assign(self, pairs)
+    def count(self: MemoryPass, *, limit: int) -> list[Waiting]:
+        found = waiting(self, limit=limit)
+        parts.append(len(found))
+        return found
 
-    monkeypatch.setattr(MemoryPass, "assign", count)
+    monkeypatch.setattr(MemoryPass, "waiting", count)
     reconcile(store, lambda _: None, SETTINGS, passes=control.PASSES_IN_A_ROW)
-    assert parts == [2, 4, 8, 6]
+    assert parts == [2, 4, 8, 6], "and no pass after the last"
