@@ -44,21 +44,20 @@ def candidate(harness: PostgresHarness) -> Election:
     return Election(harness.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S, settle_s=SETTLE_S)
 
 
-def asked(harness: PostgresHarness) -> set[tuple[object, ...]]:
-    """The first words that the sessions of beats sent last."""
-    return set(
-        harness.execute(
-            "SELECT split_part(btrim(query, E' \\n'), ' ', 1) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND application_name LIKE 'feedq-beat/%%'"
-        )
-    )
+def asked_last(harness: PostgresHarness, election: Election) -> object:
+    """The first word of what its session sent last."""
+    sql = "SELECT split_part(btrim(query, E' \\n'), ' ', 1) FROM pg_stat_activity WHERE pid = %s"
+    ((word,),) = harness.execute(sql, election._session.backend_pid)
+    return word
 
 
 def test_what_the_elected_one_asks_all_the_time_is_planned_once(
-    postgres_harness: PostgresHarness, elected: Election
+    postgres_harness: PostgresHarness, plain: Election, elected: Election
 ) -> None:
-    elected.look()
-    assert asked(postgres_harness) == {("EXECUTE",)}
+    for election in (plain, elected):
+        election.look()
+    assert asked_last(postgres_harness, plain) == "WITH"
+    assert asked_last(postgres_harness, elected) == "EXECUTE"
 
 
 def test_looks_find_the_same_however_they_are_planned(
