@@ -97,9 +97,8 @@ def freeze_inside_transaction(stage: Stage) -> tuple[Took, Node]:
     lock = psycopg2.connect(stage.cluster.database_url)
     try:
         lock.cursor().execute("LOCK TABLE landed IN EXCLUSIVE MODE")
-        backends = [row["pid"] for row in stage.cluster.backends(victim)]
         wait_until(
-            lambda: waiting_in_transaction(stage.cluster, backends),
+            lambda: waiting_in_transaction(stage.cluster, victim),
             limit_s=10,
             what=f"{victim.name}'s writer waits inside its transaction",
         )
@@ -119,8 +118,12 @@ def freeze_inside_transaction(stage: Stage) -> tuple[Took, Node]:
     return took, victim
 
 
-def waiting_in_transaction(cluster: Cluster, backends: list[int]) -> bool:
-    """Whether one of these backends waits for a lock on a table, its transaction open."""
+def waiting_in_transaction(cluster: Cluster, node: Node) -> bool:
+    """Whether one of its sessions waits for a lock on a table, its transaction open.
+
+    Of those that it has now: a worker that was declared gone a moment ago opens a new one to write with.
+    """
+    backends = [row["pid"] for row in cluster.backends(node)]
     return bool(
         cluster.sql(
             """
