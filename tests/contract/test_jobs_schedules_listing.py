@@ -259,6 +259,10 @@ def many(jobs: JobsHarness) -> None:
     )
 
 
+SETTLED = 5
+"""Readings of the counters that agree, when all have been told."""
+
+
 def read_by(jobs: JobsHarness, work: Callable[[], object]) -> int:
     """Rows of schedules and runs that this reads, by whatever way."""
     sql = """
@@ -267,17 +271,22 @@ def read_by(jobs: JobsHarness, work: Callable[[], object]) -> int:
     """
 
     def count() -> int:
-        # A backend tells its counters when it ends, and the pool's would keep theirs for a while.
-        jobs.database.close()
         ((rows,),) = jobs.execute(sql)
         return int(str(rows))
 
-    before = count()
-    while (settled := count()) != before:
-        before = settled
-        time.sleep(0.05)
+    def settled() -> int:
+        """A backend tells its counters when it ends, in its own time; the pool's would keep theirs for a while."""
+        jobs.database.close()
+        counts = [count()]
+        while counts.count(counts[-1]) < SETTLED:  # counters only grow
+            assert len(counts) < 100 * SETTLED
+            time.sleep(0.03)
+            counts.append(count())
+        return counts[-1]
+
+    before = settled()
     work()
-    return count() - before
+    return settled() - before
 
 
 @pytest.mark.parametrize("is_analyzed", [True, False], ids=["with statistics", "without statistics"])
