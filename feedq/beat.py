@@ -24,6 +24,7 @@ from celery.beat import Scheduler
 from celery.schedules import schedule
 
 from feedq.errors import FeedqError, Unavailable
+from feedq.lease import SECOND_LOOK_S
 from feedq.runtime.lane import Lane
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, Look
@@ -38,8 +39,6 @@ LOOK_SHARE = 10
 LOOKS_COMPARED = 8
 """What a look takes is what the quickest of so many took. One alone says little: a worker that dies with hundreds
 of sockets keeps the machine busy, and that must not put off the look that finds it dead."""
-SECOND_LOOK_S = 0.005
-"""Between the two looks that make a crash: long enough for a reconnect under way to show up."""
 GATHER_S = 0.01
 """Between looks while more changes than the passes under way may serve."""
 ASK_AGAIN_S = 0.5

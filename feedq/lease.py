@@ -129,6 +129,10 @@ class Quiet:
         return max(self.database_started_at, self.fleet_alive_since) + timedelta(seconds=ttl_s)
 
 
+SECOND_LOOK_S = 0.005
+"""Between the two looks that make a crash: long enough for a reconnect under way to show up."""
+
+
 def is_gone(worker: Worker, *, has_session: bool, now: datetime, quiet: Quiet, ttl_s: float) -> bool:
     """Whether the control plane may free this worker's leases; ``now`` is the database's clock.
 

@@ -8,14 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from feedq.errors import InvalidInput
-from feedq.lease import Move
+from feedq.lease import SECOND_LOOK_S, Move
 from feedq.model import LeaseState, Reason, WorkerTarget
 from feedq.simulate.agenda import to_ms
 from feedq.simulate.fleet import PaperFeed, PaperWorker
 from feedq.simulate.happening import DEPLOY_PAUSE_S, DEPLOY_RESTART_S, Happening, Verb
 from feedq.simulate.population import Population, spread
 from feedq.simulate.record import PhaseRecord
-from feedq.simulate.timing import SECOND_LOOK_S
 
 if TYPE_CHECKING:
     from feedq.simulate.engine import Engine

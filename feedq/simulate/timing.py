@@ -7,10 +7,6 @@ own fleet does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
-
-SECOND_LOOK_S: Final = 0.005
-"""Between the two looks that make a crash, as in the beat, which simulations do not load Celery for."""
 
 
 @dataclass(frozen=True, slots=True)

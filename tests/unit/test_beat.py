@@ -17,12 +17,11 @@ from feedq.beat import (
     JUDGE_AGAIN_S,
     LOOK_SHARE,
     LOOKS_COMPARED,
-    SECOND_LOOK_S,
     Candidate,
     ElectedScheduler,
 )
+from feedq.lease import SECOND_LOOK_S
 from feedq.settings import Settings
-from feedq.simulate import timing
 from feedq.store.election import Look
 from feedq.tasks import reconcile
 
@@ -263,10 +262,6 @@ def test_one_slow_look_does_not_put_off_the_next(candidate: Candidate, time: Tim
     candidate._lead(Uneven())  # type: ignore[arg-type]
     assert pauses[:-1] == [pytest.approx(0.01)] * (len(takes_s) - 1)
     assert pauses[-1] == pytest.approx(LOOK_SHARE * 0.02), "when all are slow there are fewer"
-
-
-def test_simulations_look_twice_as_the_beat_does() -> None:
-    assert timing.SECOND_LOOK_S == SECOND_LOOK_S
 
 
 class Elected:
