@@ -86,6 +86,13 @@ class Status(StrEnum):
     STOPPING = "stopping"
     WAITING = "waiting"
     BACKOFF = "backoff"
+    FAILING = "failing"
+    """It has failed several times in a row and landed nothing since, whatever it is doing at this instant."""
+    REFUSING = "refusing"
+    """Most of its records go to the dead letters."""
+    SINK_UNAVAILABLE = "sink_unavailable"
+    QUARANTINED = "quarantined"
+    """It runs apart from all others, because workers were lost to it."""
     FAILED = "failed"
     PAUSED = "paused"
     REMOVING = "removing"
@@ -162,6 +169,23 @@ class Lease:
     """Rows landed, smoothed over half a minute or so, as of `reported_at`."""
     bytes_per_s: float = 0.0
     reported_at: datetime | None = None
+    failures: int = 0
+    """In a row, since the feed last landed a record."""
+    avoid: tuple[str, ...] = ()
+    """Names of the workers on which it failed since it last landed a record, the latest last."""
+    dead_per_s: float = 0.0
+    """Dead letters, smoothed as `rows_per_s` is."""
+    dead_letter_error: str | None = None
+    """Why the latest dead letter was refused."""
+    dead_letter_at: datetime | None = None
+    sink_error: str | None = None
+    """Why the owner cannot write to the sink just now; None when it can."""
+    blamed: int = 0
+    """Workers that were lost to this feed."""
+    blamed_at: datetime | None = None
+    blame: str | None = None
+    """How the last of them was lost."""
+    quarantined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +201,10 @@ class Load:
     """How late the event loop last ran a timer."""
     rows_per_s: float = 0.0  # landed, smoothed over the last minute or so
     bytes_per_s: float = 0.0
+    sinks_up: tuple[str, ...] = ()
+    """Named sinks that this worker has written to lately."""
+    sinks_down: tuple[str, ...] = ()
+    """Named sinks that it cannot write to just now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +294,10 @@ class Heartbeat:
     """Seconds since a reconcile pass last finished; None if none ever did."""
     active_workers: int = 1
     """How many there are in the fleet, as the last pass counted them."""
+    sinks_up_elsewhere: tuple[str, ...] = ()
+    """Of the sinks that this worker cannot write to: those that another worker has written to lately."""
+    sinks_untried_elsewhere: tuple[str, ...] = ()
+    """And those of which nobody knows, but which some other worker has not found to be away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +321,8 @@ class Claim:
     feed: Feed
     epoch: int
     attempts: int
+    failures: int = 0
+    quarantined: bool = False
 
     @property
     def key(self) -> FeedKey:
@@ -340,6 +374,12 @@ class Progress:
     stalled: bool
     attempts: int
     error: str | None
+    failures: int = 0
+    """In a row, since the feed last landed a record."""
+    dead_letter_error: str | None = None
+    """Why the latest dead letter was refused; None when there was none since the last report."""
+    sink_error: str | None = None
+    """Why the sink cannot be written just now; None when it can."""
 
     @property
     def key(self) -> FeedKey:

@@ -51,12 +51,13 @@ _CLAIM = f"""
     ), claimed AS (
         UPDATE feedq.lease l SET state = 'running', reason = NULL, generation = held.feed_generation,
             running_since = clock_timestamp(), connected = false, stalled = false
-        FROM held WHERE l.feed_id = held.id RETURNING l.feed_id, l.epoch, l.attempts
+        FROM held WHERE l.feed_id = held.id RETURNING l.feed_id, l.epoch, l.attempts, l.failures, l.quarantined
     ), history AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
         SELECT :kind, feed_id, :worker_id, epoch FROM claimed
     )
-    SELECT held.*, claimed.epoch, claimed.attempts FROM held JOIN claimed ON claimed.feed_id = held.id
+    SELECT held.*, claimed.epoch, claimed.attempts, claimed.failures, claimed.quarantined
+    FROM held JOIN claimed ON claimed.feed_id = held.id
 """
 
 _RELEASE = f"""
@@ -113,8 +114,10 @@ _REPORT = f"""
         SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[]),
             CAST(:records AS bigint[]), CAST(:bytes AS bigint[]), CAST(:dead AS bigint[]),
             CAST(:ages AS float8[]), CAST(:cursors AS jsonb[]), CAST(:connected AS boolean[]),
-            CAST(:stalled AS boolean[]), CAST(:attempts AS int[]), CAST(:errors AS text[]))
-            AS t (feed_id, epoch, records, bytes, dead, age_s, cursor, connected, stalled, attempts, error)
+            CAST(:stalled AS boolean[]), CAST(:attempts AS int[]), CAST(:errors AS text[]),
+            CAST(:failures AS int[]), CAST(:dead_errors AS text[]), CAST(:sink_errors AS text[]))
+            AS t (feed_id, epoch, records, bytes, dead, age_s, cursor, connected, stalled, attempts, error,
+                  failures, dead_error, sink_error)
     ), locked AS ({_locked("l.worker_id, l.state, l.reported_at, l.running_since, l.moved_at")}), held AS (
         SELECT locked.*, extract(epoch FROM clock_timestamp() - greatest(reported_at, running_since))::float8
             AS elapsed_s,
@@ -129,6 +132,11 @@ _REPORT = f"""
         last_record_at = coalesce(clock_timestamp() - make_interval(secs => held.age_s), l.last_record_at),
         rows_per_s = {_smoothed("rows_per_s", "records")},
         bytes_per_s = {_smoothed("bytes_per_s", "bytes")},
+        dead_per_s = {_smoothed("dead_per_s", "dead")},
+        dead_letter_error = coalesce(held.dead_error, l.dead_letter_error),
+        dead_letter_at = CASE WHEN held.dead > 0 THEN clock_timestamp() ELSE l.dead_letter_at END,
+        sink_error = held.sink_error, failures = held.failures,
+        avoid = CASE WHEN held.records > 0 THEN '{{}}' ELSE l.avoid END,
         reported_at = clock_timestamp(),
         moved_at = CASE WHEN NOT held.has_arrived THEN l.moved_at END,
         cursor = held.cursor, connected = held.connected, stalled = held.stalled, attempts = held.attempts,
@@ -158,7 +166,7 @@ class PostgresLeases:
         }
         with self._database.statement() as c:
             rows = c.execute(text(_CLAIM), parameters).all()
-        return [Claim(feed_from(row), row.epoch, row.attempts) for row in rows]
+        return [Claim(feed_from(row), row.epoch, row.attempts, row.failures, row.quarantined) for row in rows]
 
     def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
         parameters = {
@@ -192,6 +200,9 @@ class PostgresLeases:
             "stalled": [p.stalled for p in progress],
             "attempts": [p.attempts for p in progress],
             "errors": [_cut(p.error) for p in progress],
+            "failures": [p.failures for p in progress],
+            "dead_errors": [_cut(p.dead_letter_error) for p in progress],
+            "sink_errors": [_cut(p.sink_error) for p in progress],
         }
         with self._database.transaction() as c:
             matched = c.execute(text(_REPORT), parameters).all()

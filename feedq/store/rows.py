@@ -33,12 +33,13 @@ LEASE_COLUMNS = (
     "l.epoch, l.state, l.reason, l.worker_id, l.generation, l.assigned_at, l.running_since, l.retry_at, "
     "l.attempts, l.last_error, l.last_error_at, l.connected, l.stalled, l.records_total, l.bytes_total, "
     "l.dead_letters_total, l.last_record_at, l.cursor, l.promised_to, l.moved_at, l.stop_by, l.held_for, "
-    "l.weight, l.rows_per_s, l.bytes_per_s, l.reported_at"
+    "l.weight, l.rows_per_s, l.bytes_per_s, l.reported_at, l.failures, l.avoid, l.dead_per_s, "
+    "l.dead_letter_error, l.dead_letter_at, l.sink_error, l.blamed, l.blamed_at, l.blame, l.quarantined"
 )
 WORKER_COLUMNS = (
     "w.id, w.name, w.queue, w.capacity, w.labels, w.host, w.pid, w.version, w.state, w.lock_key, "
     "w.started_at, w.heartbeat_at, w.expires_at, w.suspected_at, w.feeds, w.cpu, w.rss, w.loop_lag_s, "
-    "w.rows_per_s, w.bytes_per_s, w.target_state, w.job_slots"
+    "w.rows_per_s, w.bytes_per_s, w.target_state, w.job_slots, w.sinks_up, w.sinks_down"
 )
 
 
@@ -96,6 +97,16 @@ def lease_from(row: Any, feed_id: int) -> Lease:
         rows_per_s=row.rows_per_s,
         bytes_per_s=row.bytes_per_s,
         reported_at=row.reported_at,
+        failures=row.failures,
+        avoid=tuple(row.avoid),
+        dead_per_s=row.dead_per_s,
+        dead_letter_error=row.dead_letter_error,
+        dead_letter_at=row.dead_letter_at,
+        sink_error=row.sink_error,
+        blamed=row.blamed,
+        blamed_at=row.blamed_at,
+        blame=row.blame,
+        quarantined=row.quarantined,
     )
 
 
@@ -122,7 +133,16 @@ def worker_from(row: Any) -> Worker:
         started_at=row.started_at,
         heartbeat_at=row.heartbeat_at,
         expires_at=row.expires_at,
-        load=Load(row.feeds, row.cpu, row.rss, row.loop_lag_s, row.rows_per_s, row.bytes_per_s),
+        load=Load(
+            row.feeds,
+            row.cpu,
+            row.rss,
+            row.loop_lag_s,
+            row.rows_per_s,
+            row.bytes_per_s,
+            tuple(row.sinks_up),
+            tuple(row.sinks_down),
+        ),
         suspected_at=row.suspected_at,
         target_state=WorkerTarget(row.target_state),
         job_slots=row.job_slots,

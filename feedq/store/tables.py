@@ -25,7 +25,7 @@ from sqlalchemy import (
     Text,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, UUID
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 
 SCHEMA = "feedq"
 metadata = MetaData(schema=SCHEMA)
@@ -91,6 +91,9 @@ worker = Table(
     Column("bytes_per_s", Float, nullable=False, server_default=text("0")),
     # How many runs of schedules it takes at a time.
     Column("job_slots", Integer, nullable=False, server_default=text("0")),
+    # Named sinks that it has written to lately, and that it cannot write to just now.
+    Column("sinks_up", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("sinks_down", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     CheckConstraint("state IN ('active', 'draining', 'gone')", name="worker_state"),
     CheckConstraint("target_state IN ('serving', 'cordoned', 'drained')", name="worker_target_state"),
     CheckConstraint("capacity >= 0", name="worker_capacity"),
@@ -130,6 +133,18 @@ lease = Table(
     Column("rows_per_s", Float, nullable=False, server_default=text("0")),
     Column("bytes_per_s", Float, nullable=False, server_default=text("0")),
     _stamp("reported_at"),
+    # In a row, since the feed last landed a record; and the workers on which it failed since.
+    Column("failures", Integer, nullable=False, server_default=text("0")),
+    Column("avoid", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("dead_per_s", Float, nullable=False, server_default=text("0")),
+    Column("dead_letter_error", Text),
+    _stamp("dead_letter_at"),
+    Column("sink_error", Text),
+    # Workers that were lost to this feed.
+    Column("blamed", Integer, nullable=False, server_default=text("0")),
+    _stamp("blamed_at"),
+    Column("blame", Text),
+    Column("quarantined", Boolean, nullable=False, server_default=text("false")),
     CheckConstraint("state IN ('idle', 'assigned', 'running', 'stopping')", name="lease_state"),
     CheckConstraint("(state = 'idle') = (worker_id IS NULL)", name="lease_owner"),
     Index(

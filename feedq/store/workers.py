@@ -54,6 +54,17 @@ _WAITING = """
     SELECT l.state FROM feedq.lease l
     WHERE l.worker_id = %(worker_id)s AND l.state IN ('assigned', 'stopping')
 """
+# Of the sinks that this worker cannot write to, which is none nearly always: what the others know of them.
+_SINKS_ELSEWHERE = """
+    SELECT array_agg(known.sink ORDER BY known.sink) FROM (
+        SELECT down.sink, bool_or(down.sink = ANY(o.sinks_up)) AS up,
+            bool_or(NOT down.sink = ANY(o.sinks_down)) AS untried
+        FROM unnest(CAST(%(sinks_down)s AS text[])) AS down (sink), feedq.worker o
+        WHERE o.id <> %(worker_id)s AND o.state = 'active' AND o.target_state = 'serving' AND o.capacity > 0
+            AND o.expires_at > clock_timestamp()
+        GROUP BY down.sink
+    ) known WHERE {which}
+"""
 HEARTBEAT = f"""
     WITH alive AS ({STAMP_ALIVE.replace(":ttl_s", "%(ttl_s)s")})
     UPDATE feedq.worker w SET
@@ -61,14 +72,17 @@ HEARTBEAT = f"""
         expires_at = clock_timestamp() + make_interval(secs => %(ttl_s)s),
         suspected_at = NULL,
         feeds = %(feeds)s, cpu = %(cpu)s, rss = %(rss)s, loop_lag_s = %(loop_lag_s)s,
-        rows_per_s = %(rows_per_s)s, bytes_per_s = %(bytes_per_s)s
+        rows_per_s = %(rows_per_s)s, bytes_per_s = %(bytes_per_s)s,
+        sinks_up = %(sinks_up)s, sinks_down = %(sinks_down)s
     FROM feedq.fleet f
     WHERE w.id = %(worker_id)s AND w.state <> 'gone'
     RETURNING w.state,
         coalesce(({_WAITING} ORDER BY l.state DESC LIMIT 1) = 'stopping', false),
         coalesce(({_WAITING} ORDER BY l.state LIMIT 1) = 'assigned', false),
         extract(epoch FROM clock_timestamp() - f.pass_at)::float8,
-        f.active_workers
+        f.active_workers,
+        ({_SINKS_ELSEWHERE.format(which="known.up")}),
+        ({_SINKS_ELSEWHERE.format(which="NOT known.up AND known.untried")})
 """
 _HEARTBEAT_TYPES = {
     "worker_id": "uuid",
@@ -79,6 +93,8 @@ _HEARTBEAT_TYPES = {
     "loop_lag_s": "float8",
     "rows_per_s": "float8",
     "bytes_per_s": "float8",
+    "sinks_up": "text[]",
+    "sinks_down": "text[]",
 }
 PREPARE_HEARTBEAT = f"PREPARE feedq_heartbeat ({', '.join(_HEARTBEAT_TYPES.values())}) AS " + HEARTBEAT % {
     name: f"${n}" for n, name in enumerate(_HEARTBEAT_TYPES, start=1)
@@ -96,11 +112,18 @@ def heartbeat_parameters(worker_id: UUID, load: Load, ttl_s: float) -> dict[str,
         "loop_lag_s": load.loop_lag_s,
         "rows_per_s": load.rows_per_s,
         "bytes_per_s": load.bytes_per_s,
+        "sinks_up": list(load.sinks_up),
+        "sinks_down": list(load.sinks_down),
     }
 
 
 def heartbeat_from(row: tuple[Any, ...] | None) -> Heartbeat | None:
-    return None if row is None else Heartbeat(WorkerState(row[0]), *row[1:])
+    if row is None:
+        return None
+    state, stops, claims, pass_age_s, active_workers, up, untried = row
+    return Heartbeat(
+        WorkerState(state), stops, claims, pass_age_s, active_workers, tuple(up or ()), tuple(untried or ())
+    )
 
 
 class PostgresWorkers:

@@ -95,6 +95,25 @@ def test_nothing_asked_is_nothing_done(harness: Harness) -> None:
 # -- release -----------------------------------------------------------------------------------------
 
 
+def test_a_report_tells_of_failures_dead_letters_and_the_sink(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    said = progress(key, dead_letters=30, failures=4, dead_letter_error="no number", sink_error="table gone")
+    harness.store.leases.report(worker.id, [said])
+    lease = harness.lease(feed)
+    assert (lease.failures, lease.dead_letter_error, lease.sink_error) == (4, "no number", "table gone")
+    assert lease.dead_per_s == pytest.approx(30)
+    assert lease.dead_letter_at is not None
+    harness.store.leases.report(worker.id, [progress(key, records=3, failures=0)])
+    lease = harness.lease(feed)
+    assert (lease.failures, lease.sink_error, lease.dead_letter_error) == (0, None, "no number")
+    harness.store.leases.report(worker.id, [progress(key, failures=2)])
+    harness.store.leases.release(worker.id, [Release(*key, Reason.BACKOFF, attempts=1)])
+    again = harness.assign(feed, worker)
+    (claim,) = harness.store.leases.claim(worker.id, [again])
+    assert (claim.failures, claim.quarantined) == (2, False)
+
+
 def test_a_release_makes_the_lease_idle_and_says_why(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.run(feed, worker)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from uuid import uuid4
 
 import pytest
@@ -42,6 +43,22 @@ def test_two_sessions_of_one_name_are_two_workers_with_locks_of_their_own(harnes
     first, second = harness.worker("a"), harness.worker("a")
     assert first.lock_key != second.lock_key
     assert [v.worker.id for v in harness.store.workers.views()] == [first.id, second.id]
+
+
+def test_a_heartbeat_says_what_others_know_of_the_sinks_that_are_away(harness: Harness) -> None:
+    a, b, jobs_only = harness.worker("a"), harness.worker("b"), harness.worker("c", capacity=0)
+    beat = partial(harness.store.workers.heartbeat, ttl_s=TTL_S)
+    beat(jobs_only.id, Load(sinks_up=("lake",)))
+    beat(b.id, Load(sinks_up=("default",), sinks_down=("lake",)))
+    answer = beat(a.id, Load(sinks_up=("ours",), sinks_down=("default", "lake", "new")))
+    assert answer is not None
+    assert (answer.sinks_up_elsewhere, answer.sinks_untried_elsewhere) == (("default",), ("new",))
+    (view, *_) = harness.store.workers.views()
+    assert (view.worker.load.sinks_up, view.worker.load.sinks_down) == (("ours",), ("default", "lake", "new"))
+    harness.bury(b)
+    answer = beat(a.id, Load(sinks_down=("default",)))
+    assert answer is not None
+    assert (answer.sinks_up_elsewhere, answer.sinks_untried_elsewhere) == ((), ())
 
 
 def test_a_heartbeat_renews_and_carries_the_load(harness: Harness) -> None:

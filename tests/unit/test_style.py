@@ -20,8 +20,8 @@ TEXTS = sorted(
     for path in ROOT.glob(pattern)
     if path.is_file() and path.suffix in TEXT_SUFFIXES and path != Path(__file__)
 )
-MODULE_LINES_MAX = 400
-SUITE_LINES_MAX = 500
+MODULE_LINES_MAX = 700
+SUITE_LINES_MAX = 700
 """A suite of tests is a list that is read in parts."""
 FUNCTION_LINES_MAX = 60
 """Forty is the aim; past this a function has two jobs."""

@@ -42,7 +42,7 @@ class MemoryLeases:
                 stalled=False,
             )
             self._record(EventKind.LEASE_CLAIMED, key, worker_id)
-            claims.append(Claim(feed, lease.epoch, lease.attempts))
+            claims.append(Claim(feed, lease.epoch, lease.attempts, lease.failures, lease.quarantined))
         return claims
 
     @statement
@@ -102,6 +102,14 @@ class MemoryLeases:
                 bytes_per_s=smoothed(
                     lease.bytes_per_s, count=p.bytes, elapsed_s=elapsed_s, is_first=is_first
                 ),
+                dead_per_s=smoothed(
+                    lease.dead_per_s, count=p.dead_letters, elapsed_s=elapsed_s, is_first=is_first
+                ),
+                dead_letter_error=p.dead_letter_error or lease.dead_letter_error,
+                dead_letter_at=now if p.dead_letters else lease.dead_letter_at,
+                sink_error=p.sink_error,
+                failures=p.failures,
+                avoid=() if p.records else lease.avoid,
                 reported_at=now,
                 cursor=p.cursor,
                 moved_at=None if has_arrived else lease.moved_at,

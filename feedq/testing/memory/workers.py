@@ -138,6 +138,17 @@ def renew(db: MemoryDatabase, worker_id: UUID, load: Load, ttl_s: float) -> Hear
     )
     waiting = {lease.state for lease in db.tables.leases.values() if lease.worker_id == worker_id}
     pass_at = db.tables.pass_at
+    others = [
+        w.load
+        for w in db.tables.workers.values()
+        if w.id != worker_id
+        and w.state is WorkerState.ACTIVE
+        and w.target_state is WorkerTarget.SERVING
+        and w.capacity > 0
+        and w.expires_at > db.now()
+    ]
+    up = {sink for sink in load.sinks_down if any(sink in o.sinks_up for o in others)}
+    untried = {sink for sink in load.sinks_down if any(sink not in o.sinks_down for o in others)} - up
     pass_age_s = None if pass_at is None else (db.now() - pass_at).total_seconds()
     return Heartbeat(
         worker.state,
@@ -145,4 +156,6 @@ def renew(db: MemoryDatabase, worker_id: UUID, load: Load, ttl_s: float) -> Hear
         LeaseState.ASSIGNED in waiting,
         pass_age_s,
         db.tables.active_workers,
+        tuple(sorted(up)),
+        tuple(sorted(untried)),
     )

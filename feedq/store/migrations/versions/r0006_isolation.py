@@ -1,0 +1,34 @@
+"""What tells whose fault a failure is: of a feed, of a worker, or of a sink.
+
+Runs on a live database, as 0003 does: a statement at a time, and each can be repeated.
+"""
+
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+
+COLUMNS = """
+    ALTER TABLE feedq.lease
+        ADD COLUMN IF NOT EXISTS failures integer NOT NULL DEFAULT 0,
+        ADD COLUMN IF NOT EXISTS avoid text[] NOT NULL DEFAULT '{}',
+        ADD COLUMN IF NOT EXISTS dead_per_s double precision NOT NULL DEFAULT 0,
+        ADD COLUMN IF NOT EXISTS dead_letter_error text,
+        ADD COLUMN IF NOT EXISTS dead_letter_at timestamptz,
+        ADD COLUMN IF NOT EXISTS sink_error text,
+        ADD COLUMN IF NOT EXISTS blamed integer NOT NULL DEFAULT 0,
+        ADD COLUMN IF NOT EXISTS blamed_at timestamptz,
+        ADD COLUMN IF NOT EXISTS blame text,
+        ADD COLUMN IF NOT EXISTS quarantined boolean NOT NULL DEFAULT false;
+
+    ALTER TABLE feedq.worker
+        ADD COLUMN IF NOT EXISTS sinks_up text[] NOT NULL DEFAULT '{}',
+        ADD COLUMN IF NOT EXISTS sinks_down text[] NOT NULL DEFAULT '{}';
+"""
+
+
+def upgrade() -> None:
+    with op.get_context().autocommit_block():
+        op.execute("SET statement_timeout = 0")
+        for statement in filter(str.strip, COLUMNS.split(";")):
+            op.execute(statement)
