@@ -165,7 +165,7 @@ class Edit:
     """Nobody has the feed and nobody wants it: delete it."""
 
 
-CLEARED_BY_EDIT = frozenset({Reason.FAILED, Reason.PAUSED, Reason.BACKOFF, None})
+CLEARED_BY_EDIT = frozenset({Reason.FAILED, Reason.PAUSED, Reason.BACKOFF, Reason.QUARANTINED, None})
 """An edit is a fresh start: it clears a failure and whatever backoff there was. An idle lease without any
 reason was made by hand, and would wait for ever."""
 
@@ -199,6 +199,62 @@ def on_edit(feed: Feed, lease: Lease) -> Edit:
             return Edit(Move.ASK_TO_STOP, wanted)
         case LeaseState.STOPPING:
             return Edit(None)
+
+
+# -- blame -------------------------------------------------------------------------------------------
+
+BLAME_RECENT = timedelta(minutes=10)
+"""Twice in hand within this, at the end of two workers, is no chance."""
+BLAME_KEPT = timedelta(days=1)
+QUARANTINE_RETRY_S = (10.0, 600.0)
+"""Between two tries of a feed that ends its own process: at first, and at most."""
+QUARANTINE_MAX_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What the loss of a worker means for the feed that was in hand."""
+
+    blamed: int
+    quarantined: bool
+
+
+def on_loss(lease: Lease, *, is_certain: bool, now: datetime) -> Blame:
+    """A feed whose own code ended a worker is quarantined at once, one that was merely in hand the second time.
+
+    So at most two workers are lost to one feed, and one that was there by chance loses nothing.
+    """
+    ago = None if lease.blamed_at is None else now - lease.blamed_at
+    blamed = lease.blamed + 1 if ago is not None and ago <= BLAME_KEPT else 1
+    again = ago is not None and ago <= BLAME_RECENT
+    return Blame(blamed, lease.quarantined or is_certain or again)
+
+
+def quarantine_retry_s(blamed: int) -> float:
+    """How long a feed in quarantine waits for its next try, after so many losses."""
+    first_s, most_s = QUARANTINE_RETRY_S
+    return float(min(most_s, first_s * 2.0 ** min(max(blamed, 1) - 1, 16)))
+
+
+def is_in_company(lease: Lease) -> bool:
+    """Whether a feed still runs among others that was quarantined meanwhile."""
+    return (
+        lease.quarantined
+        and lease.state is LeaseState.RUNNING
+        and lease.running_since is not None
+        and (lease.blamed_at is None or lease.running_since < lease.blamed_at)
+    )
+
+
+def is_pardoned(lease: Lease, *, now: datetime, quarantine_s: float) -> bool:
+    """Whether a feed in quarantine has behaved for long enough: it landed records, and did no harm."""
+    if not lease.quarantined or lease.state is not LeaseState.RUNNING or lease.running_since is None:
+        return False
+    length_s = min(
+        max(QUARANTINE_MAX_S, quarantine_s), quarantine_s * 2.0 ** min(max(lease.blamed, 1) - 1, 16)
+    )
+    landed = lease.last_record_at is not None and lease.last_record_at >= lease.running_since
+    return landed and now - lease.running_since >= timedelta(seconds=length_s)
 
 
 def may_start(feed: Feed, lease: Lease, *, now: datetime) -> bool:

@@ -55,6 +55,7 @@ class Reason(StrEnum):
     SETTLING = "settling"
     MOVED = "moved"
     HELD = "held"  # for a moment, for the successor of the worker that was stopped
+    QUARANTINED = "quarantined"  # it is to run apart from all others, or waits for its next try there
     REAPED = "reaped"  # its owner was asked to let go and did not in time
 
 
@@ -330,6 +331,21 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """How a worker process was lost, and to whom: what its monitor found out."""
+
+    cause: str
+    """``stalled``, ``crashed``, ``memory`` or ``killed``."""
+    said: str
+    """In words, with what is known of the place."""
+    feed_id: int | None = None
+    is_certain: bool = False
+    """Whether it is known that this feed's code did it; or it merely was in hand at the end."""
+    stack: tuple[str, ...] = ()
+    """The calls of the thread that did it, the innermost first."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequest:
     """The control plane asks the owner to let go."""
 
@@ -352,6 +368,8 @@ class Release:
     retry_in_s: float = 0.0
     attempts: int = 0
     error: str | None = None
+    blame: Loss | None = None
+    """Set when the feed is to run apart from others from now on."""
 
     @property
     def key(self) -> FeedKey:

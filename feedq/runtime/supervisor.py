@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from functools import partial
 from random import Random
 from threading import Event, Thread
@@ -21,18 +23,21 @@ import uvloop
 from feedq.clock import Clock, SystemClock
 from feedq.errors import Unavailable
 from feedq.model import FeedKey, Heartbeat, Load, NewWorker, Progress, Reason, Release, StopRequest, Worker
+from feedq.runtime.activity import NO_FEED, Activity, current_feed
 from feedq.runtime.beside import FOLLOW_S, Beside, Tenures
 from feedq.runtime.desk import Desk
 from feedq.runtime.ends import SinkEnds
 from feedq.runtime.intake import SUMMONED_MAX, Audience, Granted, Hooks, Intake
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.keeper import Keeper
+from feedq.runtime.monitor import Watch
 from feedq.runtime.pacing import SHARE_TICKS, Pacing
 from feedq.runtime.ramp import ramp_beside, ramp_of
 from feedq.runtime.reporter import Reporter
 from feedq.runtime.roster import Roster
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
+from feedq.runtime.stall import LOOK_S, Scheduling, StallClock
 from feedq.runtime.turnstile import Turnstile
 from feedq.runtime.vitals import Vitals
 from feedq.settings import Settings
@@ -60,11 +65,15 @@ class Supervisor:
         *,
         reconcile: Callable[[], None],
         tenures_beside: Tenures | None = None,
+        watch: Watch | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``tenures_beside``: on Celery's own pools, where tenures do not run in here."""
+        """``tenures_beside``: on Celery's own pools, where tenures do not run in here. ``watch``: the monitor of
+        this process, if it has one."""
         self._store, self._settings = store, settings
         self._reconcile = reconcile
+        self._watch = watch
+        self._activity = watch.activity if watch is not None else Activity.private()
         self._clock = clock or SystemClock()
         self._rng = Random()
         self.keeper = Keeper(store, new_worker, self, settings=settings, clock=self._clock, rng=self._rng)
@@ -93,6 +102,7 @@ class Supervisor:
         self._reporter = Reporter(self._loop, self._report, worker_id=self._session_id)
         self._trusted = asyncio.Event()
         self._vitals = Vitals(self._loop)
+        self._stall, self._scheduling = StallClock(), Scheduling(os.getpid())
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
 
@@ -124,6 +134,7 @@ class Supervisor:
             return
         self._drain_began = self._clock.monotonic()
         self._draining = True
+        self._activity.leave()
         self._soon(self._drain)
 
     def join(self) -> None:
@@ -159,12 +170,19 @@ class Supervisor:
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._activity.watch_loop(self._loop)
+        self._turn()
         self._vitals.start()
         self._tick(0)
         try:
             self._loop.run_forever()
         finally:
             self._loop.close()
+
+    def _turn(self) -> None:
+        """Note that the loop turns, twice as often as anybody looks."""
+        self._activity.tick()
+        self._loop.call_later(LOOK_S / 2, self._turn)
 
     # -- messages ------------------------------------------------------------------------------------
 
@@ -213,10 +231,14 @@ class Supervisor:
             self._roster.add(runner, audience)
             if self._draining:
                 runner.interrupt(Interrupt.STOP)
-            self._go(self._live(runner, audience, worker_id), name=f"feed-{claim.feed.id}")
+            self._go(
+                self._live(runner, audience, worker_id), name=f"feed-{claim.feed.id}", feed_id=claim.feed.id
+            )
 
-    def _go(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
-        task = self._loop.create_task(coroutine, name=name)
+    def _go(self, coroutine: Coroutine[Any, Any, None], *, name: str, feed_id: int = NO_FEED) -> None:
+        context = copy_context()
+        context.run(current_feed.set, feed_id)
+        task = self._loop.create_task(coroutine, name=name, context=context)
         self._tasks.add(task)  # or it could be collected while it waits
         task.add_done_callback(self._tasks.discard)
 
@@ -286,6 +308,7 @@ class Supervisor:
         interval_s = max(self._settings.heartbeat_s, 0.05)
         self._loop.call_later(interval_s, self._tick, count + 1)
         self._resume()
+        self._keep_watch()
         self._reporter.report()
         if (worker := self.keeper.worker) is None:
             return
@@ -296,6 +319,16 @@ class Supervisor:
         audit_interval_s = AUDIT_BESIDE_INTERVAL_S if self._beside else AUDIT_INTERVAL_S
         if count and count % max(1, round(audit_interval_s / interval_s)) == 0:
             self._ask_for_audit(worker.id)
+
+    def _keep_watch(self) -> None:
+        if self._watch is not None and not self._draining:
+            try:
+                started = self._watch.keep()
+            except OSError as error:
+                logger.warning(LogEvent.MONITOR_OFF, error=str(error))
+            else:
+                if started:
+                    logger.info(LogEvent.MONITOR_STARTED)
 
     def _ask_for_audit(self, worker_id: UUID) -> None:
         if self._beside:
@@ -335,6 +368,7 @@ class Supervisor:
     # -- what the keeper says (Tenant) ---------------------------------------------------------------
 
     def registered(self, worker: Worker) -> None:
+        self._activity.begin_session(worker.id)
         # Sessions with the sinks carry the id of a worker session that has ended.
         self._ends.renew()
 
@@ -387,6 +421,10 @@ class Supervisor:
         # The database thinks that we run these, and we do not: let go of them, or they would wait for ever.
         for request in self._roster.stop(asked):
             self.desk.release(self._session_id(), Release(request.feed_id, request.epoch, request.reason))
+
+    def stalled_s(self) -> float:
+        self._activity.pulse()
+        return self._stall.look(self._scheduling.sight(self._activity.ticks))
 
     def reconcile_overdue(self) -> None:
         self._reconcile()

@@ -19,6 +19,7 @@ from feedq.store.base import Followed
 from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
 from feedq.store.dirty import look_again
+from feedq.store.quarantine import blame
 from feedq.store.rows import FEED_COLUMNS, feed_from
 from feedq.telemetry import EventKind
 
@@ -182,6 +183,9 @@ class PostgresLeases:
         }
         with self._database.transaction() as c:
             matched = _keys(c, _RELEASE, parameters)
+            for r in releases:
+                if r.blame is not None and r.key in matched:
+                    blame(c, r.feed_id, worker_id, r.blame, said=f"{r.blame.cause}: {r.blame.said}")
             if matched:
                 c.execute(text(WAKE_SQL))
         return matched

@@ -13,6 +13,7 @@ from feedq.model import (
     Heartbeat,
     LeaseState,
     Load,
+    Loss,
     NewWorker,
     Reason,
     Worker,
@@ -20,9 +21,10 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.store.channels import WAKE_SQL, Ring
+from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
 from feedq.store.dirty import look_again
+from feedq.store.quarantine import report_loss
 from feedq.store.rows import WORKER_COLUMNS, worker_from, worker_view_from
 from feedq.telemetry import EventKind
 
@@ -230,6 +232,10 @@ class PostgresWorkers:
         with self._database.transaction() as c:
             return [worker_view_from(row) for row in c.execute(text(sql), {"gone": gone})]
 
+    def report_loss(self, worker_id: UUID, loss: Loss) -> bool:
+        with self._database.transaction() as c:
+            return report_loss(c, worker_id, loss)
+
     def gone_among(self, worker_ids: Collection[UUID]) -> set[UUID]:
         sql = "SELECT id FROM feedq.worker WHERE id = ANY(:ids) AND state <> 'gone'"
         with self._database.transaction() as c:
@@ -264,12 +270,6 @@ def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseSta
         },
     )
     return done.rowcount
-
-
-def ring_workers(c: Connection, worker_ids: list[UUID], ring: Ring) -> None:
-    """Tell these workers that something waits for them: a stop request, a feed to claim, the end of a run."""
-    sql = "SELECT pg_notify('feedq_worker_' || lock_key, :ring) FROM feedq.worker WHERE id = ANY(:ids)"
-    c.execute(text(sql), {"ids": worker_ids, "ring": ring.value})
 
 
 def _record(c: Connection, kind: EventKind, worker_id: UUID) -> None:

@@ -68,6 +68,8 @@ class MemoryLeases:
                 last_error_at=lease.last_error_at if r.error is None else now,
             )
             said = {} if r.error is None else {"error": r.error}
+            if r.blame is not None:
+                self._db.blame(r.feed_id, worker_id, r.blame, said=f"{r.blame.cause}: {r.blame.said}")
             self._record(EventKind.LEASE_RELEASED, r.key, worker_id, reason=reason.value, **said)
             matched.append(r.key)
         if matched:

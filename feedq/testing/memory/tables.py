@@ -15,8 +15,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
 from feedq.errors import Unavailable
-from feedq.lease import Move, states_before, transition
-from feedq.model import Event, Feed, FeedKey, Lease, Reason, TargetState, Worker
+from feedq.lease import Move, on_loss, states_before, transition
+from feedq.model import Event, Feed, FeedKey, Lease, Loss, Reason, TargetState, Worker
 from feedq.telemetry import EventKind
 from feedq.testing.clock import ManualClock
 
@@ -41,6 +41,8 @@ class Tables:
     waiting_after: int = 0
     active_workers: int = 1
     idle_counts: dict[Reason, int] = field(default_factory=dict)
+    losses: dict[UUID, str] = field(default_factory=dict)
+    """How worker sessions were lost."""
     wakes: int = 0
     """Notifications that ask for a pass; whoever runs passes takes them back to 0."""
 
@@ -59,6 +61,7 @@ class Tables:
             self.waiting_after,
             self.active_workers,
             dict(self.idle_counts),
+            dict(self.losses),
             self.wakes,
         )
 
@@ -184,6 +187,23 @@ class MemoryDatabase:
         ):
             self.tables.dirty.add(lease.feed_id)
         return idle
+
+    def blame(self, feed_id: int, worker_id: UUID, loss: Loss, *, said: str) -> None:
+        """Hold the loss of a worker against a feed."""
+        lease = self.tables.leases.get(feed_id)
+        if lease is None:
+            return
+        verdict = on_loss(lease, is_certain=loss.is_certain, now=self.now())
+        self.tables.leases[feed_id] = replace(
+            lease,
+            blamed=verdict.blamed,
+            blamed_at=self.now(),
+            blame=said,
+            quarantined=verdict.quarantined,
+        )
+        if verdict.quarantined and not lease.quarantined:
+            self.record(EventKind.FEED_QUARANTINED, feed_id=feed_id, worker_id=worker_id, why=said)
+        self.wake()
 
     def ask_to_stop(
         self,

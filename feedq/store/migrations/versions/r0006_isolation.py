@@ -23,7 +23,10 @@ COLUMNS = """
 
     ALTER TABLE feedq.worker
         ADD COLUMN IF NOT EXISTS sinks_up text[] NOT NULL DEFAULT '{}',
-        ADD COLUMN IF NOT EXISTS sinks_down text[] NOT NULL DEFAULT '{}';
+        ADD COLUMN IF NOT EXISTS sinks_down text[] NOT NULL DEFAULT '{}',
+        ADD COLUMN IF NOT EXISTS loss text;
+
+    CREATE INDEX IF NOT EXISTS lease_quarantined ON feedq.lease (feed_id) WHERE quarantined;
 """
 
 
