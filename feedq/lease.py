@@ -211,6 +211,23 @@ QUARANTINE_RETRY_S = (10.0, 600.0)
 QUARANTINE_MAX_S = 86_400.0
 
 
+VERDICT_S = 3.0
+"""What a monitor takes, at most, to say how its worker was lost."""
+SOON = timedelta(seconds=30)
+
+
+def awaits_verdict(lease: Lease, *, is_explained: bool, now: datetime) -> bool:
+    """Whether a feed whose worker was just lost waits for the verdict before it is placed again.
+
+    All others go on at once. This one was in hand when another worker was lost not long ago; or it was on one that
+    was lost a moment ago, and nobody knows yet how (``is_explained`` is false). So a feed that ends each worker
+    within a second cannot be faster than the verdict.
+    """
+    if lease.blamed_at is not None and now - lease.blamed_at <= BLAME_RECENT:
+        return True
+    return lease.lost_at is not None and now - lease.lost_at <= SOON and not is_explained
+
+
 @dataclass(frozen=True, slots=True)
 class Blame:
     """What the loss of a worker means for the feed that was in hand."""

@@ -187,6 +187,9 @@ class Lease:
     blame: str | None = None
     """How the last of them was lost."""
     quarantined: bool = False
+    lost_worker: UUID | None = None
+    """The worker that was lost while it held this feed, the last one."""
+    lost_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +327,7 @@ class Claim:
     attempts: int
     failures: int = 0
     quarantined: bool = False
+    blamed: int = 0
 
     @property
     def key(self) -> FeedKey:

@@ -69,6 +69,8 @@ class LogEvent(StrEnum):
     WORKER_DRAINING = "worker is draining"
     WORKER_LEFT = "worker left"
     WORKER_LOST = "worker lost"
+    QUARANTINED_LOST = "a feed in quarantine ended its process"
+    FEED_LET_GO = "the feed that uses up this worker's memory is let go of"
     MONITOR_OFF = "this worker has no monitor: nobody ends it when its event loop stands still"
     MONITOR_STARTED = "monitor started"
     LOOP_STALLED = "the event loop stands still; the lease is not renewed"

@@ -16,6 +16,7 @@ import mmap
 import os
 import threading
 from asyncio import AbstractEventLoop, Task
+from collections import Counter
 from collections.abc import Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,12 +26,15 @@ from uuid import UUID
 
 THREADS_MAX: Final = 512
 """Threads of blocking connectors that can be noted; what further ones do is not known."""
-_PID, _TICKS, _PULSE, _LOOP_THREAD, _LOOP_IDENT, _FEED, _LEAVING, _SESSION_HIGH, _SESSION_LOW = range(9)
+_PID, _TICKS, _PULSE, _LOOP_THREAD, _LOOP_IDENT, _FEED, _LEAVING, _SESSION_HIGH, _SESSION_LOW, _MEASURING = (
+    range(10)
+)
 _THREADS: Final = range(16, 16 + 3 * THREADS_MAX, 3)
 """From here on, three numbers a thread: the system's id, Python's id, and the feed that it works for."""
 SIZE: Final = 8 * _THREADS.stop
 
 NO_FEED: Final = 0
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 current_feed: Final = contextvars.ContextVar[int]("feedq_feed", default=NO_FEED)
 """The id of the feed that this code runs for; inherited by the tasks that it starts."""
@@ -53,6 +57,8 @@ class Activity:
     def __init__(self, file: mmap.mmap) -> None:
         self._memory = memoryview(file).cast("q")
         self._lock = threading.Lock()
+        self.growth: Counter[int] = Counter()
+        """Bytes that were added while the code of a feed ran on the loop, by feed; only while that is measured."""
 
     @classmethod
     def create(cls, path: Path) -> Activity:
@@ -105,6 +111,12 @@ class Activity:
         """Some other thread than the loop's got the interpreter."""
         self._memory[_PULSE] += 1
 
+    def measure_growth(self, on: bool) -> None:
+        """See by how much the process grows with each step of a feed. Costs microseconds a step."""
+        if not on:
+            self.growth.clear()
+        self._memory[_MEASURING] = on
+
     def leave(self) -> None:
         """The process is about to end in good order."""
         self._memory[_LEAVING] = 1
@@ -134,7 +146,7 @@ class Activity:
     ) -> Task[Any]:
         context: contextvars.Context | None = options.get("context")
         feed_id = current_feed.get() if context is None else context.get(current_feed, NO_FEED)
-        noted = _Noted(coroutine, feed_id, self._memory) if feed_id else coroutine
+        noted = _Noted(coroutine, feed_id, self._memory, self.growth) if feed_id else coroutine
         return Task(noted, loop=loop, **options)
 
     # -- what others read ----------------------------------------------------------------------------
@@ -185,19 +197,24 @@ class Activity:
 class _Noted(Coroutine[Any, Any, Any]):
     """A coroutine of a feed: each of its steps is noted while it runs."""
 
-    __slots__ = ("_coroutine", "_feed_id", "_memory", "_send")
+    __slots__ = ("_coroutine", "_feed_id", "_growth", "_memory", "_send")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], feed_id: int, memory: memoryview) -> None:
-        self._coroutine, self._feed_id, self._memory = coroutine, feed_id, memory
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], feed_id: int, memory: memoryview, growth: Counter[int]
+    ) -> None:
+        self._coroutine, self._feed_id, self._memory, self._growth = coroutine, feed_id, memory, growth
         self._send = coroutine.send
 
     def send(self, value: Any) -> Any:
         memory = self._memory
         memory[_FEED] = self._feed_id
+        before = resident_bytes() if memory[_MEASURING] else 0
         try:
             return self._send(value)
         finally:
             memory[_FEED] = NO_FEED
+            if before and (grown := resident_bytes() - before) > 0:
+                self._growth[self._feed_id] += grown
 
     def throw(self, *error: Any) -> Any:
         memory = self._memory
@@ -216,6 +233,15 @@ class _Noted(Coroutine[Any, Any, Any]):
     def __getattr__(self, name: str) -> Any:
         # What debuggers and tracebacks ask of a coroutine: its name, frame and code.
         return getattr(self._coroutine, name)
+
+
+def resident_bytes(pid: int | str = "self") -> int:
+    """Memory that a process uses; 0 where the system does not say so."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * PAGE_BYTES
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def _signed(number: int) -> int:

@@ -212,7 +212,7 @@ class Keeper:
                 sent_at=sent_at, ttl_s=self._settings.ttl_s, margin_s=self._settings.trust_margin_s
             )
             self._trust_changed.notify_all()
-            back = self._suspended and self._trust.holds(now)
+            back = self._suspended and self._trust.holds(now) and not self._is_stalled
             if back:
                 self._suspended = False
         if back:

@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING, Final
 
 from feedq.errors import FeedqError, Unavailable
 from feedq.model import Loss
-from feedq.runtime.activity import NO_FEED, Activity, FeedThread
-from feedq.runtime.stall import LOOK_S, Scheduling, StallClock
+from feedq.runtime.activity import NO_FEED, Activity, FeedThread, resident_bytes
+from feedq.runtime.stall import LOOK_S, Scheduling, StallClock, processor_s
 
 if TYPE_CHECKING:
     from feedq.store.base import Store
@@ -233,7 +233,7 @@ class Monitor:
         return self._clock.look(self._scheduling.sight(ticks))
 
     def _watch_memory(self) -> None:
-        before, self._memory = self._memory, _resident_bytes(self._pid)
+        before, self._memory = self._memory, resident_bytes(self._pid)
         feed_id, grown = self._activity.feed, self._memory - before
         if before and grown > 0 and feed_id:
             self._growth[feed_id] += grown
@@ -244,14 +244,14 @@ class Monitor:
         self._pulses = self._activity.pulses
         threads = [self._activity.loop_thread, *(t.thread for t in self._activity.threads)]
         now = monotonic()
-        self._used = {thread: (now, _processor_s(self._pid, thread)) for thread in threads}
+        self._used = {thread: (now, processor_s(self._pid, thread)) for thread in threads}
 
     def _share(self, thread: int) -> float:
         """Of a processor, since the loop last turned."""
         if thread not in self._used:
             return 0.0
         since, used = self._used[thread]
-        return (_processor_s(self._pid, thread) - used) / max(monotonic() - since, 0.001)
+        return (processor_s(self._pid, thread) - used) / max(monotonic() - since, 0.001)
 
     def _ask_for_stacks(self) -> list[Stack]:
         self._voice.forget()
@@ -268,18 +268,6 @@ class Monitor:
         return stacks
 
 
-def _resident_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0
-
-
-def _processor_s(pid: int, thread: int) -> float:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9
-    return 0.0
-
-
 # -- the process -------------------------------------------------------------------------------------
 
 
@@ -288,8 +276,8 @@ class Watch:
 
     def __init__(self, directory: Path, limits: Limits) -> None:
         """Raises `OSError` when there can be no notes."""
-        self._limits = limits
-        _make_private(directory)
+        self.limits = limits
+        make_private(directory)
         self._path = Path(tempfile.mktemp(prefix="worker-", dir=directory))  # noqa: S306 -- made exclusively below
         self.activity = Activity.create(self._path)
         self._theirs, ours = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -308,7 +296,7 @@ class Watch:
         if monotonic() < self._started_at + RESTART_S:
             return False
         self._started_at = monotonic()
-        arguments = [self._path, self._theirs, self._limits.stall_s, self._limits.memory_bytes]
+        arguments = [self._path, self._theirs, self.limits.stall_s, self.limits.memory_bytes]
         self._process = subprocess.Popen(  # noqa: S603 -- ourselves, no shell
             [sys.executable, "-m", __name__, *map(str, arguments)],
             stdin=subprocess.DEVNULL,
@@ -354,7 +342,7 @@ def _has_ended(ended: int | None, worker: int) -> bool:
     return bool(readable) or os.getppid() != worker
 
 
-def _make_private(directory: Path) -> None:
+def make_private(directory: Path) -> None:
     """Make a directory that is this user's alone, or see that it is. Raises `OSError`."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.lstat()

@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from traceback import format_exception
 
@@ -32,7 +34,7 @@ from feedq.errors import (
     SourceSilent,
     SourceUnavailable,
 )
-from feedq.model import JSON, Batch, Claim, FeedKey, Progress, Reason, Release
+from feedq.model import JSON, Batch, Claim, FeedKey, Loss, Progress, Reason, Release
 from feedq.permission import Permissions
 from feedq.runtime.declared import Declared, declared, lean
 from feedq.runtime.interrupt import Interrupt
@@ -70,6 +72,8 @@ class Surroundings:
     guard: Sockets
     permissions: Permissions
     environment: str
+    note_thread: Callable[[int], AbstractContextManager[None]]
+    """Notes that a thread runs code of this feed."""
     pacing: Pacing
     ramp: Ramp
     turnstile: Turnstile
@@ -107,6 +111,7 @@ class FeedRunner:
         self._masker: Masker | None = None
         self._connected_at: float | None = None
         self._error: str | None = None
+        self._blame: Loss | None = None
         self._reported = (0, 0, 0)
 
     # -- what the supervisor does to it --------------------------------------------------------------
@@ -125,6 +130,11 @@ class FeedRunner:
             self._stop_reason = reason
         if self._task is not None:
             self._task.cancel()
+
+    def let_go(self, blame: Loss) -> None:
+        """End this tenure, and let the feed run apart from others from now on."""
+        self._blame = blame
+        self.interrupt(Interrupt.STOP, reason=Reason.QUARANTINED)
 
     def progress(self) -> Progress:
         """What happened since the last call."""
@@ -345,6 +355,7 @@ class FeedRunner:
             secrets=self._secrets,
             permissions=self._worker.permissions,
             environment=self._worker.environment,
+            note_thread=partial(self._worker.note_thread, self.feed.id),
             room=pace.room(outlet.budget),
             memory=self._memory,
         )
@@ -366,7 +377,9 @@ class FeedRunner:
 
     def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
         attempts = self._attempts if reason is Reason.BACKOFF else 0
-        return Release(*self.key, reason, retry_in_s, attempts, error)
+        if self._blame is not None and reason is Reason.QUARANTINED:
+            error = self._blame.said
+        return Release(*self.key, reason, retry_in_s, attempts, error, self._blame)
 
     def release_after(self, error: BaseException) -> Release:
         """For whoever runs it, when it ended in a way that it should not: another worker may try."""

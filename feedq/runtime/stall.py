@@ -89,3 +89,10 @@ class Scheduling:
                     self._waited[thread] = waited
         self._waited_s += longest / 1e9
         return self._waited_s
+
+
+def processor_s(pid: int, thread: int) -> float:
+    """Processor time that a thread has used."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9
+    return 0.0

@@ -22,7 +22,18 @@ import uvloop
 
 from feedq.clock import Clock, SystemClock
 from feedq.errors import Unavailable
-from feedq.model import FeedKey, Heartbeat, Load, NewWorker, Progress, Reason, Release, StopRequest, Worker
+from feedq.model import (
+    FeedKey,
+    Heartbeat,
+    Load,
+    Loss,
+    NewWorker,
+    Progress,
+    Reason,
+    Release,
+    StopRequest,
+    Worker,
+)
 from feedq.runtime.activity import NO_FEED, Activity, current_feed
 from feedq.runtime.beside import FOLLOW_S, Beside, Tenures
 from feedq.runtime.desk import Desk
@@ -30,8 +41,10 @@ from feedq.runtime.ends import SinkEnds
 from feedq.runtime.intake import SUMMONED_MAX, Audience, Granted, Hooks, Intake
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.keeper import Keeper
+from feedq.runtime.memory import MemoryWatch
 from feedq.runtime.monitor import Watch
 from feedq.runtime.pacing import SHARE_TICKS, Pacing
+from feedq.runtime.quarantine import Quarantine
 from feedq.runtime.ramp import ramp_beside, ramp_of
 from feedq.runtime.reporter import Reporter
 from feedq.runtime.roster import Roster
@@ -99,9 +112,18 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._roster = Roster(self._loop)
         self._turnstile = Turnstile()
+        self._quarantine = Quarantine(
+            settings, release=self.desk.release, on_ended=lambda: self._soon(self._note_if_drained)
+        )
         self._reporter = Reporter(self._loop, self._report, worker_id=self._session_id)
         self._trusted = asyncio.Event()
         self._vitals = Vitals(self._loop)
+        limit = watch.limits.memory_bytes if watch is not None else 0
+        self._memory_watch = (
+            MemoryWatch(self._activity, limit_bytes=limit, let_go=partial(self._soon, self._let_go))
+            if limit
+            else None
+        )
         self._stall, self._scheduling = StallClock(), Scheduling(os.getpid())
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
@@ -115,6 +137,8 @@ class Supervisor:
             self._trusted.set()
         self.desk.start()
         self._thread.start()
+        if self._memory_watch is not None:
+            self._memory_watch.start()
 
     @property
     def worker(self) -> Worker | None:
@@ -147,6 +171,7 @@ class Supervisor:
             left = self._roster.names
             logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
             self.sockets.cut_all()
+            self._quarantine.kill_all()
         worker = self.keeper.worker
         leave = None if worker is None else partial(self._store.workers.leave, worker.id)
         if self._beside and worker is not None:
@@ -155,6 +180,8 @@ class Supervisor:
         self.desk.stop(timeout_s=self._left_s(leave_by), farewell=leave)
         self.keeper.stop(timeout_s=partial(self._left_s, leave_by))
         self._ends.stop(timeout_s=partial(self._left_s, leave_by))
+        if self._memory_watch is not None:
+            self._memory_watch.stop()
         self._soon(self._loop.stop)
         if self._thread.is_alive():
             self._thread.join(self._left_s(leave_by))
@@ -196,7 +223,7 @@ class Supervisor:
 
     @property
     def feeds(self) -> int:
-        return len(self._roster)
+        return len(self._roster) + len(self._quarantine)
 
     def _refusal(self, key: FeedKey, pending: int) -> str | None:
         worker = self.keeper.worker
@@ -204,10 +231,13 @@ class Supervisor:
             return "this worker is draining" if self._draining else "this worker is not registered yet"
         if self._roster.has(key):
             return "a duplicate: this tenure is running here"
-        if len(self._roster) + pending >= worker.capacity and not self._roster.has_feed(key[0]):
+        if self.feeds + pending >= worker.capacity and not self._has_feed(key[0]):
             # The broker may hand out more than was asked for, after a reconnect for instance.
             return f"this worker holds {worker.capacity} feeds already"
         return None
+
+    def _has_feed(self, feed_id: int) -> bool:
+        return self._roster.has_feed(feed_id) or self._quarantine.has_feed(feed_id)
 
     def _claim(self, key: FeedKey) -> None:
         self.desk.claim(self._session_id(), key)
@@ -226,6 +256,9 @@ class Supervisor:
             if worker_id == self._over or worker_id != self._session_id():
                 # Declared gone while the answer was under way: the feed is somebody else's by now.
                 audience.finished("lost")
+                continue
+            if claim.quarantined:
+                self._quarantine.start(claim, audience, worker_id)
                 continue
             runner = FeedRunner(claim, surroundings)
             self._roster.add(runner, audience)
@@ -265,7 +298,10 @@ class Supervisor:
             self._report(worker_id, [runner.progress()])
             self.desk.release(worker_id, release)
             logger.debug(LogEvent.FEED_RELEASED, feed=runner.feed.name, reason=release.reason.value)
-        if self._draining and not len(self._roster):
+        self._note_if_drained()
+
+    def _note_if_drained(self) -> None:
+        if self._draining and not self.feeds:
             self._drained.set()
 
     def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
@@ -280,6 +316,7 @@ class Supervisor:
             guard=self.sockets,
             permissions=self._settings.permissions,
             environment=self._settings.environment,
+            note_thread=self._activity.thread_of,
             pacing=self._pacing,
             ramp=self._ramp,
             turnstile=self._turnstile,
@@ -293,14 +330,19 @@ class Supervisor:
             on_status=self._reporter.tell,
         )
 
+    def _let_go(self, feed_id: int, blame: Loss) -> None:
+        for runner, _ in self._roster:
+            if runner.feed.id == feed_id:
+                logger.error(LogEvent.FEED_LET_GO, feed=runner.feed.name, why=blame.said)
+                runner.let_go(blame)
+
     def _drain(self) -> None:
         worker = self.keeper.worker
         logger.info(LogEvent.WORKER_DRAINING, worker=worker.name if worker else None, feeds=len(self._roster))
         if worker is not None:
             # Before the releases, on the same thread: reconcile must not place here what we let go.
             self.desk.do(lambda: self._store.workers.drain(worker.id))
-        if not len(self._roster):
-            self._drained.set()
+        self._note_if_drained()
         self._go(self._roster.stop_all(within_s=self._settings.drain_timeout_s * 0.5), name="drain")
 
     def _tick(self, count: int) -> None:
@@ -341,6 +383,7 @@ class Supervisor:
         # it is in the roster by now, what came later is not yet.
         running = self._roster.keys
         self._roster.lose(running - held)
+        running |= self._quarantine.keys
         for feed_id, epoch in held - running:
             self.desk.release(worker_id, Release(feed_id, epoch, Reason.RELEASED))
 
@@ -393,6 +436,7 @@ class Supervisor:
     def gone(self) -> None:
         self._over = self._session_id()
         self.sockets.cut_all()
+        self._quarantine.kill_all()
         self._soon(self._roster.lose_all)
 
     def answered(self, answer: Heartbeat) -> None:
@@ -419,7 +463,8 @@ class Supervisor:
 
     def _stop(self, asked: list[StopRequest]) -> None:
         # The database thinks that we run these, and we do not: let go of them, or they would wait for ever.
-        for request in self._roster.stop(asked):
+        apart = self._quarantine.keys  # they follow their leases themselves
+        for request in self._roster.stop([request for request in asked if request.key not in apart]):
             self.desk.release(self._session_id(), Release(request.feed_id, request.epoch, request.reason))
 
     def stalled_s(self) -> float:
@@ -430,7 +475,7 @@ class Supervisor:
         self._reconcile()
 
     def load(self) -> Load:
-        return self._vitals.load(feeds=len(self._roster))
+        return self._vitals.load(feeds=self.feeds)
 
 
 def _resolve(future: asyncio.Future[Any], result: object) -> None:

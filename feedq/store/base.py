@@ -127,6 +127,9 @@ class Leases(Protocol):
     def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
         """assigned → running. Keys that do not match are left out: their messages are stale."""
 
+    def claimed(self, worker_id: UUID, key: FeedKey) -> Claim | None:
+        """A claim that was granted to this worker before and still holds; None when it does not."""
+
     def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
         """running or stopping → idle; wakes reconcile. Returns what matched."""
 

@@ -52,12 +52,14 @@ _CLAIM = f"""
     ), claimed AS (
         UPDATE feedq.lease l SET state = 'running', reason = NULL, generation = held.feed_generation,
             running_since = clock_timestamp(), connected = false, stalled = false
-        FROM held WHERE l.feed_id = held.id RETURNING l.feed_id, l.epoch, l.attempts, l.failures, l.quarantined
+        FROM held WHERE l.feed_id = held.id
+        RETURNING l.feed_id, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed
     ), history AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
         SELECT :kind, feed_id, :worker_id, epoch FROM claimed
     )
-    SELECT held.*, claimed.epoch, claimed.attempts, claimed.failures, claimed.quarantined
+    SELECT held.*, claimed.epoch, claimed.attempts, claimed.failures, claimed.quarantined,
+        claimed.blamed
     FROM held JOIN claimed ON claimed.feed_id = held.id
 """
 
@@ -167,7 +169,18 @@ class PostgresLeases:
         }
         with self._database.statement() as c:
             rows = c.execute(text(_CLAIM), parameters).all()
-        return [Claim(feed_from(row), row.epoch, row.attempts, row.failures, row.quarantined) for row in rows]
+        return [_claim_from(row) for row in rows]
+
+    def claimed(self, worker_id: UUID, key: FeedKey) -> Claim | None:
+        sql = f"""
+            SELECT {FEED_COLUMNS}, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed
+            FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+            WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND l.worker_id = :worker_id AND l.state = 'running'
+        """
+        parameters = {"worker_id": worker_id, "feed_id": key[0], "epoch": key[1]}
+        with self._database.statement() as c:
+            row = c.execute(text(sql), parameters).one_or_none()
+        return None if row is None else _claim_from(row)
 
     def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
         parameters = {
@@ -285,6 +298,10 @@ class PostgresLeases:
         with self._database.statement() as c:
             raised = _keys(c, sql, parameters)
         return raised[0] if raised else None
+
+
+def _claim_from(row: Any) -> Claim:
+    return Claim(feed_from(row), row.epoch, row.attempts, row.failures, row.quarantined, row.blamed)
 
 
 def _key_columns(keys: Sequence[FeedKey]) -> dict[str, list[int]]:

@@ -34,7 +34,8 @@ LEASE_COLUMNS = (
     "l.attempts, l.last_error, l.last_error_at, l.connected, l.stalled, l.records_total, l.bytes_total, "
     "l.dead_letters_total, l.last_record_at, l.cursor, l.promised_to, l.moved_at, l.stop_by, l.held_for, "
     "l.weight, l.rows_per_s, l.bytes_per_s, l.reported_at, l.failures, l.avoid, l.dead_per_s, "
-    "l.dead_letter_error, l.dead_letter_at, l.sink_error, l.blamed, l.blamed_at, l.blame, l.quarantined"
+    "l.dead_letter_error, l.dead_letter_at, l.sink_error, l.blamed, l.blamed_at, l.blame, l.quarantined, "
+    "l.lost_worker, l.lost_at"
 )
 WORKER_COLUMNS = (
     "w.id, w.name, w.queue, w.capacity, w.labels, w.host, w.pid, w.version, w.state, w.lock_key, "
@@ -107,6 +108,8 @@ def lease_from(row: Any, feed_id: int) -> Lease:
         blamed_at=row.blamed_at,
         blame=row.blame,
         quarantined=row.quarantined,
+        lost_worker=row.lost_worker,
+        lost_at=row.lost_at,
     )
 
 

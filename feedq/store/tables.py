@@ -147,6 +147,9 @@ lease = Table(
     _stamp("blamed_at"),
     Column("blame", Text),
     Column("quarantined", Boolean, nullable=False, server_default=text("false")),
+    # The worker that was lost while it held this feed, the last one.
+    Column("lost_worker", UUID(as_uuid=True)),
+    _stamp("lost_at"),
     CheckConstraint("state IN ('idle', 'assigned', 'running', 'stopping')", name="lease_state"),
     CheckConstraint("(state = 'idle') = (worker_id IS NULL)", name="lease_owner"),
     Index(

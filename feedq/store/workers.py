@@ -9,6 +9,7 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
+from feedq.lease import BLAME_RECENT, SOON, VERDICT_S
 from feedq.model import (
     Heartbeat,
     LeaseState,
@@ -251,8 +252,15 @@ def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseSta
             WHERE worker_id = ANY(:ids) AND state = ANY(:states) ORDER BY feed_id FOR UPDATE
         ), freed AS (
             UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = :reason, connected = false,
-                stalled = false, retry_at = NULL, promised_to = NULL, moved_at = NULL, stop_by = NULL,
-                held_for = NULL
+                stalled = false, promised_to = NULL, moved_at = NULL, stop_by = NULL, held_for = NULL,
+                -- What feedq.lease.awaits_verdict says.
+                retry_at = CASE WHEN :lost AND (
+                        l.blamed_at >= clock_timestamp() - make_interval(secs => {BLAME_RECENT.total_seconds()})
+                        OR (l.lost_at >= clock_timestamp() - make_interval(secs => {SOON.total_seconds()})
+                            AND EXISTS (SELECT FROM feedq.worker w WHERE w.id = l.lost_worker AND w.loss IS NULL))
+                    ) THEN clock_timestamp() + make_interval(secs => {VERDICT_S}) END,
+                lost_worker = CASE WHEN :lost THEN held.worker_id ELSE l.lost_worker END,
+                lost_at = CASE WHEN :lost THEN clock_timestamp() ELSE l.lost_at END
             FROM held WHERE l.feed_id = held.feed_id
             RETURNING l.feed_id, held.worker_id, l.epoch, l.generation
         ), dirty AS ({look_again("freed")})
@@ -266,6 +274,7 @@ def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseSta
             "ids": worker_ids,
             "states": [s.value for s in states],
             "reason": reason,
+            "lost": reason == Reason.WORKER_GONE,
             "kind": EventKind.LEASE_FREED.value,
         },
     )

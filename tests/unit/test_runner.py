@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -123,6 +123,7 @@ class Bench:
             guard=self.sockets,
             permissions=Permissions(),
             environment="test",
+            note_thread=lambda _: nullcontext(),
             pacing=self.pacing,
             ramp=self.ramp,
             turnstile=Turnstile(),

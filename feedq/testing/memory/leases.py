@@ -42,8 +42,20 @@ class MemoryLeases:
                 stalled=False,
             )
             self._record(EventKind.LEASE_CLAIMED, key, worker_id)
-            claims.append(Claim(feed, lease.epoch, lease.attempts, lease.failures, lease.quarantined))
+            claims.append(
+                Claim(feed, lease.epoch, lease.attempts, lease.failures, lease.quarantined, lease.blamed)
+            )
         return claims
+
+    @statement
+    def claimed(self, worker_id: UUID, key: FeedKey) -> Claim | None:
+        lease = self._db.tables.leases.get(key[0])
+        if lease is None or lease.epoch != key[1] or lease.worker_id != worker_id:
+            return None
+        if lease.state is not LeaseState.RUNNING:
+            return None
+        feed = self._db.tables.feeds[lease.feed_id]
+        return Claim(feed, lease.epoch, lease.attempts, lease.failures, lease.quarantined, lease.blamed)
 
     @statement
     def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
 from feedq.errors import Unavailable
-from feedq.lease import Move, on_loss, states_before, transition
+from feedq.lease import VERDICT_S, Move, awaits_verdict, on_loss, states_before, transition
 from feedq.model import Event, Feed, FeedKey, Lease, Loss, Reason, TargetState, Worker
 from feedq.telemetry import EventKind
 from feedq.testing.clock import ManualClock
@@ -241,8 +241,18 @@ class MemoryDatabase:
             for lease in self.tables.leases.values()
             if lease.worker_id in worker_ids and lease.state in states_before(move)
         ]
+        is_lost = reason is Reason.WORKER_GONE
         for lease in held:
-            self.set_idle(lease, move, reason=reason, retry_at=None)
+            is_explained = lease.lost_worker is None or lease.lost_worker in self.tables.losses
+            waits = is_lost and awaits_verdict(lease, is_explained=is_explained, now=self.now())
+            self.set_idle(
+                lease,
+                move,
+                reason=reason,
+                retry_at=self.now() + timedelta(seconds=VERDICT_S) if waits else None,
+                lost_worker=lease.worker_id if is_lost else lease.lost_worker,
+                lost_at=self.now() if is_lost else lease.lost_at,
+            )
             self.record(
                 EventKind.LEASE_FREED,
                 feed_id=lease.feed_id,
