@@ -36,7 +36,15 @@ from feedq.pool import StreamPool
 from feedq.runtime.deadline import Deadline
 from feedq.runtime.jobs.calling import TaskCaller, import_jobs
 from feedq.runtime.jobs.service import Jobs
-from feedq.runtime.monitor import Limits, Watch, default_state_dir, memory_limit, report_losses
+from feedq.runtime.monitor import (
+    Limits,
+    Watch,
+    default_state_dir,
+    is_container_init,
+    memory_limit,
+    report_losses,
+    serve_as_init,
+)
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import Settings, settings
 from feedq.store.migrate import require_current
@@ -171,6 +179,14 @@ def _shutting_down(exitcode: int | None = None, how: str | None = None, **_: Any
             hurry()
     elif not _first_at:
         _first_at.append(monotonic())
+
+
+@signals.celeryd_init.connect
+def _make_room_for_last_words(**_: Any) -> None:
+    """As the first process of a container, go on in a child: all others end with the first one at once, and the
+    monitor among them could tell nobody how the worker was lost."""
+    if is_container_init() and (child := os.fork()):
+        os._exit(serve_as_init(child))
 
 
 @signals.celeryd_init.connect

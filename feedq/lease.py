@@ -223,6 +223,8 @@ def awaits_verdict(lease: Lease, *, is_explained: bool, now: datetime) -> bool:
     was lost a moment ago, and nobody knows yet how (``is_explained`` is false). So a feed that ends each worker
     within a second cannot be faster than the verdict.
     """
+    if lease.quarantined:
+        return False  # it runs apart in any case
     if lease.blamed_at is not None and now - lease.blamed_at <= BLAME_RECENT:
         return True
     return lease.lost_at is not None and now - lease.lost_at <= SOON and not is_explained

@@ -2,8 +2,8 @@
 
 Nothing is measured while there is enough. From `WATCHED` of the limit on, each step of a feed on the loop is
 measured, and what grows between two looks without any of these is put down to the thread of a blocking connector
-that worked most. At `LET_GO` of the limit the feed that grew most lets go of its lease, and runs apart from then on.
-What grows too fast for this is the monitor's to end (`feedq.runtime.monitor`).
+that worked most. At `LET_GO` of the limit the feed that grew most lets go of its lease, and runs apart from then
+on. What grows too fast for this is the monitor's to end (`feedq.runtime.monitor`).
 """
 
 from __future__ import annotations

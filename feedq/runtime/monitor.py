@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Final
 
 from feedq.errors import FeedqError, Unavailable
 from feedq.model import Loss
-from feedq.runtime.activity import NO_FEED, Activity, FeedThread, resident_bytes
+from feedq.runtime.activity import NO_FEED, Activity, resident_bytes
 from feedq.runtime.stall import LOOK_S, Scheduling, StallClock, processor_s
 
 if TYPE_CHECKING:
@@ -55,8 +55,23 @@ PIPE_BYTES: Final = 2**20
 """A hundred threads, each with a deep stack, are to fit into the pipe."""
 BURNING: Final = 0.5
 """Of a processor: who uses as much while nobody else gets the interpreter, is who holds it."""
-MEMORY_END: Final = 0.97
-"""Of the limit: here the worker is ended, because the kernel is about to."""
+WAITS_FOR_OTHERS: Final = (
+    "futex",
+    "poll",
+    "read",
+    "recv",
+    "wait_data",
+    "wait_woken",
+    "accept",
+    "connect",
+    "write",
+)
+"""Parts of the names of kernel functions in which threads wait for locks and for data."""
+MEMORY_WATCHED: Final = 0.6
+MEMORY_SUSPECT: Final = 0.85
+MEMORY_END: Final = 0.95
+"""Of the limit: here the worker is ended, because the kernel is about to. One that died with as much as
+`MEMORY_SUSPECT` is taken to have died of it."""
 GROWTH_MIN_BYTES: Final = 16 * 2**20
 GROWTH_KEPT: Final = 0.97
 """What of a feed's growth is remembered from look to look: a leak of long ago is nobody's fault now."""
@@ -65,6 +80,17 @@ REPORT_S: Final = 10.0
 REPORT_FIRST_S: Final = 2.0
 """The same for one that the end of the worker waits for."""
 RETRY_S: Final = 0.2
+MINIMAL_INITS: Final = frozenset({"tini", "docker-init", "dumb-init", "catatonit"})
+"""They end, and all others with them, as soon as their only child does."""
+FORWARDED: Final = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGWINCH,
+)
 UNLIMITED_BYTES: Final = 2**60
 RESTART_S: Final = 5.0
 """From one start of the monitor to the next, should it die by itself."""
@@ -153,8 +179,10 @@ class Monitor:
     def look(self) -> Loss | None:
         """One look at the worker: why it has to be ended now, if so."""
         self._watch_memory()
-        if self._limits.memory_bytes and self._memory >= MEMORY_END * self._limits.memory_bytes:
+        if self._fills(MEMORY_END):
             return self._explain_memory()
+        if self._fills(MEMORY_WATCHED):
+            _import_what_a_report_needs()
         if self._limits.stall_s and self._activity.ticks:
             stalled_s = self._stalled_s()
             if stalled_s >= self._limits.stall_s:
@@ -162,6 +190,14 @@ class Monitor:
             if stalled_s >= self._limits.stall_s / 4:
                 _import_what_a_report_needs()
         return None
+
+    @property
+    def pause_s(self) -> float:
+        """Until the next look: memory may go fast."""
+        return LOOK_S / 5 if self._fills(MEMORY_WATCHED) else LOOK_S
+
+    def _fills(self, part: float) -> bool:
+        return bool(self._limits.memory_bytes) and self._memory >= part * self._limits.memory_bytes
 
     def explain_death(self) -> Loss | None:
         """After the worker has ended by itself or by somebody else; None when that was in order."""
@@ -171,8 +207,7 @@ class Monitor:
             return self._explain_crash(said[said.rindex(FATAL) :])
         if self._activity.is_leaving:
             return None
-        limit = self._limits.memory_bytes
-        if limit and self._memory >= 0.9 * limit:
+        if self._fills(MEMORY_SUSPECT):
             return self._explain_memory()
         return Loss("killed", "killed, or ended by its own code without a word", feed_id)
 
@@ -199,11 +234,11 @@ class Monitor:
         return Loss("crashed", f"{what} at {current.where}", feed_id, feed_id is not None, current.calls)
 
     def _explain_memory(self) -> Loss:
-        mib = self._memory // 2**20
+        said = f"it used {self._memory // 2**20} MiB of {self._limits.memory_bytes // 2**20}"
         feed_id, grown = self._growth.most_common(1)[0] if self._growth else (NO_FEED, 0)
         if feed_id == NO_FEED or grown < GROWTH_MIN_BYTES:
-            return Loss("memory", f"it used {mib} MiB, near its limit, and no feed was seen to grow")
-        said = f"it used {mib} MiB, near its limit; {grown // 2**20} MiB of late while this feed's code ran"
+            return Loss("memory", said)
+        said = f"{said}, and grew by {grown // 2**20} MiB of late while this feed's code ran"
         return Loss("memory", said, feed_id, is_certain=2 * grown >= sum(self._growth.values()))
 
     def _holder(self) -> tuple[int, int | None]:
@@ -212,11 +247,20 @@ class Monitor:
         loop = (activity.loop_ident, activity.feed or None)
         if activity.pulses > self._pulses + 1:
             return loop  # others get the interpreter: it is the loop's own step that does not end
-        burning = [t for t in activity.threads if self._share(t.thread) >= BURNING]
-        if self._share(activity.loop_thread) >= BURNING or not burning:
+        if self._share(activity.loop_thread) >= BURNING:
             return loop
-        holder: FeedThread = max(burning, key=lambda t: self._share(t.thread))
-        return holder.ident, holder.feed_id
+        threads = activity.threads
+        holders = [t for t in threads if self._share(t.thread) >= BURNING]
+        if not holders and not self._sleeps(activity.loop_thread):
+            holders = [t for t in threads if self._sleeps(t.thread)]
+        return (holders[0].ident, holders[0].feed_id) if len(holders) == 1 else loop
+
+    def _sleeps(self, thread: int) -> bool:
+        """Whether it waits in the kernel for something that is neither data nor a lock."""
+        with contextlib.suppress(OSError):
+            waits_in = Path(f"/proc/{self._pid}/task/{thread}/wchan").read_text()
+            return waits_in not in ("", "0") and not any(word in waits_in for word in WAITS_FOR_OTHERS)
+        return False
 
     def _feed_of(self, ident: int) -> int | None:
         if ident == self._activity.loop_ident:
@@ -235,10 +279,10 @@ class Monitor:
     def _watch_memory(self) -> None:
         before, self._memory = self._memory, resident_bytes(self._pid)
         feed_id, grown = self._activity.feed, self._memory - before
-        if before and grown > 0 and feed_id:
-            self._growth[feed_id] += grown
         for known in list(self._growth):
             self._growth[known] = int(self._growth[known] * GROWTH_KEPT)
+        if before and grown > 0 and feed_id:
+            self._growth[feed_id] += grown
 
     def _note_where_it_turned(self) -> None:
         self._pulses = self._activity.pulses
@@ -319,7 +363,7 @@ def main() -> None:
     limits = Limits(float(stall_s), int(memory_bytes))
     monitor = Monitor(activity, pid=worker, voice=Voice(int(pipe)), limits=limits)
     loss: Loss | None = None
-    while loss is None and not _has_ended(ended, worker):
+    while loss is None and not _has_ended(ended, worker, within_s=monitor.pause_s):
         loss = monitor.look()
     is_over = loss is None
     if is_over:
@@ -327,8 +371,8 @@ def main() -> None:
     if loss is not None:
         report = Report(activity, loss)
         if not is_over:
-            # First the verdict, then the end: whoever takes its feeds over must know.
-            report.join(REPORT_FIRST_S)
+            # First the verdict, then the end: whoever takes its feeds over must know. Memory does not wait.
+            report.join(0.0 if loss.cause == "memory" else REPORT_FIRST_S)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
         _log(activity, loss)
@@ -336,9 +380,9 @@ def main() -> None:
     path.unlink(missing_ok=True)
 
 
-def _has_ended(ended: int | None, worker: int) -> bool:
+def _has_ended(ended: int | None, worker: int, *, within_s: float) -> bool:
     """Wait for the time of a look, or for the worker's end."""
-    readable, _, _ = select.select([] if ended is None else [ended], [], [], LOOK_S)
+    readable, _, _ = select.select([] if ended is None else [ended], [], [], within_s)
     return bool(readable) or os.getppid() != worker
 
 
@@ -398,6 +442,39 @@ def report_losses(directory: Path, store: Store) -> None:
                 said = "killed together with its monitor"
                 store.workers.report_loss(activity.session, Loss("killed", said, activity.feed or None))
             path.unlink()
+
+
+def is_container_init() -> bool:
+    """Whether this is the first process of a container, or the only child of a minimal init that is."""
+    if os.getpid() == 1:
+        return True
+    with contextlib.suppress(OSError):
+        return os.getppid() == 1 and Path("/proc/1/comm").read_text().strip() in MINIMAL_INITS
+    return False
+
+
+def serve_as_init(worker: int) -> int:
+    """What the first process of a container does beside its worker: pass signals on, reap whatever ends, and stay
+    until the monitor has said what it knows. Returns the worker's exit status, as a shell would."""
+    for number in FORWARDED:
+        signal.signal(number, lambda number, _: _send(worker, number))
+    pid, ended = os.wait()
+    while pid != worker:
+        pid, ended = os.wait()
+    give_up_at = monotonic() + REPORT_S + REPORT_FIRST_S
+    with contextlib.suppress(ChildProcessError):
+        # What the worker left behind is ours by now: its monitor, for one.
+        while monotonic() < give_up_at:
+            left, _ = os.waitpid(-1, os.WNOHANG)
+            if not left:
+                sleep(RETRY_S / 4)
+    status = os.waitstatus_to_exitcode(ended)
+    return status if status >= 0 else 128 - status
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 class Report(Thread):

@@ -162,7 +162,7 @@ class _Child:
         loss: Loss | None = None
         while loss is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                status = process.wait(LOOK_S)
+                status = process.wait(LOOK_S if monitor is None else monitor.pause_s)
                 if status == 0 or self._is_killed:
                     return None
                 loss = monitor.explain_death() if monitor is not None else None

@@ -254,7 +254,7 @@ def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseSta
             UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = :reason, connected = false,
                 stalled = false, promised_to = NULL, moved_at = NULL, stop_by = NULL, held_for = NULL,
                 -- What feedq.lease.awaits_verdict says.
-                retry_at = CASE WHEN :lost AND (
+                retry_at = CASE WHEN :lost AND NOT l.quarantined AND (
                         l.blamed_at >= clock_timestamp() - make_interval(secs => {BLAME_RECENT.total_seconds()})
                         OR (l.lost_at >= clock_timestamp() - make_interval(secs => {SOON.total_seconds()})
                             AND EXISTS (SELECT FROM feedq.worker w WHERE w.id = l.lost_worker AND w.loss IS NULL))
