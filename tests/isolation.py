@@ -1,7 +1,7 @@
 """`Neighbourhood`: one feed that ends the process it runs in, and thirty that must not suffer from it.
 
-3 workers, and 30 feeds of 10 records a second that count from 1 on, so that a record that is lost or doubled shows.
-What happened is read from the control tables and the landing table.
+3 workers, and 30 feeds of 10 records a second that count from 1 on, so that a lost or doubled record shows. What
+happened is read from the control tables and the landing table.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def do(deed: Deed, kept: list[bytearray]) -> None:
     """What a careless connector, or a library of it, does to its process."""
     match deed:
         case "sleep":
-            time.sleep(HOLD_S)
+            time.sleep(HOLD_S)  # what it does wrong
         case "spin":
             while True:
                 pass
