@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,6 @@ class Neighbourhood:
         """Add a feed that is harmless yet; its name."""
         name = f"poison/{next(self._numbers):02d}"
         options = {"then": deed, "while_exists": str(self.flag(name)), "harmless": harmless}
-        self.feeds = [*NEIGHBOURS, name]
         self.cluster.apply([declared(name, connector, options)])
         self.wait_landing([name])
         return name
@@ -75,16 +74,18 @@ class Neighbourhood:
         self.flag(name).touch()
         ended: dict[str, float] = {}
 
-        def is_over() -> bool:
+        def note_ended() -> None:
             for worker in running - ended.keys():
                 if not self.cluster.workers[worker].is_running():
                     ended[worker] = time.monotonic() - began
-            row = self.lease(name)
-            return bool(row["quarantined"]) and self._runs_in_company(row) is False
 
-        named = wait_until(is_over, limit_s=limit_s, what=lambda: f"quarantined: {self.lease(name)}") - began
-        self.wait_landing(NEIGHBOURS)
-        is_over()
+        def is_apart() -> bool:
+            note_ended()
+            row = self.lease(name)
+            return bool(row["quarantined"]) and not self._runs_in_company(row)
+
+        named = wait_until(is_apart, limit_s=limit_s, what=lambda: f"quarantined: {self.lease(name)}") - began
+        self.wait_landing(NEIGHBOURS, meanwhile=note_ended)
         return Outcome(
             workers_lost=len(ended),
             named_after_s=named,
@@ -110,11 +111,14 @@ class Neighbourhood:
             (kind, name),
         )
 
-    def wait_landing(self, names: list[str], *, limit_s: float = LIMIT_S) -> None:
+    def wait_landing(
+        self, names: list[str], *, limit_s: float = LIMIT_S, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
         """Wait until each of these has landed something that was received from now on."""
         since = self.now()
 
         def behind() -> list[str]:
+            meanwhile()
             rows = self.cluster.sql("SELECT DISTINCT feed FROM landed WHERE received_at > %s", (since,))
             return sorted(set(names) - {row["feed"] for row in rows})
 
