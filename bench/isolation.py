@@ -1,8 +1,8 @@
 """Feeds whose code ends the process it runs in, beside thirty that must not suffer; and a machine that is busy.
 
 Default settings, but for the memory that a worker may use and the length of a quarantine: 3 workers, 30 neighbours
-of 10 records a second. After each deed lost workers are started again, and the feed comes back by itself once it is
-mended. At the end every record of all feeds is counted.
+of 10 records a second. After each deed lost workers are started again, and the feed comes back by itself once it
+is mended. At the end every record of all feeds is counted.
 """
 
 from __future__ import annotations
