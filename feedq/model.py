@@ -78,7 +78,7 @@ class WorkerTarget(StrEnum):
 
 
 class Status(StrEnum):
-    """What a person sees of a feed, derived from the lease and its progress: see `lease.status`."""
+    """What a person sees of a feed, from its lease and from what is known of its worker: see `lease.standing`."""
 
     STREAMING = "streaming"
     CONNECTING = "connecting"
@@ -258,6 +258,8 @@ class FeedView:
     lease: Lease
     worker: str | None
     status: Status
+    because: str | None = None
+    """Why it has this status, as the database has it: not masked, and perhaps not printable."""
 
 
 @dataclass(frozen=True, slots=True)

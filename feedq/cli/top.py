@@ -42,7 +42,10 @@ LINES_BESIDE_FEEDS = 4
 """Titles of the feeds, two blank lines and the last one of the live view."""
 SCHEDULES_SHOWN = 5
 """Those to look at first; `feedq schedule list` has them all."""
-_TROUBLED_FIRST = (Status.FAILED, Status.STALLED, Status.BACKOFF, Status.WAITING, Status.CONNECTING)
+_TROUBLED_FIRST = (
+    *(Status.QUARANTINED, Status.FAILED, Status.FAILING, Status.SINK_UNAVAILABLE, Status.REFUSING),
+    *(Status.STALLED, Status.BACKOFF, Status.WAITING, Status.CONNECTING),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +265,12 @@ def _feed_cells(view: FeedView, frame: Frame) -> tuple[str | Text, ...]:
     return (
         printable(view.feed.name),
         styled(view.status.value),
-        view.worker or "-",
+        printable(view.worker or "-"),
         str(view.lease.epoch),
         f"{view.lease.records_total:,}",
         "-" if rate is None else f"{rate:,.0f}",
         ago(view.lease.last_record_at, now=frame.at),
-        why(view, width=40),
+        why(view, now=frame.at, width=40),
     )
 
 

@@ -1,7 +1,7 @@
 """Feeds for pages that must stay quick with a million of them: one page at a time, and numbers.
 
 The database filters, sorts and counts; what crosses is one page of rows. The status of a feed, elsewhere decided
-by `feedq.lease.status`, is said once more here, in SQL; a test compares the two over every combination. Reads
+by `feedq.lease.standing`, is said once more here, in SQL; a test compares the two over every combination. Reads
 only, one transaction a call.
 """
 
@@ -15,14 +15,17 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from feedq.lease import FAILING_FROM, LAGS_S, REFUSING_S, SILENT_AFTER, WAITS_ANEW
 from feedq.model import FeedView, Reason, Status
 from feedq.store.database import Database
-from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, feed_view_from
+from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, OWNER_COLUMNS, feed_view_from
 
 PAGE_MAX = 1000
 """Rows of one page: what a browser still shows at once, and one answer of the API holds."""
 OFFSET_MAX = 100_000_000
 """Beyond any table; keeps the number within what the database takes."""
+LATELY_S = 86_400.0
+"""Dead letters are warned of for this long: until somebody has had a working day to look at them."""
 STATEMENT_TIMEOUT_S = 30
 """A page that nobody waits for any more must not keep the control database busy."""
 
@@ -62,6 +65,10 @@ class Tally:
     wanted: int
     """Those that ask for a place on a worker: neither paused nor failed nor being removed."""
     records_total: int
+    refused: int = 0
+    """Those of which a record was refused within `LATELY_S`."""
+    example: str = ""
+    """The first of them by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +83,36 @@ class Page:
     """Feeds on all pages together."""
 
 
-# The same decision as `feedq.lease.status`; a feed without a lease row counts as idle.
-_STATUS = """
+# The same decision as `feedq.lease.standing`; a feed without a lease row counts as idle.
+_STANDS_STILL = (
+    f"(w.loop_lag_s > {LAGS_S} OR "
+    f"(:now - w.heartbeat_at) * {SILENT_AFTER[1]} > (w.expires_at - w.heartbeat_at) * {SILENT_AFTER[0]})"
+)
+_IS_REFUSING = (
+    f"(l.dead_per_s > l.rows_per_s AND :now - l.dead_letter_at < make_interval(secs => {REFUSING_S}))"
+)
+_WAITS_ANEW = ", ".join(f"'{reason}'" for reason in sorted(filter(None, WAITS_ANEW)))
+_IS_FAILING = (
+    f"(l.failures >= {FAILING_FROM} "
+    f"AND NOT (l.state = 'idle' AND (l.reason IS NULL OR l.reason IN ({_WAITS_ANEW}))))"
+)
+_STATUS = f"""
     CASE
         WHEN l.state = 'stopping' AND f.removed_at IS NOT NULL THEN 'removing'
         WHEN l.state = 'stopping' THEN 'stopping'
+        WHEN coalesce(l.state, 'idle') = 'idle' AND f.removed_at IS NOT NULL THEN 'removing'
+        WHEN coalesce(l.state, 'idle') = 'idle' AND f.target_state = 'paused' THEN 'paused'
+        WHEN l.state = 'idle' AND l.reason = 'failed' THEN 'failed'
+        WHEN l.quarantined THEN 'quarantined'
+        WHEN l.state = 'running' AND {_STANDS_STILL} THEN 'stalled'
+        WHEN l.state = 'running' AND l.sink_error IS NOT NULL THEN 'sink_unavailable'
+        WHEN l.state = 'running' AND {_IS_REFUSING} THEN 'refusing'
+        WHEN l.state = 'running' AND l.stalled AND l.attempts < {FAILING_FROM} THEN 'stalled'
+        WHEN {_IS_FAILING} THEN 'failing'
         WHEN l.state = 'assigned' THEN 'starting'
         WHEN l.state = 'running' AND l.stalled THEN 'stalled'
         WHEN l.state = 'running' AND l.connected THEN 'streaming'
         WHEN l.state = 'running' THEN 'connecting'
-        WHEN f.removed_at IS NOT NULL THEN 'removing'
-        WHEN f.target_state = 'paused' THEN 'paused'
-        WHEN l.reason = 'failed' THEN 'failed'
         WHEN l.reason = 'backoff' THEN 'backoff'
         ELSE 'waiting'
     END
@@ -100,8 +125,8 @@ _FROM = """
 """
 # Text in front of a separator that nobody types, so that no match reaches over two columns.
 _HAYSTACK = (
-    "lower(concat_ws(chr(1), f.name, f.tenant, f.connector, w.name, l.reason, l.last_error, "
-    f"{_STATUS}, CAST(f.labels AS text)))"
+    "lower(concat_ws(chr(1), f.name, f.tenant, f.connector, w.name, l.reason, l.last_error, l.sink_error, "
+    f"l.dead_letter_error, l.blame, {_STATUS}, CAST(f.labels AS text)))"
 )
 _CONDITIONS = {
     "search": f"strpos({_HAYSTACK}, lower(:search)) > 0",
@@ -136,13 +161,13 @@ class PostgresListing:
                         ({_STATUS} = :status OR :status IS NULL) OFFSET 0
                 ) found ORDER BY key {direction} NULLS LAST, name, id LIMIT :limit OFFSET :offset
             )
-            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, w.name AS worker_name
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
             {_FROM} WHERE f.id IN (SELECT id FROM page)
             ORDER BY {key} {direction} NULLS LAST, f.name, f.id
         """
         with self._database.transaction() as c:
             c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
-            now = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+            parameters["now"] = now = _now(c)
             tallies = _tallies(c, conditions, parameters)
             views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
@@ -152,7 +177,7 @@ class PostgresListing:
         """All feeds, counted."""
         with self._database.transaction() as c:
             c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
-            return _tallies(c, "", {})
+            return _tallies(c, "", {"now": _now(c)})
 
     def close(self) -> None:
         self._database.close()
@@ -170,13 +195,21 @@ def _where(query: Query) -> tuple[str, dict[str, Any]]:
     return (f"WHERE {conditions}" if conditions else ""), parameters
 
 
+def _now(c: Connection) -> datetime:
+    now: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+    return now
+
+
 def _tallies(c: Connection, conditions: str, parameters: Mapping[str, Any]) -> list[Tally]:
     reason = "CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END"
     sql = f"""
         SELECT status, reason, count(*) AS feeds, count(*) FILTER (WHERE wanted) AS wanted,
-            CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total
+            CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
+            count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
+            min(name) AS example
         FROM (
-            SELECT {_STATUS} AS status, {reason} AS reason, {_WANTED} AS wanted, l.records_total
+            SELECT {_STATUS} AS status, {reason} AS reason, {_WANTED} AS wanted, l.records_total,
+                l.dead_letter_at AS refused_at, f.name
             {_FROM} {conditions}
         ) found
         GROUP BY status, reason ORDER BY status, reason
@@ -192,4 +225,6 @@ def _tally_from(row: Any) -> Tally:
         # A failed feed wants no place: only an edit can help it.
         wanted=0 if row.status == Status.FAILED else row.wanted,
         records_total=row.records_total,
+        refused=row.refused,
+        example=row.example,
     )

@@ -43,6 +43,9 @@ WORKER_COLUMNS = (
     "w.rows_per_s, w.bytes_per_s, w.target_state, w.job_slots, w.sinks_up, w.sinks_down"
 )
 
+OWNER_COLUMNS = "w.name AS worker_name, w.loop_lag_s, w.heartbeat_at, w.expires_at"
+"""Of the worker that has a feed, beside ``now``: the moment to judge it at."""
+
 
 def selector_from(stored: Mapping[str, Mapping[str, str]] | None) -> Selector:
     return Selector(stored.get("required", {}), stored.get("preferred", {})) if stored else ANYWHERE
@@ -114,11 +117,15 @@ def lease_from(row: Any, feed_id: int) -> Lease:
 
 
 def feed_view_from(row: Any) -> FeedView:
-    """From `FEED_COLUMNS`, `LEASE_COLUMNS` and ``worker_name``, joined from the left."""
+    """From `FEED_COLUMNS`, `LEASE_COLUMNS` and `OWNER_COLUMNS`, joined from the left, and ``now``."""
     feed = feed_from(row)
     # No lease row yet (or any more): the next pass makes one.
     its_lease = Lease(feed.id) if row.epoch is None else lease_from(row, feed.id)
-    return FeedView(feed, its_lease, row.worker_name, policy.status(feed, its_lease))
+    owner = None
+    if row.worker_name is not None:
+        owner = policy.Owner(row.worker_name, row.loop_lag_s, row.heartbeat_at, row.expires_at)
+    found = policy.standing(feed, its_lease, owner, now=row.now)
+    return FeedView(feed, its_lease, row.worker_name, found.status, found.because)
 
 
 def worker_from(row: Any) -> Worker:

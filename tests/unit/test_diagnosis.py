@@ -12,7 +12,7 @@ import pytest
 from feedq.diagnosis.fleet import Overview, overview
 from feedq.diagnosis.placing import placing_checks
 from feedq.diagnosis.waiting import explain, explain_staying
-from feedq.lease import status
+from feedq.lease import standing
 from feedq.model import (
     Feed,
     FeedSpec,
@@ -56,7 +56,7 @@ def worker(
         lock_key=1,
         started_at=NOW,
         heartbeat_at=NOW,
-        expires_at=NOW,
+        expires_at=NOW + timedelta(seconds=6),
         load=load or Load(),
         target_state=target,
     )
@@ -69,7 +69,8 @@ def feed(
     spec = FeedSpec(name, "tcp", {}, {}, tenant=tenant, selector=Selector(required=required or {}))
     declared = Feed(1, spec, 1, NOW, NOW)
     its_lease = Lease(1, **lease)
-    return FeedView(declared, its_lease, None, status(declared, its_lease))
+    found = standing(declared, its_lease, None, now=NOW)
+    return FeedView(declared, its_lease, None, found.status, found.because)
 
 
 def running(name: str, on: UUID, **options: Any) -> FeedView:

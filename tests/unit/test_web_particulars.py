@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import uuid4
 
-from feedq.lease import status
+from feedq.lease import standing
 from feedq.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, Selector
 from feedq.testing.clock import NEW_YEAR
-from feedq.web.pages import why
 from feedq.web.particulars import declaration_lines, detail, lease_lines
+from feedq.wording import why
 
 NOW = NEW_YEAR
 
@@ -19,7 +19,8 @@ def view(lease: Lease, *, selector: Selector = ANYWHERE, **source: object) -> Fe
         "acme/orders", "tcp", source, {"table": "orders"}, labels={"region": "eu"}, selector=selector
     )
     feed = Feed(1, spec, 3, NOW - timedelta(days=1), NOW - timedelta(hours=2))
-    return FeedView(feed, lease, "w1@host" if lease.worker_id else None, status(feed, lease))
+    found = standing(feed, lease, None, now=NOW)
+    return FeedView(feed, lease, "w1@host" if lease.worker_id else None, found.status, found.because)
 
 
 def test_times_say_how_far_away_they_are() -> None:
@@ -67,9 +68,9 @@ def test_a_stream_that_runs_with_an_older_declaration_says_so() -> None:
 
 def test_the_reason_does_not_repeat_the_status() -> None:
     failed = Lease(1, reason=Reason.FAILED, last_error="table 'x' does not exist")
-    assert why(view(failed)) == "table 'x' does not exist"
+    assert why(view(failed), now=NOW) == "table 'x' does not exist"
     full = Lease(1, reason=Reason.NO_CAPACITY)
-    assert why(view(full)) == "no_capacity"
+    assert why(view(full), now=NOW) == "no_capacity"
 
 
 def test_a_move_says_where_to_and_until_when_the_owner_may_take() -> None:
