@@ -412,7 +412,8 @@ def standing(feed: Feed, lease: Lease, owner: Owner | None, *, now: datetime) ->
             return Standing(Status.REMOVING)
         case LeaseState.IDLE if feed.spec.target_state is TargetState.PAUSED:
             return Standing(Status.PAUSED)
-        case LeaseState.IDLE if lease.reason is Reason.FAILED:
+        # While it is looked at again, too: until it connects, the error stays in view.
+        case _ if lease.reason is Reason.FAILED and not lease.connected:
             return Standing(Status.FAILED, lease.last_error)
     if lease.quarantined:
         return Standing(Status.QUARANTINED, lease.blame)

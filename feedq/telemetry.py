@@ -181,6 +181,11 @@ COMMIT_DELAY_SECONDS = GroupHistogram(
     registry=REGISTRY,
 )
 INFLIGHT_BYTES = Gauge("feedq_inflight_bytes", "Bytes received and not yet committed", registry=REGISTRY)
+UNWRITTEN_SECONDS = Gauge(
+    "feedq_unwritten_seconds",
+    "Since a feed that has batches to be written last had any written; of the feed that waits longest",
+    registry=REGISTRY,
+)
 THROTTLED_SECONDS = Counter(
     "feedq_throttled_seconds", "Seconds for which feeds were held back by rate limits", registry=REGISTRY
 )

@@ -27,7 +27,7 @@ from feedq.runtime.stall import LOOK_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.base import Listener, Session, Store
 from feedq.store.channels import Ring
-from feedq.telemetry import HEARTBEAT_AGE_SECONDS, HEARTBEAT_SECONDS, LogEvent, log
+from feedq.telemetry import HEARTBEAT_SECONDS, LogEvent, log
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 1.0
@@ -205,7 +205,6 @@ class Keeper:
     def _renewed(self, sent_at: float) -> None:
         now = self._clock.monotonic()
         HEARTBEAT_SECONDS.observe(now - sent_at)
-        HEARTBEAT_AGE_SECONDS.set(0)
         with self._lock:
             self._renewed_at = sent_at
             self._trust = TrustWindow.after_heartbeat(
@@ -361,7 +360,6 @@ class Keeper:
             self._look_at_the_loop()
             with self._lock:
                 left_s = self._trust.until - self._clock.monotonic()
-                HEARTBEAT_AGE_SECONDS.set(self.heartbeat_age_s)
                 if left_s > 0 or self._suspended:
                     self._trust_changed.wait(
                         min(max(left_s, 0.05), LOOK_S) if not self._suspended else LOOK_S

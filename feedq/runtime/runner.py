@@ -17,8 +17,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from random import Random
+from time import monotonic
 from traceback import format_exception
 
 from feedq.backoff import BackoffPolicy, LetGo, attempts_after, next_try
@@ -34,7 +36,20 @@ from feedq.errors import (
     SourceSilent,
     SourceUnavailable,
 )
-from feedq.model import JSON, Batch, Claim, FeedKey, Loss, Progress, Reason, Release
+from feedq.lease import Owner, smoothed, standing
+from feedq.model import (
+    JSON,
+    Batch,
+    Claim,
+    FeedKey,
+    Lease,
+    LeaseState,
+    Loss,
+    Progress,
+    Reason,
+    Release,
+    Status,
+)
 from feedq.permission import Permissions
 from feedq.runtime.declared import Declared, declared, lean
 from feedq.runtime.interrupt import Interrupt
@@ -113,6 +128,13 @@ class FeedRunner:
         self._error: str | None = None
         self._blame: Loss | None = None
         self._reported = (0, 0, 0)
+        self._failures = claim.failures
+        """In a row, up to the last one, since it last landed a record."""
+        self._landed_before = 0
+        """What had landed when it failed the last time."""
+        self._quarantined = claim.quarantined
+        self._counted_at = self._refused_at = float("-inf")
+        self._rows_per_s = self._dead_per_s = 0.0
 
     # -- what the supervisor does to it --------------------------------------------------------------
 
@@ -142,6 +164,7 @@ class FeedRunner:
         now = (outlet.landed, outlet.bytes_landed, outlet.dead) if outlet else (0, 0, 0)
         before, self._reported = self._reported, now
         error, self._error = self._error, None
+        self._measure(rows=now[0] - before[0], dead=now[2] - before[2])
         ago_s = None
         if outlet is not None and outlet.last_record_at is not None:
             ago_s = max(0.0, (self._worker.clock.now() - outlet.last_record_at).total_seconds())
@@ -157,14 +180,47 @@ class FeedRunner:
             stalled=self._stalled,
             attempts=self._attempts,
             error=error,
+            failures=self._failures_in_a_row(),
         )
 
+    def _failures_in_a_row(self) -> int:
+        has_landed = self._outlet is not None and self._outlet.landed > self._landed_before
+        return 0 if has_landed else self._failures
+
+    def _measure(self, *, rows: int, dead: int) -> None:
+        """Take in what has landed and what was refused since the last report, as the database does."""
+        now, is_first = self._worker.clock.monotonic(), self._counted_at < 0
+        elapsed_s = 0.0 if is_first else now - self._counted_at
+        self._rows_per_s = smoothed(self._rows_per_s, count=rows, elapsed_s=elapsed_s, is_first=is_first)
+        self._dead_per_s = smoothed(self._dead_per_s, count=dead, elapsed_s=elapsed_s, is_first=is_first)
+        self._counted_at = now
+        if dead:
+            self._refused_at = now
+
     @property
-    def status(self) -> str:
-        """For the metrics of this worker."""
-        if self._stalled:
-            return "stalled"
-        return "streaming" if self._connected_at is not None else "connecting"
+    def unwritten_s(self) -> float:
+        """How long something of it has waited without any of it being written. From any thread."""
+        since = None if self._outlet is None else self._outlet.unwritten_since
+        return 0.0 if since is None else max(0.0, monotonic() - since)
+
+    def status(self, owner: Owner | None) -> Status:
+        """As the control plane sees it if this is the worker, for the metrics. From any thread."""
+        clock, is_refused = self._worker.clock, self._refused_at >= 0
+        ago = timedelta(seconds=clock.monotonic() - self._refused_at) if is_refused else None
+        lease = Lease(
+            self.key[0],
+            state=LeaseState.RUNNING,
+            reason=None,
+            connected=self._connected_at is not None,
+            stalled=self._stalled,
+            attempts=self._attempts,
+            failures=self._failures_in_a_row(),
+            rows_per_s=self._rows_per_s,
+            dead_per_s=self._dead_per_s,
+            dead_letter_at=None if ago is None else clock.now() - ago,
+            quarantined=self._quarantined,
+        )
+        return standing(self.feed, lease, owner, now=clock.now()).status
 
     # -- its life ------------------------------------------------------------------------------------
 
@@ -291,6 +347,8 @@ class FeedRunner:
         )
         message = self._masked(error)
         self._error = message
+        self._failures = self._failures_in_a_row() + 1
+        self._landed_before = self._outlet.landed if self._outlet is not None else 0
         silent = isinstance(error, SourceSilent)
         self._stalled = self._stalled or silent
         self._disconnected()

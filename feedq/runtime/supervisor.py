@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
+from datetime import timedelta
 from functools import partial
 from random import Random
 from threading import Event, Thread
@@ -22,6 +24,7 @@ import uvloop
 
 from feedq.clock import Clock, SystemClock
 from feedq.errors import Unavailable
+from feedq.lease import Owner
 from feedq.model import (
     FeedKey,
     Heartbeat,
@@ -31,6 +34,7 @@ from feedq.model import (
     Progress,
     Reason,
     Release,
+    Status,
     StopRequest,
     Worker,
 )
@@ -151,6 +155,30 @@ class Supervisor:
     @property
     def loop_lag_s(self) -> float:
         return self._vitals.lag_s
+
+    @property
+    def loop_stalled_s(self) -> float:
+        """For how long the loop has stood still although it could have turned, as the keeper last saw it."""
+        return self._stall.stalled_s
+
+    def statuses(self) -> Counter[Status]:
+        """The feeds that run here, by status, at this moment. From any thread: the loop may be stuck."""
+        worker = self.keeper.worker
+        if worker is None:
+            return Counter()
+        owner = self._owner(worker)
+        return Counter(runner.status(owner) for runner, _ in self._roster)
+
+    def _owner(self, worker: Worker) -> Owner:
+        """What the control plane would know of this worker, had it just been told."""
+        heartbeat_at = self._clock.now() - timedelta(seconds=self.keeper.heartbeat_age_s)
+        expires_at = heartbeat_at + timedelta(seconds=self._settings.ttl_s)
+        return Owner(worker.name, self.loop_lag_s, heartbeat_at, expires_at)
+
+    @property
+    def unwritten_s(self) -> float:
+        """The longest that a feed has waited for any of its batches to be written. From any thread."""
+        return max((runner.unwritten_s for runner, _ in self._roster), default=0.0)
 
     def drain(self) -> None:
         """Begin to let go of everything, and take nothing more. Returns at once; safe in a signal handler."""
@@ -354,8 +382,7 @@ class Supervisor:
         self._reporter.report()
         if (worker := self.keeper.worker) is None:
             return
-        self._vitals.show_feeds(runner.status for runner, _ in self._roster)
-        self._roster.show(count)
+        self._roster.show(count, owner=self._owner(worker))
         if count % SHARE_TICKS == 0 and (tenants := self._pacing.limited_tenants()):
             self.desk.do(lambda: self._pacing.share(self._store.leases.running_of(tenants)))
         audit_interval_s = AUDIT_BESIDE_INTERVAL_S if self._beside else AUDIT_INTERVAL_S

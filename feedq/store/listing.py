@@ -102,7 +102,7 @@ _STATUS = f"""
         WHEN l.state = 'stopping' THEN 'stopping'
         WHEN coalesce(l.state, 'idle') = 'idle' AND f.removed_at IS NOT NULL THEN 'removing'
         WHEN coalesce(l.state, 'idle') = 'idle' AND f.target_state = 'paused' THEN 'paused'
-        WHEN l.state = 'idle' AND l.reason = 'failed' THEN 'failed'
+        WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
         WHEN l.quarantined THEN 'quarantined'
         WHEN l.state = 'running' AND {_STANDS_STILL} THEN 'stalled'
         WHEN l.state = 'running' AND l.sink_error IS NOT NULL THEN 'sink_unavailable'

@@ -31,9 +31,10 @@ IDLE = [
     for reason, failures, is_quarantined in product([None, *Reason], [2, 3], YES_OR_NO)
 ]
 HELD = [
-    (state, None, worker, connected, stalled, attempts, failures, sink_error, is_quarantined, refused)
-    for state, worker, connected, stalled, attempts, failures, sink_error, is_quarantined, refused in product(
+    (state, reason, worker, *says)
+    for state, reason, worker, *says in product(
         [s for s in LeaseState if s is not LeaseState.IDLE],
+        [None, Reason.FAILED],
         WORKERS,
         YES_OR_NO,
         YES_OR_NO,
@@ -49,7 +50,10 @@ EVERYTHING = [(wanted, *lease) for wanted, lease in product(WANTED, [*IDLE, *HEL
 PLAIN = [
     (WANTED[0], *lease)
     for lease in [*IDLE, *HELD]
-    if lease[2] in (None, "moves") and lease[7] is None and not lease[8]
+    if lease[2] in (None, "moves")
+    and lease[1:3] != (Reason.FAILED, "moves")
+    and lease[7] is None
+    and not lease[8]
 ]
 SOME = [*PLAIN, *EVERYTHING[::61]]
 """Fewer of them, and every status among these."""
