@@ -155,8 +155,9 @@ def fleet_checks(
     yield from troubles
     if not troubles:
         yield ok("feeds", _statuses(numbers))
-    yield _blamed(feeds)
-    yield _dead_letters(feeds, now=None if state is None else state.now)
+    now = None if state is None else state.now
+    yield _blamed(feeds, now=now)
+    yield _dead_letters(feeds, now=now)
 
 
 def number_checks(
@@ -306,9 +307,15 @@ def _some(names: Sequence[str]) -> str:
     return (", ".join(names[:NAMED_MAX]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
-def _blamed(feeds: Sequence[FeedView]) -> Check:
-    """Feeds that workers were lost to, whether or not they are in quarantine now."""
-    blamed = [view for view in feeds if view.lease.blamed and view.status is not Status.QUARANTINED]
+def _blamed(feeds: Sequence[FeedView], *, now: datetime | None) -> Check:
+    """Feeds that workers were lost to of late, and that are not in quarantine; ``now`` as below."""
+    blamed = [
+        view
+        for view in feeds
+        if view.lease.blamed
+        and view.status is not Status.QUARANTINED
+        and _is_of_late(view.lease.blamed_at, now)
+    ]
     if blamed:
         named = _some([f"{view.feed.name} ({_quoted(view.lease.blame)})" for view in blamed])
         return warn(
@@ -316,7 +323,13 @@ def _blamed(feeds: Sequence[FeedView]) -> Check:
             f"{counted(len(blamed), 'feed')} had a worker die under it: {named}",
             "one that does it again is put in quarantine; see its events, and the log of the worker that died",
         )
-    return ok("lost workers", "none died of a feed that is not in quarantine")
+    return ok(
+        "lost workers", f"none died of a feed within the last {duration(LATELY_S)}, but for quarantined ones"
+    )
+
+
+def _is_of_late(at: datetime | None, now: datetime | None) -> bool:
+    return at is None or now is None or now - at < timedelta(seconds=LATELY_S)
 
 
 DEAD_LETTERS = "dead letters"
@@ -330,8 +343,7 @@ def _dead_letters(feeds: Sequence[FeedView], *, now: datetime | None) -> Check:
     refused = [
         (view.lease.dead_letter_at, view)
         for view in feeds
-        if view.lease.dead_letter_at is not None
-        and (now is None or now - view.lease.dead_letter_at < timedelta(seconds=LATELY_S))
+        if view.lease.dead_letter_at is not None and _is_of_late(view.lease.dead_letter_at, now)
     ]
     if not refused:
         return ok(DEAD_LETTERS, f"none within the last {duration(LATELY_S)}")
