@@ -481,7 +481,7 @@ def _is_failing(lease: Lease) -> bool:
 
 def _failing(lease: Lease) -> Standing:
     row = f"{lease.failures} failures in a row, and nothing landed since"
-    said = row if lease.last_error is None else f"{lease.last_error} ({row})"
+    said = row if lease.last_error is None else f"{lease.last_error}; {row}"
     return Standing(Status.FAILING, said)
 
 

@@ -68,19 +68,22 @@ def percent(part: int, whole: int) -> str:
 
 def why(view: FeedView, *, now: datetime, width: int = ERROR_WIDTH) -> str:
     """Why a feed has its status and what was refused of it, on one line; empty for one that fares well."""
-    because = "" if view.because is None else _cut(printable(mask_url(view.because)), width)
-    return "; ".join(part for part in (because, refused(view, now=now, width=width)) if part)
+    letters = _refused(view, now=now, width=width)
+    if view.because is None:
+        return letters
+    because = _cut(printable(mask_url(view.because)), width)
+    return f"{because}; {letters}" if letters else because
 
 
-def refused(view: FeedView, *, now: datetime, width: int = ERROR_WIDTH) -> str:
-    """How many dead letters a feed has, and when and why the latest was refused; empty without any."""
+def _refused(view: FeedView, *, now: datetime, width: int) -> str:
+    """How many dead letters a feed has, when the latest was refused, and why if nothing else is to be said."""
     lease = view.lease
     if not lease.dead_letters_total:
         return ""
     text = f"{lease.dead_letters_total:,} dead letter{'' if lease.dead_letters_total == 1 else 's'}"
     if lease.dead_letter_at is not None:
         text += f", the latest {ago(lease.dead_letter_at, now=now)} ago"
-    if lease.dead_letter_error is not None and lease.dead_letter_error != view.because:
+    if lease.dead_letter_error is not None and view.because is None:
         text += f": {_cut(printable(mask_url(lease.dead_letter_error)), width)}"
     return text
 

@@ -26,6 +26,7 @@ from rich.text import Text
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import rich_table, styled, write_json_line
 from feedq.cli.schedule_views import schedules_table
+from feedq.cli.views import worker_trouble
 from feedq.diagnosis import Overview, overview
 from feedq.diagnosis.fleet import described
 from feedq.diagnosis.schedules import described_runs
@@ -211,7 +212,20 @@ def render(frame: Frame, console: Console) -> RenderableType:
         f"{frame.at:%H:%M:%S}  {_summary(overview(frame.feeds, frame.workers), frame)}", style="bold"
     )
     workers = rich_table(
-        ("WORKER", "STATE", "TARGET", "FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "HEARTBEAT"),
+        (
+            "WORKER",
+            "STATE",
+            "TARGET",
+            "FEEDS",
+            "USED",
+            "ROWS/S",
+            "MB/S",
+            "CPU",
+            "RSS",
+            "LAG",
+            "HEARTBEAT",
+            "WHY",
+        ),
         [
             (
                 printable(view.worker.name),
@@ -223,11 +237,13 @@ def render(frame: Frame, console: Console) -> RenderableType:
                 f"{view.worker.load.bytes_per_s / 1e6:,.2f}",
                 f"{view.worker.load.cpu:.2f}",
                 size(view.worker.load.rss),
+                f"{1000 * view.worker.load.loop_lag_s:.0f} ms",
                 duration(view.heartbeat_age_s),
+                worker_trouble(view),
             )
             for view in frame.workers[: max(height // 3, 1)]
         ],
-        right={"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "HEARTBEAT"},
+        right={"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "LAG", "HEARTBEAT"},
     )
     below: list[RenderableType] = []
     if frame.schedules:
@@ -270,7 +286,7 @@ def _feed_cells(view: FeedView, frame: Frame) -> tuple[str | Text, ...]:
         f"{view.lease.records_total:,}",
         "-" if rate is None else f"{rate:,.0f}",
         ago(view.lease.last_record_at, now=frame.at),
-        why(view, now=frame.at, width=40),
+        why(view, now=frame.at, width=60),
     )
 
 

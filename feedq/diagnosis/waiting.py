@@ -35,18 +35,18 @@ def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rul
                 if lease.retry_at
                 else "tried again and again"
             )
-            return f"{_because(view)}; it is {tried}. see that its source and its sink answer"
+            return f"{_because(view)}; it is {tried}: see that its source and its sink answer"
         case Status.STALLED if _stands_still(view, workers):
             return f"{_because(view)}; none of its feeds moves until it does, or until others have them"
         case Status.STALLED:
             return "it is connected and gets no records for longer than idle_timeout_s; look at the source"
         case Status.REFUSING:
             return (
-                f"most of its records are refused: {_because(view)}. they are kept: mend the table or the "
+                f"most of its records are refused: {_because(view)}; they are kept: mend the table or the "
                 f"feed, then feedq feed dead-letters replay {view.feed.name} --all"
             )
         case Status.SINK_UNAVAILABLE:
-            return f"{view.worker} cannot write to its sink: {_because(view)}. what it has received is kept"
+            return f"{view.worker} cannot write to its sink: {_because(view)}; what it has received is kept"
         case Status.QUARANTINED:
             return (
                 f"{counted(lease.blamed, 'worker')} died of it ({_because(view)}): it runs apart from all others, "

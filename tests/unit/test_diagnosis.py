@@ -403,7 +403,7 @@ def test_dead_letters_of_late_are_warned_of_with_the_latest_reason() -> None:
         ),
         (
             {"failures": 7, "last_error": "no route"},
-            "1 failing: odd (no route (7 failures in a row, and nothing landed since))",
+            "1 failing: odd (no route; 7 failures in a row, and nothing landed since)",
         ),
         ({"sink_error": "permission denied"}, "1 sink_unavailable: odd (permission denied)"),
         (

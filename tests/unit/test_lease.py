@@ -383,7 +383,7 @@ REFUSED: dict[str, Any] = {
     "dead_letter_error": "too long",
 }
 FAILED_OFTEN: dict[str, Any] = {"failures": 3, "attempts": 3, "last_error": "no route"}
-NOTHING_LANDED = "no route (3 failures in a row, and nothing landed since)"
+NOTHING_LANDED = "no route; 3 failures in a row, and nothing landed since"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 from feedq.lease import standing
@@ -92,3 +94,38 @@ def test_a_selector_is_shown_beside_the_labels() -> None:
     lines = {line.name: line.text for line in declaration_lines(view(Lease(1), selector=selector), now=NOW)}
     assert (lines["Requires"], lines["Prefers"]) == ("region=eu", "disk=ssd, net=10g")
     assert not {"Requires", "Prefers"} & {line.name for line in declaration_lines(view(Lease(1)), now=NOW)}
+
+
+def test_dead_letters_stand_beside_what_holds_a_feed_up_with_their_reason_when_nothing_does() -> None:
+    refused: dict[str, Any] = {
+        "dead_letters_total": 1_234,
+        "dead_letter_at": NOW - timedelta(seconds=3),
+        "dead_letter_error": "too long: \u202epostgresql://u:pw@db/x",
+    }
+    streams = Lease(1, state=LeaseState.RUNNING, connected=True, **refused)
+    latest = "1,234 dead letters, the latest 3.0s ago"
+    assert why(view(streams), now=NOW) == f"{latest}: too long: \\u202epostgresql://u:***@db/x"
+    silent = replace(streams, stalled=True, last_error="silent for 60 s", dead_letters_total=1)
+    assert why(view(silent), now=NOW) == "silent for 60 s; 1 dead letter, the latest 3.0s ago"
+    assert why(view(Lease(1, state=LeaseState.RUNNING, connected=True)), now=NOW) == ""
+
+
+def test_what_a_source_sent_cannot_steer_the_page() -> None:
+    nasty = "a\x00b\x1b[2J\u202egnp\nc"
+    lease = Lease(
+        *(1, 4, LeaseState.RUNNING, None, uuid4()),
+        last_error=nasty,
+        dead_letter_error=nasty,
+        sink_error=nasty,
+        blame=nasty,
+        blamed=1,
+        cursor={nasty: nasty},
+    )
+    shown = [
+        *lease_lines(view(lease), now=NOW, workers={}),
+        *declaration_lines(view(lease, x=nasty), now=NOW),
+    ]
+    assert sum("gnp" in line.text for line in shown) == 6
+    texts = [line.text for line in shown] + [detail(Event(NOW, "x", detail={"why": nasty, "all": [nasty]}))]
+    for text in texts:
+        assert all(c.isprintable() or c == "\n" for c in text), text
