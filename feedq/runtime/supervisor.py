@@ -167,7 +167,9 @@ class Supervisor:
         if worker is None:
             return Counter()
         owner = self._owner(worker)
-        return Counter(runner.status(owner) for runner, _ in self._roster)
+        counts = Counter(runner.status(owner) for runner, _ in self._roster)
+        counts[Status.QUARANTINED] += len(self._quarantine)
+        return counts
 
     def _owner(self, worker: Worker) -> Owner:
         """What the control plane would know of this worker, had it just been told."""
