@@ -83,45 +83,49 @@ class Page:
     """Feeds on all pages together."""
 
 
-# The same decision as `feedq.lease.standing`; a feed without a lease row counts as idle.
-_STANDS_STILL = (
-    f"(w.loop_lag_s > {LAGS_S} OR "
-    f"(:now - w.heartbeat_at) * {SILENT_AFTER[1]} > (w.expires_at - w.heartbeat_at) * {SILENT_AFTER[0]})"
-)
-_IS_REFUSING = (
-    f"(l.dead_per_s > l.rows_per_s AND :now - l.dead_letter_at < make_interval(secs => {REFUSING_S}))"
-)
+# The same decision as `feedq.lease.standing`; a feed without a lease row counts as idle. Most of a million feeds run:
+# their part comes first.
 _WAITS_ANEW = ", ".join(f"'{reason}'" for reason in sorted(filter(None, WAITS_ANEW)))
-_IS_FAILING = (
-    f"(l.failures >= {FAILING_FROM} "
-    f"AND NOT (l.state = 'idle' AND (l.reason IS NULL OR l.reason IN ({_WAITS_ANEW}))))"
-)
 _STATUS = f"""
     CASE
+        WHEN l.state = 'running' THEN CASE
+            WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+            WHEN l.quarantined THEN 'quarantined'
+            WHEN w.stands_still THEN 'stalled'
+            WHEN l.sink_error IS NOT NULL THEN 'sink_unavailable'
+            WHEN l.dead_per_s > l.rows_per_s
+                AND :now - l.dead_letter_at < make_interval(secs => {REFUSING_S}) THEN 'refusing'
+            WHEN l.stalled AND l.attempts < {FAILING_FROM} THEN 'stalled'
+            WHEN l.failures >= {FAILING_FROM} THEN 'failing'
+            WHEN l.stalled THEN 'stalled'
+            WHEN l.connected THEN 'streaming'
+            ELSE 'connecting'
+        END
         WHEN l.state = 'stopping' AND f.removed_at IS NOT NULL THEN 'removing'
         WHEN l.state = 'stopping' THEN 'stopping'
         WHEN coalesce(l.state, 'idle') = 'idle' AND f.removed_at IS NOT NULL THEN 'removing'
         WHEN coalesce(l.state, 'idle') = 'idle' AND f.target_state = 'paused' THEN 'paused'
         WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
         WHEN l.quarantined THEN 'quarantined'
-        WHEN l.state = 'running' AND {_STANDS_STILL} THEN 'stalled'
-        WHEN l.state = 'running' AND l.sink_error IS NOT NULL THEN 'sink_unavailable'
-        WHEN l.state = 'running' AND {_IS_REFUSING} THEN 'refusing'
-        WHEN l.state = 'running' AND l.stalled AND l.attempts < {FAILING_FROM} THEN 'stalled'
-        WHEN {_IS_FAILING} THEN 'failing'
+        WHEN l.failures >= {FAILING_FROM}
+            AND NOT (l.state = 'idle' AND coalesce(l.reason IN ({_WAITS_ANEW}), true)) THEN 'failing'
         WHEN l.state = 'assigned' THEN 'starting'
-        WHEN l.state = 'running' AND l.stalled THEN 'stalled'
-        WHEN l.state = 'running' AND l.connected THEN 'streaming'
-        WHEN l.state = 'running' THEN 'connecting'
         WHEN l.reason = 'backoff' THEN 'backoff'
         ELSE 'waiting'
     END
 """
 _WANTED = "f.removed_at IS NULL AND f.target_state = 'running'"
-_FROM = """
+# Whether a worker stands still is found out once a worker, not once a feed: OFFSET 0 is a fence here, too.
+_FROM = f"""
     FROM feedq.feed f
     LEFT JOIN feedq.lease l ON l.feed_id = f.id
-    LEFT JOIN feedq.worker w ON w.id = l.worker_id
+    LEFT JOIN (
+        SELECT id, name, loop_lag_s, heartbeat_at, expires_at,
+            loop_lag_s > {LAGS_S} OR
+                (:now - heartbeat_at) * {SILENT_AFTER[1]} > (expires_at - heartbeat_at) * {SILENT_AFTER[0]}
+                AS stands_still
+        FROM feedq.worker OFFSET 0
+    ) w ON w.id = l.worker_id
 """
 # Text in front of a separator that nobody types, so that no match reaches over two columns.
 _HAYSTACK = (
@@ -154,11 +158,11 @@ class PostgresListing:
         key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
         # The ids first: wide rows would make the sort of a large table spill to disk. OFFSET 0 is a fence:
         # the limit must not talk the planner into going through a million rows one by one in their order.
+        filters = [conditions, *([] if query.status is None else [f"{_STATUS} = :status"])]
         page_sql = f"""
             WITH page AS (
                 SELECT id FROM (
-                    SELECT f.id, f.name, {key} AS key {_FROM} {conditions} {"AND" if conditions else "WHERE"}
-                        ({_STATUS} = :status OR :status IS NULL) OFFSET 0
+                    SELECT f.id, f.name, {key} AS key {_FROM} {_filtered(filters)} OFFSET 0
                 ) found ORDER BY key {direction} NULLS LAST, name, id LIMIT :limit OFFSET :offset
             )
             SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
@@ -168,7 +172,7 @@ class PostgresListing:
         with self._database.transaction() as c:
             c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
             parameters["now"] = now = _now(c)
-            tallies = _tallies(c, conditions, parameters)
+            tallies = _tallies(c, _filtered([conditions]), parameters)
             views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
         return Page(now, views, tallies, matching)
@@ -191,8 +195,13 @@ def _where(query: Query) -> tuple[str, dict[str, Any]]:
         "limit": min(max(query.limit, 0), PAGE_MAX),
         "offset": min(max(query.offset, 0), OFFSET_MAX),
     }
-    conditions = " AND ".join(_CONDITIONS[name] for name in given)
-    return (f"WHERE {conditions}" if conditions else ""), parameters
+    return " AND ".join(_CONDITIONS[name] for name in given), parameters
+
+
+def _filtered(conditions: Sequence[str]) -> str:
+    """A WHERE clause, if there is any condition."""
+    given = " AND ".join(filter(None, conditions))
+    return f"WHERE {given}" if given else ""
 
 
 def _now(c: Connection) -> datetime:
