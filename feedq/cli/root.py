@@ -70,12 +70,12 @@ class Root(click.Group):
         try:
             return super().invoke(ctx)
         except InvalidInput as error:
-            raise Refused(_said(str(error))) from error
+            raise Refused(said(str(error))) from error
         except FeedqError as error:
-            raise Failed(_said(invocation.explain(error))) from error
+            raise Failed(said(invocation.explain(error))) from error
 
 
-def _said(message: str) -> str:
+def said(message: str) -> str:
     """An error, which may quote what somebody else sent, so that it cannot steer the terminal."""
     return "\n".join(map(printable, message.split("\n")))
 

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from feedq.cli.root import said
 from feedq.model import Load, Reason, TargetState
 from feedq.store.insight import FleetState, Leader
 from tests.unit.command import Command
@@ -328,3 +329,7 @@ def test_failures_and_dead_letters_are_shown_with_a_feed(command: Command) -> No
     assert "status          failing" in out
     assert "failures        4 in a row, with nothing landed since" in out
     assert "latest refused  too long (0.0s ago)" in out
+
+
+def test_an_error_keeps_its_lines_and_steers_nothing() -> None:
+    assert said("two \x1b[2Jlines\nof an error\u202e") == "two \\x1b[2Jlines\nof an error\\u202e"
