@@ -211,7 +211,35 @@ def render(frame: Frame, console: Console) -> RenderableType:
     summary = Text(
         f"{frame.at:%H:%M:%S}  {_summary(overview(frame.feeds, frame.workers), frame)}", style="bold"
     )
-    workers = rich_table(
+    workers = _workers_table(frame.workers[: max(height // 3, 1)])
+    below: list[RenderableType] = []
+    if frame.schedules:
+        below = [Text(), schedules_table(frame.schedules[: max(height // 6, 1)], now=frame.at)]
+    # As they will be drawn: where the terminal is narrow lines are folded.
+    unlimited = console.options.update(height=None)
+    taken = len(console.render_lines(Group(summary, workers, *below), unlimited))
+    room = max(height - LINES_BESIDE_FEEDS - taken, 1)
+    ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame))
+    feeds = rich_table(
+        ("FEED", "STATUS", "WORKER", "EPOCH", "RECORDS", "PER S", "LAST", "WHY"),
+        [_feed_cells(view, frame) for view in ranked[:room]],
+        right={"EPOCH", "RECORDS", "PER S", "LAST"},
+    )
+    left_out = len(ranked) - room
+    parts: list[RenderableType] = [
+        summary,
+        Text(),
+        workers,
+        Text(),
+        feeds,
+        *below,
+        Text((f"… {left_out} more feeds; " if left_out > 0 else "") + "q leaves", style="dim"),
+    ]
+    return Group(*parts)
+
+
+def _workers_table(workers: Sequence[WorkerView]) -> RenderableType:
+    return rich_table(
         (
             "WORKER",
             "STATE",
@@ -241,34 +269,10 @@ def render(frame: Frame, console: Console) -> RenderableType:
                 duration(view.heartbeat_age_s),
                 worker_trouble(view),
             )
-            for view in frame.workers[: max(height // 3, 1)]
+            for view in workers
         ],
         right={"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "LAG", "HEARTBEAT"},
     )
-    below: list[RenderableType] = []
-    if frame.schedules:
-        below = [Text(), schedules_table(frame.schedules[: max(height // 6, 1)], now=frame.at)]
-    # As they will be drawn: where the terminal is narrow lines are folded.
-    unlimited = console.options.update(height=None)
-    taken = len(console.render_lines(Group(summary, workers, *below), unlimited))
-    room = max(height - LINES_BESIDE_FEEDS - taken, 1)
-    ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame))
-    feeds = rich_table(
-        ("FEED", "STATUS", "WORKER", "EPOCH", "RECORDS", "PER S", "LAST", "WHY"),
-        [_feed_cells(view, frame) for view in ranked[:room]],
-        right={"EPOCH", "RECORDS", "PER S", "LAST"},
-    )
-    left_out = len(ranked) - room
-    parts: list[RenderableType] = [
-        summary,
-        Text(),
-        workers,
-        Text(),
-        feeds,
-        *below,
-        Text((f"… {left_out} more feeds; " if left_out > 0 else "") + "q leaves", style="dim"),
-    ]
-    return Group(*parts)
 
 
 def _rank(view: FeedView, frame: Frame) -> tuple[int, float, str]:
