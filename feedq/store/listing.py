@@ -83,8 +83,8 @@ class Page:
     """Feeds on all pages together."""
 
 
-# The same decision as `feedq.lease.standing`; a feed without a lease row counts as idle. The part of those that run
-# comes first: they are the most.
+# The same decision as `feedq.lease.standing`; a feed without a lease row counts as idle.
+# Feeds that run come first, for they are the most.
 _WAITS_ANEW = ", ".join(f"'{reason}'" for reason in sorted(filter(None, WAITS_ANEW)))
 _STATUS = f"""
     CASE
