@@ -5,6 +5,8 @@ beside it, because it listens, looks for crashed workers many times a second, an
 milliseconds of a change: right here, since the workers' processes are busy with streams, and most of all when one
 of them has died. The scheduler only asks the election whether to act. Its ticks ask the workers for passes by
 message, and so does the election when a pass that it began does not come to an end.
+
+Neither of them waits for the broker: what is to be sent goes into an outbox, and a third thread sends it.
 """
 
 from __future__ import annotations
@@ -13,19 +15,23 @@ import contextlib
 import os
 import socket
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from celery.beat import Scheduler
+from celery.beat import Scheduler, SchedulingError
 from celery.schedules import schedule
 
 from feedq.errors import FeedqError, Unavailable
 from feedq.lease import SECOND_LOOK_S
+from feedq.once import OPTION
 from feedq.runtime.lane import Lane
+from feedq.runtime.outbox import Outbox
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, Look
 from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile
@@ -49,12 +55,20 @@ JUDGE_AGAIN_S = 0.25
 full ttl, and a pass for each look would only keep the database busy."""
 UNSERVED_MAX = 2
 """Reconciles that are asked for and not served: one may have begun before the last change, the next has not."""
+SEND_GRACE_S = 0.3
+"""What messages in the outbox get to leave when the beat stops."""
+STALE_S = 60.0
+"""A message of the beat that could not be sent for so long is left out: newer ones wait behind it."""
 PASS_GRACE_S = 0.5
 """What a pass under way gets to end by itself when the beat stops; cut off, it has not happened."""
 MAX_SLEEP_S = 1.0
 """How late a new leader's first tick may be."""
 
 logger = log(__name__)
+
+
+Send = Callable[[], object]
+"""Sends one message, in bounded time or not; may raise whatever kombu does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +84,11 @@ class _Asked:
 class Candidate(Thread):
     """One beat's part in the election."""
 
-    def __init__(self, s: Settings) -> None:
+    def __init__(self, s: Settings, post: Callable[[Sequence[Send]], None]) -> None:
+        """``post`` has messages sent, and waits for nothing."""
         super().__init__(name="feedq-election", daemon=True)
         self._settings = s
+        self._post = post
         self._url = s.database_url.get_secret_value()
         self._holder = uuid4()
         self._rng = Random()
@@ -201,7 +217,7 @@ class Candidate(Thread):
             with contextlib.suppress(RuntimeError):  # this beat is stopping
                 self._passes.submit(_pass_here)
         else:
-            _enqueue_reconcile()
+            self._post([_enqueue_reconcile])
         again_s = min(wait_s or ASK_AGAIN_S, max(self._settings.reconcile_interval_s, ASK_AGAIN_S))
         self._asked = _Asked(served_at, again_s, monotonic() + again_s)
 
@@ -222,27 +238,41 @@ def _pass_here() -> None:
 
 
 def _enqueue_reconcile() -> None:
-    try:
-        reconcile.apply_async(queue=CONTROL_QUEUE, retry=False, expires=RECONCILE_EXPIRES_S)
-    except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does; asked again soon
-        logger.warning(LogEvent.DISPATCH_FAILED, error=repr(error))
+    reconcile.apply_async(queue=CONTROL_QUEUE, retry=False, expires=RECONCILE_EXPIRES_S)
+
+
+def send_each(sends: Sequence[Send]) -> None:
+    """Call each. Raises the last error of those that failed."""
+    failed: Exception | None = None
+    for send in sends:
+        try:
+            send()
+        except Exception as error:  # noqa: BLE001 -- the others are to be sent all the same
+            failed = error
+    if failed is not None:
+        raise failed
 
 
 class ElectedScheduler(Scheduler):
     """Celery's scheduler, acting only while this beat is elected. Set as ``beat_scheduler``."""
 
     max_interval = MAX_SLEEP_S
+    producer = None
+    """Celery's own would connect to the broker on the thread that ticks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.pop("schedule_filename", None)
         super().__init__(*args, **kwargs)
         self.max_interval = min(self.max_interval, MAX_SLEEP_S)
+        self._outbox: Outbox[Send] = Outbox(
+            "feedq-beat-outbox", send_each, stale_s=STALE_S, event=LogEvent.BEAT_SEND_FAILED
+        )
         self._candidate: Candidate | None = None
         self._term = 0
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         if self._candidate is None:
-            self._candidate = Candidate(settings())
+            self._candidate = Candidate(settings(), self._outbox.put)
             self._candidate.start()
         if not self._candidate.leads:
             return CAMPAIGN_S
@@ -260,14 +290,20 @@ class ElectedScheduler(Scheduler):
         self._heap = None
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """Send the message of an entry that is due, or enqueue its run. Called by Celery's `tick`."""
+        if not entry.options.get(OPTION):
+            logger.info(LogEvent.BEAT_ENTRY_DUE, entry=entry.name, task=entry.task)
+            self._outbox.put([partial(self.apply_async, entry, advance=False)])
+            return
         try:
-            super().apply_entry(entry, producer=producer)
-        except FeedqError as error:
+            self.apply_async(entry, advance=False)
+        except (FeedqError, SchedulingError) as error:
             logger.warning(LogEvent.DISPATCH_FAILED, error=str(error))
 
     def close(self) -> None:
         if self._candidate is not None:
             self._candidate.stop()
+        self._outbox.close(timeout_s=SEND_GRACE_S)
         super().close()
 
     @property

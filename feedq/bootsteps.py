@@ -23,13 +23,16 @@ from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
 
+from amqp.exceptions import ResourceLocked
 from billiard import current_process
 from celery import bootsteps, signals
+from celery.exceptions import WorkerShutdown
 from celery.worker import state as worker_state
+from celery.worker.consumer import Consumer
 from kombu import Queue
 
 from feedq import __version__, metrics
-from feedq.broker import NODE_PREFIX
+from feedq.broker import NODE_PREFIX, drop, task_problem
 from feedq.errors import FeedqError, InvalidInput, Unavailable
 from feedq.model import NewWorker
 from feedq.pool import StreamPool
@@ -79,6 +82,29 @@ logger = log(__name__)
 
 def node_queue(hostname: str) -> str:
     return f"{NODE_PREFIX}{hostname}"
+
+
+class GuardedConsumer(Consumer):
+    """Celery's consumer of tasks, which looks at each message before Celery unpacks it. ``worker_consumer``."""
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], object]:
+        handle = super().create_task_handler(*args, **kwargs)
+
+        def look_and_handle(message: Any) -> None:
+            problem = task_problem(message)
+            if problem is None:
+                handle(message)
+            else:
+                drop(message, problem)
+
+        return look_and_handle
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        # To connect anew for an error of one channel would not help: RabbitMQ keeps the name for who has it.
+        if isinstance(exc, ResourceLocked):
+            logger.error(LogEvent.NAME_TAKEN, name=self.hostname, error=str(exc))
+            raise WorkerShutdown(1)
+        super().on_connection_error_after_connected(exc)
 
 
 class FeedqStep(bootsteps.StartStopStep):

@@ -16,6 +16,7 @@ from kombu import Queue
 
 from feedq import broker
 from feedq.bootsteps import FeedqStep
+from feedq.diagnosis.broker import bounded_options, is_redis
 from feedq.errors import InvalidInput
 from feedq.once import OnceCelery, prepare
 from feedq.settings import Settings, settings
@@ -25,6 +26,8 @@ from feedq.web.hook import extend_flower
 
 DEFAULT_QUEUE = "feedq"
 STREAM_POOL = "feedq.pool:StreamPool"
+HEARTBEATS = 2
+"""A heartbeat of RabbitMQ takes so many times as long as its answer may."""
 
 
 def make_app(s: Settings) -> Celery:
@@ -35,7 +38,12 @@ def make_app(s: Settings) -> Celery:
         broker_url=s.broker_url.get_secret_value(),
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        broker_connection_timeout=s.broker_timeout_s,
         broker_transport_options=_transport_options(s),
+        # RabbitMQ: a consumer that hears nothing for two of these connects anew.
+        broker_heartbeat=round(HEARTBEATS * s.broker_timeout_s),
+        # RabbitMQ closes a channel for one message, such as one that waits longer than its consumer_timeout.
+        broker_channel_error_retry=True,
         result_backend=None,
         task_ignore_result=True,
         task_serializer="json",
@@ -46,6 +54,7 @@ def make_app(s: Settings) -> Celery:
         task_acks_late=True,
         task_track_started=False,
         task_publish_retry_policy={"max_retries": 2, "interval_start": 0.05, "interval_step": 0.2},
+        worker_consumer="feedq.bootsteps:GuardedConsumer",
         worker_pool="prefork" if asks_for_prefork(sys.argv) else STREAM_POOL,
         worker_prefetch_multiplier=1,
         # Streams are acknowledged and still active: counted as unacknowledged, they would shrink the window
@@ -77,14 +86,14 @@ def asks_for_prefork(argv: Sequence[str]) -> bool:
 
 
 def _transport_options(s: Settings) -> dict[str, Any]:
-    if not s.broker_url.get_secret_value().startswith(("redis", "rediss", "valkey")):
-        return {}
-    return {
+    url = s.broker_url.get_secret_value()
+    bounded = bounded_options(url, s.broker_timeout_s)
+    if not is_redis(url):
+        return bounded
+    return bounded | {
         "visibility_timeout": s.visibility_timeout_s,
         # A thousand acks at once take more than kombu's default of ten.
         "max_connections": 64,
-        "socket_keepalive": True,
-        "socket_connect_timeout": 5,
         "health_check_interval": 10,
     }
 

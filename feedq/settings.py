@@ -157,6 +157,17 @@ class Settings(BaseSettings):
         le=31_536_000,
         description="Redis: after how long an unacknowledged ordinary task is run again.",
     )
+    broker_timeout_s: Annotated[float, Field(ge=1, le=600)] = Field(
+        default=5.0,
+        description="How long connecting to the broker, sending to it and waiting for its answer may take each; "
+        "then the connection is given up.",
+    )
+    message_bytes: int = Field(
+        default=64 * 2**20,
+        ge=2**16,
+        description="Largest message of the broker that a worker takes in, as it comes or unpacked. What is "
+        "larger is dropped.",
+    )
     worker_labels: dict[str, str] = Field(
         default_factory=dict, description="Labels of this worker, as JSON, for feeds that select by label."
     )

@@ -23,6 +23,7 @@ from feedq import control
 from feedq.errors import FeedqError
 from feedq.model import Assignment, FeedKey, Reason
 from feedq.runtime.jobs.hints import Note
+from feedq.runtime.outbox import Outbox
 from feedq.settings import settings
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import LogEvent, log
@@ -142,18 +143,31 @@ def _wake() -> None:
 
 
 def dispatch(assignments: Sequence[Assignment]) -> None:
-    """One message an assignment, to the worker's own queue; of many, a moment later.
+    """Leave one message an assignment in the outbox, for the worker's own queue; of many, a moment later.
 
-    Who is rung has claimed by then, and connects: to send and to hear of hundreds of messages costs as much.
+    Never waits for the broker. Who is rung has claimed by then, and connects: to send and to hear of hundreds of
+    messages costs as much.
 
     What cannot be sent is sent again by the dispatch time-out, under a new epoch. Messages carry no expiry:
     the receiver would judge it by its wall clock, and the epoch makes an old one harmless anyway.
     """
+    outbox = _outbox_of(os.getpid())
     if len(assignments) <= SENT_AT_ONCE:
-        send_all(assignments)
+        outbox.put(assignments)
         return
     ((_, most),) = Counter(assignment.queue for assignment in assignments).most_common(1)
-    _later(sent_after_s(most), send_all, assignments)
+    _later(sent_after_s(most), outbox.put, assignments)
+
+
+@cache
+def _outbox_of(_pid: int) -> Outbox[Assignment]:
+    # Of each process its own, as its store: a forked child has no thread of its parent's.
+    return Outbox(
+        "feedq-dispatch",
+        lambda assignments: send_all(assignments),
+        stale_s=settings().dispatch_timeout_s,
+        event=LogEvent.DISPATCH_FAILED,
+    )
 
 
 def sent_after_s(most: int) -> float:
@@ -162,15 +176,10 @@ def sent_after_s(most: int) -> float:
 
 
 def send_all(assignments: Sequence[Assignment]) -> None:
-    """Send them now. What cannot be sent is left out, with a line in the log."""
-    sent = 0
-    try:
-        with stream_feed.app.producer_or_acquire() as producer, _batch(producer):
-            for assignment in assignments:
-                _send(producer, assignment)
-                sent += 1
-    except Exception as error:  # noqa: BLE001 -- kombu raises whatever its transport does
-        logger.warning(LogEvent.DISPATCH_FAILED, error=repr(error), unsent=len(assignments) - sent)
+    """Send them now. Raises whatever kombu does."""
+    with stream_feed.app.producer_or_acquire() as producer, _batch(producer):
+        for assignment in assignments:
+            _send(producer, assignment)
 
 
 def send_hints(notes: Sequence[Note]) -> int:

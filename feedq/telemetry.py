@@ -83,6 +83,7 @@ class LogEvent(StrEnum):
     DATABASE_BACK = "control database answers again"
     SESSION_LOST = "a database session was lost"
     MESSAGE_DROPPED = "stream_feed message dropped"
+    NAME_TAKEN = "another worker of this name is connected to the broker; this one ends"
     FEED_CLAIMED = "feed claimed"
     FEED_CONNECTED = "feed connected"
     FEED_BROKEN_OFF = "feed broke off"
@@ -101,6 +102,8 @@ class LogEvent(StrEnum):
     RECONCILED = "reconcile pass"
     RECONCILE_FAILED = "reconcile pass failed"
     DISPATCH_FAILED = "message could not be sent; the dispatch time-out sends it again"
+    BEAT_ENTRY_DUE = "beat entry is due"
+    BEAT_SEND_FAILED = "message of the beat could not be sent; the next tick sends another"
     WATCHDOG = "no reconcile pass for too long; running one here"
     BEAT_ELECTED = "beat elected"
     BEAT_STEPPED_DOWN = "beat stepped down"
@@ -206,6 +209,11 @@ FEEDS_UNPLACED = Gauge(
 )
 RUNS_FIRED = Counter(
     "feedq_runs_fired", "Runs that came due, of ticks that this worker fired", registry=REGISTRY
+)
+MESSAGES_LEFT_OUT = Counter(
+    "feedq_messages_left_out",
+    "Messages that this process did not send, because the broker is away or too slow",
+    registry=REGISTRY,
 )
 HINTS_SENT = Counter("feedq_hints_sent", "Messages sent about runs that are due", registry=REGISTRY)
 RUNS_ENDED = Counter(

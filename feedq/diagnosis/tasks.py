@@ -45,7 +45,7 @@ def registered(broker_url: str, workers: Sequence[str]) -> dict[str, set[str]]:
     app.conf.update(
         accept_content=["json"],
         broker_connection_timeout=TIMEOUT_S,
-        broker_transport_options=bounded_options(broker_url),
+        broker_transport_options=bounded_options(broker_url, TIMEOUT_S),
     )
     try:
         with connect(broker_url) as connection:

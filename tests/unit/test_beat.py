@@ -19,6 +19,7 @@ from feedq.beat import (
     LOOKS_COMPARED,
     Candidate,
     ElectedScheduler,
+    send_each,
 )
 from feedq.lease import SECOND_LOOK_S
 from feedq.settings import Settings
@@ -75,7 +76,7 @@ def asked(time: Time, sent_at: list[float], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def candidate(asked: list[float]) -> Candidate:
-    return Candidate(Settings(reconcile_interval_s=5, ttl_s=6))
+    return Candidate(Settings(reconcile_interval_s=5, ttl_s=6), send_each)
 
 
 def look(*, crashed: int = 0, expired: int = 0, pass_seq: int = 1, is_due: bool = False) -> Look:

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from feedq import beat
-from feedq.beat import LOOK_SHARE, RENEW_S, Candidate
+from feedq.beat import LOOK_SHARE, RENEW_S, Candidate, send_each
 from feedq.celery import make_app
 from feedq.model import Reason, Release
 from feedq.runtime.interrupt import Interrupt
@@ -49,7 +49,7 @@ class Leader:
         monkeypatch.setattr(beat, "monotonic", lambda: self.now)
         monkeypatch.setattr(reconcile, "apply_async", lambda **_: None)
         monkeypatch.setattr(beat, "run_reconcile", lambda: "")
-        self.candidate = Candidate(settings)
+        self.candidate = Candidate(settings, send_each)
         self._ttl_s = settings.leader_ttl_s
         self._expires_at = self.now + self._ttl_s
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from random import Random
-from threading import Event
 
 import pytest
 from hypothesis import given
@@ -15,28 +14,30 @@ from feedq.errors import Unavailable
 from feedq.runtime.jobs import hints as hints_module
 from feedq.runtime.jobs import pace as pace_module
 from feedq.runtime.jobs import ticker as module
-from feedq.runtime.jobs.hints import Note, Notes, Reminder
+from feedq.runtime.jobs.hints import Note, Reminder
 from feedq.runtime.jobs.pace import LOOKERS, POLL_MAX_S, STAGGER_S, Pace
 from feedq.runtime.jobs.share import Share
 from feedq.runtime.jobs.ticker import Ticker
+from feedq.runtime.outbox import Outbox
 from feedq.schedule.model import Hint
 from feedq.schedule.spread import SEGMENTS
 from feedq.store.jobs.base import Fired
+from feedq.telemetry import LogEvent
 from tests.unit.job_runs import ME, MemoryRuns, job_worker
 
 LIMIT_S = 10.0
 OTHER = job_worker(2)
 
 
-class Posted(Notes):
+class Posted(Outbox[Note]):
     """Notes that stay here."""
 
     def __init__(self) -> None:
-        super().__init__(len)
+        super().__init__("test", len, stale_s=LIMIT_S, event=LogEvent.HINTS_FAILED)
         self.notes: list[Note] = []
 
-    def put(self, notes: Sequence[Note]) -> None:
-        self.notes.extend(notes)
+    def put(self, items: Iterable[Note]) -> None:
+        self.notes.extend(items)
 
 
 class Stage:
@@ -176,60 +177,6 @@ def test_of_a_thousand_workers_some_look_at_the_tick_and_not_all() -> None:
     assert 1 <= at_the_tick <= 4 * LOOKERS
     few = [Pace(3).next_look_s(0.3, rng=rng) for _ in range(100)]
     assert all(0.3 <= look <= 0.3 + STAGGER_S for look in few)
-
-
-# -- notes -------------------------------------------------------------------------------------------
-
-
-def test_notes_are_sent_together_by_a_thread_of_their_own() -> None:
-    sent: list[list[Note]] = []
-    go_on = Event()
-
-    def publish(notes: Sequence[Note]) -> int:
-        sent.append(list(notes))
-        go_on.wait(LIMIT_S)
-        return len(notes)
-
-    notes = Notes(publish)
-    notes.start()
-    notes.put([Note("q", 1, 1)])
-    until(lambda: sent, "the first is being sent")
-    # The broker hangs; whoever fires does not notice.
-    for n in range(2, 5):
-        notes.put([Note("q", n, 1)])
-    go_on.set()
-    until(lambda: len(sent) == 2, "the others follow in one batch")
-    assert [note.run_id for note in sent[1]] == [2, 3, 4]
-    notes.stop()
-
-
-def test_too_many_notes_are_left_out_and_old_ones_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hints_module, "STALE_S", 0.0)
-    sent: list[Note] = []
-    notes = Notes(lambda batch: sent.extend(batch) or len(batch))  # type: ignore[func-returns-value] # is None
-    for n in range(hints_module.BATCHES_MAX + 10):
-        notes.put([Note("q", n, 1)])
-    assert notes._waiting.qsize() == hints_module.BATCHES_MAX
-    notes.start()
-    until(lambda: notes._waiting.empty(), "all are taken")
-    notes.stop()
-    assert sent == []
-
-
-def test_a_broker_that_is_away_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    tries: list[int] = []
-
-    def publish(notes: Sequence[Note]) -> int:
-        tries.append(len(notes))
-        raise ConnectionError("no broker")
-
-    notes = Notes(publish)
-    notes.start()
-    for n in range(1, 4):
-        notes.put([Note("q", n, 1)])
-        until(lambda: len(tries) == n, "tried")  # noqa: B023
-    notes.stop()
-    assert "".join(capsys.readouterr()).count("could not be sent") == 1
 
 
 # -- Celery's own pools ------------------------------------------------------------------------------

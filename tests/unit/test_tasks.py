@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from threading import Event
+from time import monotonic, sleep
 from uuid import uuid4
 
 import pytest
@@ -27,6 +28,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Assignment]]:
     return batches
 
 
+def until(condition: Callable[[], object], what: str) -> None:
+    end = monotonic() + LIMIT_S
+    while not condition():
+        assert monotonic() < end, what
+        sleep(0.002)
+
+
 def assignments(count: int, *, workers: int = 1) -> list[Assignment]:
     ids = [uuid4() for _ in range(workers)]
     return [
@@ -38,6 +46,7 @@ def assignments(count: int, *, workers: int = 1) -> list[Assignment]:
 def test_few_messages_leave_at_once(sent: list[Sequence[Assignment]]) -> None:
     few = assignments(SENT_AT_ONCE)
     dispatch(few)
+    until(lambda: sent, "they have left")
     assert sent == [few]
 
 

@@ -20,13 +20,14 @@ from uuid import UUID
 from feedq.errors import Unavailable
 from feedq.model import Worker
 from feedq.runtime.jobs.calling import Call
-from feedq.runtime.jobs.hints import Note, Notes, Publish, Reminder
+from feedq.runtime.jobs.hints import STALE_S, Note, Publish, Reminder
 from feedq.runtime.jobs.slots import Slots
 from feedq.runtime.jobs.ticker import Ticker
+from feedq.runtime.outbox import Outbox
 from feedq.schedule.model import Hint
 from feedq.settings import Settings
 from feedq.store.jobs.base import Runs
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry import HINTS_SENT, LogEvent, log
 
 POLL_S = 0.1
 DOUBT_S = 0.5
@@ -55,7 +56,12 @@ class Jobs:
         self._runs = runs
         self._worker, self._is_trusted = worker, is_trusted
         self._drain_s = settings.job_drain_s
-        self._notes = Notes(publish)
+        self._notes: Outbox[Note] = Outbox(
+            "feedq-hints",
+            lambda notes: HINTS_SENT.inc(publish(notes)),
+            stale_s=STALE_S,
+            event=LogEvent.HINTS_FAILED,
+        )
         steal_after_s = settings.steal_after_s
         self.slots: Slots | None = None
         reminder: Reminder | None = None
@@ -84,7 +90,6 @@ class Jobs:
     def start(self) -> None:
         if self.slots is not None:
             self.slots.start()
-        self._notes.start()
         self._ticker.start()
 
     # -- what others say -----------------------------------------------------------------------------
@@ -133,7 +138,7 @@ class Jobs:
         else:
             self._await_celery()
         # Nobody waits for these: they may be asking a server that does not answer, and end with the process.
-        self._notes.stop()
+        self._notes.close(timeout_s=0.0)
         self._ticker.stop(timeout_s=0.0)
         if self.slots is not None:
             self.slots.close(timeout_s=0.0)

@@ -5,7 +5,7 @@ past their time-out, ask who else runs jobs, delete old history. All of it is de
 database; that many do it at once costs a look, and that one of them dies costs nothing.
 
 A look that fired something says so at once: to the slots of this worker, where its own segments are concerned,
-and to other workers by a message. The broker is spoken to on a thread of its own (`feedq.runtime.jobs.hints`):
+and to other workers by a message. The broker is spoken to on a thread of its own (`feedq.runtime.outbox`):
 one that is away must not delay the next tick.
 """
 
@@ -18,9 +18,10 @@ from threading import Event, Thread
 from time import monotonic
 
 from feedq.errors import Unavailable
-from feedq.runtime.jobs.hints import Note, Notes, Reminder
+from feedq.runtime.jobs.hints import Note, Reminder
 from feedq.runtime.jobs.pace import POLL_S, Pace
 from feedq.runtime.jobs.share import Identity, Share
+from feedq.runtime.outbox import Outbox
 from feedq.schedule.model import Hint
 from feedq.store.jobs.base import Runs
 from feedq.telemetry import RUNS_FIRED, LogEvent, log
@@ -61,7 +62,7 @@ class Ticker:
         runs: Runs,
         *,
         identity: Identity,
-        notes: Notes,
+        notes: Outbox[Note],
         tell_us: Callable[[Sequence[Hint]], None],
         retention_days: int,
         reminder: Reminder | None = None,
