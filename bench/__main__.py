@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench import (
+    broker,
     control,
     faults,
     fleet,
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "stall": stall.measure,
     "faults": faults.measure,
     "isolation": isolation.measure,
+    "broker": broker.measure,
     "moves": moves.measure,
     "placement": placement.measure,
     "control": control.measure,

@@ -6,6 +6,7 @@ figures with the promise itself. None of them waits for the fleet to be whole ag
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -17,17 +18,23 @@ from typing import Any
 import psycopg2
 
 from feedq.embedded.postgres import Postgres
+from feedq.model import FeedSpec
+from feedq.store.postgresql import PostgresStore
 from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.invariants import Took, connections_of, mark, wait_resumed, wait_streaming
 from tests.node import Node
+from tests.proxy import PlainProxy
 from tests.source_process import Source
-from tests.stage import Stage, wall_clock
+from tests.stage import WORKERS, Stage, wall_clock
 
 FAILOVER_LIMIT_S = 30.0
 DRAIN_LIMIT_S = 15.0
 MANY_FEEDS = 500
+FEW_FEEDS = 9
 PACE_OFF = {"FEEDQ_CONNECTS_PER_S": "0", "FEEDQ_HOST_CONNECTS_PER_S": "{}"}
 """For what a fleet takes by itself; with the pace on, its connections are spread on purpose."""
+PLACED_LIMIT_S = 10.0
+"""For a feed to begin elsewhere, or at all, on a noisy machine."""
 SETTLE_S = 2.0
 """A fleet of workers that all are younger than this takes itself for a cold start, and waits."""
 
@@ -40,6 +47,60 @@ def kill_worker(stage: Stage) -> tuple[Took, dict[str, int]]:
     took = stage.wait_resumed(feeds, lambda: victim.signal(signal.SIGKILL), limit_s=FAILOVER_LIMIT_S)
     victim.wait(5)
     return took, untouched
+
+
+def place_feed(stage: Stage, name: str) -> float:
+    """Declare one more feed. Returns the seconds until it was sent its first record."""
+    store = PostgresStore(stage.cluster.database_url)
+    try:
+        store.now()  # the session is there
+        before = mark(stage.source)
+        store.feeds.add(FeedSpec(**feed(name, stage.source.url)))
+        stage.feeds.append(name)
+        return wait_resumed(stage.source, [name], after=before, limit_s=FAILOVER_LIMIT_S).last_s
+    finally:
+        store.close()
+
+
+BROKER_TROUBLES = ("frozen", "hanging", "dropping")
+
+
+@contextmanager
+def broker_in_trouble(kind: str, pid: int, proxy: PlainProxy) -> Iterator[None]:
+    """A broker behind a proxy that is there and does not answer, for the length of the block.
+
+    ``frozen``: the server is stopped. ``hanging``: connections are accepted, and nothing comes back. ``dropping``:
+    nobody gets in, and what was sent is lost, without a word.
+    """
+    if kind == "frozen":
+        os.kill(pid, signal.SIGSTOP)
+    elif kind == "hanging":
+        proxy.hang()
+    else:
+        proxy.drop()
+    try:
+        yield
+    finally:
+        if kind == "frozen":
+            os.kill(pid, signal.SIGCONT)
+        else:
+            proxy.resume()
+
+
+@contextmanager
+def few_feeds(cluster: Cluster, *, postgres: Postgres) -> Iterator[Stage]:
+    """A few feeds on three workers under one beat, of a cluster that is empty yet."""
+    names = feed_names(FEW_FEEDS)
+    with Source(rate=10.0) as source, cluster:
+        cluster.add_beat("b1")
+        for name in WORKERS:
+            cluster.add_worker(name, ready=False)
+        for name in WORKERS:
+            cluster.wait_worker(name)
+        cluster.apply([feed(name, source.url) for name in names])
+        stage = Stage(cluster, source, names, postgres=postgres)
+        stage.heal()
+        yield stage
 
 
 def terminate_worker(stage: Stage) -> tuple[Took, dict[str, int]]:

@@ -20,7 +20,8 @@ is. A trap goes off once, at the first query of a matching session that begins w
                  gets the query at ``trap.release()``
 ===============  ==========================================  ==========================================
 
-It knows nothing of TLS: sessions through it are in the clear.
+It knows nothing of TLS: sessions through it are in the clear. `PlainProxy` stands before any server; as all of
+them it can be cut, refuse, hang (`PostgresProxy.hang`) or lose every packet (`PostgresProxy.drop`).
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from types import TracebackType
+from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 CONNECT_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 120.0
 """A held query is dropped after this long, so that a failed test does not hang."""
 CHUNK_BYTES = 256 * 1024
+BACKLOG = 128
+DROPPED_S = 0.3
+"""A handshake on this machine that takes longer is not answered."""
 PROTOCOL_3 = 3
 ANSWERED = (b"Z", b"G")
 """The server is ready for the next query, or for the data of a COPY."""
@@ -88,7 +93,11 @@ class PostgresProxy:
         self._links: set[Link] = set()
         self._closed = False
         self._refusing = False
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self._flowing, self._accepting = threading.Event(), threading.Event()
+        self._flowing.set()
+        self._accepting.set()
+        self._fillers: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         self.port: int = self._listener.getsockname()[1]
         credentials, at, _ = parts.netloc.rpartition("@")
         self.url: str = urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{self.port}"))
@@ -130,8 +139,35 @@ class PostgresProxy:
         """Be reachable again."""
         self._refusing = False
 
+    def hang(self) -> None:
+        """Accept, and pass nothing on any more: as a frozen server, which closes and answers nothing."""
+        self._flowing.clear()
+
+    def drop(self) -> None:
+        """Let nobody in and pass nothing on, without a word: as a network that drops every packet."""
+        self.hang()
+        self._accepting.clear()
+        # Linux leaves a handshake without an answer while the queue of connections to be accepted is full.
+        self._listener.listen(0)
+        while (filler := _connected("127.0.0.1", self.port)) is not None:
+            self._fillers.append(filler)
+
+    def resume(self) -> None:
+        """Work again, for new connections: nobody knows what those that there were have missed."""
+        self.cut()
+        for filler in self._fillers:
+            _reset(filler)
+        self._fillers.clear()
+        self._listener.listen(BACKLOG)
+        self._flowing.set()
+        self._accepting.set()
+
     def close(self) -> None:
         self._closed = True
+        self._flowing.set()
+        self._accepting.set()
+        for filler in self._fillers:
+            _reset(filler)
         # Closing alone would leave the thread in accept(), and it would let one more client in.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -139,7 +175,7 @@ class PostgresProxy:
         self.disarm()
         self.cut()
 
-    def __enter__(self) -> PostgresProxy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -153,6 +189,9 @@ class PostgresProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            # Between the two, one that is let in hears nothing.
+            self._accepting.wait()
+            self._flowing.wait()
             if self._refusing:
                 _reset(client)
                 continue
@@ -165,6 +204,9 @@ class PostgresProxy:
             for end in (client, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.link(self, client, server).start()
+
+    def wait_flowing(self) -> None:
+        self._flowing.wait()
 
     def trip(self, query: str, application: str) -> Trap | None:
         with self._lock:
@@ -257,6 +299,7 @@ class Link:
         swallowed = bytearray()
         try:
             while data := self._server.recv(CHUNK_BYTES):
+                self._proxy.wait_flowing()
                 if self._trap is None or self._trap.fault is Fault.HOLD:
                     self._client.sendall(data)
                     continue
@@ -292,7 +335,9 @@ class Link:
 
     def receive(self) -> bytes:
         """What the client sends next; empty at its end."""
-        return self._client.recv(CHUNK_BYTES)
+        data = self._client.recv(CHUNK_BYTES)
+        self._proxy.wait_flowing()
+        return data
 
     def _is_startup(self, message: bytes) -> bool:
         """Whether it opens the session; requests for encryption come before, and are refused in one byte."""
@@ -306,6 +351,20 @@ class Link:
 
 
 PostgresProxy.link = Link
+
+
+class PlainLink(Link):
+    """Passes on whatever it is."""
+
+    def messages(self) -> Iterator[tuple[bytes, str]]:
+        while data := self.receive():
+            yield data, ""
+
+
+class PlainProxy(PostgresProxy):
+    """A proxy before any other server, which knows nothing of what it passes on."""
+
+    link = PlainLink
 
 
 def _typed_messages(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:
@@ -325,6 +384,14 @@ def _take(buffer: bytearray, *, typed: bool) -> bytes:
     message = bytes(buffer[: start + length])
     del buffer[: start + length]
     return message
+
+
+def _connected(host: str, port: int) -> socket.socket | None:
+    """A connection, if the handshake is answered."""
+    try:
+        return socket.create_connection((host, port), timeout=DROPPED_S)
+    except TimeoutError:
+        return None
 
 
 def _reset(end: socket.socket) -> None:

@@ -28,6 +28,7 @@ PATIENCE_S = 20.0
 STOP_S = 5.0
 
 PACKAGES = {
+    "epmd": "erlang-base",
     "faketime": "faketime",
     "gpsd": "gpsd",
     "mariadbd": "mariadb-server-core",
@@ -38,6 +39,7 @@ PACKAGES = {
     "mosquitto_pub": "mosquitto-clients",
     "nats-server": "nats-server",
     "nginx": "nginx-light",
+    "/usr/lib/rabbitmq/bin/rabbitmq-server": "rabbitmq-server",
     "websocketd": "websocketd",
 }
 """The Debian package of each program that these tests need."""
@@ -78,17 +80,23 @@ class PeerServer:
         ready: Callable[[], bool] | None = None,
         env: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
+        patience_s: float = PATIENCE_S,
+        log: str | None = None,
     ) -> None:
-        """``ready`` says whether it can be used; if it is not given, when its port accepts connections."""
+        """``ready`` says whether it can be used; if it is not given, when its port accepts connections.
+
+        ``log`` is the name of its log file, that of the program unless given.
+        """
         self.port = free_port() if port is None else port
         self.directory = directory
-        self.log = directory / f"{name}.log"
+        self.log = directory / (log or f"{name}.log")
         places = {"{port}": str(self.port), "{directory}": str(directory)}
         self._argv = [program(name), *(_fill(arg, places) for arg in args)]
         self._name = name
         self._env = dict(os.environ if env is None else env)
         self._ready = ready or (lambda: accepts(self.port))
         self._stop_signal = stop_signal
+        self._patience_s = patience_s
         self._process: Popen[bytes] | None = None
 
     @property
@@ -101,7 +109,9 @@ class PeerServer:
         assert self._process is None, f"{self._name} is running already"
         self._process = spawn(self._argv, log=self.log, env=self._env, cwd=self.directory)
         process = self._process
-        poll_until(lambda: process.poll() is not None or self._ready(), timeout_s=PATIENCE_S, interval_s=0.02)
+        poll_until(
+            lambda: process.poll() is not None or self._ready(), timeout_s=self._patience_s, interval_s=0.02
+        )
         if process.poll() is not None or not self._ready():
             status = process.poll()
             self.stop()

@@ -1,0 +1,99 @@
+"""A broker that hangs, which accepts and never answers, or to which every packet is lost.
+
+Feeds are placed and fail over all the same, again and again; workers start and stop; the command line says what is
+wrong, in bounded time.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from tests.chaos.conftest import Stages
+from tests.faults import (
+    BROKER_TROUBLES,
+    PLACED_LIMIT_S,
+    broker_in_trouble,
+    few_feeds,
+    kill_worker,
+    place_feed,
+)
+from tests.nursery import ForkedCluster, Nursery
+from tests.proxy import PlainProxy
+from tests.stage import Stage
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+Measured = Callable[[str, object], None]
+
+DOCTOR_LIMIT_S = 30.0
+"""For all its checks on a busy machine; what it waits for the broker is a third of it at most."""
+STOP_LIMIT_S = 15.0
+
+
+@pytest.fixture
+def proxy(broker_url: str) -> Iterator[PlainProxy]:
+    with PlainProxy(broker_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def small(
+    stages: Stages, tmp_path: Path, database_url: str, proxy: PlainProxy, postgres: Postgres, nursery: Nursery
+) -> Iterator[Stage]:
+    """A few feeds, with their broker behind the proxy."""
+    stages.discard()  # it would take part of the machine
+    cluster = ForkedCluster(tmp_path, nursery=nursery, database_url=database_url, broker_url=proxy.url)
+    with few_feeds(cluster, postgres=postgres) as stage:
+        yield stage
+
+
+@pytest.mark.parametrize("kind", BROKER_TROUBLES)
+def test_feeds_are_placed_and_fail_over_while_the_broker_hangs(
+    small: Stage, valkey: Valkey, proxy: PlainProxy, measured: Measured, kind: str
+) -> None:
+    with broker_in_trouble(kind, valkey.pid, proxy):
+        placed_s = place_feed(small, "new")
+        took, untouched = kill_worker(small)
+        small.check(untouched=untouched)
+        measured(f"broker {kind}: feed placed after", placed_s)
+        measured(f"broker {kind}: kill -9", took)
+        assert placed_s < PLACED_LIMIT_S
+        assert took.last_s < PLACED_LIMIT_S
+        if kind == "frozen":
+            # A worker that starts meanwhile gets its part, and what it held is placed when it dies.
+            small.heal()
+            took, untouched = kill_worker(small)
+            small.check(untouched=untouched)
+            assert took.last_s < PLACED_LIMIT_S
+
+
+def test_workers_and_beats_end_in_time_while_the_broker_hangs(
+    small: Stage, proxy: PlainProxy, measured: Measured
+) -> None:
+    cluster = small.cluster
+    proxy.hang()
+    # One that has known the broker, and one that never has.
+    cluster.add_worker("w4")
+    nodes = [cluster.workers["w1"], cluster.workers["w4"], cluster.beats["b1"]]
+    for node in nodes:
+        moment = node.signal(signal.SIGTERM)
+        status = node.wait(STOP_LIMIT_S)
+        measured(f"broker hanging: SIGTERM of {node.name}, ended after", time.monotonic() - moment)
+        assert status == 0, node.text()[-4000:]
+
+
+def test_doctor_says_in_bounded_time_that_the_broker_hangs(small: Stage, proxy: PlainProxy) -> None:
+    for trouble in (proxy.hang, proxy.drop):
+        trouble()
+        began = time.monotonic()
+        ran = small.cluster.run("doctor")
+        assert time.monotonic() - began < DOCTOR_LIMIT_S
+        assert ran.returncode == 1, ran.stdout + ran.stderr
+        assert [line for line in ran.stdout.splitlines() if line.startswith("FAIL") and " broker " in line]
+        proxy.resume()
