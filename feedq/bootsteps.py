@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
@@ -32,7 +33,7 @@ from celery.worker.consumer import Consumer
 from kombu import Queue
 
 from feedq import __version__, metrics
-from feedq.broker import NODE_PREFIX, drop, task_problem
+from feedq.broker import NODE_PREFIX, drop, kept_in, task_problem
 from feedq.errors import FeedqError, InvalidInput, Unavailable
 from feedq.model import NewWorker
 from feedq.pool import StreamPool
@@ -98,6 +99,10 @@ class GuardedConsumer(Consumer):
                 drop(message, problem)
 
         return look_and_handle
+
+    def call_soon(self, p: Any, *args: Any, **kwargs: Any) -> Any:
+        # What remote control asks for is done by the event loop later, which an exception would end.
+        return super().call_soon(partial(kept_in, p), *args, **kwargs)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         # To connect anew for an error of one channel would not help: RabbitMQ keeps the name for who has it.

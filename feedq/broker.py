@@ -25,6 +25,7 @@ import lzma
 import zlib
 from base64 import b64decode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC
 from functools import partial
 from itertools import count
@@ -38,6 +39,9 @@ from amqp.serialization import PROPERTY_CLASSES, decode_properties_basic
 from amqp.spec import Basic
 from celery.app.task import Context
 from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu import matcher
+from kombu.clocks import LamportClock
+from kombu.compression import get_decoder
 from kombu.message import Message
 from kombu.transport import TRANSPORT_ALIASES, pyamqp, redis, virtual
 from kombu.utils.json import loads
@@ -54,8 +58,9 @@ HINTS_AT_ONCE = 100
 UNREADABLE = "feedq-unreadable"
 """The header that stands for the properties of a message of RabbitMQ that could not be read."""
 CLOCK_MAX = 2**63
-"""Celery's clocks adopt the highest number that they hear, and one of thousands of digits cannot be sent."""
 RETRIES_MAX = 2**31
+LZMA_MEMORY = 128 * 2**20
+"""What unpacking may take beside what comes out; the highest level of compression asks for half of it."""
 
 logger = log(__name__)
 
@@ -78,6 +83,9 @@ def install() -> None:
     ):
         TRANSPORT_ALIASES[scheme] = f"{__name__}:{transport.__name__}"
     PROPERTY_CLASSES[Basic.CLASS_ID] = _properties
+    # A message of remote control brings its own pattern; one that backtracks would hold the interpreter.
+    with suppress(matcher.MatcherNotInstalled):
+        matcher.unregister("pcre")
 
 
 # -- Redis -------------------------------------------------------------------------------------------
@@ -304,10 +312,6 @@ def guarded(handle: Callable[[Any], object], *, no_ack: bool) -> Callable[[Any],
     """
 
     def handle_or_drop(message: Any) -> None:
-        problem = _clock_problem(message.headers.get("clock"))
-        if problem is not None:
-            drop(message, problem, no_ack=no_ack)
-            return
         try:
             handle(message)
         except _CONNECTION_ERRORS:
@@ -316,6 +320,16 @@ def guarded(handle: Callable[[Any], object], *, no_ack: bool) -> Callable[[Any],
             drop(message, f"it cannot be taken in: {error!r}", no_ack=no_ack)
 
     return handle_or_drop
+
+
+def kept_in(function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    """Call it for a message, and log what it raises. Raises errors of the connection."""
+    try:
+        function(*args, **kwargs)
+    except _CONNECTION_ERRORS:
+        raise
+    except Exception as error:  # noqa: BLE001 -- whatever a forged message can make Celery raise
+        _say_dropped(f"it cannot be carried out: {error!r}")
 
 
 def drop(message: Any, problem: str, *, no_ack: bool = False) -> None:
@@ -342,6 +356,7 @@ def _size_problem(body: bytes | str, headers: Mapping[str, Any]) -> str | None:
         return "compression is no text"
     unpack = _UNPACK.get(compression)
     try:
+        get_decoder(compression)
         # One that needs a library of its own is left to kombu.
         if unpack is not None and unpack(body, limit):
             return f"larger than FEEDQ_MESSAGE_BYTES ({limit}) when it is unpacked"
@@ -359,7 +374,7 @@ def _exceeds_bz2(body: Any, limit: int) -> bool:
 
 
 def _exceeds_lzma(body: Any, limit: int) -> bool:
-    return len(lzma.LZMADecompressor(memlimit=limit).decompress(body, limit + 1)) > limit
+    return len(lzma.LZMADecompressor(memlimit=LZMA_MEMORY).decompress(body, limit + 1)) > limit
 
 
 _UNPACK: Mapping[str, Callable[[Any, int], bool]] = {
@@ -370,10 +385,15 @@ _UNPACK: Mapping[str, Callable[[Any, int], bool]] = {
 """Whether a body unpacks to more than a limit, by the names that kombu knows the method by."""
 
 
-def _clock_problem(clock: Any) -> str | None:
-    if clock is None or (isinstance(clock, int) and -CLOCK_MAX < clock < CLOCK_MAX):
-        return None
-    return "clock is no number, or too large"
+class BoundedClock(LamportClock):
+    """Celery's clock, which adopts the highest number that it hears: but none that could not be sent on.
+
+    A number of four thousand digits can be read from JSON, and the next one cannot be written.
+    """
+
+    def adjust(self, other: Any) -> int:
+        is_fit = isinstance(other, int) and 0 <= other < CLOCK_MAX
+        return super().adjust(other if is_fit else 0)
 
 
 # -- tasks -------------------------------------------------------------------------------------------
@@ -429,7 +449,7 @@ def task_problem(message: Message) -> str | None:
     match payload:
         case [args, kwargs, embed] if "task" in message.headers:
             said: Mapping[str, Any] = message.headers
-        case dict():
+        case dict() if "args" in payload or "task" not in message.headers:
             said = payload | message.headers
             args, kwargs = payload.get("args", ()), payload.get("kwargs", {})
             embed = {name: payload.get(name) for name in (*_EMBEDDED, "chord")}

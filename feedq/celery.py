@@ -34,6 +34,7 @@ def make_app(s: Settings) -> Celery:
     """The app for these settings. Connects to nothing."""
     broker.install()
     app = OnceCelery("feedq", include=["feedq.tasks"])
+    app.clock = broker.BoundedClock()
     app.conf.update(
         broker_url=s.broker_url.get_secret_value(),
         broker_connection_retry_on_startup=True,

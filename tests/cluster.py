@@ -133,11 +133,12 @@ class Cluster:
         capacity: int = 100,
         env: Mapping[str, str] | None = None,
         ready: bool = True,
+        gossip: bool = False,
     ) -> Node:
-        """Start a worker; with ``ready``, wait until its row is active."""
+        """Start a worker; with ``ready``, wait until its row is active. With ``gossip`` it listens to others."""
         node_id = f"{name}feedqtest"[:12].ljust(12, "0")
         argv = [sys.executable, "-m", "celery", "-A", "feedq", "worker", "-n", f"{name}@{node_id}"]
-        argv += ["-c", str(capacity), "--without-mingle", "--without-gossip", *options]
+        argv += ["-c", str(capacity), *(() if gossip else ("--without-mingle", "--without-gossip")), *options]
         node = self.workers[name] = self._node(name, argv, env=env, id=node_id)
         if ready:
             self.wait_worker(name)

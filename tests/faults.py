@@ -10,18 +10,19 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg2
+from celery import Celery
 
 from feedq.embedded.postgres import Postgres
 from feedq.model import FeedSpec
 from feedq.store.postgresql import PostgresStore
 from tests.cluster import Cluster, feed, feed_names, wait_until
-from tests.invariants import Took, connections_of, mark, wait_resumed, wait_streaming
+from tests.invariants import Mark, Took, check_invariants, connections_of, mark, wait_resumed, wait_streaming
 from tests.node import Node
 from tests.proxy import PlainProxy
 from tests.source_process import Source
@@ -101,6 +102,34 @@ def few_feeds(cluster: Cluster, *, postgres: Postgres) -> Iterator[Stage]:
         stage = Stage(cluster, source, names, postgres=postgres)
         stage.heal()
         yield stage
+
+
+@contextmanager
+def lone_worker(cluster: Cluster) -> Iterator[Source]:
+    """A few feeds that stream on one worker, which listens to the events of others, as Celery does by default."""
+    names = feed_names(FEW_FEEDS)
+    with Source(rate=10.0) as source, cluster:
+        cluster.add_beat("b1")
+        cluster.add_worker("w1", gossip=True)
+        cluster.apply([feed(name, source.url) for name in names])
+        wait_streaming(source, names)
+        yield source
+
+
+def assert_untouched(cluster: Cluster, source: Source, *, before: Mark, epochs: Mapping[str, int]) -> None:
+    """All feeds of a `lone_worker` stream as they did, and it still hears and answers messages."""
+    assert [c.feed for c in source.connections(since=before.connections)] == []
+    check_invariants(cluster, source, feed_names(FEW_FEEDS), untouched=epochs)
+    app = Celery(broker=cluster.broker_url, set_as_current=False)
+    try:
+        with app.connection_for_write() as connection:
+            wait_until(
+                lambda: app.control.ping(timeout=1.0, connection=connection),
+                limit_s=30,
+                what="the worker answers a ping through the broker",
+            )
+    finally:
+        app.close()
 
 
 def terminate_worker(stage: Stage) -> tuple[Took, dict[str, int]]:
