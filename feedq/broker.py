@@ -38,6 +38,7 @@ import amqp
 from amqp.serialization import PROPERTY_CLASSES, decode_properties_basic
 from amqp.spec import Basic
 from celery.app.task import Context
+from celery.events.dispatcher import EventDispatcher
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import matcher
 from kombu.clocks import LamportClock
@@ -47,7 +48,7 @@ from kombu.transport import TRANSPORT_ALIASES, pyamqp, redis, virtual
 from kombu.utils.json import loads
 
 from feedq.settings import settings
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry import MESSAGES_LEFT_OUT, LogEvent, log
 
 SHOWN_BYTES = 200
 NODE_PREFIX = "node."
@@ -59,6 +60,8 @@ UNREADABLE = "feedq-unreadable"
 """The header that stands for the properties of a message of RabbitMQ that could not be read."""
 CLOCK_MAX = 2**63
 RETRIES_MAX = 2**31
+EVENTS_WAITING_MAX = 10_000
+"""Some ten megabytes. What Celery keeps for the time when its broker is back is of use to Flower at most."""
 LZMA_MEMORY = 128 * 2**20
 """What unpacking may take beside what comes out; the highest level of compression asks for half of it."""
 
@@ -383,6 +386,16 @@ _UNPACK: Mapping[str, Callable[[Any, int], bool]] = {
     **dict.fromkeys(("application/x-lzma", "lzma", "xz"), _exceeds_lzma),
 }
 """Whether a body unpacks to more than a limit, by the names that kombu knows the method by."""
+
+
+class BoundedDispatcher(EventDispatcher):
+    """Celery's events, of which only so many wait for a broker that is away."""
+
+    def send(self, type: str, *how: Any, **fields: Any) -> None:
+        if len(self._group_buffer.get("task", ())) + len(self._outbound_buffer) < EVENTS_WAITING_MAX:
+            super().send(type, *how, **fields)
+        else:
+            MESSAGES_LEFT_OUT.inc()
 
 
 class BoundedClock(LamportClock):

@@ -35,6 +35,7 @@ def make_app(s: Settings) -> Celery:
     broker.install()
     app = OnceCelery("feedq", include=["feedq.tasks"])
     app.clock = broker.BoundedClock()
+    app.events.dispatcher_cls = broker.BoundedDispatcher
     app.conf.update(
         broker_url=s.broker_url.get_secret_value(),
         broker_connection_retry_on_startup=True,

@@ -120,16 +120,24 @@ def assert_untouched(cluster: Cluster, source: Source, *, before: Mark, epochs: 
     """All feeds of a `lone_worker` stream as they did, and it still hears and answers messages."""
     assert [c.feed for c in source.connections(since=before.connections)] == []
     check_invariants(cluster, source, feed_names(FEW_FEEDS), untouched=epochs)
-    app = Celery(broker=cluster.broker_url, set_as_current=False)
-    try:
-        with app.connection_for_write() as connection:
-            wait_until(
-                lambda: app.control.ping(timeout=1.0, connection=connection),
-                limit_s=30,
-                what="the worker answers a ping through the broker",
-            )
-    finally:
-        app.close()
+    wait_answering(cluster)
+
+
+def wait_answering(cluster: Cluster) -> None:
+    """Wait until every worker answers a ping through the broker."""
+    running = [node for node in cluster.workers.values() if node.is_running()]
+    wait_until(
+        lambda: answering(cluster.broker_url) == len(running),
+        limit_s=60,
+        what="every worker answers a ping through the broker",
+    )
+
+
+def answering(broker_url: str) -> int:
+    """How many workers answer a ping, over a connection of its own: earlier ones may have been cut."""
+    app = Celery(broker=broker_url, set_as_current=False)
+    with app.connection_for_write() as connection:
+        return len(app.control.ping(timeout=1.0, connection=connection))
 
 
 def terminate_worker(stage: Stage) -> tuple[Took, dict[str, int]]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
+from uuid import uuid4
 
 TASKS = ("feedq.stream_feed", "feedq.run_job", "feedq.reconcile", "feedq.unheard_of", "celery.accumulate")
 CONTROL = (
@@ -37,6 +38,51 @@ DEEP = 3_000
 """Deeper than any decoder goes; in one piece a header of RabbitMQ could not hold more."""
 
 
+JUNK: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    2**31,
+    2**63 - 1,
+    0.5,
+    1e308,
+    "",
+    "x",
+    "\x00\n",
+    "ä" * 300,
+    "0001-01-01T00:00:00+14:00",
+    "9999-12-31T23:59:59.999999-14:00",
+    "2020-02-30T00:00:00",
+    [],
+    [1],
+    [None, None],
+    ["x", {"a": [1]}],
+    {},
+    {"a": 1},
+    {"task": 5},
+    [{"task": "x", "args": 5}],
+    {"__type__": "datetime", "__value__": "never"},
+    {"__type__": "uuid", "__value__": {"hex": "z"}},
+)
+ARGUMENTS = (
+    *(
+        ("add_consumer", "queue"),
+        ("revoke", "task_id"),
+        ("rate_limit", "task_name"),
+        ("time_limit", "task_name"),
+    ),
+    *(
+        ("query_task", "ids"),
+        ("hello", "revoked"),
+        ("election", "topic"),
+        ("pool_grow", "n"),
+        ("autoscale", "max"),
+    ),
+    *(("heartbeat", "x"), ("revoke_by_stamped_headers", "headers"), ("terminate", "task_id")),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Forged:
     """One message, before a transport has wrapped it."""
@@ -50,40 +96,20 @@ class Forged:
 
 def junk(rng: Random) -> Any:
     """Some value that nobody expects."""
-    return rng.choice(
-        [
-            None,
-            True,
-            0,
-            -1,
-            2**31,
-            2**63 - 1,
-            0.5,
-            1e308,
-            "",
-            "x",
-            "\x00\n",
-            "ä" * 300,
-            "0001-01-01T00:00:00+14:00",
-            "9999-12-31T23:59:59.999999-14:00",
-            "2020-02-30T00:00:00",
-            [],
-            [1],
-            [None, None],
-            ["x", {"a": [1]}],
-            {},
-            {"a": 1},
-            {"task": 5},
-            [{"task": "x", "args": 5}],
-            {"__type__": "datetime", "__value__": "never"},
-            {"__type__": "uuid", "__value__": {"hex": "z"}},
-        ]
-    )
+    return rng.choice(JUNK)
 
 
 def task(rng: Random) -> Forged:
     """A task of either protocol with something wrong about it, most of the time."""
     return _first_protocol(rng) if rng.random() < 0.3 else _second_protocol(rng)
+
+
+def commands() -> Iterator[Forged]:
+    """Remote control in its own form, with arguments that nobody expects."""
+    for method, name in ARGUMENTS:
+        for value in JUNK:
+            body = {"method": method, "arguments": {name: value}, "destination": None}
+            yield Forged(json.dumps(body).encode(), {"clock": 1})
 
 
 def control(rng: Random) -> Forged:
@@ -109,8 +135,8 @@ def control(rng: Random) -> Forged:
     return Forged(rng.choice([json.dumps(body).encode(), _wrong_body(rng)]), headers)
 
 
-def envelope(message: Forged, rng: Random, *, routing_key: str) -> bytes:
-    """As kombu lays a message into Redis, itself spoilt now and then."""
+def envelope(message: Forged, rng: Random | None, *, routing_key: str) -> bytes:
+    """As kombu lays a message into Redis; with ``rng`` it is spoilt now and then."""
     info = {"exchange": "", "routing_key": routing_key}
     properties = {
         "correlation_id": "x",
@@ -119,7 +145,7 @@ def envelope(message: Forged, rng: Random, *, routing_key: str) -> bytes:
         "delivery_info": info,
         "priority": 0,
         "body_encoding": "base64",
-        "delivery_tag": f"forged-{rng.getrandbits(64):x}",
+        "delivery_tag": f"forged-{uuid4()}",
         **(message.properties or {}),
     }
     whole = {
@@ -129,10 +155,10 @@ def envelope(message: Forged, rng: Random, *, routing_key: str) -> bytes:
         "headers": message.headers,
         "properties": properties,
     }
-    if rng.random() < 0.2:
+    if rng is not None and rng.random() < 0.2:
         _spoil(rng.choice([whole, properties, info]), rng)
     text = json.dumps(whole).encode()
-    if rng.random() < 0.05:
+    if rng is not None and rng.random() < 0.05:
         place = rng.randrange(len(text))
         return text[:place] + rng.randbytes(3) + text[place + 3 :]
     return text

@@ -23,6 +23,7 @@ from tests.faults import (
     few_feeds,
     kill_worker,
     place_feed,
+    wait_answering,
 )
 from tests.nursery import ForkedCluster, Nursery
 from tests.proxy import PlainProxy
@@ -48,7 +49,11 @@ def small(
 ) -> Iterator[Stage]:
     """A few feeds, with their broker behind the proxy."""
     stages.discard()  # it would take part of the machine
-    cluster = ForkedCluster(tmp_path, nursery=nursery, database_url=database_url, broker_url=proxy.url)
+    # Longer than anybody waits here: what waits for the broker fails.
+    env = {"FEEDQ_BROKER_TIMEOUT_S": "120"}
+    cluster = ForkedCluster(
+        tmp_path, nursery=nursery, database_url=database_url, broker_url=proxy.url, env=env
+    )
     with few_feeds(cluster, postgres=postgres) as stage:
         yield stage
 
@@ -71,6 +76,7 @@ def test_feeds_are_placed_and_fail_over_while_the_broker_hangs(
             took, untouched = kill_worker(small)
             small.check(untouched=untouched)
             assert took.last_s < PLACED_LIMIT_S
+    wait_answering(small.cluster)
 
 
 def test_workers_and_beats_end_in_time_while_the_broker_hangs(

@@ -51,6 +51,8 @@ def test_forged_messages_end_no_worker(alone: tuple[ForkedCluster, Source], valk
                 client.lpush(name, item)
             for channel in CHANNELS:
                 client.publish(channel, item)
+        for command in forged.commands():
+            client.publish(CHANNELS[0], forged.envelope(command, None, routing_key=""))
         for number in range(MESSAGES):
             name = rng.choice((queue, *LISTS))
             client.lpush(name, forged.envelope(forged.task(rng), rng, routing_key=name))

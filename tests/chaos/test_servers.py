@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from celery import Celery
 
 from feedq.embedded.valkey import Valkey
 from tests import faults
-from tests.cluster import wait_until
 from tests.invariants import Mark, mark, wait_resumed
 from tests.stage import Stage
 
@@ -97,20 +95,9 @@ def assert_all_run(stage: Stage) -> None:
     assert ended == []
 
 
-def answering(broker_url: str) -> int:
-    """How many workers answer a ping, over a connection of its own: earlier ones may have been cut."""
-    app = Celery(broker=broker_url, set_as_current=False)
-    with app.connection_for_write() as connection:
-        return len(app.control.ping(timeout=1.0, connection=connection))
-
-
 def assert_heals(stage: Stage) -> None:
     """Celery's remote control reaches every worker again, and a restarted feed gets its new message."""
-    wait_until(
-        lambda: answering(stage.cluster.broker_url) == len(stage.cluster.workers),
-        limit_s=60,
-        what="every worker answers a ping through the broker",
-    )
+    faults.wait_answering(stage.cluster)
     chosen = stage.feeds[0]
     before = mark(stage.source)
     stage.cluster.feedq("feed", "restart", chosen)

@@ -1,4 +1,5 @@
-"""Hints in a node's queue are read many at a time: each is handed over, and none beyond the prefetch window."""
+"""Hints in a node's queue are read many at a time: each is handed over, and none beyond the prefetch window. What
+cannot be handled is gone for good, and the next message is handed over."""
 
 from __future__ import annotations
 
@@ -73,3 +74,37 @@ def test_no_more_are_taken_than_the_window_has_room_for(connection: Connection, 
 def test_tags_of_messages_differ_between_channels(connection: Connection) -> None:
     tags = [channel._next_delivery_tag() for channel in (connection.channel(), connection.channel()) * 2]
     assert len(set(tags)) == len(tags)
+
+
+def test_a_message_that_makes_its_handler_raise_is_rejected_and_the_next_one_handled(
+    connection: Connection, broker_url: str
+) -> None:
+    queue, heard = str(uuid4()), list[int]()
+    _publish(connection, queue, 3)
+
+    def hear(message: Any) -> None:
+        heard.append(message.payload["number"])
+        if heard == [0]:
+            raise RuntimeError("poison")
+        message.ack()
+
+    with Consumer(connection, Queue(queue), on_message=hear):
+        _drain(connection, until=3, heard=heard)
+    assert heard == [0, 1, 2]
+    assert not redis.Redis.from_url(broker_url).hlen("unacked")
+
+
+def test_an_error_of_the_connection_is_not_taken_for_a_bad_message(
+    connection: Connection, broker_url: str
+) -> None:
+    queue = str(uuid4())
+    _publish(connection, queue, 1)
+
+    def break_off(_: Any) -> None:
+        raise ConnectionResetError("the broker went away")
+
+    with Consumer(connection, Queue(queue), on_message=break_off), pytest.raises(ConnectionResetError):
+        connection.drain_events(timeout=10)
+    assert (
+        redis.Redis.from_url(broker_url).hlen("unacked") + redis.Redis.from_url(broker_url).llen(queue) == 1
+    )

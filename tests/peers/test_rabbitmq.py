@@ -58,7 +58,9 @@ def proxy(rabbitmq: RabbitMq) -> Iterator[PlainProxy]:
 
 @pytest.fixture
 def small(tmp_path: Path, database_url: str, proxy: PlainProxy, postgres: Postgres) -> Iterator[Stage]:
-    cluster = Cluster(tmp_path, database_url=database_url, broker_url=proxy.url)
+    # Longer than anybody waits here: what waits for the broker fails.
+    env = {"FEEDQ_BROKER_TIMEOUT_S": "120"}
+    cluster = Cluster(tmp_path, database_url=database_url, broker_url=proxy.url, env=env)
     with few_feeds(cluster, postgres=postgres) as stage:
         yield stage
 
@@ -117,6 +119,8 @@ def test_forged_messages_of_rabbitmq_end_no_worker(
                 for properties in UNREADABLE:
                     publish(channel, amqp.Message(b"[[],{},{}]", **properties), *target)
                 publish(channel, Raw(b"[[],{},{}]", deep_headers()), *target)
+            for command in forged.commands():
+                publish(channel, message_of(command), *EXCHANGES[0])
             for number in range(MESSAGES):
                 publish(channel, message_of(forged.task(rng)), "", rng.choice(queues))
                 if number % (MESSAGES // BROADCASTS) == 0:

@@ -16,7 +16,7 @@ from celery.canvas import chain, group
 from kombu.message import Message
 
 from feedq import broker
-from feedq.broker import BoundedClock, task_problem
+from feedq.broker import BoundedClock, BoundedDispatcher, task_problem
 from feedq.settings import Settings
 from tests import forged
 
@@ -139,6 +139,16 @@ def test_a_message_that_unpacks_to_more_than_the_limit_is_refused_unread(
     problem = broker._size_problem(pack(bytes(limit + 1)), {"compression": method})
     assert problem is not None
     assert "FEEDQ_MESSAGE_BYTES" in problem
+
+
+def test_events_that_wait_for_a_broker_are_bounded(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "EVENTS_WAITING_MAX", 10)
+    with app.connection_for_write() as connection:
+        dispatcher = BoundedDispatcher(connection, app=app, buffer_group=["task"])
+        dispatcher.close()  # as while the broker is away
+        for _ in range(100):
+            dispatcher.send("task-progress", uuid="1")
+    assert len(dispatcher._group_buffer["task"]) == 10
 
 
 def test_the_clock_adopts_no_number_that_could_not_be_sent_on() -> None:

@@ -43,6 +43,10 @@ class Request:
         self.accepted: list[int] = []
         self.results: list[Any] = []
         self.events: list[str] = []
+        self.id, self.rejected = "7", list[bool]()
+
+    def reject(self, requeue: bool = False) -> None:
+        self.rejected.append(requeue)
 
     def on_accepted(self, pid: int, at: float) -> None:
         self.accepted.append(pid)
@@ -157,6 +161,15 @@ def test_feeds_do_not_show_themselves_while_callbacks_pile_up(
     broker_is_back.set()
     until(lambda: request.accepted, "what counts is still said")
     until(lambda: request.events, "and feeds show themselves again")
+
+
+def test_a_task_that_breaks_out_of_celerys_tracer_is_rejected_for_good(pool: StreamPool) -> None:
+    request, fine = Request(), Request()
+    for made, target in ((fine, lambda *_: None), (request, lambda *_: 1 / 0)):
+        pool.apply_async(target, args=("a.task",), accept_callback=made.on_accepted, callback=made.on_success)
+    until(lambda: request.rejected and fine.results, "both have ended")
+    assert request.rejected == [False]
+    assert fine.rejected == []
 
 
 def test_a_stop_waits_for_running_jobs_and_drops_those_that_wait(pool: StreamPool) -> None:
