@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -37,33 +36,45 @@ DOCTOR_LIMIT_S = 30.0
 STOP_LIMIT_S = 15.0
 
 
-@pytest.fixture
-def proxy(broker_url: str) -> Iterator[PlainProxy]:
-    with PlainProxy(broker_url) as proxy:
+@pytest.fixture(scope="module")
+def proxy(valkey: Valkey) -> Iterator[PlainProxy]:
+    client = valkey.client(database=3)
+    client.flushdb()
+    client.close()
+    with PlainProxy(valkey.url(database=3)) as proxy:
         yield proxy
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def small(
-    stages: Stages, tmp_path: Path, database_url: str, proxy: PlainProxy, postgres: Postgres, nursery: Nursery
+    stages: Stages,
+    tmp_path_factory: pytest.TempPathFactory,
+    proxy: PlainProxy,
+    postgres: Postgres,
+    nursery: Nursery,
 ) -> Iterator[Stage]:
     """A few feeds, with their broker behind the proxy."""
     stages.discard()  # it would take part of the machine
-    # Longer than anybody waits here: what waits for the broker fails.
-    env = {"FEEDQ_BROKER_TIMEOUT_S": "120"}
     cluster = ForkedCluster(
-        tmp_path, nursery=nursery, database_url=database_url, broker_url=proxy.url, env=env
+        tmp_path_factory.mktemp("small"),
+        nursery=nursery,
+        database_url=postgres.create_database("broker_hangs"),
+        broker_url=proxy.url,
+        # Longer than anybody waits here: what waits for the broker fails.
+        env={"FEEDQ_BROKER_TIMEOUT_S": "120"},
     )
     with few_feeds(cluster, postgres=postgres) as stage:
         yield stage
+    postgres.drop_database("broker_hangs")
 
 
 @pytest.mark.parametrize("kind", BROKER_TROUBLES)
 def test_feeds_are_placed_and_fail_over_while_the_broker_hangs(
     small: Stage, valkey: Valkey, proxy: PlainProxy, measured: Measured, kind: str
 ) -> None:
+    small.heal()
     with broker_in_trouble(kind, valkey.pid, proxy):
-        placed_s = place_feed(small, "new")
+        placed_s = place_feed(small, f"new/{kind}")
         took, untouched = kill_worker(small)
         small.check(untouched=untouched)
         measured(f"broker {kind}: feed placed after", placed_s)
@@ -79,9 +90,21 @@ def test_feeds_are_placed_and_fail_over_while_the_broker_hangs(
     wait_answering(small.cluster)
 
 
+def test_doctor_says_in_bounded_time_that_the_broker_hangs(small: Stage, proxy: PlainProxy) -> None:
+    for trouble in (proxy.hang, proxy.drop):
+        trouble()
+        began = time.monotonic()
+        ran = small.cluster.run("doctor")
+        assert time.monotonic() - began < DOCTOR_LIMIT_S
+        assert ran.returncode == 1, ran.stdout + ran.stderr
+        assert [line for line in ran.stdout.splitlines() if line.startswith("FAIL") and " broker " in line]
+        proxy.resume()
+
+
 def test_workers_and_beats_end_in_time_while_the_broker_hangs(
     small: Stage, proxy: PlainProxy, measured: Measured
 ) -> None:
+    small.heal()
     cluster = small.cluster
     proxy.hang()
     # One that has known the broker, and one that never has.
@@ -92,14 +115,3 @@ def test_workers_and_beats_end_in_time_while_the_broker_hangs(
         status = node.wait(STOP_LIMIT_S)
         measured(f"broker hanging: SIGTERM of {node.name}, ended after", time.monotonic() - moment)
         assert status == 0, node.text()[-4000:]
-
-
-def test_doctor_says_in_bounded_time_that_the_broker_hangs(small: Stage, proxy: PlainProxy) -> None:
-    for trouble in (proxy.hang, proxy.drop):
-        trouble()
-        began = time.monotonic()
-        ran = small.cluster.run("doctor")
-        assert time.monotonic() - began < DOCTOR_LIMIT_S
-        assert ran.returncode == 1, ran.stdout + ran.stderr
-        assert [line for line in ran.stdout.splitlines() if line.startswith("FAIL") and " broker " in line]
-        proxy.resume()

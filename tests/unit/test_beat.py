@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
+from threading import Event
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -25,6 +26,8 @@ from feedq.lease import SECOND_LOOK_S
 from feedq.settings import Settings
 from feedq.store.election import Look
 from feedq.tasks import reconcile
+
+LIMIT_S = 10.0
 
 
 class Time:
@@ -290,7 +293,6 @@ def scheduler(elected: Elected, monkeypatch: pytest.MonkeyPatch) -> ElectedSched
     }
     made = ElectedScheduler(app, Producer=lambda *_, **__: None)
     made._candidate = cast("Candidate", elected)
-    monkeypatch.setattr(ElectedScheduler, "producer", None)
     return made
 
 
@@ -318,6 +320,29 @@ def test_a_beat_that_is_not_elected_sends_nothing(scheduler: ElectedScheduler, s
     pass_hours(scheduler, 3)
     tick_often(scheduler)
     assert sent == []
+
+
+def test_ticks_go_on_while_the_broker_hangs(
+    scheduler: ElectedScheduler, elected: Elected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, answer = Event(), Event()
+    sent: list[str] = []
+
+    def apply_async(entry: Any, **_: Any) -> None:
+        hanging.set()
+        answer.wait(LIMIT_S)
+        sent.append(entry.name)
+
+    monkeypatch.setattr(scheduler, "apply_async", apply_async)
+    elected.win()
+    scheduler.tick()
+    pass_hours(scheduler, 3)
+    tick_often(scheduler)
+    assert hanging.wait(LIMIT_S)
+    assert sent == []
+    answer.set()
+    scheduler._outbox.close(timeout_s=LIMIT_S)
+    assert sorted(set(sent)) == ["hourly", "often"], "both leave once the broker answers"
 
 
 def test_a_newly_elected_beat_does_not_repeat_the_ticks_of_its_predecessor(
