@@ -55,6 +55,8 @@ from feedq.store.migrate import require_current
 from feedq.tasks import STREAM_FEED, parse_key, run_reconcile, send_hints, store
 from feedq.telemetry import LogEvent, log
 
+NAME_BYTES_MAX = 255
+"""Of a queue, in AMQP."""
 NODE_QUEUE_EXPIRES_S = 60
 """A dead node's queue goes with what is in it: its messages are stale, because its leases are freed."""
 EVENTS_GATHER_S = 0.2
@@ -88,6 +90,8 @@ def node_queue(hostname: str) -> str:
 class GuardedConsumer(Consumer):
     """Celery's consumer of tasks, which looks at each message before Celery unpacks it. ``worker_consumer``."""
 
+    _has_been_ready = False
+
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], object]:
         handle = super().create_task_handler(*args, **kwargs)
 
@@ -104,9 +108,28 @@ class GuardedConsumer(Consumer):
         # What remote control asks for is done by the event loop later, which an exception would end.
         return super().call_soon(partial(kept_in, p), *args, **kwargs)
 
+    def add_task_queue(
+        self, queue: Any, exchange: Any = None, exchange_type: Any = None, routing_key: Any = None, **how: Any
+    ) -> None:
+        """Consume from one queue more, as remote control asks for. Raises `InvalidInput`, and what kombu does."""
+        names = [queue, *(name for name in (exchange, exchange_type, routing_key) if name is not None)]
+        if not all(isinstance(name, str) and 0 < len(name.encode()) <= NAME_BYTES_MAX for name in names):
+            raise InvalidInput(f"no names of a queue, its exchange or its key: {names!r}")
+        try:
+            super().add_task_queue(queue, exchange, exchange_type, routing_key, **how)
+        except BaseException:
+            # Otherwise each new connection would fail as this one does.
+            self.app.amqp.queues.deselect(queue)
+            raise
+
+    def on_ready(self) -> None:
+        super().on_ready()
+        self._has_been_ready = True
+
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        # To connect anew for an error of one channel would not help: RabbitMQ keeps the name for who has it.
-        if isinstance(exc, ResourceLocked):
+        # RabbitMQ keeps the name for who has it: another worker, unless it is this one's own connection, which was
+        # lost and is not given up yet.
+        if isinstance(exc, ResourceLocked) and not self._has_been_ready:
             logger.error(LogEvent.NAME_TAKEN, name=self.hostname, error=str(exc))
             raise WorkerShutdown(1)
         super().on_connection_error_after_connected(exc)

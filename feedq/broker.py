@@ -58,7 +58,8 @@ HINTS_AT_ONCE = 100
 """Read in one round trip: Celery's loop does nothing else meanwhile, for some twenty milliseconds."""
 UNREADABLE = "feedq-unreadable"
 """The header that stands for the properties of a message of RabbitMQ that could not be read."""
-CLOCK_MAX = 2**63
+CLOCK_MAX = 2**48
+"""No installation has sent so many messages; a header of AMQP holds 2^63 - 1."""
 RETRIES_MAX = 2**31
 EVENTS_WAITING_MAX = 10_000
 """Some ten megabytes. What Celery keeps for the time when its broker is back is of use to Flower at most."""
@@ -67,10 +68,15 @@ LZMA_MEMORY = 128 * 2**20
 
 logger = log(__name__)
 
-# kombu counts KeyError among the errors of a connection; here it is what a message without a key raises.
+# kombu counts KeyError among the errors of a connection; here it is what a message without a key raises. RabbitMQ
+# closes a channel for an error on it, which py-amqp opens anew without its consumers: only connecting anew helps.
 _CONNECTION_ERRORS = tuple(
     error
-    for error in (*redis.Transport.connection_errors, *pyamqp.Transport.connection_errors)
+    for error in (
+        *redis.Transport.connection_errors,
+        *pyamqp.Transport.connection_errors,
+        *pyamqp.Transport.channel_errors,
+    )
     if error is not KeyError
 )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.peers.rabbitmq import RabbitMq
 from tests.unit.conftest import pytest_pyfunc_call
 
 __all__ = ["pytest_pyfunc_call"]
@@ -22,3 +23,9 @@ def peer_dir() -> Iterator[Path]:
     directory.chmod(0o777)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
+    with RabbitMq(tmp_path_factory.mktemp("rabbitmq")) as server:
+        yield server

@@ -135,6 +135,15 @@ def test_what_changed_is_reconciled_here_and_by_message_only_if_that_comes_to_no
     assert len(sent_at) == 1
 
 
+def test_whoever_elects_leaves_its_message_to_others(asked: list[float], sent_at: list[float]) -> None:
+    posted: list[Any] = []
+    candidate = Candidate(Settings(), posted.extend)
+    candidate._ask(look(), wait_s=1.0)
+    assert sent_at == []
+    send_each(posted)
+    assert len(sent_at) == 1
+
+
 def test_what_was_served_is_not_asked_for_again(candidate: Candidate, asked: list[float], time: Time) -> None:
     candidate._ask(look(pass_seq=1))
     for _ in range(100):
