@@ -94,6 +94,7 @@ class Bench:
         self.ramp = ramp or Ramp(0, {}, SystemClock(), rng=Random(1))
         self.pacing = Pacing({}, SystemClock(), room_bytes=room_bytes)
         self.sockets = Sockets()
+        self.sink_trouble: str | None = None
         self.trusted = asyncio.Event()
         self.trusted.set()
         self.raised: list[int] = []
@@ -135,6 +136,7 @@ class Bench:
                 key, feed, cursor=cursor, on_change=on_change
             ),
             hurry=lambda _: self.path.writer.hurry(),
+            sink_trouble=lambda _: self.sink_trouble,
             on_progress=lambda _: None,
             on_status=lambda _: None,
         )
