@@ -214,6 +214,11 @@ class Troubled:
             )
         self.cluster.apply(self._feeds)
 
+    def drop(self, case: Case) -> None:
+        """Remove the feed of a case."""
+        self._feeds = [one for one in self._feeds if one["name"] != case.table]
+        self.cluster.feedq("feed", "remove", "--yes", "--wait", case.table)
+
     def wait_landed(self, *cases: Case) -> None:
         """Until each of them has landed something, where it is to."""
         for case in cases:

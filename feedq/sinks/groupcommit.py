@@ -44,7 +44,7 @@ from feedq.sinks.session import AnswerLost, Session
 from feedq.sinks.sqlstate import Trouble, classify, explain
 from feedq.sinks.statements import ADVANCE, LOCK_MINE, LOCKED_BY_OTHERS
 
-LOCK_TIMEOUT_S: Final = 0.5
+LOCK_TIMEOUT_S: Final = 0.25
 """For a checkpoint row or a landing table that somebody else has locked. All feeds wait that long, once, before
 those of a locked table are postponed; a lock held for less costs nobody a second transaction."""
 STATEMENT_TIMEOUT_S: Final = 300.0
