@@ -548,18 +548,19 @@ class ApartWriter:
         if why := written.postponed.get(outlet.key):
             self._put_off(outlet, feed, why)
             return
-        took_s = monotonic() - started
+        now = monotonic()
         _finish({outlet: batches}, written)
         with self._wakeup:
             self._done(feed, batches)
             feed.pause_s = 0.0
-            feed.due_at = started + self._flush_interval_s if feed.bytes < feed.slice_bytes else 0.0
-            if took_s < SLICE_FAST_S:
+            # Behind those that are due already: there are more feeds like this one.
+            feed.due_at = started + self._flush_interval_s if feed.bytes < feed.slice_bytes else now
+            if now - started < SLICE_FAST_S:
                 feed.slice_bytes = min(2 * feed.slice_bytes, self._slice_bytes_max)
-            elif took_s > SLICE_SLOW_S:
+            elif now - started > SLICE_SLOW_S:
                 feed.slice_bytes = max(feed.slice_bytes // 2, SLICE_BYTES_MIN)
             if written.dead.get(outlet.key):
-                feed.until = monotonic() + SUSPECT_S
+                feed.until = now + SUSPECT_S
             outlet.is_postponed = False
         self._say(outlet, None)
 
