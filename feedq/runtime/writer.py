@@ -356,10 +356,10 @@ class Writer:
                     return None
                 self._pause(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)
-            except Exception:
+            except Exception as error:  # the feed that raises it by itself tells more
                 if len(group) == 1:
                     raise
-                logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name)
+                logger.warning(LogEvent.UNEXPECTED, where="writer", sink=self._name, error=repr(error))
                 self._session.forget()
                 self._put_apart(group)
                 return None

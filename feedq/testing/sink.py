@@ -72,6 +72,8 @@ class MemoryTables:
     """Every statement raises `SinkUnavailable`."""
     lose_answer: bool | None = None
     """The next commit's answer is lost: True, after it happened; False, before."""
+    away_after: bool = False
+    """Whether the sink is away from the next lost answer on."""
     poison: bytes | None = None
     """Records with these bytes are refused and counted as dead."""
     unreadable: bool = False
@@ -161,6 +163,7 @@ class MemorySink:
             if lost is not False:
                 self._apply(landing, kept, commit_id)
             if lost is not None:
+                self.tables.away |= self.tables.away_after
                 raise CommitUnknown(commit_id, writes, written)
             return written
 
