@@ -51,7 +51,7 @@ SUSPECT_S = 60.0
 APART_AFTER = 5
 """Failures of a group in a row before one of its feeds is tried by itself, to see whether it is the sink."""
 SLICE_BYTES_MIN = 64 * 1024
-SLICE_FAST_S, SLICE_SLOW_S = 0.1, 0.5
+SLICE_FAST_S, SLICE_SLOW_S = 0.25, 1.0
 """Of a feed that is written apart so much is written at once that it takes about this long."""
 NO_ANSWER_S = 8.0
 """A sink that has not answered for so long counts as away: longer than any statement of a group may take."""
@@ -233,7 +233,7 @@ class Writer:
             name,
             WritingSession(name, sink, self._outage),
             flush_interval_s=flush_interval_s,
-            slice_bytes_max=flush_bytes,
+            slice_bytes_max=2 * flush_bytes,
         )
         self._thread = Thread(target=self._run, name=f"feedq-writer-{name}", daemon=True)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 from uuid import UUID
@@ -39,7 +40,7 @@ Body = TypeVar("Body", bound=Callable[..., None])
 class SinkHarness(Protocol):
     """One kind of sink, over a database of its own that is empty at first. Made anew for each test.
 
-    The last three are for sinks with these properties only: see `feedq.testing.sink_conformance`.
+    The last six are for sinks with these properties only: see `feedq.testing.sink_conformance`.
     """
 
     refused: bytes
@@ -67,6 +68,16 @@ class SinkHarness(Protocol):
 
     def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
         """A write whose answer was lost while its commit is still under way; calling lets the commit arrive."""
+
+    def spoil(self, landing: Landing) -> bytes:
+        """Have the database raise an error that no sink expects, by a trigger for one, over some JSON in a table
+        that is there; returns that JSON."""
+
+    def drop_table(self, landing: Landing) -> None:
+        """Take the table away, as an operator does."""
+
+    def hold(self, landing: Landing) -> AbstractContextManager[object]:
+        """Lock the table, as an operator does."""
 
 
 class FrozenWrite:
@@ -119,6 +130,8 @@ class SinkStage:
     freezes: ClassVar[bool] = True
     loses_answers: ClassVar[bool] = True
     strands_commits: ClassVar[bool] = True
+    meddles: ClassVar[bool] = True
+    locks_tables: ClassVar[bool] = True
     refuses_in_transaction: ClassVar[bool] = True
     password: ClassVar[str] = ""
 
