@@ -332,8 +332,7 @@ async def test_a_feed_that_alone_makes_the_sink_fail_does_not_hold_up_the_others
     troubled, *others = (path.open_outlet((n, 1), f"feed-{n}") for n in (1, 2, 3))
     for outlet in (troubled, *others):
         await outlet.put(batch(b"1", cursor=1))
-    for outlet in others:
-        await outlet.drained()
+    await until(lambda: all(outlet.is_drained for outlet in others), "the others land")
     await until(lambda: troubled.trouble, "told")
     for outlet in others:
         await outlet.put(batch(b"2", cursor=2))
