@@ -283,7 +283,8 @@ def test_feeds_that_all_have_refused_records_cost_the_others_few_attempts(
     harness: PostgresSinkHarness,
 ) -> None:
     harness.query(
-        "CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, payload jsonb CHECK (payload <> '13'))"
+        "CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, "
+        "payload jsonb CHECK (payload <> '13'))"
     )
     sink, feeds = harness.sink(url=harness.proxy.url), range(1, 301)
     sink.fence([request(n, 1) for n in feeds] + [request(1_000, 1, OTHER)], lock_timeout_s=PATIENCE_S)
