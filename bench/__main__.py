@@ -26,6 +26,7 @@ from bench import (
     scale,
     sources,
     stall,
+    trouble,
 )
 from bench.report import Figure, say, write_table
 
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "many": many.measure,
     "scale": scale.measure,
     "stall": stall.measure,
+    "trouble": trouble.measure,
     "faults": faults.measure,
     "isolation": isolation.measure,
     "broker": broker.measure,

@@ -225,6 +225,11 @@ class Settings(BaseSettings):
         "none of them may still read 8 KiB, and what completes its next record; connectors on libraries that "
         "read by themselves, one batch.",
     )
+    sink_patience_s: Seconds = Field(
+        default=10.0,
+        description="A worker that has not reached a sink for so long lets go of that sink's feeds, if another "
+        "worker can write there; if none can, it keeps them.",
+    )
     fence_lock_timeout_s: Annotated[float, Field(gt=0, le=60)] = Field(
         default=0.25,
         description="How long a new owner waits for its predecessor's commit "

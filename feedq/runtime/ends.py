@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Lock
+from time import monotonic
 from uuid import UUID
 
 from feedq.model import JSON, FeedKey
 from feedq.runtime.fencer import Fencer, GoneWorkers
 from feedq.runtime.outlet import Budget, Outlet
-from feedq.runtime.writer import Writer
+from feedq.runtime.writer import Down, Outage, Writer
 from feedq.settings import Settings
 from feedq.sinks.base import FenceOutcome, FenceRequest, Landing, Sink, load_sink
+
+DOWN_AFTER_S = 2.0
+"""A sink that was away for less was restarted, or the network stumbled: nobody need hear of it."""
+WRITTEN_S = 30.0
+"""A sink counts as within reach for so long after it was written to: longer than most feeds are silent."""
 
 
 class SinkEnds:
@@ -25,6 +31,7 @@ class SinkEnds:
         self._gone_workers = gone_workers
         self._writers: dict[str, Writer] = {}
         self._fencers: dict[str, Fencer] = {}
+        self._outages: dict[str, Outage] = {}
         self._lock = Lock()
         self.budget = Budget(settings.inflight_bytes_total)
 
@@ -50,8 +57,29 @@ class SinkEnds:
             inflight_max=self._settings.inflight_bytes,
             submit=self._writer(sink).submit,
             hurry=self._writer(sink).hurry,
+            forget=self._writer(sink).forget,
             on_change=on_change,
         )
+
+    def down(self, *, for_s: float = DOWN_AFTER_S) -> dict[str, str]:
+        """The sinks that this worker has not reached for so long, and why."""
+        long_ago = monotonic() - for_s
+        found: dict[str, str] = {}
+        for name, outage in list(self._outages.items()):
+            match outage.down:
+                case Down(since, error) if since <= long_ago:
+                    found[name] = error
+        return found
+
+    def up(self) -> tuple[str, ...]:
+        """The sinks that it has written to lately."""
+        long_ago, down = monotonic() - WRITTEN_S, self.down()
+        written = [name for name, outage in list(self._outages.items()) if outage.written_at > long_ago]
+        return tuple(sorted(set(written) - down.keys()))
+
+    def trouble(self, sink: str) -> str | None:
+        """Why the sink has not been reached for a while; None when it has."""
+        return self.down().get(sink) if self._outages else None
 
     def hurry(self, sink: str) -> None:
         """Ask the writer to commit now."""
@@ -79,6 +107,7 @@ class SinkEnds:
                     self._maker(sink, "writer"),
                     flush_interval_s=self._settings.flush_interval_s,
                     flush_bytes=self._settings.flush_bytes,
+                    outage=self._outage(sink),
                 )
                 writer.start()
                 self._writers[sink] = writer
@@ -92,10 +121,14 @@ class SinkEnds:
                     self._maker(sink, "fencer"),
                     gone_workers=self._gone_workers,
                     lock_timeout_s=self._settings.fence_lock_timeout_s,
+                    outage=self._outage(sink),
                 )
                 fencer.start()
                 self._fencers[sink] = fencer
             return self._fencers[sink]
+
+    def _outage(self, sink: str) -> Outage:
+        return self._outages.setdefault(sink, Outage(sink))
 
     def _maker(self, name: str, role: str) -> Callable[[], Sink]:
         url = self._settings.sink_url(name)

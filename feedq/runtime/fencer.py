@@ -3,6 +3,8 @@
 On a session and a thread of its own, because a fence may wait for a predecessor's commit, and the writer must
 not wait with it. Feeds that start together are fenced together. A predecessor that is frozen inside its
 transaction is not waited for: once the control database says that its worker is gone, its session is ended.
+
+A fencer also finds out whether a sink that was away is back, when nobody has anything to write there.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from feedq.errors import FeedqError, SinkUnavailable
+from feedq.runtime.writer import Outage
 from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
 from feedq.telemetry import LogEvent, log
 
@@ -26,6 +29,8 @@ GROUP_MAX = 1_000
 IDLE_CLOSE_S = 30.0
 """A fencer with nothing to do gives its connection back."""
 RETRY_S = 0.2
+PROBE_S = 2.0
+"""How often a sink that is away is asked whether it is back."""
 
 logger = log(__name__)
 
@@ -47,7 +52,13 @@ class Fencer:
     """The fencing end of one sink."""
 
     def __init__(
-        self, name: str, sink: Callable[[], Sink], *, gone_workers: GoneWorkers, lock_timeout_s: float
+        self,
+        name: str,
+        sink: Callable[[], Sink],
+        *,
+        gone_workers: GoneWorkers,
+        lock_timeout_s: float,
+        outage: Outage | None = None,
     ) -> None:
         self._name = name
         self._make_sink = sink
@@ -55,6 +66,8 @@ class Fencer:
         self._renew = False
         self._gone_workers = gone_workers
         self._lock_timeout_s = lock_timeout_s
+        self._outage = outage or Outage(name)
+        self._used_at = monotonic()
         self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._stopping = False
         self._thread = Thread(target=self._run, name=f"feedq-fencer-{name}", daemon=True)
@@ -87,7 +100,7 @@ class Fencer:
     def _run(self) -> None:
         blocked: list[_Waiting] = []
         while not self._stopping:
-            group = [*blocked, *self._gather(wait_s=RETRY_S if blocked else IDLE_CLOSE_S)]
+            group = [*blocked, *self._gather(wait_s=RETRY_S if blocked else PROBE_S)]
             # Whoever was cancelled in the meantime wants no answer, and no fence either.
             blocked = self._fence(_newest([w for w in group if not w.future.cancelled()]))
         self._close()
@@ -107,14 +120,20 @@ class Fencer:
 
     def _fence(self, group: list[_Waiting]) -> list[_Waiting]:
         """Fence a group; returns those still blocked."""
+        since = monotonic()
         try:
-            if self._renew or not group:
+            if self._renew or (not group and since - self._used_at >= IDLE_CLOSE_S):
                 self._renew = False
                 self._close()
             if not group:
+                self._probe()
                 return []
+            self._used_at = since
             outcomes = self._outcomes([w.request for w in group])
+            self._outage.over()
         except FeedqError as error:
+            if isinstance(error, SinkUnavailable):
+                self._outage.failed(error, since=since)
             _answer([(waiting, error) for waiting in group])
             return []
         except Exception as error:
@@ -132,6 +151,15 @@ class Fencer:
                 answers.append((waiting, outcome))
         _answer(answers)
         return blocked
+
+    def _probe(self) -> None:
+        """Ask a sink that was away for something that is there or not, unless the writer is at it."""
+        if self._outage.down is None or self._outage.is_tried:
+            return
+        if self._sink is None:
+            self._sink = self._make_sink()
+        self._sink.dead_letters(ids=[0], limit=1)
+        self._outage.over(wrote=False)
 
     def _outcomes(self, requests: list[FenceRequest]) -> dict[int, FenceOutcome]:
         if self._sink is None:

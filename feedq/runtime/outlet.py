@@ -14,7 +14,7 @@ from datetime import datetime
 from threading import Lock
 from time import monotonic
 
-from feedq.errors import FeedqError
+from feedq.errors import FeedqError, LeaseLost
 from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import Landing
 from feedq.telemetry import INFLIGHT_BYTES
@@ -48,6 +48,10 @@ class Budget:
     def is_full(self) -> bool:
         return self._bytes >= self._bytes_max
 
+    @property
+    def is_half_full(self) -> bool:
+        return 2 * self._bytes >= self._bytes_max
+
     def take(self, size: int) -> None:
         with self._lock:
             self._bytes += size
@@ -74,25 +78,31 @@ class Outlet:
     """
 
     __slots__ = (
+        "_forget",
         "_hurry",
         "_inflight",
         "_inflight_max",
         "_on_change",
         "_submit",
         "_waiter",
+        "apart_s",
+        "back_at",
         "broken",
         "budget",
         "bytes_landed",
         "cursor",
         "dead",
+        "dead_error",
         "failure",
         "feed",
+        "is_apart",
         "is_postponed",
         "key",
         "landed",
         "landing",
         "last_record_at",
         "loop",
+        "trouble",
         "unwritten_since",
     )
 
@@ -107,24 +117,33 @@ class Outlet:
         inflight_max: int,
         submit: Callable[[Outlet, Batch], None],
         hurry: Callable[[], None],
+        forget: Callable[[], None],
         on_change: Callable[[], None],
     ) -> None:
         self.key, self.feed, self.landing = key, feed, landing
         self.cursor = cursor
         self.landed = self.dead = self.bytes_landed = 0
+        self.dead_error: str | None = None
+        """Why the latest of the dead was refused."""
         self.last_record_at: datetime | None = None
         self.failure: FeedqError | None = None
         self.broken: FeedqError | None = None
         """`failure` as the writer's thread knows it, sooner than the loop does: once a batch was refused, no
         later one of this tenure may land, or there would be a gap before it."""
+        self.is_apart = False
+        """Set by the writer's threads while the feed is written apart from the others: it may take half of the
+        worker's room, and leaves the rest to those."""
         self.is_postponed = False
-        """Set by the writer's thread while the landing is locked by somebody: what waits for it is not to
-        fill up the room of the feeds that go on."""
+        """Besides, while nothing of it can be written: what waits for it is not to fill up their room at all."""
+        self.trouble: str | None = None
+        """Why nothing of it can be written just now, though the sink can."""
+        self.back_at, self.apart_s = float("-inf"), 0.0
+        """When the feed was last written with the others again, and how long it had to stay apart."""
         self.unwritten_since: float | None = None
         """Since when something has waited without any of it being written, on the monotonic clock."""
         self.loop = asyncio.get_running_loop()
         self.budget, self._inflight, self._inflight_max = budget, 0, inflight_max
-        self._submit, self._hurry, self._on_change = submit, hurry, on_change
+        self._submit, self._hurry, self._forget, self._on_change = submit, hurry, forget, on_change
         self._waiter: asyncio.Future[None] | None = None
 
     async def put(self, batch: Batch) -> None:
@@ -147,7 +166,9 @@ class Outlet:
 
     @property
     def _is_full(self) -> bool:
-        return self._inflight >= self._inflight_max or self.is_postponed or self.budget.is_full
+        if self._inflight >= self._inflight_max or self.is_postponed or self.budget.is_full:
+            return True
+        return self.is_apart and self.budget.is_half_full
 
     async def drained(self) -> None:
         """Wait until everything handed over is committed. Raises `failure` if there is one."""
@@ -160,12 +181,15 @@ class Outlet:
     def is_drained(self) -> bool:
         return not self._inflight
 
-    def committed(self, *, size: int, landed: int, dead: int, cursor: JSON) -> None:
+    def committed(
+        self, *, size: int, landed: int, dead: int, cursor: JSON, dead_error: str | None = None
+    ) -> None:
         """The writer's answer; on the loop."""
         self._decided(size)
         self.cursor = cursor
         self.landed += landed
         self.dead += dead
+        self.dead_error = dead_error or self.dead_error
         self.bytes_landed += size
         self._on_change()
         self.wake()
@@ -180,6 +204,20 @@ class Outlet:
     def _decided(self, size: int) -> None:
         self._inflight -= size
         self.unwritten_since = monotonic() if self._inflight else None
+
+    def abandon(self) -> None:
+        """Its runner has ended: what is not written yet is not to be, and nobody waits for an answer."""
+        self._on_change = _tell_nobody
+        if self.broken is None:
+            feed_id, epoch = self.key
+            self.broken = LeaseLost(f"feed {feed_id} ({self.feed}): epoch {epoch} has ended on this worker")
+        if self._inflight:
+            self._forget()
+
+    def tell(self) -> None:
+        """There are news of it; from any thread."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._on_change)
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -197,3 +235,7 @@ class Outlet:
             await self._waiter
         finally:
             self._waiter = None
+
+
+def _tell_nobody() -> None:
+    """In place of a runner that has ended."""

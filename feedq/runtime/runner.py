@@ -100,6 +100,8 @@ class Surroundings:
     open_outlet: Callable[[str, FeedKey, str, Landing, JSON, Callable[[], None]], Outlet]
     hurry: Callable[[str], None]
     """Ask the writer of a sink to commit now."""
+    sink_trouble: Callable[[str], str | None]
+    """Why this worker has not reached a sink for a while; None when it has."""
     on_progress: Callable[[FeedRunner], None]
     """Progress was made; it will be collected with `progress`."""
     on_status: Callable[[FeedRunner], None]
@@ -114,7 +116,11 @@ class FeedRunner:
         self.sockets = worker.guard.of_feed()
         self.feed = lean(claim.feed)
         self.key = claim.key
-        self._attempts = claim.attempts
+        self._attempts, self._failures = claim.attempts, claim.failures
+        self.sink: str | None = None
+        """The name of its sink, once it runs."""
+        self._sink_error: str | None = None
+        self._gave_up: str | None = None
         self._interrupt: Interrupt | None = None
         self._interrupted_at = float("-inf")
         self._letting_go = self._stalled = False
@@ -128,10 +134,8 @@ class FeedRunner:
         self._error: str | None = None
         self._blame: Loss | None = None
         self._reported = (0, 0, 0)
-        self._failures = claim.failures
-        """In a row, up to the last one, since it last landed a record."""
-        self._landed_before = 0
-        """What had landed when it failed the last time."""
+        self._landed = 0
+        """What had landed when that was last looked at."""
         self._quarantined = claim.quarantined
         self._counted_at = self._refused_at = float("-inf")
         self._rows_per_s = self._dead_per_s = 0.0
@@ -158,6 +162,12 @@ class FeedRunner:
         self._blame = blame
         self.interrupt(Interrupt.STOP, reason=Reason.QUARANTINED)
 
+    def give_up(self, why: str) -> None:
+        """Let go of the feed at once, and drop what is not written: others reach its sink, and we do not."""
+        if self._interrupt is None:
+            self._gave_up = why
+            self.interrupt(Interrupt.STOP, reason=Reason.BACKOFF)
+
     def progress(self) -> Progress:
         """What happened since the last call."""
         outlet = self._outlet
@@ -165,6 +175,11 @@ class FeedRunner:
         before, self._reported = self._reported, now
         error, self._error = self._error, None
         self._measure(rows=now[0] - before[0], dead=now[2] - before[2])
+        sink_error, dead_error = self._find_sink_error(), None
+        if sink_error != self._sink_error:
+            error, self._sink_error = error or sink_error, sink_error
+        if outlet is not None and outlet.dead_error is not None:
+            dead_error, outlet.dead_error = self._masked(outlet.dead_error), None
         ago_s = None
         if outlet is not None and outlet.last_record_at is not None:
             ago_s = max(0.0, (self._worker.clock.now() - outlet.last_record_at).total_seconds())
@@ -180,12 +195,17 @@ class FeedRunner:
             stalled=self._stalled,
             attempts=self._attempts,
             error=error,
-            failures=self._failures_in_a_row(),
+            failures=self._failures,
+            dead_letter_error=dead_error,
+            sink_error=sink_error,
         )
 
-    def _failures_in_a_row(self) -> int:
-        has_landed = self._outlet is not None and self._outlet.landed > self._landed_before
-        return 0 if has_landed else self._failures
+    def _find_sink_error(self) -> str | None:
+        """Why nothing of it can be written just now: its table, or the sink."""
+        trouble = self._outlet.trouble if self._outlet is not None else None
+        if trouble is None and self.sink is not None:
+            trouble = self._worker.sink_trouble(self.sink)
+        return None if trouble is None else self._masked(trouble)
 
     def _measure(self, *, rows: int, dead: int) -> None:
         """Take in what has landed and what was refused since the last report, as the database does."""
@@ -214,11 +234,12 @@ class FeedRunner:
             connected=self._connected_at is not None,
             stalled=self._stalled,
             attempts=self._attempts,
-            failures=self._failures_in_a_row(),
+            failures=self._failures,
             rows_per_s=self._rows_per_s,
             dead_per_s=self._dead_per_s,
             dead_letter_at=None if ago is None else clock.now() - ago,
             quarantined=self._quarantined,
+            sink_error=self._sink_error,
         )
         return standing(self.feed, lease, owner, now=clock.now()).status
 
@@ -234,6 +255,7 @@ class FeedRunner:
             return None
         except (FeedMisconfigured, InvalidInput) as error:
             message = self._masked(error)
+            self._failures += 1
             logger.error(LogEvent.FEED_FAILED, feed=self.feed.name, error=message)
             # What came before the record that cannot pass is to be in the table when a person looks.
             try:
@@ -247,9 +269,12 @@ class FeedRunner:
             return self._release(Reason.FAILED, error=message)
         finally:
             self._task = None
+            if self._outlet is not None:
+                self._outlet.abandon()
 
     async def _tenure(self) -> Release | None:
         kind, what = load_connector(self.feed.spec.connector), declared(self.feed)
+        self.sink = what.sink
         with self._worker.pacing.of(self.feed, what.options.limits) as pace:
             while True:
                 # An interrupt may be older than the first step of this coroutine: nobody could cancel it then.
@@ -338,6 +363,7 @@ class FeedRunner:
         held_s = 0.0
         if self._connected_at is not None:
             held_s = self._worker.clock.monotonic() - self._connected_at
+        self._failures += 1
         self._attempts = attempts_after(self._attempts, connected_s=held_s, policy=self._worker.backoff)
         decision = next_try(
             self._attempts,
@@ -347,8 +373,6 @@ class FeedRunner:
         )
         message = self._masked(error)
         self._error = message
-        self._failures = self._failures_in_a_row() + 1
-        self._landed_before = self._outlet.landed if self._outlet is not None else 0
         silent = isinstance(error, SourceSilent)
         self._stalled = self._stalled or silent
         self._disconnected()
@@ -374,6 +398,9 @@ class FeedRunner:
 
     async def _let_go(self, sink_name: str) -> Release | None:
         self._letting_go = True
+        if self._gave_up is not None:
+            self._failures += 1
+            return self._release(self._stop_reason, error=self._gave_up)
         self._worker.hurry(sink_name)
         try:
             await self._drain()
@@ -428,6 +455,9 @@ class FeedRunner:
         self._changed()
 
     def _progressed(self) -> None:
+        outlet = self._outlet
+        if outlet is not None and outlet.landed > self._landed:
+            self._landed, self._failures = outlet.landed, 0
         self._worker.on_progress(self)
 
     def _changed(self) -> None:
@@ -441,6 +471,7 @@ class FeedRunner:
 
     def release_after(self, error: BaseException) -> Release:
         """For whoever runs it, when it ended in a way that it should not: another worker may try."""
+        self._failures += 1
         said = self._masked(f"unexpected error: {str(error) or type(error).__name__}")
         return Release(*self.key, Reason.BACKOFF, UNEXPECTED_RETRY_S, 1, said)
 

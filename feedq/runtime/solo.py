@@ -136,6 +136,7 @@ class _Tenure:
                 raise_epoch=self._raise_epoch,
                 open_outlet=ends.open_outlet,
                 hurry=ends.hurry,
+                sink_trouble=ends.trouble,
                 on_progress=lambda _: None,
                 on_status=lambda _: None,
             ),

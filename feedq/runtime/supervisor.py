@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import copy_context
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from random import Random
@@ -129,6 +130,7 @@ class Supervisor:
             else None
         )
         self._stall, self._scheduling = StallClock(), Scheduling(os.getpid())
+        self._sinks_down: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
 
@@ -356,6 +358,7 @@ class Supervisor:
             raise_epoch=self._raise_epoch,
             open_outlet=self._ends.open_outlet,
             hurry=self._ends.hurry,
+            sink_trouble=self._ends.trouble,
             on_progress=self._reporter.note,
             on_status=self._reporter.tell,
         )
@@ -365,6 +368,25 @@ class Supervisor:
             if runner.feed.id == feed_id:
                 logger.error(LogEvent.FEED_LET_GO, feed=runner.feed.name, why=blame.said)
                 runner.let_go(blame)
+
+    def _leave_sinks(self, answer: Heartbeat) -> None:
+        """Let go of feeds whose sinks this worker alone does not reach: if nobody does, nothing is won by it."""
+        patience_s = self._settings.sink_patience_s
+        down, long_down = self._ends.down(for_s=patience_s), self._ends.down(for_s=2 * patience_s)
+        left = {name: why for name, why in down.items() if name in answer.sinks_up_elsewhere}
+        # Where nobody has tried, somebody has to, and may find it away as well.
+        left |= {name: why for name, why in long_down.items() if name in answer.sinks_untried_elsewhere}
+        for runner, _ in self._roster:
+            if runner.sink in left:
+                runner.give_up(left[runner.sink])
+
+    def _tell_of_sinks(self) -> None:
+        """Have the feeds of sinks that went away, or came back, reported at once."""
+        before, self._sinks_down = self._sinks_down, set(self._ends.down())
+        changed = before ^ self._sinks_down
+        for runner, _ in self._roster if changed else ():
+            if runner.sink in changed:
+                self._reporter.tell(runner)
 
     def _drain(self) -> None:
         worker = self.keeper.worker
@@ -381,6 +403,7 @@ class Supervisor:
         self._loop.call_later(interval_s, self._tick, count + 1)
         self._resume()
         self._keep_watch()
+        self._tell_of_sinks()
         self._reporter.report()
         if (worker := self.keeper.worker) is None:
             return
@@ -470,6 +493,8 @@ class Supervisor:
 
     def answered(self, answer: Heartbeat) -> None:
         self._ramp.share(answer.active_workers)
+        if answer.sinks_up_elsewhere or answer.sinks_untried_elsewhere:
+            self._soon(self._leave_sinks, answer)
         if answer.stops_pending or answer.claims_pending or self._asked:
             self.summoned()
 
@@ -504,7 +529,8 @@ class Supervisor:
         self._reconcile()
 
     def load(self) -> Load:
-        return self._vitals.load(feeds=self.feeds)
+        load = self._vitals.load(feeds=self.feeds)
+        return replace(load, sinks_up=self._ends.up(), sinks_down=tuple(sorted(self._ends.down())))
 
 
 def _resolve(future: asyncio.Future[Any], result: object) -> None:

@@ -1,10 +1,13 @@
-"""Group commit: one thread a sink that lands the batches of all feeds in few transactions.
+"""Group commit: a writer a sink, which lands the batches of all feeds in few transactions.
 
 It gathers what comes in until the oldest batch has waited ``flush_interval_s``, or ``flush_bytes`` wait, or
 somebody is in a hurry; then one transaction lands everything and advances every checkpoint. A sink that is
 away is tried again with the same batches for as long as the worker runs: backpressure stops the reading
-meanwhile. A commit whose answer was lost is decided by the checkpoint, never by guessing. Feeds whose table
-somebody has locked are put aside and tried again, and the others go on without them.
+meanwhile. A commit whose answer was lost is decided by the checkpoint, never by guessing.
+
+Feeds in trouble are not waited for. What a group commit does not land at once (a record that is refused, a table
+that is locked) is put apart, the others land, and `ApartWriter` writes it feed by feed, on a thread and a session
+of its own, until the feed behaves.
 
 Invariant: batches of one feed are written in the order they were received, and a batch is answered exactly
 once, through `Outlet.committed` or `Outlet.failed`.
@@ -16,13 +19,15 @@ import asyncio
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from threading import Condition, Lock, Thread
 from time import monotonic
 from typing import NamedTuple
 
 from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkUnavailable
-from feedq.model import JSON, Batch, FeedKey
+from feedq.model import JSON, Batch
 from feedq.runtime.outlet import Budget, Outlet
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
 from feedq.telemetry import (
@@ -40,42 +45,71 @@ RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 """A sink that comes back is noticed within this; asking more often would only add to its troubles."""
 IDLE_S = 60.0
-"""With nothing to do the thread sleeps until it is woken, and looks up now and then."""
+"""With nothing to do a thread sleeps until it is woken, and looks up now and then."""
+SUSPECT_S = 60.0
+"""A feed that had a record refused is written apart this long, as others are to be expected of it."""
+APART_AFTER = 5
+"""Failures of a group in a row before one of its feeds is tried by itself, to see whether it is the sink."""
+SLICE_BYTES_MIN = 64 * 1024
+SLICE_FAST_S, SLICE_SLOW_S = 0.25, 1.0
+"""Of a feed that is written apart so much is written at once that it takes about this long."""
+NO_ANSWER_S = 8.0
+"""A sink that has not answered for so long counts as away: longer than any statement of a group may take."""
 
 logger = log(__name__)
 
 
 Entry = tuple[Outlet, Batch, float]
 """A batch on its way, and the monotonic time of its arrival here. A bare tuple: one is made for each batch."""
+Group = dict[Outlet, list[Batch]]
 
 
-class Postponed:
-    """Batches of feeds whose table somebody has locked, until they are tried again: ever less often."""
+class Down(NamedTuple):
+    """Since when a sink has not been reached, on the monotonic clock, and why."""
 
-    def __init__(self) -> None:
-        self.batches: dict[Outlet, list[Batch]] = {}
-        self._retry_at = 0.0
-        self._pause_s = RETRY_FIRST_S
-        self.is_retrying = False
-        """Whether some of them are in the group that is being written."""
+    since: float
+    error: str
 
-    def due_in_s(self, now: float) -> float:
-        return self._retry_at - now if self.batches else IDLE_S
 
-    def take(self, now: float) -> dict[Outlet, list[Batch]]:
-        """All of them, if their time has come."""
-        self.is_retrying = self.due_in_s(now) <= 0
-        if not self.is_retrying:
-            return {}
-        taken, self.batches = self.batches, {}
-        return taken
+class Outage:
+    """What one worker knows of the reach of one sink. Shared by the threads that use it."""
 
-    def add(self, aside: dict[Outlet, list[Batch]], *, now: float) -> None:
-        """Keep them; what is kept already is of other feeds."""
-        if self.is_retrying:
-            self._pause_s = min(2 * self._pause_s, RETRY_MAX_S) if aside else RETRY_FIRST_S
-        self.batches |= aside
-        self._retry_at = now + self._pause_s
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._failed: Down | None = None
+        self._asked_at: float | None = None
+        self.is_tried = False
+        """Whether somebody has something to write: nobody else need find out whether the sink is back."""
+        self.written_at = float("-inf")
+
+    @property
+    def down(self) -> Down | None:
+        asked_at = self._asked_at
+        if self._failed is None and asked_at is not None and monotonic() - asked_at > NO_ANSWER_S:
+            return Down(asked_at, f"sink {self._name!r}: no answer for {NO_ANSWER_S:g} s")
+        return self._failed
+
+    def ask(self, now: float) -> None:
+        """Before something that is known to take little time."""
+        self._asked_at = now
+
+    def answered(self) -> None:
+        """After it, whatever came of it."""
+        self._asked_at = None
+
+    def failed(self, error: Exception, *, since: float) -> None:
+        first = self._failed
+        if first is None:
+            logger.warning(LogEvent.SINK_AWAY, sink=self._name, error=str(error))
+        self._failed = Down(since if first is None else first.since, str(error))
+
+    def over(self, *, wrote: bool = True) -> None:
+        if self._failed is not None:
+            away_s = round(monotonic() - self._failed.since, 1)
+            logger.info(LogEvent.SINK_BACK, sink=self._name, away_s=away_s)
+            self._failed = None
+        if wrote:
+            self.written_at = monotonic()
 
 
 class _Answer(NamedTuple):
@@ -85,6 +119,7 @@ class _Answer(NamedTuple):
     size: int
     landed: int = 0
     dead: int = 0
+    dead_error: str | None = None
     cursor: JSON = None
     failure: FeedqError | None = None
     on_committed: Sequence[Callable[[], None]] = ()
@@ -93,7 +128,13 @@ class _Answer(NamedTuple):
         if self.failure is not None:
             self.outlet.failed(size=self.size, failure=self.failure)
             return
-        self.outlet.committed(size=self.size, landed=self.landed, dead=self.dead, cursor=self.cursor)
+        self.outlet.committed(
+            size=self.size,
+            landed=self.landed,
+            dead=self.dead,
+            cursor=self.cursor,
+            dead_error=self.dead_error,
+        )
         for acknowledge in self.on_committed:
             try:
                 acknowledge()
@@ -102,25 +143,98 @@ class _Answer(NamedTuple):
                 logger.exception(LogEvent.UNEXPECTED, where="on_committed", feed=self.outlet.feed)
 
 
+class WritingSession:
+    """A session with a sink that lands groups, and knows of a commit whose answer was lost. For one thread."""
+
+    def __init__(self, name: str, make_sink: Callable[[], Sink], outage: Outage) -> None:
+        self._name, self._make_sink, self._outage = name, make_sink, outage
+        self._sink: Sink | None = None
+        self._unknown: CommitUnknown | None = None
+        self.must_renew = False
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known what became of the last group. If not, the same is to be written next."""
+        return self._unknown is None
+
+    def write(self, group: Mapping[Outlet, Sequence[Batch]], *, briefly: bool) -> Written:
+        """Raises `SinkUnavailable`."""
+        since = monotonic()
+        if briefly:
+            self._outage.ask(since)
+        try:
+            written = self._write(group, briefly=briefly)
+        except SinkUnavailable as error:
+            self._outage.failed(error, since=since)
+            raise
+        else:
+            self._outage.over()
+            COMMIT_SECONDS.observe(monotonic() - since)
+            return written
+        finally:
+            if briefly:
+                self._outage.answered()
+
+    def _write(self, group: Mapping[Outlet, Sequence[Batch]], *, briefly: bool) -> Written:
+        if self.must_renew and self.is_decided:
+            self.must_renew = False
+            self.close()
+        if self._sink is None:
+            self._sink = self._make_sink()
+        if self._unknown is not None:
+            settled = self._sink.settle(self._unknown)
+            self._unknown = None
+            if settled is not None:
+                return settled
+        try:
+            return self._sink.write(
+                [FeedWrite(o.key[0], o.feed, o.key[1], o.landing, tuple(bs)) for o, bs in group.items()],
+                briefly=briefly,
+            )
+        except CommitUnknown as error:
+            logger.warning(LogEvent.COMMIT_UNKNOWN, sink=self._name, feeds=len(error.writes))
+            self._unknown = error
+            raise SinkUnavailable(f"sink {self._name!r}: {error}") from error
+
+    def forget(self) -> None:
+        """Nobody is left who wants to know what became of the last group."""
+        self._unknown = None
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+
+
 class Writer:
-    """The writing end of one sink. `submit` is called on loops; everything else happens on its thread."""
+    """The writing end of one sink. `submit` is called on loops; everything else happens on its threads."""
 
     def __init__(
-        self, name: str, sink: Callable[[], Sink], *, flush_interval_s: float, flush_bytes: int
+        self,
+        name: str,
+        sink: Callable[[], Sink],
+        *,
+        flush_interval_s: float,
+        flush_bytes: int,
+        outage: Outage | None = None,
     ) -> None:
         self._name = name
-        self._make_sink = sink
-        self._sink: Sink | None = None
-        self._renew = False
+        self._outage = outage or Outage(name)
+        self._session = WritingSession(name, sink, self._outage)
         self._flush_interval_s, self._flush_bytes = flush_interval_s, flush_bytes
         # Without the counting of the lock that is the default: it is taken for each batch.
         self._lock = Lock()
         self._wakeup = Condition(self._lock)
         self._queue: deque[Entry] = deque()
         self._bytes = 0
-        self._postponed = Postponed()
-        self._hurry = False
+        self._hurry = self._must_forget = False
         self._stopping = False
+        self._apart = ApartWriter(
+            name,
+            WritingSession(name, sink, self._outage),
+            flush_interval_s=flush_interval_s,
+            slice_bytes_max=2 * flush_bytes,
+        )
         self._thread = Thread(target=self._run, name=f"feedq-writer-{name}", daemon=True)
 
     def start(self) -> None:
@@ -140,53 +254,55 @@ class Writer:
         with self._wakeup:
             self._hurry = True
             self._wakeup.notify()
+        self._apart.hurry()
+
+    def forget(self) -> None:
+        """Some outlet was abandoned: let go of what it has brought."""
+        with self._wakeup:
+            self._must_forget = True
+            self._wakeup.notify()
+        self._apart.forget()
 
     def renew(self) -> None:
-        """Use a new session from the next group on: the worker has a new name."""
-        self._renew = True
+        """Use new sessions from the next group on: the worker has a new name."""
+        self._session.must_renew = True
+        self._apart.renew()
 
     def stop(self, *, timeout_s: float) -> None:
-        """End the thread. What has not been written is dropped: the checkpoint says so to the successor."""
+        """End the threads. What has not been written is dropped: the checkpoint says so to the successor."""
         with self._wakeup:
             self._stopping = True
             self._wakeup.notify()
+        stop_by = monotonic() + timeout_s
+        self._apart.stop()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        self._apart.join(max(0.0, stop_by - monotonic()))
 
     # -- the thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (group := self._gather()) is not None:
             try:
-                if self._renew:
-                    self._renew = False
-                    self._close()
                 self._commit(group)
             except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name)
-                failure = SinkUnavailable(f"sink {self._name!r}: unexpected error: {error!r}")
-                self._answer([_refusal(o, bs, failure) for o, bs in group.items()])
+                _refuse_unexpected(self._name, group, error)
             # Or its batches would stay in memory until the next one comes.
             del group
-        self._close()
+        self._session.close()
 
-    def _close(self) -> None:
-        if self._sink is not None:
-            self._sink.close()
-            self._sink = None
-
-    def _gather(self) -> dict[Outlet, list[Batch]] | None:
+    def _gather(self) -> Group | None:
         """Wait for a group that is due; None when the writer stops."""
         with self._wakeup:
             while not self._stopping:
-                now = monotonic()
-                due_in_s = min(self._queue_due_in_s(now), self._postponed.due_in_s(now))
+                due_in_s = self._due_in_s(monotonic())
                 if due_in_s <= 0:
-                    return self._take(now)
+                    return self._take()
                 self._wakeup.wait(due_in_s)
         return None
 
-    def _queue_due_in_s(self, now: float) -> float:
+    def _due_in_s(self, now: float) -> float:
         if not self._queue:
             return IDLE_S
         if self._hurry or self._bytes >= self._flush_bytes:
@@ -194,110 +310,344 @@ class Writer:
         _, _, at = self._queue[0]
         return at + self._flush_interval_s - now
 
-    def _take(self, now: float) -> dict[Outlet, list[Batch]]:
-        group = self._postponed.take(now)
-        waiting = self._postponed.batches
+    def _take(self) -> Group:
+        group: Group = {}
         # Twice the trigger bounds the memory of one transaction; the rest is due again at once.
         size = 0
         while self._queue and size < 2 * self._flush_bytes:
             outlet, batch, _ = self._queue.popleft()
-            (waiting if outlet in waiting else group).setdefault(outlet, []).append(batch)
+            if not outlet.is_apart or not self._apart.take(outlet, batch):
+                group.setdefault(outlet, []).append(batch)
             size += batch.size
         self._bytes -= size
         self._hurry = False
         return group
 
-    def _commit(self, group: dict[Outlet, list[Batch]]) -> None:
-        if not group:  # all that was due joined what is put aside
-            return
-        writes = [
-            FeedWrite(o.key[0], o.feed, o.key[1], o.landing, tuple(bs))
-            for o, bs in group.items()
-            if o.broken is None
-        ]
-        started = monotonic()
-        written = self._write(writes) if writes else Written({}, {}, (), {})
+    def _commit(self, group: Group) -> None:
+        self._outage.is_tried = True
+        try:
+            written = self._write(group)
+        finally:
+            self._outage.is_tried = False
         if written is None:
             return
-        COMMIT_SECONDS.observe(monotonic() - started)
-        if written.postponed or self._postponed.is_retrying:
-            group = self._postpone(group, written.postponed)
-        answers = [_answer(outlet, batches, written) for outlet, batches in group.items()]
-        now = datetime.now(UTC)
-        COMMIT_DELAY_SECONDS.observe_all(
-            max(0.0, (now - batch.received_at).total_seconds())
-            for answer in answers
-            if answer.failure is None
-            for batch in group[answer.outlet]
-        )
-        RECORDS.inc(sum(answer.landed for answer in answers))
-        BYTES.inc(sum(answer.size for answer in answers if answer.failure is None))
-        self._answer(answers)
+        if written.postponed:
+            self._put_apart({o: batches for o, batches in group.items() if o.key in written.postponed})
+            group = {o: batches for o, batches in group.items() if o.key not in written.postponed}
+        _finish(group, written)
 
-    def _postpone(
-        self, group: dict[Outlet, list[Batch]], why: Mapping[FeedKey, str]
-    ) -> dict[Outlet, list[Batch]]:
-        """Put aside the feeds that this concerns; returns the others."""
-        aside = {outlet: batches for outlet, batches in group.items() if outlet.key in why}
-        for reason in {why[outlet.key] for outlet in aside if not outlet.is_postponed}:
-            logger.warning(LogEvent.LANDING_LOCKED, sink=self._name, error=reason)
-        for outlet in group:
-            outlet.is_postponed = outlet in aside
-        with self._wakeup:
-            self._postponed.add(aside, now=monotonic())
-        return {outlet: batches for outlet, batches in group.items() if outlet not in aside}
+    def _write(self, group: Group) -> Written | None:
+        """Write until it is decided; None when there is nothing left to be decided here.
 
-    def _write(self, writes: list[FeedWrite]) -> Written | None:
-        """Write until it is decided; None when the writer is stopped first."""
-        unknown: CommitUnknown | None = None
-        pause_s = RETRY_FIRST_S
-        away_since: float | None = None
+        Feeds that are gone leave the group, and it falls apart when some feed of it can be written and it cannot.
+        """
+        pause_s, failures = RETRY_FIRST_S, 0
         while not self._stopping:
+            _drop_broken(group)
+            if not group:
+                self._session.forget()
+                return None
             try:
-                if self._sink is None:
-                    self._sink = self._make_sink()
-                if unknown is not None:
-                    settled = self._sink.settle(unknown)
-                    unknown = None
-                    if settled is not None:
-                        return settled
-                written = self._sink.write(writes)
-            except CommitUnknown as error:
-                logger.warning(LogEvent.COMMIT_UNKNOWN, sink=self._name, feeds=len(error.writes))
-                unknown = error
-            except SinkUnavailable as error:
-                if away_since is None:
-                    away_since = monotonic()
-                    logger.warning(LogEvent.SINK_AWAY, sink=self._name, error=str(error))
+                return self._session.write(group, briefly=True)
+            except SinkUnavailable:
+                failures += 1
+                if failures >= APART_AFTER and self._session.is_decided and self._is_not_the_sinks(group):
+                    self._put_apart(group)
+                    return None
                 self._pause(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)
-            else:
-                if away_since is not None:
-                    away_s = round(monotonic() - away_since, 1)
-                    logger.info(LogEvent.SINK_BACK, sink=self._name, away_s=away_s)
-                return written
+            except Exception as error:  # the feed that raises it by itself tells more
+                if len(group) == 1:
+                    raise
+                logger.warning(LogEvent.UNEXPECTED, where="writer", sink=self._name, error=repr(error))
+                self._session.forget()
+                self._put_apart(group)
+                return None
         return None
+
+    def _is_not_the_sinks(self, group: Group) -> bool:
+        """Try one feed of a group by itself; whether it landed, or there is no other to tell by."""
+        if len(group) == 1:
+            return True
+        outlet = next(iter(group))
+        # Another one comes first the next time.
+        batches = group[outlet] = group.pop(outlet)
+        with contextlib.suppress(SinkUnavailable):
+            written = self._session.write({outlet: batches}, briefly=True)
+            if outlet.key not in written.postponed:
+                del group[outlet]
+                _finish({outlet: batches}, written)
+                return True
+        return False
+
+    def _put_apart(self, group: Group) -> None:
+        logger.info(LogEvent.FEEDS_APART, sink=self._name, feeds=[o.feed for o in islice(group, 20)])
+        self._apart.add(group)
 
     def _pause(self, seconds: float) -> None:
         deadline = monotonic() + seconds
         with self._wakeup:
             while not self._stopping and (left_s := deadline - monotonic()) > 0:
+                if self._must_forget:
+                    self._must_forget = False
+                    self._queue = deque(entry for entry in self._queue if not self._is_gone(entry))
                 self._wakeup.wait(left_s)
 
+    def _is_gone(self, entry: Entry) -> bool:
+        outlet, batch, _ = entry
+        if outlet.broken is None:
+            return False
+        self._bytes -= batch.size
+        _answer([_refusal(outlet, [batch], outlet.broken)])
+        return True
+
+
+@dataclass(slots=True)
+class FeedApart:
+    """A feed that is written by itself."""
+
+    due_at: float
+    until: float
+    """It is written with the others again when nothing of it waits then."""
+    slice_bytes: int = 4 * SLICE_BYTES_MIN
+    pause_s: float = 0.0
+    tried_at: float = float("-inf")
+    batches: deque[Batch] = field(default_factory=deque)
+    bytes: int = 0
+
+    def next_slice(self) -> list[Batch]:
+        taken: list[Batch] = []
+        size = 0
+        for batch in self.batches:
+            if taken and size + batch.size > self.slice_bytes:
+                break
+            taken.append(batch)
+            size += batch.size
+        return taken
+
+
+class ApartWriter:
+    """Writes feeds in trouble one at a time, so that the others need not wait for them.
+
+    A feed takes turns with others of its kind. As much of it is written in a turn as takes `SLICE_SLOW_S` at most,
+    one batch at least. One that cannot be written now is tried again ever less often. What waits for a feed here
+    is always older than what `Writer` still has of it, and a feed goes back only when nothing does.
+    """
+
+    def __init__(
+        self, name: str, session: WritingSession, *, flush_interval_s: float, slice_bytes_max: int
+    ) -> None:
+        self._name, self._session = name, session
+        self._flush_interval_s, self._slice_bytes_max = flush_interval_s, slice_bytes_max
+        self._wakeup = Condition()
+        self._feeds: dict[Outlet, FeedApart] = {}
+        self._stopping = False
+        self._thread: Thread | None = None
+
+    def add(self, group: Group) -> None:
+        """Take these over, with all that comes of them later."""
+        now = monotonic()
+        with self._wakeup:
+            for outlet, batches in group.items():
+                # One that has just come back and fails the others again is to stay for longer.
+                again = now - outlet.back_at < SUSPECT_S
+                outlet.apart_s = min(max(1.0, 2 * outlet.apart_s), SUSPECT_S) if again else 0.0
+                feed = self._feeds[outlet] = FeedApart(due_at=now, until=now + outlet.apart_s)
+                feed.batches += batches
+                feed.bytes = sum(batch.size for batch in batches)
+                outlet.is_apart = outlet.is_postponed = True
+            if self._thread is None and not self._stopping:
+                self._thread = Thread(target=self._run, name=f"feedq-apart-{self._name}", daemon=True)
+                self._thread.start()
+            self._wakeup.notify()
+
+    def take(self, outlet: Outlet, batch: Batch) -> bool:
+        """Take over what comes later of a feed that is here; False when it is to go with the others again."""
+        now = monotonic()
+        with self._wakeup:
+            feed = self._feeds.get(outlet)
+            if feed is None or (not feed.batches and now >= feed.until):
+                self._let_back(outlet, now)
+                return False
+            if not feed.batches:
+                feed.due_at = max(feed.due_at, now)
+            feed.batches.append(batch)
+            feed.bytes += batch.size
+            self._wakeup.notify()
+            return True
+
+    def hurry(self) -> None:
+        with self._wakeup:
+            for outlet, feed in self._feeds.items():
+                if not outlet.is_postponed:
+                    feed.due_at = min(feed.due_at, monotonic())
+            self._wakeup.notify()
+
+    def forget(self) -> None:
+        with self._wakeup:
+            self._wakeup.notify()
+
+    def renew(self) -> None:
+        self._session.must_renew = True
+
+    def stop(self) -> None:
+        with self._wakeup:
+            self._stopping = True
+            self._wakeup.notify()
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (turn := self._next_turn()) is not None:
+            outlet, feed, batches = turn
+            try:
+                self._write(outlet, feed, batches)
+            except Exception as error:
+                logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name, feed=outlet.feed)
+                _refuse_unexpected(self._name, {outlet: batches}, error)
+                self._session.forget()
+                self._done(feed, batches)
+            del turn, outlet, feed, batches
+        self._session.close()
+
+    def _next_turn(self) -> tuple[Outlet, FeedApart, list[Batch]] | None:
+        with self._wakeup:
+            while not self._stopping:
+                self._drop_broken()
+                now = monotonic()
+                waiting = [(f.due_at, f.tried_at, n) for n, f in enumerate(self._feeds.values()) if f.batches]
+                if waiting and (first := min(waiting))[0] <= now:
+                    outlet, feed = next(islice(self._feeds.items(), first[2], None))
+                    feed.tried_at = now
+                    return outlet, feed, feed.next_slice()
+                if not self._feeds:
+                    self._session.close()
+                self._wakeup.wait(first[0] - now if waiting else IDLE_S)
+        return None
+
+    def _drop_broken(self) -> None:
+        for outlet in [outlet for outlet in self._feeds if outlet.broken is not None]:
+            assert outlet.broken is not None
+            feed = self._feeds.pop(outlet)
+            if feed.batches:
+                _answer([_refusal(outlet, list(feed.batches), outlet.broken)])
+
+    def _let_back(self, outlet: Outlet, now: float) -> None:
+        self._feeds.pop(outlet, None)
+        outlet.is_apart, outlet.back_at = False, now
+
+    def _write(self, outlet: Outlet, feed: FeedApart, batches: list[Batch]) -> None:
+        started = monotonic()
+        written = self._write_decided(outlet, feed, batches)
+        if written is None:
+            return
+        if why := written.postponed.get(outlet.key):
+            self._put_off(outlet, feed, why)
+            return
+        now = monotonic()
+        _finish({outlet: batches}, written)
+        with self._wakeup:
+            self._done(feed, batches)
+            feed.pause_s = 0.0
+            # Behind those that are due already: there are more feeds like this one.
+            feed.due_at = started + self._flush_interval_s if feed.bytes < feed.slice_bytes else now
+            if now - started < SLICE_FAST_S:
+                feed.slice_bytes = min(2 * feed.slice_bytes, self._slice_bytes_max)
+            elif now - started > SLICE_SLOW_S:
+                feed.slice_bytes = max(feed.slice_bytes // 2, SLICE_BYTES_MIN)
+            if written.dead.get(outlet.key):
+                feed.until = now + SUSPECT_S
+            outlet.is_postponed = False
+        self._say(outlet, None)
+
+    def _write_decided(self, outlet: Outlet, feed: FeedApart, batches: list[Batch]) -> Written | None:
+        """Write until it is known what became of it; None when nothing was written."""
+        while not self._stopping:
+            try:
+                return self._session.write({outlet: batches}, briefly=False)
+            except SinkUnavailable as error:
+                self._put_off(outlet, feed, str(error))
+                if self._session.is_decided:
+                    return None
+                with self._wakeup:
+                    while not self._stopping and (left_s := feed.due_at - monotonic()) > 0:
+                        self._wakeup.wait(left_s)
+                if outlet.broken is not None:
+                    self._session.forget()
+                    return None
+        return None
+
+    def _put_off(self, outlet: Outlet, feed: FeedApart, why: str) -> None:
+        with self._wakeup:
+            feed.pause_s = min(max(2 * feed.pause_s, RETRY_FIRST_S), RETRY_MAX_S)
+            feed.due_at = monotonic() + feed.pause_s
+            outlet.is_postponed = True
+            # Those that the same thing is in the way of: one of them is enough to find out whether it still is.
+            for other, theirs in self._feeds.items():
+                if other.trouble == why:
+                    theirs.due_at = max(theirs.due_at, feed.due_at)
+        self._say(outlet, why)
+
+    def _say(self, outlet: Outlet, trouble: str | None) -> None:
+        if outlet.trouble == trouble:
+            return
+        if trouble is not None:
+            logger.warning(LogEvent.FEED_POSTPONED, sink=self._name, feed=outlet.feed, error=trouble)
+        outlet.trouble = trouble
+        outlet.tell()
+
     @staticmethod
-    def _answer(answers: Iterable[_Answer]) -> None:
-        by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Answer]] = defaultdict(list)
-        decided: defaultdict[Budget, int] = defaultdict(int)
-        for answer in answers:
-            decided[answer.outlet.budget] += answer.size
-            by_loop[answer.outlet.loop].append(answer)
-        # It no longer burdens the worker, whether or not a runner is left to hear of it.
-        for budget, size in decided.items():
-            budget.give_back(size)
-        for loop, mine in by_loop.items():
-            # Closed, at whatever moment: nobody is left to tell there, and the others must be told all the same.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_deliver, mine)
+    def _done(feed: FeedApart, batches: list[Batch]) -> None:
+        for batch in batches:
+            feed.batches.popleft()
+            feed.bytes -= batch.size
+
+
+def _finish(group: Group, written: Written) -> None:
+    """Count what became of a group, and tell its feeds."""
+    answers = [_answer_of(outlet, batches, written) for outlet, batches in group.items()]
+    now = datetime.now(UTC)
+    COMMIT_DELAY_SECONDS.observe_all(
+        max(0.0, (now - batch.received_at).total_seconds())
+        for answer in answers
+        if answer.failure is None
+        for batch in group[answer.outlet]
+    )
+    RECORDS.inc(sum(answer.landed for answer in answers))
+    BYTES.inc(sum(answer.size for answer in answers if answer.failure is None))
+    _answer(answers)
+
+
+def _drop_broken(group: Group) -> None:
+    """Let go of feeds of which nothing may be written any more: stopped, lost, or misconfigured."""
+    for outlet in [outlet for outlet in group if outlet.broken is not None]:
+        assert outlet.broken is not None
+        _answer([_refusal(outlet, group.pop(outlet), outlet.broken)])
+
+
+def _refuse_unexpected(name: str, group: Group, error: Exception) -> None:
+    """An error of ours, or of a sink: its feeds shall hear of it."""
+    failure = SinkUnavailable(f"sink {name!r}: unexpected error: {error!r}")
+    _answer([_refusal(outlet, batches, failure) for outlet, batches in group.items()])
+
+
+def _answer(answers: Iterable[_Answer]) -> None:
+    by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Answer]] = defaultdict(list)
+    decided: defaultdict[Budget, int] = defaultdict(int)
+    for answer in answers:
+        decided[answer.outlet.budget] += answer.size
+        by_loop[answer.outlet.loop].append(answer)
+    # It no longer burdens the worker, whether or not a runner is left to hear of it.
+    for budget, size in decided.items():
+        budget.give_back(size)
+    for loop, mine in by_loop.items():
+        # Closed, at whatever moment: nobody is left to tell there, and the others must be told all the same.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_deliver, mine)
 
 
 def _deliver(answers: list[_Answer]) -> None:
@@ -305,7 +655,7 @@ def _deliver(answers: list[_Answer]) -> None:
         answer.deliver()
 
 
-def _answer(outlet: Outlet, batches: list[Batch], written: Written) -> _Answer:
+def _answer_of(outlet: Outlet, batches: list[Batch], written: Written) -> _Answer:
     if outlet.broken is not None:
         return _refusal(outlet, batches, outlet.broken)
     if outlet.key in written.unusable:
@@ -325,7 +675,8 @@ def _answer(outlet: Outlet, batches: list[Batch], written: Written) -> _Answer:
         size += batch.size
         if batch.on_committed is not None:
             on_committed.append(batch.on_committed)
-    return _Answer(outlet, size, landed, dead, batches[-1].cursor, on_committed=on_committed)
+    error = written.errors.get(outlet.key)
+    return _Answer(outlet, size, landed, dead, error, batches[-1].cursor, on_committed=on_committed)
 
 
 def _refusal(outlet: Outlet, batches: list[Batch], failure: FeedqError) -> _Answer:

@@ -14,11 +14,19 @@ from feedq.sinks.sqlstate import Trouble, classify, explain, line_of
 
 
 class LandingBroken(Exception):
-    """The table cannot be written now, whatever the records."""
+    """The table cannot be written, whatever the records."""
+
+
+class NotNow(Exception):
+    """The table cannot be written at this moment, though perhaps later: locked, no room on its disk."""
+
+    def __init__(self, table: str, error: psycopg2.Error) -> None:
+        super().__init__(f"table {table!r}: {explain(error)}")
+        self.error = error
 
 
 def attempt(session: Session, plan: Plan, land: Callable[[], None]) -> Refusal | None:
-    """Land. Raises `LandingBroken`, and `psycopg2.Error` for what savepoints cannot mend."""
+    """Land. Raises `LandingBroken`, `NotNow`, and `psycopg2.Error` for what savepoints cannot mend."""
     session.execute("SAVEPOINT attempt")
     try:
         plan.clear_stage(session)
@@ -27,13 +35,15 @@ def attempt(session: Session, plan: Plan, land: Callable[[], None]) -> Refusal |
         refusal = Refusal(str(unreadable))
     except psycopg2.Error as error:
         trouble = classify(error)
+        if trouble is Trouble.UNAVAILABLE or session.is_broken:
+            raise
         if trouble is Trouble.LANDING:
             raise LandingBroken(
                 f"table {plan.landing.table!r} cannot be written: {explain(error)}; "
                 "mend the table or edit the feed"
             ) from error
         if trouble is not Trouble.DATA:
-            raise
+            raise NotNow(plan.landing.table, error) from error
         refusal = Refusal(explain(error), line_of(error))
     else:
         session.execute("RELEASE SAVEPOINT attempt")

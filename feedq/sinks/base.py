@@ -203,8 +203,10 @@ class Written:
     unusable: Mapping[FeedKey, str]
     """Feeds whose landing cannot work any more, and why: nothing of theirs was written."""
     postponed: Mapping[FeedKey, str] = field(default_factory=dict)
-    """Feeds whose landing somebody else has locked, and what is in the way: nothing of theirs was written. The
-    same batches are to come again, before any later ones, and the other feeds need not wait for them."""
+    """Feeds that are in trouble, and why: nothing of theirs was written. The same batches are to come again,
+    before any later ones and apart from the other feeds, which need not wait for them."""
+    errors: Mapping[FeedKey, str] = field(default_factory=dict, compare=False)
+    """Why the last of the ``dead`` records was refused, per feed."""
 
 
 class CommitUnknown(Exception):
@@ -225,9 +227,14 @@ class Sink(Protocol):
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         """Fence many feeds in few statements. Raises `SinkUnavailable`."""
 
-    def write(self, writes: Sequence[FeedWrite]) -> Written:
+    def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         """Land and checkpoint in one transaction. Raises `SinkUnavailable` (nothing was written) or
-        `CommitUnknown`."""
+        `CommitUnknown`.
+
+        ``briefly``: other feeds wait. A feed whose records need a closer look, or whose table cannot be written
+        now, is `Written.postponed`, and comes again by itself, without ``briefly``. The sink is only unavailable
+        when it is so to every feed.
+        """
 
     def settle(self, unknown: CommitUnknown) -> Written | None:
         """Whether the lost commit happened; None: nothing of it did. Raises `SinkUnavailable`."""

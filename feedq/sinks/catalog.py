@@ -156,7 +156,7 @@ class Catalog:
             try:
                 self._create_landing(landing)
             except psycopg2.Error as error:
-                if classify(error) not in (Trouble.LANDING, Trouble.DATA):
+                if classify(error) not in (Trouble.LANDING, Trouble.DATA, Trouble.LATER):
                     raise
                 wrong[landing] = (
                     f"table {landing.table!r} does not exist and cannot be created: {explain(error)}; "

@@ -27,6 +27,11 @@ def count_by_feed(dead: Iterable[DeadRecord]) -> dict[FeedKey, int]:
     return counts
 
 
+def last_errors(dead: Iterable[DeadRecord]) -> dict[FeedKey, str]:
+    """Why the last record of each feed was refused."""
+    return {suspect.write.key: error for suspect, error in dead}
+
+
 def _rows(environment: str, dead: Iterable[DeadRecord]) -> Iterator[bytes]:
     yield HEADER
     for (write, batch, record), error in dead:

@@ -10,46 +10,52 @@ The locks come first: a successor's fence waits for them, and so for the outcome
 at any point before the commit, nothing has happened.
 
 The attempt is `Care.OPTIMISTIC` at first: whatever goes wrong ends it, and the caller makes another one with
-more care, which lands under savepoints and finds out which record, feed or landing is to blame.
+more care, which lands under savepoints and finds out which record, feed or landing is to blame. `Course` says
+what the next attempt does differently, and when there is none.
+
+What the database answers belongs to one record, one feed, or the sink, in this order: only errors at the
+checkpoints, which all feeds need, are the sink's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from itertools import accumulate
 from typing import Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg2
 from psycopg2 import sql
 
 from feedq.model import FeedKey
 from feedq.sinks import arrays
-from feedq.sinks.attempt import LandingBroken, attempt
+from feedq.sinks.attempt import LandingBroken, NotNow, attempt
 from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.cursors import cursor_text
-from feedq.sinks.deadletters import DeadRecord, bury, count_by_feed
+from feedq.sinks.deadletters import DeadRecord, bury, count_by_feed, last_errors
 from feedq.sinks.isolate import Refusal, isolate
+from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.plan import Plan, Suspect
 from feedq.sinks.screen import screen, sift
 from feedq.sinks.session import AnswerLost, Session
 from feedq.sinks.sqlstate import Trouble, classify, explain
-from feedq.sinks.statements import ADVANCE, LOCK_MINE
+from feedq.sinks.statements import ADVANCE, LOCK_MINE, LOCKED_BY_OTHERS
 
-LOCK_TIMEOUT_S: Final = 0.5
-"""For a checkpoint row or a landing table that somebody else has locked. All feeds wait that long before those of
-a locked table are postponed; a lock held for less costs nobody a second transaction."""
-
-
-class Lock(Enum):
-    """What is known of a landing that was locked when a group commit wanted to write to it."""
-
-    HELD = auto()
-    """It is locked: this group has just waited for it in vain."""
-    DOUBTED = auto()
-    """It was, a while ago: not to be waited for again."""
+LOCK_TIMEOUT_S: Final = 0.25
+"""For a checkpoint row or a landing table that somebody else has locked. All feeds wait that long, once, before
+those of a locked table are postponed; a lock held for less costs nobody a second transaction."""
+STATEMENT_TIMEOUT_S: Final = 300.0
+"""No group commit takes this long in good health; beyond it the feeds would have stood still for ever."""
+BRIEF_STATEMENT_TIMEOUT_S: Final = 5.0
+"""The same while other feeds wait: a landing that takes longer, by a slow trigger for one, is written apart."""
+REFUSALS_MAX: Final = 40
+"""Attempts in vain in a landing while other feeds wait: enough to find one feed among thousands without a hint,
+and several with one. Then all that have not landed are postponed, and each is judged by itself."""
+CONFLICTS_MAX: Final = 5
+"""Transactions that end in a deadlock or a serialization failure are tried again this often."""
 
 
 class Care(IntEnum):
@@ -62,12 +68,69 @@ class Care(IntEnum):
     """Besides, constraints deferred to the commit are checked at once, because the commit was refused."""
 
 
-class LandingLocked(Exception):
-    """Somebody has the table locked, or a row that ours depend on."""
+class Part(Enum):
+    """Where an attempt has failed."""
 
-    def __init__(self, landing: Landing, error: psycopg2.Error) -> None:
-        super().__init__(explain(error))
-        self.landing, self.error = landing, error
+    CHECKPOINTS = auto()
+    LANDING = auto()
+    COMMIT = auto()
+    """From the dead letters on."""
+
+
+class GroupFailed(Exception):
+    """An attempt failed: nothing was written, and the transaction is still open, or broken."""
+
+    def __init__(
+        self, part: Part, trouble: Trouble, error: Exception, said: str, *, landing: Landing | None = None
+    ) -> None:
+        super().__init__(said)
+        self.part, self.trouble, self.error, self.landing = part, trouble, error, landing
+
+
+class Next(Enum):
+    """What follows from an attempt that failed."""
+
+    AGAIN = auto()
+    POSTPONE = auto()
+    """The sink is well: the feeds are in trouble."""
+    GIVE_UP = auto()
+    """The sink is unavailable."""
+
+
+@dataclass(slots=True)
+class Course:
+    """What the next attempt at a group does differently. Pure."""
+
+    landings: Collection[Landing]
+    briefly: bool
+    doubted: Collection[Landing] = ()
+    """Landings whose locks are not to be waited for: locked a while ago, or the group has waited enough."""
+    held: dict[Landing, str] = field(default_factory=dict)
+    """Landings that cannot be written now, and why."""
+    around_locks: bool = False
+    """Whether to leave out feeds whose checkpoints somebody has locked."""
+    care: Care = Care.OPTIMISTIC
+    _conflicts: int = 0
+
+    def after(self, failed: GroupFailed) -> Next:
+        """Decide after an attempt that failed on a session that still works."""
+        trouble, part, landing = failed.trouble, failed.part, failed.landing
+        if landing is not None and trouble in (Trouble.LOCKED, Trouble.LATER):
+            why = " is locked" if trouble is Trouble.LOCKED else f": {failed}"
+            self.held[landing] = f"table {landing.table!r}{why}"
+            # One wait is enough for all who wait with it.
+            self.doubted = self.landings
+        elif trouble is Trouble.LOCKED and part is Part.CHECKPOINTS and not self.around_locks:
+            self.around_locks = True
+        elif trouble is Trouble.CONFLICT and self._conflicts < CONFLICTS_MAX:
+            self._conflicts += 1
+        elif part is Part.CHECKPOINTS:
+            return Next.GIVE_UP
+        elif self.care is max(Care):
+            return Next.POSTPONE
+        else:
+            self.care = Care.IMMEDIATE if part is Part.COMMIT else Care(self.care + 1)
+        return Next.AGAIN
 
 
 class GroupCommit:
@@ -79,20 +142,18 @@ class GroupCommit:
         catalog: Catalog,
         environment: str,
         *,
-        care: Care,
+        course: Course,
         unusable: Mapping[FeedKey, str],
-        locked: Mapping[Landing, Lock],
         spoiled: Collection[FeedKey],
     ) -> None:
         """``spoiled`` feeds had bad records not long ago: they are looked through before they can do harm."""
         self._session = session
         self._catalog = catalog
         self._environment = environment
-        self._care = care
+        self._course = course
         self._landed: dict[FeedKey, int] = {}
         self._dead: list[DeadRecord] = []
         self._unusable = dict(unusable)
-        self._locked = locked
         self._spoiled = spoiled
         self._postponed: dict[FeedKey, str] = {}
 
@@ -101,48 +162,59 @@ class GroupCommit:
 
         Raises:
             CommitUnknown: the answer to the commit was lost; the session is closed.
-            psycopg2.Error, UnreadableRecord, LandingLocked: nothing was written; the transaction is still open,
-                or broken.
+            GroupFailed: nothing was written; the transaction is still open, or broken.
         """
         if not writes:
             return Written(landed={}, dead={}, fenced=(), unusable=self._unusable)
-        self._session.set_lock_timeout(LOCK_TIMEOUT_S)
-        lost = self._begin(writes)
-        if self._care is Care.IMMEDIATE:
-            self._session.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        ours = [write for write in writes if write.key not in lost] if lost else writes
+        try:
+            lost = self._begin(writes)
+        except psycopg2.Error as error:
+            raise _failed(Part.CHECKPOINTS, error) from error
+        ours = [w for w in writes if w.key not in lost and w.key not in self._postponed]
         for landing, admitted in by_landing(ours).items():
             plan = self._catalog.plan(landing)
-            if self._is_locked(plan):
-                self._postponed |= {w.key: f"table {landing.table!r} is locked" for w in admitted}
+            if why := self._course.held.get(landing) or self._find_locked(plan):
+                self._postponed |= {write.key: why for write in admitted}
             else:
                 self._land(plan, admitted)
         return self._commit(writes, tuple(lost))
 
     def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
         """Lock the checkpoints whose epoch is still ours, to the end; returns the keys of the others."""
+        self._session.set_lock_timeout(LOCK_TIMEOUT_S)
+        self._session.set_statement_timeout(
+            BRIEF_STATEMENT_TIMEOUT_S if self._course.briefly else STATEMENT_TIMEOUT_S
+        )
+        wanted = list(writes)
+        if self._course.around_locks:
+            ids = {"environment": self._environment, "feed_ids": [write.feed_id for write in writes]}
+            held = {feed_id for (feed_id,) in self._session.execute(LOCKED_BY_OTHERS, ids)}
+            self._postponed |= {w.key: "its checkpoint is locked" for w in writes if w.feed_id in held}
+            wanted = [write for write in writes if write.feed_id not in held]
         rows = self._session.begin(
             LOCK_MINE,
             {
                 "environment": self._environment,
-                "feed_ids": arrays.integers(write.feed_id for write in writes),
-                "epochs": arrays.integers(write.epoch for write in writes),
+                "feed_ids": arrays.integers(write.feed_id for write in wanted),
+                "epochs": arrays.integers(write.epoch for write in wanted),
             },
         )
+        if self._course.care is Care.IMMEDIATE:
+            self._session.execute("SET CONSTRAINTS ALL IMMEDIATE")
         return set(rows)
 
     def _land(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
         try:
-            if self._care is Care.OPTIMISTIC:
+            if self._course.care is Care.OPTIMISTIC:
                 sound = self._sift_spoiled(plan, writes) if self._spoiled else writes
                 plan.land(self._session, sound)
                 self._landed |= {write.key: write.records for write in sound}
             else:
                 self._land_carefully(plan, writes)
+        except UnreadableRecord as unreadable:
+            raise GroupFailed(Part.LANDING, Trouble.DATA, unreadable, str(unreadable)) from unreadable
         except psycopg2.Error as error:
-            if classify(error) is Trouble.LOCKED:
-                raise LandingLocked(plan.landing, error) from error
-            raise
+            raise _failed(Part.LANDING, error, landing=plan.landing) from error
 
     def _sift_spoiled(self, plan: Plan, writes: Sequence[FeedWrite]) -> list[FeedWrite]:
         return [self._sift(plan, write) if write.key in self._spoiled else write for write in writes]
@@ -152,13 +224,10 @@ class GroupCommit:
         self._dead += dead
         return sound
 
-    def _is_locked(self, plan: Plan) -> bool:
-        """Whether to leave the landing alone: without waiting for it, and without a doubt only if we just did."""
-        match self._locked.get(plan.landing):
-            case None:
-                return False
-            case Lock.HELD:
-                return True
+    def _find_locked(self, plan: Plan) -> str | None:
+        """Look, where there is a doubt, whether somebody has the table locked."""
+        if plan.landing not in self._course.doubted:
+            return None
         self._session.execute("SAVEPOINT look")
         try:
             self._session.execute(
@@ -167,58 +236,87 @@ class GroupCommit:
         except psycopg2.Error as error:
             self._session.execute("ROLLBACK TO SAVEPOINT look")
             # Whatever else is wrong with it, landing there will tell.
-            return classify(error) is Trouble.LOCKED
-        return False
+            if classify(error) is Trouble.LOCKED:
+                return self._course.held.setdefault(plan.landing, f"table {plan.landing.table!r} is locked")
+        return None
 
     def _commit(self, writes: Sequence[FeedWrite], fenced: tuple[FeedKey, ...]) -> Written:
-        dead = count_by_feed(self._dead)
-        written = Written(self._landed, dead, fenced, self._unusable, self._postponed)
+        written = Written(
+            self._landed,
+            count_by_feed(self._dead),
+            fenced,
+            self._unusable,
+            self._postponed,
+            last_errors(self._dead),
+        )
         if not self._landed:
             self._session.rollback()
             return written
         commit_id = uuid4()
-        advancing = [write for write in writes if write.key in self._landed]
+        try:
+            self._advance([write for write in writes if write.key in self._landed], commit_id)
+        except psycopg2.Error as error:
+            raise _failed(Part.CHECKPOINTS, error) from error
+        try:
+            if self._dead:
+                bury(self._session, self._environment, self._dead)
+            self._session.commit()
+        except AnswerLost as lost:
+            raise CommitUnknown(commit_id, writes, written) from lost
+        except psycopg2.Error as error:
+            raise _failed(Part.COMMIT, error) from error
+        return written
+
+    def _advance(self, writes: Sequence[FeedWrite], commit_id: UUID) -> None:
         advanced = self._session.change(
             ADVANCE,
             {
                 "environment": self._environment,
                 "commit_id": commit_id,
-                "feed_ids": arrays.integers(write.feed_id for write in advancing),
-                "epochs": arrays.integers(write.epoch for write in advancing),
-                "cursors": arrays.texts([cursor_text(write.cursor) for write in advancing]),
-                "records": arrays.integers(self._landed[write.key] for write in advancing),
+                "feed_ids": arrays.integers(write.feed_id for write in writes),
+                "epochs": arrays.integers(write.epoch for write in writes),
+                "cursors": arrays.texts([cursor_text(write.cursor) for write in writes]),
+                "records": arrays.integers(self._landed[write.key] for write in writes),
             },
         )
-        assert advanced == len(advancing), "a locked checkpoint did not advance"
-        if self._dead:
-            bury(self._session, self._environment, self._dead)
-        try:
-            self._session.commit()
-        except AnswerLost as lost:
-            raise CommitUnknown(commit_id, writes, written) from lost
-        return written
+        assert advanced == len(writes), "a locked checkpoint did not advance"
 
     # -- with care -----------------------------------------------------------------------------------
 
     def _land_carefully(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
-        """Land all feeds of a landing that can be, or none of them if it is the landing that is broken."""
+        """Land the feeds of a landing that can be, or none of them if it is the landing that is broken."""
+
+        briefly = self._course.briefly
 
         def land(part: Sequence[FeedWrite]) -> Refusal | None:
-            refusal = attempt(self._session, plan, lambda: plan.land(self._session, part))
+            try:
+                refusal = attempt(self._session, plan, lambda: plan.land(self._session, part))
+            except NotNow as later:
+                if not (briefly and classify(later.error) is Trouble.CONFLICT):
+                    raise
+                # Of one of these, perhaps.
+                self._session.execute("ROLLBACK TO SAVEPOINT attempt; RELEASE SAVEPOINT attempt")
+                return Refusal(str(later))
             return refusal and Refusal(refusal.error, _feed_at(part, refusal.position))
 
         landed = {write.key: write.records for write in writes}
         dead: list[DeadRecord] = []
         self._session.execute("SAVEPOINT landing")
         try:
-            for write, _ in isolate(writes, land):
-                refused = self._land_records(plan, write)
-                landed[write.key] -= len(refused)
-                dead += refused
-        except LandingBroken as broken:
+            refused = isolate(writes, land, refusals_max=REFUSALS_MAX if briefly else None)
+            for write, _ in [] if briefly else refused:
+                bad = self._land_records(plan, write)
+                landed[write.key] -= len(bad)
+                dead += bad
+        except (LandingBroken, NotNow) as broken:
             self._session.execute("ROLLBACK TO SAVEPOINT landing")
-            self._unusable |= {write.key: str(broken) for write in writes}
+            # By itself each feed is judged anew: it need not be all of them.
+            put_off = briefly or isinstance(broken, NotNow)
+            (self._postponed if put_off else self._unusable).update((w.key, str(broken)) for w in writes)
             return
+        if briefly:
+            self._postponed |= {write.key: error for write, error in refused}
+            landed = {key: n for key, n in landed.items() if key not in self._postponed}
         self._landed |= landed
         self._dead += dead
 
@@ -246,6 +344,10 @@ def by_landing(writes: Iterable[FeedWrite]) -> dict[Landing, list[FeedWrite]]:
             group = same[id(write.landing)] = groups.setdefault(write.landing, [])
         group.append(write)
     return groups
+
+
+def _failed(part: Part, error: psycopg2.Error, *, landing: Landing | None = None) -> GroupFailed:
+    return GroupFailed(part, classify(error), error, explain(error), landing=landing)
 
 
 def _feed_at(writes: Sequence[FeedWrite], row: int | None) -> int | None:

@@ -11,7 +11,7 @@ a successor that has fenced sees all that its predecessor ever committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import Final, TypeVar
 from uuid import UUID
@@ -35,8 +35,7 @@ from feedq.sinks.base import (
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.fencing import Fencing
-from feedq.sinks.groupcommit import Care, GroupCommit, LandingLocked, Lock, by_landing
-from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.groupcommit import Care, Course, GroupCommit, GroupFailed, Next, Part, by_landing
 from feedq.sinks.landing import misdeclared
 from feedq.sinks.replay import preview, replay
 from feedq.sinks.session import Backend, Session, application_name
@@ -47,8 +46,10 @@ from feedq.telemetry import mask_url
 
 T = TypeVar("T")
 
-ATTEMPTS_MAX: Final = 5
-"""Transactions that end in a deadlock or a serialization failure are tried this often."""
+ATTEMPTS_MAX: Final = 12
+"""At one group commit, and one more for each landing that is found locked. `Course` ends them sooner."""
+READ_ATTEMPTS_MAX: Final = 5
+"""Statements that end in a deadlock or a serialization failure are tried this often."""
 SETTLE_LOCK_TIMEOUT_S: Final = 5.0
 SPOILED_S: Final = 60.0
 """A feed with a bad record is looked through for others this long. That costs about a tenth of its throughput; a
@@ -91,32 +92,35 @@ class PostgresSink:
 
         return self._read(fence)
 
-    def write(self, writes: Sequence[FeedWrite]) -> Written:
+    def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         """Land and checkpoint in one transaction. Raises `SinkUnavailable` (nothing was written) or
         `CommitUnknown`."""
         assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
-        care, landings = Care.OPTIMISTIC, by_landing(writes)
-        locked = dict.fromkeys(self._locked & landings.keys(), Lock.DOUBTED)
-        last: Exception
+        landings = by_landing(writes).keys()
+        course = Course(landings, briefly, doubted=self._locked & landings)
         for _ in range(ATTEMPTS_MAX + len(landings)):
             session, catalog = self._connect()
             try:
-                written = self._write(session, catalog, writes, care=care, locked=locked)
-                self._learn(writes, written, locked=locked)
+                written = self._write(session, catalog, writes, course)
+                self._learn(writes, written, course)
                 return written
-            except LandingLocked as held:
+            except GroupFailed as failed:
+                last = failed
                 session.rollback()
-                locked[held.landing] = Lock.HELD
-                self._locked.add(held.landing)
-                last = held.error
-            except (psycopg2.Error, UnreadableRecord) as error:
-                trouble = Trouble.DATA if isinstance(error, UnreadableRecord) else classify(error)
+                if session.is_broken or failed.trouble is Trouble.UNAVAILABLE:
+                    if not _died_idle(session):
+                        break
+                    continue
+                match course.after(failed):
+                    case Next.POSTPONE:
+                        return self._postpone(writes, failed)
+                    case Next.GIVE_UP:
+                        break
+            except psycopg2.Error as error:
                 session.rollback()
-                last = error
-                if trouble in (Trouble.DATA, Trouble.LANDING) and care < max(Care):
-                    care = Care(care + 1)
-                elif trouble is not Trouble.CONFLICT and not _died_idle(session):
-                    break
+                if not _died_idle(session):
+                    raise self._unavailable(error, "nothing was written") from error
+                last = GroupFailed(Part.CHECKPOINTS, Trouble.UNAVAILABLE, error, str(error))
             except CommitUnknown as unknown:
                 self._lost[unknown.commit_id] = session.backend
                 self.close()
@@ -125,7 +129,7 @@ class PostgresSink:
                 # Whatever it was, the transaction must not stay open behind it.
                 self.close()
                 raise
-        raise self._unavailable(last, "nothing was written") from last
+        raise self._unavailable(last.error, "nothing was written") from last.error
 
     def settle(self, unknown: CommitUnknown) -> Written | None:
         """Whether the lost commit happened; None: nothing of it did. Raises `SinkUnavailable`."""
@@ -233,18 +237,12 @@ class PostgresSink:
     # -- private -------------------------------------------------------------------------------------
 
     def _write(
-        self,
-        session: Session,
-        catalog: Catalog,
-        writes: Sequence[FeedWrite],
-        *,
-        care: Care,
-        locked: Mapping[Landing, Lock],
+        self, session: Session, catalog: Catalog, writes: Sequence[FeedWrite], course: Course
     ) -> Written:
         """One attempt, without the feeds that cannot be written in any case."""
         grouped = by_landing(writes)
         landings = grouped.keys()
-        if care is not Care.OPTIMISTIC:
+        if course.care is not Care.OPTIMISTIC:
             catalog.look_again(landings)
         wrong = catalog.problems(landings, create=False)
         wrong |= catalog.open_stages(landings - wrong.keys())
@@ -256,30 +254,30 @@ class PostgresSink:
             unusable |= {write.key: why for write in grouped[landing]}
         usable = [write for write in writes if write.key not in unusable] if unusable else writes
         group = GroupCommit(
-            session,
-            catalog,
-            self._environment,
-            care=care,
-            unusable=unusable,
-            locked=locked,
-            spoiled=self._spoiled,
+            session, catalog, self._environment, course=course, unusable=unusable, spoiled=self._spoiled
         )
         return group.run(usable)
 
-    def _learn(
-        self, writes: Sequence[FeedWrite], written: Written, *, locked: Mapping[Landing, Lock]
-    ) -> None:
+    def _learn(self, writes: Sequence[FeedWrite], written: Written, course: Course) -> None:
         """Remember what makes the next group commit quicker, and forget what does not any more."""
-        if locked:
+        if written.postponed:
+            self._locked |= {w.landing for w in writes if w.key in written.postponed} & course.held.keys()
+        if self._locked:
             self._locked -= {write.landing for write in writes if write.key in written.landed}
         if written.dead or self._spoiled:
             now = monotonic()
             self._spoiled |= dict.fromkeys(written.dead, now + SPOILED_S)
             self._spoiled = {key: until for key, until in self._spoiled.items() if until > now}
 
+    def _postpone(self, writes: Sequence[FeedWrite], failed: GroupFailed) -> Written:
+        """The sink is well, and these cannot be committed: each of them is to be tried by itself."""
+        # What the catalog knows may be what is wrong: it is read anew.
+        self.close()
+        return Written({}, {}, (), {}, {write.key: f"the commit failed: {failed}" for write in writes})
+
     def _read(self, work: Callable[[Session, Catalog], T]) -> T:
         """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
-        for _ in range(ATTEMPTS_MAX):
+        for _ in range(READ_ATTEMPTS_MAX):
             session, catalog = self._connect()
             try:
                 return work(session, catalog)

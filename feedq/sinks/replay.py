@@ -12,7 +12,7 @@ from typing import Final
 
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.model import Batch
-from feedq.sinks.attempt import LandingBroken, attempt
+from feedq.sinks.attempt import LandingBroken, NotNow, attempt
 from feedq.sinks.base import FeedWrite, Landing, Preview, Replayed
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.isolate import Refusal, isolate
@@ -46,6 +46,8 @@ def replay(
     except LandingBroken as broken:
         session.rollback()
         raise InvalidInput(str(broken)) from broken
+    except NotNow as later:
+        raise later.error from later
     landed = [id_ for id_ in letters if id_ not in refused]
     session.execute(DELETE_DEAD_LETTERS, {"environment": environment, "ids": landed})
     session.execute(KEEP_DEAD_LETTERS, {"ids": list(refused), "errors": list(refused.values())})
@@ -78,6 +80,8 @@ def preview(session: Session, catalog: Catalog, write: FeedWrite) -> list[Previe
         ]
     except LandingBroken as broken:
         raise InvalidInput(str(broken)) from broken
+    except NotNow as later:
+        raise later.error from later
     finally:
         session.rollback()
 

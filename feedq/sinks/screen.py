@@ -4,7 +4,8 @@ Whoever has a batch refused could find the culprits by trial alone (`feedq.sinks
 whatever is left here. But a source gone wrong sends nothing but bad records, and each of them would cost two
 attempts while every other feed of the worker waits. So the usual reasons are looked for first: no UTF-8, no
 JSON, a NUL, NULL where there must be a value, and, from PostgreSQL 16 on, whatever the input functions of
-the columns say. A record is set aside only if the database would refuse it by itself.
+the columns say. A record is set aside only if the database would refuse it by itself. Input functions that raise
+an error when they are asked leave their records to trial.
 
 `screen` goes over every record so. `sift` looks quickly for those that are worth it, a few in a whole group;
 what it overlooks makes the group fail, and then `screen` finds it.
@@ -21,6 +22,7 @@ from operator import add, length_hint
 from typing import Any, Final
 
 import msgspec
+import psycopg2
 
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite
@@ -28,7 +30,7 @@ from feedq.sinks.deadletters import DeadRecord
 from feedq.sinks.jsontext import UnreadableRecord, encode
 from feedq.sinks.plan import Plan, Suspect
 from feedq.sinks.session import Session
-from feedq.sinks.sqlstate import ERROR_TEXT_MAX
+from feedq.sinks.sqlstate import ERROR_TEXT_MAX, Trouble, classify
 from feedq.sinks.statements import INPUT_ERRORS
 
 ASKS_INPUT_FUNCTIONS: Final = 160_000
@@ -77,7 +79,17 @@ def _find_errors(session: Session, plan: Plan, suspects: Sequence[Suspect]) -> d
         numbers = list(readable)
         for start in range(0, len(numbers), ASKED_AT_ONCE):
             asked = numbers[start : start + ASKED_AT_ONCE]
-            found = _ask_input_functions(session, plan.field_types, [readable[n] for n in asked])
+            session.execute("SAVEPOINT ask")
+            try:
+                found = _ask_input_functions(session, plan.field_types, [readable[n] for n in asked])
+            except psycopg2.Error as error:
+                if classify(error) is Trouble.UNAVAILABLE or session.is_broken:
+                    raise
+                # Not all that an input function refuses it refuses softly: too deep a nesting of JSON, for one.
+                # What is left to do is to try them.
+                session.execute("ROLLBACK TO SAVEPOINT ask; RELEASE SAVEPOINT ask")
+                continue
+            session.execute("RELEASE SAVEPOINT ask")
             errors |= {asked[n]: error for n, error in found.items()}
     return errors
 

@@ -24,7 +24,7 @@ CONNECT_TIMEOUT_S: Final = 5
 IDLE_IN_TRANSACTION_TIMEOUT_MS: Final = 30_000
 """Backstop for a session frozen inside a transaction that nobody could terminate."""
 STATEMENT_TIMEOUT_MS: Final = 300_000
-"""No group commit takes this long in good health; beyond it the feeds would have stood still for ever."""
+"""For whoever sets no other."""
 GATHERED_BYTES: Final = 64 * 1024
 """Small chunks are put together up to this."""
 READ_SIZE: Final = 1 << 20
@@ -116,7 +116,7 @@ class Session:
             self._connection.close()
             raise
         self.backend = Backend(pid, started_at)
-        self._lock_timeout_ms = 0
+        self._timeouts_ms = {"statement_timeout": STATEMENT_TIMEOUT_MS}
         self.has_begun = False
         """Whether a transaction is open, or was when the connection broke."""
 
@@ -154,10 +154,18 @@ class Session:
 
     def set_lock_timeout(self, seconds: float) -> None:
         """Bound every wait for a lock from here on; 0 waits as briefly as the server can."""
+        self._set_timeout("lock_timeout", seconds)
+
+    def set_statement_timeout(self, seconds: float) -> None:
+        """Bound every statement from here on; a COMMIT is none."""
+        self._set_timeout("statement_timeout", seconds)
+
+    def _set_timeout(self, name: str, seconds: float) -> None:
         timeout_ms = max(1, round(1000 * seconds))
-        if timeout_ms != self._lock_timeout_ms:
-            self.execute("SELECT set_config('lock_timeout', %(ms)s, false)", {"ms": str(timeout_ms)})
-            self._lock_timeout_ms = timeout_ms
+        if timeout_ms != self._timeouts_ms.get(name):
+            parameters = {"name": name, "ms": str(timeout_ms)}
+            self.execute("SELECT set_config(%(name)s, %(ms)s, false)", parameters)
+            self._timeouts_ms[name] = timeout_ms
 
     def begin(self, first: str = "", parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Open a transaction and run its first statement, both in one round trip; returns its rows."""

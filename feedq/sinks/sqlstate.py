@@ -1,6 +1,8 @@
 """What an error of PostgreSQL means for us: the one place that reads SQLSTATE codes.
 
-Unknown codes count as `Trouble.UNAVAILABLE`: nothing is lost by trying again, and the error is seen.
+A server that answers with an error, on a session that still works, is not away. Unknown codes count as
+`Trouble.DATA`: the record that raises one again when it is written by itself goes to the dead letters, with the
+code, and its neighbours land.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ class Trouble(Enum):
     """What the caller does differently."""
 
     UNAVAILABLE = auto()
-    """The server is away, shutting down, full, or says something unheard of: keep the batches, try again."""
+    """The server is away or shutting down: keep the batches, try again."""
     DATA = auto()
     """Some record cannot be stored: find it, and set it aside."""
     LANDING = auto()
     """The table itself cannot be written: gone, changed, or not permitted."""
+    LATER = auto()
+    """The table cannot be written just now: no room on its disk, too slow, its foreign server is away."""
     LOCKED = auto()
     """Somebody holds a lock for longer than we wait."""
     CONFLICT = auto()
@@ -32,13 +36,19 @@ class Trouble(Enum):
 _BY_CODE: Final = {
     "55P03": Trouble.LOCKED,
     "55000": Trouble.LANDING,  # a view, a rule: not in the prerequisite state
+    "55006": Trouble.LATER,  # object in use
     "40003": Trouble.UNAVAILABLE,  # statement completion unknown
+    "57014": Trouble.LATER,  # a statement that took too long, or that an operator has cancelled
+    "XX001": Trouble.LATER,  # a damaged table
+    "XX002": Trouble.LATER,  # a damaged index
 }
 _BY_CLASS: Final = {
+    "08": Trouble.LATER,  # of a foreign table's server: when our own connection breaks, there is no code
     "0A": Trouble.LANDING,  # not supported, e.g. COPY into this kind of relation
     "21": Trouble.DATA,
     "22": Trouble.DATA,
     "23": Trouble.DATA,
+    "25": Trouble.LATER,  # read-only, for now
     "27": Trouble.DATA,  # a trigger's own change
     "28": Trouble.LANDING,
     "38": Trouble.DATA,  # a trigger's function
@@ -47,7 +57,10 @@ _BY_CLASS: Final = {
     "40": Trouble.CONFLICT,
     "42": Trouble.LANDING,
     "44": Trouble.DATA,  # WITH CHECK OPTION
+    "53": Trouble.LATER,  # no room on the disk, out of memory
     "54": Trouble.DATA,  # a value too long to index, JSON nested too deeply
+    "57": Trouble.UNAVAILABLE,
+    "58": Trouble.LATER,  # errors of the file system
     "P0": Trouble.DATA,  # RAISE in a trigger
 }
 
@@ -55,9 +68,17 @@ _BY_CLASS: Final = {
 def classify(error: psycopg2.Error) -> Trouble:
     """What to do about ``error``; without a code the connection broke."""
     code = error.pgcode
-    if code is None:
-        return Trouble.UNAVAILABLE
-    return _BY_CODE.get(code) or _BY_CLASS.get(code[:2], Trouble.UNAVAILABLE)
+    return Trouble.UNAVAILABLE if code is None else classify_code(code)
+
+
+def classify_code(code: str) -> Trouble:
+    """What to do about an error with this SQLSTATE."""
+    return _BY_CODE.get(code) or _BY_CLASS.get(code[:2], Trouble.DATA)
+
+
+def is_known(code: str) -> bool:
+    """Whether anything is known of this SQLSTATE."""
+    return code in _BY_CODE or code[:2] in _BY_CLASS
 
 
 def explain(error: psycopg2.Error) -> str:

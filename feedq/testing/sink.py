@@ -72,6 +72,8 @@ class MemoryTables:
     """Every statement raises `SinkUnavailable`."""
     lose_answer: bool | None = None
     """The next commit's answer is lost: True, after it happened; False, before."""
+    away_after: bool = False
+    """Whether the sink is away from the next lost answer on."""
     poison: bytes | None = None
     """Records with these bytes are refused and counted as dead."""
     unreadable: bool = False
@@ -132,7 +134,7 @@ class MemorySink:
         row.epoch, row.owner = epoch, self._worker_id
         return Fenced(feed_id, epoch, row.cursor, row.records)
 
-    def write(self, writes: Sequence[FeedWrite]) -> Written:
+    def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         with self.tables.lock:
             self._require()
             mine = [w for w in writes if self._epoch(w) == w.epoch]
@@ -143,6 +145,9 @@ class MemorySink:
                 for w in mine
                 if w.key not in unusable and w.landing.table in self.tables.locked_tables
             }
+            errors = {w.key: why for w in mine for _, r in _records(w) if (why := self._refusal(w, r))}
+            if briefly:
+                postponed |= {key: why for key, why in errors.items() if key not in unusable | postponed}
             landing = [w for w in mine if w.key not in unusable and w.key not in postponed]
             kept = {w.key: [r for _, r in _records(w) if not self._refusal(w, r)] for w in landing}
             written = Written(
@@ -151,12 +156,14 @@ class MemorySink:
                 fenced=fenced,
                 unusable=unusable,
                 postponed=postponed,
+                errors=errors,
             )
             commit_id = uuid4()
             lost, self.tables.lose_answer = self.tables.lose_answer, None
             if lost is not False:
                 self._apply(landing, kept, commit_id)
             if lost is not None:
+                self.tables.away |= self.tables.away_after
                 raise CommitUnknown(commit_id, writes, written)
             return written
 

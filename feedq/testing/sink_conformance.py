@@ -24,6 +24,8 @@ attribute                  default    …
 ``freezes``                True       the harness has ``frozen``
 ``loses_answers``          True       the harness has ``lost``
 ``strands_commits``        True       the harness has ``stranded``
+``meddles``                True       the harness has ``spoil`` and ``drop_table``
+``locks_tables``           True       the harness has ``hold``
 ``password``               ``""``     what no error of an unreachable sink may hold
 ========================== ========== ===========================================================================
 

@@ -31,6 +31,7 @@ from feedq.testing.sink_stage import (
     rows_of,
     run_together,
     write,
+    write_in_time,
 )
 
 UNREADABLE = b'{"cut": '
@@ -83,6 +84,67 @@ class SinkRefusals(SinkStage):
         assert {(feed, record, cursor) for feed, _, record, cursor in dead(sink)} == {
             (f"feed/{n}", record, n) for n, record in bad.items()
         }
+
+    # -- a feed in trouble beside others ---------------------------------------------------------------
+
+    def test_a_record_nested_too_deeply_costs_its_feed_that_record_at_most(
+        self, harness: SinkHarness
+    ) -> None:
+        sink, deep = harness.sink(), b"[" * 20_000 + b"]" * 20_000
+        sink.fence([request(n, 1) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
+        group = [write(1, 1, batch(b"1", deep, b"2", cursor="end")), write(2, 1, batch(b"3"))]
+        written = write_in_time(sink, group, briefly=True)
+        assert written.landed == {(1, 1): 3 - written.dead.get((1, 1), 0), (2, 1): 1}
+        assert set(dead(sink)) <= {("feed/1", 1, deep, "end")}
+
+    def test_a_feed_of_which_all_is_refused_holds_up_no_other(self, harness: SinkHarness) -> None:
+        sink = harness.sink()
+        sink.fence([request(n, 1) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
+        group = [write(1, 1, batch(*[UNREADABLE] * 3_000, cursor="end")), write(2, 1, batch(b"1"))]
+        first = sink.write(group, briefly=True)
+        assert first.landed[2, 1] == 1
+        if first.postponed:
+            assert set(first.postponed) == {(1, 1)}
+            assert sink.write(group[:1]).dead == {(1, 1): 3_000}
+        assert len(dead(sink)) == 3_000
+        assert fence(sink, 1, 2) == Fenced(1, 2, "end", 0)
+
+    @needs("meddles")
+    def test_an_error_that_nobody_knows_is_one_records_and_not_the_sinks(self, harness: SinkHarness) -> None:
+        sink, feeds = harness.sink(), range(1, 31)
+        sink.fence([request(n, 1) for n in feeds], lock_timeout_s=PATIENCE_S)
+        odd = harness.spoil(RAW)
+        group = [write(n, 1, batch(b"1", odd if n == 17 else b"2", b"3", cursor=n)) for n in feeds]
+        written = write_in_time(sink, group, briefly=True)
+        assert written.landed == {(n, 1): 2 if n == 17 else 3 for n in feeds}
+        assert written.dead == {(17, 1): 1}
+        assert dead(sink) == [("feed/17", 1, odd, 17)]
+        assert sink.dead_letters()[0].error
+
+    @needs("meddles")
+    def test_a_table_that_is_gone_stops_its_feeds_and_no_other(self, harness: SinkHarness) -> None:
+        sink, other = harness.sink(), LANDINGS["text"]
+        sink.fence([request(1, 1), request(2, 1, other)], lock_timeout_s=PATIENCE_S)
+        harness.drop_table(RAW)
+        group = [write(1, 1, batch(b"1", cursor=1)), write(2, 1, batch(b"2", cursor=2), landing=other)]
+        written = write_in_time(sink, group, briefly=True)
+        assert written.landed == {(2, 1): 1}
+        assert RAW.table in written.unusable[1, 1]
+        assert dead(sink) == []
+
+    @needs("locks_tables")
+    def test_a_table_that_is_locked_postpones_its_feeds_and_no_other(self, harness: SinkHarness) -> None:
+        sink, other = harness.sink(), LANDINGS["text"]
+        sink.fence([request(1, 1), request(2, 1, other)], lock_timeout_s=PATIENCE_S)
+        group = [write(1, 1, batch(b"1", cursor=1)), write(2, 1, batch(b"2", cursor=2), landing=other)]
+        with harness.hold(RAW):
+            written = sink.write(group, briefly=True)
+            assert (written.landed, set(written.postponed)) == ({(2, 1): 1}, {(1, 1)})
+            assert set(sink.write(group[:1]).postponed) == {(1, 1)}
+        assert write_in_time(sink, group[:1]).landed == {(1, 1): 1}
+        assert landed(harness) == rows_of(1, 1, "1")
+
+    # -- dead letters ----------------------------------------------------------------------------------
 
     def test_a_dead_letter_keeps_the_cursor_of_its_own_batch(self, harness: SinkHarness) -> None:
         sink = harness.sink()

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 from uuid import UUID
 
 from feedq.errors import SinkUnavailable
-from feedq.model import JSON, Batch
+from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import CommitUnknown, FeedWrite, Fenced, FenceRequest, Landing, Sink, Written
 from feedq.sinks.mapping import sources_of
 
@@ -39,7 +40,7 @@ Body = TypeVar("Body", bound=Callable[..., None])
 class SinkHarness(Protocol):
     """One kind of sink, over a database of its own that is empty at first. Made anew for each test.
 
-    The last three are for sinks with these properties only: see `feedq.testing.sink_conformance`.
+    The last six are for sinks with these properties only: see `feedq.testing.sink_conformance`.
     """
 
     refused: bytes
@@ -67,6 +68,16 @@ class SinkHarness(Protocol):
 
     def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
         """A write whose answer was lost while its commit is still under way; calling lets the commit arrive."""
+
+    def spoil(self, landing: Landing) -> bytes:
+        """Have the database raise an error that no sink expects, by a trigger for one, over some JSON in a table
+        that is there; returns that JSON."""
+
+    def drop_table(self, landing: Landing) -> None:
+        """Take the table away, as an operator does."""
+
+    def hold(self, landing: Landing) -> AbstractContextManager[object]:
+        """Lock the table, as an operator does."""
 
 
 class FrozenWrite:
@@ -119,6 +130,8 @@ class SinkStage:
     freezes: ClassVar[bool] = True
     loses_answers: ClassVar[bool] = True
     strands_commits: ClassVar[bool] = True
+    meddles: ClassVar[bool] = True
+    locks_tables: ClassVar[bool] = True
     refuses_in_transaction: ClassVar[bool] = True
     password: ClassVar[str] = ""
 
@@ -161,19 +174,30 @@ def fence(sink: Sink, feed_id: int, epoch: int, landing: Landing = RAW) -> Fence
     return outcome
 
 
-def write_in_time(sink: Sink, writes: Sequence[FeedWrite]) -> Written:
-    """Write as a worker does: what is in the way for a moment is tried again."""
+def write_in_time(sink: Sink, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
+    """Write as a worker does: together at first, and what is postponed by itself until it is decided."""
     deadline = time.monotonic() + PATIENCE_S
-    while True:
+    landed: dict[FeedKey, int] = {}
+    dead: dict[FeedKey, int] = {}
+    fenced: list[FeedKey] = []
+    unusable: dict[FeedKey, str] = {}
+    left = deque([list(writes)])
+    while left:
+        together = left.popleft()
+        assert time.monotonic() < deadline, f"{len(left)} are still undecided"
         try:
-            written = sink.write(writes)
+            written = sink.write(together, briefly=briefly and len(together) > 1)
         except SinkUnavailable:
             if time.monotonic() > deadline:
                 raise
+            left.append(together)
             continue
-        assert not written.postponed or time.monotonic() < deadline, written.postponed
-        if not written.postponed:
-            return written
+        landed |= written.landed
+        dead |= written.dead
+        fenced += written.fenced
+        unusable |= written.unusable
+        left += [[write] for write in together if write.key in written.postponed]
+    return Written(landed, dead, tuple(fenced), unusable)
 
 
 # -- what has landed -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cache
@@ -135,6 +135,25 @@ class PostgresSinkHarness:
         sink, unknown, trap = self._lose(Fault.STRAND, writes)
         return sink, unknown, trap.release
 
+    def spoil(self, landing: Landing) -> bytes:
+        self.query(
+            "CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            "IF NEW.payload::text = '\"odd\"' THEN RAISE 'how odd' USING ERRCODE = '45000'; END IF; "
+            f'RETURN NEW; END $$; CREATE TRIGGER spoil BEFORE INSERT ON "{landing.table}" '
+            "FOR EACH ROW EXECUTE FUNCTION spoil()"
+        )
+        return b'"odd"'
+
+    def drop_table(self, landing: Landing) -> None:
+        self.query(f'DROP TABLE "{landing.table}"')
+
+    @contextmanager
+    def hold(self, landing: Landing) -> Iterator[None]:
+        with self.session() as operator:
+            operator.execute(f'BEGIN; LOCK TABLE "{landing.table}"')
+            yield
+            operator.execute("ROLLBACK")
+
     def unreachable(self) -> Sink:
         with PostgresProxy(self.url) as gone:
             return self.sink(url=gone.url)
@@ -256,6 +275,19 @@ class SqliteHarness:
     def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
         raise AssertionError("there is nothing that a commit could be on its way through")
 
+    def spoil(self, landing: Landing) -> bytes:
+        self.query(
+            f'CREATE TRIGGER spoil BEFORE INSERT ON "{landing.table}" WHEN NEW.payload = \'"odd"\' '
+            "BEGIN SELECT RAISE(ABORT, 'how odd'); END"
+        )
+        return b'"odd"'
+
+    def drop_table(self, landing: Landing) -> None:
+        self.query(f'DROP TABLE "{landing.table}"')
+
+    def hold(self, landing: Landing) -> AbstractContextManager[object]:
+        raise AssertionError("there is nothing less than the file that can be locked")
+
     def unreachable(self) -> Sink:
         return self.sink(url=f"sqlite:///{self.path.parent}/nowhere/sink.sqlite3")
 
@@ -358,6 +390,19 @@ class MemoryHarness:
 
     def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
         raise AssertionError("there is nothing that a commit could be on its way through")
+
+    def spoil(self, landing: Landing) -> bytes:
+        return self.refused
+
+    def drop_table(self, landing: Landing) -> None:
+        self.tables.of(ENVIRONMENT).unusable[landing.table] = f"table {landing.table!r} does not exist"
+
+    @contextmanager
+    def hold(self, landing: Landing) -> Iterator[None]:
+        locked = self.tables.of(ENVIRONMENT).locked_tables
+        locked.add(landing.table)
+        yield
+        locked.remove(landing.table)
 
     def unreachable(self) -> Sink:
         return MemorySink(

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from threading import Event, Thread
 from typing import Any, ClassVar
@@ -36,6 +36,7 @@ from feedq.runtime.intake import Hooks
 from feedq.runtime.supervisor import STOP_GRACE_S, Supervisor
 from feedq.settings import Settings
 from tests.contract.harness import PostgresHarness
+from tests.proxy import PostgresProxy
 
 pytestmark = pytest.mark.servers
 
@@ -74,7 +75,7 @@ class Source:
 class Stage:
     """One supervisor, its control database, and a source."""
 
-    def __init__(self, harness: PostgresHarness) -> None:
+    def __init__(self, harness: PostgresHarness, **settings: Any) -> None:
         self.harness, self.store = harness, harness.store
         self.source = Source()
         self.said: list[str] = []
@@ -87,6 +88,7 @@ class Stage:
             settle_s=0,
             drain_timeout_s=DRAIN_S,
             flush_interval_s=0.05,
+            **settings,
         )
         self.supervisor = Supervisor(
             self.store,
@@ -101,8 +103,9 @@ class Stage:
         assert self.supervisor.worker is not None
         return self.supervisor.worker.id
 
-    def add_feed(self, name: str = "a") -> int:
-        spec = FeedSpec(name, "tcp", {"url": f"tcp://127.0.0.1:{self.source.port}"}, {"table": "landed"})
+    def add_feed(self, name: str = "a", sink: str = "default") -> int:
+        source = {"url": f"tcp://127.0.0.1:{self.source.port}"}
+        spec = FeedSpec(name, "tcp", source, {"name": sink, "table": "landed"})
         return self.store.feeds.add(spec).id
 
     def reconcile(self) -> None:
@@ -137,8 +140,8 @@ def stage(postgres_harness: PostgresHarness) -> Iterator[Stage]:
     made.source.close()
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
+def until(condition: Callable[[], object], what: str, *, limit_s: float = LIMIT_S) -> None:
+    deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
@@ -359,6 +362,59 @@ def test_a_worker_says_how_much_it_lands(stage: Stage) -> None:
 
     until(lambda: load().rows_per_s > 0, "in the worker's row")
     assert load().bytes_per_s > load().rows_per_s
+
+
+@pytest.fixture
+def sink(postgres_harness: PostgresHarness) -> Iterator[PostgresProxy]:
+    with PostgresProxy(postgres_harness.url) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("elsewhere", ["up", "down"])
+def test_a_worker_that_alone_cannot_reach_a_sink_lets_its_feeds_go(
+    postgres_harness: PostgresHarness,
+    sink: PostgresProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    elsewhere: str,
+) -> None:
+    monkeypatch.setattr("feedq.runtime.ends.DOWN_AFTER_S", 0.1)
+    monkeypatch.setattr("feedq.runtime.fencer.PROBE_S", 0.1)
+    stage = Stage(postgres_harness, sinks={"cut": sink.url}, sink_patience_s=0.5)
+
+    def load() -> Load:
+        (view,) = [view for view in stage.store.workers.views() if view.worker.id == stage.worker_id]
+        return view.worker.load
+
+    try:
+        stage.add_feed(sink="cut")
+        stage.reconcile()
+        stage.streaming()
+        until(lambda: load().sinks_up == ("cut",), "it says that it has written there")
+        another = NewWorker(uuid4(), "w2", "node.w2", 1, "host", 2, "0")
+        worker = stage.store.workers.register(another, ttl_s=3600)
+        with closing(stage.store.session(worker, ttl_s=3600)) as session:
+            session.heartbeat(Load(sinks_up=("cut",)) if elsewhere == "up" else Load(sinks_down=("cut",)))
+        sink.refuse()
+        until(lambda: load().sinks_down == ("cut",), "it says that it cannot reach it")
+        until(lambda: stage.lease().sink_error or stage.lease().reason, "and so does the feed")
+        if elsewhere == "up":
+            until(lambda: stage.lease().state is LeaseState.IDLE, "let go")
+            assert stage.lease().reason is Reason.BACKOFF
+            assert "sink" in (stage.lease().last_error or "")
+            assert stage.lease().failures == 1
+            until(lambda: not stage.supervisor._ends.budget.bytes, "what was not written is dropped")
+            assert load().sinks_down == ("cut",), "with nothing to write, it would not know that it is back"
+        else:
+            with pytest.raises(AssertionError, match="let go"):
+                until(lambda: stage.lease().state is LeaseState.IDLE, "let go", limit_s=2.0)
+        sink.admit()
+        until(lambda: load().sinks_down == (), "it is back")
+        if elsewhere == "down":
+            until(lambda: stage.lease().sink_error is None, "and lands")
+            assert (stage.lease().epoch, stage.lease().failures) == (1, 0)
+    finally:
+        stage.leave()
+        stage.source.close()
 
 
 def test_it_leaves_in_time_when_the_control_database_hangs(

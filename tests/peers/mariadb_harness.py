@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -66,6 +66,24 @@ class MariaDbHarness:
     def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
         sink, unknown, trap = self._lose(Fault.STRAND, writes)
         return sink, unknown, trap.release
+
+    def spoil(self, landing: Landing) -> bytes:
+        self.query(
+            f"CREATE TRIGGER spoil BEFORE INSERT ON `{landing.table}` FOR EACH ROW "
+            "IF NEW.payload = '\"odd\"' THEN SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 31999, "
+            "MESSAGE_TEXT = 'how odd'; END IF"
+        )
+        return b'"odd"'
+
+    def drop_table(self, landing: Landing) -> None:
+        self.query(f"DROP TABLE `{landing.table}`")
+
+    @contextlib.contextmanager
+    def hold(self, landing: Landing) -> Iterator[None]:
+        with self.server.connect(DATABASE) as operator, operator.cursor() as cursor:
+            cursor.execute(f"LOCK TABLES `{landing.table}` WRITE")
+            yield
+            cursor.execute("UNLOCK TABLES")
 
     def unreachable(self) -> Sink:
         with MariaDbProxy(self.server.url(user="root:s3cret")) as gone:

@@ -78,6 +78,7 @@ class DataPath:
             inflight_max=self.inflight_max,
             submit=self.writer.submit,
             hurry=self.writer.hurry,
+            forget=self.writer.forget,
             on_change=on_change,
         )
 

@@ -45,6 +45,7 @@ def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
             key, feed, cursor=cursor, on_change=on_change
         ),
         hurry=lambda _: None,
+        sink_trouble=lambda _: None,
         on_progress=reporter.note,
         on_status=reporter.tell,
     )

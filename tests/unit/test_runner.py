@@ -17,7 +17,7 @@ from feedq.backoff import BackoffPolicy
 from feedq.clock import SystemClock
 from feedq.connectors.base import load_connector
 from feedq.lease import LAGS_S, Owner
-from feedq.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release, Status
+from feedq.model import Claim, Feed, FeedKey, FeedSpec, Progress, Reason, Release, Status
 from feedq.permission import Permissions
 from feedq.runtime import pacing
 from feedq.runtime.interrupt import Interrupt
@@ -97,6 +97,7 @@ class Bench:
         self.ramp = ramp or Ramp(0, {}, SystemClock(), rng=Random(1))
         self.pacing = Pacing({}, SystemClock(), room_bytes=room_bytes)
         self.sockets = Sockets()
+        self.sink_trouble: str | None = None
         self.trusted = asyncio.Event()
         self.trusted.set()
         self.raised: list[int] = []
@@ -139,6 +140,7 @@ class Bench:
                 key, feed, cursor=cursor, on_change=on_change
             ),
             hurry=lambda _: self.path.writer.hurry(),
+            sink_trouble=lambda _: self.sink_trouble,
             on_progress=lambda _: None,
             on_status=lambda _: None,
         )
@@ -188,6 +190,45 @@ async def test_a_stop_commits_what_was_received_before_it_lets_go() -> None:
     assert release is not None
     assert bench.landed == list(range(1, len(bench.landed) + 1))
     assert path.tables.checkpoints[1].cursor == len(bench.landed) > 0
+
+
+async def test_it_reports_refusals_the_sinks_trouble_and_failures_until_a_record_lands() -> None:
+    async with numbered_source() as source:
+        with DataPath(MemoryTables(poison=b'"seq": 3,')) as path:
+            bench = Bench(path, options(source))
+            bench.runner._failures = 4
+            bench.start()
+            await bench.landed_at_least(5)
+            await until(lambda: bench.runner.progress().failures == 0, "a record has landed")
+            bench.sink_trouble = "sink 'default': away"
+            first, second = bench.runner.progress(), bench.runner.progress()
+            assert (first.sink_error, first.error) == ("sink 'default': away",) * 2
+            assert (second.sink_error, second.error) == ("sink 'default': away", None)
+            bench.sink_trouble = None
+            assert bench.runner.progress().sink_error is None
+            bench.runner.give_up("nobody writes here")
+            release = await bench.end()
+    assert release is not None
+    assert (release.reason, release.error) == (Reason.BACKOFF, "nobody writes here")
+    assert bench.runner.progress().failures == 1
+
+
+async def test_the_latest_refusal_is_reported_once() -> None:
+    async with numbered_source() as source:
+        with DataPath(MemoryTables(poison=b"7")) as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            reports: list[Progress] = []
+
+            def is_told() -> bool:
+                reports.append(bench.runner.progress())
+                return any(report.dead_letters for report in reports)
+
+            await until(is_told, "told")
+            assert {report.dead_letter_error for report in reports if report.dead_letters} == {"poison"}
+            assert {report.dead_letter_error for report in reports if not report.dead_letters} <= {None}
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
 
 
 async def test_a_feed_over_its_rate_limit_takes_nothing_more_and_loses_nothing() -> None:

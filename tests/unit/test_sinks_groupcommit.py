@@ -1,12 +1,15 @@
-"""Which feeds of a group share a COPY."""
+"""Which feeds of a group share a COPY, and what follows from a group commit that failed."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Landing
-from feedq.sinks.groupcommit import by_landing
+from feedq.sinks.groupcommit import CONFLICTS_MAX, Care, Course, GroupFailed, Next, Part, by_landing
+from feedq.sinks.sqlstate import Trouble
 
 AT = datetime(2026, 11, 20, tzinfo=UTC)
 
@@ -23,3 +26,48 @@ def test_feeds_with_equal_landings_share_a_copy_whether_or_not_they_share_the_ob
         "t": [0, 2, 3, 5],
         "u": [1, 4],
     }
+
+
+ONE, TWO = Landing("one", "json"), Landing("two", "json")
+
+
+def failed(part: Part, trouble: Trouble, landing: Landing | None = None) -> GroupFailed:
+    return GroupFailed(part, trouble, Exception(), "said so", landing=landing)
+
+
+def test_a_group_whose_records_are_refused_is_looked_at_ever_closer_and_then_put_off() -> None:
+    course = Course((ONE,), briefly=True)
+    refused = failed(Part.LANDING, Trouble.DATA, ONE)
+    assert [course.after(refused) for _ in Care] == [Next.AGAIN, Next.AGAIN, Next.POSTPONE]
+    assert course.care is Care.IMMEDIATE
+
+
+@pytest.mark.parametrize("trouble", [Trouble.DATA, Trouble.LANDING, Trouble.LATER, Trouble.LOCKED])
+def test_a_commit_that_is_refused_is_tried_with_constraints_checked_at_once(trouble: Trouble) -> None:
+    course = Course((ONE,), briefly=True)
+    assert course.after(failed(Part.COMMIT, trouble)) is Next.AGAIN
+    assert course.care is Care.IMMEDIATE
+    assert course.after(failed(Part.COMMIT, trouble)) is Next.POSTPONE
+
+
+def test_a_locked_table_is_left_out_and_no_other_one_waited_for() -> None:
+    course = Course((ONE, TWO), briefly=True)
+    assert course.after(failed(Part.LANDING, Trouble.LOCKED, ONE)) is Next.AGAIN
+    assert (course.held, course.doubted) == ({ONE: "table 'one' is locked"}, (ONE, TWO))
+    assert course.care is Care.OPTIMISTIC
+
+
+def test_conflicts_are_tried_again_a_bounded_number_of_times() -> None:
+    course = Course((ONE,), briefly=True)
+    conflict = failed(Part.LANDING, Trouble.CONFLICT, ONE)
+    answers = [course.after(conflict) for _ in range(CONFLICTS_MAX + len(Care))]
+    assert answers == [Next.AGAIN] * (CONFLICTS_MAX + len(Care) - 1) + [Next.POSTPONE]
+
+
+def test_only_what_fails_at_the_checkpoints_is_the_sinks() -> None:
+    course = Course((ONE,), briefly=True)
+    locked = failed(Part.CHECKPOINTS, Trouble.LOCKED)
+    assert [course.after(locked) for _ in range(2)] == [Next.AGAIN, Next.GIVE_UP]
+    assert course.around_locks
+    for trouble in (Trouble.DATA, Trouble.LANDING, Trouble.LATER):
+        assert Course((ONE,), briefly=True).after(failed(Part.CHECKPOINTS, trouble)) is Next.GIVE_UP

@@ -46,13 +46,15 @@ def test_a_backslash_before_u0000_is_no_nul() -> None:
 @pytest.mark.parametrize(
     ("code", "trouble"),
     [
-        ("08006", Trouble.UNAVAILABLE),
+        ("08006", Trouble.LATER),
         ("57P01", Trouble.UNAVAILABLE),
         ("57P03", Trouble.UNAVAILABLE),
-        ("57014", Trouble.UNAVAILABLE),
-        ("53100", Trouble.UNAVAILABLE),
-        ("25006", Trouble.UNAVAILABLE),
-        ("XX000", Trouble.UNAVAILABLE),
+        ("57014", Trouble.LATER),
+        ("53100", Trouble.LATER),
+        ("25006", Trouble.LATER),
+        ("XX001", Trouble.LATER),
+        ("XX000", Trouble.DATA),
+        ("45000", Trouble.DATA),
         ("40003", Trouble.UNAVAILABLE),
         ("22P02", Trouble.DATA),
         ("22021", Trouble.DATA),
@@ -69,7 +71,7 @@ def test_a_backslash_before_u0000_is_no_nul() -> None:
     ],
 )
 def test_an_error_is_classified_by_its_code(code: str, trouble: Trouble) -> None:
-    error: Any = errors.lookup(code)() if code != "40003" else psycopg2.OperationalError()
+    error: Any = errors.lookup(code)() if code not in ("40003", "45000") else psycopg2.OperationalError()
     error.__setstate__({"pgcode": code})  # as unpickling does: the attribute itself is read-only
     assert classify(error) is trouble
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
 import pytest
 
-from feedq.errors import FeedMisconfigured, LeaseLost
+from feedq.errors import FeedMisconfigured, LeaseLost, SinkUnavailable
 from feedq.model import Batch
-from feedq.sinks.base import Landing
-from feedq.testing.sink import MemoryCheckpoint
+from feedq.sinks.base import FeedWrite, Landing, Written
+from feedq.testing.sink import MemoryCheckpoint, MemorySink
 from tests.unit.data_path import AT, DataPath, batch, until
 
 
@@ -244,3 +244,174 @@ async def test_a_stopped_writer_ends_at_once_with_the_sink_away() -> None:
         await asyncio.sleep(0.05)
         path.writer.stop(timeout_s=5)
         assert not path.writer._thread.is_alive()
+
+
+# -- feeds in trouble --------------------------------------------------------------------------------
+
+
+async def test_a_feed_with_a_refused_record_is_written_apart_and_its_dead_letter_has_a_reason(
+    path: DataPath,
+) -> None:
+    own(path, 1, 2)
+    path.tables.poison = b"bad"
+    troubled, well = path.open_outlet((1, 1), "a"), path.open_outlet((2, 1), "b")
+    await troubled.put(batch(b"1", b"bad", cursor=2))
+    await well.put(batch(b"1", cursor=1))
+    await well.drained()
+    await troubled.put(batch(b"2", cursor=3))
+    await troubled.drained()
+    assert (troubled.landed, troubled.dead, troubled.dead_error, troubled.cursor) == (2, 1, "poison", 3)
+    assert (troubled.is_apart, troubled.is_postponed, well.is_apart) == (True, False, False)
+    assert path.tables.rows == {"a": [b"1", b"2"], "b": [b"1"]}
+
+
+async def test_a_feed_that_behaves_again_lands_with_the_others_again(
+    path: DataPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.runtime.writer.SUSPECT_S", 0.0)
+    own(path, 1)
+    path.tables.poison = b"bad"
+    outlet = path.open_outlet((1, 1), "a")
+    await outlet.put(batch(b"bad", cursor=1))
+    await outlet.drained()
+    assert outlet.is_apart
+    for n in range(20):
+        await outlet.put(batch(b"%d" % n, cursor=n))
+    await outlet.drained()
+    assert not outlet.is_apart
+    assert path.tables.rows["a"] == [b"%d" % n for n in range(20)]
+
+
+async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(
+    path: DataPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.runtime.writer.SUSPECT_S", 0.001)
+    own(path, *range(1, 6))
+    path.tables.poison = b"bad"
+    outlets = [path.open_outlet((n, 1), f"feed-{n}") for n in range(1, 6)]
+    for n in range(300):
+        for outlet in outlets:
+            bad = n % (7 * outlet.key[0]) == 0
+            await outlet.put(batch(b"bad" if bad else b"%d" % n, cursor=n))
+    for outlet in outlets:
+        await outlet.drained()
+        landed = [int(record) for record in path.tables.rows[outlet.feed]]
+        assert landed == [n for n in range(300) if n % (7 * outlet.key[0])]
+        assert (outlet.landed + outlet.dead, outlet.cursor) == (300, 299)
+    assert path.budget.bytes == 0
+
+
+async def test_what_is_in_the_way_of_a_feed_is_told_until_it_lands(path: DataPath) -> None:
+    own(path, 1)
+    path.tables.locked_tables.add("landed")
+    told: list[object] = []
+    outlet = path.open_outlet((1, 1), "a", on_change=lambda: told.append(outlet.trouble))
+    await outlet.put(batch(b"0", cursor=0))
+    await until(lambda: outlet.trouble, "told")
+    assert outlet.trouble == "table 'landed' is locked"
+    path.tables.locked_tables.clear()
+    await outlet.drained()
+    await until(lambda: outlet.trouble is None, "told that it lands")
+    assert told[0] == "table 'landed' is locked"
+
+
+async def test_a_feed_that_alone_makes_the_sink_fail_does_not_hold_up_the_others(
+    path: DataPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink of somebody else's may take one feed's trouble for its own."""
+    monkeypatch.setattr("feedq.runtime.writer.RETRY_FIRST_S", 0.001)
+    own(path, 1, 2, 3)
+    write = MemorySink.write
+
+    def refuse(sink: MemorySink, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
+        if any(one.feed_id == 1 for one in writes):
+            raise SinkUnavailable("sink (in memory): away, it thinks")
+        return write(sink, writes, briefly=briefly)
+
+    monkeypatch.setattr(MemorySink, "write", refuse)
+    troubled, *others = (path.open_outlet((n, 1), f"feed-{n}") for n in (1, 2, 3))
+    for outlet in (troubled, *others):
+        await outlet.put(batch(b"1", cursor=1))
+    await until(lambda: all(outlet.is_drained for outlet in others), "the others land")
+    await until(lambda: troubled.trouble, "told")
+    for outlet in others:
+        await outlet.put(batch(b"2", cursor=2))
+        await outlet.drained()
+    monkeypatch.undo()
+    await troubled.drained()
+    assert path.tables.rows == {"feed-1": [b"1"], "feed-2": [b"1", b"2"], "feed-3": [b"1", b"2"]}
+
+
+async def test_an_error_of_ours_over_one_feed_is_told_to_no_other(
+    path: DataPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(path, 1, 2)
+    refusal = MemorySink._refusal
+
+    def stumble(sink: MemorySink, write: FeedWrite, record: bytes) -> str | None:
+        assert record != b"odd", "something that nobody thought of"
+        return refusal(sink, write, record)
+
+    monkeypatch.setattr(MemorySink, "_refusal", stumble)
+    odd, well = path.open_outlet((1, 1), "a"), path.open_outlet((2, 1), "b")
+    await odd.put(batch(b"odd", cursor=1))
+    await well.put(batch(b"1", cursor=1))
+    await well.drained()
+    with pytest.raises(SinkUnavailable, match="nobody thought of"):
+        await odd.drained()
+    assert path.tables.rows == {"b": [b"1"]}
+    assert path.budget.bytes == 0
+
+
+@pytest.mark.parametrize("where", ["away", "locked", "queued"])
+async def test_an_abandoned_feed_leaves_the_writer_at_once(path: DataPath, where: str) -> None:
+    own(path, 1, 2)
+    if where == "locked":
+        path.tables.locked_tables.add("landed")
+    else:
+        path.tables.away = True
+    gone, kept = (
+        path.open_outlet((1, 1), "a"),
+        path.open_outlet((2, 1), "b", landing=Landing("other", "json")),
+    )
+    first, second = (kept, gone) if where == "queued" else (gone, kept)
+    await first.put(batch(b"1", cursor=1))
+    # A moment, so that it is in the group that fails, and the other one is not.
+    await asyncio.sleep(0.1)
+    await second.put(batch(b"1", cursor=1))
+    gone.abandon()
+    await until(lambda: path.budget.bytes <= 1, "given back")
+    path.tables.away = False
+    path.tables.locked_tables.clear()
+    await kept.drained()
+    assert path.tables.rows == {"b": [b"1"]}
+
+
+async def test_an_abandoned_feed_whose_commit_is_unknown_is_not_written_again(path: DataPath) -> None:
+    own(path, 1, 2)
+    gone, kept = path.open_outlet((1, 1), "a"), path.open_outlet((2, 1), "b")
+    path.tables.lose_answer = False
+    path.tables.away_after = True
+    await gone.put(batch(b"1", cursor=1))
+    await kept.put(batch(b"1", cursor=1))
+    await until(lambda: path.tables.away, "its answer is lost, and nobody can be asked")
+    gone.abandon()
+    path.tables.away = False
+    await kept.drained()
+    assert path.tables.rows == {"b": [b"1"]}
+
+
+async def test_a_sink_that_does_not_answer_counts_as_away_before_it_fails(
+    path: DataPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.runtime.writer.NO_ANSWER_S", 0.01)
+    outage = path.writer._outage
+    own(path, 1)
+    outlet = path.open_outlet((1, 1), "a")
+    with path.tables.lock:
+        await outlet.put(batch(b"1", cursor=1))
+        await until(lambda: outage.down, "noticed")
+        assert outage.down is not None
+        assert "no answer for" in outage.down.error
+    await outlet.drained()
+    await until(lambda: outage.down is None, "answers again")

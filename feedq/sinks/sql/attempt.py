@@ -12,7 +12,7 @@ from feedq.sinks.sqlstate import Trouble
 
 
 class LandingBroken(Exception):
-    """The table cannot be written now, whatever the records."""
+    """The table cannot be written, whatever the records."""
 
 
 def attempt(session: Session, plan: Plan, rows: Sequence[Row]) -> Refusal | None:

@@ -66,7 +66,8 @@ class Fencing:
         outcomes: list[FenceOutcome] = []
         locked: list[FenceRequest] = []
         for part in _parts(requests):
-            free = set(self._session.flavor.free(self._session.connection, self._environment, part))
+            ids = [request.feed_id for request in part]
+            free = set(self._session.flavor.free(self._session.connection, self._environment, ids))
             free -= self._raise([request for request in part if request.feed_id in free])
             outcomes += self._read_back([request for request in part if request.feed_id in free])
             locked += [request for request in part if request.feed_id not in free]

@@ -4,7 +4,8 @@ What such a database must have: transactions, ``SELECT … FOR UPDATE``, and sav
 connect with bounds on every wait, how a transaction begins and commits, what an error means, how a feed's epoch
 is raised, and whose session is in the way. It holds no state of a session.
 
-An unknown error counts as `Trouble.UNAVAILABLE`: nothing is lost by trying again, and the error is seen.
+An error that the driver says nothing of counts as `Trouble.UNAVAILABLE`; one with a code of the standard means
+what it means in PostgreSQL, and an unknown code that a record is at fault.
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
 
 from feedq.model import FeedKey
-from feedq.sinks.base import FenceRequest
 from feedq.sinks.landing import TableName
 from feedq.sinks.sql.tables import checkpoint, utc_now
 from feedq.sinks.sql.values import Conversion, conversion
-from feedq.sinks.sqlstate import ERROR_TEXT_MAX, Trouble
+from feedq.sinks.sqlstate import ERROR_TEXT_MAX, Trouble, classify_code, is_known
 
 CONNECT_TIMEOUT_S: Final = 5
 READ_TIMEOUT_S: Final = 60
@@ -58,21 +58,6 @@ _CONNECT_ARGS: Final[Mapping[str, Mapping[str, int]]] = {
 }
 """By driver; others wait as long as they please unless the URL says otherwise."""
 
-_BY_SQLSTATE: Final = {
-    "55P03": Trouble.LOCKED,
-    "0A": Trouble.LANDING,
-    "22": Trouble.DATA,
-    "23": Trouble.DATA,
-    "27": Trouble.DATA,
-    "38": Trouble.DATA,
-    "3F": Trouble.LANDING,
-    "40": Trouble.CONFLICT,
-    "42": Trouble.LANDING,
-    "44": Trouble.DATA,
-    "P0": Trouble.DATA,
-}
-"""By code, or by its class."""
-
 
 class Flavor:
     """A database that nothing special is known of."""
@@ -83,6 +68,8 @@ class Flavor:
     """Whether `set_lock_wait` bounds the waits for rows; where nothing does, there must be none."""
     lock_timeout_s = 1.0
     """For a checkpoint or a table that somebody has locked, before its feeds are postponed."""
+    locks_all = False
+    """Whether a transaction that writes locks all that there is: then a lock in the way is in everybody's."""
     upserts_by_key = True
     """Whether `upsert` looks at the key that it is given, and at no other."""
 
@@ -128,13 +115,15 @@ class Flavor:
             return Trouble.UNAVAILABLE
         code = sqlstate_of(error)
         if code is not None:
-            return _BY_SQLSTATE.get(code) or _BY_SQLSTATE.get(code[:2], Trouble.UNAVAILABLE)
+            return classify_code(code)
         return by_class(error)
 
     def refused_commit(self, error: SQLAlchemyError) -> bool:
         """Whether a commit that failed with this has surely not happened; else nobody knows."""
-        known = (Trouble.CONFLICT, Trouble.DATA)
-        return isinstance(error, DBAPIError) and self.trouble(error) in known
+        if not isinstance(error, DBAPIError) or self.trouble(error) not in (Trouble.CONFLICT, Trouble.DATA):
+            return False
+        code = sqlstate_of(error)
+        return code is None or is_known(code)
 
     def row_of(self, error: SQLAlchemyError) -> int | None:
         """The row of a statement, from 0, that the database stopped at. A hint, nothing more."""
@@ -185,11 +174,8 @@ class Flavor:
         if connection.dialect.supports_sane_multi_rowcount:
             assert moved.rowcount == len(rows), "a locked checkpoint did not advance"
 
-    def free(
-        self, connection: Connection, environment: str, requests: Sequence[FenceRequest]
-    ) -> Collection[int]:
-        """Those feeds whose checkpoints nobody has locked, or that have none."""
-        ids = [request.feed_id for request in requests]
+    def free(self, connection: Connection, environment: str, ids: Sequence[int]) -> Collection[int]:
+        """Those of the feeds whose checkpoints nobody has locked, or that have none. Ends the transaction."""
         known = select(checkpoint.c.feed_id).where(
             checkpoint.c.environment == environment, checkpoint.c.feed_id.in_(ids)
         )

@@ -7,16 +7,16 @@ to blame. Records that cannot be read or converted are known before, and go to t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID, uuid4
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.model import FeedKey
 from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
-from feedq.sinks.deadletters import DeadRecord, count_by_feed
-from feedq.sinks.groupcommit import Care, by_landing
-from feedq.sinks.isolate import isolate
+from feedq.sinks.deadletters import DeadRecord, count_by_feed, last_errors
+from feedq.sinks.groupcommit import REFUSALS_MAX, Care, Course, GroupFailed, Part, by_landing
+from feedq.sinks.isolate import Refusal, isolate
 from feedq.sinks.session import AnswerLost
 from feedq.sinks.sql.attempt import LandingBroken, attempt
 from feedq.sinks.sql.flavor import explain
@@ -24,14 +24,6 @@ from feedq.sinks.sql.letters import bury, cursor_text
 from feedq.sinks.sql.plan import Plan
 from feedq.sinks.sql.session import RowRefused, Session
 from feedq.sinks.sqlstate import Trouble
-
-
-class LandingLocked(Exception):
-    """Somebody has the table locked, or a row that ours depend on."""
-
-    def __init__(self, landing: Landing, error: SQLAlchemyError) -> None:
-        super().__init__(explain(error))
-        self.landing, self.error = landing, error
 
 
 class GroupCommit:
@@ -44,22 +36,17 @@ class GroupCommit:
         environment: str,
         *,
         owner: UUID,
-        care: Care,
+        course: Course,
         unusable: Mapping[FeedKey, str],
-        locked: Collection[Landing],
-        doubted: Collection[Landing],
     ) -> None:
-        """Landings that are ``locked`` are left alone, and those ``doubted`` are not waited for."""
         self._session = session
         self._plans = plans
         self._environment = environment
         self._owner = owner
-        self._care = care
+        self._course = course
         self._landed: dict[FeedKey, int] = {}
         self._dead: list[DeadRecord] = []
         self._unusable = dict(unusable)
-        self._locked = locked
-        self._doubted = doubted
         self._postponed: dict[FeedKey, str] = {}
 
     def run(self, writes: Sequence[FeedWrite]) -> Written:
@@ -67,63 +54,118 @@ class GroupCommit:
 
         Raises:
             CommitUnknown: the answer to the commit was lost; the session is closed.
-            SQLAlchemyError, LandingLocked: nothing was written; the transaction is still open, or broken.
+            GroupFailed: nothing was written; the transaction is still open, or broken.
         """
         if not writes:
             return Written(landed={}, dead={}, fenced=(), unusable=self._unusable)
-        session = self._session
+        try:
+            mine = self._begin(writes)
+        except SQLAlchemyError as error:
+            raise self._failed(Part.CHECKPOINTS, error) from error
+        for landing, admitted in by_landing(write for write in writes if write.key in mine).items():
+            if why := self._course.held.get(landing):
+                self._postponed |= {write.key: why for write in admitted}
+            else:
+                self._land(self._plans[landing], admitted)
+        gone = [write.key for write in writes if write.key not in mine and write.key not in self._postponed]
+        return self._commit(writes, fenced=tuple(gone))
+
+    def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
+        """Lock the checkpoints whose epoch is still ours, to the end; returns the keys of these."""
+        session, wanted = self._session, list(writes)
+        if self._course.around_locks:
+            ids = [write.feed_id for write in writes]
+            free = set(session.flavor.free(session.connection, self._environment, ids))
+            self._postponed |= {w.key: "its checkpoint is locked" for w in writes if w.feed_id not in free}
+            wanted = [write for write in writes if write.feed_id in free]
         session.set_lock_wait(session.flavor.lock_timeout_s)
         session.begin()
-        if self._care is Care.IMMEDIATE:
+        if self._course.care is Care.IMMEDIATE:
             session.flavor.check_at_once(session.connection)
-        keys = [write.key for write in writes]
-        mine = session.flavor.lock(session.connection, self._environment, keys)
+        mine = session.flavor.lock(session.connection, self._environment, [write.key for write in wanted])
         session.has_begun = True
-        for landing, admitted in by_landing(write for write in writes if write.key in mine).items():
-            if landing in self._locked:
-                self._postponed |= {write.key: f"table {landing.table!r} is locked" for write in admitted}
-            else:
-                self._land_unless_locked(self._plans[landing], admitted)
-        return self._commit(writes, fenced=tuple(key for key in keys if key not in mine))
-
-    def _land_unless_locked(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
-        session = self._session
-        doubted = plan.landing in self._doubted
-        session.set_lock_wait(0 if doubted else session.flavor.lock_timeout_s)
-        try:
-            self._land(plan, writes)
-        except SQLAlchemyError as error:
-            if session.flavor.trouble(error) is Trouble.LOCKED:
-                raise LandingLocked(plan.landing, error) from error
-            raise
+        return mine
 
     def _land(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
         """Land what can be, or nothing of it if it is the landing that is broken."""
-        rows, refused = plan.rows(writes)
-        if self._care is Care.OPTIMISTIC:
-            try:
-                plan.insert(self._session, rows)
-            except RowRefused as stopped:
-                raise stopped.error from stopped
-        else:
-            try:
-                with self._session.savepoint("feedq_landing"):
-                    found = isolate(rows, lambda part: attempt(self._session, plan, part))
-            except LandingBroken as broken:
-                self._unusable |= {write.key: str(broken) for write in writes}
-                return
-            refused += [(row.suspect, error) for row, error in found]
+        session, doubted = self._session, plan.landing in self._course.doubted
+        try:
+            session.set_lock_wait(0 if doubted else session.flavor.lock_timeout_s)
+            if self._course.care is Care.OPTIMISTIC:
+                rows, refused = plan.rows(writes)
+                try:
+                    plan.insert(session, rows)
+                except RowRefused as stopped:
+                    raise stopped.error from stopped
+            elif self._course.briefly:
+                writes, refused = self._land_feeds(plan, writes)
+            else:
+                refused = self._land_records(plan, writes)
+        except LandingBroken as broken:
+            # By itself each feed is judged anew: it need not be all of them.
+            left_out = self._postponed if self._course.briefly else self._unusable
+            left_out.update((write.key, str(broken)) for write in writes)
+            return
+        except SQLAlchemyError as error:
+            raise self._failed(Part.LANDING, error, landing=plan.landing) from error
         dead = count_by_feed(refused)
         self._landed |= {write.key: write.records - dead.get(write.key, 0) for write in writes}
         self._dead += refused
 
+    def _land_feeds(
+        self, plan: Plan, writes: Sequence[FeedWrite]
+    ) -> tuple[list[FeedWrite], list[DeadRecord]]:
+        """Land the feeds that nothing is wrong with, and postpone the others; returns those that landed."""
+        read = {write.key: plan.rows([write]) for write in writes}
+
+        def land(part: Sequence[FeedWrite]) -> Refusal | None:
+            rows = [row for write in part for row in read[write.key][0]]
+            refusal = attempt(self._session, plan, rows)
+            if refusal is None or refusal.position is None or refusal.position >= len(rows):
+                return refusal
+            keys = [write.key for write in part]
+            return Refusal(refusal.error, keys.index(rows[refusal.position].suspect.write.key))
+
+        with self._session.savepoint("feedq_landing"):
+            refused = isolate(writes, land, refusals_max=REFUSALS_MAX)
+        self._postponed |= {write.key: error for write, error in refused}
+        landed = [write for write in writes if write.key not in self._postponed]
+        return landed, [dead for write in landed for dead in read[write.key][1]]
+
+    def _land_records(self, plan: Plan, writes: Sequence[FeedWrite]) -> list[DeadRecord]:
+        """Land the records that can be; returns the others."""
+        rows, refused = plan.rows(writes)
+        with self._session.savepoint("feedq_landing"):
+            found = isolate(rows, lambda part: attempt(self._session, plan, part))
+        return refused + [(row.suspect, error) for row, error in found]
+
     def _commit(self, writes: Sequence[FeedWrite], *, fenced: tuple[FeedKey, ...]) -> Written:
-        dead = count_by_feed(self._dead)
-        written = Written(self._landed, dead, fenced, self._unusable, self._postponed)
+        written = Written(
+            self._landed,
+            count_by_feed(self._dead),
+            fenced,
+            self._unusable,
+            self._postponed,
+            last_errors(self._dead),
+        )
         if not self._landed:
             self._session.rollback()
             return written
         commit_id = uuid4()
+        try:
+            self._advance([write for write in writes if write.key in self._landed], commit_id)
+        except SQLAlchemyError as error:
+            raise self._failed(Part.CHECKPOINTS, error) from error
+        try:
+            bury(self._session, self._environment, self._dead)
+            self._session.commit()
+        except AnswerLost as lost:
+            raise CommitUnknown(commit_id, writes, written) from lost
+        except SQLAlchemyError as error:
+            raise self._failed(Part.COMMIT, error) from error
+        return written
+
+    def _advance(self, writes: Sequence[FeedWrite], commit_id: UUID) -> None:
         self._session.flavor.advance(
             self._session.connection,
             [
@@ -138,12 +180,11 @@ class GroupCommit:
                     "commit_id": str(commit_id),
                 }
                 for write in writes
-                if write.key in self._landed
             ],
         )
-        bury(self._session, self._environment, self._dead)
-        try:
-            self._session.commit()
-        except AnswerLost as lost:
-            raise CommitUnknown(commit_id, writes, written) from lost
-        return written
+
+    def _failed(self, part: Part, error: SQLAlchemyError, *, landing: Landing | None = None) -> GroupFailed:
+        trouble = self._session.flavor.trouble(error)
+        if trouble is Trouble.LOCKED and self._session.flavor.locks_all:
+            part, landing = Part.CHECKPOINTS, None
+        return GroupFailed(part, trouble, error, explain(error), landing=landing)

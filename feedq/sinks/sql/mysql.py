@@ -73,11 +73,19 @@ _LANDINGS: Final = (
     1393, 1394, 1423, 1424, 1442, 1471, 1809, 1814, 1906, 1932, 3105,
 )
 # fmt: on
+# No room, out of memory, read-only, interrupted, an error of the storage engine.
+_LATER: Final = (1021, 1030, 1037, 1038, 1041, 1114, 1290, 1317, 1836)
+# Shutting down, too many connections, the network.
+_UNAVAILABLE: Final = (1040, 1053, 1077, 1078, 1079, *range(1152, 1162), 1203, 1226)
+OF_CLIENTS: Final = range(2000, 3000)
+"""Errors that no server has sent."""
 _BY_CODE: Final[Mapping[int, Trouble]] = {
     **dict.fromkeys(_LOCKED, Trouble.LOCKED),
     **dict.fromkeys(_CONFLICTS, Trouble.CONFLICT),
     **dict.fromkeys(_DATA, Trouble.DATA),
     **dict.fromkeys(_LANDINGS, Trouble.LANDING),
+    **dict.fromkeys(_LATER, Trouble.LATER),
+    **dict.fromkeys(_UNAVAILABLE, Trouble.UNAVAILABLE),
 }
 REFUSED_COMMITS: Final = frozenset({1020, 1205, 1213})
 """Answers of a server that lives and has rolled back."""
@@ -143,7 +151,12 @@ class MySql(Flavor):
             return Trouble.DATA
         if error.connection_invalidated:
             return Trouble.UNAVAILABLE
-        return _BY_CODE.get(_code(error) or 0) or by_class(error)
+        code = _code(error)
+        trouble = _BY_CODE.get(code or 0) or by_class(error)
+        if trouble is Trouble.UNAVAILABLE and code not in (None, *_UNAVAILABLE) and code not in OF_CLIENTS:
+            # The server has answered, and lives: what is unknown is the record's fault.
+            return Trouble.DATA
+        return trouble
 
     def refused_commit(self, error: SQLAlchemyError) -> bool:
         return isinstance(error, DBAPIError) and _code(error) in REFUSED_COMMITS

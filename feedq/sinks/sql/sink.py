@@ -28,13 +28,13 @@ from feedq.sinks.base import (
     Unusable,
     Written,
 )
-from feedq.sinks.groupcommit import Care
+from feedq.sinks.groupcommit import Care, Course, GroupFailed, Next, Part
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sql.catalog import Catalog
 from feedq.sinks.sql.database import Database
 from feedq.sinks.sql.fencing import Fencing
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE, explain
-from feedq.sinks.sql.group import GroupCommit, LandingLocked
+from feedq.sinks.sql.group import GroupCommit
 from feedq.sinks.sql.letters import cursor_text, drop, listed, preview, replay
 from feedq.sinks.sql.session import Session
 from feedq.sinks.sql.shape import misdeclared
@@ -43,7 +43,9 @@ from feedq.telemetry import mask_url
 
 T = TypeVar("T")
 
-ATTEMPTS_MAX: Final = 5
+ATTEMPTS_MAX: Final = 12
+"""At one group commit, and one more for each landing that is found locked. `Course` ends them sooner."""
+READ_ATTEMPTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried this often."""
 CONFLICT_PAUSE_S: Final = 0.02
 SETTLE_LOCK_TIMEOUT_S: Final = 5.0
@@ -85,32 +87,41 @@ class SqlSink:
 
         return self._read(fence) if requests else []
 
-    def write(self, writes: Sequence[FeedWrite]) -> Written:
+    def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         """Land and checkpoint in one transaction. Raises `SinkUnavailable` (nothing was written) or
         `CommitUnknown`."""
         assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
-        care, landings = Care.OPTIMISTIC, {write.landing for write in writes}
-        locked: set[Landing] = set()
-        last: SQLAlchemyError
+        landings = {write.landing for write in writes}
+        course = Course(
+            landings,
+            briefly,
+            doubted=self._locked & landings,
+            around_locks=self._database.flavor.locks_all,
+        )
         for _ in range(ATTEMPTS_MAX + len(landings)):
             session, catalog = self._connect()
             try:
-                written = self._write(session, catalog, writes, care=care, locked=locked)
+                written = self._write(session, catalog, writes, course)
+                self._locked |= course.held.keys()
                 self._locked -= {write.landing for write in writes if write.key in written.landed}
                 return written
-            except LandingLocked as held:
+            except GroupFailed as failed:
+                last = failed
                 session.rollback()
-                last = held.error
-                locked.add(held.landing)
-                self._locked.add(held.landing)
+                if session.is_broken or failed.trouble is Trouble.UNAVAILABLE:
+                    if not _died_idle(session):
+                        break
+                    continue
+                match course.after(failed):
+                    case Next.POSTPONE:
+                        return self._postpone(writes, failed)
+                    case Next.GIVE_UP:
+                        break
             except SQLAlchemyError as error:
-                trouble = session.flavor.trouble(error)
                 session.rollback()
-                last = error
-                if trouble in (Trouble.DATA, Trouble.LANDING) and care < max(Care):
-                    care = Care(care + 1)
-                elif trouble is not Trouble.CONFLICT and not _died_idle(session):
-                    break
+                if not _died_idle(session):
+                    raise self._unavailable(error, "nothing was written") from error
+                last = GroupFailed(Part.CHECKPOINTS, Trouble.UNAVAILABLE, error, str(error))
             except CommitUnknown as unknown:
                 if session.number is not None:
                     self._lost[unknown.commit_id] = session.number
@@ -120,7 +131,7 @@ class SqlSink:
                 # Whatever it was, the transaction must not stay open behind it.
                 self.close()
                 raise
-        raise self._unavailable(last, "nothing was written") from last
+        raise self._unavailable(last.error, "nothing was written") from last.error
 
     def settle(self, unknown: CommitUnknown) -> Written | None:
         """Whether the lost commit happened; None: nothing of it did. Raises `SinkUnavailable`."""
@@ -219,18 +230,12 @@ class SqlSink:
     # -- private -------------------------------------------------------------------------------------
 
     def _write(
-        self,
-        session: Session,
-        catalog: Catalog,
-        writes: Sequence[FeedWrite],
-        *,
-        care: Care,
-        locked: Collection[Landing],
+        self, session: Session, catalog: Catalog, writes: Sequence[FeedWrite], course: Course
     ) -> Written:
         """One attempt, without the feeds that cannot be written in any case."""
         catalog.ensure_bookkeeping()
         landings = {write.landing for write in writes}
-        if care is not Care.OPTIMISTIC:
+        if course.care is not Care.OPTIMISTIC:
             catalog.look_again(landings)
         wrong = catalog.problems(landings, create=False)
         unusable: dict[FeedKey, str] = {}
@@ -240,16 +245,15 @@ class SqlSink:
         usable = [write for write in writes if write.key not in unusable]
         plans = {write.landing: catalog.plan(write.landing) for write in usable}
         group = GroupCommit(
-            session,
-            plans,
-            self._environment,
-            owner=self._worker_id,
-            care=care,
-            unusable=unusable,
-            locked=locked,
-            doubted=self._locked,
+            session, plans, self._environment, owner=self._worker_id, course=course, unusable=unusable
         )
         return group.run(usable)
+
+    def _postpone(self, writes: Sequence[FeedWrite], failed: GroupFailed) -> Written:
+        """The sink is well, and these cannot be committed: each of them is to be tried by itself."""
+        # What the catalog knows may be what is wrong: it is read anew.
+        self.close()
+        return Written({}, {}, (), {}, {write.key: f"the commit failed: {failed}" for write in writes})
 
     def _last_commits(self, session: Session, feed_ids: Sequence[int]) -> dict[int, LastCommit]:
         found: dict[int, LastCommit] = {}
@@ -261,7 +265,7 @@ class SqlSink:
 
     def _read(self, work: Callable[[Session, Catalog], T]) -> T:
         """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
-        for attempt in range(ATTEMPTS_MAX):
+        for attempt in range(READ_ATTEMPTS_MAX):
             # Longer and longer, and nothing at first: a conflict is over when the other one is done.
             time.sleep(attempt * CONFLICT_PAUSE_S)
             session, catalog = self._connect()

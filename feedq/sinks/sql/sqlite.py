@@ -22,7 +22,6 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from feedq.errors import InvalidInput
-from feedq.sinks.base import FenceRequest
 from feedq.sinks.landing import TableName
 from feedq.sinks.sql.flavor import Flavor, by_class
 from feedq.sinks.sql.values import Conversion, Convert, conversion, is_number, native_number, text
@@ -48,6 +47,7 @@ class Sqlite(Flavor):
     isolation = "AUTOCOMMIT"
     waits_for_locks = True
     # The lock is the whole file's, and every writer's turn comes.
+    locks_all = True
     lock_timeout_s = 5.0
 
     def connect_args(self, url: URL, driver: str) -> dict[str, Any]:
@@ -92,11 +92,9 @@ class Sqlite(Flavor):
         # Busy readers keep a commit from happening, and leave the transaction as it was.
         return self.trouble(error) in (Trouble.LOCKED, Trouble.DATA)
 
-    def free(
-        self, connection: Connection, environment: str, requests: Sequence[FenceRequest]
-    ) -> Collection[int]:
+    def free(self, connection: Connection, environment: str, ids: Sequence[int]) -> Collection[int]:
         # No rows are locked here, only the file.
-        return [request.feed_id for request in requests]
+        return ids
 
     def unfit_table(self, connection: Connection, inspector: Inspector, name: TableName) -> str | None:
         # Nothing else tells, though a comment may say so, too.
