@@ -62,7 +62,7 @@ class HttpConnector:
                 framed = framer.push(data)
                 if framed:
                     if reader is not None:
-                        cursor = reader.after(framed, cursor)
+                        cursor = await reader.follow(framed, cursor)
                     yield framed.batch(cursor=cursor, received_at=context.clock.now())
                 if framed.is_last:
                     raise options.refusal(framed, where=answer.where, cursor=cursor)
@@ -70,7 +70,7 @@ class HttpConnector:
             last = self._last(framer, answer) if discarded else None
             if last is not None:
                 if reader is not None:
-                    cursor = reader.after(last, cursor)
+                    cursor = await reader.follow(last, cursor)
                 yield last.batch(cursor=cursor, received_at=context.clock.now())
                 discarded = 0
         raise _closed(answer, discarded=discarded, heard=heard)
