@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.records.cursor_options import CursorOptions
-from feedq.connectors.records.framing_options import FramingOptions
+from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX, FramingOptions
 from feedq.connectors.records.ping import Ping, Pinged
 from feedq.connectors.records.turns import in_turns, slices
 from feedq.connectors.wire.connection import Connection, ConnectionOptions, open_connection
@@ -80,7 +80,7 @@ class TcpOptions(CursorOptions, FramingOptions, RemoteOptions):
     buffer_bytes: int = Field(
         default=512 * 1024,
         ge=1,
-        le=64 * 2**20,
+        le=BUFFER_BYTES_MAX,
         description="Received bytes that wait to be taken before reading pauses and the source has to wait.",
     )
     keepalive: bool = Field(

@@ -22,7 +22,7 @@ from feedq.connectors.protocol.websocket.connection import WebsocketRequest, ope
 from feedq.connectors.records.cursor import show_cursor
 from feedq.connectors.records.cursor_options import CursorOptions
 from feedq.connectors.records.framing import CR, LF, Framed, Framer, LineFramer
-from feedq.connectors.records.framing_options import RECORD_BYTES_MAX
+from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX, RECORD_BYTES_MAX
 from feedq.connectors.records.headerless import HeaderlessFramer
 from feedq.connectors.records.ignoring import Ignored, Scalar
 from feedq.connectors.records.pointer import parse_pointer
@@ -95,7 +95,7 @@ class WebsocketOptions(CursorOptions, RequestOptions):
     buffer_bytes: int = Field(
         default=512 * 1024,
         ge=1,
-        le=64 * 2**20,
+        le=BUFFER_BYTES_MAX,
         description="Received bytes that wait to be taken before reading pauses and the source has to wait.",
     )
 

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from feedq.connectors.base import Context, CsvFormat
 from feedq.connectors.records.cursor import show_cursor
 from feedq.connectors.records.framing import CR, LF
-from feedq.connectors.records.framing_options import RECORD_BYTES_MAX
+from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX, RECORD_BYTES_MAX
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, RemoteOptions, check_template
 from feedq.connectors.wire.template import compile_template, wire_values
 from feedq.errors import FeedMisconfigured
@@ -60,7 +60,7 @@ class MessageOptions(RemoteOptions):
     buffer_bytes: int = Field(
         default=4 * 2**20,
         ge=1,
-        le=64 * 2**20,
+        le=BUFFER_BYTES_MAX,
         description="Received bytes that wait to be taken before nothing more is asked for.",
     )
 

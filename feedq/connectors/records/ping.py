@@ -154,8 +154,8 @@ def _compiled(pattern: str) -> Any:
     except re2.error as error:
         said = error.args[0].decode(errors="replace") if error.args else "unknown"
         raise ValueError(
-            f"is no regular expression of RE2, whose patterns take linear time: {said}; it has no back references, "
-            "no look-around and no possessive repeats"
+            f"is no regular expression of RE2, whose patterns take linear time: {said}; it has no back "
+            "references, no look-around and no possessive repeats"
         ) from None
 
 

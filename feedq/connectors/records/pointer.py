@@ -214,7 +214,7 @@ class _Node:
 
     @cached_property
     def _object(self) -> Any:
-        """The type of an object with what is pointed at in it; None if a member has a name that no field can have."""
+        """The type of an object with what is pointed at in it; None if a member has a name that no field can."""
         fields = []
         for place, (name, child) in enumerate(self.children.items()):
             kind = child._type
@@ -250,7 +250,7 @@ class _Node:
 
 def _first(text: Text | msgspec.Raw) -> int:
     """The first byte that is no blank; 0 if there is none."""
-    with memoryview(text) as view:  # type: ignore[arg-type] # a Raw is a buffer
+    with memoryview(text) as view:
         first = view[0] if view else 0
         if first not in _BLANKS:
             return first

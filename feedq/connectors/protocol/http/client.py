@@ -29,6 +29,7 @@ from feedq.connectors.protocol.http.gunzip import Gunzip
 from feedq.connectors.protocol.http.request_options import USER_AGENT, RequestOptions
 from feedq.connectors.protocol.http.retry_after import retry_after_s
 from feedq.connectors.protocol.http.transport import BODY, SCHEMES, Body, Transport, location_of
+from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX
 from feedq.connectors.wire.connection import Connection, ConnectionOptions, open_connection
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Location, Scheme, check_template, parse_location
 from feedq.connectors.wire.template import CURSOR, compile_template, wire_values
@@ -90,7 +91,7 @@ class HttpRequestOptions(RequestOptions):
     buffer_bytes: int = Field(
         default=512 * 1024,
         ge=1,
-        le=64 * 2**20,
+        le=BUFFER_BYTES_MAX,
         description="Received bytes that wait to be taken before reading pauses and the source has to wait.",
     )
 
