@@ -151,6 +151,10 @@ def test_what_is_no_json_or_too_deep_for_a_parser_is_told(text: bytes) -> None:
         TextPointers(["/a"]).find(text)
 
 
+def test_what_is_no_utf8_is_no_json() -> None:
+    assert not is_json(b'{"a": "\xff"}')
+
+
 @pytest.mark.parametrize("text", [b"1", b' {"a": [1, "\xc3\xa9"]}\n', b"[" * 100 + b"]" * 100])
 def test_what_is_json_is_told(text: bytes) -> None:
     assert is_json(text)

@@ -142,13 +142,13 @@ class TextPointers:
         return found
 
 
-def is_json(text: Text) -> bool:
-    """Whether a text is one value of JSON, of at most about a thousand levels; it need not be UTF-8."""
+def is_json(text: bytes) -> bool:
+    """Whether a text is one value of JSON, of at most about a thousand levels."""
     try:
         _ANY.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        return text.isascii() or bool(text.decode())
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return False
-    return True
 
 
 @dataclass

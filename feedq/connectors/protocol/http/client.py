@@ -175,6 +175,8 @@ class Answer:
                 raise SourceUnavailable(f"{self.where}: its gzip cannot be unpacked") from None
             if piece:
                 return piece
+            if not self._gunzip.is_drained:
+                continue
             data = await self._body.receive()
             if not data:
                 if self._gunzip.is_amid:
@@ -184,13 +186,16 @@ class Answer:
 
     async def read(self, bytes_max: int) -> bytes:
         """All of the content. Raises `FeedMisconfigured` if it is larger."""
+        declared = self.headers.get("content-length", "")
+        is_larger = self._gunzip is None and declared.isdigit() and int(declared[:19]) > bytes_max
         content = bytearray()
-        while data := await self.receive():
+        while not is_larger and (data := await self.receive()):
             content += data
-            if len(content) > bytes_max:
-                raise FeedMisconfigured(
-                    f"{self.where}: answer of more than {bytes_max} bytes; raise source.max_response_bytes"
-                )
+            is_larger = len(content) > bytes_max
+        if is_larger:
+            raise FeedMisconfigured(
+                f"{self.where}: answer of more than {bytes_max} bytes; raise source.max_response_bytes"
+            )
         return bytes(content)
 
     def _unpacking(self) -> Gunzip | None:
