@@ -255,6 +255,7 @@ class MqttConnector:
             where=where,
             idle_timeout_s=self._options.idle_timeout_s,
             buffer_bytes=self._options.buffer_bytes,
+            payload_bytes_max=self._options.max_record_bytes,
         )
 
     async def _log_in(self, link: MqttLink, cursor: JSON) -> None:
@@ -284,6 +285,10 @@ class MqttConnector:
             await link.subscribe(topics, partial(self._check_granted, topics))
 
     def _check_granted(self, topics: Sequence[str], granted: Sequence[ReasonCode]) -> None:
+        if len(granted) != len(topics):
+            raise SourceUnavailable(
+                f"{self._location}: the broker answers {len(topics)} subscriptions with {len(granted)} reasons"
+            )
         for topic, reason in zip(topics, granted, strict=True):
             if reason.is_failure:
                 raise FeedMisconfigured(
@@ -318,6 +323,10 @@ class MqttConnector:
         """The records of messages, up to one that is too large."""
         taken = Taken()
         for message in messages:
+            if message.left_out_bytes:
+                size = message.left_out_bytes
+                taken.failure = oversize(self._location, self._options, size=size, after=None)
+                break
             seen = self._pending.seen(message) if message.number else Seen.NEVER
             if seen is Seen.COMMITTED:
                 # It comes before everything that is pending, so its acknowledgement is in order too.

@@ -254,22 +254,23 @@ class RedisConnector:
         records: list[bytes] = []
         count = size = held = 0
         failure: FeedMisconfigured | None = None
-        async for entry in self._entries(connection.answers):
-            entry_id = _id(entry.id)
-            if entry_id <= positions[entry.stream]:
-                raise InvalidResponse(
-                    f"an entry {_text(entry_id)} that comes before those that were asked for"
-                )
-            record = b"" if entry.too_large else self._record(entry)
-            failure = self._refusal(entry, record, positions)
-            if failure is not None:
-                break
-            records.append(record)
-            positions[entry.stream] = entry_id
-            count, size, held = count + 1, size + len(record), held + len(record) + ENTRY_BYTES
-            if held >= self._options.buffer_bytes:
-                yield batch_of(records, cursor=_cursor(positions), received_at=self._context.clock.now())
-                records, held = [], 0
+        async with aclosing(self._entries(connection.answers)) as entries:
+            async for entry in entries:
+                entry_id = _id(entry.id)
+                if entry_id <= positions[entry.stream]:
+                    raise InvalidResponse(
+                        f"an entry {_text(entry_id)} that comes before those that were asked for"
+                    )
+                record = b"" if entry.too_large else self._record(entry)
+                failure = self._refusal(entry, record, positions)
+                if failure is not None:
+                    break
+                records.append(record)
+                positions[entry.stream] = entry_id
+                count, size, held = count + 1, size + len(record), held + len(record) + ENTRY_BYTES
+                if held >= self._options.buffer_bytes:
+                    yield batch_of(records, cursor=_cursor(positions), received_at=self._context.clock.now())
+                    records, held = [], 0
         if failure is None:
             self._adapt_count(count, size)
             await self._ask(connection, positions)
