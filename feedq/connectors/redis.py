@@ -300,7 +300,7 @@ class RedisConnector:
             raise InvalidResponse("an entry with a field that has no value")
         if count > 2 * FIELDS_MAX:
             return Entry(
-                stream, entry_id, too_large=f"entry of {count // 2} fields, at most {FIELDS_MAX} are read"
+                stream, entry_id, too_large=f"entry of {count // 2} fields (at most {FIELDS_MAX} are read)"
             )
         most = self._options.max_record_bytes
         values: list[bytes] = []
@@ -335,8 +335,9 @@ class RedisConnector:
             return oversize(self._location, self._options, size=len(record), after=after)
         if entry.too_large:
             return FeedMisconfigured(
-                f"{self._location}: {entry.too_large} after cursor {show_cursor(after)}, at most "
-                f"{self._options.max_record_bytes} bytes are allowed; raise source.max_record_bytes"
+                f"{self._location}: {entry.too_large} after cursor {show_cursor(after)}; at most "
+                f"{self._options.max_record_bytes} bytes are allowed: raise source.max_record_bytes, or have "
+                "smaller entries written"
             )
         return None
 

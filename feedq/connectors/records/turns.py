@@ -17,7 +17,7 @@ Steps: TypeAlias = Generator[None, None, Result]
 
 TURN_S: Final = 0.01
 """Longer, and thousands of feeds notice it; shorter, and the loop turns more often than it works."""
-SLICE_BYTES: Final = 128 * 1024
+SLICE_BYTES: Final = 64 * 1024
 """What is given to a parser at once that takes some tenths of a microsecond for each byte at worst."""
 
 

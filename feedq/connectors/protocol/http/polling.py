@@ -31,8 +31,8 @@ from feedq.model import JSON
 TAG_CHARACTERS_MAX: Final = 512
 """Longer ones are not kept: the position is written with every commit."""
 _KEYS: Final = frozenset(("at", "page", "etag", "modified", "seen", "digest"))
-WINDOW_BYTES: Final = 256 * 1024
-"""How much of a list is cut up at once: some ten milliseconds if it is nothing but brackets."""
+WINDOW_BYTES: Final = 64 * 1024
+"""How much of a list is cut up at once: a few milliseconds if it is nothing but brackets."""
 _STEP_RECORDS: Final = 1000
 _ELEMENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{},]', re.DOTALL)

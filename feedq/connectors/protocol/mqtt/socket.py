@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 READ_BYTES = 64 * 1024
-PACKET_BYTES_MAX: Final = 32 * 1024
+PACKET_BYTES_MAX: Final = 4 * 1024
 """Of all packets but a PUBLISH: they hold some numbers, a reason, and perhaps a few properties."""
-PROPERTIES_BYTES_MAX: Final = 16 * 1024
-"""Of a PUBLISH; paho takes some microseconds for each five bytes of them."""
+PROPERTIES_BYTES_MAX: Final = 4 * 1024
+"""Of a PUBLISH; paho takes a time for them that grows with their square, half a second for 16 KiB."""
 TOPIC_BYTES_MAX: Final = 64 * 1024
 _PUBLISH: Final = 3
 _FROM_BROKERS: Final = frozenset((2, _PUBLISH, 9, 11, 13, 14))
@@ -131,6 +131,9 @@ class ReadAhead:
         taken, self._buffer = self._buffer[:size], self._buffer[size:]
         if gate is not None and taken:
             gate.look(taken)
+            if gate.refusal is not None:
+                self.is_dry = True
+                raise BlockingIOError
         return bytes(taken)
 
     def _receive(self) -> bytes:

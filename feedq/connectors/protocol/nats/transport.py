@@ -30,8 +30,8 @@ SAID_BYTES_MAX: Final = 300
 HEADERS_BYTES_MAX: Final = 32 * 1024
 """Of a message."""
 HEADERS_BYTES_MIN: Final = len(b"NATS/1.0\r\n\r\n")
-ANSWER_BYTES_MAX: Final = 2**20
-"""Of a message that is no record, but an answer of JetStream."""
+ANSWER_BYTES_MAX: Final = 256 * 1024
+"""Of a message that is no record, but an answer of JetStream: the library parses it in one go."""
 READ_BYTES: Final = 32 * 1024
 _INFO_KEPT: Final = ("server_id", "proto", "headers", "jetstream", "nonce")
 _INFO_FLAGS: Final = ("auth_required", "tls_required", "tls_available")
@@ -43,7 +43,7 @@ _ERROR: Final = re.compile(rb"-ERR\s+'(?P<said>[^']+)'\s*")
 class Gate:
     """What a server sends, as far as the client may see it: whole lines, and messages of a bounded size.
 
-    A message that is larger is cut to one byte over its limit, and is the last that comes through: whoever looks at
+    A message that is larger is cut to one byte over its limit, and is the last that comes through. Who looks at
     it finds it too large, and `left_out` says by how much. Raises `ValueError` for what breaks the rules.
     """
 
