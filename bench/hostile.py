@@ -1,9 +1,9 @@
-"""Hostile sources for every connector, and honest ones at their limits: what they do to the process that reads them.
+"""Hostile sources for every connector, and honest ones at their limits: what they do to the process that reads.
 
-The sources and the process are those of ``tests/hostile``. Resident memory is its highest over what it was before; a
-stall is the longest time between two turns of the event loop, of which only the processor time of its own thread
-counts: on a machine that does other things the rest is theirs. What stood still for too long is read again, twice
-at most, for a page fault or a garbage collection of the machine's may fall into it.
+The sources and the process are those of ``tests/hostile``. Resident memory is its highest over what it was before.
+A stall is the longest time between two turns of the event loop, and counts as processor time of the loop's thread:
+on a machine that does other things the rest of it is theirs. A source that made too long a stall is read again,
+twice at most.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Hostile sources for every connector: memory stays bounded, the loop turns, and one error says in words what is wrong.
+"""Hostile sources for every connector: memory stays bounded, the loop turns, and one error says what is wrong.
 
-Each connector's sources are read in a process of their own (`tests.hostile.victim`), one after the other. Clocks on
-a busy machine prove little: the bound on a stall is generous here, and in processor time; `make bench ARGS=hostile`
-has the figures.
+Each connector's sources are read in a process of their own (`tests.hostile.victim`), one after the other. Clocks
+on a busy machine prove little: the bound on a stall is generous here, and in processor time. The figures come from
+`make bench ARGS=hostile`.
 """
 
 from __future__ import annotations

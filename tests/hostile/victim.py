@@ -144,7 +144,7 @@ async def suffer(attack: Attack, source: Mapping[str, Any], programs: frozenset[
                 guard=RecordingGuard(),
                 on_connected=lambda: None,
                 secrets={},
-                permissions=Permissions(programs=programs),
+                permissions=Permissions(programs=tuple(programs)),
                 room=Budget(Settings.model_fields["inflight_bytes_total"].default),
             )
             async with aclosing(open_stream(kind, options, context=context, cursor=cursor)) as stream:

@@ -2,7 +2,8 @@
 
 Only the last record of a batch that has one is read: a cursor resumes *after* it, so earlier ones do not
 matter. A record that is not of its format, or has nothing (or a null) there, is passed over: the sink decides
-what becomes of it, and the cursor stays with the record before it. Nothing but the cursor is parsed of a record.
+what becomes of it, and the cursor stays with the record before it. Nothing but the cursor is parsed of a
+record, so that its cursor counts although something else in it is no UTF-8.
 
 In CSV a cursor is a field. One that is written as an integer is written becomes a number, so that a hello or
 a URL repeats it as the source sent it; any other is a string.
