@@ -88,6 +88,7 @@ class SoundConnector:
         if "holds what has no end" in self.faults:
             return
         if "lets nobody have a turn" in self.faults:
+            # The fault itself: whoever blocks the loop.
             time.sleep(2.5)
         if "raises what it likes" in self.faults:
             raise ValueError("too much")

@@ -11,6 +11,7 @@ import json
 import time
 import zlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -66,10 +67,17 @@ async def request(reader: asyncio.StreamReader) -> bytes:
     return await reader.readuntil(b"\r\n\r\n")
 
 
-def http(head: bytes, body: bytes = b"", without_end: bytes = b"", *, measured: bool = False) -> Script:
-    """Answers each request; with ``measured`` the length of the body is in its head."""
+def http(
+    head: bytes,
+    content: bytes | Callable[[], bytes] = b"",
+    without_end: bytes = b"",
+    *,
+    measured: bool = False,
+) -> Script:
+    """Answers each request; with ``measured`` the length of the content is in its head."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = content() if callable(content) else content
         while await request(reader):
             length = b"Content-Length: %d\r\n" % len(body) if measured else b""
             writer.write(b"HTTP/1.1 200 OK\r\n" + head + length + b"\r\n")
@@ -128,9 +136,14 @@ def deflated(payload: bytes) -> bytes:
     return frame((packer.compress(payload) + packer.flush(zlib.Z_SYNC_FLUSH))[:-4], 0xC1)
 
 
-def zipped(piece: bytes, count: int, *, before: bytes = b"", after: bytes = b"") -> bytes:
+def zipped(piece: bytes, count: int, *, before: bytes = b"", after: bytes = b"") -> Callable[[], bytes]:
+    """Made when it is asked for, which takes seconds."""
+    return partial(_zipped, piece, count, before, after)
+
+
+def _zipped(piece: bytes, count: int, before: bytes, after: bytes) -> bytes:
     packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=6) as file:
+    with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=1) as file:
         file.write(before)
         for _ in range(count):
             file.write(piece)

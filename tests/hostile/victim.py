@@ -39,7 +39,8 @@ from feedq.permission import Permissions
 from feedq.runtime.outlet import Budget
 from feedq.settings import Settings
 from feedq.testing.loopback import RecordingGuard, serving
-from tests.hostile.attacks import ATTACKS, HONEST, Attack, prepare
+from tests.hostile.attacks import ATTACKS, Attack, prepare
+from tests.hostile.honest import HONEST
 
 PROBE_S: Final = 0.002
 GIVE_UP_S: Final = 20.0
@@ -159,6 +160,7 @@ async def suffer(attack: Attack, source: Mapping[str, Any], programs: frozenset[
         pass
     except Exception as raised:
         error = raised
+    # A stall shows only when the loop has turned again.
     await asyncio.sleep(4 * PROBE_S)
     probe.stop()
     logging.getLogger().removeHandler(complaints)
