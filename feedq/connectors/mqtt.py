@@ -66,6 +66,9 @@ _REFUSALS: Final[Mapping[int, str]] = {
 }
 """Reasons that another try cannot mend, and what to look at. Those of 3.1.1 come as the same numbers."""
 
+MESSAGES_AT_ONCE = 2000
+"""After so many that waited the other feeds have their turn."""
+
 logger = log(__name__)
 
 
@@ -218,11 +221,14 @@ class MqttConnector:
         try:
             self._context.on_connected()
             while True:
-                taken = self._take(link, await link.inbox.take())
-                if taken.records:
-                    yield self._batch(link, taken, cursor)
-                if taken.failure is not None:
-                    raise taken.failure
+                messages = await link.inbox.take()
+                for start in range(0, len(messages), MESSAGES_AT_ONCE):
+                    taken = self._take(link, messages[start : start + MESSAGES_AT_ONCE])
+                    if taken.records:
+                        yield self._batch(link, taken, cursor)
+                    if taken.failure is not None:
+                        raise taken.failure
+                    await asyncio.sleep(0)
         except SourceUnavailable:
             # Nobody sends those again.
             rest = self._take(link, [message for message in link.inbox.rest() if not message.number])

@@ -482,7 +482,8 @@ REDIS: Final = (
                 *((b"%d-1" % n, b"*2\r\n" + bulk(b"f") + bulk(b"x" * (MEBIBYTE - 100))) for n in range(1, 17))
             )
         ),
-        NO_REDIS,
+        "no answer for 2 s",
+        SourceSilent,
         options={"field": "f", "idle_timeout_s": 2},
     ),
     Attack(

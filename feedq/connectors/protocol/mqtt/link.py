@@ -267,12 +267,9 @@ class MqttLink:
 
     def _refuse(self, refusal: Refusal) -> None:
         """Nothing more is read; what was read before is taken first, and can be acknowledged."""
-        if not refusal.payload_bytes:
-            self._end(
-                SourceUnavailable(
-                    f"{self._where}: {refusal.why}, against the rules of the protocol; is it a broker?"
-                )
-            )
+        if not refusal.payload_bytes or not self._accepted.done():
+            why = refusal.why or "it sent a message before it accepted us"
+            self._end(SourceUnavailable(f"{self._where}: {why}, against the rules of MQTT; is it a broker?"))
             return
         self.pause()
         if not self._full.done():
