@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -319,7 +320,13 @@ class MqttLink:
             self._loop.remove_reader(self._socket.fileno())
 
     def _on_write_wanted(self, *_: Any) -> None:
-        self._loop.add_writer(self._socket.fileno(), self._write)
+        # paho asks for it also when what it has just tried to write has ended the connection.
+        if not self.is_lost and self._socket.fileno() >= 0:
+            try:
+                self._loop.add_writer(self._socket.fileno(), self._write)
+            except RuntimeError:
+                # uvloop has given up the socket for an error of it, and told nobody.
+                self._end(explain(ConnectionResetError(), self._where))
 
     def _on_written(self, *_: Any) -> None:
         self._unsent = 0
@@ -395,7 +402,8 @@ class MqttLink:
             self._timer.cancel()
         for unregister in (self._loop.remove_reader, self._loop.remove_writer):
             if self._socket.fileno() >= 0:
-                unregister(self._socket.fileno())
+                with suppress(RuntimeError):
+                    unregister(self._socket.fileno())
         self._dialed.guarded.cut()
         self._socket.close()
 
