@@ -67,7 +67,7 @@ _REFUSALS: Final[Mapping[int, str]] = {
 """Reasons that another try cannot mend, and what to look at. Those of 3.1.1 come as the same numbers."""
 
 MESSAGES_AT_ONCE = 500
-"""After so many that waited the other feeds have their turn; paho takes some 50 microseconds to acknowledge one."""
+"""After so many that waited the other feeds have their turn: to acknowledge one takes paho about 50 us."""
 
 logger = log(__name__)
 
