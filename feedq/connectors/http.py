@@ -11,17 +11,18 @@ again, whole; only what is a whole JSON object or list at the certain end of an 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import ClassVar
-
-import orjson
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.protocol.http.client import NO_CONTENT, Answer, HttpClient
 from feedq.connectors.protocol.http.options import HttpOptions
 from feedq.connectors.protocol.http.poller import Poller
 from feedq.connectors.records.framing import Framed, Framer
+from feedq.connectors.records.pointer import is_json
+from feedq.connectors.records.turns import slices
 from feedq.errors import SourceUnavailable
 from feedq.model import JSON, Batch
 
@@ -59,18 +60,21 @@ class HttpConnector:
             heard = False
             while data := await answer.receive():
                 heard = True
-                framed = framer.push(data)
-                if framed:
-                    if reader is not None:
-                        cursor = reader.after(framed, cursor)
-                    yield framed.batch(cursor=cursor, received_at=context.clock.now())
-                if framed.is_last:
-                    raise options.refusal(framed, where=answer.where, cursor=cursor)
+                for piece in (data,) if options.framing == "lines" else slices(data):
+                    framed = framer.push(piece)
+                    if framed:
+                        if reader is not None:
+                            cursor = await reader.follow(framed, cursor)
+                        yield framed.batch(cursor=cursor, received_at=context.clock.now())
+                    if framed.is_last:
+                        raise options.refusal(framed, where=answer.where, cursor=cursor)
+                    if piece is not data:
+                        await asyncio.sleep(0)
             discarded = framer.pending
             last = self._last(framer, answer) if discarded else None
             if last is not None:
                 if reader is not None:
-                    cursor = reader.after(last, cursor)
+                    cursor = await reader.follow(last, cursor)
                 yield last.batch(cursor=cursor, received_at=context.clock.now())
                 discarded = 0
         raise _closed(answer, discarded=discarded, heard=heard)
@@ -82,13 +86,9 @@ class HttpConnector:
         framed = self._options.frame_rest(framer)
         if not framed:
             return None
-        (record,) = framed.batch(cursor=None, received_at=self._context.clock.now()).split()
-        try:
-            # The beginning of a number is a number, but that of an object is nothing.
-            is_whole = isinstance(orjson.loads(record), dict | list)
-        except orjson.JSONDecodeError:
-            return None
-        return framed if is_whole else None
+        (record,) = framed.each()
+        # The beginning of a number is a number, but that of an object is nothing.
+        return framed if record.lstrip()[:1] in (b"{", b"[") and is_json(record) else None
 
 
 def _closed(answer: Answer, *, discarded: int, heard: bool) -> SourceUnavailable:

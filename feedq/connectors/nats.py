@@ -61,6 +61,9 @@ WORK_QUEUE_TAKEN: Final = {10099, 10100}
 DISABLED: Final = {10039, 10076}
 """JetStream, for the account or at all."""
 
+LARGEST_BYTES: Final = 16 * 2**20
+"""A request has room for a message of this size, whatever records may be: so that a large one can be told of."""
+
 _STREAM = re.compile(r"[^\s.*>/\\]+")
 _SUBJECT = re.compile(r"[^\s.>]+(\.[^\s.>]+)*(\.>)?|>")
 
@@ -215,7 +218,12 @@ class NatsConnector:
     async def _open(self, give_up_at: float, tls: SSLContext | None) -> NatsLink:
         # TLS begins when the server has said that it wants it, or in `log_in`, never in the socket's first bytes.
         streams = await open_streams(self._options, self._context, give_up_at=give_up_at, tls=None)
-        return NatsLink(streams, where=self._location, buffer_bytes=self._options.buffer_bytes)
+        return NatsLink(
+            streams,
+            where=self._location,
+            buffer_bytes=self._options.buffer_bytes,
+            payload_bytes_max=self._options.max_record_bytes,
+        )
 
     async def _log_in(self, link: NatsLink, tls: SSLContext | None) -> None:
         options, context = self._options, self._context
@@ -270,25 +278,40 @@ class NatsConnector:
             return await self._read(link, consumer, self._consumed(stream, start))
         except (APIError, Error) as error:
             raise self._explain(error) from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            # The library takes an answer apart as if it could be trusted.
+            raise SourceUnavailable(
+                f"{self._where}: what it answered is no answer of JetStream; is it a NATS server?"
+            ) from error
 
     async def _read(self, link: NatsLink, consumer: str, consumed: Consumed) -> Reading:
         options, client = self._options, link.client
         prefix = "$JS.API" if options.domain is None else f"$JS.{options.domain}.API"
         idle_timeout_s = options.idle_timeout_s
+        # A message that no request has room for would never come: also one that is too large, to be told.
+        largest = min(client.max_payload, max(options.max_record_bytes, LARGEST_BYTES))
+        bytes_max = max(options.buffer_bytes, largest + MESSAGE_BYTES)
         pulls = Pulls(
             client.publish,
             subject=f"{prefix}.CONSUMER.MSG.NEXT.{options.stream}.{consumer}",
             inbox=client.new_inbox(),
             messages=options.batch_messages,
-            # A message that no request has room for would never come.
-            bytes_max=max(options.buffer_bytes, client.max_payload + MESSAGE_BYTES),
+            bytes_max=bytes_max,
             heartbeat_s=min(HEARTBEAT_S_MAX, idle_timeout_s / HEARTBEATS_MISSED or HEARTBEAT_S_MAX),
         )
-        reading = Reading(link, pulls, consumed, options=options, context=self._context)
-        # What may wait is bounded by what is asked for; a limit of the library's would drop messages.
-        await client.subscribe(
-            f"{pulls.inbox}.*", cb=reading.receive, pending_msgs_limit=0, pending_bytes_limit=0
+        held_max = 2 * (bytes_max + options.batch_messages * MESSAGE_BYTES)
+        reading = Reading(
+            link, pulls, consumed, options=options, context=self._context, held_bytes_max=held_max
         )
+        # What may wait is bounded by what is asked for. A server that sends more ends the connection, and nothing
+        # is lost by what the library drops then: it is asked for again.
+        subscription = await client.subscribe(
+            f"{pulls.inbox}.*",
+            cb=reading.receive,
+            pending_msgs_limit=4 * options.batch_messages + 1000,
+            pending_bytes_limit=4 * bytes_max,
+        )
+        link.expect_records(subscription._id)
         return reading
 
     def _consumed(self, stream: StreamInfo, start: Start) -> Consumed:

@@ -8,28 +8,34 @@ may be gone; nobody can tell, for ids are not consecutive. The log says so (`Log
 goes on: stopping would only lose more. To see it in time, the oldest entry is asked for before every XREAD,
 in the same packet.
 
-While a batch waits for its consumer the next XREAD is already under way: that is all that is read ahead.
+While the last batch of an answer waits for its consumer the next XREAD is already under way: that is all that is
+read ahead. An answer is taken entry by entry (`feedq.connectors.protocol.resp`), in batches of about
+``buffer_bytes``, so that a thousand entries may each be as large as one may be.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from contextlib import aclosing
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import orjson
 from pydantic import Field, field_validator
 from redis.asyncio.connection import Connection
 from redis.exceptions import (
     AuthenticationError,
+    InvalidResponse,
     MovedError,
     NoPermissionError,
     RedisError,
     ResponseError,
 )
+from redis.exceptions import TimeoutError as SilentError
 
 from feedq.connectors.base import ConnectorOptions, Context
+from feedq.connectors.protocol.resp import LeftOut, RespParser
+from feedq.connectors.records.cursor import show_cursor
 from feedq.connectors.records.messages import (
     MessageOptions,
     batch_of,
@@ -51,20 +57,39 @@ BLOCK_MS_MAX: Final = 5_000
 COUNT_FIRST: Final = 16
 """How many entries the first XREAD asks for, before anything is known of their size."""
 
+FIELDS_MAX: Final = 10_000
+"""No entry has more fields."""
+FIELD_NAME_BYTES_MAX: Final = 64 * 1024
+ENTRY_BYTES: Final = 64
+"""What an entry takes beside its record, so that many small ones are bounded too."""
+SAID_CHARACTERS_MAX: Final = 300
+
 _PATH = re.compile(r"/?|/\d{1,5}")
 _MISTAKE = re.compile(r"WRONGTYPE|unknown command|.*DB index")
 """How the server refuses what is wrong however often it is tried. It is the library that leaves out `ERR`."""
 _NO_CLIENT_NAME = re.compile(r"[^!-~]+")
 
+_ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
+
 Id: TypeAlias = tuple[int, int]
 """Of an entry: what it is compared by."""
-Entry: TypeAlias = tuple[bytes, Sequence[bytes]]
-"""Id, then fields and values in turn."""
-Answer: TypeAlias = Sequence[tuple[bytes, Sequence[Entry]]]
-"""Of XREAD: streams that have something new, and that."""
+
+
+class Entry(NamedTuple):
+    """An entry as it was read."""
+
+    stream: bytes
+    id: bytes
+    values: Sequence[bytes] = ()
+    """Fields and values in turn; of ``source.field`` alone, if the entry has it."""
+    too_large: str = ""
+    """What of it is over a limit, and over which; then it was not read."""
+
 
 ZERO: Final[Id] = (0, 0)
 """Before every entry."""
+
+KEPT_ID_BYTES: Final = 64
 
 logger = log(__name__)
 
@@ -147,19 +172,13 @@ class RedisConnector:
                 connection = await self._open(give_up_at)
                 await connection.connect()  # type: ignore[no-untyped-call] # redis-py's own
                 positions = await self._positions(connection, cursor)
+            connection.answers.idle_timeout_s = self._options.idle_timeout_s
             self._context.on_connected()
             await self._ask(connection, positions)
             while True:
-                oldest, answer = await self._answer(connection)
-                received_at = self._context.clock.now()
-                records, failure = self._take(oldest, answer, positions)
-                if failure is None:
-                    self._adapt_count(records)
-                    await self._ask(connection, positions)
-                if records:
-                    yield batch_of(records, cursor=_cursor(positions), received_at=received_at)
-                if failure is not None:
-                    raise failure
+                async with aclosing(self._answer(connection, positions)) as batches:
+                    async for batch in batches:
+                        yield batch
         except RedisError as error:
             raise self._explain(error) from error
         finally:
@@ -195,17 +214,17 @@ class RedisConnector:
         for stream in self._names:
             info = await connection.receive(unless=ResponseError, saying="no such key")
             kept = known.get(stream.decode())
-            positions[stream] = self._position(stream, _pairs(info or ()), kept)
+            positions[stream] = self._position(stream, _pairs(info), kept)
         return positions
 
     def _position(self, stream: bytes, info: Mapping[bytes, Any], kept: JSON) -> Id:
-        last = _id(info[b"last-generated-id"]) if info else ZERO
+        last = _id(info.get(b"last-generated-id")) if info else ZERO
         if not isinstance(kept, str):
             return last if self._options.start == "now" else ZERO
-        position = _id(kept.encode())
+        position = _kept(kept)
         if info and last < position:
             self._log_gap(stream, f"its last id {_text(last)} is before the cursor {kept}: it was made anew")
-        elif info and last > position and info[b"first-entry"] is None:
+        elif info and last > position and info.get(b"first-entry") is None:
             self._log_gap(stream, f"everything after the cursor {kept} was trimmed or deleted")
         return position
 
@@ -226,36 +245,101 @@ class RedisConnector:
             ("XREAD", "COUNT", self._count, "BLOCK", self._block_ms, "STREAMS", *positions, *ids),
         )
 
-    async def _answer(self, connection: _Connection) -> tuple[dict[bytes, Id], Answer]:
-        """The oldest entry of each stream before the reading (`ZERO`: there was none), and what was read."""
-        idle_timeout_s = self._options.idle_timeout_s
-        try:
-            async with asyncio.timeout(idle_timeout_s or None):
-                oldest = {}
-                for stream in self._names:
-                    entries = await connection.receive()
-                    oldest[stream] = _id(entries[0][0]) if entries else ZERO
-                return oldest, await connection.receive() or ()
-        except TimeoutError:
-            raise SourceSilent(
-                f"{self._location}: connected, but no answer for {idle_timeout_s:g} s (source.idle_timeout_s)"
-            ) from None
-
-    def _take(
-        self, oldest: Mapping[bytes, Id], answer: Answer, positions: dict[bytes, Id]
-    ) -> tuple[list[bytes], FeedMisconfigured | None]:
-        """The records of an answer, up to one that is too large. Advances ``positions``."""
+    async def _answer(
+        self, connection: _Connection, positions: dict[bytes, Id]
+    ) -> AsyncGenerator[Batch, None]:
+        """What was asked for, in batches. Advances ``positions``, and asks for what follows."""
+        for stream in self._names:
+            self._check_gap(stream, _oldest(await connection.receive()), positions[stream])
         records: list[bytes] = []
-        for stream, entries in answer:
-            self._check_gap(stream, oldest[stream], positions[stream])
-            for entry_id, values in entries:
-                record = self._record(stream, entry_id, values)
-                if len(record) > self._options.max_record_bytes:
-                    after = _cursor(positions)
-                    return records, oversize(self._location, self._options, size=len(record), after=after)
+        count = size = held = 0
+        failure: FeedMisconfigured | None = None
+        async with aclosing(self._entries(connection.answers)) as entries:
+            async for entry in entries:
+                entry_id = _id(entry.id)
+                if entry_id <= positions[entry.stream]:
+                    raise InvalidResponse(
+                        f"an entry {_text(entry_id)} that comes before those that were asked for"
+                    )
+                record = b"" if entry.too_large else self._record(entry)
+                failure = self._refusal(entry, record, positions)
+                if failure is not None:
+                    break
                 records.append(record)
-                positions[stream] = _id(entry_id)
-        return records, None
+                positions[entry.stream] = entry_id
+                count, size, held = count + 1, size + len(record), held + len(record) + ENTRY_BYTES
+                if held >= self._options.buffer_bytes:
+                    yield batch_of(records, cursor=_cursor(positions), received_at=self._context.clock.now())
+                    records, held = [], 0
+        if failure is None:
+            self._adapt_count(count, size)
+            await self._ask(connection, positions)
+        if records:
+            yield batch_of(records, cursor=_cursor(positions), received_at=self._context.clock.now())
+        if failure is not None:
+            raise failure
+
+    async def _entries(self, answers: RespParser) -> AsyncGenerator[Entry, None]:
+        """The entries of an answer to XREAD, each when it has arrived."""
+        for _ in range(await answers.array(at_most=len(self._names))):
+            await _pair(answers)
+            stream = await answers.text(at_most=FIELD_NAME_BYTES_MAX)
+            if stream not in self._names:
+                raise InvalidResponse("entries of a stream that was not asked for")
+            for _ in range(await answers.array(at_most=self._count)):
+                await _pair(answers)
+                entry_id = await answers.text(at_most=KEPT_ID_BYTES)
+                if isinstance(entry_id, LeftOut) or not _ID.fullmatch(entry_id):
+                    raise InvalidResponse("an entry with an id that is none")
+                yield await self._entry(answers, stream, entry_id)
+
+    async def _entry(self, answers: RespParser, stream: bytes, entry_id: bytes) -> Entry:
+        """One entry, or of one that is too large as much as tells so."""
+        count = await answers.array(at_most=2**31)
+        if count % 2:
+            raise InvalidResponse("an entry with a field that has no value")
+        if count > 2 * FIELDS_MAX:
+            return Entry(
+                stream, entry_id, too_large=f"entry of {count // 2} fields (at most {FIELDS_MAX} are read)"
+            )
+        most = self._options.max_record_bytes
+        values: list[bytes] = []
+        size, wanted, too_large = 0, False, ""
+        for _ in range(count // 2):
+            name = await answers.text(at_most=FIELD_NAME_BYTES_MAX)
+            if isinstance(name, LeftOut):
+                return Entry(stream, entry_id, too_large=f"name of a field of {name.size} bytes")
+            is_wanted = name == self._field
+            value = await answers.text(at_most=most)
+            if isinstance(value, LeftOut):
+                too_large = f"payload of {value.size} bytes"
+                if is_wanted or self._field is None:
+                    return Entry(stream, entry_id, too_large=too_large)
+                await answers.skip(value)
+            elif is_wanted:
+                # The last of that name counts, and the others are not needed.
+                values, wanted = [name, value], True
+            elif not wanted and not too_large:
+                values += (name, value)
+                size += len(name) + len(value)
+                too_large = f"payload of more than {most} bytes" if size > most else ""
+                values = [] if too_large else values
+        return Entry(stream, entry_id, values, "" if wanted else too_large)
+
+    def _refusal(
+        self, entry: Entry, record: bytes, positions: Mapping[bytes, Id]
+    ) -> FeedMisconfigured | None:
+        """Why a record cannot land; None if it can."""
+        after = _cursor(positions)
+        if len(record) > self._options.max_record_bytes:
+            return oversize(self._location, self._options, size=len(record), after=after)
+        if entry.too_large:
+            return FeedMisconfigured(
+                f"{self._location}: {entry.too_large} after cursor {show_cursor(after)}; at most "
+                f"{self._options.max_record_bytes} bytes are allowed: raise source.max_record_bytes, or have "
+                "smaller entries written"
+            )
+        return None
 
     def _check_gap(self, stream: bytes, oldest: Id, position: Id) -> None:
         if oldest > position > ZERO:
@@ -265,19 +349,18 @@ class RedisConnector:
                 "entries between may have been trimmed",
             )
 
-    def _adapt_count(self, records: Sequence[bytes]) -> None:
+    def _adapt_count(self, count: int, size: int) -> None:
         """So that one answer holds about ``buffer_bytes`` at most; grown by steps, for sizes vary."""
-        if records:
-            size = max(1, sum(map(len, records)) // len(records))
-            fitting = self._options.buffer_bytes // (size * len(self._names))
+        if count:
+            each = max(1, size // count)
+            fitting = self._options.buffer_bytes // (each * len(self._names))
             self._count = max(1, min(fitting, 4 * self._count, self._options.count))
 
     # -- records -------------------------------------------------------------------------------------------
 
-    def _record(self, stream: bytes, entry_id: bytes, values: Sequence[bytes]) -> bytes:
-        value = None
-        if self._field is not None:
-            value = dict(zip(values[::2], values[1::2], strict=True)).get(self._field)
+    def _record(self, entry: Entry) -> bytes:
+        stream, entry_id, values, _ = entry
+        value = values[1] if values and values[0] == self._field else None
         if not self._options.envelope:
             return orjson.dumps(_object(values)) if value is None else value
         data = {"data": _object(values)} if value is None else payload_member(value)
@@ -285,21 +368,31 @@ class RedisConnector:
 
     def _explain(self, error: RedisError) -> SourceUnavailable | FeedMisconfigured:
         """An error of the server or of the library as one of ours."""
+        said = str(error)[:SAID_CHARACTERS_MAX]
         if isinstance(error, AuthenticationError):
             return FeedMisconfigured(
-                f"{self._location}: credentials refused ({error}); check source.username and source.password"
+                f"{self._location}: credentials refused ({said}); check source.username and source.password"
             )
         if isinstance(error, NoPermissionError):
             return FeedMisconfigured(
-                f"{self._location}: {error}; the user needs XREAD, XRANGE and XINFO, and all of source.streams"
+                f"{self._location}: {said}; the user needs XREAD, XRANGE and XINFO, and all of source.streams"
             )
         if isinstance(error, MovedError) or (isinstance(error, ResponseError) and _MISTAKE.match(str(error))):
             return FeedMisconfigured(
-                f"{self._location}: {error}; check source.streams and the path of source.url"
+                f"{self._location}: {said}; check source.streams and the path of source.url"
+            )
+        if isinstance(error, SilentError):
+            return SourceSilent(
+                f"{self._location}: connected, but no answer for {self._options.idle_timeout_s:g} s "
+                "(source.idle_timeout_s)"
             )
         if isinstance(error.__context__, OSError):
             return explain(error.__context__, self._location)
-        return SourceUnavailable(f"{self._location}: {error}")
+        if isinstance(error, InvalidResponse):
+            return SourceUnavailable(
+                f"{self._location}: its answer is none that Redis gives: {said}; check source.url"
+            )
+        return SourceUnavailable(f"{self._location}: {said}")
 
 
 class _Connection(Connection):
@@ -311,7 +404,9 @@ class _Connection(Connection):
     def __init__(self, streams: Streams, **credentials: Any) -> None:
         # Protocol 2 is what every server speaks. Without driver_info it does not tell the server about itself,
         # which some users are not allowed to.
-        super().__init__(protocol=2, socket_timeout=None, driver_info=None, **credentials)
+        super().__init__(
+            protocol=2, socket_timeout=None, driver_info=None, parser_class=RespParser, **credentials
+        )
         self._streams = streams
 
     async def _connect(self) -> None:
@@ -326,31 +421,66 @@ class _Connection(Connection):
         """All of them in one packet."""
         await self.send_packed_command(self.pack_commands(commands), check_health=False)
 
+    @property
+    def answers(self) -> RespParser:
+        """For answers that are taken piece by piece."""
+        assert isinstance(self._parser, RespParser)
+        return self._parser
+
     async def receive(self, *, unless: type[RedisError] | None = None, saying: str = "") -> Any:
         """The answer to the next command; None for an error that is expected."""
-        try:
-            return await self.read_response()
-        except RedisError as error:
-            if unless is None or not isinstance(error, unless) or saying not in str(error):
-                raise
-            return None
+        answer = await self.answers.read_response()
+        if not isinstance(answer, RedisError):
+            return answer
+        if unless is None or not isinstance(answer, unless) or saying not in str(answer):
+            raise answer
+        return None
 
 
 def _cursor(positions: Mapping[bytes, Id]) -> JSON:
     return {stream.decode(): _text(position) for stream, position in positions.items() if position > ZERO}
 
 
-def _id(text: bytes) -> Id:
+def _id(text: Any) -> Id:
+    """Raises `InvalidResponse` for what a server should not call one."""
+    if not isinstance(text, bytes) or not _ID.fullmatch(text):
+        raise InvalidResponse("an id that is none")
     milliseconds, _, sequence = text.partition(b"-")
+    return int(milliseconds), int(sequence)
+
+
+def _kept(text: str) -> Id:
+    """The id in a cursor."""
+    milliseconds, _, sequence = text.partition("-")
     return int(milliseconds), int(sequence or 0)
+
+
+def _oldest(answer: Any) -> Id:
+    """The id of the entry in an answer to XRANGE; `ZERO` if there is none."""
+    match answer:
+        case None | []:
+            return ZERO
+        case [[entry_id, *_], *_]:
+            return _id(entry_id)
+    raise InvalidResponse("what it answered to XRANGE is no list of entries")
+
+
+async def _pair(answers: RespParser) -> None:
+    if await answers.array(at_most=2) != 2:
+        raise InvalidResponse("a stream or an entry that is no pair")
 
 
 def _text(entry_id: Id) -> str:
     return f"{entry_id[0]}-{entry_id[1]}"
 
 
-def _pairs(flat: Sequence[Any]) -> dict[Any, Any]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+def _pairs(info: Any) -> dict[Any, Any]:
+    """An answer to XINFO."""
+    if info is None:
+        return {}
+    if not isinstance(info, list) or len(info) % 2 or not all(isinstance(name, bytes) for name in info[::2]):
+        raise InvalidResponse("what it answered to XINFO does not describe a stream")
+    return dict(zip(info[::2], info[1::2], strict=True))
 
 
 def _object(values: Sequence[bytes]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ Sources end their answers now and then. One that did so in order is asked again 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -133,20 +134,33 @@ class SseConnector:
             heard = False
             while data := await answer.receive():
                 heard = True
-                framed = framer.push(data)
-                if batch := self._batch(framed, framer):
+                async with aclosing(self._batches(framer.push(data), framer, answer)) as batches:
+                    async for batch in batches:
+                        yield batch
+            async with aclosing(self._batches(framer.finish(), framer, answer)) as batches:
+                async for batch in batches:
                     yield batch
-                if framed.oversize:
-                    raise self._refusal(answer)
-            if batch := self._batch(framer.finish(), framer):
-                yield batch
         if not heard:
             raise SourceUnavailable(f"{answer.where}: the source ended its answer before it sent anything")
 
-    def _batch(self, framed: Framed, framer: EventFramer) -> Batch | None:
+    async def _batches(
+        self, framed: Framed, framer: EventFramer, answer: Answer
+    ) -> AsyncGenerator[Batch, None]:
+        """The records that were read of what was pushed, and those that are still to be."""
+        while True:
+            if batch := await self._batch(framed, framer):
+                yield batch
+            if framed.oversize:
+                raise self._refusal(answer)
+            if not framer.is_behind:
+                return
+            await asyncio.sleep(0)  # however many lines there are, the others get their turn
+            framed = framer.go_on()
+
+    async def _batch(self, framed: Framed, framer: EventFramer) -> Batch | None:
         self._retry_s = self._retry_s if framer.retry_s is None else framer.retry_s
         if self._reader is not None:
-            self._cursor = self._reader.after(framed, self._cursor)
+            self._cursor = await self._reader.follow(framed, self._cursor)
         elif framer.last_id != self._last_id():
             self._cursor = self._checked(framer.last_id) or None
         if not framed:

@@ -12,7 +12,7 @@ resumes sends it again, whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -20,8 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.records.cursor_options import CursorOptions
-from feedq.connectors.records.framing_options import FramingOptions
+from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX, FramingOptions
 from feedq.connectors.records.ping import Ping, Pinged
+from feedq.connectors.records.turns import in_turns, slices
 from feedq.connectors.wire.connection import Connection, ConnectionOptions, open_connection
 from feedq.connectors.wire.remote import RemoteOptions, Scheme, parse_location
 from feedq.connectors.wire.template import compile_template, unescape, wire_values
@@ -79,7 +80,7 @@ class TcpOptions(CursorOptions, FramingOptions, RemoteOptions):
     buffer_bytes: int = Field(
         default=512 * 1024,
         ge=1,
-        le=64 * 2**20,
+        le=BUFFER_BYTES_MAX,
         description="Received bytes that wait to be taken before reading pauses and the source has to wait.",
     )
     keepalive: bool = Field(
@@ -154,17 +155,20 @@ class TcpConnector:
             heard = False
             while data := await connection.receive():
                 heard = True
-                framed = framer.push(data)
-                if pinged is not None:
-                    framed, answers = pinged.take(framed)
-                    connection.send(answers)
-                if framed:
-                    if reader is not None:
-                        cursor = reader.after(framed, cursor)
-                    yield framed.batch(cursor=cursor, received_at=self._context.clock.now())
-                if framed.is_last:
-                    raise self._options.refusal(framed, where=self._endpoint, cursor=cursor)
-                del framed  # or its records would stay in memory until the next ones come
+                for piece in self._pieces(data):
+                    framed = framer.push(piece)
+                    if pinged is not None:
+                        framed, answers = await in_turns(pinged.take(framed))
+                        connection.send(answers)
+                    if framed:
+                        if reader is not None:
+                            cursor = await reader.follow(framed, cursor)
+                        yield framed.batch(cursor=cursor, received_at=self._context.clock.now())
+                    if framed.is_last:
+                        raise self._options.refusal(framed, where=self._endpoint, cursor=cursor)
+                    del framed  # or its records would stay in memory until the next ones come
+                    if piece is not data:
+                        await asyncio.sleep(0)
         finally:
             connection.close()
         raise self._closed(discarded=framer.pending, heard=heard)
@@ -208,6 +212,10 @@ class TcpConnector:
         if begun:
             said = said[:-begun] + MASK
         return said.encode("utf-8", "surrogateescape")
+
+    def _pieces(self, data: bytearray) -> Iterable[bytes | bytearray]:
+        # Lines are cut in one go; what goes record by record lets others have their turn in between.
+        return (data,) if self._options.framing == "lines" else slices(data)
 
     def _closed(self, *, discarded: int, heard: bool) -> SourceUnavailable:
         if discarded:

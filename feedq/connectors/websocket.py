@@ -22,10 +22,11 @@ from feedq.connectors.protocol.websocket.connection import WebsocketRequest, ope
 from feedq.connectors.records.cursor import show_cursor
 from feedq.connectors.records.cursor_options import CursorOptions
 from feedq.connectors.records.framing import CR, LF, Framed, Framer, LineFramer
-from feedq.connectors.records.framing_options import RECORD_BYTES_MAX
+from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX, RECORD_BYTES_MAX
 from feedq.connectors.records.headerless import HeaderlessFramer
 from feedq.connectors.records.ignoring import Ignored, Scalar
 from feedq.connectors.records.pointer import parse_pointer
+from feedq.connectors.records.turns import in_turns
 from feedq.connectors.wire.connection import ConnectionOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Scheme, check_template
 from feedq.connectors.wire.template import compile_template, wire_values
@@ -94,7 +95,7 @@ class WebsocketOptions(CursorOptions, RequestOptions):
     buffer_bytes: int = Field(
         default=512 * 1024,
         ge=1,
-        le=64 * 2**20,
+        le=BUFFER_BYTES_MAX,
         description="Received bytes that wait to be taken before reading pauses and the source has to wait.",
     )
 
@@ -167,7 +168,7 @@ class WebsocketOptions(CursorOptions, RequestOptions):
 class MessageFramer:
     """Records out of messages."""
 
-    __slots__ = ("_ignored", "_lines", "_one_each")
+    __slots__ = ("_lines", "_one_each", "ignored")
 
     def __init__(self, options: WebsocketOptions) -> None:
         # A line never is longer than the message it stands in.
@@ -176,10 +177,11 @@ class MessageFramer:
             lines = HeaderlessFramer(lines, options.csv)
         self._lines = lines
         self._one_each = options.split == "message" and options.format != "csv"
-        self._ignored = Ignored(options.ignore) if options.ignore else None
+        self.ignored = Ignored(options.ignore) if options.ignore else None
+        """Leaves out records that are no part of the feed."""
 
     def frame(self, messages: list[bytes]) -> Framed:
-        """The records of some messages; perhaps none."""
+        """The records of some messages, with those to be ignored; perhaps none."""
         joined = LF.join([*messages, b""])
         if not self._one_each:
             framed = self._lines.push(joined)
@@ -188,7 +190,7 @@ class MessageFramer:
         else:
             # Messages without a line break in them are lines, which is what lands fastest.
             framed = Framed(lines=joined)
-        return framed if self._ignored is None else self._ignored.take(framed)
+        return framed
 
 
 class WebsocketConnector:
@@ -218,9 +220,11 @@ class WebsocketConnector:
             self._context.on_connected()
             while messages := await websocket.receive():
                 framed = framer.frame(messages)
+                if framer.ignored is not None:
+                    framed = await in_turns(framer.ignored.take(framed))
                 if framed:
                     if reader is not None:
-                        cursor = reader.after(framed, cursor)
+                        cursor = await reader.follow(framed, cursor)
                     yield framed.batch(cursor=cursor, received_at=self._context.clock.now())
         finally:
             websocket.close()

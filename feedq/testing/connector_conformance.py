@@ -65,7 +65,7 @@ import pytest
 
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.permission import Permissions, parse_networks
-from feedq.testing.loopback import Journal, refusing, serving, unanswering, until
+from feedq.testing.loopback import PATIENCE_S, Journal, refusing, serving, unanswering, until
 from feedq.testing.relay import Relay
 from feedq.testing.stage import LOOPS, MOMENT_S, Served, Stage, asking, behaviour, leave_out, pull, stop
 from feedq.testing.tenure import Tenure
@@ -78,6 +78,9 @@ NOT_PULLED_BYTES: Final = 32 * 2**20
 """What the source offers to a connector that is not pulled: far more than sockets and buffers hold."""
 READ_AHEAD_BYTES_MAX: Final = 16 * 2**20
 """How much of it may have left the source, buffers of the kernel included."""
+STANDS_STILL_S: Final = 2.0
+"""How long nothing else may happen on the loop; on a machine with time to spare a tenth of a second is long."""
+ERROR_CHARACTERS_MAX: Final = 2000
 
 
 class ConnectorConformance(Stage):
@@ -255,6 +258,26 @@ class ConnectorConformance(Stage):
                 assert relay.down_bytes < READ_AHEAD_BYTES_MAX, "reads on although it is not pulled"
                 await pull(tenure, stream, count=len(sent))
             self.assert_landed(tenure, sent)
+
+    @behaviour("dials")
+    async def test_what_has_no_end_is_refused_in_time_and_in_words(self) -> None:
+        for piece in (b"x", b"9", b"\xff"):
+            async with self.relayed() as (source, relay), self.waiting(relay.where, source) as waiting:
+                before = relay.down_bytes
+                relay.flood(piece)
+                longest_s, over = 0.0, asyncio.get_running_loop().time() + PATIENCE_S
+                while not waiting.next_batch.done() and asyncio.get_running_loop().time() < over:
+                    looked_at = asyncio.get_running_loop().time()
+                    await asyncio.sleep(0.01)
+                    longest_s = max(longest_s, asyncio.get_running_loop().time() - looked_at)
+                    read = relay.down_bytes - before
+                    assert read < READ_AHEAD_BYTES_MAX, f"takes {read} bytes for a record's beginning"
+                error = await waiting.ended()
+                assert isinstance(error, SourceUnavailable | FeedMisconfigured), f"ends with {error!r}"
+                assert len(str(error)) < ERROR_CHARACTERS_MAX, "quotes what has no end"
+                assert longest_s < STANDS_STILL_S, f"lets nobody else have a turn for {longest_s:.1f} s"
+                assert not waiting.tenure.guard.watched
+                await until(partial(has_no_connection, relay))
 
     # -- the end ---------------------------------------------------------------------------------------
 

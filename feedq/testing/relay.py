@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from feedq.testing.loopback import reset, serving
 
@@ -33,6 +33,8 @@ class Relay:
         """How much is passed down at once."""
         self._cut_after: int | None = None
         self._hold_after: int | None = None
+        self._flood = b""
+        self._pouring: set[asyncio.Task[None]] = set()
         self._released = asyncio.Event()
         self._connections: set[asyncio.StreamWriter] = set()
 
@@ -56,6 +58,22 @@ class Relay:
         """Pass on what was held up."""
         self._hold_after = None
         self._released.set()
+
+    def flood(self, piece: bytes) -> None:
+        """From now on pass down this without an end, whatever the source says."""
+        self._flood = piece * (self.chunk_bytes // len(piece) + 1)
+        self.release()
+        for writer in list(self._connections):
+            task = asyncio.ensure_future(self._pour(writer))
+            self._pouring.add(task)
+            task.add_done_callback(self._pouring.discard)
+
+    async def _pour(self, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(self._flood)
+                await writer.drain()
+                self.down_bytes += len(self._flood)
 
     def reset_all(self) -> None:
         """Reset every connection there is."""
@@ -124,5 +142,7 @@ class Relay:
             self._cut_after = None
             self.reset_all()
             raise ConnectionResetError
+        if self._flood:
+            await asyncio.Event().wait()
         while self._hold_after is not None and self.down_bytes >= self._hold_after:
             await self._released.wait()

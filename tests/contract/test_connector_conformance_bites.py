@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
@@ -67,6 +68,8 @@ class SoundConnector:
                 self._context.on_connected()
             while data := await self._read(reader, pending):
                 *lines, rest = (rest + data).split(b"\n")
+                if not lines and len(rest) > self._options.max_record_bytes:
+                    self._refuse(rest)
                 if lines:
                     batch, oversize = self._batch(lines, writer)
                     if batch.count:
@@ -80,6 +83,17 @@ class SoundConnector:
         finally:
             await self._end(dialed, writer)
         raise self._broken_off(None)
+
+    def _refuse(self, rest: bytes) -> None:
+        if "holds what has no end" in self.faults:
+            return
+        if "lets nobody have a turn" in self.faults:
+            # The fault itself: whoever blocks the loop.
+            time.sleep(2.5)
+        if "raises what it likes" in self.faults:
+            raise ValueError("too much")
+        said = rest.decode("latin-1") if "quotes what has no end" in self.faults else ""
+        raise FeedMisconfigured(f"a record over source.max_record_bytes {said}")
 
     async def _dial(self) -> Dialed:
         host, _, port = self._options.where.rpartition(":")
@@ -251,6 +265,10 @@ FAULTS = {
     "never silent": "a_source_that_falls_silent_is_told_from_one_that_ended",
     "knows no limit": "a_record_over_the_limit_fails_the_feed_after_everything_before_it",
     "drops what came before": "a_record_over_the_limit_fails_the_feed_after_everything_before_it",
+    "holds what has no end": "what_has_no_end_is_refused_in_time_and_in_words",
+    "lets nobody have a turn": "what_has_no_end_is_refused_in_time_and_in_words",
+    "raises what it likes": "what_has_no_end_is_refused_in_time_and_in_words",
+    "quotes what has no end": "what_has_no_end_is_refused_in_time_and_in_words",
     "reads ahead": "it_does_not_read_on_when_it_is_not_pulled",
     "stops slowly": "it_stops_while_it_waits",
     "keeps the socket": "it_stops_while_it_waits",

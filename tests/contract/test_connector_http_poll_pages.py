@@ -335,7 +335,7 @@ def test_a_byte_order_mark_hides_neither_cursor_nor_next_page(run: Run) -> None:
 def test_an_answer_whose_cursor_cannot_be_read_is_told(run: Run) -> None:
     async def main() -> None:
         # Its list can be read, but no text of JSON holds such a byte.
-        body = items(1, next=1)[:-1] + b',"by":"\xff"}'
+        body = items(1)[:-1] + b',"next":"\xff"}'
         source = {**POLL, "records": "/items", "next_cursor": "/next"}
         async with serving(Api(lambda _: answer(body))) as port:
             _, error = await HttpFeed(HttpConnector).read_to_end(url(port, "/?after={cursor}"), **source)

@@ -16,7 +16,8 @@ def unpacked(packed: bytes, step: int) -> tuple[bytes, Gunzip]:
     gunzip, content = Gunzip(), b""
     for start in range(0, len(packed), step):
         gunzip.push(packed[start : start + step])
-        while piece := gunzip.take():
+        while not gunzip.is_drained:
+            piece = gunzip.take()
             assert len(piece) <= PIECE_BYTES_MAX
             content += piece
     return content, gunzip
@@ -44,6 +45,16 @@ def test_nothing_is_held_back_that_could_be_unpacked() -> None:
             # All at once, as the library does it without a bound.
             expected = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed[:-cut])
             assert unpacked(packed[:-cut], 10**9)[0] == expected
+
+
+def test_a_thousand_archives_of_nothing_are_passed_over_in_steps() -> None:
+    gunzip = Gunzip()
+    gunzip.push(gzip.compress(b"") * 10_000 + gzip.compress(b"end"))
+    steps = []
+    while not gunzip.is_drained:
+        steps.append(gunzip.take())
+    assert b"".join(steps) == b"end"
+    assert len(steps) > 10
 
 
 @given(st.integers(1, 60))

@@ -8,14 +8,15 @@ from collections.abc import Callable
 from random import Random
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
-import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feedq.connectors.protocol.http.polling import (
+    Elements,
     Page,
     Position,
+    TooMany,
     advance,
     conceal,
     digest,
@@ -25,6 +26,7 @@ from feedq.connectors.protocol.http.polling import (
     unseen,
     within,
 )
+from feedq.connectors.records.turns import at_once
 from feedq.model import JSON
 
 RECORDS = st.lists(st.binary(min_size=1, max_size=4), max_size=6)
@@ -72,51 +74,55 @@ def test_conditions_are_made_of_what_is_known() -> None:
 
 def test_an_answer_to_the_same_request_is_remembered() -> None:
     page = Page([b"1", b"2"], at=7, etag='"v1"', modified="then")
-    step = advance(Position(at=7, etag='"v0"'), page, follows_cursor=True)
+    step = at_once(advance(Position(at=7, etag='"v0"'), page, follows_cursor=True))
     assert step.new == [b"1", b"2"]
-    assert step.after == Position(at=7, etag='"v1"', modified="then", seen=2, digest=digest([b"1", b"2"]))
+    assert step.after == Position(
+        at=7, etag='"v1"', modified="then", seen=2, digest=at_once(digest([b"1", b"2"]))
+    )
     assert not step.again
 
 
 def test_a_moved_cursor_forgets_what_belonged_to_the_last_request() -> None:
     page = Page([b"1"], at=8, etag='"v1"', modified="then")
-    step = advance(Position(at=7, seen=3, digest="x"), page, follows_cursor=True)
+    step = at_once(advance(Position(at=7, seen=3, digest="x"), page, follows_cursor=True))
     assert step.after == Position(at=8)
     assert step.again
 
 
 @pytest.mark.parametrize(("records", "follows_cursor"), [([], True), ([b"1"], False)])
 def test_a_moved_cursor_alone_is_no_reason_to_ask_at_once(records: list[bytes], follows_cursor: bool) -> None:
-    step = advance(Position(at=7), Page(records, at=8), follows_cursor=follows_cursor)
+    step = at_once(advance(Position(at=7), Page(records, at=8), follows_cursor=follows_cursor))
     assert step.after == Position(at=8)
     assert not step.again
 
 
 def test_a_next_page_comes_before_everything_else() -> None:
-    step = advance(Position(), Page([b"1"], at=8, next_page="/2", etag='"v1"'), follows_cursor=True)
+    step = at_once(advance(Position(), Page([b"1"], at=8, next_page="/2", etag='"v1"'), follows_cursor=True))
     assert (step.after, step.again) == (Position(at=8, page="/2"), True)
-    step = advance(step.after, Page([], at=8, next_page="/3"), follows_cursor=True)
+    step = at_once(advance(step.after, Page([], at=8, next_page="/3"), follows_cursor=True))
     assert (step.after, step.again) == (Position(at=8, page="/3"), True)
 
 
 def test_after_the_last_page_comes_the_first() -> None:
-    step = advance(Position(at=8, page="/3"), Page([b"1"], at=9, etag='"v1"'), follows_cursor=True)
+    step = at_once(advance(Position(at=8, page="/3"), Page([b"1"], at=9, etag='"v1"'), follows_cursor=True))
     assert (step.after, step.again) == (Position(at=9), False)
-    step = advance(Position(at=8, page="/3"), Page([b"1"], at=9, next_page="/3"), follows_cursor=True)
+    step = at_once(
+        advance(Position(at=8, page="/3"), Page([b"1"], at=9, next_page="/3"), follows_cursor=True)
+    )
     assert (step.after, step.again) == (Position(at=9), False)
 
 
 @given(RECORDS, RECORDS)
 def test_what_began_the_last_answer_is_not_new(known: list[bytes], more: list[bytes]) -> None:
-    position = Position(seen=len(known), digest=digest(known))
-    assert list(unseen(position, known + more)) == more
+    position = Position(seen=len(known), digest=at_once(digest(known)))
+    assert list(at_once(unseen(position, known + more))) == more
 
 
 @given(RECORDS, RECORDS)
 def test_an_answer_that_begins_otherwise_is_new_as_a_whole(known: list[bytes], other: list[bytes]) -> None:
-    position = Position(seen=len(known), digest=digest(known))
+    position = Position(seen=len(known), digest=at_once(digest(known)))
     if other[: len(known)] != known:
-        assert list(unseen(position, other)) == other
+        assert list(at_once(unseen(position, other))) == other
 
 
 @given(RECORDS, st.data())
@@ -127,7 +133,7 @@ def test_what_lies_before_a_record_that_cannot_land_is_skipped_when_it_can(
     places = [data.draw(st.integers(0, len(records))), len(records)]
     landed: list[bytes] = []
     for place in sorted(places):
-        step = within(position, records[:place])
+        step = at_once(within(position, records[:place]))
         landed += step.new
         position = step.after
         assert (position.at, position.page, position.etag) == (7, "/2", "")
@@ -136,12 +142,14 @@ def test_what_lies_before_a_record_that_cannot_land_is_skipped_when_it_can(
 
 @given(RECORDS, RECORDS)
 def test_digests_tell_records_apart(one: list[bytes], other: list[bytes]) -> None:
-    assert (digest(one) == digest(other)) == (one == other)
+    assert (at_once(digest(one)) == at_once(digest(other))) == (one == other)
 
 
 def test_tags_that_are_long_or_odd_are_not_kept() -> None:
     for tag in ('"' + "x" * 600 + '"', '"ü"'):
-        assert advance(Position(), Page([], at=None, etag=tag), follows_cursor=True).after == Position()
+        assert (
+            at_once(advance(Position(), Page([], at=None, etag=tag), follows_cursor=True)).after == Position()
+        )
 
 
 # -- ticks ---------------------------------------------------------------------------------------------
@@ -182,13 +190,53 @@ def test_the_next_tick_is_ahead_and_no_interval_away(began: float, passed: float
 def test_lists_are_found_where_the_pointer_says(
     document: bytes, pointer: str, found: list[bytes] | None
 ) -> None:
-    assert list_at(document, pointer) == found
+    elements = elements_at(document, pointer)
+    assert (None if elements is None else list(elements.texts)) == found
+
+
+def elements_at(
+    document: bytes, pointer: str, *, window_bytes: int = 2**18, **limits: int
+) -> Elements | None:
+    limits = {"records_max": 10**6, "record_bytes_max": 2**20} | limits
+    return at_once(list_at(document, pointer, window_bytes=window_bytes, **limits))
 
 
 @pytest.mark.parametrize("document", [b"", b"<html>", b'{"a": [1, 2}', b'{"a": [1]} x'])
 def test_what_is_no_json_is_told(document: bytes) -> None:
-    with pytest.raises(msgspec.DecodeError):
-        list_at(document, "/a")
+    with pytest.raises(ValueError, match=r"."):
+        elements_at(document, "/a")
+
+
+@pytest.mark.parametrize("window_bytes", [1, 8, 64])
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"[1,2,",
+        b"[1,2,]",
+        b"[1,2}",
+        b"[1,,2]",
+        b'[1,"a]',
+        b"[1,2]]",
+        b"[1],[2]",
+        b"[1 2]",
+        b"[" * 10_000 + b"]" * 10_000,
+    ],
+)
+def test_a_list_that_is_no_json_is_told_wherever_it_is_cut(document: bytes, window_bytes: int) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        elements_at(document, "", window_bytes=window_bytes)
+
+
+@pytest.mark.parametrize("window_bytes", [1, 8, 2**18])
+def test_what_is_over_a_limit_of_a_list_is_told_after_what_is_before_it(window_bytes: int) -> None:
+    document = b'[1, {"a": "' + b"x" * 100 + b'"}, 3]'
+    found = elements_at(document, "", window_bytes=window_bytes, record_bytes_max=50)
+    assert found is not None
+    assert found.oversize
+    assert list(found.texts) == [b"1"]
+    with pytest.raises(TooMany):
+        elements_at(document, "", window_bytes=window_bytes, records_max=2)
+    assert elements_at(document, "", window_bytes=window_bytes, records_max=3) is not None
 
 
 JSONS = st.recursive(
@@ -200,15 +248,15 @@ JSONS = st.recursive(
 )
 
 
-@given(st.lists(JSONS, max_size=5), st.sampled_from([None, 1]), st.booleans())
+@given(st.lists(JSONS, max_size=9), st.sampled_from([None, 1]), st.booleans(), st.integers(1, 64))
 def test_the_elements_of_a_list_are_what_they_were(
-    elements: list[JSON], indent: int | None, ascii_only: bool
+    elements: list[JSON], indent: int | None, ascii_only: bool, window_bytes: int
 ) -> None:
     text = json.dumps({"x": [0], "data": {"items": elements}}, indent=indent, ensure_ascii=ascii_only)
-    found = list_at(text.encode("utf-8", "replace"), "/data/items")
-    assert found is not None
-    assert len(found) == len(elements)
-    for element, original in zip(found, elements, strict=True):
+    cut = elements_at(text.encode("utf-8", "replace"), "/data/items", window_bytes=window_bytes)
+    assert cut is not None
+    assert len(cut.texts) == len(elements)
+    for element, original in zip(cut.texts, elements, strict=True):
         assert element in text.encode("utf-8", "replace")
         if ascii_only:
             assert json.loads(element) == original

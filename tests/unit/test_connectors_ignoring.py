@@ -6,6 +6,7 @@ import pytest
 
 from feedq.connectors.records.framing import Framed
 from feedq.connectors.records.ignoring import Ignored, Rule
+from feedq.connectors.records.turns import at_once
 
 BEAT: Rule = {"/event": "heartbeat"}
 
@@ -35,14 +36,14 @@ BEAT: Rule = {"/event": "heartbeat"}
 def test_a_record_that_has_the_values_is_ignored(rule: Rule, record: bytes, is_ignored: bool) -> None:
     ignored = Ignored([{"/never": "there"}, rule])
     kept = b'{"seq": 1}'
-    as_lines = ignored.take(Framed(lines=kept + b"\n" + record + b"\n" + kept + b"\n"))
+    as_lines = at_once(ignored.take(Framed(lines=kept + b"\n" + record + b"\n" + kept + b"\n")))
     assert as_lines.lines.count(b"\n") == (2 if is_ignored else 3)
-    as_records = ignored.take(Framed(records=(kept, record, kept), oversize=True))
+    as_records = at_once(ignored.take(Framed(records=(kept, record, kept), oversize=True)))
     assert as_records.records == ((kept, kept) if is_ignored else (kept, record, kept))
     assert as_records.oversize
 
 
 def test_nothing_may_be_left() -> None:
-    assert not Ignored([BEAT]).take(Framed(lines=b'{"event": "heartbeat"}\n'))
-    assert not Ignored([BEAT]).take(Framed(records=(b'{"event": "heartbeat"}',)))
-    assert not Ignored([BEAT]).take(Framed())
+    assert not at_once(Ignored([BEAT]).take(Framed(lines=b'{"event": "heartbeat"}\n')))
+    assert not at_once(Ignored([BEAT]).take(Framed(records=(b'{"event": "heartbeat"}',))))
+    assert not at_once(Ignored([BEAT]).take(Framed()))

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.connectors.records.framing import Framed
-from feedq.connectors.records.ping import Ping, Pinged, literal_start
+from feedq.connectors.records.ping import PING_BYTES_MAX, Ping, Pinged, literal_start
+from feedq.connectors.records.turns import at_once
 
 texts = st.text(alphabet="PING pong{}1\\n", max_size=8)
 
 
 def take(pattern: str, answer: str, framed: Framed) -> tuple[Framed, bytes]:
-    return Pinged(Ping(pattern=pattern, answer=answer)).take(framed)
+    return at_once(Pinged(Ping(pattern=pattern, answer=answer)).take(framed))
 
 
 def test_a_ping_is_answered_and_taken_out_of_the_lines() -> None:
@@ -77,15 +78,15 @@ def test_the_text_that_a_pattern_begins_with(pattern: str, start: str) -> None:
     assert literal_start(pattern) == start
 
 
-# Python warns of what brackets in brackets may come to mean.
-@pytest.mark.filterwarnings("ignore:Possible")
 @given(st.text(alphabet=r"ab{}1,2*+?.^$|()[]\dé", max_size=8), st.text(alphabet="ab{}1,2é", max_size=6))
 def test_whatever_a_pattern_matches_begins_with_that_text(pattern: str, record: str) -> None:
     try:
-        matches = re.fullmatch(pattern.encode(), record.encode())
-    except (re.error, OverflowError):
+        ping = Ping(pattern=pattern, answer="x")
+    except ValueError:
         return
-    if matches:
+    framed, answers = at_once(Pinged(ping).take(Framed(records=(record.encode(),))))
+    assert bool(answers) != bool(framed)
+    if answers:
         assert record.startswith(literal_start(pattern))
 
 
@@ -100,10 +101,31 @@ def test_lines_are_sorted_as_one_by_one(pattern: str, records: list[str]) -> Non
     assert answers == b"".join(b"<%b>" % line for line in lines if re.fullmatch(pattern.encode(), line))
 
 
+def test_no_pattern_takes_a_time_that_doubles_with_each_byte() -> None:
+    # With a backtracking engine some 2**40 steps; it would not come to an end within a day.
+    framed = Framed(lines=b"PING " + b"a" * 40 + b"\n" + b"PING " + b"a" * 4000 + b"c\n")
+    assert take("PING (a+)+b", "x", framed) == (framed, b"")
+    assert take("PING (a|a?)+b", "x", framed) == (framed, b"")
+
+
+def test_a_record_that_is_larger_than_any_ping_is_data() -> None:
+    pinged = b"PING " + b"a" * PING_BYTES_MAX
+    assert take("PING a+", "x", Framed(lines=pinged + b"\n"))[1] == b""
+    assert take("PING a+", "x", Framed(lines=pinged[:PING_BYTES_MAX] + b"\n"))[1] == b"x"
+
+
 @pytest.mark.parametrize(
     ("ping", "complaint"),
     [
-        ({"pattern": "(", "answer": "x"}, "is no regular expression: missing ), unterminated subpattern"),
+        (
+            {"pattern": "(", "answer": "x"},
+            "is no regular expression of RE2, whose patterns take linear time: missing )",
+        ),
+        ({"pattern": r"(a)\1", "answer": "x"}, "no back references"),
+        ({"pattern": "(?=a)b", "answer": "x"}, "no look-around"),
+        ({"pattern": "(?:(?:a{1000}){1000}){9}", "answer": "x"}, "RE2"),
+        ({"pattern": "a" * 1001, "answer": "x"}, "at most 1000 characters"),
+        ({"pattern": "PI{,2}NG", "answer": "x"}, "{,2} is taken for plain text; write {0,2}"),
         ({"pattern": "a", "answer": "{1}"}, "{1} is beyond the 0 groups of source.ping.pattern"),
         ({"pattern": "(a)", "answer": "{token}"}, "{token} is no placeholder"),
         ({"pattern": "a", "answer": r"\q"}, "unknown escape"),

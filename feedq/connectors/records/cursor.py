@@ -1,8 +1,9 @@
 """Cursors read out of records: where to resume after, as the records themselves say it.
 
-Only the last record of a batch that has one is parsed: a cursor resumes *after* it, so earlier ones do not
+Only the last record of a batch that has one is read: a cursor resumes *after* it, so earlier ones do not
 matter. A record that is not of its format, or has nothing (or a null) there, is passed over: the sink decides
-what becomes of it, and the cursor stays with the record before it.
+what becomes of it, and the cursor stays with the record before it. Nothing but the cursor is parsed of a
+record, so that its cursor counts although something else in it is no UTF-8.
 
 In CSV a cursor is a field. One that is written as an integer is written becomes a number, so that a hello or
 a URL repeats it as the source sent it; any other is a string.
@@ -20,12 +21,16 @@ import orjson
 from feedq.connectors.base import CsvFormat
 from feedq.connectors.records.csvtext import CsvReader, MalformedLine
 from feedq.connectors.records.framing import LF, Framed
-from feedq.connectors.records.pointer import MISSING, Found, compile_pointer, parse_pointer
+from feedq.connectors.records.pointer import MISSING, Found, TextPointers, parse_pointer
+from feedq.connectors.records.turns import SLICE_BYTES, Steps, at_once, in_turns
 from feedq.errors import FeedMisconfigured
 from feedq.model import JSON
 
 CURSOR_BYTES_MAX = 8 * 1024
 """The cursor is written with every commit and sent with every hello: it is a position, not a payload."""
+_TEXT_BYTES_MAX = 8 * CURSOR_BYTES_MAX
+"""A longer text is no cursor, however much of it may be blanks and escapes."""
+STEP_RECORDS = 64
 _EXACT_BELOW = 2.0**63
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """NUL as JSON text escapes it: after an even number of backslashes."""
@@ -44,17 +49,33 @@ class CursorReader:
         self._find = _find_in_json(pointer) if csv is None else _find_in_csv(pointer, csv)
 
     def after(self, framed: Framed, previous: JSON) -> JSON:
-        """The cursor to resume after these records; ``previous`` if none of them has one.
+        """The cursor to resume after these records; ``previous`` if none of them has one. For a thread: on a loop,
+        `follow` does the same in turns with others.
 
         Raises:
             FeedMisconfigured: there is one, and it cannot be kept exactly.
         """
-        for record in _backwards(framed):
-            found = self._find(record)
+        return at_once(self._steps(framed, previous))
+
+    async def follow(self, framed: Framed, previous: JSON) -> JSON:
+        """`after`, for a loop."""
+        return await in_turns(self._steps(framed, previous))
+
+    def _steps(self, framed: Framed, previous: JSON) -> Steps[JSON]:
+        size = 0
+        for number, record in enumerate(_backwards(framed), start=1):
+            try:
+                found = self._find(record)
+            except _TooLarge as error:
+                raise self._larger(error.size) from None
             if found is not MISSING and found is not None:
                 if type(found) is not int:
                     self._check(found)
                 return found
+            size += len(record)
+            if number % STEP_RECORDS == 0 or size >= SLICE_BYTES:
+                size = 0
+                yield
         return previous
 
     def _check(self, cursor: JSON) -> None:
@@ -63,15 +84,29 @@ class CursorReader:
                 f"{self._where}: a number beyond 64 bits ({cursor!r}) cannot be kept exactly; "
                 "have the source send it as a string"
             )
-        text = orjson.dumps(cursor)
+        try:
+            text = orjson.dumps(cursor)
+        except orjson.JSONEncodeError:
+            raise FeedMisconfigured(
+                f"{self._where}: nested deeper than can be kept; point it at a smaller part of the record"
+            ) from None
+        if len(text) > CURSOR_BYTES_MAX:
+            raise self._larger(len(text))
         if _NUL.search(text):
             raise FeedMisconfigured(f"{self._where}: a NUL character in it cannot be kept in PostgreSQL")
-        size = len(text)
-        if size > CURSOR_BYTES_MAX:
-            raise FeedMisconfigured(
-                f"{self._where}: {size} bytes, at most {CURSOR_BYTES_MAX} are kept; "
-                "point it at a smaller part of the record"
-            )
+
+    def _larger(self, size: int) -> FeedMisconfigured:
+        return FeedMisconfigured(
+            f"{self._where}: {size} bytes, at most {CURSOR_BYTES_MAX} are kept; "
+            "point it at a smaller part of the record"
+        )
+
+
+class _TooLarge(Exception):
+    """What is no position, as a text of JSON; not parsed to be told its exact size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
 
 
 def show_cursor(cursor: JSON, *, width: int = 200) -> str:
@@ -81,13 +116,19 @@ def show_cursor(cursor: JSON, *, width: int = 200) -> str:
 
 
 def _find_in_json(pointer: str) -> Callable[[bytes], Found]:
-    find = compile_pointer(pointer)
+    find = TextPointers([pointer]).find
 
     def find_in(record: bytes) -> Found:
         try:
-            return find(orjson.loads(record))
-        except orjson.JSONDecodeError:
+            (text,) = find(record)
+            if text is MISSING:
+                return MISSING
+            if len(text) > _TEXT_BYTES_MAX:
+                raise _TooLarge(len(text))
+            found: Found = orjson.loads(text)
+        except ValueError:  # no JSON
             return MISSING
+        return found
 
     return find_in
 

@@ -17,6 +17,7 @@ Nothing here knows sockets, cursors or formats.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from struct import Struct
@@ -49,6 +50,10 @@ class Framed:
     def is_last(self) -> bool:
         """Whether the stream cannot go on after these records."""
         return self.oversize or self.corrupt
+
+    def each(self) -> Sequence[bytes]:
+        """The records one by one, whichever form they are in."""
+        return self.records or (self.lines[:-1].split(LF) if self.lines else ())
 
     def batch(self, *, cursor: JSON, received_at: datetime) -> Batch:
         if self.records:

@@ -17,8 +17,10 @@ from feedq.connectors.wire.template import unescape
 from feedq.errors import FeedMisconfigured
 from feedq.model import JSON
 
-RECORD_BYTES_MAX = 64 * 2**20
-"""Beyond it PostgreSQL refuses a jsonb value anyway, and one record could fill a worker."""
+RECORD_BYTES_MAX = 32 * 2**20
+"""To look through one that is larger would hold up all feeds of a worker for more than a tenth of a second."""
+BUFFER_BYTES_MAX = 16 * 2**20
+"""What is read at once is looked through at once."""
 
 
 class FramingOptions(ConnectorOptions):

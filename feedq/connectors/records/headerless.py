@@ -6,11 +6,11 @@ stands, since files that were joined have one in their middle. A byte order mark
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from feedq.connectors.base import CsvFormat
+from feedq.connectors.records.csvtext import CsvReader, MalformedLine
 from feedq.connectors.records.framing import LF, Framed, Framer
 from feedq.connectors.wire.template import unescape
 
@@ -20,11 +20,15 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class HeaderlessFramer:
     """A framer that leaves out the headers among the records of another."""
 
-    __slots__ = ("_framer", "_header", "_mark")
+    __slots__ = ("_framer", "_mark", "_names", "_read", "_size_max")
 
     def __init__(self, framer: Framer, csv: CsvFormat) -> None:
         self._framer = framer
-        self._header = _header(csv)
+        self._read = CsvReader(csv).read
+        self._names = [name.encode() for name in csv.fields]
+        between = len(unescape(csv.delimiter)) + 2 * len(csv.quote)
+        # All quoted, and each character of a name a quote that is doubled.
+        self._size_max = len(BYTE_ORDER_MARK) + sum(2 * len(name) + between for name in self._names)
         self._mark = max((name.encode() for name in csv.fields), key=len)
         """Where it does not occur there is no header: one search instead of a look at each record."""
 
@@ -41,18 +45,13 @@ class HeaderlessFramer:
         return framed
 
     def _without_headers(self, records: Sequence[bytes]) -> tuple[bytes, ...]:
-        return tuple(record for record in records if not self._header.fullmatch(record))
+        return tuple(record for record in records if not self._is_header(record))
 
-
-def _header(csv: CsvFormat) -> re.Pattern[bytes]:
-    fields = (_field(name.encode(), csv.quote.encode()) for name in csv.fields)
-    between = re.escape(unescape(csv.delimiter))
-    return re.compile(b"(?:%b)?%b" % (BYTE_ORDER_MARK, between.join(fields)))
-
-
-def _field(name: bytes, quote: bytes) -> bytes:
-    plain = re.escape(name)
-    if not quote:
-        return plain
-    quoted = re.escape(quote + name.replace(quote, quote * 2) + quote)
-    return b"(?:%b|%b)" % (plain, quoted)
+    def _is_header(self, record: bytes) -> bool:
+        if len(record) > self._size_max:
+            return False
+        try:
+            fields = self._read(record.removeprefix(BYTE_ORDER_MARK))
+        except MalformedLine:
+            return False
+        return [field or b"" for field in fields] == self._names

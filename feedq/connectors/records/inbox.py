@@ -33,6 +33,11 @@ class Inbox(Generic[Item]):
         return len(self._items)
 
     @property
+    def size(self) -> int:
+        """Of all items together."""
+        return self._size
+
+    @property
     def is_full(self) -> bool:
         """Whether nothing more should be put; it is not refused."""
         return self._size >= self._bytes_max

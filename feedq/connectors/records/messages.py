@@ -21,7 +21,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from feedq.connectors.base import Context, CsvFormat
 from feedq.connectors.records.cursor import show_cursor
 from feedq.connectors.records.framing import CR, LF
-from feedq.connectors.records.framing_options import RECORD_BYTES_MAX
+from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX, RECORD_BYTES_MAX
+from feedq.connectors.records.pointer import is_json
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, RemoteOptions, check_template
 from feedq.connectors.wire.template import compile_template, wire_values
 from feedq.errors import FeedMisconfigured
@@ -60,7 +61,7 @@ class MessageOptions(RemoteOptions):
     buffer_bytes: int = Field(
         default=4 * 2**20,
         ge=1,
-        le=64 * 2**20,
+        le=BUFFER_BYTES_MAX,
         description="Received bytes that wait to be taken before nothing more is asked for.",
     )
 
@@ -110,12 +111,8 @@ def enclose(about: Mapping[str, JSON], payload: bytes) -> bytes:
 
 def payload_member(payload: bytes) -> dict[str, orjson.Fragment | str]:
     """``data`` or ``data_base64`` of an envelope."""
-    try:
-        # Parsed only to see that it is one value: text that goes on behind it could forge the envelope.
-        orjson.loads(payload)
-    except orjson.JSONDecodeError:
-        return text_member("data", payload)
-    return {"data": orjson.Fragment(payload)}
+    # It must be one value: text that goes on behind it could forge the envelope.
+    return {"data": orjson.Fragment(payload)} if is_json(payload) else text_member("data", payload)
 
 
 def text_member(name: str, value: bytes) -> dict[str, orjson.Fragment | str]:

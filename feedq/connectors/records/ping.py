@@ -4,6 +4,10 @@ A record is a ping when the pattern matches the whole of it, so that data which 
 data. Looking at each record would cost more than landing it: the text that a pattern begins with is searched
 for in all of them at once, and only records that begin so are looked at. A pattern that begins with anything
 else, or holds a ``|``, has every record looked at.
+
+The patterns are a user's and the records a source's, so they meet in RE2, which takes a time that grows with both
+but never doubles with each byte, as backtracking engines do: one such pattern would stop the worker for good. RE2
+has no back references and no look-around; a feed that asks for them is refused when it is declared.
 """
 
 from __future__ import annotations
@@ -11,16 +15,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
 
+import re2
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from feedq.connectors.records.framing import LF, Framed
+from feedq.connectors.records.turns import Steps
 from feedq.connectors.wire.template import unescape
 
+PING_BYTES_MAX: Final = 4 * 1024
+"""A longer record is no ping. With `PATTERN_MEMORY_BYTES` it bounds the time that one of them can take."""
+PATTERN_MEMORY_BYTES: Final = 256 * 1024
+"""What a compiled pattern may take: enough for some thousand steps."""
+STEP_RECORDS: Final = 64
 _LITERAL = re.compile(r"\\(?P<escaped>[^A-Za-z0-9])|(?P<plain>[^\\.^$*+?()\[|])", re.DOTALL)
 _REPEAT = re.compile(r"[*+?]|\{[0-9]*,?[0-9]*\}")
 _GROUP = re.compile(r"\{([0-9]+)\}")
 _WORD = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_OPEN_REPEAT = re.compile(r"(?:^|[^\\])(?P<repeat>\{,(?P<most>[0-9]+)\})")
+"""Python's engine reads it as from none to so many, RE2 as the text that it is."""
 
 
 class Ping(BaseModel):
@@ -30,7 +45,9 @@ class Ping(BaseModel):
 
     pattern: str = Field(
         min_length=1,
-        description="Regular expression that a ping matches as a whole; costs least if it begins with plain text.",
+        max_length=1000,
+        description="Regular expression that a ping matches as a whole; costs least if it begins with plain text. "
+        "In the syntax of RE2: without back references and look-around.",
     )
     answer: str = Field(
         min_length=1,
@@ -41,10 +58,11 @@ class Ping(BaseModel):
     @field_validator("pattern")
     @classmethod
     def _check_pattern(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern.encode())
-        except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from None
+        if open_repeat := _OPEN_REPEAT.search(pattern):
+            raise ValueError(
+                f"{open_repeat['repeat']} is taken for plain text; write {{0,{open_repeat['most']}}}"
+            )
+        _compiled(pattern)
         return pattern
 
     @field_validator("answer")
@@ -56,7 +74,7 @@ class Ping(BaseModel):
                 f"{word.group()} is no placeholder; known are {{0}} for the ping, {{1}} and so on"
             )
         if "pattern" in info.data:
-            groups = re.compile(info.data["pattern"].encode()).groups
+            groups = _compiled(info.data["pattern"]).groups
             if beyond := [n for n in _GROUP.findall(answer) if int(n) > groups]:
                 raise ValueError(f"{{{beyond[0]}}} is beyond the {groups} groups of source.ping.pattern")
         return answer
@@ -65,28 +83,31 @@ class Ping(BaseModel):
 class Pinged:
     """Takes the pings out of the records of one connection."""
 
-    __slots__ = ("_answer", "_fullmatch", "_start")
+    __slots__ = ("_answer", "_fullmatch", "_groups", "_start")
 
     def __init__(self, ping: Ping) -> None:
-        self._fullmatch = re.compile(ping.pattern.encode()).fullmatch
+        self._fullmatch = _compiled(ping.pattern).fullmatch
         self._start = literal_start(ping.pattern).encode()
         pieces = _GROUP.split(ping.answer)
         self._answer = tuple(unescape(p) if i % 2 == 0 else int(p) for i, p in enumerate(pieces))
+        self._groups = {piece for piece in self._answer if isinstance(piece, int)}
 
-    def take(self, framed: Framed) -> tuple[Framed, bytes]:
+    def take(self, framed: Framed) -> Steps[tuple[Framed, bytes]]:
         """The records that are no pings, and the answers to those that are."""
         if framed.records:
-            return self._take_records(framed)
+            return (yield from self._take_records(framed))
         lines = framed.lines
         kept: list[bytes] = []
         answers: list[bytes] = []
         end = 0
-        for start, stop in self._candidates(lines):
+        for number, (start, stop) in enumerate(self._candidates(lines), start=1):
             # Cut out, since `^` would not match at the beginning of a part.
-            if match := self._fullmatch(lines[start:stop]):
+            if match := self._match(lines[start:stop]):
                 answers.append(self._answer_to(match))
                 kept.append(lines[end:start])
                 end = stop + 1
+            if number % STEP_RECORDS == 0:
+                yield
         if not answers:
             return framed, b""
         kept.append(lines[end:])
@@ -102,15 +123,42 @@ class Pinged:
             if not start:
                 return
 
-    def _take_records(self, framed: Framed) -> tuple[Framed, bytes]:
-        matches = [self._fullmatch(record) for record in framed.records]
-        answers = b"".join(self._answer_to(match) for match in matches if match)
-        kept = tuple(r for r, match in zip(framed.records, matches, strict=True) if not match)
-        return replace(framed, records=kept), answers
+    def _take_records(self, framed: Framed) -> Steps[tuple[Framed, bytes]]:
+        kept: list[bytes] = []
+        answers: list[bytes] = []
+        for number, record in enumerate(framed.records, start=1):
+            if match := self._match(record):
+                answers.append(self._answer_to(match))
+            else:
+                kept.append(record)
+            if number % STEP_RECORDS == 0:
+                yield
+        return replace(framed, records=tuple(kept)), b"".join(answers)
 
-    def _answer_to(self, ping: re.Match[bytes]) -> bytes:
-        # A group that took no part in the match stands for nothing.
-        return b"".join(p if isinstance(p, bytes) else ping[p] or b"" for p in self._answer)
+    def _match(self, record: bytes) -> Any:
+        return self._fullmatch(record) if len(record) <= PING_BYTES_MAX else None
+
+    def _answer_to(self, ping: Any) -> bytes:
+        # A group that took no part in the match stands for nothing. To ask for one takes microseconds.
+        groups = {number: ping[number] or b"" for number in self._groups}
+        return b"".join(p if isinstance(p, bytes) else groups[p] for p in self._answer)
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Any:
+    """A pattern over bytes. Raises `ValueError` for one that is none, or is none of RE2's."""
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.max_mem = PATTERN_MEMORY_BYTES
+    options.log_errors = False
+    try:
+        return re2.compile(pattern.encode(), options=options)
+    except re2.error as error:
+        said = error.args[0].decode(errors="replace") if error.args else "unknown"
+        raise ValueError(
+            f"is no regular expression of RE2, whose patterns take linear time: {said}; it has no back "
+            "references, no look-around and no possessive repeats"
+        ) from None
 
 
 def literal_start(pattern: str) -> str:

@@ -149,13 +149,15 @@ class Connection(asyncio.BufferedProtocol):
         self._take(len(data))
 
     def send(self, data: bytes) -> None:
-        """Nothing waits for it to be sent: only the few bytes of a hello or of an answer ever are.
+        """Nothing waits for it to be sent: only the few bytes of a hello or of an answer ever are. Once it
+        has ended, they are dropped: whoever reads learns why.
 
         Raises:
             SourceUnavailable: the source has not read what was sent before.
         """
         assert self._transport is not None
-        if data:
+        # A transport that is closed raises, whatever is asked of it.
+        if data and not self._lost:
             if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
                 raise SourceUnavailable(f"{self._options.endpoint}: does not read the answers to its pings")
             self._transport.write(data)

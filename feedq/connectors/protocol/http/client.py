@@ -29,6 +29,7 @@ from feedq.connectors.protocol.http.gunzip import Gunzip
 from feedq.connectors.protocol.http.request_options import USER_AGENT, RequestOptions
 from feedq.connectors.protocol.http.retry_after import retry_after_s
 from feedq.connectors.protocol.http.transport import BODY, SCHEMES, Body, Transport, location_of
+from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX
 from feedq.connectors.wire.connection import Connection, ConnectionOptions, open_connection
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Location, Scheme, check_template, parse_location
 from feedq.connectors.wire.template import CURSOR, compile_template, wire_values
@@ -90,7 +91,7 @@ class HttpRequestOptions(RequestOptions):
     buffer_bytes: int = Field(
         default=512 * 1024,
         ge=1,
-        le=64 * 2**20,
+        le=BUFFER_BYTES_MAX,
         description="Received bytes that wait to be taken before reading pauses and the source has to wait.",
     )
 
@@ -174,6 +175,8 @@ class Answer:
                 raise SourceUnavailable(f"{self.where}: its gzip cannot be unpacked") from None
             if piece:
                 return piece
+            if not self._gunzip.is_drained:
+                continue
             data = await self._body.receive()
             if not data:
                 if self._gunzip.is_amid:
@@ -183,13 +186,16 @@ class Answer:
 
     async def read(self, bytes_max: int) -> bytes:
         """All of the content. Raises `FeedMisconfigured` if it is larger."""
+        declared = self.headers.get("content-length", "")
+        is_larger = self._gunzip is None and declared.isdigit() and int(declared[:19]) > bytes_max
         content = bytearray()
-        while data := await self.receive():
+        while not is_larger and (data := await self.receive()):
             content += data
-            if len(content) > bytes_max:
-                raise FeedMisconfigured(
-                    f"{self.where}: answer of more than {bytes_max} bytes; raise source.max_response_bytes"
-                )
+            is_larger = len(content) > bytes_max
+        if is_larger:
+            raise FeedMisconfigured(
+                f"{self.where}: answer of more than {bytes_max} bytes; raise source.max_response_bytes"
+            )
         return bytes(content)
 
     def _unpacking(self) -> Gunzip | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -9,14 +10,15 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from feedq.connectors.protocol.http.client import HttpRequestOptions
 from feedq.connectors.records.cursor_options import CursorOptions
 from feedq.connectors.records.framing import LF, Framed, Framer
-from feedq.connectors.records.framing_options import FramingOptions
+from feedq.connectors.records.framing_options import RECORD_BYTES_MAX, FramingOptions
 from feedq.connectors.records.pointer import parse_pointer
+from feedq.connectors.records.turns import Steps, slices
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.connectors.wire.template import unescape
 
 FRAMED: Final = "framed"
 LINK: Final = "link"
-_POLL_ONLY: Final = ("interval_s", "records", "next_cursor", "next_page", "max_response_bytes")
+_POLL_ONLY: Final = ("interval_s", "records", "next_cursor", "next_page", "max_response_bytes", "max_records")
 _FRAMING: Final = ("framing", "delimiter", "length_bytes", "length_order", "length_counts_itself")
 
 
@@ -71,8 +73,14 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
     max_response_bytes: int = Field(
         default=16 * 2**20,
         ge=1,
-        le=256 * 2**20,
+        le=RECORD_BYTES_MAX,
         description="With `mode: poll`: a larger answer, unpacked, fails the feed.",
+    )
+    max_records: int = Field(
+        default=200_000,
+        ge=1,
+        le=1_000_000,
+        description="With `mode: poll`: an answer with more records fails the feed; pages of it are answers each.",
     )
 
     @field_validator("records", "next_cursor", "next_page")
@@ -104,17 +112,25 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
                 raise ValueError(f"{name} is of no use without {{cursor}} in url, headers or body")
         return self
 
-    def frame_whole(self, content: bytes) -> Framed | None:
-        """The records of a content that has ended: the last needs no end mark. None: it ends amid one."""
+    def frame_whole(self, content: bytes) -> Steps[Framed | None]:
+        """The records of a content that has ended, as `Framed.records`: the last needs no end mark. None: it ends
+        amid one. Those that follow the first `max_records` and a piece are left out."""
         framer = self.framer()
-        framed = framer.push(content)
-        if framed.is_last or not framer.pending:
-            return framed
-        last = self.frame_rest(framer)
-        if last is None:
-            return None
-        both = (*_records(framed), *_records(last))
-        return Framed(records=both, oversize=last.oversize)
+        records: list[bytes] = []
+        framed = Framed()
+        for piece in slices(content):
+            framed = framer.push(piece)
+            records += framed.each()
+            if framed.is_last or len(records) > self.max_records:
+                return replace(framed, lines=b"", records=tuple(records))
+            yield
+        if framer.pending:
+            last = self.frame_rest(framer)
+            if last is None:
+                return None
+            records += last.each()
+            framed = last
+        return replace(framed, lines=b"", records=tuple(records))
 
     def frame_rest(self, framer: Framer) -> Framed | None:
         """What a framer has kept back for want of an end mark; None if that would be no whole record."""
@@ -126,7 +142,3 @@ class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
         given = [name for name in names if name in self.model_fields_set]
         if given:
             raise ValueError(f"{', '.join(given)} {why}")
-
-
-def _records(framed: Framed) -> tuple[bytes, ...]:
-    return framed.records or tuple(framed.lines[:-1].split(LF) if framed.lines else ())

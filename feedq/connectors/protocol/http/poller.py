@@ -25,8 +25,10 @@ from feedq.connectors.protocol.http.client import (
 )
 from feedq.connectors.protocol.http.options import FRAMED, LINK, HttpOptions
 from feedq.connectors.protocol.http.polling import (
+    Elements,
     Page,
     Position,
+    TooMany,
     advance,
     conceal,
     list_at,
@@ -36,10 +38,13 @@ from feedq.connectors.protocol.http.polling import (
 )
 from feedq.connectors.records.cursor import CURSOR_BYTES_MAX, CursorReader
 from feedq.connectors.records.framing import CR, LF, Framed
-from feedq.connectors.records.pointer import compile_pointer
+from feedq.connectors.records.pointer import MISSING, TextPointers, is_json
+from feedq.connectors.records.turns import in_turns
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
 from feedq.model import JSON, Batch
 
+LINK_BYTES_MAX: Final = 8 * CURSOR_BYTES_MAX
+"""A longer text is no address of a page, whatever of it may be escapes."""
 EMPTY_PAGES_MAX: Final = 100
 """So many pages in a row without a record end a poll; the next one goes on behind them."""
 _NOT_MODIFIED: Final = 304
@@ -91,9 +96,10 @@ class Poller:
         while (fetched := await self._fetch(client)) is not None:
             page = fetched.page
             if fetched.refusal is None:
-                step = advance(self._position, page, follows_cursor=self._options.records is not None)
+                follows_cursor = self._options.records is not None
+                step = await in_turns(advance(self._position, page, follows_cursor=follows_cursor))
             else:
-                step = within(self._position, page.records)
+                step = await in_turns(within(self._position, page.records))
             if step.new:
                 yield self._batch(step.new, cursor=step.after.as_cursor())
             if fetched.refusal is not None:
@@ -143,23 +149,23 @@ class Poller:
                 ) from None
             if options.format == "json":
                 body = body.removeprefix(_BYTE_ORDER_MARK)
-            return self._read(answer, body, client)
+            return await self._read(answer, body, client)
 
     # -- what an answer holds ------------------------------------------------------------------------
 
-    def _read(self, answer: Answer, body: bytes, client: HttpClient) -> _Fetched:
+    async def _read(self, answer: Answer, body: bytes, client: HttpClient) -> _Fetched:
         at = self._position.at
-        records, is_last = self._records(answer, body)
+        records, is_last = await self._records(answer, body)
         if is_last is not None:
             refusal = self._options.refusal(is_last, where=answer.where, cursor=at)
             return _Fetched(Page(records, at), refusal)
         if self._record_cursor is not None:
-            at = self._record_cursor.after(Framed(records=tuple(records)), at)
+            at = await self._record_cursor.follow(Framed(records=tuple(records)), at)
         elif self._answer_cursor is not None:
-            found = self._answer_cursor.after(Framed(records=(body,)), at)
-            if found == at and body:
+            found = await self._answer_cursor.follow(Framed(records=(body,)), at)
+            if found == at and body and not is_json(body):
                 # It stays what it was only if the answer says so, and what cannot be parsed says nothing.
-                self._parse(answer, body)
+                raise _no_json(answer)
             at = at if found == "" else found
         page = Page(
             records,
@@ -170,34 +176,43 @@ class Poller:
         )
         return _Fetched(page, None)
 
-    def _records(self, answer: Answer, body: bytes) -> tuple[Sequence[bytes], Framed | None]:
+    async def _records(self, answer: Answer, body: bytes) -> tuple[Sequence[bytes], Framed | None]:
         """The records, up to one that cannot land; and if there is one, what a framer would say of it."""
         options = self._options
         if options.records == FRAMED:
-            framed = options.frame_whole(body)
+            framed = await in_turns(options.frame_whole(body))
             if framed is None:
                 raise SourceUnavailable(f"{answer.where}: its answer ends in the middle of a record")
-            records = framed.records or tuple(framed.lines[:-1].split(LF) if framed.lines else ())
-            return records, framed if framed.is_last else None
-        if options.records is None:
-            records = (body,) if body else ()
-        else:
-            records = tuple(self._elements(answer, body, options.records))
-        for index, record in enumerate(records):
-            if len(record) > options.max_record_bytes:
-                return records[:index], Framed(oversize=True)
-        return records, None
+            if len(framed.records) > options.max_records:
+                raise self._too_many(answer)
+            return framed.records, framed if framed.is_last else None
+        if options.records is not None:
+            elements = await self._elements(answer, body, options.records)
+            return elements.texts, Framed(oversize=True) if elements.oversize else None
+        if len(body) > options.max_record_bytes:
+            return (), Framed(oversize=True)
+        return (body,) if body else (), None
 
-    def _elements(self, answer: Answer, body: bytes, pointer: str) -> list[bytes]:
+    async def _elements(self, answer: Answer, body: bytes, pointer: str) -> Elements:
+        options = self._options
+        limits = {"records_max": options.max_records, "record_bytes_max": options.max_record_bytes}
         try:
-            found = list_at(body, pointer)
-        except (ValueError, RecursionError):
-            raise SourceUnavailable(f"{answer.where}: its answer is no JSON") from None
+            found = await in_turns(list_at(body, pointer, **limits))
+        except TooMany:
+            raise self._too_many(answer) from None
+        except ValueError:
+            raise _no_json(answer) from None
         if found is None:
             raise SourceUnavailable(
                 f"{answer.where}: its answer has no list at {pointer!r}; check source.records, or is it an error?"
             )
         return found
+
+    def _too_many(self, answer: Answer) -> FeedMisconfigured:
+        return FeedMisconfigured(
+            f"{answer.where}: answer of more than {self._options.max_records} records; ask for fewer at a time, "
+            "or raise source.max_records"
+        )
 
     def _next_page(self, answer: Answer, body: bytes, client: HttpClient) -> str:
         """The address of the next page, without secrets; empty if there is none."""
@@ -216,15 +231,12 @@ class Poller:
         return address
 
     def _link_at(self, pointer: str, answer: Answer, body: bytes) -> str:
-        found = compile_pointer(pointer)(self._parse(answer, body))
-        return found if isinstance(found, str) else ""
-
-    def _parse(self, answer: Answer, body: bytes) -> JSON:
         try:
-            document: JSON = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            raise SourceUnavailable(f"{answer.where}: its answer is no JSON") from None
-        return document
+            (text,) = TextPointers([pointer]).find(body)
+            is_link = text is not MISSING and text[:1] == b'"' and len(text) <= LINK_BYTES_MAX
+            return str(orjson.loads(text)) if is_link else ""  # type: ignore[arg-type] # it is no `MISSING` here
+        except ValueError:
+            raise _no_json(answer) from None
 
     def _batch(self, records: Sequence[bytes], *, cursor: JSON) -> Batch:
         now = self._context.clock.now()
@@ -232,3 +244,7 @@ class Poller:
         if CR not in lines and lines.count(LF) == len(records):
             return Batch.of_lines(lines, cursor=cursor, received_at=now)
         return Batch.of_records(records, cursor=cursor, received_at=now)
+
+
+def _no_json(answer: Answer) -> SourceUnavailable:
+    return SourceUnavailable(f"{answer.where}: its answer is no JSON, or nested too deeply")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
@@ -24,14 +24,22 @@ from urllib.parse import quote, quote_plus
 
 import msgspec
 
-from feedq.connectors.records.pointer import parse_pointer
+from feedq.connectors.records.pointer import MISSING, TextPointers
+from feedq.connectors.records.turns import SLICE_BYTES, Steps
 from feedq.model import JSON
 
 TAG_CHARACTERS_MAX: Final = 512
 """Longer ones are not kept: the position is written with every commit."""
 _KEYS: Final = frozenset(("at", "page", "etag", "modified", "seen", "digest"))
-_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
+WINDOW_BYTES: Final = 64 * 1024
+"""How much of a list is cut up at once: a few milliseconds if it is nothing but brackets."""
+_STEP_RECORDS: Final = 1000
+_ELEMENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{},]', re.DOTALL)
+"""A string of JSON, or what it is structured by; a lone quote begins a string whose end is not there yet."""
+_ENDS: Final = {b"{": b"},", b"[": b"],", b'"': b'",'}
+"""How elements end, by their first character; what is none of these ends with the comma alone."""
+_GUESSES_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +106,9 @@ class Step:
     """Whether there is more to ask for at once."""
 
 
-def advance(position: Position, page: Page, *, follows_cursor: bool) -> Step:
+def advance(position: Position, page: Page, *, follows_cursor: bool) -> Steps[Step]:
     """From one position to the next. ``follows_cursor``: a moved cursor means that there may be more at once."""
-    new = unseen(position, page.records)
+    new = yield from unseen(position, page.records)
     if page.next_page and page.next_page != position.page:
         return Step(new, Position(at=page.at, page=page.next_page), again=True)
     if position.page:
@@ -112,33 +120,39 @@ def advance(position: Position, page: Page, *, follows_cursor: bool) -> Step:
         etag=_tag(page.etag),
         modified=_tag(page.modified),
         seen=len(page.records),
-        digest=digest(page.records),
+        digest=(yield from digest(page.records)),
     )
     return Step(new, after, again=False)
 
 
-def within(position: Position, records: Sequence[bytes]) -> Step:
+def within(position: Position, records: Sequence[bytes]) -> Steps[Step]:
     """As far as an answer goes whose next record cannot land: the same request goes on behind ``records``."""
-    after = replace(position, etag="", modified="", seen=len(records), digest=digest(records))
-    return Step(unseen(position, records), after, again=False)
+    after = replace(position, etag="", modified="", seen=len(records), digest=(yield from digest(records)))
+    return Step((yield from unseen(position, records)), after, again=False)
 
 
-def unseen(position: Position, records: Sequence[bytes]) -> Sequence[bytes]:
+def unseen(position: Position, records: Sequence[bytes]) -> Steps[Sequence[bytes]]:
     """``records`` without those that began the last answer to the same request."""
     known = position.seen
-    if known and len(records) >= known and digest(records[:known]) == position.digest:
-        return records[known:]
+    if known and len(records) >= known:
+        begins_with = yield from digest(records[:known])
+        if begins_with == position.digest:
+            return records[known:]
     return records
 
 
-def digest(records: Sequence[bytes]) -> str:
+def digest(records: Sequence[bytes]) -> Steps[str]:
     """Tells sequences of records from one another."""
     if not records:
         return ""
-    hashed = blake2b(digest_size=16)
-    for record in records:
+    hashed, size = blake2b(digest_size=16), 0
+    for number, record in enumerate(records, start=1):
         hashed.update(b"%d:" % len(record))
         hashed.update(record)
+        size += len(record)
+        if number % _STEP_RECORDS == 0 or size > SLICE_BYTES:
+            size = 0
+            yield
     return hashed.hexdigest()
 
 
@@ -149,39 +163,141 @@ def next_tick(began: float, now: float, *, interval_s: float) -> float:
     return tick if tick > now else now + interval_s
 
 
-def list_at(document: bytes, pointer: str) -> list[bytes] | None:
-    """The elements of a list in a JSON document, as they stand there; None if there is no list.
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The elements of a list, as they stand in a document."""
 
-    A ``null`` is an empty list, as some sources write it. Raises `ValueError` if the document is no JSON.
+    texts: Sequence[bytes]
+    oversize: bool = False
+    """The next one is larger than a record may be."""
+
+
+class TooMany(ValueError):
+    """A list has more elements than are taken."""
+
+
+def list_at(
+    document: bytes,
+    pointer: str,
+    *,
+    records_max: int,
+    record_bytes_max: int,
+    window_bytes: int = WINDOW_BYTES,
+) -> Steps[Elements | None]:
+    """The elements of a list in a JSON document; None if there is no list.
+
+    A ``null`` is an empty list, as some sources write it.
+
+    Raises:
+        TooMany: there are more than ``records_max``.
+        ValueError: the document is no JSON.
     """
-    found = msgspec.Raw(document)
-    for token in parse_pointer(pointer):
-        step = _step(found, token)
-        if step is None:
-            return None
-        found = step
-    if bytes(found).strip() == b"null":
-        return []
-    try:
-        return [bytes(element) for element in _ARRAY.decode(found)]
-    except msgspec.ValidationError:
+    (found,) = TextPointers([pointer]).find(document)
+    yield
+    if found is MISSING:
         return None
+    if found == b"null":
+        return Elements(())
+    if found[:1] != b"[":
+        _elements(found)
+        return None
+    if found[-1:] != b"]":
+        raise ValueError("a list is not closed")
+    texts: list[bytes] = []
+    for window in _windows(found, record_bytes_max, window_bytes):
+        if window is not None:
+            texts += window
+            if len(texts) > records_max:
+                raise TooMany
+            if max(map(len, window), default=0) > record_bytes_max:
+                whole = next(i for i, text in enumerate(texts) if len(text) > record_bytes_max)
+                return Elements(texts[:whole], oversize=True)
+            if not window:
+                return Elements(texts, oversize=True)
+        yield
+    return Elements(texts)
 
 
-def _step(document: msgspec.Raw, token: str) -> msgspec.Raw | None:
+def _windows(
+    text: bytes, record_bytes_max: int, window_bytes: int
+) -> Generator[list[bytes] | None, None, None]:
+    """The elements between the brackets of a list, window by window; None after a step in between.
+
+    An empty window says that the next element is larger than a record may be. Raises `ValueError`.
+    """
+    at, end, size = 1, len(text) - 1, window_bytes
+    while end - at > window_bytes:
+        window = text[at : min(at + size, end)]
+        cut, elements = 0, None
+        for cut in _guesses(window):
+            elements = _elements_or_none(window[:cut])
+            if elements is not None:
+                break
+            yield None
+        if elements is None:
+            cut = yield from _last_comma(window)
+            if cut:
+                elements = _elements(window[:cut])
+        if elements is not None:
+            if not elements:
+                raise ValueError("nothing stands before a comma")
+            yield elements
+            at, size = at + cut + 1, window_bytes
+        elif len(window) > record_bytes_max:
+            yield []
+            return
+        elif len(window) == end - at:
+            break
+        else:
+            size *= 2
+    rest = _elements(text[at:end])
+    if rest or at == 1:
+        yield rest or None
+    else:
+        raise ValueError("nothing follows a comma")
+
+
+def _guesses(window: bytes) -> Iterator[int]:
+    """Commas between elements, perhaps: the last ones that follow such an end as the first element's may be."""
+    end_mark = _ENDS.get(window.lstrip()[:1], b",")
+    cut = len(window)
+    for _ in range(_GUESSES_MAX):
+        cut = window.rfind(end_mark, 0, cut)
+        if cut < 0:
+            return
+        yield cut + len(end_mark) - 1
+
+
+def _last_comma(window: bytes) -> Generator[None, None, int]:
+    """The last comma that is surely between two elements; 0 if there is none. For windows that defy guessing."""
+    depth = last = 0
+    for number, token in enumerate(_TOKEN.finditer(window), start=1):
+        match token[0]:
+            case b"{" | b"[":
+                depth += 1
+            case b"}" | b"]":
+                depth -= 1
+            case b"," if not depth:
+                last = token.start()
+            case b'"':
+                break
+        if number % _STEP_RECORDS == 0:
+            yield
+    return last
+
+
+def _elements(text: bytes) -> list[bytes]:
     try:
-        return _OBJECT.decode(document).get(token)
-    except msgspec.ValidationError:
-        pass  # no object: a list, perhaps
+        return list(map(bytes, _ELEMENTS.decode(b"[%b]" % text)))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _elements_or_none(text: bytes) -> list[bytes] | None:
     try:
-        elements = _ARRAY.decode(document)
-    except msgspec.ValidationError:
+        return _elements(text)
+    except ValueError:
         return None
-    return (
-        elements[int(token)]
-        if re.fullmatch(r"0|[1-9]\d{0,8}", token) and int(token) < len(elements)
-        else None
-    )
 
 
 def _tag(text: str) -> str:

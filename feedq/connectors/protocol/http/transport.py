@@ -28,6 +28,12 @@ from feedq.errors import FeedMisconfigured, SourceUnavailable
 SCHEMES: Final = {"http": Scheme(tls=False, port=80), "https": Scheme(tls=True, port=443)}
 HEAD_BYTES_MAX: Final = 64 * 1024
 """No answer has a larger head, and no chunk of one a longer header."""
+HEADERS_MAX: Final = 256
+"""No answer has more headers."""
+INFORMATION_MAX: Final = 16
+"""So many provisional answers (1xx) may come before the real one."""
+EVENTS_AT_ONCE: Final = 1000
+"""h11 takes some ten microseconds for a chunk, however small; after so many, the other feeds have their turn."""
 CLOSING_S: Final = 0.1
 """A kept connection that ends this soon after a request was being closed when it was sent, and the source never
 saw it; later, it is trouble that has to be told."""
@@ -152,10 +158,22 @@ class _Link:
             ) from None
         self._connection.send(asked)
         self.was_heard = False
+        provisional = 0
         while True:
             event = self._next_event()
             if isinstance(event, h11.Response):
+                if len(event.headers) > HEADERS_MAX:
+                    raise SourceUnavailable(
+                        f"{self.where}: answered with {len(event.headers)} headers, at most {HEADERS_MAX} are read"
+                    )
                 return event
+            if isinstance(event, h11.InformationalResponse):
+                provisional += 1
+                if provisional > INFORMATION_MAX:
+                    raise SourceUnavailable(
+                        f"{self.where}: sent more than {INFORMATION_MAX} provisional answers (1xx) and no other"
+                    )
+                await asyncio.sleep(0)
             if event is h11.NEED_DATA:
                 await self._hear()
                 if self._heard_last:
@@ -163,7 +181,13 @@ class _Link:
 
     async def receive(self) -> bytes | bytearray:
         pieces: list[Any] = []
+        events = 0
         while self._trouble is None and not self._is_over:
+            events += 1
+            if events % EVENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                if pieces:
+                    break
             try:
                 event = self._next_event()
             except SourceUnavailable as error:

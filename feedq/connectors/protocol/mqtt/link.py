@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
@@ -23,18 +25,24 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from feedq.connectors.protocol.mqtt.socket import ReadAhead
+from feedq.connectors.protocol.mqtt.socket import Gate, ReadAhead, Refusal
 from feedq.connectors.records.inbox import Inbox
+from feedq.connectors.records.turns import TURN_S
 from feedq.connectors.wire.dialing import Dialed, explain
 from feedq.errors import FeedqError, SourceSilent, SourceUnavailable
 
 PACKETS_AT_ONCE = 256
-"""After so many the other feeds have their turn."""
+"""After so many the other feeds have their turn, and after `TURN_S` at the latest."""
+UNSENT_ACKNOWLEDGEMENTS_MAX = 2**18
+"""Bounds what a broker that sends and does not read can make us keep."""
 TICK_S = 1.0
 """paho looks at its clock this often; the protocol counts its keep-alive in seconds too."""
 TAKEN_OVER = 0x8E
+SAID_CHARACTERS_MAX = 200
 MESSAGE_BYTES = 256
 """What a message takes beside its payload, so that many small ones are bounded too."""
+PROPERTY_BYTES = 192
+"""The same of a property."""
 
 Version = Literal["5", "3.1.1"]
 Answer = TypeVar("Answer")
@@ -76,12 +84,28 @@ class Message(NamedTuple):
     retain: bool = False
     properties: Sequence[tuple[str, str]] = ()
     """What its publisher says of it; MQTT 5 only."""
+    left_out_bytes: int = 0
+    """Of a message that was too large to be read: about as many. It is the last one."""
+
+    @property
+    def size(self) -> int:
+        """What it takes in memory, about."""
+        about = sum(len(name) + len(value) + PROPERTY_BYTES for name, value in self.properties)
+        return len(self.payload) + len(self.topic) + MESSAGE_BYTES + about
 
 
 class MqttLink:
     """A connection. Whatever ends it goes to `inbox` as its failure."""
 
-    def __init__(self, dialed: Dialed, *, where: object, idle_timeout_s: float, buffer_bytes: int) -> None:
+    def __init__(
+        self,
+        dialed: Dialed,
+        *,
+        where: object,
+        idle_timeout_s: float,
+        buffer_bytes: int,
+        payload_bytes_max: int,
+    ) -> None:
         """``dialed`` is taken over; its socket may have become one of TLS since it was dialed."""
         self.inbox: Inbox[Message] = Inbox(bytes_max=buffer_bytes, on_taken=self._resume)
         self._loop = asyncio.get_running_loop()
@@ -89,6 +113,9 @@ class MqttLink:
         self._idle_timeout_s = idle_timeout_s
         self._dialed = dialed
         self._socket = ReadAhead(dialed.sock)
+        self._payload_bytes_max = payload_bytes_max
+        self._unsent = 0
+        """Acknowledgements that may not have left."""
         self._client: _Client | None = None
         self._client_id, self._is_5 = "", True
         self._accepted: asyncio.Future[Accepted] = self._loop.create_future()
@@ -108,6 +135,7 @@ class MqttLink:
     async def log_in(self, login: Login) -> Accepted:
         """Raises `SourceUnavailable` when the connection is lost before there is an answer."""
         self._client_id, self._is_5 = login.client_id, login.version == "5"
+        self._socket.gate = Gate(payload_bytes_max=self._payload_bytes_max, is_5=self._is_5)
         client = self._client = _Client(
             self._socket,
             callback_api_version=CallbackAPIVersion.VERSION2,
@@ -168,6 +196,11 @@ class MqttLink:
         """Once the connection is lost this does nothing: the broker sends the message again."""
         if not self.is_lost and self._client is not None:
             self._client.ack(number, 1)
+            self._unsent += 1
+            if self._unsent > UNSENT_ACKNOWLEDGEMENTS_MAX:
+                self._end(
+                    SourceUnavailable(f"{self._where}: does not read what its messages are answered with")
+                )
 
     def pause(self) -> None:
         """Read nothing more."""
@@ -209,11 +242,16 @@ class MqttLink:
     def _read(self) -> None:
         """Everything that is there, up to a bound."""
         assert self._client is not None
+        began = perf_counter()
         for _ in range(PACKETS_AT_ONCE):
             if self.is_lost or self._paused:
                 return
             self._socket.is_dry = False
             self._step(self._client.loop_read)
+            assert self._socket.gate is not None
+            if self._socket.gate.refusal is not None:
+                self._refuse(self._socket.gate.refusal)
+                return
             if self._socket.heard:
                 self._socket.heard = False
                 self._heard_at = self._loop.time()
@@ -223,8 +261,22 @@ class MqttLink:
                 self.pause()
                 if not self._full.done():
                     self._full.set_result(None)
+            if perf_counter() - began >= TURN_S:
+                break
         # What was read ahead does not make the socket readable again.
         self._loop.call_soon(self._read)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Nothing more is read; what was read before is taken first, and can be acknowledged."""
+        if not refusal.payload_bytes or not self._accepted.done():
+            why = refusal.why or "it sent a message before it accepted us"
+            self._end(SourceUnavailable(f"{self._where}: {why}, against the rules of MQTT; is it a broker?"))
+            return
+        self.pause()
+        if not self._full.done():
+            self._full.set_result(None)
+        last = Message(0, "", b"", False, left_out_bytes=refusal.payload_bytes)
+        self.inbox.put(last, size=last.size)
 
     def _write(self) -> None:
         assert self._client is not None
@@ -232,7 +284,8 @@ class MqttLink:
             self._step(self._client.loop_write)
 
     def _resume(self) -> None:
-        if self._paused and not self.is_lost:
+        is_over = self._socket.gate is not None and self._socket.gate.refusal is not None
+        if self._paused and not self.is_lost and not is_over:
             self._paused = False
             # While reading was paused it was we who did not listen.
             self._heard_at = self._loop.time()
@@ -254,7 +307,8 @@ class MqttLink:
         try:
             step()
         except Exception as error:  # noqa: BLE001 - a packet that paho cannot parse raises anything
-            self._end(SourceUnavailable(f"{self._where}: not understood: {error!r}"))
+            said = repr(error)[:SAID_CHARACTERS_MAX]
+            self._end(SourceUnavailable(f"{self._where}: what the broker sent cannot be understood: {said}"))
 
     # -- paho's side ---------------------------------------------------------------------------------------
 
@@ -266,9 +320,16 @@ class MqttLink:
             self._loop.remove_reader(self._socket.fileno())
 
     def _on_write_wanted(self, *_: Any) -> None:
-        self._loop.add_writer(self._socket.fileno(), self._write)
+        # paho asks for it also when what it has just tried to write has ended the connection.
+        if not self.is_lost and self._socket.fileno() >= 0:
+            try:
+                self._loop.add_writer(self._socket.fileno(), self._write)
+            except RuntimeError:
+                # uvloop has given up the socket for an error of it, and told nobody.
+                self._end(explain(ConnectionResetError(), self._where))
 
     def _on_written(self, *_: Any) -> None:
+        self._unsent = 0
         if self._socket.fileno() >= 0:
             self._loop.remove_writer(self._socket.fileno())
 
@@ -294,7 +355,7 @@ class MqttLink:
             message.retain,
             getattr(message.properties, "UserProperty", ()),
         )
-        self.inbox.put(kept, size=len(kept.payload) + MESSAGE_BYTES)
+        self.inbox.put(kept, size=kept.size)
 
     def _on_disconnect(
         self, _: Client, __: Any, flags: DisconnectFlags, reason: ReasonCode, ___: Properties | None
@@ -341,7 +402,8 @@ class MqttLink:
             self._timer.cancel()
         for unregister in (self._loop.remove_reader, self._loop.remove_writer):
             if self._socket.fileno() >= 0:
-                unregister(self._socket.fileno())
+                with suppress(RuntimeError):
+                    unregister(self._socket.fileno())
         self._dialed.guarded.cut()
         self._socket.close()
 

@@ -59,13 +59,15 @@ class PendingMessages:
     def acknowledge(self, numbers: Iterable[int], send: Callable[[int], None]) -> None:
         """Messages were committed, and can be acknowledged."""
         for number in numbers:
-            del self._pending[number]
-            send(number)
+            # A broker that gave one number to two messages has broken the rules, and gets one answer.
+            if self._pending.pop(number, None) is not None:
+                send(number)
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Messages were committed, and their connection has ended."""
         for number in numbers:
-            self._committed[number] = self._pending.pop(number)
+            if (digest := self._pending.pop(number, None)) is not None:
+                self._committed[number] = digest
 
 
 def _digest(message: Message) -> int:

@@ -8,6 +8,7 @@ which the library only tells a callback while whoever asked waits in vain.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import ssl
 from collections.abc import Coroutine
@@ -28,6 +29,7 @@ from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 
 CLOSE_S = 0.5
 """How long the last acknowledgements may take to leave."""
+_SAID_CHARACTERS_MAX = 300
 PING_INTERVAL_S = 3600
 """The library's own pings: the heartbeats of a pull notice sooner."""
 
@@ -36,6 +38,9 @@ _CREDENTIALS = re.compile(
 )
 
 Result = TypeVar("Result")
+
+# Whatever it has to tell about a connection goes to whoever reads; its log would have tracebacks beside.
+logging.getLogger("nats.aio.client").addFilter(lambda _: False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +60,13 @@ class Login:
 class NatsLink:
     """A connection."""
 
-    def __init__(self, streams: Streams, *, where: object, buffer_bytes: int) -> None:
+    def __init__(self, streams: Streams, *, where: object, buffer_bytes: int, payload_bytes_max: int) -> None:
         self.client = Client()
         self.inbox: Inbox[Msg] = Inbox(bytes_max=buffer_bytes)
         self._streams = streams
         self._where = where
+        self._payload_bytes_max = payload_bytes_max
+        self._transport: DialedTransport | None = None
         self._asked = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -76,7 +83,14 @@ class NatsLink:
         self._check_keys(login)
         self._asked = True
         # The client has no parameter for it, and takes one that is there already, as after a reconnect.
-        self.client._transport = DialedTransport(self._streams, where=self._where, wants_tls=tls is not None)
+        self._transport = DialedTransport(
+            self._streams,
+            where=self._where,
+            wants_tls=tls is not None,
+            payload_bytes_max=self._payload_bytes_max,
+            fail=self.fail,
+        )
+        self.client._transport = self._transport
         try:
             await self.client.connect(
                 "nats://source",  # only the library's: we are connected
@@ -100,6 +114,28 @@ class NatsLink:
             raise self._refused(error) from error
         if not self.client.is_connected:
             raise SourceUnavailable(f"{self._where}: closed by the server before it answered")
+        # The library's reading may end by an error of its own, of which it only tells the log.
+        assert self.client._reading_task is not None
+        self.client._reading_task.add_done_callback(self._reading_ended)
+
+    def _reading_ended(self, reading: asyncio.Task[None]) -> None:
+        if not self.client.is_closed and not reading.cancelled():
+            self.fail(SourceUnavailable(f"{self._where}: what the server sent cannot be understood"))
+
+    def expect_records(self, sid: int) -> None:
+        """Messages of this subscription are records."""
+        assert self._transport is not None
+        self._transport.gate.records_sid = b"%d" % sid
+
+    def size_of(self, message: Msg) -> int:
+        """Of its payload, as the server said it; a message that is too large is cut."""
+        gate = None if self._transport is None else self._transport.gate
+        is_cut = (
+            gate is not None and gate.left_out is not None and len(message.data) > self._payload_bytes_max
+        )
+        return (
+            gate.left_out if gate is not None and gate.left_out is not None and is_cut else len(message.data)
+        )
 
     def _check_keys(self, login: Login) -> None:
         """The library raises whatever comes, at different times, and perhaps with what it could not read."""
@@ -183,4 +219,4 @@ class NatsLink:
 
 def _said(error: Exception) -> str:
     """The words of the server, which the library turns into small letters, or its own."""
-    return str(error).removeprefix("nats: ").strip("' ")
+    return str(error).removeprefix("nats: ").strip("' ")[:_SAID_CHARACTERS_MAX]

@@ -63,6 +63,8 @@ class Pulls:
         }
         self._left: dict[str, int] = {}
         """Of each request under way, in the order in which they were made, how many messages are to come."""
+        self._untouched: set[str] = set()
+        """Those of them to which nothing has come."""
         self._number = 0
 
     @property
@@ -77,11 +79,13 @@ class Pulls:
             reply = f"{self.inbox}.{self._number}"
             wanted = self._messages - self.asked
             self._left[reply] = wanted
+            self._untouched.add(reply)
             await self._publish(self._subject, orjson.dumps({**self._template, "batch": wanted}), reply)
 
     def arrived(self) -> None:
         """A message came; the oldest request is served first."""
         for reply, left in self._left.items():
+            self._untouched.discard(reply)
             if left > 1:
                 self._left[reply] = left - 1
             else:
@@ -96,5 +100,9 @@ class Pulls:
             return None
         if code in ENDED or (code == CONFLICT and any(text in said.lower() for text in _STILL_THERE)):
             self._left.pop(status.subject, None)
-            return None
+            is_untouched = status.subject in self._untouched
+            self._untouched.discard(status.subject)
+            # With all of its room left, a message did not fit into the request: it fits into none.
+            is_too_large = is_untouched and "exceeds maxbytes" in said.lower()
+            return Trouble(code, said) if is_too_large else None
         return Trouble(code, said)

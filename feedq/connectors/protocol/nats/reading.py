@@ -30,6 +30,11 @@ from feedq.telemetry import LogEvent, log
 
 MESSAGE_BYTES = 512
 """What a message takes beside its payload, so that many small ones are bounded too."""
+UNSENT_ACKNOWLEDGEMENTS_MAX = 2**18
+"""Bounds what a server that sends and does not read can make us keep."""
+SAID_CHARACTERS_MAX = 300
+AT_NS_MAX = 2**63
+"""Of a time as servers count it: in the year 2262."""
 _ACK = "$JS.ACK."
 
 logger = log(__name__)
@@ -49,7 +54,10 @@ class Received(NamedTuple):
         tokens = reply.split(".")
         # Later servers may put a domain and the hash of an account before the rest.
         first = 5 if len(tokens) == 9 else 7
-        return cls(int(tokens[first]), int(tokens[first + 1]), int(tokens[first + 2]))
+        numbers = tokens[first : first + 3]
+        if len(numbers) < 3 or not all(number.isdigit() and len(number) < 20 for number in numbers):
+            raise ValueError("a message that does not say which of the stream it is")
+        return cls(*map(int, numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +90,22 @@ class Reading:
     """One consumer being read."""
 
     def __init__(
-        self, link: NatsLink, pulls: Pulls, consumed: Consumed, *, options: MessageOptions, context: Context
+        self,
+        link: NatsLink,
+        pulls: Pulls,
+        consumed: Consumed,
+        *,
+        options: MessageOptions,
+        context: Context,
+        held_bytes_max: int,
     ) -> None:
+        """``held_bytes_max``: what all that was asked for may come to."""
         self._link = link
         self._pulls = pulls
         self._consumed = consumed
         self._options = options
         self._context = context
+        self._held_bytes_max = held_bytes_max
         self._seq = consumed.landed
         self._expected = consumed.expected
         self._deliveries = 0
@@ -108,6 +125,10 @@ class Reading:
         if message.reply.startswith(_ACK):
             self._pulls.arrived()
             self._link.inbox.put(message, size=len(message.data) + MESSAGE_BYTES)
+            if self._link.inbox.size > self._held_bytes_max + self._options.max_record_bytes:
+                self._link.fail(
+                    SourceUnavailable(f"{self._consumed.where}: more was received than asked for")
+                )
         else:
             trouble = self._pulls.heed(message)
             if trouble is not None:
@@ -135,8 +156,13 @@ class Reading:
         # A consumer that is gone does not say so to a request that comes too late.
         return SourceSilent(said) if self._options.idle_timeout_s else SourceUnavailable(said)
 
-    def _taken_away(self, trouble: Trouble) -> SourceUnavailable:
-        said = trouble.said.lower() or f"status {trouble.status}"
+    def _taken_away(self, trouble: Trouble) -> SourceUnavailable | FeedMisconfigured:
+        said = trouble.said.lower()[:SAID_CHARACTERS_MAX] or f"status {trouble.status}"
+        if "maxbytes" in said.replace(" ", ""):
+            return FeedMisconfigured(
+                f"{self._consumed.where}: the next message is larger than any request has room for; "
+                "raise source.max_record_bytes"
+            )
         hint = "; has this feed moved to another worker?" if "deleted" in said else ""
         return SourceUnavailable(f"{self._consumed.where}: the consumer is gone: {said}{hint}")
 
@@ -150,7 +176,10 @@ class Reading:
         """The records of messages, up to one that is too large."""
         taken = Taken()
         for message in messages:
-            received = Received.of(message.reply)
+            try:
+                received = Received.of(message.reply)
+            except ValueError as error:
+                raise SourceUnavailable(f"{self._consumed.where}: the server sent {error}") from None
             self._check_delivery(received)
             if received.seq <= self._seq:
                 # Delivered again; or, in a work queue, landed and not acknowledged by whoever died then.
@@ -158,7 +187,7 @@ class Reading:
                     self._send_soon([message.reply])
                 continue
             if len(message.data) > self._options.max_record_bytes:
-                where, size = self._consumed.where, len(message.data)
+                where, size = self._consumed.where, self._link.size_of(message)
                 taken.failure = oversize(where, self._options, size=size, after=self.cursor)
                 break
             self._check_gap(received)
@@ -219,6 +248,10 @@ class Reading:
     def _send_soon(self, replies: Sequence[str]) -> None:
         # The last one stands for all before it, unless each must have its own.
         self._acks += replies if self._consumed.acknowledges_each else replies[-1:]
+        if len(self._acks) > UNSENT_ACKNOWLEDGEMENTS_MAX:
+            self._link.fail(
+                SourceUnavailable(f"{self._consumed.where}: the server does not read what it is answered")
+            )
         self._acks_wanted.set()
 
     async def send_acknowledgements(self) -> None:
@@ -235,7 +268,7 @@ class Reading:
 
 def about(message: Msg, received: Received) -> dict[str, JSON]:
     """What an envelope says of a message."""
-    at = datetime.fromtimestamp(received.at_ns / NANOSECONDS, UTC)
+    at = datetime.fromtimestamp(min(received.at_ns, AT_NS_MAX) / NANOSECONDS, UTC)
     said: dict[str, JSON] = {"subject": message.subject, "seq": received.seq, "time": at.isoformat()}
     if message.headers:
         said["headers"] = {str(name): value for name, value in message.headers.items()}

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from time import perf_counter
 
 from websockets.client import ClientProtocol
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
@@ -29,9 +31,10 @@ from websockets.uri import WebSocketURI
 
 from feedq.clock import Clock
 from feedq.connectors.base import Context
-from feedq.connectors.protocol.websocket.frames import MessageReader
+from feedq.connectors.protocol.websocket.frames import FRAGMENTS_MAX, MessageReader
 from feedq.connectors.protocol.websocket.pulse import Due, Pulse
 from feedq.connectors.protocol.websocket.refusal import Mask, explain_refusal, show
+from feedq.connectors.records.turns import TURN_S, slices
 from feedq.connectors.wire.connection import Connection, ConnectionOptions, open_connection
 from feedq.connectors.wire.dialing import bounded
 from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
@@ -78,6 +81,7 @@ class Websocket:
         "_request",
         "_timer",
         "_trouble",
+        "_unread",
         "_was_heard",
     )
 
@@ -92,6 +96,8 @@ class Websocket:
         self._trouble: SourceUnavailable | None = None
         """Why we gave the connection up."""
         self._was_heard = False
+        self._unread: deque[bytes | bytearray] = deque()
+        """What was received and has its turn later, in pieces."""
         self._is_listening = False
         self._loop = asyncio.get_running_loop()
         self._pulse = Pulse(
@@ -110,25 +116,45 @@ class Websocket:
         Raises:
             SourceUnavailable: the connection broke, and all that had arrived before was taken.
         """
-        while self._reader.is_open:
-            data = await self._listen()
-            if not data:
-                break
-            self._was_heard = True
-            messages = self._reader.push(data)
-            self._pulse.heard(self._loop.time(), message=self._reader.brought_data)
-            self._flush()
-            if messages:
-                self._answer_later()
-                return messages
-        return []
-
-    async def _listen(self) -> bytearray:
         self._is_listening = True
         try:
-            return await self._connection.receive()
+            while self._reader.is_open and self._trouble is None:
+                if self._has_unread:
+                    await asyncio.sleep(0)  # whatever one source sends, the others get their turn
+                elif received := await self._connection.receive():
+                    self._was_heard = True
+                    self._unread.extend(slices(received))
+                else:
+                    break
+                messages = self._read()
+                self._flush()
+                if messages:
+                    self._answer_later()
+                    return messages
         finally:
             self._is_listening = False
+        return []
+
+    def _read(self) -> list[bytes]:
+        """The messages in what has arrived, as far as they can be read in one turn."""
+        began = perf_counter()
+        messages: list[bytes] = []
+        brought_data = False
+        while self._reader.is_open and self._has_unread:
+            messages += self._reader.push(b"" if self._reader.is_behind else self._unread.popleft())
+            brought_data = brought_data or self._reader.brought_data
+            if self._reader.is_behind or perf_counter() - began >= TURN_S:
+                break
+        self._pulse.heard(self._loop.time(), message=brought_data)
+        return messages
+
+    @property
+    def _has_unread(self) -> bool:
+        return self._reader.is_behind or bool(self._unread)
+
+    def _waiting(self) -> bytes:
+        """What has arrived and was not read."""
+        return b"".join((*self._unread, self._connection.peek()))
 
     def send(self, text: bytes) -> None:
         """Send a message. Raises `SourceUnavailable` if the source does not read what it is sent."""
@@ -148,6 +174,11 @@ class Websocket:
         if self._trouble is not None:
             return self._trouble
         where = self._request.connection.endpoint
+        if self._reader.is_endless:
+            return SourceUnavailable(
+                f"{where}: a message in more than {FRAGMENTS_MAX} fragments {after}; "
+                "the source should send it in larger ones"
+            )
         self._protocol.receive_eof()
         how = self._protocol.close_exc
         if how.rcvd is not None:
@@ -180,10 +211,10 @@ class Websocket:
         self._timer = self._loop.call_at(at, self._look) if at < inf else None
 
     def _look(self) -> None:
-        if not self._reader.is_open:
+        if not (self._reader.is_open and self._connection.is_open):
             return  # it is over, and whoever takes the last messages is about to hear why
         now = self._loop.time()
-        if self._connection.buffered:
+        if self._connection.buffered or self._has_unread:
             # Unless somebody is about to take it, it is we who do not listen: the source cannot be called silent.
             self._pulse.heard(now, message=not self._is_listening)
         request, where = self._request, self._request.connection.endpoint
@@ -224,7 +255,7 @@ class Websocket:
         # A connection that has ended has nobody to answer to.
         if self._is_listening or not (self._reader.is_open and self._connection.is_open):
             return
-        ping = self._reader.last_ping(self._connection.peek())
+        ping = self._reader.last_ping(self._waiting())
         if ping is not None:
             self._protocol.send_pong(ping)
         if self._flushed():

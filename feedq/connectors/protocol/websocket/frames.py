@@ -12,16 +12,26 @@ Invariants, whatever the stream and however it was cut into pieces:
   agree where the next one begins;
 * nothing is cut out while a message is in fragments or after the library has closed the connection: what comes
   then is an error, which the library knows best;
-* memory is bounded by one message and one piece.
+* memory is bounded by one message and one piece: a push gives messages of about `UNPACKED_BYTES` at most, and of
+  `FRAMES_AT_ONCE` frames that the library read, and what is left waits as it came; a few kilobytes on the wire
+  may unpack to hundreds of megabytes, and the library takes some microseconds for each frame.
 """
 
 from __future__ import annotations
 
 from struct import Struct
+from typing import Final
 
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
+
+FRAMES_AT_ONCE: Final = 1000
+"""Of those that the library reads: about ten milliseconds."""
+UNPACKED_BYTES: Final = 1024 * 1024
+"""Of messages that the library gave; the last of them may be as large as a message may be."""
+FRAGMENTS_MAX: Final = 64 * 1024
+"""A message in more frames than this, empty ones perhaps, does not come to an end."""
 
 _HEADER = Struct("!BBH")
 """First byte, second byte, and what is the length if that is 126."""
@@ -39,7 +49,18 @@ _EIGHT_MORE = 127
 class MessageReader:
     """Reads one connection, from behind its handshake."""
 
-    __slots__ = ("_fragments", "_looked_to", "_max", "_owed", "_protocol", "_tail", "brought_data")
+    __slots__ = (
+        "_fragment_count",
+        "_fragments",
+        "_looked_to",
+        "_max",
+        "_owed",
+        "_protocol",
+        "_tail",
+        "brought_data",
+        "is_behind",
+        "is_endless",
+    )
 
     def __init__(self, protocol: ClientProtocol, *, max_message_bytes: int) -> None:
         self._protocol = protocol
@@ -49,7 +70,12 @@ class MessageReader:
         self._owed = 0
         """Bytes of a frame still to come, the rest of which the library has."""
         self._tail = b""
-        """The beginning of a frame's header, too little to know its length by."""
+        """What could not be read yet: the beginning of a frame's header, or all that a push left for the next."""
+        self.is_behind = False
+        """Whether the last push left something that can be read: another one, of nothing, goes on with it."""
+        self.is_endless = False
+        """Whether a message had more than `FRAGMENTS_MAX` fragments; there will be no more messages."""
+        self._fragment_count = 0
         self._looked_to = 0
         """Where `last_ping` has to go on, in what is to be pushed next."""
         self.brought_data = False
@@ -58,7 +84,7 @@ class MessageReader:
     @property
     def is_open(self) -> bool:
         """Whether there may be more messages: nobody has closed the connection, or failed it."""
-        return self._protocol.state is State.OPEN
+        return self._protocol.state is State.OPEN and not self.is_endless
 
     @property
     def is_amid_message(self) -> bool:
@@ -70,16 +96,24 @@ class MessageReader:
         self._tail = b""
         self._looked_to = 0
         self.brought_data = self._owed > 0
+        self.is_behind = False
         messages: list[bytes] = []
         at = self._hand_over(stream, 0, self._owed, messages)
+        frames = unpacked = 0
         while at < len(stream) and self.is_open:
+            if frames >= FRAMES_AT_ONCE or unpacked >= UNPACKED_BYTES:
+                self._tail, self.is_behind = stream[at:], True
+                break
             if self._fragments is None:
                 at = cut_whole_messages(stream, at, self._max, messages)
             size = _frame_size(stream, at)
             if size is None:
                 self._tail = stream[at:]
                 break
+            count = len(messages)
             at = self._hand_over(stream, at, size, messages)
+            frames += 1
+            unpacked += sum(map(len, messages[count:]))
         self.brought_data = self.brought_data or bool(messages or self._owed)
         return messages
 
@@ -113,10 +147,13 @@ class MessageReader:
                 messages.append(bytes(frame.data))
             case Opcode.TEXT | Opcode.BINARY:
                 self._fragments = bytearray(frame.data)
+                self._fragment_count = 1
                 self.brought_data = True
             case Opcode.CONT:
                 assert self._fragments is not None
                 self._fragments += frame.data
+                self._fragment_count += 1
+                self.is_endless = self._fragment_count > FRAGMENTS_MAX
                 self.brought_data = True
                 if frame.fin:
                     messages.append(bytes(self._fragments))

@@ -1,0 +1,642 @@
+"""The attacks: what a source does, with the options that a feed would have, and the error that must come of it.
+
+An option that is not a default is there because the attack is on it, or to have a timeout in a second.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from feedq.errors import FeedMisconfigured, FeedqError, SourceSilent, SourceUnavailable
+from tests.hostile.speaking import (
+    MEBIBYTE,
+    Script,
+    answers,
+    blast,
+    bulk,
+    deflated,
+    drips,
+    entries,
+    frame,
+    http,
+    mqtt,
+    nats,
+    packet,
+    publish,
+    record_of_stream,
+    redis,
+    says,
+    varint,
+    websocket,
+    zipped,
+)
+
+URLS: Final = {
+    "tcp": "tcp://{at}",
+    "websocket": "ws://{at}/",
+    "http": "http://{at}/",
+    "sse": "http://{at}/",
+    "redis": "redis://{at}",
+    "mqtt": "mqtt://{at}",
+    "nats": "nats://{at}",
+}
+"""For the source's address; the others read a file or run a program in a directory, ``{in}``."""
+_USUAL: Final[Mapping[str, Mapping[str, Any]]] = {
+    "redis": {"streams": ["s"]},
+    "mqtt": {"topics": ["t"]},
+    "nats": {"stream": "orders"},
+}
+DEEP: Final = 100_000
+BRACKETS: Final = b'{"seq":1,"a":[' + b"[]," * ((MEBIBYTE - 100) // 3) + b"[]]}"
+"""A record of the largest size allowed by default, of as much structure as there can be."""
+NOISE: Final = Random(17).randbytes(MEBIBYTE)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One source, and what a feed that reads it must end with."""
+
+    name: str
+    """Begins with the connector's."""
+    script: Script | None
+    """None: it is no server, but a file or a program."""
+    says: str
+    """What stands in the error."""
+    kind: type[FeedqError] = SourceUnavailable
+    options: Mapping[str, Any] = field(default_factory=dict)
+    goes_on: bool = False
+    """What it sends is allowed: it is read for a while, and then we end it."""
+
+    @property
+    def connector(self) -> str:
+        return self.name.partition(":")[0]
+
+    def source(self, at: str, directory: str) -> dict[str, Any]:
+        """The feed's source, with the address of the server or a directory in its place."""
+        url = {"url": URLS[self.connector]} if self.connector in URLS else {}
+        made: dict[str, Any] = _filled(
+            {**url, **_USUAL.get(self.connector, {}), **self.options}, at, directory
+        )
+        return made
+
+
+def _filled(value: Any, at: str, directory: str) -> Any:
+    if isinstance(value, str):
+        return value.replace("{at}", at).replace("{in}", directory)
+    if isinstance(value, Mapping):
+        return {name: _filled(each, at, directory) for name, each in value.items()}
+    return [_filled(each, at, directory) for each in value] if isinstance(value, list) else value
+
+
+def _too_large(name: str, script: Script | None, option: str = "max_record_bytes", **options: Any) -> Attack:
+    return Attack(name, script, f"raise source.{option}", FeedMisconfigured, options)
+
+
+POLL: Final = {"mode": "poll"}
+ELEMENTS: Final = {"mode": "poll", "records": ""}
+CLOSED: Final = "closed by the peer"
+NO_HTTP: Final = "is not HTTP/1.1"
+NO_REDIS: Final = "none that Redis gives"
+NO_MQTT: Final = "against the rules of MQTT"
+NO_NATS: Final = "is it a NATS server?"
+HEAD: Final = b"HTTP/1.1 200 OK\r\n"
+EVENTS: Final = b"Content-Type: text/event-stream\r\n"
+GZIP: Final = b"Content-Encoding: gzip\r\n"
+
+
+async def _floods_with_pings(reader: Any, writer: Any) -> None:
+    await blast(writer, b"PING\r\n" * 1000)
+
+
+def _delivers(count: int, payload: bytes) -> Any:
+    def pulled(_: bytes, sid: bytes) -> Script:
+        return says(b"".join(record_of_stream(sid, seq, payload) for seq in range(1, count + 1)))
+
+    return pulled
+
+
+def _announces(reply: bytes, sid: bytes) -> Script:
+    return says(
+        b"MSG orders.new " + sid + b" $JS.ACK.orders.c.1.1.1.1795167253292007528.0 4000000000\r\n", b"x"
+    )
+
+
+def _heads(reply: bytes, sid: bytes) -> Script:
+    return says(b"HMSG orders.new " + sid + b" 5 3\r\nxxx\r\n", b"")
+
+
+def _odd_reply(reply: bytes, sid: bytes) -> Script:
+    return says(b"MSG orders.new " + sid + b" $JS.ACK.what 1\r\n1\r\n", b"")
+
+
+TCP: Final = (
+    _too_large("tcp: a line without an end", says(b"", b"x")),
+    _too_large("tcp: zeros", says(b"", b"\0")),
+    _too_large("tcp: a delimiter that never comes", says(b"", b"\n"), framing="delimiter", delimiter="|"),
+    _too_large("tcp: a record said to have 4 GB", says(b"\xff\xff\xff\xff", b"x"), framing="length"),
+    Attack("tcp: empty records", says(b"", b"\0", bytes_max=2**20), CLOSED, options={"framing": "length"}),
+    Attack("tcp: empty lines", says(b"", b"\n", bytes_max=2**26), CLOSED, options={"cursor": "/seq"}),
+    Attack(
+        "tcp: records of a byte, no cursor in them",
+        says(b"", b"0\n", bytes_max=2**20),
+        CLOSED,
+        options={"cursor": "/seq"},
+    ),
+    Attack(
+        "tcp: records that only look like a cursor",
+        says(b"", b'"seq"\n\\\n', bytes_max=2**20),
+        CLOSED,
+        options={"cursor": "/seq"},
+    ),
+    Attack(
+        "tcp: deep records",
+        says(b"", (b"[" * DEEP + b"]" * DEEP + b"\n"), bytes_max=2**25),
+        CLOSED,
+        options={"cursor": "/seq"},
+    ),
+    Attack(
+        "tcp: brackets",
+        says(b"", b'{"seq":1,"b":[' + b"[]," * 340_000 + b"[]]}\n", bytes_max=2**26),
+        CLOSED,
+        options={"cursor": "/seq"},
+    ),
+    Attack(
+        "tcp: a cursor of half a megabyte",
+        says(b'{"seq":"' + b"x" * 2**19 + b'"}\n'),
+        "at most 8192 are kept",
+        FeedMisconfigured,
+        {"cursor": "/seq"},
+    ),
+    Attack(
+        "tcp: a deep cursor",
+        says(b'{"seq":' + b"[" * 900 + b"]" * 900 + b"}\n"),
+        "nested deeper than can be kept",
+        FeedMisconfigured,
+        {"cursor": "/seq"},
+    ),
+    Attack(
+        "tcp: a cursor of 100,000 digits",
+        says(b'{"seq":' + b"9" * 100_000 + b"}\n"),
+        "at most 8192 are kept",
+        FeedMisconfigured,
+        {"cursor": "/seq"},
+    ),
+    Attack(
+        "tcp: a pattern that others never end with",
+        says(b"PING " + b"a" * 4000 + b"\n", bytes_max=1),
+        CLOSED,
+        options={"ping": {"pattern": "PING (a+)+b", "answer": "x"}},
+    ),
+    Attack(
+        "tcp: pings, and no reading of answers",
+        says(b"", b"PING\n"),
+        "does not read the answers",
+        options={"ping": {"pattern": "P.*", "answer": "{0}" * 20}},
+    ),
+    Attack(
+        "tcp: another greeting",
+        says(b"", b"x"),
+        "source.hello expects",
+        options={"hello": [{"send": "a", "expect": "OK"}]},
+    ),
+    Attack(
+        "tcp: fields without an end",
+        says(b"", b'"' + b"," * 2**19 + b"\n", bytes_max=2**24),
+        CLOSED,
+        options={"format": "csv", "csv": {"fields": ["a", "b"], "header": True}, "cursor": "/a"},
+    ),
+    Attack("tcp: no TLS", says(NOISE[:1000], b""), "TLS failed", options={"url": "tls://{at}"}),
+)
+
+WEBSOCKET: Final = (
+    Attack(
+        "websocket: a megabyte in a kilobyte, again and again",
+        websocket(b"", deflated(b"x" * (MEBIBYTE - 8)), compression=True, bytes_max=2**20),
+        CLOSED,
+        options={"compression": True},
+    ),
+    _too_large(
+        "websocket: more in a message than is allowed",
+        websocket(deflated(b"x" * 2**25), compression=True),
+        compression=True,
+    ),
+    Attack("websocket: fragments without an end", websocket(b"\x01\x00", b"\x00\x01x"), "fragments"),
+    Attack("websocket: fragments of nothing", websocket(b"\x01\x00", b"\x00\x00"), "fragments"),
+    Attack(
+        "websocket: pings",
+        websocket(b"", b"\x89\x00"),
+        "no message received",
+        SourceSilent,
+        {"idle_timeout_s": 2},
+    ),
+    Attack("websocket: messages of nothing", websocket(b"", b"\x81\x00"), CLOSED),
+    Attack(
+        "websocket: messages to be looked at",
+        websocket(b"", frame(b'{"event":' + b"[" * 60 + b"]" * 60 + b"}")),
+        CLOSED,
+        options={"ignore": [{"/event": "x"}], "cursor": "/seq"},
+    ),
+    Attack(
+        "websocket: brackets",
+        websocket(b"", frame(b'{"seq":1,"b":[' + b"[]," * 340_000 + b"[]]}")),
+        CLOSED,
+        options={"ignore": [{"/event": "x"}], "cursor": "/seq"},
+    ),
+    _too_large("websocket: a frame said to have 4 EB", websocket(b"\x82\x7f\x3f" + b"\xff" * 7, b"x")),
+    Attack("websocket: noise", websocket(NOISE, b""), "what it sent is no WebSocket"),
+    Attack(
+        "websocket: compressed noise",
+        websocket(frame(NOISE[:1000], 0xC1), compression=True),
+        "what it sent is no WebSocket",
+        options={"compression": True},
+    ),
+    Attack(
+        "websocket: a greeting without an end",
+        answers(b"HTTP/1.1 101 X\r\nX: ", b"x"),
+        "answers the handshake with more than",
+    ),
+    Attack("websocket: a refusal without an end", answers(b"HTTP/1.1 500 X\r\n\r\n", b"x"), ""),
+    Attack(
+        "websocket: a greeting in drips",
+        drips(b"HTTP/1.1 101 X\r\n" * 100),
+        "no connection within",
+        options={"connect_timeout_s": 1},
+    ),
+    Attack("websocket: noise for a greeting", says(NOISE, b""), ""),
+)
+
+HTTP: Final = (
+    Attack(
+        "http: a head without an end",
+        answers(HEAD, b"X-A: " + b"y" * 1000 + b"\r\n"),
+        "head of its answer is larger",
+    ),
+    Attack(
+        "http: sixteen thousand headers", answers(HEAD + b"a:\r\n" * 16_000 + b"\r\n"), "headers, at most"
+    ),
+    Attack("http: a head in drips", drips(HEAD * 100), "no answer within", options={"response_timeout_s": 1}),
+    _too_large(
+        "http: chunks of a byte",
+        answers(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+        max_record_bytes=20_000,
+    ),
+    Attack(
+        "http: a chunk's header without an end",
+        answers(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;", b"x"),
+        "larger than",
+    ),
+    Attack(
+        "http: a chunk said to have 16 EB",
+        answers(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 30 + b"\r\n", b"x"),
+        NO_HTTP,
+    ),
+    Attack("http: provisional answers", answers(b"", b"HTTP/1.1 103 X\r\n\r\n"), "provisional answers"),
+    Attack(
+        "http: redirects", answers(b"HTTP/1.1 302 X\r\nLocation: /\r\nContent-Length: 0\r\n\r\n"), "redirects"
+    ),
+    Attack(
+        "http: a redirect to 60 kB",
+        answers(b"HTTP/1.1 302 X\r\nLocation: /" + b"x" * 60_000 + b"\r\n\r\n"),
+        "",
+    ),
+    Attack(
+        "http: a redirect to noise",
+        answers(b"HTTP/1.1 302 X\r\nLocation: http://[" + b"%" * 1000 + b"\r\n\r\n"),
+        "leads to what is no",
+    ),
+    Attack(
+        "http: a pause of 4300 digits",
+        answers(b"HTTP/1.1 503 X\r\nRetry-After: " + b"9" * 4300 + b"\r\n\r\n"),
+        "answered 503",
+    ),
+    Attack(
+        "http: a pause until a year of 60,000 digits",
+        answers(b"HTTP/1.1 503 X\r\nRetry-After: Mon, 01 Jan " + b"9" * 60_000 + b" 00:00:00 GMT\r\n\r\n"),
+        "answered 503",
+    ),
+    Attack("http: noise", says(NOISE, b""), ""),
+    Attack(
+        "http: a poll said to have 1 EB",
+        answers(HEAD + b"Content-Length: 1000000000000000000\r\n\r\n", b"x"),
+        "raise source.max_response_bytes",
+        FeedMisconfigured,
+        POLL,
+    ),
+    _too_large("http: a poll without an end", answers(HEAD + b"\r\n", b"x"), "max_response_bytes", **POLL),
+    _too_large(
+        "http: a poll that unpacks to a gigabyte",
+        http(GZIP, zipped(bytes(2**24), 16)),
+        "max_response_bytes",
+        **POLL,
+    ),
+    Attack(
+        "http: a poll of archives of nothing",
+        http(GZIP, gzip.compress(b"") * 100_000),
+        "no list",
+        options=ELEMENTS,
+    ),
+    _too_large(
+        "http: a poll of eight million records",
+        http(b"", b"[" + b"0," * (8 * MEBIBYTE - 8) + b"0]"),
+        "max_records",
+        **ELEMENTS,
+    ),
+    _too_large(
+        "http: a poll of five million records, packed",
+        http(GZIP, zipped(b"[]," * 1000, 5000, before=b"[", after=b"[]]")),
+        "max_records",
+        **ELEMENTS,
+    ),
+    Attack(
+        "http: a poll that is deep",
+        http(b"", b"[" * DEEP + b"]" * DEEP),
+        "nested too deeply",
+        options=ELEMENTS,
+    ),
+    Attack(
+        "http: a list far behind brackets",
+        http(b"", b'{"b":[' + b"[]," * (5 * MEBIBYTE) + b'[]],"a":{"b":[1,]}}'),
+        "no JSON",
+        options={"mode": "poll", "records": "/a/b"},
+    ),
+    _too_large(
+        "http: a list of one large record", http(b"", b'[{"a":[' + b"[]," * MEBIBYTE + b"[]]}]"), **ELEMENTS
+    ),
+    Attack(
+        "http: lines of a byte in a poll",
+        http(b"", b"0\n" * (8 * MEBIBYTE - 8)),
+        "raise source.max_records",
+        FeedMisconfigured,
+        {"mode": "poll", "records": "framed"},
+    ),
+    Attack(
+        "http: an address of the next page of 8 MB",
+        http(b"", b'{"next":"' + b"x" * 2**23 + b'","a":[]}'),
+        "",
+        options={
+            "mode": "poll",
+            "records": "/a",
+            "next_page": "/next",
+            "interval_s": 0.1,
+            "response_timeout_s": 1,
+        },
+        goes_on=True,
+    ),
+    Attack(
+        "http: pages in a circle",
+        http(b"", b'{"next":"/?%b","a":[1]}' % (b"x" * 2000), measured=True),
+        "",
+        options={"mode": "poll", "records": "/a", "next_page": "/next", "interval_s": 0.1},
+        goes_on=True,
+    ),
+    Attack(
+        "http: tags of 60 kB",
+        http(b'ETag: "' + b"x" * 60_000 + b'"\r\n', b"[1]", measured=True),
+        "",
+        options={**ELEMENTS, "interval_s": 0.1},
+        goes_on=True,
+    ),
+)
+
+SSE: Final = (
+    _too_large("sse: a line without an end", http(EVENTS, b"data:", b"x")),
+    _too_large("sse: lines of data without an end", http(EVENTS, b"", b"data\n")),
+    _too_large("sse: a name of a field without an end", http(EVENTS, b"", b"x")),
+    Attack("sse: empty lines", http(EVENTS, b"", b"\n"), "", options={}, goes_on=True),
+    Attack(
+        "sse: comments, packed",
+        http(EVENTS + GZIP, zipped(b":\n" * 2**19, 50)),
+        "",
+        options={"idle_timeout_s": 2},
+        goes_on=True,
+    ),
+    Attack(
+        "sse: an id of a megabyte",
+        http(EVENTS, b"id:" + b"x" * 2**20 + b"\ndata:1\n\n"),
+        "id of an event has more than",
+        FeedMisconfigured,
+    ),
+    Attack(
+        "sse: an event of a megabyte",
+        http(EVENTS, b"event:" + b"x" * (2**20 - 8) + b"\ndata:1\n\n"),
+        "",
+        goes_on=True,
+    ),
+    Attack("sse: events of a byte", http(EVENTS, b"", b"data:1\n\n"), "", goes_on=True),
+    Attack(
+        "sse: events of a byte, each another way",
+        http(EVENTS, b"", b"data:1\n\nid:1\ndata\n\n:\r\n\r\n"),
+        "",
+        options={"envelope": True},
+        goes_on=True,
+    ),
+    Attack(
+        "sse: brackets",
+        http(EVENTS, b"", b"data:[" + b"[]," * 340_000 + b"[]]\n\n"),
+        "",
+        options={"envelope": True},
+        goes_on=True,
+    ),
+    Attack(
+        "sse: another type of content",
+        http(b"Content-Type: text/" + b"x" * 60_000 + b"\r\n", b"x"),
+        "not text/event-stream",
+    ),
+)
+
+REDIS: Final = (
+    Attack(
+        "redis: a text of 8 GB",
+        redis(b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nf\r\n$8000000000\r\n", b"x"),
+        NO_REDIS,
+    ),
+    _too_large(
+        "redis: a text of 500 MB",
+        redis(b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n1-1\r\n*2\r\n$1\r\nf\r\n$500000000\r\n", b"x"),
+    ),
+    Attack("redis: arrays in arrays", redis(b"", b"*1\r\n"), NO_REDIS),
+    Attack("redis: an array of a billion", redis(b"*1000000000\r\n", b"*0\r\n"), NO_REDIS),
+    Attack(
+        "redis: an entry of a billion fields",
+        redis(b"*1\r\n*2\r\n$1\r\ns\r\n*1\r\n*2\r\n$3\r\n1-1\r\n*400000000\r\n", b"$0\r\n\r\n"),
+        "at most 10000",
+        FeedMisconfigured,
+    ),
+    _too_large(
+        "redis: fields that are too large together",
+        redis(
+            entries(
+                (b"1-1", b"*200\r\n" + b"".join(bulk(b"%d" % n) + bulk(b"x" * 20_000) for n in range(100)))
+            )
+        ),
+    ),
+    Attack(
+        "redis: a thousand entries of a megabyte",
+        redis(
+            entries(
+                *((b"%d-1" % n, b"*2\r\n" + bulk(b"f") + bulk(b"x" * (MEBIBYTE - 100))) for n in range(1, 17))
+            )
+        ),
+        "no answer for 2 s",
+        SourceSilent,
+        options={"field": "f", "idle_timeout_s": 2},
+    ),
+    Attack(
+        "redis: another stream",
+        redis(entries((b"1-1", b"*2\r\n" + bulk(b"f") + bulk(b"x")), stream=b"other")),
+        NO_REDIS,
+    ),
+    Attack(
+        "redis: an id that is none", redis(entries((b"abc", b"*2\r\n" + bulk(b"f") + bulk(b"x")))), NO_REDIS
+    ),
+    Attack(
+        "redis: an id that goes back", redis(entries((b"0-0", b"*2\r\n" + bulk(b"f") + bulk(b"x")))), NO_REDIS
+    ),
+    Attack("redis: a number", redis(b":5\r\n"), NO_REDIS),
+    Attack("redis: a status", redis(b"+OK\r\n"), NO_REDIS),
+    Attack("redis: a field without a value", redis(entries((b"1-1", b"*1\r\n" + bulk(b"f")))), NO_REDIS),
+    Attack(
+        "redis: a text that is longer than it says",
+        redis(entries((b"1-1", b"*2\r\n" + bulk(b"f") + b"$1\r\nxyz\r\n"))),
+        NO_REDIS,
+    ),
+    Attack("redis: a length that is no number", redis(b"*x\r\n"), NO_REDIS),
+    Attack("redis: a line without an end", redis(b"*", b"1"), NO_REDIS),
+    Attack("redis: an error of a megabyte", redis(b"-ERR ", b"x"), NO_REDIS),
+    Attack("redis: a description that is none", redis(b"", info=b"*3\r\n:1\r\n:2\r\n:3\r\n"), NO_REDIS),
+    Attack("redis: a description in a description", redis(b"", info=b"*1\r\n" * 200 + b":1\r\n"), NO_REDIS),
+    Attack("redis: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b""), ""),
+)
+
+MQTT: Final = (
+    _too_large("mqtt: a message of 256 MB", mqtt(b"\x32\xff\xff\xff\x7f\x00\x01t\x00\x01", b"x")),
+    Attack("mqtt: a length of five digits", mqtt(b"\x32\xff\xff\xff\xff\xff", b"x"), ""),
+    Attack("mqtt: a control packet of a megabyte", mqtt(b"\x90" + varint(MEBIBYTE), b"x"), NO_MQTT),
+    Attack("mqtt: messages of QoS 2", mqtt(b"", publish(b"x" * 1000, qos=2)), NO_MQTT),
+    Attack("mqtt: pings from the wrong side", mqtt(b"", b"\xc0\x00"), NO_MQTT),
+    Attack(
+        "mqtt: a megabyte of properties",
+        mqtt(publish(b"1", properties=b"\x26\x00\x00\x00\x00" * 200_000)),
+        "",
+    ),
+    Attack(
+        "mqtt: sixty kilobytes of properties",
+        mqtt(b"", publish(b"1", properties=b"\x26\x00\x00\x00\x00" * 12_000)),
+        NO_MQTT,
+    ),
+    Attack(
+        "mqtt: many properties of many messages",
+        mqtt(b"", publish(b"1", properties=b"\x26\x00\x00\x00\x00" * 800)),
+        "",
+        options={"envelope": True},
+        goes_on=True,
+    ),
+    Attack("mqtt: one number for all messages", mqtt(b"", publish(b"x" * 100)), ""),
+    Attack("mqtt: more reasons than subscriptions", mqtt(b"", suback=b"\x01" * 1000), "with 1000 reasons"),
+    Attack("mqtt: noise", mqtt(NOISE), NO_MQTT),
+    Attack(
+        "mqtt: a message before the login",
+        says(b"\x32\xff\xff\xff\x7f\x00\x01t\x00\x01", b"x"),
+        "",
+        options={"connect_timeout_s": 1},
+    ),
+    Attack("mqtt: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b""), ""),
+    Attack("mqtt: a packet that ends too early", mqtt(packet(0x32, b"\x00")), ""),
+)
+
+NATS: Final = (
+    Attack("nats: a greeting without an end", says(b"INFO ", b"x"), NO_NATS),
+    Attack("nats: a line without an end", nats(on_login=says(b"MSG ", b"x")), NO_NATS),
+    _too_large("nats: a message of 4 GB", nats(pulled=_announces)),
+    Attack("nats: headers that are larger than the message", nats(pulled=_heads), NO_NATS),
+    Attack("nats: a message that is none of the stream", nats(pulled=_odd_reply), "does not say which"),
+    Attack("nats: more messages than were asked for", nats(pulled=_delivers(200_000, b"x" * 10)), ""),
+    Attack("nats: pings", nats(on_login=_floods_with_pings), "", goes_on=True),
+    Attack(
+        "nats: one greeting after the other",
+        nats(on_login=says(b"", b'INFO {"connect_urls":["a:1","b:2"]}\r\n')),
+        CLOSED.replace("peer", "server"),
+    ),
+    Attack("nats: a greeting that is no JSON", says(b"INFO {\r\n"), NO_NATS),
+    Attack("nats: a greeting that is deep", says(b"INFO " + b"[" * 60_000 + b"\r\n"), NO_NATS),
+    Attack("nats: a greeting of other kinds", says(b'INFO {"version":7,"max_payload":"x"}\r\n'), NO_NATS),
+    Attack("nats: an answer that is deep", nats(api=b"[" * DEEP + b"]" * DEEP), "no answer of JetStream"),
+    Attack("nats: an answer of other kinds", nats(api=b'{"config":7,"state":[]}'), "no answer of JetStream"),
+    Attack(
+        "nats: an answer of brackets",
+        nats(api=b'{"a":[' + b"[]," * 340_000 + b"[]]}"),
+        "no answer of JetStream",
+    ),
+    Attack("nats: noise", nats(on_login=says(NOISE)), NO_NATS),
+    Attack("nats: a web server", says(b"HTTP/1.1 400 Bad Request\r\n\r\n" + NOISE, b""), ""),
+)
+
+_PROGRAMS: Final = {
+    "lines.sh": "#!/bin/sh\nexec head -c 300000000 /dev/zero\n",
+    "complains.sh": "#!/bin/sh\nhead -c 100000000 /dev/zero >&2\nexit 3\n",
+    "empty.sh": "#!/bin/sh\nyes '' | head -c 60000000\n",
+    "brackets.sh": '#!/bin/sh\nwhile :; do cat "$1/brackets"; done\n',
+    "deaf.sh": "#!/bin/sh\ntrap '' TERM\necho 1\nsleep 60\n",
+}
+
+
+def _runs(
+    name: str, program: str, says: str, kind: type[FeedqError] = SourceUnavailable, **options: Any
+) -> Attack:
+    return Attack(name, None, says, kind, {"command": ["{in}/" + program], **options})
+
+
+FILE: Final = (
+    _too_large("file: a file without a line", None, path="{in}/zeros"),
+    Attack(
+        "file: a file of empty lines",
+        None,
+        "nothing was added",
+        SourceSilent,
+        {"path": "{in}/empty", "idle_timeout_s": 2},
+    ),
+    Attack("file: a device", None, "not a regular file", FeedMisconfigured, {"path": "/dev/zero"}),
+    Attack("file: a pipe", None, "not a regular file", FeedMisconfigured, {"path": "{in}/pipe"}),
+    Attack(
+        "file: a file of brackets",
+        None,
+        "nothing was added",
+        SourceSilent,
+        {"path": "{in}/brackets", "idle_timeout_s": 2},
+    ),
+)
+EXEC: Final = (
+    _runs("exec: a line without an end", "lines.sh", "raise source.max_record_bytes", FeedMisconfigured),
+    _runs("exec: complaints without an end", "complains.sh", "exit status 3"),
+    _runs("exec: empty lines", "empty.sh", "ended", cursor="/seq"),
+    _runs(
+        "exec: a program that does not end", "deaf.sh", "has written nothing", SourceSilent, idle_timeout_s=1
+    ),
+)
+
+ATTACKS: Final = (*TCP, *WEBSOCKET, *HTTP, *SSE, *REDIS, *MQTT, *NATS, *FILE, *EXEC)
+
+
+def prepare(directory: str) -> None:
+    """The files and programs of those that are no servers."""
+    for name, text in _PROGRAMS.items():
+        path = os.path.join(directory, name)
+        with open(path, "w") as file:
+            file.write(text)
+        os.chmod(path, 0o755)
+    os.mkfifo(os.path.join(directory, "pipe"))
+    for name, content, size in (
+        ("zeros", b"\0", 2**28),
+        ("empty", b"\n", 2**26),
+        ("brackets", BRACKETS + b"\n", 2**25),
+    ):
+        with open(os.path.join(directory, name), "wb") as file:
+            if name == "zeros":
+                file.truncate(size)
+            else:
+                file.write(content * (size // len(content)))
