@@ -4,11 +4,12 @@
 `donors` says from the workers' counters alone whose feeds could be among them.
 """
 
-from feedq.placement.base import Candidate, Held, Placement, Rules, Strategy, Transfer, Waiting
+from feedq.placement.base import Avoided, Candidate, Held, Placement, Rules, Strategy, Transfer, Waiting, lags
 from feedq.placement.placing import place
 from feedq.placement.rebalance import donors, rebalance
 
 __all__ = [
+    "Avoided",
     "Candidate",
     "Held",
     "Placement",
@@ -17,6 +18,7 @@ __all__ = [
     "Transfer",
     "Waiting",
     "donors",
+    "lags",
     "place",
     "rebalance",
 ]

@@ -25,13 +25,25 @@ class Balanced:
         self._hopeless: set[tuple[str, int]] = set()
         """Tenants that are at their cap in all of a tier: within one decision that is for good."""
 
-    def choose(self, feed: Waiting, choice: Choice) -> Slot | None:
-        """Of the first tier that has room for it; None when none has."""
+    def choose(self, feed: Waiting, choice: Choice, avoided: int) -> Slot | None:
+        """Of the first tier that has room for it, but for those avoided; None when none has."""
         for mask in choice.tiers:
-            slot = self.least(feed, mask)
+            slot = self._least_but(feed, mask, avoided) if avoided & mask else self.least(feed, mask)
             if slot is not None:
                 return slot
         return None
+
+    def _least_but(self, feed: Waiting, mask: int, avoided: int) -> Slot | None:
+        pool = self._fleet.pool(mask)
+        slot = self.least(feed, mask)
+        while slot is not None and avoided >> slot.index & 1:
+            pool.bar(slot)
+            slot = self.least(feed, mask)
+        if slot is None:
+            # Not for good, then: the next feed may avoid others, or none.
+            self._hopeless.discard((feed.tenant, mask))
+        pool.forget()
+        return slot
 
     def least(self, feed: Waiting, mask: int) -> Slot | None:
         """Of the workers of one tier that have room for it."""

@@ -52,21 +52,22 @@ class Rendezvous:
         """Mean weight."""
         self._means = {mask: self._mean_of(mask, coming) for mask, coming in _by_tier(fleet, queue).items()}
 
-    def choose(self, feed: Waiting, choice: Choice) -> Slot | None:
-        """Of the first tier that has room for it; None when none has."""
+    def choose(self, feed: Waiting, choice: Choice, avoided: int) -> Slot | None:
+        """Of the first tier that has room for it, but for those avoided; None when none has."""
         for mask in choice.tiers:
-            slot = self.favoured(feed.feed_id, feed.weight, feed.tenant, mask)
-            slot = slot or self._fallback.least(feed, mask)
+            slot = self.favoured(feed.feed_id, feed.weight, feed.tenant, mask, avoided)
+            slot = slot or self._fallback.choose(feed, Choice((mask,), matched=True), avoided)
             if slot is not None:
                 return slot
         return None
 
-    def favoured(self, feed_id: int, weight: float, tenant: str, mask: int) -> Slot | None:
+    def favoured(self, feed_id: int, weight: float, tenant: str, mask: int, avoided: int = 0) -> Slot | None:
         """The first of its choices within a tier that it leaves within the bound."""
         ring, slots = self._ring(mask)
         for owner in ring.owners_of(feed_id):
-            if self.accepts(slots[owner], weight, tenant, mask):
-                return slots[owner]
+            slot = slots[owner]
+            if not avoided >> slot.index & 1 and self.accepts(slot, weight, tenant, mask):
+                return slot
         return None
 
     def home(self, feed_id: int, mask: int) -> Slot | None:

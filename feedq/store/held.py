@@ -12,7 +12,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from feedq.placement import Candidate
+from feedq.placement import Candidate, lags
+from feedq.settings import DEFAULT_SINK
 
 # What is promised counts for the worker that it is promised to, and no longer for the one that is letting go
 # of it.
@@ -28,6 +29,8 @@ _SHIFTED = """
 _UNFOLDED = """
     SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM feedq.held_change GROUP BY worker_id
 """
+# As `feedq.placement` knows it: in lower case, as settings look it up.
+SINK = f"lower(coalesce(f.sink ->> 'name', '{DEFAULT_SINK}'))"
 SERVING = """
     w.state = 'active' AND w.target_state = 'serving' AND w.expires_at > clock_timestamp()
     AND w.suspected_at IS NULL
@@ -55,7 +58,9 @@ def candidates(c: Connection, tenants: Collection[str]) -> list[Candidate]:
     # One statement sees one moment: a release between the fold and this is a line in held_change here, and a
     # promise that is idle. Without that line the feed would count for its old worker and for its new one.
     sql = f"""
-        SELECT w.id, w.name, w.queue, w.capacity, w.started_at, w.labels,
+        SELECT w.id, w.name, w.queue, w.capacity, w.started_at, w.labels, w.sinks_down, w.loop_lag_s,
+            extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS silent_s,
+            extract(epoch FROM w.expires_at - w.heartbeat_at)::float8 AS ttl_s,
             greatest(coalesce(h.feeds, 0) + coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds,
             greatest(coalesce(h.weight, 0) + coalesce(n.weight, 0) + coalesce(s.weight, 0), 0)::float8 AS load
         FROM feedq.worker w
@@ -78,6 +83,8 @@ def candidates(c: Connection, tenants: Collection[str]) -> list[Candidate]:
             row.started_at,
             row.labels,
             by_worker.get(row.id, {}),
+            frozenset(map(str.lower, row.sinks_down)),
+            lags(loop_lag_s=row.loop_lag_s, silent_s=row.silent_s, ttl_s=row.ttl_s),
         )
         for row in rows
     ]

@@ -81,6 +81,7 @@ _STATUS = """
     CASE
         WHEN l.state = 'stopping' AND f.removed_at IS NOT NULL THEN 'removing'
         WHEN l.state = 'stopping' THEN 'stopping'
+        WHEN l.state IN ('assigned', 'running') AND l.reason = 'failed' AND NOT l.connected THEN 'failed'
         WHEN l.state = 'assigned' THEN 'starting'
         WHEN l.state = 'running' AND l.stalled THEN 'stalled'
         WHEN l.state = 'running' AND l.connected THEN 'streaming'

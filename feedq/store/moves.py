@@ -19,8 +19,9 @@ from feedq.model import LeaseState, Reason
 from feedq.placement import Held, Transfer
 from feedq.store.channels import WAKE_SQL, Ring
 from feedq.store.dirty import look_again
+from feedq.store.held import SINK
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means
-from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from, selector_from
+from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, avoided_from, feed_from, lease_from, selector_from
 from feedq.store.workers import ring_workers
 from feedq.telemetry import EventKind
 
@@ -40,7 +41,7 @@ def movable(c: Connection, worker_ids: Collection[UUID], *, limit: int, means: M
         return []
     sql = f"""
         SELECT f.id, held.worker_id, held.running_since, f.tenant, nullif(f.selector, '{{}}') AS selector,
-            {EFFECTIVE_WEIGHT} AS weight
+            nullif(l.avoid, '{{}}') AS avoid, {SINK} AS sink, {EFFECTIVE_WEIGHT} AS weight
         FROM unnest(CAST(:ids AS uuid[])) AS source (id) CROSS JOIN LATERAL (
             SELECT feed_id, worker_id, running_since FROM feedq.lease
             WHERE worker_id = source.id AND state = 'running'
@@ -53,7 +54,15 @@ def movable(c: Connection, worker_ids: Collection[UUID], *, limit: int, means: M
     share = max(1, limit // len(worker_ids))
     parameters = {"ids": list(map(str, worker_ids)), "limit": share, **means.parameters()}
     return [
-        Held(row.id, row.worker_id, row.weight, row.tenant, selector_from(row.selector))
+        Held(
+            row.id,
+            row.worker_id,
+            row.weight,
+            row.tenant,
+            selector_from(row.selector),
+            avoided_from(row.avoid),
+            row.sink,
+        )
         for row in c.execute(text(sql), parameters)
     ]
 

@@ -133,9 +133,9 @@ lease = Table(
     Column("rows_per_s", Float, nullable=False, server_default=text("0")),
     Column("bytes_per_s", Float, nullable=False, server_default=text("0")),
     _stamp("reported_at"),
-    # In a row, since the feed last landed a record; and the workers on which it failed since.
+    # In a row, since the feed last landed a record; and the workers on which it failed.
     Column("failures", Integer, nullable=False, server_default=text("0")),
-    Column("avoid", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("avoid", JSONB, nullable=False, server_default=text("'{}'")),  # by name, the time in seconds
     Column("dead_per_s", Float, nullable=False, server_default=text("0")),
     Column("dead_letter_error", Text),
     _stamp("dead_letter_at"),

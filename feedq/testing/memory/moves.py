@@ -11,8 +11,9 @@ from math import exp
 from uuid import UUID
 
 from feedq.lease import RATE_TIME_S, Move, is_reapable, objection_to_move
-from feedq.model import Feed, Lease, LeaseState, Reason, Worker, WorkerState, WorkerTarget
-from feedq.placement import Candidate, Held, Transfer
+from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Worker, WorkerState, WorkerTarget
+from feedq.placement import Candidate, Held, Transfer, lags
+from feedq.settings import DEFAULT_SINK
 from feedq.store.measured import WEIGHT_MIN
 from feedq.telemetry import EventKind
 from feedq.testing.memory.tables import MemoryDatabase
@@ -33,6 +34,10 @@ def counted_at(lease: Lease) -> UUID | None:
     return lease.worker_id
 
 
+def sink_of(spec: FeedSpec) -> str:
+    return str(spec.sink.get("name") or DEFAULT_SINK).lower()
+
+
 def candidates(db: MemoryDatabase, now: datetime, tenants: Collection[str]) -> list[Candidate]:
     leases = db.tables.leases.values()
     found = []
@@ -44,7 +49,23 @@ def candidates(db: MemoryDatabase, now: datetime, tenants: Collection[str]) -> l
         counts = {tenant: its_tenants[tenant] for tenant in tenants if its_tenants[tenant]}
         load = float(sum(x.weight for x in mine))
         found.append(
-            Candidate(w.id, w.name, w.queue, w.capacity, len(mine), load, w.started_at, w.labels, counts)
+            Candidate(
+                w.id,
+                w.name,
+                w.queue,
+                w.capacity,
+                len(mine),
+                load,
+                w.started_at,
+                w.labels,
+                counts,
+                frozenset(map(str.lower, w.load.sinks_down)),
+                lags(
+                    loop_lag_s=w.load.loop_lag_s,
+                    silent_s=(now - w.heartbeat_at).total_seconds(),
+                    ttl_s=(w.expires_at - w.heartbeat_at).total_seconds(),
+                ),
+            )
         )
     return found
 
@@ -80,7 +101,8 @@ def movable(
             feed = db.tables.feeds[feed_id]
             if feed.removed_at is None and feed.spec.target_state is feed.spec.target_state.RUNNING:
                 weight = effective_weight(db, feed, x, measured=measured)
-                held = Held(feed_id, worker_id, weight, feed.spec.tenant, feed.spec.selector)
+                spec, avoid = feed.spec, tuple(x.avoid.items())
+                held = Held(feed_id, worker_id, weight, spec.tenant, spec.selector, avoid, sink_of(spec))
                 found.append((since, held))
     return [held for _, held in sorted(found, key=lambda one: (one[0], one[1].feed_id))]
 

@@ -175,7 +175,16 @@ class MemoryPass:
         feed = self._db.tables.feeds[lease.feed_id]
         weight = moves.effective_weight(self._db, feed, lease, measured=self._measured)
         spec = feed.spec
-        return Waiting(feed.id, weight, lease.reason, spec.tenant, spec.selector, lease.promised_to)
+        return Waiting(
+            feed.id,
+            weight,
+            lease.reason,
+            spec.tenant,
+            spec.selector,
+            lease.promised_to,
+            tuple(lease.avoid.items()),
+            moves.sink_of(spec),
+        )
 
     @statement
     def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
@@ -221,14 +230,15 @@ class MemoryPass:
                 worker_id=worker_id,
                 assigned_at=self._db.now(),
                 retry_at=None,
-                reason=None,
+                reason=Reason.FAILED if lease.reason is Reason.FAILED else None,
                 weight=moves.effective_weight(self._db, feed, lease, measured=self._measured),
                 promised_to=None,
                 held_for=None,
                 stop_by=None,
             )
             self._db.tables.leases[feed_id] = assigned
-            self._record(EventKind.LEASE_ASSIGNED, assigned)
+            if assigned.reason is None:
+                self._record(EventKind.LEASE_ASSIGNED, assigned)
             assignments.append(Assignment(feed_id, assigned.epoch, worker_id, worker.queue))
         self._db.ring(sorted({assignment.worker_id for assignment in assignments}))
         return assignments
@@ -289,7 +299,9 @@ class MemoryPass:
         edit = on_edit(feed, lease)
         if lease.state is LeaseState.IDLE:
             # Backoff and failures are what an edit would clear; a sweep is no edit.
-            held_back = lease.reason in (Reason.BACKOFF, Reason.FAILED)
+            held_back = lease.reason is Reason.BACKOFF or (
+                lease.reason is Reason.FAILED and lease.retry_at is not None
+            )
             is_renamed = edit.reason not in (None, lease.reason)
             return edit.purge or lease.reason is None or (is_renamed and not held_back)
         return edit.move is not None
@@ -307,6 +319,7 @@ class MemoryPass:
                 promised_to=lease.promised_to if keeps_promise else None,
                 moved_at=lease.moved_at if keeps_promise else None,
                 attempts=attempts,
+                avoid={} if reason is Reason.NEW else lease.avoid,
             )
             self._db.tables.leases[lease.feed_id] = renamed
 
