@@ -6,7 +6,7 @@ it runs already, and what has been promised to it; what it has been asked to giv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -23,7 +23,8 @@ SILENT_SHARE = 2 / 3
 heartbeats is at most half of a ttl."""
 
 Avoided: TypeAlias = tuple[tuple[str, datetime], ...]
-"""Workers on which a feed failed, by name, each with the time when it last did; the latest last."""
+"""Workers on which a feed failed, or others of its remote did, by name, each with the time when it last was so;
+the latest last."""
 
 EVERY_OTHER = "*"
 """In a table by tenant: every tenant that has no line of its own. Feeds without a tenant are not meant."""
@@ -90,6 +91,8 @@ class Held:
     selector: Selector = ANYWHERE
     avoid: Avoided = ()
     sink: str = ""
+    reached: Collection[str] = ()
+    """Of the workers that it avoids, those on which another feed of its remote has begun to land records since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,31 @@ def lags(*, loop_lag_s: float, silent_s: float, ttl_s: float) -> bool:
     """Whether a worker may be stuck, going by its last heartbeat, which came ``silent_s`` ago and is good for
     ``ttl_s``."""
     return loop_lag_s > LAG_MAX_S or silent_s > SILENT_SHARE * ttl_s
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What feeds of one remote have met with on which workers, by name. Mostly there is nothing to tell."""
+
+    failed: Mapping[str, datetime] = field(default_factory=dict)
+    """When the latest of them failed there."""
+    landed: Mapping[str, datetime] = field(default_factory=dict)
+    """When the latest tenure began there that did land records."""
+
+    def avoided(self, own: Avoided) -> Avoided:
+        """Where a feed failed itself, and where others of its remote did and none has landed records since."""
+        latest = dict(own)
+        for name, at in self.failed.items():
+            if name not in self.landed or self.landed[name] <= at:
+                latest[name] = max(at, latest.get(name, at))
+        return tuple(sorted(latest.items(), key=lambda one: one[1]))
+
+    def reached(self, own: Avoided) -> frozenset[str]:
+        """Where the feed failed itself, and another has begun to land records since."""
+        return frozenset(name for name, at in own if name in self.landed and self.landed[name] > at)
+
+
+NO_EXPERIENCE = Experience()
 
 
 def is_settled(worker: Candidate, *, now: datetime, settle_s: float) -> bool:

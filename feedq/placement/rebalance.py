@@ -68,15 +68,19 @@ def donors(workers: Sequence[Candidate], *, now: datetime, rules: Rules) -> tupl
 def _with_one_try(
     held: list[Held], fleet: Fleet, *, now: datetime, rules: Rules, busy: Collection[UUID]
 ) -> list[Held]:
-    """One feed for each worker that feeds avoid and on which none has failed for long: it may be moved there, and
-    the others once it landed records there. Most feeds avoid nobody."""
+    """One feed for each worker that feeds avoid and on which none has failed for long: it may be moved there. The
+    others may once one of their remote has landed records there. Most feeds avoid nobody."""
     failed: dict[UUID, list[tuple[datetime, int]]] = {}
+    long_ago = now - timedelta(seconds=rules.avoid_s)
     for position, feed in enumerate(held):
+        if feed.reached:
+            kept = tuple(one for one in feed.avoid if one[0] not in feed.reached or one[1] > long_ago)
+            held[position] = feed = replace(feed, avoid=kept)
         for name, at in feed.avoid:
             for slot in fleet.named.get(name, ()):
                 failed.setdefault(slot.worker_id, []).append((at, position))
     for worker_id, failures in failed.items():
-        if worker_id not in busy and max(failures)[0] <= now - timedelta(seconds=rules.avoid_s):
+        if worker_id not in busy and max(failures)[0] <= long_ago:
             position, name = min(failures)[1], fleet.by_id[worker_id].name
             feed = held[position]
             held[position] = replace(feed, avoid=tuple(one for one in feed.avoid if one[0] != name))

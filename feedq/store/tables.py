@@ -164,6 +164,7 @@ lease = Table(
         ),
     ),
     Index("lease_due", "retry_at", postgresql_where=text("state = 'idle' AND retry_at IS NOT NULL")),
+    Index("lease_avoid", "feed_id", postgresql_where=text("avoid <> '{}'")),
     Index("lease_held_for", "held_for", postgresql_where=text("held_for IS NOT NULL")),
     Index("lease_stop_by", "stop_by", postgresql_where=text("state = 'stopping'")),
     Index("lease_promised", "promised_to", postgresql_where=text("promised_to IS NOT NULL")),

@@ -8,11 +8,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from math import exp
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from feedq.lease import RATE_TIME_S, Move, is_reapable, objection_to_move
 from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Worker, WorkerState, WorkerTarget
-from feedq.placement import Candidate, Held, Transfer, lags
+from feedq.placement import NO_EXPERIENCE, Candidate, Experience, Held, Transfer, lags
 from feedq.settings import DEFAULT_SINK
 from feedq.store.measured import WEIGHT_MIN
 from feedq.telemetry import EventKind
@@ -36,6 +37,30 @@ def counted_at(lease: Lease) -> UUID | None:
 
 def sink_of(spec: FeedSpec) -> str:
     return str(spec.sink.get("name") or DEFAULT_SINK).lower()
+
+
+def remote_of(spec: FeedSpec) -> str:
+    return urlsplit(str(spec.source.get("url") or "")).netloc.lower() or str(
+        spec.source.get("command") or spec.name
+    )
+
+
+def experiences(db: MemoryDatabase, *, proven: bool) -> dict[str, Experience]:
+    """As `feedq.store.held.experiences`."""
+    failed: dict[str, dict[str, datetime]] = {}
+    landed: dict[str, dict[str, datetime]] = {}
+    for x in db.tables.leases.values():
+        remote = remote_of(db.tables.feeds[x.feed_id].spec)
+        landed_at = x.last_record_at if x.state is LeaseState.RUNNING and x.connected else None
+        for name, at in x.avoid.items():
+            if not proven or (landed_at is not None and landed_at > at):
+                there = failed.setdefault(remote, {})
+                there[name] = max(at, there.get(name, at))
+        if landed_at is not None and x.running_since is not None and landed_at > x.running_since:
+            assert x.worker_id is not None
+            name, here = db.tables.workers[x.worker_id].name, landed.setdefault(remote, {})
+            here[name] = max(x.running_since, here.get(name, x.running_since))
+    return {remote: Experience(workers, landed.get(remote, {})) for remote, workers in failed.items()}
 
 
 def candidates(db: MemoryDatabase, now: datetime, tenants: Collection[str]) -> list[Candidate]:
@@ -88,6 +113,7 @@ def movable(
     db: MemoryDatabase, now: datetime, worker_ids: Collection[UUID], *, limit: int, measured: float
 ) -> list[Held]:
     found: list[tuple[datetime, Held]] = []
+    known = experiences(db, proven=False)
     for worker_id in worker_ids:
         mine = sorted(
             (
@@ -101,8 +127,18 @@ def movable(
             feed = db.tables.feeds[feed_id]
             if feed.removed_at is None and feed.spec.target_state is feed.spec.target_state.RUNNING:
                 weight = effective_weight(db, feed, x, measured=measured)
-                spec, avoid = feed.spec, tuple(x.avoid.items())
-                held = Held(feed_id, worker_id, weight, spec.tenant, spec.selector, avoid, sink_of(spec))
+                spec, own = feed.spec, tuple(x.avoid.items())
+                others = known.get(remote_of(spec), NO_EXPERIENCE)
+                held = Held(
+                    feed_id,
+                    worker_id,
+                    weight,
+                    spec.tenant,
+                    spec.selector,
+                    others.avoided(own),
+                    sink_of(spec),
+                    others.reached(own),
+                )
                 found.append((since, held))
     return [held for _, held in sorted(found, key=lambda one: (one[0], one[1].feed_id))]
 

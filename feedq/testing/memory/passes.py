@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +11,7 @@ from uuid import UUID
 
 from feedq.lease import Edit, Move, Quiet, is_dispatch_overdue, may_start, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
-from feedq.placement import Candidate, Held, Transfer, Waiting
+from feedq.placement import NO_EXPERIENCE, Candidate, Experience, Held, Transfer, Waiting
 from feedq.store.base import ReconcilePass, Suspect
 from feedq.store.sweeping import WEIGHT_STEP
 from feedq.telemetry import EventKind
@@ -156,7 +156,8 @@ class MemoryPass:
             if may_start(feeds[lease.feed_id], lease, now=self.now)
             and feeds[lease.feed_id].name not in ending
         ]
-        return [self._waiting(lease) for lease in self._in_turn(ready, limit)]
+        known = moves.experiences(self._db, proven=True)
+        return [self._waiting(lease, known) for lease in self._in_turn(ready, limit)]
 
     def _in_turn(self, ready: Sequence[Lease], limit: int) -> list[Lease]:
         """What is new first; then those without a place, from where the last pass ended."""
@@ -171,7 +172,7 @@ class MemoryPass:
             tables.waiting_after = turn[left - 1].feed_id if len(turn) >= left else 0
         return sorted(page, key=lambda lease: lease.feed_id)
 
-    def _waiting(self, lease: Lease) -> Waiting:
+    def _waiting(self, lease: Lease, known: Mapping[str, Experience]) -> Waiting:
         feed = self._db.tables.feeds[lease.feed_id]
         weight = moves.effective_weight(self._db, feed, lease, measured=self._measured)
         spec = feed.spec
@@ -182,7 +183,7 @@ class MemoryPass:
             spec.tenant,
             spec.selector,
             lease.promised_to,
-            tuple(lease.avoid.items()),
+            known.get(moves.remote_of(spec), NO_EXPERIENCE).avoided(tuple(lease.avoid.items())),
             moves.sink_of(spec),
         )
 

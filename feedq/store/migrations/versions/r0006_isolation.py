@@ -24,6 +24,8 @@ COLUMNS = """
     ALTER TABLE feedq.worker
         ADD COLUMN IF NOT EXISTS sinks_up text[] NOT NULL DEFAULT '{}',
         ADD COLUMN IF NOT EXISTS sinks_down text[] NOT NULL DEFAULT '{}';
+
+    CREATE INDEX IF NOT EXISTS lease_avoid ON feedq.lease (feed_id) WHERE avoid <> '{}';
 """
 
 
