@@ -12,7 +12,20 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bench import control, faults, fleet, jobs, landing, many, moves, placement, scale, sources, stall
+from bench import (
+    control,
+    elsewhere,
+    faults,
+    fleet,
+    jobs,
+    landing,
+    many,
+    moves,
+    placement,
+    scale,
+    sources,
+    stall,
+)
 from bench.report import Figure, say, write_table
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
@@ -23,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "scale": scale.measure,
     "stall": stall.measure,
     "faults": faults.measure,
+    "elsewhere": elsewhere.measure,
     "moves": moves.measure,
     "placement": placement.measure,
     "control": control.measure,

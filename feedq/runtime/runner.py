@@ -184,8 +184,7 @@ class FeedRunner:
                     raise
                 if self._interrupt is Interrupt.LOST:
                     return None
-            self._attempts = self._looks + 1
-            again_s = next_look_s(self._attempts, rng=self._worker.rng, policy=self._worker.backoff)
+            again_s = next_look_s(self._looks + 1, rng=self._worker.rng, policy=self._worker.backoff)
             return self._release(Reason.FAILED, error=message, retry_in_s=again_s)
         finally:
             self._task = None
@@ -382,7 +381,7 @@ class FeedRunner:
         self._worker.on_status(self)
 
     def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
-        attempts = self._attempts if reason in (Reason.BACKOFF, Reason.FAILED) else 0
+        attempts = {Reason.BACKOFF: self._attempts, Reason.FAILED: self._looks + 1}.get(reason, 0)
         return Release(*self.key, reason, retry_in_s, attempts, error)
 
     def release_after(self, error: BaseException) -> Release:
