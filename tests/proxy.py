@@ -34,6 +34,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from types import TracebackType
+from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
 import psutil
@@ -141,7 +142,7 @@ class PostgresProxy:
         self.disarm()
         self.cut()
 
-    def __enter__(self) -> PostgresProxy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -9,6 +9,7 @@ from feedq.diagnosis.checks import counted
 from feedq.diagnosis.placing import has_labels, labels, serves
 from feedq.model import FeedView, LeaseState, Reason, Status, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import Rules
+from feedq.settings import DEFAULT_SINK
 from feedq.wording import duration
 
 
@@ -25,7 +26,8 @@ def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rul
             failures = counted(lease.attempts, "failure") + " in a row"
             return f"it is tried again at {_moment(lease.retry_at, now)} after {failures}; look at the last error"
         case Status.FAILED:
-            return "it cannot run as declared; the last error says why. an edit starts it anew"
+            again = _moment(lease.retry_at, now) if lease.state is LeaseState.IDLE else "this moment"
+            return f"it cannot run as declared; the last error says why. it is looked at again at {again}"
         case Status.STALLED:
             return "it is connected and gets no records for longer than idle_timeout_s; look at the source"
     return None
@@ -120,6 +122,13 @@ def _no_capacity(view: FeedView, workers: Sequence[WorkerView], rules: Rules) ->
         resting = sum(w.worker.target_state is not WorkerTarget.SERVING for w in workers)
         aside = f" ({resting} cordoned or drained: feedq worker uncordon NAME)" if resting else ""
         return f"no worker{with_labels} serves{aside}; start one: celery -A feedq worker -c 500"
+    sink = str(spec.sink.get("name") or DEFAULT_SINK).lower()
+    able = [w for w in matching if sink not in map(str.lower, w.worker.load.sinks_down)]
+    if able and len(able) < len(matching) and all(w.leases >= w.worker.capacity for w in able):
+        return (
+            f"{counted(len(matching) - len(able), 'worker')}{with_labels} cannot write to its sink {sink!r}, and "
+            "all places of the others are taken: look at the network of those that cannot, or start another worker"
+        )
     if any(w.leases < w.worker.capacity for w in matching):
         cap = rules.cap_of(spec.tenant)
         if cap is not None:

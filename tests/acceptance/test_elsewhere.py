@@ -62,7 +62,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
     client.flushall()
     client.close()
     url = postgres.create_database("elsewhere")
-    env = {"FEEDQ_RECONCILE_INTERVAL_S": "0.5", "FEEDQ_BACKOFF_MAX_S": "4"}
+    env = {"FEEDQ_RECONCILE_INTERVAL_S": "0.5", "FEEDQ_BACKOFF_MAX_S": "4", "FEEDQ_FAILED_RETRY_S": "2"}
     directory = tmp_path_factory.mktemp("elsewhere")
     with (
         Source(rate=20) as source,

@@ -24,6 +24,7 @@ POLICY = BackoffPolicy(base_s=0.2, max_s=30.0, attempts_in_place=5, healthy_s=60
 DAY_S = 86_400.0
 
 durations = st.one_of(st.just(0.0), st.just(DAY_S), st.floats(0, DAY_S))
+looks_apart = st.one_of(st.just(1.0), st.just(DAY_S), st.floats(1, DAY_S))
 policies = st.builds(
     BackoffPolicy,
     base_s=durations,
@@ -31,8 +32,8 @@ policies = st.builds(
     attempts_in_place=st.integers(1, 1000),
     healthy_s=durations,
     elsewhere_s=durations,
-    failed_s=st.floats(1, DAY_S),
-    failed_max_s=st.floats(1, DAY_S),
+    failed_s=looks_apart,
+    failed_max_s=looks_apart,
 )
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from feedq.model import Reason
 from feedq.placement import Avoided, Candidate, Held, Rules, Strategy, Waiting, lags, place, rebalance
 from tests.unit.placing import (
+    DAY_S,
     NOW,
     SETTLE_S,
     Running,
@@ -213,12 +214,14 @@ def uneven(*, ago_s: float, feeds: int = 10) -> Running:
     return running([candidate(1), candidate(2)], held)
 
 
-def moved(fleet: Running, *, busy: Sequence[int] = (), now: datetime = NOW) -> list[int]:
+def moved(
+    fleet: Running, *, busy: Sequence[int] = (), now: datetime = NOW, avoid_s: float = AVOID_S
+) -> list[int]:
     transfers = rebalance(
         fleet.held,
         fleet.workers,
         now=now,
-        rules=replace(fleet.rules, avoid_s=AVOID_S),
+        rules=replace(fleet.rules, avoid_s=avoid_s),
         moves=100,
         busy=[UUID(int=n) for n in busy],
     )
@@ -232,6 +235,13 @@ def test_one_feed_is_tried_where_all_failed_once_none_has_for_long() -> None:
     assert moved(uneven(ago_s=AVOID_S + 1), busy=[1]) == [], "one is on its way there already"
 
 
+def test_the_time_to_avoid_at_its_ends() -> None:
+    fleet = uneven(ago_s=0.0)
+    assert len(moved(fleet, avoid_s=0.0)) == 1, "one at a time all the same"
+    assert moved(fleet, avoid_s=DAY_S) == []
+    assert len(moved(fleet, avoid_s=DAY_S, now=NOW + timedelta(seconds=DAY_S))) == 1
+
+
 def test_after_a_try_that_failed_the_others_stay_where_they_are() -> None:
     fleet = uneven(ago_s=AVOID_S + 1)
     again = [replace(feed, avoid=failed("w1")) if feed.feed_id == 9 else feed for feed in fleet.held]
@@ -239,12 +249,14 @@ def test_after_a_try_that_failed_the_others_stay_where_they_are() -> None:
     assert moved(running(fleet.workers, again), now=NOW + timedelta(seconds=AVOID_S)) == [8]
 
 
-def test_after_a_try_that_went_well_the_next_one_follows() -> None:
+def test_after_a_try_that_went_well_the_others_follow_but_for_those_that_failed_just_now() -> None:
+    """Then it was the feed, and not the way to the source."""
     fleet = uneven(ago_s=AVOID_S + 1)
-    landed = [
-        replace(feed, worker_id=UUID(int=1), avoid=()) if feed.feed_id == 9 else feed for feed in fleet.held
-    ]
-    assert moved(running(fleet.workers, landed)) == [8]
+    held = [replace(feed, reached={"w1"}) for feed in fleet.held if feed.feed_id != 9]
+    held[0] = replace(held[0], avoid=failed("w1"))
+    found = moved(running(fleet.workers, [*held, Held(9, UUID(int=1))]))
+    assert len(found) == 4
+    assert 0 not in found
 
 
 def test_feeds_that_avoid_a_worker_do_not_keep_others_from_it() -> None:
