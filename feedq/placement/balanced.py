@@ -25,17 +25,28 @@ class Balanced:
         self._hopeless: set[tuple[str, int]] = set()
         """Tenants that are at their cap in all of a tier: within one decision that is for good."""
 
-    def choose(self, feed: Waiting, choice: Choice, avoided: int) -> Slot | None:
-        """Of the first tier that has room for it, but for those avoided; None when none has."""
+    def choose(self, feed: Waiting, choice: Choice) -> Slot | None:
+        """Of the first tier that has room for it; None when none has."""
         for mask in choice.tiers:
-            slot = self._least_but(feed, mask, avoided) if avoided & mask else self.least(feed, mask)
+            slot = self.least(feed, mask)
             if slot is not None:
                 return slot
         return None
 
-    def _least_but(self, feed: Waiting, mask: int, avoided: int) -> Slot | None:
-        pool = self._fleet.pool(mask)
+    def choose_but(self, feed: Waiting, choice: Choice, avoided: int) -> Slot | None:
+        """The same, of the workers that it does not avoid."""
+        for mask in choice.tiers:
+            slot = self.least_but(feed, mask, avoided)
+            if slot is not None:
+                return slot
+        return None
+
+    def least_but(self, feed: Waiting, mask: int, avoided: int) -> Slot | None:
+        """Of the workers of one tier that have room for it and that it does not avoid."""
         slot = self.least(feed, mask)
+        if not avoided:
+            return slot
+        pool = self._fleet.pool(mask)
         while slot is not None and avoided >> slot.index & 1:
             pool.bar(slot)
             slot = self.least(feed, mask)

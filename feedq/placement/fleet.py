@@ -271,8 +271,9 @@ class Fleet:
 
     def stay_of(self, feed: Held) -> Choice:
         """Where a running feed may be moved: not to workers on which it failed."""
-        choice = self.choice_of(feed)
-        avoided = self.avoided(feed.avoid) if feed.avoid else 0
+        if not (feed.avoid or self.without):
+            return self.choice(feed.selector)
+        choice, avoided = self.choice_of(feed), self.avoided(feed.avoid)
         if not avoided:
             return choice
         is_new = (choice, avoided) not in self._narrowed

@@ -63,13 +63,15 @@ def in_order(waiting: Iterable[Waiting]) -> list[Waiting]:
 def assign(queue: Sequence[Waiting], fleet: Fleet, rules: Rules) -> Iterator[tuple[Waiting, Slot | None]]:
     """Fill the fleet up with these feeds, in this order, as far as it is asked to: who took each, or None."""
     rendezvous = rules.strategy is Strategy.RENDEZVOUS
-    choose = (Rendezvous(fleet, rules, queue) if rendezvous else Balanced(fleet, rules)).choose
+    strategy = Rendezvous(fleet, rules, queue) if rendezvous else Balanced(fleet, rules)
+    choose, is_limited = strategy.choose, bool(fleet.without)
     for feed in queue:
-        choice = fleet.choice_of(feed) if fleet.without else fleet.choice(feed.selector)
-        avoided = fleet.avoided(feed.avoid) if feed.avoid else 0
-        slot = choose(feed, choice, avoided)
-        if slot is None and avoided:
-            slot = _longest_ago(feed, choice, fleet, rules)
+        # Nearly all feeds avoid nobody: of a million each step counts.
+        if feed.avoid or is_limited:
+            choice, avoided = fleet.choice_of(feed), fleet.avoided(feed.avoid)
+            slot = strategy.choose_but(feed, choice, avoided) or _longest_ago(feed, choice, fleet, rules)
+        else:
+            slot = choose(feed, fleet.choice(feed.selector))
         if slot is not None:
             fleet.take(slot, feed.weight, feed.tenant)
         yield feed, slot

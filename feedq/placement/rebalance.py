@@ -73,6 +73,8 @@ def _with_one_try(
     failed: dict[UUID, list[tuple[datetime, int]]] = {}
     long_ago = now - timedelta(seconds=rules.avoid_s)
     for position, feed in enumerate(held):
+        if not feed.avoid:
+            continue
         if feed.reached:
             kept = tuple(one for one in feed.avoid if one[0] not in feed.reached or one[1] > long_ago)
             held[position] = feed = replace(feed, avoid=kept)

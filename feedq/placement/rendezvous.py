@@ -52,11 +52,15 @@ class Rendezvous:
         """Mean weight."""
         self._means = {mask: self._mean_of(mask, coming) for mask, coming in _by_tier(fleet, queue).items()}
 
-    def choose(self, feed: Waiting, choice: Choice, avoided: int) -> Slot | None:
-        """Of the first tier that has room for it, but for those avoided; None when none has."""
+    def choose(self, feed: Waiting, choice: Choice) -> Slot | None:
+        """Of the first tier that has room for it; None when none has."""
+        return self.choose_but(feed, choice, 0)
+
+    def choose_but(self, feed: Waiting, choice: Choice, avoided: int) -> Slot | None:
+        """The same, of the workers that it does not avoid."""
         for mask in choice.tiers:
             slot = self.favoured(feed.feed_id, feed.weight, feed.tenant, mask, avoided)
-            slot = slot or self._fallback.choose(feed, Choice((mask,), matched=True), avoided)
+            slot = slot or self._fallback.least_but(feed, mask, avoided)
             if slot is not None:
                 return slot
         return None
