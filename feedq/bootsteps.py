@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any
@@ -35,6 +36,15 @@ from feedq.pool import StreamPool
 from feedq.runtime.deadline import Deadline
 from feedq.runtime.jobs.calling import TaskCaller, import_jobs
 from feedq.runtime.jobs.service import Jobs
+from feedq.runtime.monitor import (
+    Limits,
+    Watch,
+    default_state_dir,
+    is_container_init,
+    memory_limit,
+    report_losses,
+    serve_as_init,
+)
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import Settings, settings
 from feedq.store.migrate import require_current
@@ -97,6 +107,7 @@ class FeedqStep(bootsteps.StartStopStep):
             limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
             limit.start()
             _on_shutdown.append(limit.begin)
+        watch = _watch(s) if streams_here else None
         places = Places.of(worker, s)
         supervisor = Supervisor(
             store(),
@@ -104,6 +115,7 @@ class FeedqStep(bootsteps.StartStopStep):
             lambda: _describe(worker.hostname, places, s),
             reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_aside,
             tenures_beside=None if streams_here else _active_feeds,
+            watch=watch,
         )
         jobs = Jobs(
             store().jobs.runs,
@@ -170,6 +182,14 @@ def _shutting_down(exitcode: int | None = None, how: str | None = None, **_: Any
 
 
 @signals.celeryd_init.connect
+def _make_room_for_last_words(**_: Any) -> None:
+    """As the first process of a container, go on in a child: all others end with the first one at once, and the
+    monitor among them could tell nobody how the worker was lost."""
+    if is_container_init() and (child := os.fork()):
+        os._exit(serve_as_init(child))
+
+
+@signals.celeryd_init.connect
 def _import_jobs(**_: Any) -> None:
     """Before anything is connected to: a module that is not there ends the worker with one sentence."""
     try:
@@ -193,6 +213,18 @@ def _end_with_parent(**_: Any) -> None:
 def _listen_on_node_queue(sender: str, instance: Any, **_: Any) -> None:
     queue = Queue(node_queue(sender), expires=NODE_QUEUE_EXPIRES_S)
     instance.app.amqp.queues.select_add(queue)
+
+
+def _watch(s: Settings) -> Watch | None:
+    """The notes of this process, for its monitor; and a report of predecessors whose monitors died with them."""
+    directory = Path(s.state_dir) if s.state_dir else default_state_dir()
+    try:
+        watch = Watch(directory, Limits(s.stall_s, s.memory_limit or memory_limit()))
+    except OSError as error:
+        logger.warning(LogEvent.MONITOR_OFF, error=str(error))
+        return None
+    Thread(target=report_losses, args=(directory, store()), name="feedq-losses", daemon=True).start()
+    return watch
 
 
 def _start(supervisor: Supervisor, s: Settings) -> bool:

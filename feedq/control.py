@@ -169,6 +169,7 @@ def _pass(store: Store, settings: Settings, *, rush: int) -> PassReport | None:
         if p.sweep_is_due(interval_s=settings.sweep_interval_s):
             report.repaired = p.sweep(stop_within_s=stop_within_s)
         report.reaped = p.reap()
+        _part_the_quarantined(p, settings)
         _absorb_edits(p, report, stop_within_s=stop_within_s)
         silent = p.overdue(timeout_s=settings.dispatch_timeout_s)
         report.overdue = len(silent)
@@ -198,6 +199,19 @@ def _bury_the_gone(p: ReconcilePass, report: PassReport, *, ttl_s: float) -> boo
         report.workers_gone = len(gone)
         report.leases_freed = p.bury(gone)
     return bool(gone)
+
+
+def _part_the_quarantined(p: ReconcilePass, settings: Settings) -> None:
+    """Feeds in quarantine run apart from all others; those that have behaved for long enough come back."""
+    leases = p.quarantined()
+    pardoned = [
+        replace(one, quarantined=False)
+        for one in leases
+        if lease.is_pardoned(one, now=p.now, quarantine_s=settings.quarantine_s)
+    ]
+    asked = [one for one in leases if lease.is_in_company(one)] + pardoned
+    if asked:
+        p.part(asked, stop_within_s=settings.handoff_timeout_s)
 
 
 def _absorb_edits(p: ReconcilePass, report: PassReport, *, stop_within_s: float) -> None:

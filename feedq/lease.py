@@ -40,6 +40,7 @@ from feedq.model import (
     TargetState,
     Worker,
     WorkerState,
+    WorkerView,
 )
 
 
@@ -170,7 +171,7 @@ class Edit:
     """Nobody has the feed and nobody wants it: delete it."""
 
 
-CLEARED_BY_EDIT = frozenset({Reason.FAILED, Reason.PAUSED, Reason.BACKOFF, None})
+CLEARED_BY_EDIT = frozenset({Reason.FAILED, Reason.PAUSED, Reason.BACKOFF, Reason.QUARANTINED, None})
 """An edit is a fresh start: it clears a failure and whatever backoff there was. An idle lease without any
 reason was made by hand, and would wait for ever."""
 
@@ -204,6 +205,81 @@ def on_edit(feed: Feed, lease: Lease) -> Edit:
             return Edit(Move.ASK_TO_STOP, wanted)
         case LeaseState.STOPPING:
             return Edit(None)
+
+
+# -- blame -------------------------------------------------------------------------------------------
+
+BLAME_RECENT = timedelta(minutes=10)
+"""Twice in hand within this, at the end of two workers, is no chance."""
+BLAME_KEPT = timedelta(days=1)
+QUARANTINE_RETRY_S = (10.0, 600.0)
+"""Between two tries of a feed that ends its own process: at first, and at most."""
+QUARANTINE_MAX_S = 86_400.0
+
+
+VERDICT_S = 3.0
+"""What a monitor takes, at most, to say how its worker was lost."""
+SOON = timedelta(seconds=30)
+
+
+def awaits_verdict(lease: Lease, *, is_explained: bool, now: datetime) -> bool:
+    """Whether a feed whose worker was just lost waits for the verdict before it is placed again.
+
+    All others go on at once. This one was in hand when another worker was lost not long ago; or it was on one that
+    was lost a moment ago, and nobody knows yet how (``is_explained`` is false). So a feed that ends each worker
+    within a second cannot be faster than the verdict.
+    """
+    if lease.quarantined:
+        return False  # it runs apart in any case
+    if lease.blamed_at is not None and now - lease.blamed_at <= BLAME_RECENT:
+        return True
+    return lease.lost_at is not None and now - lease.lost_at <= SOON and not is_explained
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """What the loss of a worker means for the feed that was in hand."""
+
+    blamed: int
+    quarantined: bool
+
+
+def on_loss(lease: Lease, *, is_certain: bool, now: datetime) -> Blame:
+    """A feed whose own code ended a worker is quarantined at once, one that was merely in hand the second time.
+
+    So at most two workers are lost to one feed, and one that was there by chance loses nothing.
+    """
+    ago = None if lease.blamed_at is None else now - lease.blamed_at
+    blamed = lease.blamed + 1 if ago is not None and ago <= BLAME_KEPT else 1
+    again = ago is not None and ago <= BLAME_RECENT
+    return Blame(blamed, lease.quarantined or is_certain or again)
+
+
+def quarantine_retry_s(blamed: int) -> float:
+    """How long a feed in quarantine waits for its next try, after so many losses."""
+    first_s, most_s = QUARANTINE_RETRY_S
+    return float(min(most_s, first_s * 2.0 ** min(max(blamed, 1) - 1, 16)))
+
+
+def is_in_company(lease: Lease) -> bool:
+    """Whether a feed still runs among others that was quarantined meanwhile."""
+    return (
+        lease.quarantined
+        and lease.state is LeaseState.RUNNING
+        and lease.running_since is not None
+        and (lease.blamed_at is None or lease.running_since < lease.blamed_at)
+    )
+
+
+def is_pardoned(lease: Lease, *, now: datetime, quarantine_s: float) -> bool:
+    """Whether a feed in quarantine has behaved for long enough: it landed records, and did no harm."""
+    if not lease.quarantined or lease.state is not LeaseState.RUNNING or lease.running_since is None:
+        return False
+    length_s = min(
+        max(QUARANTINE_MAX_S, quarantine_s), quarantine_s * 2.0 ** min(max(lease.blamed, 1) - 1, 16)
+    )
+    landed = lease.last_record_at is not None and lease.last_record_at >= lease.running_since
+    return landed and now - lease.running_since >= timedelta(seconds=length_s)
 
 
 def may_start(feed: Feed, lease: Lease, *, now: datetime) -> bool:
@@ -302,31 +378,146 @@ def smoothed(rate: float, *, count: int, elapsed_s: float, is_first: bool) -> fl
 
 # -- what a person sees ------------------------------------------------------------------------------
 
+LAGS_S = 2.0
+"""A worker whose event loop runs a timer this late stands still. A loaded one is late by tenths of a second."""
+SILENT_AFTER = (2, 3)
+"""Of its ttl: a worker that has missed its heartbeats for this part of it may stand still for all that is known.
+With the default settings two of them are missing then; less would blame a statement that took a second."""
+FAILING_FROM = 3
+"""Failures in a row, with nothing landed since, that make a feed `failing`. One is a restart of the source."""
+REFUSING_S = 60.0
+"""For how long after its latest dead letter a feed may be `refusing`: what it does now is not known later."""
 
-def status(feed: Feed, lease: Lease) -> Status:
-    """The status of a feed, from its lease and its progress; a task's state never enters into it."""
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the database knows of the worker that has a feed: evidence that is not the feed's own word."""
+
+    name: str
+    loop_lag_s: float
+    heartbeat_at: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The status of a feed and why it has it, in words that follow the status."""
+
+    status: Status
+    because: str | None = None
+
+
+def stillness(*, loop_lag_s: float, heartbeat_age: timedelta, ttl: timedelta) -> str | None:
+    """What is said of a worker that stands still, in words that follow its name; None of one that moves.
+
+    The lag is as of the heartbeat, so what has passed since is added to it.
+    """
+    if loop_lag_s > LAGS_S:
+        return f"has stood still for {loop_lag_s + max(heartbeat_age.total_seconds(), 0.0):.0f} s"
+    part, whole = SILENT_AFTER
+    if heartbeat_age * whole > ttl * part:
+        return f"was last heard of {heartbeat_age.total_seconds():.0f} s ago"
+    return None
+
+
+def stillness_of(view: WorkerView) -> str | None:
+    """The same of a worker as it is listed."""
+    worker = view.worker
+    return stillness(
+        loop_lag_s=worker.load.loop_lag_s,
+        heartbeat_age=timedelta(seconds=view.heartbeat_age_s),
+        ttl=worker.expires_at - worker.heartbeat_at,
+    )
+
+
+def standing(feed: Feed, lease: Lease, owner: Owner | None, *, now: datetime) -> Standing:
+    """The status of a feed; ``now`` is the database's clock.
+
+    From the top: what people want of it, what was decided about it, who is known not to move, and only then what
+    its worker says. Of what the worker says, a sink that is away comes first, since nothing can land; then what
+    becomes of the records that arrive; then that none do. `feedq.store.listing` says the same in SQL.
+    """
     match lease.state:
         case LeaseState.STOPPING:
-            return Status.REMOVING if feed.removed_at is not None else Status.STOPPING
-        # Looked at again: until it connects, the error stays in view.
-        case LeaseState.ASSIGNED | LeaseState.RUNNING if (
-            lease.reason is Reason.FAILED and not lease.connected
-        ):
-            return Status.FAILED
-        case LeaseState.ASSIGNED:
-            return Status.STARTING
-        case LeaseState.RUNNING if lease.stalled:
-            return Status.STALLED
-        case LeaseState.RUNNING if lease.connected:
-            return Status.STREAMING
-        case LeaseState.RUNNING:
-            return Status.CONNECTING
-    if feed.removed_at is not None:
-        return Status.REMOVING
-    if feed.spec.target_state is TargetState.PAUSED:
-        return Status.PAUSED
-    if lease.reason is Reason.FAILED:
-        return Status.FAILED
+            what = Status.REMOVING if feed.removed_at is not None else Status.STOPPING
+            return Standing(what, lease.reason)
+        case LeaseState.IDLE if feed.removed_at is not None:
+            return Standing(Status.REMOVING)
+        case LeaseState.IDLE if feed.spec.target_state is TargetState.PAUSED:
+            return Standing(Status.PAUSED)
+        # While it is looked at again, too: until it connects, the error stays in view.
+        case _ if lease.reason is Reason.FAILED and not lease.connected:
+            return Standing(Status.FAILED, lease.last_error)
+    if lease.quarantined:
+        return Standing(Status.QUARANTINED, lease.blame)
+    if lease.state is LeaseState.RUNNING:
+        return _running(lease, owner, now=now)
+    if _is_failing(lease):
+        return _failing(lease)
+    if lease.state is LeaseState.ASSIGNED:
+        return Standing(Status.STARTING, _stands_still(owner, now=now) or _latest_error(lease))
     if lease.reason is Reason.BACKOFF:
-        return Status.BACKOFF
-    return Status.WAITING
+        return Standing(Status.BACKOFF, lease.last_error)
+    return Standing(Status.WAITING, lease.reason)
+
+
+def _running(lease: Lease, owner: Owner | None, *, now: datetime) -> Standing:
+    still = _stands_still(owner, now=now)
+    if still is not None:
+        return Standing(Status.STALLED, still)
+    if lease.sink_error is not None:
+        return Standing(Status.SINK_UNAVAILABLE, lease.sink_error)
+    if _is_refusing(lease, now=now):
+        return Standing(Status.REFUSING, lease.dead_letter_error)
+    # A source that accepts each connection and then says nothing is silent, and not yet failing.
+    if lease.stalled and lease.attempts < FAILING_FROM:
+        return Standing(Status.STALLED, lease.last_error)
+    if _is_failing(lease):
+        return _failing(lease)
+    if lease.stalled:
+        return Standing(Status.STALLED, lease.last_error)
+    if lease.connected:
+        return Standing(Status.STREAMING)
+    return Standing(Status.CONNECTING, _latest_error(lease))
+
+
+def _stands_still(owner: Owner | None, *, now: datetime) -> str | None:
+    if owner is None:
+        return None
+    found = stillness(
+        loop_lag_s=owner.loop_lag_s,
+        heartbeat_age=now - owner.heartbeat_at,
+        ttl=owner.expires_at - owner.heartbeat_at,
+    )
+    return None if found is None else f"its worker {owner.name} {found}"
+
+
+def _is_refusing(lease: Lease, *, now: datetime) -> bool:
+    """Whether most of the last minute's records went to the dead letters."""
+    return (
+        lease.dead_per_s > lease.rows_per_s
+        and lease.dead_letter_at is not None
+        and now - lease.dead_letter_at < timedelta(seconds=REFUSING_S)
+    )
+
+
+WAITS_ANEW = frozenset(
+    {Reason.NEW, Reason.EDITED, Reason.NO_CAPACITY, Reason.NO_MATCH, Reason.SETTLING, None}
+)
+"""Why an idle feed waits that was given a fresh start, or that no worker can have: not for what failed before."""
+
+
+def _is_failing(lease: Lease) -> bool:
+    waits_anew = lease.state is LeaseState.IDLE and lease.reason in WAITS_ANEW
+    return lease.failures >= FAILING_FROM and not waits_anew
+
+
+def _failing(lease: Lease) -> Standing:
+    row = f"{lease.failures} failures in a row, and nothing landed since"
+    said = row if lease.last_error is None else f"{lease.last_error}; {row}"
+    return Standing(Status.FAILING, said)
+
+
+def _latest_error(lease: Lease) -> str | None:
+    """What went wrong the last time; an error of before is kept after the feed is well again."""
+    return lease.last_error if lease.attempts else None

@@ -6,7 +6,10 @@ cannot be had is a warning: metrics are no reason not to stream.
 
 * healthy: a restart would not help. The keeper's threads run and try, and the event loop turns. A control database
   that is away does not make a worker unhealthy: a restart does not bring it back.
-* ready: registered, trusted with its leases, and not draining.
+* ready: registered, trusted with its leases, its event loop turns, and it is not draining.
+
+Statuses, lags and ages are looked at when somebody asks for them, by the thread that answers: a loop that is stuck
+sets no gauge.
 
 One metric speaks of the whole fleet: how many feeds no worker has. Only whoever runs a pass learns it, and that is
 another worker each time; so it is left out where the last pass is long ago. Whoever takes the maximum over all
@@ -18,7 +21,7 @@ from __future__ import annotations
 import socket
 import socketserver
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import BoundedSemaphore, Thread
@@ -29,13 +32,19 @@ import orjson
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
+from feedq.lease import LAGS_S
+from feedq.model import Status
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import Settings
 from feedq.telemetry import (
     CAPACITY,
+    FEEDS,
     FEEDS_UNPLACED,
+    HEARTBEAT_AGE_SECONDS,
+    LOOP_LAG_SECONDS,
     RECONCILED_AT_SECONDS,
     REGISTRY,
+    UNWRITTEN_SECONDS,
     UTILISATION,
     LogEvent,
     log,
@@ -51,6 +60,12 @@ STUCK_HEARTBEATS = 3
 FRESH_S = 15.0
 FRESH_PASSES = 3
 """Of the interval between passes, if that is longer: one of them may be late, and some worker always knows."""
+
+HELD = (
+    *(Status.STREAMING, Status.CONNECTING, Status.STALLED, Status.FAILING, Status.REFUSING),
+    *(Status.SINK_UNAVAILABLE, Status.QUARANTINED),
+)
+"""What a feed that a worker holds can be: each is told, be it 0, so that alerts find it."""
 
 logger = log(__name__)
 
@@ -77,8 +92,11 @@ class Signs:
     """The name it is registered under."""
     trusted: bool
     draining: bool
+    loop_stalled_s: float = 0.0
+    """For how long the loop has stood still although it could have turned: less than its lag on a busy machine."""
     feeds: int = 0
     capacity: int = 0
+    unwritten_s: float = 0.0
 
 
 def observe(supervisor: Supervisor) -> Signs:
@@ -91,12 +109,14 @@ def observe(supervisor: Supervisor) -> Signs:
         worker=supervisor.worker.name if supervisor.worker is not None else None,
         trusted=keeper.trusted,
         draining=supervisor.is_draining,
+        loop_stalled_s=supervisor.loop_stalled_s,
         feeds=supervisor.feeds,
         capacity=supervisor.worker.capacity if supervisor.worker is not None else 0,
+        unwritten_s=supervisor.unwritten_s,
     )
 
 
-def health(signs: Signs | None, *, heartbeat_s: float) -> Verdict:
+def health(signs: Signs | None, *, heartbeat_s: float, stall_s: float) -> Verdict:
     """Whether this process should be left alone rather than restarted; None: it has not begun yet."""
     if signs is None:
         return Verdict(True, "waiting for the control database")
@@ -108,8 +128,8 @@ def health(signs: Signs | None, *, heartbeat_s: float) -> Verdict:
         return Verdict(False, "a thread of the keeper has ended")
     if signs.attempt_age_s > limit_s:
         return Verdict(False, f"no heartbeat was tried for {signs.attempt_age_s:.0f} s")
-    if signs.loop_lag_s > limit_s:
-        return Verdict(False, f"the event loop has been stuck for {signs.loop_lag_s:.0f} s")
+    if signs.loop_stalled_s >= (stall_s or limit_s):
+        return Verdict(False, f"the event loop has stood still for {signs.loop_stalled_s:.0f} s")
     return Verdict(True, "keeper and event loop are running")
 
 
@@ -124,6 +144,8 @@ def readiness(signs: Signs | None) -> Verdict:
             False,
             f"no heartbeat was answered for {signs.heartbeat_age_s:.1f} s: the leases cannot be trusted",
         )
+    if signs.loop_lag_s > LAGS_S:
+        return Verdict(False, f"the event loop has stood still for {signs.loop_lag_s:.0f} s")
     return Verdict(True, f"registered as {signs.worker}")
 
 
@@ -137,9 +159,16 @@ def registry() -> CollectorRegistry:
     return whole
 
 
-def refresh(signs: Signs | None, *, now: float, reconcile_interval_s: float) -> None:
+def refresh(
+    signs: Signs | None, statuses: Mapping[Status, int], *, now: float, reconcile_interval_s: float
+) -> None:
     """Bring the metrics that are not counted as things happen up to date; ``now`` is Unix time."""
+    for status in HELD:
+        FEEDS.labels(status.value).set(statuses.get(status, 0))
     if signs is not None:
+        LOOP_LAG_SECONDS.set(signs.loop_lag_s)
+        HEARTBEAT_AGE_SECONDS.set(signs.heartbeat_age_s)
+        UNWRITTEN_SECONDS.set(signs.unwritten_s)
         CAPACITY.set(signs.capacity)
         UTILISATION.set(signs.feeds / signs.capacity if signs.capacity else 0.0)
     (sample,) = (sample for family in RECONCILED_AT_SECONDS.collect() for sample in family.samples)
@@ -155,15 +184,21 @@ class MetricsServer:
             begun = supervisor()
             return None if begun is None else observe(begun)
 
+        def statuses() -> Mapping[Status, int]:
+            begun = supervisor()
+            return {} if begun is None else begun.statuses()
+
         checks: dict[str, Callable[[], Verdict]] = {
-            "/healthz": lambda: health(signs(), heartbeat_s=s.heartbeat_s),
+            "/healthz": lambda: health(signs(), heartbeat_s=s.heartbeat_s, stall_s=s.stall_s),
             "/readyz": lambda: readiness(signs()),
         }
         self._server = _Server(
             (s.metrics_host, s.metrics_port),
             registry(),
             checks,
-            before_metrics=lambda: refresh(signs(), now=time(), reconcile_interval_s=s.reconcile_interval_s),
+            before_metrics=lambda: refresh(
+                signs(), statuses(), now=time(), reconcile_interval_s=s.reconcile_interval_s
+            ),
         )
         self._thread = Thread(target=self._server.serve_forever, name="feedq-metrics", daemon=True)
         self._thread.start()

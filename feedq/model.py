@@ -55,6 +55,7 @@ class Reason(StrEnum):
     SETTLING = "settling"
     MOVED = "moved"
     HELD = "held"  # for a moment, for the successor of the worker that was stopped
+    QUARANTINED = "quarantined"  # it is to run apart from all others, or waits for its next try there
     REAPED = "reaped"  # its owner was asked to let go and did not in time
 
 
@@ -77,7 +78,7 @@ class WorkerTarget(StrEnum):
 
 
 class Status(StrEnum):
-    """What a person sees of a feed, derived from the lease and its progress: see `lease.status`."""
+    """What a person sees of a feed, from its lease and from what is known of its worker: see `lease.standing`."""
 
     STREAMING = "streaming"
     CONNECTING = "connecting"
@@ -187,6 +188,9 @@ class Lease:
     blame: str | None = None
     """How the last of them was lost."""
     quarantined: bool = False
+    lost_worker: UUID | None = None
+    """The worker that was lost while it held this feed, the last one."""
+    lost_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +259,8 @@ class FeedView:
     lease: Lease
     worker: str | None
     status: Status
+    because: str | None = None
+    """Why it has this status, as the database has it: not masked, and perhaps not printable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +330,7 @@ class Claim:
     attempts: int
     failures: int = 0
     quarantined: bool = False
+    blamed: int = 0
     is_new_here: bool = False
     """Whether it has not failed on this worker yet, and so should go elsewhere soon if it does."""
     has_failed: bool = False
@@ -332,6 +339,21 @@ class Claim:
     @property
     def key(self) -> FeedKey:
         return (self.feed.id, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How a worker process was lost, and to whom: what its monitor found out."""
+
+    cause: str
+    """``stalled``, ``crashed``, ``memory`` or ``killed``."""
+    said: str
+    """In words, with what is known of the place."""
+    feed_id: int | None = None
+    is_certain: bool = False
+    """Whether it is known that this feed's code did it; or it merely was in hand at the end."""
+    stack: tuple[str, ...] = ()
+    """The calls of the thread that did it, the innermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +379,8 @@ class Release:
     retry_in_s: float = 0.0
     attempts: int = 0
     error: str | None = None
+    blame: Loss | None = None
+    """Set when the feed is to run apart from others from now on."""
 
     @property
     def key(self) -> FeedKey:

@@ -177,6 +177,36 @@ class Settings(BaseSettings):
         description="Bytes received and not committed at which one feed stops reading: half of them are written "
         "while the other half comes in.",
     )
+    stall_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        default=5.0,
+        description="A worker whose event loop stands still for this long, while it could run, is ended, and its "
+        "feeds go on elsewhere; 0 is never.",
+    )
+    memory_limit: int = Field(
+        default=0,
+        ge=0,
+        description="Bytes that a worker process may use: before it reaches them, it lets go of the feed that "
+        "grows. 0 is the limit of its container or cgroup, if there is one.",
+    )
+    quarantine_s: Seconds = Field(
+        default=600.0,
+        description="A feed that workers were lost to runs apart from others until it has landed records for this "
+        "long without harm; twice as long after each further loss, up to a day.",
+    )
+    quarantine_slots: int = Field(
+        default=4,
+        ge=1,
+        le=256,
+        description="Feeds in quarantine that one worker runs at a time, each in a process of its own.",
+    )
+    quarantine_memory: int = Field(
+        default=2**30, ge=64 * 2**20, description="Bytes that the process of a feed in quarantine may use."
+    )
+    state_dir: str = Field(
+        default="",
+        description="Directory in which workers note what they are doing, for whoever has to explain their end. "
+        "Empty is one of this user's in shared memory or among the temporary files.",
+    )
     inflight_bytes_total: int = Field(
         default=64 * 2**20,
         ge=1,

@@ -50,6 +50,9 @@ class EventKind(StrEnum):
     WORKER_DRAINING = "worker_draining"
     WORKER_LEFT = "worker_left"
     WORKER_GONE = "worker_gone"
+    WORKER_LOST = "worker_lost"
+    FEED_QUARANTINED = "feed_quarantined"
+    FEED_PARDONED = "feed_pardoned"
     SCHEDULE_ADDED = "schedule_added"
     SCHEDULE_EDITED = "schedule_edited"
     SCHEDULE_REMOVED = "schedule_removed"
@@ -66,6 +69,12 @@ class LogEvent(StrEnum):
     WORKER_DECLARED_GONE = "worker was declared gone; registering anew"
     WORKER_DRAINING = "worker is draining"
     WORKER_LEFT = "worker left"
+    WORKER_LOST = "worker lost"
+    QUARANTINED_LOST = "a feed in quarantine ended its process"
+    FEED_LET_GO = "the feed that uses up this worker's memory is let go of"
+    MONITOR_OFF = "this worker has no monitor: nobody ends it when its event loop stands still"
+    MONITOR_STARTED = "monitor started"
+    LOOP_STALLED = "the event loop stands still; the lease is not renewed"
     WORKER_SUSPENDED = "streams suspended: the lease can no longer be trusted"
     WORKER_RESUMED = "streams resumed: the lease is trusted again"
     THREAD_LEFT_BEHIND = "blocking connector did not end in time; its thread was left behind"
@@ -173,6 +182,11 @@ COMMIT_DELAY_SECONDS = GroupHistogram(
     registry=REGISTRY,
 )
 INFLIGHT_BYTES = Gauge("feedq_inflight_bytes", "Bytes received and not yet committed", registry=REGISTRY)
+UNWRITTEN_SECONDS = Gauge(
+    "feedq_unwritten_seconds",
+    "Since a feed that has batches to be written last had any written; of the feed that waits longest",
+    registry=REGISTRY,
+)
 THROTTLED_SECONDS = Counter(
     "feedq_throttled_seconds", "Seconds for which feeds were held back by rate limits", registry=REGISTRY
 )

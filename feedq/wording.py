@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
-from feedq.model import FeedView, Status
+from feedq.model import FeedView
 from feedq.telemetry import mask_url
 
 ERROR_WIDTH = 100
@@ -66,18 +66,27 @@ def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
-def why(view: FeedView, *, width: int = ERROR_WIDTH) -> str:
-    """What a feed that does not stream waits for, in one line."""
+def why(view: FeedView, *, now: datetime, width: int = ERROR_WIDTH) -> str:
+    """Why a feed has its status and what was refused of it, on one line; empty for one that fares well."""
+    letters = _refused(view, now=now, width=width)
+    if view.because is None:
+        return letters
+    because = _cut(printable(mask_url(view.because)), width)
+    return f"{because}; {letters}" if letters else because
+
+
+def _refused(view: FeedView, *, now: datetime, width: int) -> str:
+    """How many dead letters a feed has, when the latest was refused, and why if nothing else is to be said."""
     lease = view.lease
-    quiet = view.status in (Status.STREAMING, Status.PAUSED)
-    if quiet and not lease.dead_letters_total:
+    if not lease.dead_letters_total:
         return ""
-    if quiet:
-        return f"{lease.dead_letters_total:,} dead letters"
-    reason = lease.reason.value if lease.reason and not lease.connected else ""
-    # What went wrong before is not what a feed waits for that only wants a worker.
-    told = lease.last_error if view.status is not Status.WAITING else None
-    error = "" if told is None else printable(mask_url(told))
-    if len(error) > width:
-        error = error[: width - 1] + "…"
-    return ": ".join(part for part in (reason, error) if part)
+    text = f"{lease.dead_letters_total:,} dead letter{'' if lease.dead_letters_total == 1 else 's'}"
+    if lease.dead_letter_at is not None:
+        text += f", the latest {ago(lease.dead_letter_at, now=now)} ago"
+    if lease.dead_letter_error is not None and view.because is None:
+        text += f": {_cut(printable(mask_url(lease.dead_letter_error)), width)}"
+    return text
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

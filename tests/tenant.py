@@ -13,6 +13,7 @@ class Tenant:
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.workers = 0
+        self.stalled = 0.0
 
     def registered(self, worker: Worker) -> None:
         self.heard.append("registered")
@@ -36,6 +37,9 @@ class Tenant:
 
     def reconcile_overdue(self) -> None:
         self.heard.append("reconcile overdue")
+
+    def stalled_s(self) -> float:
+        return self.stalled
 
     def load(self) -> Load:
         return Load()

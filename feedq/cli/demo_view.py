@@ -16,7 +16,7 @@ from feedq.model import FeedView, Status, WorkerState, WorkerView
 from feedq.telemetry import mask_url
 from feedq.wording import duration, printable, size
 
-TROUBLED = {Status.BACKOFF, Status.FAILED, Status.CONNECTING, Status.STALLED}
+WELL = {Status.STREAMING, Status.STARTING, Status.WAITING, Status.STOPPING, Status.PAUSED, Status.REMOVING}
 
 
 def render(snapshot: Snapshot, *, flower_url: str, news: Sequence[str]) -> RenderableType:
@@ -108,8 +108,8 @@ def _check(tally: Tally) -> Text:
 
 def _complaints(snapshot: Snapshot) -> list[str]:
     """What the first feed in trouble says; the others mostly say the same."""
-    troubled = (v for v in snapshot.feeds if v.status in TROUBLED and v.lease.last_error)
-    return [f"{v.feed.name}: {printable(mask_url(v.lease.last_error or ''))}" for v in islice(troubled, 1)]
+    troubled = (v for v in snapshot.feeds if v.status not in WELL and v.because)
+    return [f"{v.feed.name}: {printable(mask_url(v.because or ''))}" for v in islice(troubled, 1)]
 
 
 def _verdict(snapshot: Snapshot) -> Text:

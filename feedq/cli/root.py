@@ -14,6 +14,7 @@ import click
 import feedq
 from feedq.cli.invocation import Invocation, json_option
 from feedq.errors import FeedqError, InvalidInput
+from feedq.wording import printable
 
 
 class Failed(click.ClickException):
@@ -69,9 +70,14 @@ class Root(click.Group):
         try:
             return super().invoke(ctx)
         except InvalidInput as error:
-            raise Refused(str(error)) from error
+            raise Refused(said(str(error))) from error
         except FeedqError as error:
-            raise Failed(invocation.explain(error)) from error
+            raise Failed(said(invocation.explain(error))) from error
+
+
+def said(message: str) -> str:
+    """An error, which may quote what somebody else sent, so that it cannot steer the terminal."""
+    return "\n".join(map(printable, message.split("\n")))
 
 
 def _missing(name: str, error: ImportError) -> click.Command:

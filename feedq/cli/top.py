@@ -26,6 +26,7 @@ from rich.text import Text
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import rich_table, styled, write_json_line
 from feedq.cli.schedule_views import schedules_table
+from feedq.cli.views import worker_trouble
 from feedq.diagnosis import Overview, overview
 from feedq.diagnosis.fleet import described
 from feedq.diagnosis.schedules import described_runs
@@ -42,7 +43,10 @@ LINES_BESIDE_FEEDS = 4
 """Titles of the feeds, two blank lines and the last one of the live view."""
 SCHEDULES_SHOWN = 5
 """Those to look at first; `feedq schedule list` has them all."""
-_TROUBLED_FIRST = (Status.FAILED, Status.STALLED, Status.BACKOFF, Status.WAITING, Status.CONNECTING)
+_TROUBLED_FIRST = (
+    *(Status.QUARANTINED, Status.FAILED, Status.FAILING, Status.SINK_UNAVAILABLE, Status.REFUSING),
+    *(Status.STALLED, Status.BACKOFF, Status.WAITING, Status.CONNECTING),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,25 +211,7 @@ def render(frame: Frame, console: Console) -> RenderableType:
     summary = Text(
         f"{frame.at:%H:%M:%S}  {_summary(overview(frame.feeds, frame.workers), frame)}", style="bold"
     )
-    workers = rich_table(
-        ("WORKER", "STATE", "TARGET", "FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "HEARTBEAT"),
-        [
-            (
-                printable(view.worker.name),
-                styled(view.worker.state.value),
-                styled(view.worker.target_state.value),
-                f"{view.leases}/{view.worker.capacity}",
-                percent(view.leases, view.worker.capacity),
-                f"{view.worker.load.rows_per_s:,.0f}",
-                f"{view.worker.load.bytes_per_s / 1e6:,.2f}",
-                f"{view.worker.load.cpu:.2f}",
-                size(view.worker.load.rss),
-                duration(view.heartbeat_age_s),
-            )
-            for view in frame.workers[: max(height // 3, 1)]
-        ],
-        right={"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "HEARTBEAT"},
-    )
+    workers = _workers_table(frame.workers[: max(height // 3, 1)])
     below: list[RenderableType] = []
     if frame.schedules:
         below = [Text(), schedules_table(frame.schedules[: max(height // 6, 1)], now=frame.at)]
@@ -252,6 +238,43 @@ def render(frame: Frame, console: Console) -> RenderableType:
     return Group(*parts)
 
 
+def _workers_table(workers: Sequence[WorkerView]) -> RenderableType:
+    return rich_table(
+        (
+            "WORKER",
+            "STATE",
+            "TARGET",
+            "FEEDS",
+            "USED",
+            "ROWS/S",
+            "MB/S",
+            "CPU",
+            "RSS",
+            "LAG",
+            "HEARTBEAT",
+            "WHY",
+        ),
+        [
+            (
+                printable(view.worker.name),
+                styled(view.worker.state.value),
+                styled(view.worker.target_state.value),
+                f"{view.leases}/{view.worker.capacity}",
+                percent(view.leases, view.worker.capacity),
+                f"{view.worker.load.rows_per_s:,.0f}",
+                f"{view.worker.load.bytes_per_s / 1e6:,.2f}",
+                f"{view.worker.load.cpu:.2f}",
+                size(view.worker.load.rss),
+                f"{1000 * view.worker.load.loop_lag_s:.0f} ms",
+                duration(view.heartbeat_age_s),
+                worker_trouble(view),
+            )
+            for view in workers
+        ],
+        right={"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "LAG", "HEARTBEAT"},
+    )
+
+
 def _rank(view: FeedView, frame: Frame) -> tuple[int, float, str]:
     trouble = _TROUBLED_FIRST.index(view.status) if view.status in _TROUBLED_FIRST else len(_TROUBLED_FIRST)
     return (trouble, -frame.rates.get(view.feed.id, 0.0), view.feed.name)
@@ -262,12 +285,12 @@ def _feed_cells(view: FeedView, frame: Frame) -> tuple[str | Text, ...]:
     return (
         printable(view.feed.name),
         styled(view.status.value),
-        view.worker or "-",
+        printable(view.worker or "-"),
         str(view.lease.epoch),
         f"{view.lease.records_total:,}",
         "-" if rate is None else f"{rate:,.0f}",
         ago(view.lease.last_record_at, now=frame.at),
-        why(view, width=40),
+        why(view, now=frame.at, width=60),
     )
 
 

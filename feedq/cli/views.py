@@ -14,7 +14,9 @@ from feedq import documents
 from feedq.cli.invocation import Invocation
 from feedq.cli.output import styled, write_facts, write_json, write_table
 from feedq.declaration import ABSENT, OptionChange
-from feedq.model import Event, FeedView, WorkerView
+from feedq.diagnosis.checks import counted
+from feedq.lease import stillness_of
+from feedq.model import Event, FeedView, Lease, WorkerView
 from feedq.report import masked
 from feedq.telemetry import mask_url
 from feedq.wording import ago, duration, percent, printable, size, why
@@ -28,12 +30,12 @@ def write_feeds(views: Sequence[FeedView], *, now: datetime) -> None:
         (
             printable(view.feed.name),
             styled(view.status.value),
-            view.worker or "-",
+            printable(view.worker or "-"),
             str(view.lease.epoch),
             f"{view.lease.records_total:,}",
             size(view.lease.bytes_total),
             ago(view.lease.last_record_at, now=now),
-            why(view),
+            why(view, now=now),
         )
         for view in views
     ]
@@ -44,24 +46,25 @@ def write_feeds(views: Sequence[FeedView], *, now: datetime) -> None:
 def write_feed(view: FeedView, *, now: datetime, explanation: str | None) -> None:
     feed, lease = view.feed, view.lease
     spec = feed.spec
-    error = None
-    if lease.last_error is not None:
-        error = f"{printable(mask_url(lease.last_error))} ({_when(lease.last_error_at, now)})"
     write_facts(
         [
             ("name", printable(feed.name)),
             ("status", styled(view.status.value)),
             ("why", None if explanation is None else printable(explanation)),
             ("reason", lease.reason.value if lease.reason else None),
-            ("last error", error),
+            ("last error", _said(lease.last_error, lease.last_error_at, now)),
             ("attempts", str(lease.attempts) if lease.attempts else None),
+            ("failures", _failures(lease)),
+            ("sink", _said(lease.sink_error)),
+            ("quarantined", _blamed(lease, now)),
             ("retry at", _stamp(lease.retry_at)),
-            ("worker", view.worker),
+            ("worker", None if view.worker is None else printable(view.worker)),
             ("epoch", str(lease.epoch)),
             ("lease", lease.state.value),
             ("running since", _since(lease.running_since, now)),
             ("records", f"{lease.records_total:,} ({size(lease.bytes_total)})"),
             ("dead letters", f"{lease.dead_letters_total:,}" if lease.dead_letters_total else None),
+            ("latest refused", _said(lease.dead_letter_error, lease.dead_letter_at, now)),
             ("last record", _since(lease.last_record_at, now)),
             ("cursor", None if lease.cursor is None else printable(compact(lease.cursor))),
             ("target state", spec.target_state.value),
@@ -79,6 +82,28 @@ def write_feed(view: FeedView, *, now: datetime, explanation: str | None) -> Non
         ]
     )
     click.echo(_indented("source", spec.source) + _indented("sink", spec.sink), nl=False)
+
+
+def _said(text: str | None, at: datetime | None = None, now: datetime | None = None) -> str | None:
+    """What somebody else said, and when; None if nothing was."""
+    if text is None:
+        return None
+    shown = printable(mask_url(text))
+    return shown if now is None else f"{shown} ({_when(at, now)})"
+
+
+def _failures(lease: Lease) -> str | None:
+    if not lease.failures:
+        return None
+    where = f", on {printable(', '.join(lease.avoid))}" if lease.avoid else ""
+    return f"{lease.failures} in a row, with nothing landed since{where}"
+
+
+def _blamed(lease: Lease, now: datetime) -> str | None:
+    if not (lease.blamed or lease.quarantined):
+        return None
+    lost = f"{counted(lease.blamed, 'worker')} lost to it, the last {_when(lease.blamed_at, now)}"
+    return f"{'yes' if lease.quarantined else 'no'}; {lost}: {_said(lease.blame) or 'nobody knows how'}"
 
 
 def _generation(view: FeedView) -> str:
@@ -132,14 +157,22 @@ def write_workers(views: Sequence[WorkerView], *, now: datetime) -> None:
             ago(view.worker.started_at, now=now),
             printable(f"{view.worker.host}:{view.worker.pid}"),
             str(view.worker.id)[:8],
+            worker_trouble(view),
         )
         for view in views
     ]
     titles = (
         *("NAME", "STATE", "TARGET", "FEEDS", "USED", "LOAD", "ROWS/S", "MB/S"),
-        *("CPU", "RSS", "LAG", "HEARTBEAT", "UP", "HOST:PID", "ID"),
+        *("CPU", "RSS", "LAG", "HEARTBEAT", "UP", "HOST:PID", "ID", "WHY"),
     )
     write_table(titles, rows, right="FEEDS USED LOAD ROWS/S MB/S CPU RSS LAG HEARTBEAT UP")
+
+
+def worker_trouble(view: WorkerView) -> str:
+    """What is wrong with a worker, on one line; empty for one that fares well."""
+    down = view.worker.load.sinks_down
+    parts = (stillness_of(view), f"cannot write to sink {', '.join(down)}" if down else None)
+    return printable("; ".join(part for part in parts if part))
 
 
 def write_worker(view: WorkerView, *, now: datetime) -> None:
@@ -149,6 +182,7 @@ def write_worker(view: WorkerView, *, now: datetime) -> None:
             ("name", printable(worker.name)),
             ("id", str(worker.id)),
             ("state", styled(worker.state.value)),
+            ("why", worker_trouble(view) or None),
             ("target state", styled(worker.target_state.value)),
             ("feeds", f"{view.leases} of {worker.capacity} ({percent(view.leases, worker.capacity)})"),
             ("load", f"{view.load:,.4g}, the sum of their weights"),
@@ -163,6 +197,7 @@ def write_worker(view: WorkerView, *, now: datetime) -> None:
             ("cpu", f"{load.cpu:.2f} cores"),
             ("rss", size(load.rss)),
             ("loop lag", f"{1000 * load.loop_lag_s:.0f} ms"),
+            ("writes to", printable(", ".join(load.sinks_up)) or None),
             ("suspected", _since(worker.suspected_at, now)),
         ]
     )

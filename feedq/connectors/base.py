@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -201,6 +202,9 @@ class Context:
     trial: bool = False
     """Nothing will be committed: leave no trace at the source, and do not push out the feed that may be
     running beside this."""
+    note_thread: Callable[[], AbstractContextManager[object]] = nullcontext
+    """To be entered by a thread while it runs code of the feed: should it end or block the process, it is known
+    whose it was."""
     stopping: Event = NEVER
     """Set when a blocking connector must end: wait on it instead of sleeping."""
     memory: dict[str, Any] = field(default_factory=dict)

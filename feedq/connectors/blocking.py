@@ -224,7 +224,8 @@ class _Worker:
     def _run(self) -> None:
         error: Exception | None = None
         try:
-            self._generate()
+            with self._context.note_thread():
+                self._generate()
         except Exception as raised:  # noqa: BLE001 - it goes on in the loop
             error = raised
         except BaseException as raised:  # noqa: BLE001 - it must not end the loop, as a SystemExit would

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from feedq.diagnosis.checks import Check, counted, fail, ok, warn
 from feedq.diagnosis.placing import placing_checks, serves
+from feedq.lease import stillness_of
 from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import Rules
 from feedq.store.insight import FleetState
-from feedq.store.listing import Tally
+from feedq.store.listing import LATELY_S, Tally
 from feedq.telemetry import mask_url
+from feedq.wording import ago, duration
 
 NAMED_MAX = 5
 """Feeds named in one warning; `feedq feed list --status` has them all."""
+QUOTED_MAX = 160
+"""Characters of what a feed says in a warning."""
 MOVING = (Reason.MOVED, Reason.DRAINED)
 """Why an owner lets go of a feed that is to go on elsewhere."""
 PASS_OVERDUE = 3
@@ -119,6 +124,7 @@ def tallies_of(feeds: Sequence[FeedView]) -> list[Tally]:
             feeds=len(views),
             wanted=sum(map(wants_place, views)),
             records_total=sum(view.lease.records_total for view in views),
+            example=min(view.feed.name for view in views),
         )
         for (status, reason), views in groups.items()
     ]
@@ -143,19 +149,29 @@ def fleet_checks(
 ) -> Iterator[Check]:
     """Workers, capacity, beat, reconcile, placement, and each kind of trouble that feeds are in."""
     numbers = overview(feeds, workers)
-    yield from number_checks(numbers, state, reconcile_interval_s=reconcile_interval_s)
+    yield from number_checks(numbers, workers, state, reconcile_interval_s=reconcile_interval_s)
     yield from placing_checks([view.feed for view in feeds if wants_place(view)], workers, rules)
     troubles = list(_troubles(feeds))
     yield from troubles
     if not troubles:
         yield ok("feeds", _statuses(numbers))
+    now = None if state is None else state.now
+    yield _blamed(feeds, now=now)
+    yield _dead_letters(feeds, now=now)
 
 
 def number_checks(
-    numbers: Overview, state: FleetState | None, *, reconcile_interval_s: float
+    numbers: Overview,
+    workers: Sequence[WorkerView],
+    state: FleetState | None,
+    *,
+    reconcile_interval_s: float,
 ) -> Iterator[Check]:
-    """Those that take no more than numbers: workers, capacity, beat and reconcile."""
+    """Those that take no more than numbers and workers: these, their capacity, beat and reconcile."""
     yield _workers(numbers)
+    if numbers.active:
+        yield from _loops(workers)
+        yield from _sinks(workers)
     if numbers.serving:
         yield _capacity(numbers)
     if state is not None:
@@ -164,13 +180,19 @@ def number_checks(
 
 
 def tally_checks(tallies: Sequence[Tally]) -> Iterator[Check]:
-    """Each kind of trouble that feeds are in, by number alone."""
-    counts: Counter[tuple[Status, Reason | None]] = Counter()
+    """Each kind of trouble that feeds are in, by number and an example."""
+    found: dict[tuple[Status, Reason | None], tuple[int, str]] = {}
     for tally in tallies:
         if tally.status in _ADVICE:
-            counts[_trouble(tally.status, tally.reason)] += tally.feeds
-    for (status, reason), count in sorted(counts.items(), key=_by_name):
-        yield warn("feeds", f"{count} {_described(status, reason)}", _advice(status, reason))
+            key = _trouble(tally.status, tally.reason)
+            count, example = found.get(key, (0, tally.example))
+            found[key] = (count + tally.feeds, min(example, tally.example))
+    for (status, reason), (count, example) in sorted(found.items(), key=_by_name):
+        named = f": {example}" if count == 1 else f", such as {example}"
+        yield warn("feeds", f"{count} {_described(status, reason)}{named}", _advice(status, reason))
+    if refused := sum(tally.refused for tally in tallies):
+        lately = f"records of {counted(refused, 'feed')} were refused within the last {duration(LATELY_S)}"
+        yield warn(DEAD_LETTERS, lately, _DEAD_LETTERS_ADVICE)
 
 
 def _workers(numbers: Overview) -> Check:
@@ -235,9 +257,118 @@ def _reconcile(state: FleetState, interval_s: float) -> Check:
     return ok("reconcile", f"the last pass finished {state.pass_age_s:.1f} s ago")
 
 
+def _loops(workers: Sequence[WorkerView]) -> Iterator[Check]:
+    """Whether every worker moves: a feed on one that does not is not streaming, whatever its lease says."""
+    still = [(view, said) for view in workers if (said := stillness_of(view)) is not None]
+    for view, said in still:
+        yield fail(
+            "loops",
+            f"{view.worker.name} {said}, and so have its {counted(view.leases, 'feed')}",
+            f"what runs on it blocks its loop, or its machine does: its log says what; pid {view.worker.pid} on "
+            f"{view.worker.host}. It ends itself after FEEDQ_STALL_S, and others take its feeds",
+        )
+    if not still:
+        slowest = max(view.worker.load.loop_lag_s for view in workers)
+        yield ok("loops", f"no worker stands still; the latest timer ran {1000 * slowest:.0f} ms late")
+
+
+def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
+    """Sinks that some worker cannot write to, as the workers say it: `feedq doctor` itself may well reach them."""
+    down: dict[str, list[str]] = {}
+    up: dict[str, list[str]] = {}
+    for view in workers:
+        for name in view.worker.load.sinks_down:
+            down.setdefault(name, []).append(view.worker.name)
+        for name in view.worker.load.sinks_up:
+            up.setdefault(name, []).append(view.worker.name)
+    for name, cut_off in sorted(down.items()):
+        if name in up:
+            yield warn(
+                "sinks of workers",
+                f"{_some(cut_off)} cannot write to sink {name}, and {_some(up[name])} can",
+                f"look at the network between them and the sink, and at FEEDQ_SINKS__{name.upper()} there; the "
+                "feeds go to workers that can, after FEEDQ_SINK_PATIENCE_S",
+            )
+        else:
+            yield fail(
+                "sinks of workers",
+                f"{_some(cut_off)} cannot write to sink {name}, and no other worker is known to",
+                "see that the sink is up; what was received is kept, and its sources are held back",
+            )
+    if not down:
+        yield ok(
+            "sinks of workers", f"no worker is cut off from a sink; written to lately: {_some(sorted(up))}"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of these names."""
+    more = len(names) - NAMED_MAX
+    return (", ".join(names[:NAMED_MAX]) or "none") + (f" and {more} more" if more > 0 else "")
+
+
+def _blamed(feeds: Sequence[FeedView], *, now: datetime | None) -> Check:
+    """Feeds that workers were lost to of late, and that are not in quarantine; ``now`` as below."""
+    blamed = [
+        view
+        for view in feeds
+        if view.lease.blamed
+        and view.status is not Status.QUARANTINED
+        and _is_of_late(view.lease.blamed_at, now)
+    ]
+    if blamed:
+        named = _some([f"{view.feed.name} ({_quoted(view.lease.blame)})" for view in blamed])
+        return warn(
+            "lost workers",
+            f"{counted(len(blamed), 'feed')} had a worker die under it: {named}",
+            "one that does it again is put in quarantine; see its events, and the log of the worker that died",
+        )
+    return ok(
+        "lost workers", f"none died of a feed within the last {duration(LATELY_S)}, but for quarantined ones"
+    )
+
+
+def _is_of_late(at: datetime | None, now: datetime | None) -> bool:
+    return at is None or now is None or now - at < timedelta(seconds=LATELY_S)
+
+
+DEAD_LETTERS = "dead letters"
+_DEAD_LETTERS_ADVICE = (
+    "they are kept: feedq feed dead-letters list NAME; mend the table or the feed, then replay or drop them"
+)
+
+
+def _dead_letters(feeds: Sequence[FeedView], *, now: datetime | None) -> Check:
+    """Feeds of which a record was refused of late; ``now`` is None where there is no telling."""
+    refused = [
+        (view.lease.dead_letter_at, view)
+        for view in feeds
+        if view.lease.dead_letter_at is not None and _is_of_late(view.lease.dead_letter_at, now)
+    ]
+    if not refused:
+        return ok(DEAD_LETTERS, f"none within the last {duration(LATELY_S)}")
+    refused.sort(key=lambda found: found[0], reverse=True)
+    named = _some(
+        [
+            f"{view.feed.name} ({view.lease.dead_letters_total:,}, "
+            f"{'' if now is None else f'{ago(at, now=now)} ago '}{_quoted(view.lease.dead_letter_error)})"
+            for at, view in refused
+        ]
+    )
+    return warn(
+        DEAD_LETTERS,
+        f"records of {counted(len(refused), 'feed')} were refused: {named}",
+        _DEAD_LETTERS_ADVICE,
+    )
+
+
 _ADVICE = {
-    Status.FAILED: "only an edit helps: feedq feed show NAME, then feedq feed edit NAME --set …",
-    Status.STALLED: "connected, but silent beyond idle_timeout_s: look at the source",
+    Status.QUARANTINED: "it runs in a process of its own and comes back by itself: mend its source or connector",
+    Status.FAILING: "it is tried again by itself: see that the source answers, and what its last error says",
+    Status.REFUSING: "mend the table or the feed: feedq feed dead-letters list NAME",
+    Status.SINK_UNAVAILABLE: "its worker cannot write to the sink or to the table; what was received is kept",
+    Status.FAILED: "an edit starts it anew: feedq feed show NAME, then feedq feed edit NAME --set …",
+    Status.STALLED: "look at the source, silent beyond idle_timeout_s, or at the worker that stands still",
     Status.BACKOFF: "the source or the sink refuses; it is tried again by itself",
     Status.WAITING: "feedq feed show NAME says what for",
 }
@@ -282,9 +413,13 @@ def _advice(status: Status, reason: Reason | None) -> str:
 
 
 def _named(view: FeedView) -> str:
-    if view.lease.last_error is None or view.status not in (Status.FAILED, Status.BACKOFF):
+    if view.because is None or view.status is Status.WAITING:
         return view.feed.name
-    return f"{view.feed.name} ({mask_url(view.lease.last_error)[:80]})"
+    return f"{view.feed.name} ({_quoted(view.because)})"
+
+
+def _quoted(said: str | None) -> str:
+    return "nobody knows why" if said is None else mask_url(said)[:QUOTED_MAX]
 
 
 def _statuses(numbers: Overview) -> str:

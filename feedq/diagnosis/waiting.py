@@ -7,10 +7,12 @@ from datetime import datetime
 
 from feedq.diagnosis.checks import counted
 from feedq.diagnosis.placing import has_labels, labels, serves
+from feedq.lease import stillness_of
 from feedq.model import FeedView, LeaseState, Reason, Status, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import Rules
 from feedq.settings import DEFAULT_SINK
-from feedq.wording import duration
+from feedq.telemetry import mask_url
+from feedq.wording import duration, printable
 
 
 def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rules: Rules) -> str | None:
@@ -26,11 +28,40 @@ def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rul
             failures = counted(lease.attempts, "failure") + " in a row"
             return f"it is tried again at {_moment(lease.retry_at, now)} after {failures}; look at the last error"
         case Status.FAILED:
-            again = _moment(lease.retry_at, now) if lease.state is LeaseState.IDLE else "this moment"
-            return f"it cannot run as declared; the last error says why. it is looked at again at {again}"
+            again = f", at {_moment(lease.retry_at, now)} by itself" if lease.retry_at is not None else ""
+            return f"it cannot run as declared; the last error says why. an edit starts it anew{again}"
+        case Status.FAILING:
+            tried = (
+                f"tried again at {_moment(lease.retry_at, now)}"
+                if lease.retry_at
+                else "tried again and again"
+            )
+            return f"{_because(view)}; it is {tried}: see that its source and its sink answer"
+        case Status.STALLED if _stands_still(view, workers):
+            return f"{_because(view)}; none of its feeds moves until it does, or until others have them"
         case Status.STALLED:
             return "it is connected and gets no records for longer than idle_timeout_s; look at the source"
+        case Status.REFUSING:
+            return (
+                f"most of its records are refused: {_because(view)}; they are kept: mend the table or the "
+                f"feed, then feedq feed dead-letters replay {view.feed.name} --all"
+            )
+        case Status.SINK_UNAVAILABLE:
+            return f"{view.worker} cannot write to its sink: {_because(view)}; what it has received is kept"
+        case Status.QUARANTINED:
+            return (
+                f"{counted(lease.blamed, 'worker')} died of it ({_because(view)}): it runs apart from all others, "
+                "and comes back by itself when it behaves; mend its source, its options or its connector"
+            )
     return None
+
+
+def _because(view: FeedView) -> str:
+    return printable(mask_url(view.because or "nobody knows why"))
+
+
+def _stands_still(view: FeedView, workers: Sequence[WorkerView]) -> bool:
+    return any(w.worker.id == view.lease.worker_id and stillness_of(w) is not None for w in workers)
 
 
 def explain_staying(held: Sequence[FeedView], others: Sequence[WorkerView], *, rules: Rules) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from feedq.diagnosis import Check, Overview
+from feedq.lease import stillness_of
 from feedq.model import Event, FeedView, Status, WorkerView
 from feedq.report.masking import masked
 from feedq.store.insight import FleetState, JobState
@@ -19,16 +20,27 @@ def feed_row(view: FeedView) -> dict[str, Any]:
         "id": view.feed.id,
         "name": spec.name,
         "status": view.status.value,
+        "because": None if view.because is None else mask_url(view.because),
         "worker": view.worker,
         "epoch": lease.epoch,
         "records_total": lease.records_total,
         "bytes_total": lease.bytes_total,
         "dead_letters_total": lease.dead_letters_total,
+        "dead_per_s": lease.dead_per_s,
+        "dead_letter_error": None if lease.dead_letter_error is None else mask_url(lease.dead_letter_error),
+        "dead_letter_at": lease.dead_letter_at,
         "last_record_at": lease.last_record_at,
         "reason": None if lease.reason is None else lease.reason.value,
         "last_error": None if lease.last_error is None else mask_url(lease.last_error),
         "last_error_at": lease.last_error_at,
         "attempts": lease.attempts,
+        "failures": lease.failures,
+        "avoid": list(lease.avoid),
+        "sink_error": None if lease.sink_error is None else mask_url(lease.sink_error),
+        "quarantined": lease.quarantined,
+        "blamed": lease.blamed,
+        "blamed_at": lease.blamed_at,
+        "blame": None if lease.blame is None else mask_url(lease.blame),
         "retry_at": lease.retry_at,
         "promised_to": lease.promised_to,
         "stop_by": lease.stop_by,
@@ -87,6 +99,9 @@ def worker_row(view: WorkerView) -> dict[str, Any]:
         "cpu": load.cpu,
         "rss": load.rss,
         "loop_lag_s": load.loop_lag_s,
+        "because": stillness_of(view),
+        "sinks_up": list(load.sinks_up),
+        "sinks_down": list(load.sinks_down),
         "feeds_reported": load.feeds,
         "queue": worker.queue,
         "labels": dict(worker.labels),

@@ -23,10 +23,11 @@ from feedq.clock import Clock
 from feedq.errors import FeedqError, Unavailable
 from feedq.lease import TrustWindow
 from feedq.model import Heartbeat, Load, NewWorker, Worker, WorkerState
+from feedq.runtime.stall import LOOK_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.base import Listener, Session, Store
 from feedq.store.channels import Ring
-from feedq.telemetry import HEARTBEAT_AGE_SECONDS, HEARTBEAT_SECONDS, LogEvent, log
+from feedq.telemetry import HEARTBEAT_SECONDS, LogEvent, log
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 1.0
@@ -58,6 +59,9 @@ class Tenant(Protocol):
         """A heartbeat was, with this."""
 
     def summoned(self) -> None: ...
+
+    def stalled_s(self) -> float:
+        """For how long the event loop has stood still although it could have turned."""
 
     def reconcile_overdue(self) -> None: ...
 
@@ -94,7 +98,7 @@ class Keeper:
         self._stopping = Event()
         self.worker: Worker | None = None
         self._trust = TrustWindow()
-        self._suspended = self._hurried = False
+        self._suspended = self._hurried = self._is_stalled = False
         self._live: set[str] = set()
         self._session: Session | None = None
         self._listener: Listener | None = None
@@ -169,6 +173,9 @@ class Keeper:
 
     def beat(self) -> bool:
         """One heartbeat and all that follows from it. False when the database did not answer."""
+        if self._is_stalled:
+            # Threads that go on are no sign of life: nobody reads, writes or stops the feeds.
+            return False
         # Before the round trip: see TrustWindow.
         sent_at = self._tried_at = self._clock.monotonic()
         try:
@@ -198,14 +205,13 @@ class Keeper:
     def _renewed(self, sent_at: float) -> None:
         now = self._clock.monotonic()
         HEARTBEAT_SECONDS.observe(now - sent_at)
-        HEARTBEAT_AGE_SECONDS.set(0)
         with self._lock:
             self._renewed_at = sent_at
             self._trust = TrustWindow.after_heartbeat(
                 sent_at=sent_at, ttl_s=self._settings.ttl_s, margin_s=self._settings.trust_margin_s
             )
             self._trust_changed.notify_all()
-            back = self._suspended and self._trust.holds(now)
+            back = self._suspended and self._trust.holds(now) and not self._is_stalled
             if back:
                 self._suspended = False
         if back:
@@ -351,10 +357,21 @@ class Keeper:
 
     def _guard(self) -> None:
         while not self._stopping.is_set():
+            self._look_at_the_loop()
             with self._lock:
                 left_s = self._trust.until - self._clock.monotonic()
-                HEARTBEAT_AGE_SECONDS.set(self.heartbeat_age_s)
                 if left_s > 0 or self._suspended:
-                    self._trust_changed.wait(max(left_s, 0.05) if not self._suspended else LISTEN_S)
+                    self._trust_changed.wait(
+                        min(max(left_s, 0.05), LOOK_S) if not self._suspended else LOOK_S
+                    )
                     continue
             self._suspend("no heartbeat was answered in time")
+
+    def _look_at_the_loop(self) -> None:
+        """A lease is kept by progress: while the loop stands still, it is not renewed."""
+        stalled_s = self._tenant.stalled_s()
+        stall_s = self._settings.stall_s
+        was_stalled, self._is_stalled = self._is_stalled, bool(stall_s) and stalled_s >= stall_s
+        if self._is_stalled and not was_stalled:
+            logger.error(LogEvent.LOOP_STALLED, stalled_s=round(stalled_s, 1))
+            self._suspend("the event loop stands still")

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable
 from datetime import datetime
 from threading import Lock
+from time import monotonic
 
 from feedq.errors import FeedqError
 from feedq.model import JSON, Batch, FeedKey
@@ -92,6 +93,7 @@ class Outlet:
         "landing",
         "last_record_at",
         "loop",
+        "unwritten_since",
     )
 
     def __init__(
@@ -118,6 +120,8 @@ class Outlet:
         self.is_postponed = False
         """Set by the writer's thread while the landing is locked by somebody: what waits for it is not to
         fill up the room of the feeds that go on."""
+        self.unwritten_since: float | None = None
+        """Since when something has waited without any of it being written, on the monotonic clock."""
         self.loop = asyncio.get_running_loop()
         self.budget, self._inflight, self._inflight_max = budget, 0, inflight_max
         self._submit, self._hurry, self._on_change = submit, hurry, on_change
@@ -126,6 +130,8 @@ class Outlet:
     async def put(self, batch: Batch) -> None:
         """Hand over a batch, then wait until there is room for another. Raises `failure` if there is one."""
         if self.failure is None:
+            if not self._inflight:
+                self.unwritten_since = monotonic()
             self._inflight += batch.size
             self.budget.take(batch.size)
             self.last_record_at = batch.received_at
@@ -156,7 +162,7 @@ class Outlet:
 
     def committed(self, *, size: int, landed: int, dead: int, cursor: JSON) -> None:
         """The writer's answer; on the loop."""
-        self._inflight -= size
+        self._decided(size)
         self.cursor = cursor
         self.landed += landed
         self.dead += dead
@@ -166,10 +172,14 @@ class Outlet:
 
     def failed(self, *, size: int, failure: FeedqError) -> None:
         """The writer's other answer: nothing of this was written, nor will be. On the loop."""
-        self._inflight -= size
+        self._decided(size)
         self.failure = self.failure or failure
         self._on_change()
         self.wake()
+
+    def _decided(self, size: int) -> None:
+        self._inflight -= size
+        self.unwritten_since = monotonic() if self._inflight else None
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from math import ceil
 from threading import Lock
 
+from feedq.lease import Owner
 from feedq.model import FeedKey, Reason, StopRequest
 from feedq.runtime.intake import Audience
 from feedq.runtime.interrupt import Interrupt
@@ -135,12 +136,12 @@ class Roster:
         for runner in mine:
             runner.sockets.cut()
 
-    def show(self, tick: int) -> None:
+    def show(self, tick: int, *, owner: Owner | None) -> None:
         """In Celery's event stream. A slice a heartbeat: ten thousand feeds must not all do it together."""
         every = max(SHOW_TICKS, ceil(len(self) / SHOWN_MAX))
         for runner, audience in self:
             if runner.feed.id % every == tick % every:
-                audience.progress(f"{runner.feed.name}: {runner.status}")
+                audience.progress(f"{runner.feed.name}: {runner.status(owner)}")
 
     def _tell_lost(self, runner: FeedRunner) -> None:
         runner.interrupt(Interrupt.LOST)

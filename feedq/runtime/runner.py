@@ -15,8 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from random import Random
+from time import monotonic
 from traceback import format_exception
 
 from feedq.backoff import BackoffPolicy, LetGo, attempts_after, next_look_s, next_try
@@ -32,7 +36,20 @@ from feedq.errors import (
     SourceSilent,
     SourceUnavailable,
 )
-from feedq.model import JSON, Batch, Claim, FeedKey, Progress, Reason, Release
+from feedq.lease import Owner, smoothed, standing
+from feedq.model import (
+    JSON,
+    Batch,
+    Claim,
+    FeedKey,
+    Lease,
+    LeaseState,
+    Loss,
+    Progress,
+    Reason,
+    Release,
+    Status,
+)
 from feedq.permission import Permissions
 from feedq.runtime.declared import Declared, declared, lean
 from feedq.runtime.interrupt import Interrupt
@@ -70,6 +87,8 @@ class Surroundings:
     guard: Sockets
     permissions: Permissions
     environment: str
+    note_thread: Callable[[int], AbstractContextManager[None]]
+    """Notes that a thread runs code of this feed."""
     pacing: Pacing
     ramp: Ramp
     turnstile: Turnstile
@@ -112,7 +131,15 @@ class FeedRunner:
         self._masker: Masker | None = None
         self._connected_at: float | None = None
         self._error: str | None = None
+        self._blame: Loss | None = None
         self._reported = (0, 0, 0)
+        self._failures = claim.failures
+        """In a row, up to the last one, since it last landed a record."""
+        self._landed_before = 0
+        """What had landed when it failed the last time."""
+        self._quarantined = claim.quarantined
+        self._counted_at = self._refused_at = float("-inf")
+        self._rows_per_s = self._dead_per_s = 0.0
 
     # -- what the supervisor does to it --------------------------------------------------------------
 
@@ -131,12 +158,18 @@ class FeedRunner:
         if self._task is not None:
             self._task.cancel()
 
+    def let_go(self, blame: Loss) -> None:
+        """End this tenure, and let the feed run apart from others from now on."""
+        self._blame = blame
+        self.interrupt(Interrupt.STOP, reason=Reason.QUARANTINED)
+
     def progress(self) -> Progress:
         """What happened since the last call."""
         outlet = self._outlet
         now = (outlet.landed, outlet.bytes_landed, outlet.dead) if outlet else (0, 0, 0)
         before, self._reported = self._reported, now
         error, self._error = self._error, None
+        self._measure(rows=now[0] - before[0], dead=now[2] - before[2])
         ago_s = None
         if outlet is not None and outlet.last_record_at is not None:
             ago_s = max(0.0, (self._worker.clock.now() - outlet.last_record_at).total_seconds())
@@ -152,14 +185,47 @@ class FeedRunner:
             stalled=self._stalled,
             attempts=self._attempts,
             error=error,
+            failures=self._failures_in_a_row(),
         )
 
+    def _failures_in_a_row(self) -> int:
+        has_landed = self._outlet is not None and self._outlet.landed > self._landed_before
+        return 0 if has_landed else self._failures
+
+    def _measure(self, *, rows: int, dead: int) -> None:
+        """Take in what has landed and what was refused since the last report, as the database does."""
+        now, is_first = self._worker.clock.monotonic(), self._counted_at < 0
+        elapsed_s = 0.0 if is_first else now - self._counted_at
+        self._rows_per_s = smoothed(self._rows_per_s, count=rows, elapsed_s=elapsed_s, is_first=is_first)
+        self._dead_per_s = smoothed(self._dead_per_s, count=dead, elapsed_s=elapsed_s, is_first=is_first)
+        self._counted_at = now
+        if dead:
+            self._refused_at = now
+
     @property
-    def status(self) -> str:
-        """For the metrics of this worker."""
-        if self._stalled:
-            return "stalled"
-        return "streaming" if self._connected_at is not None else "connecting"
+    def unwritten_s(self) -> float:
+        """How long something of it has waited without any of it being written. From any thread."""
+        since = None if self._outlet is None else self._outlet.unwritten_since
+        return 0.0 if since is None else max(0.0, monotonic() - since)
+
+    def status(self, owner: Owner | None) -> Status:
+        """As the control plane sees it if this is the worker, for the metrics. From any thread."""
+        clock, is_refused = self._worker.clock, self._refused_at >= 0
+        ago = timedelta(seconds=clock.monotonic() - self._refused_at) if is_refused else None
+        lease = Lease(
+            self.key[0],
+            state=LeaseState.RUNNING,
+            reason=None,
+            connected=self._connected_at is not None,
+            stalled=self._stalled,
+            attempts=self._attempts,
+            failures=self._failures_in_a_row(),
+            rows_per_s=self._rows_per_s,
+            dead_per_s=self._dead_per_s,
+            dead_letter_at=None if ago is None else clock.now() - ago,
+            quarantined=self._quarantined,
+        )
+        return standing(self.feed, lease, owner, now=clock.now()).status
 
     # -- its life ------------------------------------------------------------------------------------
 
@@ -284,18 +350,20 @@ class FeedRunner:
             held_s = now - self._connected_at
         elif self._failing_since is not None:
             failing_s = now - self._failing_since
-        has_landed = self._outlet is not None and self._outlet.landed > 0
+        has_received = self._outlet is not None and self._outlet.last_record_at is not None
         self._attempts = attempts_after(self._attempts, connected_s=held_s, policy=self._worker.backoff)
         decision = next_try(
             self._attempts,
             rng=self._worker.rng,
             policy=self._worker.backoff,
             not_before_s=error.retry_in_s if isinstance(error, SourceBusy) else 0.0,
-            is_new_here=self._is_new_here and not has_landed,
+            is_new_here=self._is_new_here and not has_received,
             failing_s=failing_s,
         )
         message = self._masked(error)
         self._error = message
+        self._failures = self._failures_in_a_row() + 1
+        self._landed_before = self._outlet.landed if self._outlet is not None else 0
         silent = isinstance(error, SourceSilent)
         self._stalled = self._stalled or silent
         self._disconnected()
@@ -360,6 +428,7 @@ class FeedRunner:
             secrets=self._secrets,
             permissions=self._worker.permissions,
             environment=self._worker.environment,
+            note_thread=partial(self._worker.note_thread, self.feed.id),
             room=pace.room(outlet.budget),
             memory=self._memory,
         )
@@ -382,7 +451,9 @@ class FeedRunner:
 
     def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
         attempts = {Reason.BACKOFF: self._attempts, Reason.FAILED: self._looks + 1}.get(reason, 0)
-        return Release(*self.key, reason, retry_in_s, attempts, error)
+        if self._blame is not None and reason is Reason.QUARANTINED:
+            error = self._blame.said
+        return Release(*self.key, reason, retry_in_s, attempts, error, self._blame)
 
     def release_after(self, error: BaseException) -> Release:
         """For whoever runs it, when it ended in a way that it should not: another worker may try."""

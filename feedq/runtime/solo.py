@@ -22,6 +22,7 @@ from feedq.errors import Unavailable
 from feedq.lease import TrustWindow
 from feedq.model import Claim, FeedKey, Reason, Release, WorkerState
 from feedq.pace import RateLimits
+from feedq.runtime.activity import Activity, current_feed
 from feedq.runtime.beside import FOLLOW_S
 from feedq.runtime.ends import SinkEnds
 from feedq.runtime.interrupt import Interrupt
@@ -29,6 +30,7 @@ from feedq.runtime.pacing import Pacing
 from feedq.runtime.ramp import ramp_beside
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
+from feedq.runtime.stall import LOOK_S
 from feedq.runtime.turnstile import Turnstile
 from feedq.settings import Settings
 from feedq.store.base import Followed, Store
@@ -48,12 +50,22 @@ def run_tenure(key: FeedKey, store: Store, settings: Settings) -> str:
         why = "stale: no such assignment is waiting for this worker"
         logger.info(LogEvent.MESSAGE_DROPPED, feed_id=key[0], epoch=key[1], why=why)
         return f"dropped: {why}"
-    tenure = _Tenure(claims[0], assigned.worker_id, store, settings)
+    return _run(claims[0], assigned.worker_id, store, settings, Activity.private())
+
+
+def run_claimed(key: FeedKey, worker_id: UUID, store: Store, settings: Settings, activity: Activity) -> str:
+    """Stream a feed that this worker session has claimed already. Blocks; returns why its tenure ended."""
+    claim = store.leases.claimed(worker_id, key)
+    return "lost" if claim is None else _run(claim, worker_id, store, settings, activity)
+
+
+def _run(claim: Claim, worker_id: UUID, store: Store, settings: Settings, activity: Activity) -> str:
+    tenure = _Tenure(claim, worker_id, store, settings, activity)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
         release = loop.run(tenure.run())
     if release is None:
         return "lost"
-    _release(store, assigned.worker_id, release)
+    _release(store, worker_id, release)
     return release.reason.value
 
 
@@ -89,7 +101,10 @@ def _pacing_of(tenant_limits: frozenset[tuple[str, RateLimits]], room_bytes: int
 class _Tenure:
     """A runner, and the coroutine that follows its lease."""
 
-    def __init__(self, claim: Claim, worker_id: UUID, store: Store, settings: Settings) -> None:
+    def __init__(
+        self, claim: Claim, worker_id: UUID, store: Store, settings: Settings, activity: Activity
+    ) -> None:
+        self._activity = activity
         self._claim, self._worker_id = claim, worker_id
         self._store, self._settings = store, settings
         self._sockets = Sockets()
@@ -98,6 +113,9 @@ class _Tenure:
         self._expiry: asyncio.TimerHandle | None = None
 
     async def run(self) -> Release | None:
+        loop = asyncio.get_running_loop()
+        self._activity.watch_loop(loop)
+        self._turn(loop)
         ends = _ends(self._store, self._settings, self._worker_id)
         runner = FeedRunner(
             self._claim,
@@ -108,6 +126,7 @@ class _Tenure:
                 guard=self._sockets,
                 permissions=self._settings.permissions,
                 environment=self._settings.environment,
+                note_thread=self._activity.thread_of,
                 pacing=_pacing(self._settings),
                 ramp=ramp_beside(self._settings),
                 turnstile=Turnstile(),
@@ -122,6 +141,7 @@ class _Tenure:
             ),
         )
         self._runner = runner
+        current_feed.set(self._claim.feed.id)
         watch = asyncio.create_task(self._watch(runner))
         release: Release | None
         try:
@@ -137,6 +157,10 @@ class _Tenure:
             with contextlib.suppress(Unavailable):
                 await asyncio.to_thread(self._store.leases.report, self._worker_id, [runner.progress()])
         return release
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._activity.tick()
+        loop.call_later(LOOK_S / 2, self._turn, loop)
 
     async def _watch(self, runner: FeedRunner) -> None:
         loop = asyncio.get_running_loop()

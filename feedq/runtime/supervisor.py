@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from datetime import timedelta
 from functools import partial
 from random import Random
 from threading import Event, Thread
@@ -20,19 +24,37 @@ import uvloop
 
 from feedq.clock import Clock, SystemClock
 from feedq.errors import Unavailable
-from feedq.model import FeedKey, Heartbeat, Load, NewWorker, Progress, Reason, Release, StopRequest, Worker
+from feedq.lease import Owner
+from feedq.model import (
+    FeedKey,
+    Heartbeat,
+    Load,
+    Loss,
+    NewWorker,
+    Progress,
+    Reason,
+    Release,
+    Status,
+    StopRequest,
+    Worker,
+)
+from feedq.runtime.activity import NO_FEED, Activity, current_feed
 from feedq.runtime.beside import FOLLOW_S, Beside, Tenures
 from feedq.runtime.desk import Desk
 from feedq.runtime.ends import SinkEnds
 from feedq.runtime.intake import SUMMONED_MAX, Audience, Granted, Hooks, Intake
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.keeper import Keeper
+from feedq.runtime.memory import MemoryWatch
+from feedq.runtime.monitor import Watch
 from feedq.runtime.pacing import SHARE_TICKS, Pacing
+from feedq.runtime.quarantine import Quarantine
 from feedq.runtime.ramp import ramp_beside, ramp_of
 from feedq.runtime.reporter import Reporter
 from feedq.runtime.roster import Roster
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
+from feedq.runtime.stall import LOOK_S, Scheduling, StallClock
 from feedq.runtime.turnstile import Turnstile
 from feedq.runtime.vitals import Vitals
 from feedq.settings import Settings
@@ -60,11 +82,15 @@ class Supervisor:
         *,
         reconcile: Callable[[], None],
         tenures_beside: Tenures | None = None,
+        watch: Watch | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``tenures_beside``: on Celery's own pools, where tenures do not run in here."""
+        """``tenures_beside``: on Celery's own pools, where tenures do not run in here. ``watch``: the monitor of
+        this process, if it has one."""
         self._store, self._settings = store, settings
         self._reconcile = reconcile
+        self._watch = watch
+        self._activity = watch.activity if watch is not None else Activity.private()
         self._clock = clock or SystemClock()
         self._rng = Random()
         self.keeper = Keeper(store, new_worker, self, settings=settings, clock=self._clock, rng=self._rng)
@@ -90,9 +116,19 @@ class Supervisor:
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._roster = Roster(self._loop)
         self._turnstile = Turnstile()
+        self._quarantine = Quarantine(
+            settings, release=self.desk.release, on_ended=lambda: self._soon(self._note_if_drained)
+        )
         self._reporter = Reporter(self._loop, self._report, worker_id=self._session_id)
         self._trusted = asyncio.Event()
         self._vitals = Vitals(self._loop)
+        limit = watch.limits.memory_bytes if watch is not None else 0
+        self._memory_watch = (
+            MemoryWatch(self._activity, limit_bytes=limit, let_go=partial(self._soon, self._let_go))
+            if limit
+            else None
+        )
+        self._stall, self._scheduling = StallClock(), Scheduling(os.getpid())
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
 
@@ -105,6 +141,8 @@ class Supervisor:
             self._trusted.set()
         self.desk.start()
         self._thread.start()
+        if self._memory_watch is not None:
+            self._memory_watch.start()
 
     @property
     def worker(self) -> Worker | None:
@@ -118,12 +156,39 @@ class Supervisor:
     def loop_lag_s(self) -> float:
         return self._vitals.lag_s
 
+    @property
+    def loop_stalled_s(self) -> float:
+        """For how long the loop has stood still although it could have turned, as the keeper last saw it."""
+        return self._stall.stalled_s
+
+    def statuses(self) -> Counter[Status]:
+        """The feeds that run here, by status, at this moment. From any thread: the loop may be stuck."""
+        worker = self.keeper.worker
+        if worker is None:
+            return Counter()
+        owner = self._owner(worker)
+        counts = Counter(runner.status(owner) for runner, _ in self._roster)
+        counts[Status.QUARANTINED] += len(self._quarantine)
+        return counts
+
+    def _owner(self, worker: Worker) -> Owner:
+        """What the control plane would know of this worker, had it just been told."""
+        heartbeat_at = self._clock.now() - timedelta(seconds=self.keeper.heartbeat_age_s)
+        expires_at = heartbeat_at + timedelta(seconds=self._settings.ttl_s)
+        return Owner(worker.name, self.loop_lag_s, heartbeat_at, expires_at)
+
+    @property
+    def unwritten_s(self) -> float:
+        """The longest that a feed has waited for any of its batches to be written. From any thread."""
+        return max((runner.unwritten_s for runner, _ in self._roster), default=0.0)
+
     def drain(self) -> None:
         """Begin to let go of everything, and take nothing more. Returns at once; safe in a signal handler."""
         if self._draining:
             return
         self._drain_began = self._clock.monotonic()
         self._draining = True
+        self._activity.leave()
         self._soon(self._drain)
 
     def join(self) -> None:
@@ -136,6 +201,7 @@ class Supervisor:
             left = self._roster.names
             logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
             self.sockets.cut_all()
+            self._quarantine.kill_all()
         worker = self.keeper.worker
         leave = None if worker is None else partial(self._store.workers.leave, worker.id)
         if self._beside and worker is not None:
@@ -144,6 +210,8 @@ class Supervisor:
         self.desk.stop(timeout_s=self._left_s(leave_by), farewell=leave)
         self.keeper.stop(timeout_s=partial(self._left_s, leave_by))
         self._ends.stop(timeout_s=partial(self._left_s, leave_by))
+        if self._memory_watch is not None:
+            self._memory_watch.stop()
         self._soon(self._loop.stop)
         if self._thread.is_alive():
             self._thread.join(self._left_s(leave_by))
@@ -159,12 +227,19 @@ class Supervisor:
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._activity.watch_loop(self._loop)
+        self._turn()
         self._vitals.start()
         self._tick(0)
         try:
             self._loop.run_forever()
         finally:
             self._loop.close()
+
+    def _turn(self) -> None:
+        """Note that the loop turns, twice as often as anybody looks."""
+        self._activity.tick()
+        self._loop.call_later(LOOK_S / 2, self._turn)
 
     # -- messages ------------------------------------------------------------------------------------
 
@@ -178,7 +253,7 @@ class Supervisor:
 
     @property
     def feeds(self) -> int:
-        return len(self._roster)
+        return len(self._roster) + len(self._quarantine)
 
     def _refusal(self, key: FeedKey, pending: int) -> str | None:
         worker = self.keeper.worker
@@ -186,10 +261,13 @@ class Supervisor:
             return "this worker is draining" if self._draining else "this worker is not registered yet"
         if self._roster.has(key):
             return "a duplicate: this tenure is running here"
-        if len(self._roster) + pending >= worker.capacity and not self._roster.has_feed(key[0]):
+        if self.feeds + pending >= worker.capacity and not self._has_feed(key[0]):
             # The broker may hand out more than was asked for, after a reconnect for instance.
             return f"this worker holds {worker.capacity} feeds already"
         return None
+
+    def _has_feed(self, feed_id: int) -> bool:
+        return self._roster.has_feed(feed_id) or self._quarantine.has_feed(feed_id)
 
     def _claim(self, key: FeedKey) -> None:
         self.desk.claim(self._session_id(), key)
@@ -209,14 +287,21 @@ class Supervisor:
                 # Declared gone while the answer was under way: the feed is somebody else's by now.
                 audience.finished("lost")
                 continue
+            if claim.quarantined:
+                self._quarantine.start(claim, audience, worker_id)
+                continue
             runner = FeedRunner(claim, surroundings)
             self._roster.add(runner, audience)
             if self._draining:
                 runner.interrupt(Interrupt.STOP)
-            self._go(self._live(runner, audience, worker_id), name=f"feed-{claim.feed.id}")
+            self._go(
+                self._live(runner, audience, worker_id), name=f"feed-{claim.feed.id}", feed_id=claim.feed.id
+            )
 
-    def _go(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:
-        task = self._loop.create_task(coroutine, name=name)
+    def _go(self, coroutine: Coroutine[Any, Any, None], *, name: str, feed_id: int = NO_FEED) -> None:
+        context = copy_context()
+        context.run(current_feed.set, feed_id)
+        task = self._loop.create_task(coroutine, name=name, context=context)
         self._tasks.add(task)  # or it could be collected while it waits
         task.add_done_callback(self._tasks.discard)
 
@@ -243,7 +328,10 @@ class Supervisor:
             self._report(worker_id, [runner.progress()])
             self.desk.release(worker_id, release)
             logger.debug(LogEvent.FEED_RELEASED, feed=runner.feed.name, reason=release.reason.value)
-        if self._draining and not len(self._roster):
+        self._note_if_drained()
+
+    def _note_if_drained(self) -> None:
+        if self._draining and not self.feeds:
             self._drained.set()
 
     def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
@@ -258,6 +346,7 @@ class Supervisor:
             guard=self.sockets,
             permissions=self._settings.permissions,
             environment=self._settings.environment,
+            note_thread=self._activity.thread_of,
             pacing=self._pacing,
             ramp=self._ramp,
             turnstile=self._turnstile,
@@ -271,14 +360,19 @@ class Supervisor:
             on_status=self._reporter.tell,
         )
 
+    def _let_go(self, feed_id: int, blame: Loss) -> None:
+        for runner, _ in self._roster:
+            if runner.feed.id == feed_id:
+                logger.error(LogEvent.FEED_LET_GO, feed=runner.feed.name, why=blame.said)
+                runner.let_go(blame)
+
     def _drain(self) -> None:
         worker = self.keeper.worker
         logger.info(LogEvent.WORKER_DRAINING, worker=worker.name if worker else None, feeds=len(self._roster))
         if worker is not None:
             # Before the releases, on the same thread: reconcile must not place here what we let go.
             self.desk.do(lambda: self._store.workers.drain(worker.id))
-        if not len(self._roster):
-            self._drained.set()
+        self._note_if_drained()
         self._go(self._roster.stop_all(within_s=self._settings.drain_timeout_s * 0.5), name="drain")
 
     def _tick(self, count: int) -> None:
@@ -286,16 +380,26 @@ class Supervisor:
         interval_s = max(self._settings.heartbeat_s, 0.05)
         self._loop.call_later(interval_s, self._tick, count + 1)
         self._resume()
+        self._keep_watch()
         self._reporter.report()
         if (worker := self.keeper.worker) is None:
             return
-        self._vitals.show_feeds(runner.status for runner, _ in self._roster)
-        self._roster.show(count)
+        self._roster.show(count, owner=self._owner(worker))
         if count % SHARE_TICKS == 0 and (tenants := self._pacing.limited_tenants()):
             self.desk.do(lambda: self._pacing.share(self._store.leases.running_of(tenants)))
         audit_interval_s = AUDIT_BESIDE_INTERVAL_S if self._beside else AUDIT_INTERVAL_S
         if count and count % max(1, round(audit_interval_s / interval_s)) == 0:
             self._ask_for_audit(worker.id)
+
+    def _keep_watch(self) -> None:
+        if self._watch is not None and not self._draining:
+            try:
+                started = self._watch.keep()
+            except OSError as error:
+                logger.warning(LogEvent.MONITOR_OFF, error=str(error))
+            else:
+                if started:
+                    logger.info(LogEvent.MONITOR_STARTED)
 
     def _ask_for_audit(self, worker_id: UUID) -> None:
         if self._beside:
@@ -308,6 +412,7 @@ class Supervisor:
         # it is in the roster by now, what came later is not yet.
         running = self._roster.keys
         self._roster.lose(running - held)
+        running |= self._quarantine.keys
         for feed_id, epoch in held - running:
             self.desk.release(worker_id, Release(feed_id, epoch, Reason.RELEASED))
 
@@ -335,6 +440,7 @@ class Supervisor:
     # -- what the keeper says (Tenant) ---------------------------------------------------------------
 
     def registered(self, worker: Worker) -> None:
+        self._activity.begin_session(worker.id)
         # Sessions with the sinks carry the id of a worker session that has ended.
         self._ends.renew()
 
@@ -359,6 +465,7 @@ class Supervisor:
     def gone(self) -> None:
         self._over = self._session_id()
         self.sockets.cut_all()
+        self._quarantine.kill_all()
         self._soon(self._roster.lose_all)
 
     def answered(self, answer: Heartbeat) -> None:
@@ -385,14 +492,19 @@ class Supervisor:
 
     def _stop(self, asked: list[StopRequest]) -> None:
         # The database thinks that we run these, and we do not: let go of them, or they would wait for ever.
-        for request in self._roster.stop(asked):
+        apart = self._quarantine.keys  # they follow their leases themselves
+        for request in self._roster.stop([request for request in asked if request.key not in apart]):
             self.desk.release(self._session_id(), Release(request.feed_id, request.epoch, request.reason))
+
+    def stalled_s(self) -> float:
+        self._activity.pulse()
+        return self._stall.look(self._scheduling.sight(self._activity.ticks))
 
     def reconcile_overdue(self) -> None:
         self._reconcile()
 
     def load(self) -> Load:
-        return self._vitals.load(feeds=len(self._roster))
+        return self._vitals.load(feeds=self.feeds)
 
 
 def _resolve(future: asyncio.Future[Any], result: object) -> None:

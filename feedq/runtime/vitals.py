@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable
 from math import exp
 from time import monotonic
@@ -11,7 +10,6 @@ from time import monotonic
 import psutil
 
 from feedq.model import Load, Progress
-from feedq.telemetry import FEEDS, LOOP_LAG_SECONDS
 
 PROBE_S = 0.5
 """Interval of the timer whose lateness is the lag of the loop."""
@@ -55,7 +53,6 @@ class Vitals:
 
     def _probe(self) -> None:
         self._lag_s = max(0.0, self._loop.time() - self._due_at)
-        LOOP_LAG_SECONDS.set(self._lag_s)
         self.start()
 
     def count(self, progress: Iterable[Progress]) -> None:
@@ -81,13 +78,6 @@ class Vitals:
             rows_per_s=round(self._rows.per_s(rows, now=at), 3),
             bytes_per_s=round(self._bytes.per_s(size, now=at), 1),
         )
-
-    @staticmethod
-    def show_feeds(statuses: Iterable[str]) -> None:
-        """The status of each feed that runs here, for the metrics."""
-        counts = Counter(statuses)
-        for status in ("streaming", "connecting", "stalled"):
-            FEEDS.labels(status).set(counts[status])
 
     @property
     def lag_s(self) -> float:

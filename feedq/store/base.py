@@ -28,6 +28,7 @@ from feedq.model import (
     Heartbeat,
     Lease,
     Load,
+    Loss,
     NewWorker,
     Progress,
     Reason,
@@ -100,6 +101,10 @@ class Workers(Protocol):
     def views(self, *, gone: bool = False) -> list[WorkerView]:
         """By name; ``gone`` includes ended sessions."""
 
+    def report_loss(self, worker_id: UUID, loss: Loss) -> bool:
+        """Write down how the process of a worker session was lost, and hold it against the feed that is to blame
+        (`lease.on_loss`). Once a session: False when it is known already. Wakes reconcile."""
+
     def gone_among(self, worker_ids: Collection[UUID]) -> set[UUID]:
         """Which of these are declared gone, or unknown by now."""
 
@@ -121,6 +126,9 @@ class Leases(Protocol):
 
     def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
         """assigned → running. Keys that do not match are left out: their messages are stale."""
+
+    def claimed(self, worker_id: UUID, key: FeedKey) -> Claim | None:
+        """A claim that was granted to this worker before and still holds; None when it does not."""
 
     def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
         """running or stopping → idle; wakes reconcile. Returns what matched."""
@@ -231,6 +239,12 @@ class ReconcilePass(Placing, Evening, Protocol):
 
     def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
         """Perform the decisions for these feed ids and mark them clean."""
+
+    def quarantined(self) -> list[Lease]:
+        """Leases of feeds in quarantine that run, in it or still among others."""
+
+    def part(self, leases: Sequence[Lease], *, stop_within_s: float) -> None:
+        """Ask their owners to stop. What is ``quarantined`` here goes on apart, what is not among all others."""
 
     def reap(self) -> int:
         """Free what an owner was asked to let go of and has not by its `stop_by`. Returns how many leases."""

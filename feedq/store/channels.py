@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
+from uuid import UUID
+
+from sqlalchemy import Connection, text
 
 WAKE = "feedq_wake"
 """Reconcile has something to do."""
@@ -48,3 +51,9 @@ through as a whole each time, and a fleet of a thousand workers has thousands.""
 def worker_channel(lock_key: int) -> str:
     """Where a worker hears that something waits for it."""
     return f"feedq_worker_{lock_key}"
+
+
+def ring_workers(c: Connection, worker_ids: list[UUID], ring: Ring) -> None:
+    """Tell these workers that something waits for them: a stop request, a feed to claim, the end of a run."""
+    sql = "SELECT pg_notify('feedq_worker_' || lock_key, :ring) FROM feedq.worker WHERE id = ANY(:ids)"
+    c.execute(text(sql), {"ids": worker_ids, "ring": ring.value})

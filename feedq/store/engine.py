@@ -38,6 +38,8 @@ POOL_SIZE = 2
 POOL_OVERFLOW = 3
 READ_ONLY = "25006"
 """Said by a standby, for as long as it is not promoted."""
+NUL_REFUSED = "NUL (0x00)"
+"""What psycopg2 says of a text that PostgreSQL cannot hold."""
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
 
@@ -147,9 +149,16 @@ def session_once(url: str) -> Iterator[Connection]:
 
 @contextmanager
 def translate_errors(url: str) -> Iterator[None]:
-    """Driver errors as `Unavailable` or `SchemaBehind`; anything else is a bug and passes through."""
+    """The driver's errors as `Unavailable`, `SchemaBehind` or `InvalidInput`; anything else passes."""
     try:
         yield
+    except ValueError as error:
+        # The driver's own, before anything is sent: whoever asked wrote it into a name or an address.
+        if NUL_REFUSED not in str(error):
+            raise
+        raise InvalidInput(
+            "no name and no text here may hold a NUL character (U+0000): leave it out"
+        ) from None
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         raise Unavailable(_explain(url, error)) from error
     except DBAPIError as error:

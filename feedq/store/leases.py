@@ -19,6 +19,7 @@ from feedq.store.base import Followed
 from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
 from feedq.store.dirty import look_again
+from feedq.store.quarantine import blame
 from feedq.store.rows import FEED_COLUMNS, feed_from
 from feedq.telemetry import EventKind
 
@@ -61,14 +62,14 @@ _CLAIM = f"""
         UPDATE feedq.lease l SET state = 'running', {STILL_FAILED}, generation = held.feed_generation,
             running_since = clock_timestamp(), connected = false, stalled = false
         FROM held WHERE l.feed_id = held.id
-        RETURNING l.feed_id, l.epoch, l.attempts, l.failures, l.quarantined, l.reason IS NOT NULL AS has_failed,
-            l.avoid = '{{}}' OR {_NEW_HERE} AS is_new_here
+        RETURNING l.feed_id, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed,
+            l.reason IS NOT NULL AS has_failed, l.avoid = '{{}}' OR {_NEW_HERE} AS is_new_here
     ), history AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
         SELECT :kind, feed_id, :worker_id, epoch FROM claimed WHERE NOT has_failed
     )
-    SELECT held.*, claimed.epoch, claimed.attempts, claimed.failures, claimed.quarantined, claimed.has_failed,
-        claimed.is_new_here
+    SELECT held.*, claimed.epoch, claimed.attempts, claimed.failures, claimed.quarantined,
+        claimed.blamed, claimed.has_failed, claimed.is_new_here
     FROM held JOIN claimed ON claimed.feed_id = held.id
 """
 
@@ -200,18 +201,19 @@ class PostgresLeases:
         }
         with self._database.statement() as c:
             rows = c.execute(text(_CLAIM), parameters).all()
-        return [
-            Claim(
-                feed_from(row),
-                row.epoch,
-                row.attempts,
-                row.failures,
-                row.quarantined,
-                row.is_new_here,
-                row.has_failed,
-            )
-            for row in rows
-        ]
+        return [_claim_from(row) for row in rows]
+
+    def claimed(self, worker_id: UUID, key: FeedKey) -> Claim | None:
+        sql = f"""
+            SELECT {FEED_COLUMNS}, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed,
+                false AS is_new_here, l.reason IS NOT NULL AS has_failed
+            FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+            WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND l.worker_id = :worker_id AND l.state = 'running'
+        """
+        parameters = {"worker_id": worker_id, "feed_id": key[0], "epoch": key[1]}
+        with self._database.statement() as c:
+            row = c.execute(text(sql), parameters).one_or_none()
+        return None if row is None else _claim_from(row)
 
     def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
         parameters = {
@@ -227,10 +229,14 @@ class PostgresLeases:
         }
         with self._database.transaction() as c:
             matched = c.execute(text(_RELEASE), parameters).all()
+            keys = [(row.feed_id, row.epoch) for row in matched]
+            for r in releases:
+                if r.blame is not None and r.key in keys:
+                    blame(c, r.feed_id, worker_id, r.blame, said=f"{r.blame.cause}: {r.blame.said}")
             # Nobody waits for what was only looked at again.
             if not all(row.is_known for row in matched):
                 c.execute(text(WAKE_SQL))
-        return [(row.feed_id, row.epoch) for row in matched]
+        return keys
 
     def report(self, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
         parameters = {
@@ -328,6 +334,19 @@ class PostgresLeases:
         with self._database.statement() as c:
             raised = _keys(c, sql, parameters)
         return raised[0] if raised else None
+
+
+def _claim_from(row: Any) -> Claim:
+    return Claim(
+        feed_from(row),
+        row.epoch,
+        row.attempts,
+        row.failures,
+        row.quarantined,
+        row.blamed,
+        row.is_new_here,
+        row.has_failed,
+    )
 
 
 def _key_columns(keys: Sequence[FeedKey]) -> dict[str, list[int]]:

@@ -1,7 +1,7 @@
 """Feeds for pages that must stay quick with a million of them: one page at a time, and numbers.
 
 The database filters, sorts and counts; what crosses is one page of rows. The status of a feed, elsewhere decided
-by `feedq.lease.status`, is said once more here, in SQL; a test compares the two over every combination. Reads
+by `feedq.lease.standing`, is said once more here, in SQL; a test compares the two over every combination. Reads
 only, one transaction a call.
 """
 
@@ -15,14 +15,17 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from feedq.lease import FAILING_FROM, LAGS_S, REFUSING_S, SILENT_AFTER, WAITS_ANEW
 from feedq.model import FeedView, Reason, Status
 from feedq.store.database import Database
-from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, feed_view_from
+from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, OWNER_COLUMNS, feed_view_from
 
 PAGE_MAX = 1000
 """Rows of one page: what a browser still shows at once, and one answer of the API holds."""
 OFFSET_MAX = 100_000_000
 """Beyond any table; keeps the number within what the database takes."""
+LATELY_S = 86_400.0
+"""Dead letters are warned of for this long: until somebody has had a working day to look at them."""
 STATEMENT_TIMEOUT_S = 30
 """A page that nobody waits for any more must not keep the control database busy."""
 
@@ -62,6 +65,10 @@ class Tally:
     wanted: int
     """Those that ask for a place on a worker: neither paused nor failed nor being removed."""
     records_total: int
+    refused: int = 0
+    """Those of which a record was refused within `LATELY_S`."""
+    example: str = ""
+    """The first of them by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,33 +83,54 @@ class Page:
     """Feeds on all pages together."""
 
 
-# The same decision as `feedq.lease.status`; a feed without a lease row counts as idle.
-_STATUS = """
+# The same decision as `feedq.lease.standing`; a feed without a lease row counts as idle.
+# Feeds that run come first, for they are the most.
+_WAITS_ANEW = ", ".join(f"'{reason}'" for reason in sorted(filter(None, WAITS_ANEW)))
+_STATUS = f"""
     CASE
+        WHEN l.state = 'running' THEN CASE
+            WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+            WHEN l.quarantined THEN 'quarantined'
+            WHEN w.stands_still THEN 'stalled'
+            WHEN l.sink_error IS NOT NULL THEN 'sink_unavailable'
+            WHEN l.dead_per_s > l.rows_per_s
+                AND :now - l.dead_letter_at < make_interval(secs => {REFUSING_S}) THEN 'refusing'
+            WHEN l.stalled AND l.attempts < {FAILING_FROM} THEN 'stalled'
+            WHEN l.failures >= {FAILING_FROM} THEN 'failing'
+            WHEN l.stalled THEN 'stalled'
+            WHEN l.connected THEN 'streaming'
+            ELSE 'connecting'
+        END
         WHEN l.state = 'stopping' AND f.removed_at IS NOT NULL THEN 'removing'
         WHEN l.state = 'stopping' THEN 'stopping'
-        WHEN l.state IN ('assigned', 'running') AND l.reason = 'failed' AND NOT l.connected THEN 'failed'
+        WHEN coalesce(l.state, 'idle') = 'idle' AND f.removed_at IS NOT NULL THEN 'removing'
+        WHEN coalesce(l.state, 'idle') = 'idle' AND f.target_state = 'paused' THEN 'paused'
+        WHEN l.reason = 'failed' AND NOT l.connected THEN 'failed'
+        WHEN l.quarantined THEN 'quarantined'
+        WHEN l.failures >= {FAILING_FROM}
+            AND NOT (l.state = 'idle' AND coalesce(l.reason IN ({_WAITS_ANEW}), true)) THEN 'failing'
         WHEN l.state = 'assigned' THEN 'starting'
-        WHEN l.state = 'running' AND l.stalled THEN 'stalled'
-        WHEN l.state = 'running' AND l.connected THEN 'streaming'
-        WHEN l.state = 'running' THEN 'connecting'
-        WHEN f.removed_at IS NOT NULL THEN 'removing'
-        WHEN f.target_state = 'paused' THEN 'paused'
-        WHEN l.reason = 'failed' THEN 'failed'
         WHEN l.reason = 'backoff' THEN 'backoff'
         ELSE 'waiting'
     END
 """
 _WANTED = "f.removed_at IS NULL AND f.target_state = 'running'"
-_FROM = """
+# Whether a worker stands still is found out once a worker, not once a feed: OFFSET 0 is a fence here, too.
+_FROM = f"""
     FROM feedq.feed f
     LEFT JOIN feedq.lease l ON l.feed_id = f.id
-    LEFT JOIN feedq.worker w ON w.id = l.worker_id
+    LEFT JOIN (
+        SELECT id, name, loop_lag_s, heartbeat_at, expires_at,
+            loop_lag_s > {LAGS_S} OR
+                (:now - heartbeat_at) * {SILENT_AFTER[1]} > (expires_at - heartbeat_at) * {SILENT_AFTER[0]}
+                AS stands_still
+        FROM feedq.worker OFFSET 0
+    ) w ON w.id = l.worker_id
 """
 # Text in front of a separator that nobody types, so that no match reaches over two columns.
 _HAYSTACK = (
-    "lower(concat_ws(chr(1), f.name, f.tenant, f.connector, w.name, l.reason, l.last_error, "
-    f"{_STATUS}, CAST(f.labels AS text)))"
+    "lower(concat_ws(chr(1), f.name, f.tenant, f.connector, w.name, l.reason, l.last_error, l.sink_error, "
+    f"l.dead_letter_error, l.blame, {_STATUS}, CAST(f.labels AS text)))"
 )
 _CONDITIONS = {
     "search": f"strpos({_HAYSTACK}, lower(:search)) > 0",
@@ -130,21 +158,21 @@ class PostgresListing:
         key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
         # The ids first: wide rows would make the sort of a large table spill to disk. OFFSET 0 is a fence:
         # the limit must not talk the planner into going through a million rows one by one in their order.
+        filters = [conditions, *([] if query.status is None else [f"{_STATUS} = :status"])]
         page_sql = f"""
             WITH page AS (
                 SELECT id FROM (
-                    SELECT f.id, f.name, {key} AS key {_FROM} {conditions} {"AND" if conditions else "WHERE"}
-                        ({_STATUS} = :status OR :status IS NULL) OFFSET 0
+                    SELECT f.id, f.name, {key} AS key {_FROM} {_filtered(filters)} OFFSET 0
                 ) found ORDER BY key {direction} NULLS LAST, name, id LIMIT :limit OFFSET :offset
             )
-            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, w.name AS worker_name
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
             {_FROM} WHERE f.id IN (SELECT id FROM page)
             ORDER BY {key} {direction} NULLS LAST, f.name, f.id
         """
         with self._database.transaction() as c:
             c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
-            now = c.execute(text("SELECT clock_timestamp()")).scalar_one()
-            tallies = _tallies(c, conditions, parameters)
+            parameters["now"] = now = _now(c)
+            tallies = _tallies(c, _filtered([conditions]), parameters)
             views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
         return Page(now, views, tallies, matching)
@@ -153,7 +181,7 @@ class PostgresListing:
         """All feeds, counted."""
         with self._database.transaction() as c:
             c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
-            return _tallies(c, "", {})
+            return _tallies(c, "", {"now": _now(c)})
 
     def close(self) -> None:
         self._database.close()
@@ -167,17 +195,30 @@ def _where(query: Query) -> tuple[str, dict[str, Any]]:
         "limit": min(max(query.limit, 0), PAGE_MAX),
         "offset": min(max(query.offset, 0), OFFSET_MAX),
     }
-    conditions = " AND ".join(_CONDITIONS[name] for name in given)
-    return (f"WHERE {conditions}" if conditions else ""), parameters
+    return " AND ".join(_CONDITIONS[name] for name in given), parameters
+
+
+def _filtered(conditions: Sequence[str]) -> str:
+    """A WHERE clause, if there is any condition."""
+    given = " AND ".join(filter(None, conditions))
+    return f"WHERE {given}" if given else ""
+
+
+def _now(c: Connection) -> datetime:
+    now: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
+    return now
 
 
 def _tallies(c: Connection, conditions: str, parameters: Mapping[str, Any]) -> list[Tally]:
     reason = "CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END"
     sql = f"""
         SELECT status, reason, count(*) AS feeds, count(*) FILTER (WHERE wanted) AS wanted,
-            CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total
+            CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
+            count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
+            min(name) AS example
         FROM (
-            SELECT {_STATUS} AS status, {reason} AS reason, {_WANTED} AS wanted, l.records_total
+            SELECT {_STATUS} AS status, {reason} AS reason, {_WANTED} AS wanted, l.records_total,
+                l.dead_letter_at AS refused_at, f.name
             {_FROM} {conditions}
         ) found
         GROUP BY status, reason ORDER BY status, reason
@@ -193,4 +234,6 @@ def _tally_from(row: Any) -> Tally:
         # A failed feed wants no place: only an edit can help it.
         wanted=0 if row.status == Status.FAILED else row.wanted,
         records_total=row.records_total,
+        refused=row.refused,
+        example=row.example,
     )

@@ -18,12 +18,11 @@ from feedq.errors import Conflict
 from feedq.lease import Move, objection_to_move, states_before
 from feedq.model import LeaseState, Reason
 from feedq.placement import NO_EXPERIENCE, Held, Transfer
-from feedq.store.channels import WAKE_SQL, Ring
+from feedq.store.channels import WAKE_SQL, Ring, ring_workers
 from feedq.store.dirty import look_again
 from feedq.store.held import REMOTE, SINK, experiences
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means
 from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, avoided_from, feed_from, lease_from, selector_from
-from feedq.store.workers import ring_workers
 from feedq.telemetry import EventKind
 
 

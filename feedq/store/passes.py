@@ -18,17 +18,18 @@ from feedq.lease import Edit, Move, Quiet, states_before
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason
 from feedq.placement import Candidate, Held, Transfer, Waiting
 from feedq.store.base import ReconcilePass, Suspect
-from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL, Ring
+from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL, Ring, ring_workers
 from feedq.store.database import Database
 from feedq.store.dirty import absorb_new, dirty
 from feedq.store.held import candidates, fold, leaving
 from feedq.store.leases import STILL_FAILED
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means, means
 from feedq.store.moves import movable, moves_under_way, reap, transfer
+from feedq.store.quarantine import part, quarantined
 from feedq.store.rows import WORKER_COLUMNS, worker_from
 from feedq.store.sweeping import count_idle, sweep_page, weigh
 from feedq.store.waiting import waiting
-from feedq.store.workers import free_leases, ring_workers
+from feedq.store.workers import free_leases
 from feedq.telemetry import EventKind
 
 OVERDUE_PER_PASS = 10_000
@@ -183,6 +184,12 @@ class PostgresPass:
         """
         kind = EventKind.LEASE_OVERDUE.value
         return [row.worker_id for row in self._c.execute(text(sql), {"timeout_s": timeout_s, "kind": kind})]
+
+    def quarantined(self) -> list[Lease]:
+        return quarantined(self._c)
+
+    def part(self, leases: Sequence[Lease], *, stop_within_s: float) -> None:
+        part(self._c, leases, stop_within_s=stop_within_s)
 
     def reap(self) -> int:
         return reap(self._c)

@@ -35,13 +35,17 @@ LEASE_COLUMNS = (
     "l.attempts, l.last_error, l.last_error_at, l.connected, l.stalled, l.records_total, l.bytes_total, "
     "l.dead_letters_total, l.last_record_at, l.cursor, l.promised_to, l.moved_at, l.stop_by, l.held_for, "
     "l.weight, l.rows_per_s, l.bytes_per_s, l.reported_at, l.failures, l.avoid, l.dead_per_s, "
-    "l.dead_letter_error, l.dead_letter_at, l.sink_error, l.blamed, l.blamed_at, l.blame, l.quarantined"
+    "l.dead_letter_error, l.dead_letter_at, l.sink_error, l.blamed, l.blamed_at, l.blame, l.quarantined, "
+    "l.lost_worker, l.lost_at"
 )
 WORKER_COLUMNS = (
     "w.id, w.name, w.queue, w.capacity, w.labels, w.host, w.pid, w.version, w.state, w.lock_key, "
     "w.started_at, w.heartbeat_at, w.expires_at, w.suspected_at, w.feeds, w.cpu, w.rss, w.loop_lag_s, "
     "w.rows_per_s, w.bytes_per_s, w.target_state, w.job_slots, w.sinks_up, w.sinks_down"
 )
+
+OWNER_COLUMNS = "w.name AS worker_name, w.loop_lag_s, w.heartbeat_at, w.expires_at"
+"""Of the worker that has a feed, beside ``now``: the moment to judge it at."""
 
 
 def selector_from(stored: Mapping[str, Mapping[str, str]] | None) -> Selector:
@@ -114,15 +118,21 @@ def lease_from(row: Any, feed_id: int) -> Lease:
         blamed_at=row.blamed_at,
         blame=row.blame,
         quarantined=row.quarantined,
+        lost_worker=row.lost_worker,
+        lost_at=row.lost_at,
     )
 
 
 def feed_view_from(row: Any) -> FeedView:
-    """From `FEED_COLUMNS`, `LEASE_COLUMNS` and ``worker_name``, joined from the left."""
+    """From `FEED_COLUMNS`, `LEASE_COLUMNS` and `OWNER_COLUMNS`, joined from the left, and ``now``."""
     feed = feed_from(row)
     # No lease row yet (or any more): the next pass makes one.
     its_lease = Lease(feed.id) if row.epoch is None else lease_from(row, feed.id)
-    return FeedView(feed, its_lease, row.worker_name, policy.status(feed, its_lease))
+    owner = None
+    if row.worker_name is not None:
+        owner = policy.Owner(row.worker_name, row.loop_lag_s, row.heartbeat_at, row.expires_at)
+    found = policy.standing(feed, its_lease, owner, now=row.now)
+    return FeedView(feed, its_lease, row.worker_name, found.status, found.because)
 
 
 def worker_from(row: Any) -> Worker:

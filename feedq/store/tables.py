@@ -94,6 +94,8 @@ worker = Table(
     # Named sinks that it has written to lately, and that it cannot write to just now.
     Column("sinks_up", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     Column("sinks_down", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    # How its process was lost, as its monitor or its successor found out.
+    Column("loss", Text),
     CheckConstraint("state IN ('active', 'draining', 'gone')", name="worker_state"),
     CheckConstraint("target_state IN ('serving', 'cordoned', 'drained')", name="worker_target_state"),
     CheckConstraint("capacity >= 0", name="worker_capacity"),
@@ -145,6 +147,9 @@ lease = Table(
     _stamp("blamed_at"),
     Column("blame", Text),
     Column("quarantined", Boolean, nullable=False, server_default=text("false")),
+    # The worker that was lost while it held this feed, the last one.
+    Column("lost_worker", UUID(as_uuid=True)),
+    _stamp("lost_at"),
     CheckConstraint("state IN ('idle', 'assigned', 'running', 'stopping')", name="lease_state"),
     CheckConstraint("(state = 'idle') = (worker_id IS NULL)", name="lease_owner"),
     Index(
@@ -165,6 +170,7 @@ lease = Table(
     ),
     Index("lease_due", "retry_at", postgresql_where=text("state = 'idle' AND retry_at IS NOT NULL")),
     Index("lease_avoid", "feed_id", postgresql_where=text("avoid <> '{}'")),
+    Index("lease_quarantined", "feed_id", postgresql_where=text("quarantined")),
     Index("lease_held_for", "held_for", postgresql_where=text("held_for IS NOT NULL")),
     Index("lease_stop_by", "stop_by", postgresql_where=text("state = 'stopping'")),
     Index("lease_promised", "promised_to", postgresql_where=text("promised_to IS NOT NULL")),

@@ -9,10 +9,12 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
+from feedq.lease import BLAME_RECENT, SOON, VERDICT_S
 from feedq.model import (
     Heartbeat,
     LeaseState,
     Load,
+    Loss,
     NewWorker,
     Reason,
     Worker,
@@ -20,9 +22,10 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.store.channels import WAKE_SQL, Ring
+from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
 from feedq.store.dirty import look_again
+from feedq.store.quarantine import report_loss
 from feedq.store.rows import WORKER_COLUMNS, worker_from, worker_view_from
 from feedq.telemetry import EventKind
 
@@ -230,6 +233,10 @@ class PostgresWorkers:
         with self._database.transaction() as c:
             return [worker_view_from(row) for row in c.execute(text(sql), {"gone": gone})]
 
+    def report_loss(self, worker_id: UUID, loss: Loss) -> bool:
+        with self._database.transaction() as c:
+            return report_loss(c, worker_id, loss)
+
     def gone_among(self, worker_ids: Collection[UUID]) -> set[UUID]:
         sql = "SELECT id FROM feedq.worker WHERE id = ANY(:ids) AND state <> 'gone'"
         with self._database.transaction() as c:
@@ -245,8 +252,15 @@ def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseSta
             WHERE worker_id = ANY(:ids) AND state = ANY(:states) ORDER BY feed_id FOR UPDATE
         ), freed AS (
             UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = :reason, connected = false,
-                stalled = false, retry_at = NULL, promised_to = NULL, moved_at = NULL, stop_by = NULL,
-                held_for = NULL
+                stalled = false, promised_to = NULL, moved_at = NULL, stop_by = NULL, held_for = NULL,
+                -- What feedq.lease.awaits_verdict says.
+                retry_at = CASE WHEN :lost AND NOT l.quarantined AND (
+                        l.blamed_at >= clock_timestamp() - make_interval(secs => {BLAME_RECENT.total_seconds()})
+                        OR (l.lost_at >= clock_timestamp() - make_interval(secs => {SOON.total_seconds()})
+                            AND EXISTS (SELECT FROM feedq.worker w WHERE w.id = l.lost_worker AND w.loss IS NULL))
+                    ) THEN clock_timestamp() + make_interval(secs => {VERDICT_S}) END,
+                lost_worker = CASE WHEN :lost THEN held.worker_id ELSE l.lost_worker END,
+                lost_at = CASE WHEN :lost THEN clock_timestamp() ELSE l.lost_at END
             FROM held WHERE l.feed_id = held.feed_id
             RETURNING l.feed_id, held.worker_id, l.epoch, l.generation
         ), dirty AS ({look_again("freed")})
@@ -260,16 +274,11 @@ def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseSta
             "ids": worker_ids,
             "states": [s.value for s in states],
             "reason": reason,
+            "lost": reason == Reason.WORKER_GONE,
             "kind": EventKind.LEASE_FREED.value,
         },
     )
     return done.rowcount
-
-
-def ring_workers(c: Connection, worker_ids: list[UUID], ring: Ring) -> None:
-    """Tell these workers that something waits for them: a stop request, a feed to claim, the end of a run."""
-    sql = "SELECT pg_notify('feedq_worker_' || lock_key, :ring) FROM feedq.worker WHERE id = ANY(:ids)"
-    c.execute(text(sql), {"ids": worker_ids, "ring": ring.value})
 
 
 def _record(c: Connection, kind: EventKind, worker_id: UUID) -> None:

@@ -88,7 +88,7 @@ class Facts:
         numbers = summary(tallies, workers)
         interval_s = self._settings.reconcile_interval_s
         checks = [
-            *number_checks(numbers, state, reconcile_interval_s=interval_s),
+            *number_checks(numbers, workers, state, reconcile_interval_s=interval_s),
             *placing_checks((), workers, self._settings.rules),
             *tally_checks(tallies),
             *job_checks(jobs),

@@ -20,7 +20,8 @@ from tornado import web
 
 from feedq import __version__, wording
 from feedq.errors import FeedqError, InvalidInput, NotFound
-from feedq.model import FeedView, Status
+from feedq.lease import stillness_of
+from feedq.model import Status
 from feedq.store.listing import Query, Sort, Tally
 from feedq.telemetry import LogEvent, log, mask_url
 from feedq.web.asking import address, parse_query
@@ -46,6 +47,10 @@ TONES = {
     "draining": "warning",
     "cordoned": "warning",
     "drained": "warning",
+    "failing": "danger",
+    "refusing": "danger",
+    "sink_unavailable": "danger",
+    "quarantined": "danger",
     "failed": "danger",
     "running": "info",
     "succeeded": "success",
@@ -135,7 +140,8 @@ class Page(BaseHandler):
             template,
             tones=TONES,
             wording=wording,
-            why=why,
+            why=wording.why,
+            stillness_of=stillness_of,
             feed_url=self.feed_url,
             feeds_url=self.feeds_url,
             **names,
@@ -241,8 +247,3 @@ def reasons(tallies: Iterable[Tally]) -> list[tuple[str, int]]:
     """Why feeds wait for a worker, the most frequent first."""
     waiting = [(str(t.reason or "unknown"), t.feeds) for t in tallies if t.status is Status.WAITING]
     return sorted(waiting, key=lambda found: (-found[1], found[0]))
-
-
-def why(view: FeedView, **options: int) -> str:
-    """What holds a feed up, without the word that its badge says already."""
-    return wording.why(view, **options).removeprefix(f"{view.status}: ")

@@ -13,16 +13,24 @@ import orjson
 from feedq.model import Event, FeedView
 from feedq.report import masked
 from feedq.telemetry import mask_url
-from feedq.wording import duration, size
+from feedq.wording import duration, printable, size
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A name and what stands beside it; ``code`` keeps its spaces and line breaks."""
+    """A name and what stands beside it, on one line; ``code`` keeps its line breaks.
+
+    What cannot be printed is written as an escape: much of it comes from sources, and a character that turns the
+    direction of writing would let them rewrite the page.
+    """
 
     name: str
     text: str
     code: bool = False
+
+    def __post_init__(self) -> None:
+        lines = self.text.split("\n") if self.code else [self.text]
+        object.__setattr__(self, "text", "\n".join(map(printable, lines)))
 
 
 def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -> Iterator[Line]:
@@ -44,9 +52,22 @@ def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -
     yield from moment("Next try", lease.retry_at, now)
     if lease.attempts:
         yield Line("Failures in a row", str(lease.attempts))
+    if lease.failures:
+        yield Line("Since it last landed a record", f"{lease.failures} failures")
+    if lease.avoid:
+        yield Line("Failed on", ", ".join(lease.avoid))
     if lease.last_error is not None:
         yield Line("Last error", mask_url(lease.last_error))
     yield from moment("Last error at", lease.last_error_at, now)
+    if lease.sink_error is not None:
+        yield Line("Sink", mask_url(lease.sink_error))
+    if lease.dead_letter_error is not None:
+        yield Line("Latest dead letter", mask_url(lease.dead_letter_error))
+    yield from moment("Latest dead letter at", lease.dead_letter_at, now)
+    if lease.quarantined or lease.blamed:
+        yield Line("Workers lost to it", str(lease.blamed))
+        yield Line("How the last was lost", mask_url(lease.blame or "nobody knows"))
+    yield from moment("Last lost at", lease.blamed_at, now)
     yield Line("Bytes", size(lease.bytes_total))
     yield from moment("Last record", lease.last_record_at, now)
     if lease.cursor is not None:
@@ -83,9 +104,11 @@ def _pairs(labels: Mapping[str, str]) -> str:
 def detail(event: Event) -> str:
     """What an event says besides its kind, on one line."""
     parts: Mapping[str, Any] = event.detail
-    return ", ".join(
-        f"{name}: {mask_url(value) if isinstance(value, str) else as_json(value)}"
-        for name, value in parts.items()
+    return printable(
+        ", ".join(
+            f"{name}: {mask_url(value) if isinstance(value, str) else as_json(value)}"
+            for name, value in parts.items()
+        )
     )
 
 

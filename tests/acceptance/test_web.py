@@ -109,6 +109,12 @@ def test_every_page_of_ours_and_of_flower_has_our_tabs(flower: Flower) -> None:
         assert tabs == ["/feeds", "/fleet", "/schedules", "/workers", "/tasks", "/broker"], path
 
 
+@pytest.mark.parametrize("what", ["feeds", "schedules"])
+def test_a_nul_character_in_a_name_is_a_wrong_argument(flower: Flower, what: str) -> None:
+    answer = flower.get(f"/api/feedq/{what}/a%00b")
+    assert (answer.status, "NUL character" in answer.json["error"]) == (400, True)
+
+
 def test_what_the_pages_load_is_there(flower: Flower) -> None:
     page = flower.get("/feeds").text
     files = re.findall(r'(?:src|href)="([^"]*(?:/static/)[^"]*)"', page)

@@ -1,30 +1,62 @@
-"""Pages of feeds: filters, order and numbers of the database agree with `Feeds.views` and `lease.status`."""
+"""Pages of feeds: filters, order and numbers of the database agree with `Feeds.views` and `lease.standing`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import product
+from typing import Any
 from uuid import uuid4
 
 import psycopg2
 import pytest
+from psycopg2.extras import execute_values
 
 from feedq.diagnosis.fleet import overview, summary
-from feedq.model import LeaseState, NewWorker, Reason, Status, TargetState
+from feedq.model import LeaseState, Load, NewWorker, Reason, Status
 from feedq.store.listing import PostgresListing, Query, Sort
-from tests.contract.harness import TTL_S, PostgresHarness, spec
+from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
 
-STATES = [
-    (state, reason, connected, stalled)
-    for state, reason in [
-        *product([LeaseState.IDLE], Reason),
-        *product([s for s in LeaseState if s is not LeaseState.IDLE], [None, Reason.EDITED]),
-    ]
-    for connected, stalled in product([False, True], repeat=2)
+WANTED = [("running", False), ("paused", False), ("running", True)]
+"""Of a feed: what people want of it, and whether it is being removed."""
+WORKERS = {"moves": (0.1, 1.0), "lags": (9.0, 1.0), "silent": (0.1, 4.5)}
+"""Lag of the loop and age of the last heartbeat, of a ttl of 6 s."""
+REFUSED = [(0.0, 0.0, None), (2.0, 1.0, 1.0), (2.0, 1.0, 90.0), (1.0, 2.0, 1.0)]
+"""Dead letters and rows a second, and how long ago the latest was refused."""
+YES_OR_NO = [False, True]
+IDLE = [
+    (LeaseState.IDLE, reason, None, False, False, 0, failures, None, is_quarantined, REFUSED[1])
+    for reason, failures, is_quarantined in product([None, *Reason], [2, 3], YES_OR_NO)
 ]
-"""Every lease there can be, as far as a status depends on it; times paused or not, removed or not."""
+HELD = [
+    (state, reason, worker, *says)
+    for state, reason, worker, *says in product(
+        [s for s in LeaseState if s is not LeaseState.IDLE],
+        [None, Reason.FAILED],
+        WORKERS,
+        YES_OR_NO,
+        YES_OR_NO,
+        [2, 3],
+        [2, 3],
+        [None, "the sink is away"],
+        YES_OR_NO,
+        REFUSED,
+    )
+]
+EVERYTHING = [(wanted, *lease) for wanted, lease in product(WANTED, [*IDLE, *HELD])]
+"""Every lease there can be, as far as a status depends on it."""
+PLAIN = [
+    (WANTED[0], *lease)
+    for lease in [*IDLE, *HELD]
+    if lease[2] in (None, "moves")
+    and lease[1:3] != (Reason.FAILED, "moves")
+    and lease[7] is None
+    and not lease[8]
+]
+SOME = [*PLAIN, *EVERYTHING[::61]]
+"""Fewer of them, and every status among these."""
 
 
 @pytest.fixture
@@ -34,54 +66,94 @@ def listing(postgres_harness: PostgresHarness, control_database_url: str) -> Ite
     made.close()
 
 
-def declare(url: str, harness: PostgresHarness) -> None:
-    """One feed for every combination."""
-    worker = NewWorker(uuid4(), "w1@host", "node.w1", 10_000, "host", 1, "0")
-    harness.store.workers.register(worker, ttl_s=TTL_S)
-    with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
-        for number, (target, removed, lease) in enumerate(product(TargetState, [False, True], STATES)):
-            state, reason, connected, stalled = lease
-            cursor.execute(
-                """
-                WITH f AS (
-                    INSERT INTO feedq.feed (name, tenant, connector, source, sink, target_state, removed_at)
-                    VALUES (%s, %s, 'tcp', '{}', '{}', %s, CASE WHEN %s THEN now() END) RETURNING id
-                )
-                INSERT INTO feedq.lease
-                    (feed_id, state, reason, worker_id, connected, stalled, records_total, last_record_at, epoch)
-                SELECT id, %s, %s, %s, %s, %s, %s, CASE WHEN %s THEN now() END, %s FROM f
-                """,
-                (
-                    f"feed-{number:04d}",
-                    f"tenant-{number % 3}",
-                    target.value,
-                    removed,
-                    state.value,
-                    reason and reason.value,
-                    None if state is LeaseState.IDLE else str(worker.id),
-                    connected,
-                    stalled,
-                    number * 7 % 101,
-                    connected,
-                    number % 5,
-                ),
+def declare(url: str, harness: PostgresHarness, chosen: Sequence[Any]) -> None:
+    """One feed for each of these."""
+    ids: dict[str | None, str | None] = {None: None}
+    for name, (lag_s, age_s) in WORKERS.items():
+        worker = NewWorker(uuid4(), f"{name}@host", f"node.{name}", 10_000, "host", 1, "0")
+        ids[name] = str(worker.id)
+        harness.store.workers.register(worker, ttl_s=TTL_S)
+        # As parts of an hour, so that the time that a test takes makes no difference.
+        harness.execute(
+            "UPDATE feedq.worker SET loop_lag_s = %s, heartbeat_at = now() - make_interval(secs => %s) * 600, "
+            "expires_at = now() + make_interval(secs => 6.0 - %s) * 600 WHERE id = %s",
+            *(lag_s, age_s, age_s, ids[name]),
+        )
+    rows = []
+    for number, (wanted, state, reason, worker_name, *says, refused) in enumerate(chosen):
+        connected, stalled, attempts, failures, sink_error, is_quarantined = says
+        rows.append(
+            (
+                *(number, f"feed-{number:05d}", f"tenant-{number % 3}", *wanted, state, reason),
+                *(ids[worker_name], connected, stalled, attempts, failures, sink_error, is_quarantined),
+                *(*refused, number * 7 % 101, number % 5),
             )
+        )
+    with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as cursor:
+        execute_values(
+            cursor,
+            """
+            WITH given (n, name, tenant, target, removed, state, reason, worker_id, connected, stalled,
+                attempts, failures, sink_error, quarantined, dead_per_s, rows_per_s, refused_s, records, epoch)
+                AS (VALUES %s),
+            f AS (
+                INSERT INTO feedq.feed (name, tenant, connector, source, sink, target_state, removed_at)
+                SELECT name, tenant, 'tcp', '{}', '{}', target, CASE WHEN removed THEN now() END
+                FROM given ORDER BY n RETURNING id, name
+            )
+            INSERT INTO feedq.lease (feed_id, state, reason, worker_id, connected, stalled, attempts,
+                failures, sink_error, quarantined, dead_per_s, rows_per_s, dead_letter_at, records_total, epoch,
+                last_record_at)
+            SELECT f.id, state, reason, CAST(worker_id AS uuid), connected, stalled, attempts, failures,
+                CAST(sink_error AS text), quarantined, dead_per_s, rows_per_s,
+                now() - make_interval(secs => CAST(refused_s AS float8)), records, epoch,
+                CASE WHEN connected THEN now() END
+            FROM f JOIN given USING (name)
+            """,
+            rows,
+            page_size=len(rows),
+        )
 
 
 @pytest.fixture
 def everything(postgres_harness: PostgresHarness, control_database_url: str) -> PostgresHarness:
-    declare(control_database_url, postgres_harness)
+    declare(control_database_url, postgres_harness, SOME)
     return postgres_harness
 
 
 def test_the_database_sees_the_status_that_the_policy_sees(
-    everything: PostgresHarness, listing: PostgresListing
+    postgres_harness: PostgresHarness, listing: PostgresListing, control_database_url: str
 ) -> None:
-    views = everything.store.feeds.views()
+    declare(control_database_url, postgres_harness, EVERYTHING)
+    views = postgres_harness.store.feeds.views()
     assert {view.status for view in views} == set(Status)
     for status in Status:
-        found = [view.feed.id for view in listing.page(Query(status=status)).views]
+        found: list[int] = []
+        while True:
+            page = listing.page(Query(status=status, offset=len(found)))
+            assert {view.status for view in page.views} <= {status}
+            if not page.views:
+                break
+            found += [view.feed.id for view in page.views]
         assert found == [view.feed.id for view in views if view.status is status], status
+
+
+def test_both_stores_judge_a_worker_by_its_heartbeat_and_not_by_its_feeds(harness: Harness) -> None:
+    h = harness
+    worker, feed = h.worker("w1"), h.feed()
+    key = h.run(feed, worker)
+    h.store.leases.report(worker.id, [replace(progress(key), connected=True)])
+    assert h.store.feeds.view(feed.name).status is Status.STREAMING
+    h.store.workers.heartbeat(worker.id, Load(loop_lag_s=12.0), ttl_s=TTL_S)
+    view = h.store.feeds.view(feed.name)
+    assert (view.status, view.because) == (
+        Status.STALLED,
+        f"its worker {worker.name} has stood still for 12 s",
+    )
+    h.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    assert h.store.feeds.view(feed.name).status is Status.STREAMING
+    h.store.leases.report(worker.id, [replace(progress(key), failures=3, error="no route")])
+    assert h.store.feeds.views(worker=worker.name)[0].status is Status.FAILING
 
 
 def test_the_numbers_are_those_of_counting_every_feed(
@@ -126,8 +198,8 @@ def test_filters_narrow_the_page_and_its_numbers(
     everything: PostgresHarness, listing: PostgresListing
 ) -> None:
     views = everything.store.feeds.views()
-    page = listing.page(Query(worker="w1@host", tenant="tenant-1"))
-    expected = [v for v in views if v.worker == "w1@host" and v.feed.spec.tenant == "tenant-1"]
+    page = listing.page(Query(worker="moves@host", tenant="tenant-1"))
+    expected = [v for v in views if v.worker == "moves@host" and v.feed.spec.tenant == "tenant-1"]
     assert [view.feed.id for view in page.views] == [view.feed.id for view in expected]
     assert page.matching == sum(t.feeds for t in page.tallies) == len(expected)
 

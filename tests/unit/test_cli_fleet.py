@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import timedelta
+from typing import Any
 
 import orjson
 import pytest
 
-from feedq.model import Reason, TargetState
+from feedq.cli.root import said
+from feedq.model import Load, Reason, TargetState
 from feedq.store.insight import FleetState, Leader
 from tests.unit.command import Command
 
@@ -263,3 +265,71 @@ def test_a_setting_out_of_range_is_named() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("Error: FEEDQ_TTL_S: ")
     assert "Traceback" not in done.stderr
+
+
+# -- feeds that fare badly, and workers that stand still ---------------------------------------------
+
+
+def test_a_worker_that_stands_still_is_said_by_every_view_and_none_of_its_feeds_streams(
+    command: Command,
+) -> None:
+    worker = command.worker("one")
+    command.feed("acme/orders")
+    command.stream()
+    assert command.json("feed", "list")[0]["status"] == "streaming"
+    command.store.workers.heartbeat(worker.id, Load(loop_lag_s=12.0, sinks_down=("lake",)), ttl_s=1e6)
+    said = "has stood still for 12 s"
+    (row,) = command.json("feed", "list")
+    assert (row["status"], row["because"]) == ("stalled", f"its worker one {said}")
+    assert f"stalled  one         1    1,000  123.5 kB  0.0s  its worker one {said}" in command.ok(
+        "feed", "list"
+    )
+    assert f"why            its worker one {said}; none of its feeds moves" in command.ok(
+        "feed", "show", "acme/orders"
+    )
+    (listed,) = command.json("worker", "list")
+    assert (listed["because"], listed["sinks_down"]) == (said, ["lake"])
+    assert f"{said}; cannot write to sink lake" in command.ok("worker", "list")
+    assert f"why           {said}; cannot write to sink lake" in command.ok("worker", "show", "one")
+    found = {w["name"]: (w["level"], w["detail"]) for w in command.json("status")["warnings"]}
+    assert found["loops"] == ("FAIL", f"one {said}, and so have its 1 feed")
+    assert found["feeds"] == ("warn", f"1 stalled: acme/orders (its worker one {said})")
+    assert "1 feeds (1 stalled)" in command.ok("top", "--count", "1")
+
+
+def test_what_a_source_and_a_sink_sent_is_printed_and_not_obeyed(command: Command) -> None:
+    nasty = "\x1b]0;owned\x07\u202egnp"
+    worker = command.worker("one")
+    command.feed("acme/orders")
+    command.stream()
+    lease = command.view("acme/orders").lease
+    reports: list[dict[str, Any]] = [
+        {"error": nasty, "attempts": 1, "failures": 7},
+        {"dead_letters": 5, "dead_letter_error": nasty},
+        {"sink_error": nasty},
+    ]
+    for changes in reports:
+        command.report(worker.id, lease.feed_id, lease.epoch, **{"records": 0, **changes})
+        for view in (["feed", "list"], ["feed", "show", "acme/orders"], ["status"]):
+            out = command.ok(*view)
+            assert "\x1b" not in out
+            assert "\u202e" not in out
+            assert "\\x1b]0;owned\\x07\\u202egnp" in out, view
+
+
+def test_failures_and_dead_letters_are_shown_with_a_feed(command: Command) -> None:
+    worker = command.worker("one")
+    command.feed("acme/orders")
+    command.stream()
+    lease = command.view("acme/orders").lease
+    failing: dict[str, Any] = {"records": 0, "attempts": 4, "failures": 4, "error": "no route"}
+    refused: dict[str, Any] = {"dead_letters": 2, "dead_letter_error": "too long"}
+    command.report(worker.id, lease.feed_id, lease.epoch, **failing, **refused)
+    out = command.ok("feed", "show", "acme/orders")
+    assert "status          failing" in out
+    assert "failures        4 in a row, with nothing landed since" in out
+    assert "latest refused  too long (0.0s ago)" in out
+
+
+def test_an_error_keeps_its_lines_and_steers_nothing() -> None:
+    assert said("two \x1b[2Jlines\nof an error\u202e") == "two \\x1b[2Jlines\nof an error\\u202e"

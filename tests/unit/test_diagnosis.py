@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from feedq.diagnosis.fleet import Overview, overview
+from feedq.diagnosis.checks import Check, Level
+from feedq.diagnosis.fleet import Overview, fleet_checks, overview, tallies_of, tally_checks
 from feedq.diagnosis.placing import placing_checks
 from feedq.diagnosis.waiting import explain, explain_staying
-from feedq.lease import status
+from feedq.lease import standing
 from feedq.model import (
     Feed,
     FeedSpec,
@@ -22,12 +24,14 @@ from feedq.model import (
     Load,
     Reason,
     Selector,
+    Status,
     Worker,
     WorkerState,
     WorkerTarget,
     WorkerView,
 )
 from feedq.placement import Rules
+from feedq.store.insight import FleetState
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 RULES = Rules(settle_s=1.5)
@@ -56,7 +60,7 @@ def worker(
         lock_key=1,
         started_at=NOW,
         heartbeat_at=NOW,
-        expires_at=NOW,
+        expires_at=NOW + timedelta(seconds=6),
         load=load or Load(),
         target_state=target,
     )
@@ -69,7 +73,8 @@ def feed(
     spec = FeedSpec(name, "tcp", {}, {}, tenant=tenant, selector=Selector(required=required or {}))
     declared = Feed(1, spec, 1, NOW, NOW)
     its_lease = Lease(1, **lease)
-    return FeedView(declared, its_lease, None, status(declared, its_lease))
+    found = standing(declared, its_lease, None, now=NOW)
+    return FeedView(declared, its_lease, None, found.status, found.because)
 
 
 def running(name: str, on: UUID, **options: Any) -> FeedView:
@@ -323,3 +328,118 @@ def test_a_tenant_whose_cap_makes_feeds_wait_is_warned_of() -> None:
 
 def test_a_fleet_that_moves_nothing_is_warned_of() -> None:
     assert "FEEDQ_MOVES_PER_PASS is 0" in checks([], [], Rules(moves=0))["moves"]
+
+
+# -- whose fault it is -------------------------------------------------------------------------------
+
+
+def found(views: list[FeedView], workers: list[WorkerView]) -> dict[str, Check]:
+    """The check of each name; of several the last."""
+    state = FleetState(NOW, NOW, 0.5, None)
+    return {c.name: c for c in fleet_checks(views, workers, state, reconcile_interval_s=5.0, rules=RULES)}
+
+
+def test_a_fleet_that_fares_well_has_an_ok_for_each_kind_of_fault() -> None:
+    checks = found(
+        [running("a", uuid4())], [worker("one", load=Load(loop_lag_s=0.02, sinks_up=("default",)))]
+    )
+    details = {name: check.detail for name, check in checks.items() if check.level is Level.OK}
+    assert details["loops"] == "no worker stands still; the latest timer ran 20 ms late"
+    assert details["sinks of workers"].endswith("written to lately: default")
+    assert details["lost workers"].startswith("none died of a feed within the last 24h")
+    assert details["dead letters"] == "none within the last 24h"
+    assert details["feeds"] == "1: 1 streaming"
+
+
+def test_a_worker_that_stands_still_fails_the_checks_with_its_name_and_its_process() -> None:
+    stuck = worker("two", feeds=3, load=Load(loop_lag_s=11.5))
+    check = found([], [worker("one"), stuck])["loops"]
+    assert (check.level, check.detail) == (
+        Level.FAIL,
+        "two has stood still for 12 s, and so have its 3 feeds",
+    )
+    assert "pid 1 on h" in check.advice
+    silent = replace(worker("two"), heartbeat_age_s=4.5)
+    assert found([], [silent])["loops"].detail.startswith("two was last heard of 4 s ago")
+
+
+def test_a_worker_that_alone_cannot_write_is_told_from_a_sink_that_is_away() -> None:
+    cut_off, other = (
+        worker("one", load=Load(sinks_down=("lake",))),
+        worker("two", load=Load(sinks_up=("lake",))),
+    )
+    check = found([], [cut_off, other])["sinks of workers"]
+    assert (check.level, check.detail) == (Level.WARN, "one cannot write to sink lake, and two can")
+    assert "FEEDQ_SINKS__LAKE" in check.advice
+    check = found([], [cut_off, worker("two")])["sinks of workers"]
+    assert check.level is Level.FAIL
+    assert check.detail == "one cannot write to sink lake, and no other worker is known to"
+
+
+REFUSED_LATELY = {
+    "dead_letters_total": 3_369,
+    "dead_letter_at": NOW - timedelta(seconds=5),
+    "dead_letter_error": 'column "n" is of type integer',
+}
+
+
+def test_dead_letters_of_late_are_warned_of_with_the_latest_reason() -> None:
+    views = [running("a", uuid4(), **REFUSED_LATELY), running("b", uuid4())]
+    check = found(views, [worker("one")])["dead letters"]
+    assert (check.level, check.detail) == (
+        Level.WARN,
+        'records of 1 feed were refused: a (3,369, 5.0s ago column "n" is of type integer)',
+    )
+    long_ago = {**REFUSED_LATELY, "dead_letter_at": NOW - timedelta(days=1)}
+    assert found([running("a", uuid4(), **long_ago)], [worker("one")])["dead letters"].level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("lease", "said"),
+    [
+        (
+            {"quarantined": True, "blamed": 2, "blame": "stalled in ping.py:69, of postgresql://u:pw@h/d"},
+            "1 quarantined: odd (stalled in ping.py:69, of postgresql://u:***@h/d)",
+        ),
+        (
+            {"failures": 7, "last_error": "no route"},
+            "1 failing: odd (no route; 7 failures in a row, and nothing landed since)",
+        ),
+        ({"sink_error": "permission denied"}, "1 sink_unavailable: odd (permission denied)"),
+        (
+            {**REFUSED_LATELY, "dead_per_s": 2.0},
+            '1 refusing: odd (column "n" is of type integer)',
+        ),
+        ({"stalled": True, "last_error": "silent for 60 s"}, "1 stalled: odd (silent for 60 s)"),
+    ],
+)
+def test_a_feed_in_trouble_is_named_with_its_reason(lease: dict[str, Any], said: str) -> None:
+    view = feed("odd", **{"state": LeaseState.RUNNING, "worker_id": uuid4(), "connected": True, **lease})
+    check = found([view], [worker("one")])["feeds"]
+    assert (check.level, check.detail) == (Level.WARN, said)
+    assert check.advice
+    assert len(explain(view, [], now=NOW, rules=RULES) or "") > 20
+    (tallied, *_) = tally_checks(tallies_of([view]))
+    assert tallied.detail == f"{said.partition(':')[0]}: odd"
+
+
+def test_a_feed_that_a_worker_was_lost_to_is_named_although_it_is_not_in_quarantine() -> None:
+    view = running("odd", uuid4(), blamed=1, blame="killed, or ended by its own code", blamed_at=NOW)
+    check = found([view], [worker("one")])["lost workers"]
+    assert (check.level, check.detail) == (
+        Level.WARN,
+        "1 feed had a worker die under it: odd (killed, or ended by its own code)",
+    )
+    long_ago = replace(view, lease=replace(view.lease, blamed_at=NOW - timedelta(days=1)))
+    assert found([long_ago], [worker("one")])["lost workers"].level is Level.OK
+
+
+def test_a_feed_on_a_worker_that_stands_still_is_not_told_to_look_at_its_source() -> None:
+    stuck = worker("two", load=Load(loop_lag_s=11.5))
+    view = replace(
+        running("a", stuck.worker.id),
+        status=Status.STALLED,
+        because="its worker two has stood still for 12 s",
+    )
+    assert said(view, stuck).startswith("its worker two has stood still for 12 s; none of its feeds moves")
+    assert "look at the source" in said(view, worker("two"))

@@ -211,3 +211,26 @@ def test_the_watchdog_is_quiet_while_passes_finish(
             pass
         keeper.beat()
     assert "reconcile overdue" not in tenant.heard
+
+
+def test_it_renews_nothing_and_cuts_the_sockets_while_the_event_loop_stands_still(
+    keeper: Keeper, store: MemoryStore, tenant: Tenant, clock: ManualClock
+) -> None:
+    keeper.register()
+    (before,) = store.workers.views()
+    tenant.stalled = SETTINGS.stall_s - 0.1
+    keeper._look_at_the_loop()
+    assert tenant.heard[-1] != "suspend"
+    tenant.stalled = SETTINGS.stall_s
+    keeper._look_at_the_loop()
+    assert tenant.heard[-1] == "suspend"
+    clock.advance(1.0)
+    assert not keeper.beat()
+    (view,) = store.workers.views()
+    assert view.worker.expires_at == before.worker.expires_at
+    tenant.stalled = 0.0
+    keeper._look_at_the_loop()
+    assert keeper.beat()
+    assert tenant.heard[-1] == "resume"
+    (view,) = store.workers.views()
+    assert view.worker.expires_at > before.worker.expires_at

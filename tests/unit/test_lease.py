@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import product
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,17 +14,22 @@ from hypothesis import strategies as st
 
 from feedq.lease import (
     EPOCH_GROWS,
+    LAGS_S,
+    REFUSING_S,
     TRANSITIONS,
     Edit,
     Move,
+    Owner,
     Quiet,
+    Standing,
     TrustWindow,
     is_dispatch_overdue,
     is_gone,
     may_start,
     on_edit,
+    standing,
     states_before,
-    status,
+    stillness,
     transition,
 )
 from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Status, TargetState, Worker, WorkerState
@@ -361,33 +367,160 @@ def test_a_feed_may_start_the_moment_it_is_due() -> None:
     assert not may_start(feed(), held_back, now=NOW - s(0.001))
 
 
+MOVES = Owner("w1", loop_lag_s=0.0, heartbeat_at=NOW - s(1.0), expires_at=NOW + s(5.0))
+LAGS = replace(MOVES, loop_lag_s=LAGS_S + 9.0)
+SILENT = Owner("w1", loop_lag_s=0.0, heartbeat_at=NOW - s(4.5), expires_at=NOW + s(1.5))
+
+
+def running(**says: Any) -> Lease:
+    return Lease(1, state=LeaseState.RUNNING, **says)
+
+
+REFUSED: dict[str, Any] = {
+    "dead_per_s": 2.0,
+    "rows_per_s": 1.0,
+    "dead_letter_at": NOW,
+    "dead_letter_error": "too long",
+}
+FAILED_OFTEN: dict[str, Any] = {"failures": 3, "attempts": 3, "last_error": "no route"}
+NOTHING_LANDED = "no route; 3 failures in a row, and nothing landed since"
+
+
 @pytest.mark.parametrize(
-    ("f", "lease", "shown"),
+    ("f", "lease", "owner", "shown", "because"),
     [
-        (feed(), Lease(1), Status.WAITING),
-        (feed(), Lease(1, reason=Reason.NO_CAPACITY), Status.WAITING),
-        (feed(), Lease(1, reason=Reason.BACKOFF), Status.BACKOFF),
-        (feed(), Lease(1, reason=Reason.FAILED), Status.FAILED),
-        (feed(target=TargetState.PAUSED), Lease(1, reason=Reason.FAILED), Status.PAUSED),
-        (feed(removed=True), Lease(1), Status.REMOVING),
-        (feed(), Lease(1, state=LeaseState.ASSIGNED), Status.STARTING),
-        (feed(), Lease(1, state=LeaseState.RUNNING), Status.CONNECTING),
-        (feed(), Lease(1, state=LeaseState.RUNNING, connected=True), Status.STREAMING),
-        (feed(), Lease(1, state=LeaseState.RUNNING, connected=True, stalled=True), Status.STALLED),
-        (feed(), Lease(1, state=LeaseState.RUNNING, stalled=True), Status.STALLED),
-        (feed(), Lease(1, state=LeaseState.STOPPING, connected=True), Status.STOPPING),
-        (feed(removed=True), Lease(1, state=LeaseState.STOPPING), Status.REMOVING),
+        (feed(), Lease(1), None, Status.WAITING, "new"),
+        (feed(), Lease(1, reason=Reason.NO_CAPACITY), None, Status.WAITING, "no_capacity"),
+        (feed(), Lease(1, reason=Reason.BACKOFF, last_error="x"), None, Status.BACKOFF, "x"),
+        (feed(), Lease(1, reason=Reason.FAILED, last_error="no table"), None, Status.FAILED, "no table"),
+        (feed(target=TargetState.PAUSED), Lease(1, reason=Reason.FAILED), None, Status.PAUSED, None),
+        (feed(removed=True), Lease(1), None, Status.REMOVING, None),
+        (feed(), Lease(1, state=LeaseState.ASSIGNED, reason=None), MOVES, Status.STARTING, None),
+        (feed(), running(), MOVES, Status.CONNECTING, None),
+        (feed(), running(last_error="of before"), MOVES, Status.CONNECTING, None),
+        (feed(), running(last_error="no route", attempts=1), MOVES, Status.CONNECTING, "no route"),
+        (feed(), running(connected=True, last_error="of before"), MOVES, Status.STREAMING, None),
+        (feed(), running(connected=True, stalled=True, last_error="silent"), MOVES, Status.STALLED, "silent"),
+        (feed(), running(stalled=True), MOVES, Status.STALLED, None),
+        (feed(), Lease(1, state=LeaseState.STOPPING, reason=Reason.MOVED), MOVES, Status.STOPPING, "moved"),
+        (feed(removed=True), Lease(1, state=LeaseState.STOPPING), MOVES, Status.REMOVING, "new"),
+        # What its worker says of it counts for nothing when that stands still.
+        (
+            feed(),
+            running(connected=True),
+            LAGS,
+            Status.STALLED,
+            "its worker w1 has stood still for 12 s",
+        ),
+        (
+            feed(),
+            running(connected=True),
+            SILENT,
+            Status.STALLED,
+            "its worker w1 was last heard of 4 s ago",
+        ),
+        (
+            feed(),
+            running(sink_error="gone", **REFUSED, **FAILED_OFTEN),
+            LAGS,
+            Status.STALLED,
+            "its worker w1 has stood still for 12 s",
+        ),
+        (
+            feed(),
+            Lease(1, state=LeaseState.ASSIGNED),
+            LAGS,
+            Status.STARTING,
+            "its worker w1 has stood still for 12 s",
+        ),
+        # Of what it says, the sink comes first, then what becomes of the records, then that none come.
+        (feed(), running(sink_error="gone", **REFUSED), MOVES, Status.SINK_UNAVAILABLE, "gone"),
+        (feed(), running(**REFUSED, **FAILED_OFTEN), MOVES, Status.REFUSING, "too long"),
+        (feed(), running(stalled=True, **REFUSED), MOVES, Status.REFUSING, "too long"),
+        (feed(), running(connected=True, **FAILED_OFTEN), MOVES, Status.FAILING, NOTHING_LANDED),
+        (feed(), running(stalled=True, **FAILED_OFTEN), MOVES, Status.FAILING, NOTHING_LANDED),
+        (feed(), running(stalled=True, failures=9, attempts=1), MOVES, Status.STALLED, None),
+        (feed(), running(connected=True, failures=2), MOVES, Status.STREAMING, None),
+        (
+            feed(),
+            running(failures=4),
+            MOVES,
+            Status.FAILING,
+            "4 failures in a row, and nothing landed since",
+        ),
+        (feed(), Lease(1, reason=Reason.BACKOFF, **FAILED_OFTEN), None, Status.FAILING, NOTHING_LANDED),
+        (
+            feed(),
+            Lease(1, state=LeaseState.ASSIGNED, **FAILED_OFTEN),
+            MOVES,
+            Status.FAILING,
+            NOTHING_LANDED,
+        ),
+        (feed(), Lease(1, reason=Reason.NO_CAPACITY, **FAILED_OFTEN), None, Status.WAITING, "no_capacity"),
+        # An edit is a fresh start.
+        (feed(), Lease(1, reason=Reason.NEW, **FAILED_OFTEN), None, Status.WAITING, "new"),
+        # What was decided about it stands above what it does.
+        (feed(), running(quarantined=True, blame="w9 died"), LAGS, Status.QUARANTINED, "w9 died"),
+        (
+            feed(),
+            Lease(1, quarantined=True, blame="w9 died", **FAILED_OFTEN),
+            None,
+            Status.QUARANTINED,
+            "w9 died",
+        ),
+        (
+            feed(target=TargetState.PAUSED),
+            Lease(1, reason=Reason.PAUSED, quarantined=True),
+            None,
+            Status.PAUSED,
+            None,
+        ),
+        (
+            feed(),
+            Lease(1, reason=Reason.FAILED, quarantined=True, last_error="no table"),
+            None,
+            Status.FAILED,
+            "no table",
+        ),
     ],
 )
-def test_the_status_of_a_feed(f: Feed, lease: Lease, shown: Status) -> None:
-    assert status(f, lease) is shown
-
-
-@given(feeds, leases, st.booleans(), st.booleans())
-def test_every_feed_has_a_status_and_only_a_running_one_streams(
-    f: Feed, lease: Lease, connected: bool, stalled: bool
+def test_the_status_of_a_feed_and_why_it_has_it(
+    f: Feed, lease: Lease, owner: Owner | None, shown: Status, because: str | None
 ) -> None:
-    shown = status(f, replace(lease, connected=connected, stalled=stalled))
+    assert standing(f, lease, owner, now=NOW) == Standing(shown, because)
+
+
+def test_a_feed_refuses_while_most_of_the_last_minute_was_refused() -> None:
+    def shown(**says: Any) -> Status:
+        return standing(feed(), running(connected=True, **{**REFUSED, **says}), MOVES, now=NOW).status
+
+    assert shown() is Status.REFUSING
+    assert shown(rows_per_s=2.0) is Status.STREAMING
+    assert shown(dead_letter_at=NOW - s(REFUSING_S) + s(0.001)) is Status.REFUSING
+    assert shown(dead_letter_at=NOW - s(REFUSING_S)) is Status.STREAMING
+    assert shown(dead_letter_at=None) is Status.STREAMING
+
+
+def test_a_worker_moves_until_its_timers_are_late_or_two_heartbeats_are_missing() -> None:
+    def said(lag_s: float, age_s: float, ttl_s: float = 6.0) -> str | None:
+        return stillness(loop_lag_s=lag_s, heartbeat_age=s(age_s), ttl=s(ttl_s))
+
+    assert said(LAGS_S, 4.0) is None
+    assert said(LAGS_S + 0.1, 0.4) == "has stood still for 2 s"
+    assert said(0.0, 4.001) == "was last heard of 4 s ago"
+    assert said(0.0, 4.001, ttl_s=60.0) is None
+    # Two clocks of two statements may differ by a moment, and the lag may be of long ago.
+    assert said(30.0, -0.001) == "has stood still for 30 s"
+    assert said(30.0, 86_400.0) == "has stood still for 86430 s"
+
+
+@given(feeds, leases, st.booleans(), st.booleans(), st.sampled_from([None, MOVES, LAGS, SILENT]))
+def test_every_feed_has_a_status_and_only_one_on_a_worker_that_moves_streams(
+    f: Feed, lease: Lease, connected: bool, stalled: bool, owner: Owner | None
+) -> None:
+    shown = standing(f, replace(lease, connected=connected, stalled=stalled), owner, now=NOW).status
     assert isinstance(shown, Status)
     if shown in (Status.STREAMING, Status.CONNECTING, Status.STALLED):
         assert lease.state is LeaseState.RUNNING
+    if shown in (Status.STREAMING, Status.CONNECTING):
+        assert owner not in (LAGS, SILENT)

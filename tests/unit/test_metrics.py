@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -15,7 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from feedq import telemetry
 from feedq.embedded.process import free_port
+from feedq.lease import LAGS_S
 from feedq.metrics import (
+    HELD,
     STUCK_S,
     MetricsServer,
     Signs,
@@ -24,6 +27,7 @@ from feedq.metrics import (
     refresh,
     serve,
 )
+from feedq.model import Status
 from feedq.settings import Settings
 
 WELL = Signs(
@@ -56,18 +60,18 @@ def get(url: str, **headers: str) -> tuple[int, str, str]:
 
 
 def test_a_worker_that_is_well_is_healthy_and_ready() -> None:
-    assert health(WELL, heartbeat_s=2).well
+    assert health(WELL, heartbeat_s=2, stall_s=5).well
     assert readiness(WELL).well
 
 
 def test_a_worker_that_waits_for_its_database_is_healthy_and_not_ready() -> None:
-    assert health(None, heartbeat_s=2).well
+    assert health(None, heartbeat_s=2, stall_s=5).well
     assert not readiness(None).well
 
 
 def test_a_database_that_is_away_makes_a_worker_unready_but_not_unhealthy() -> None:
     cut_off = replace(WELL, heartbeat_age_s=600.0, trusted=False)
-    assert health(cut_off, heartbeat_s=2).well
+    assert health(cut_off, heartbeat_s=2, stall_s=5).well
     assert readiness(cut_off).reason == "no heartbeat was answered for 600.0 s: the leases cannot be trusted"
 
 
@@ -76,22 +80,35 @@ def test_a_database_that_is_away_makes_a_worker_unready_but_not_unhealthy() -> N
     [
         (replace(WELL, keeper_runs=False), "a thread of the keeper has ended"),
         (replace(WELL, attempt_age_s=STUCK_S + 1), "no heartbeat was tried for 31 s"),
-        (replace(WELL, loop_lag_s=STUCK_S + 1), "the event loop has been stuck for 31 s"),
+        (replace(WELL, loop_stalled_s=5.0), "the event loop has stood still for 5 s"),
     ],
 )
 def test_a_process_that_has_stopped_working_is_unhealthy(broken: Signs, reason: str) -> None:
-    verdict = health(broken, heartbeat_s=2)
+    verdict = health(broken, heartbeat_s=2, stall_s=5)
     assert (verdict.well, verdict.reason) == (False, reason)
 
 
+def test_a_loop_that_gets_no_processor_is_late_and_no_reason_to_restart() -> None:
+    starved = replace(WELL, loop_lag_s=60.0, loop_stalled_s=4.9)
+    assert health(starved, heartbeat_s=2, stall_s=5).well
+    verdict = readiness(starved)
+    assert (verdict.well, verdict.reason) == (False, "the event loop has stood still for 60 s")
+    assert readiness(replace(WELL, loop_lag_s=LAGS_S)).well
+
+
+def test_a_worker_that_may_stand_still_is_unhealthy_all_the_same_in_the_end() -> None:
+    assert health(replace(WELL, loop_stalled_s=STUCK_S - 1), heartbeat_s=2, stall_s=0).well
+    assert not health(replace(WELL, loop_stalled_s=STUCK_S), heartbeat_s=2, stall_s=0).well
+
+
 def test_long_heartbeats_get_a_longer_patience() -> None:
-    assert health(replace(WELL, attempt_age_s=100.0), heartbeat_s=60).well
+    assert health(replace(WELL, attempt_age_s=100.0), heartbeat_s=60, stall_s=5).well
 
 
 def test_a_draining_worker_is_healthy_and_not_ready() -> None:
     # The keeper's threads end while it drains; a supervisor of processes must let it finish.
     leaving = replace(WELL, draining=True, keeper_runs=False)
-    assert health(leaving, heartbeat_s=2).well
+    assert health(leaving, heartbeat_s=2, stall_s=5).well
     assert readiness(leaving).reason == "draining"
 
 
@@ -130,10 +147,19 @@ def value(name: str, **labels: str) -> float | None:
 
 
 def test_a_worker_tells_how_full_it_is() -> None:
-    refresh(replace(WELL, feeds=125, capacity=500), now=0.0, reconcile_interval_s=5)
+    refresh(replace(WELL, feeds=125, capacity=500), {}, now=0.0, reconcile_interval_s=5)
     assert (value("feedq_capacity"), value("feedq_utilisation")) == (500, 0.25)
-    refresh(replace(WELL, feeds=0, capacity=0), now=0.0, reconcile_interval_s=5)
+    refresh(replace(WELL, feeds=0, capacity=0), {}, now=0.0, reconcile_interval_s=5)
     assert value("feedq_utilisation") == 0
+
+
+def test_what_stands_for_a_moment_is_looked_at_when_it_is_asked_for() -> None:
+    stuck = replace(WELL, loop_lag_s=12.0, heartbeat_age_s=3.0, unwritten_s=9.0)
+    refresh(stuck, Counter({Status.STALLED: 4, Status.FAILING: 1}), now=0.0, reconcile_interval_s=5)
+    assert (value("feedq_loop_lag_seconds"), value("feedq_heartbeat_age_seconds")) == (12.0, 3.0)
+    assert value("feedq_unwritten_seconds") == 9.0
+    told = {status: value("feedq_feeds", status=status.value) for status in HELD}
+    assert told == {status: {Status.STALLED: 4, Status.FAILING: 1}.get(status, 0) for status in HELD}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +169,7 @@ def test_a_worker_tells_how_full_it_is() -> None:
 def test_what_a_pass_saw_is_told_until_others_know_better(age_s: int, interval_s: float, told: bool) -> None:
     telemetry.FEEDS_UNPLACED.labels("no_capacity").set(7)
     telemetry.RECONCILED_AT_SECONDS.set(1_000_000)
-    refresh(None, now=1_000_000 + age_s, reconcile_interval_s=interval_s)
+    refresh(None, {}, now=1_000_000 + age_s, reconcile_interval_s=interval_s)
     assert value("feedq_feeds_unplaced", reason="no_capacity") == (7 if told else None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from random import Random
 from uuid import uuid4
 
@@ -32,6 +33,7 @@ def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
         guard=Sockets(),
         permissions=Permissions(),
         environment="test",
+        note_thread=lambda _: nullcontext(),
         pacing=Pacing({}, SystemClock()),
         ramp=Ramp(0, {}, SystemClock(), rng=Random(1)),
         turnstile=Turnstile(),

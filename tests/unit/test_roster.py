@@ -91,13 +91,13 @@ async def test_every_feed_shows_itself_in_turn_and_never_many_at_once(feeds: int
     audiences = [Shown() for _ in range(feeds)]
     for feed_id, audience in enumerate(audiences):
         runner: Any = Told(feed_id, [])
-        runner.status = "streaming"
+        runner.status = lambda _: "streaming"
         its_audience: Any = audience
         made.add(runner, its_audience)
     rounds = max(SHOW_TICKS, feeds // SHOWN_MAX)
     shown_before = 0
     for tick in range(rounds):
-        made.show(tick)
+        made.show(tick, owner=None)
         shown = sum(audience.times for audience in audiences)
         assert shown - shown_before <= SHOWN_MAX
         shown_before = shown

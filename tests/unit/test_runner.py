@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +16,8 @@ import pytest
 from feedq.backoff import BackoffPolicy
 from feedq.clock import SystemClock
 from feedq.connectors.base import load_connector
-from feedq.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release
+from feedq.lease import LAGS_S, Owner
+from feedq.model import Claim, Feed, FeedKey, FeedSpec, Reason, Release, Status
 from feedq.permission import Permissions
 from feedq.runtime import pacing
 from feedq.runtime.interrupt import Interrupt
@@ -30,6 +31,7 @@ from feedq.testing.sink import MemoryCheckpoint, MemoryTables
 from tests.unit import odd_connector
 from tests.unit.data_path import AT, DataPath, until
 
+LAGGING = Owner("w1", loop_lag_s=LAGS_S + 1, heartbeat_at=AT, expires_at=AT)
 FAST = BackoffPolicy(base_s=0.01, max_s=0.02, attempts_in_place=3, healthy_s=60)
 
 
@@ -92,6 +94,7 @@ class Bench:
         attempts: int = 0,
         is_new_here: bool = False,
         has_failed: bool = False,
+        failures: int = 0,
     ) -> None:
         self.path = path
         self.ramp = ramp or Ramp(0, {}, SystemClock(), rng=Random(1))
@@ -103,7 +106,12 @@ class Bench:
         self.may_raise = True
         spec = FeedSpec("acme/orders", connector, source, {"table": table})
         claim = Claim(
-            Feed(1, spec, 1, AT, AT), epoch, attempts, is_new_here=is_new_here, has_failed=has_failed
+            Feed(1, spec, 1, AT, AT),
+            epoch,
+            attempts,
+            failures,
+            is_new_here=is_new_here,
+            has_failed=has_failed,
         )
         self.runner = FeedRunner(claim, self._surroundings())
         self.task: asyncio.Task[Release | None] | None = None
@@ -129,6 +137,7 @@ class Bench:
             guard=self.sockets,
             permissions=Permissions(),
             environment="test",
+            note_thread=lambda _: nullcontext(),
             pacing=self.pacing,
             ramp=self.ramp,
             turnstile=Turnstile(),
@@ -288,6 +297,7 @@ async def test_a_connection_that_breaks_is_made_again_without_loss_or_double() -
     assert (release.attempts, release.error) == (3, release.error)
     assert release.error is not None
     assert "closed" in release.error
+    assert bench.runner.progress().failures <= 1, "it landed records after each of the others"
     assert bench.landed == list(range(1, 22))
     assert source.most_open == 1
 
@@ -438,6 +448,52 @@ async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> No
     assert release is not None
     assert (release.reason, release.attempts) == (Reason.BACKOFF, 3)
     assert "127.0.0.1:1" in (release.error or "")
+    assert bench.runner.progress().failures == 3
+    assert bench.runner.status(None) is Status.FAILING
+
+
+async def test_failures_of_tenures_before_count_until_something_lands() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source), failures=7)
+            assert bench.runner.progress().failures == 7
+            bench.start()
+            await bench.landed_at_least(2)
+            await until(lambda: bench.runner.progress().failures == 0, "it is well again")
+            assert bench.runner.status(None) is Status.STREAMING
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+
+
+async def test_a_feed_most_of_whose_records_are_refused_is_refusing_on_its_worker_too() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            path.tables.poison = b'"seq"'
+            bench = Bench(path, options(source))
+            bench.start()
+            # Rates are measured with each report.
+            await until(
+                lambda: bench.runner.progress() and bench.runner.status(None) is Status.REFUSING, "refusing"
+            )
+            assert bench.runner.status(LAGGING) is Status.STALLED
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+
+
+async def test_what_waits_to_be_written_has_an_age_until_some_of_it_is() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            assert bench.runner.unwritten_s == 0
+            bench.start()
+            await bench.landed_at_least(2)
+            path.tables.away = True
+            await until(lambda: bench.runner.unwritten_s > 0.3, "it waits")
+            path.tables.away = False
+            await until(lambda: bench.runner.unwritten_s < 0.3, "it is written")
+            bench.runner.interrupt(Interrupt.STOP)
+            await bench.end()
+            assert bench.runner.unwritten_s == 0
 
 
 @pytest.mark.parametrize(("is_new_here", "attempts"), [(True, 4), (False, 6)])
@@ -452,7 +508,7 @@ async def test_a_feed_that_another_worker_let_go_stays_only_where_it_has_failed_
     assert (release.reason, release.attempts) == (Reason.BACKOFF, attempts)
 
 
-async def test_a_feed_that_landed_records_here_is_not_hurried_elsewhere() -> None:
+async def test_a_feed_that_received_records_here_is_not_hurried_elsewhere() -> None:
     async with numbered_source() as source:
         with DataPath() as path:
             source.count = 5

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
-from feedq.lease import status
+from feedq.lease import standing
 from feedq.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, Selector
 from feedq.testing.clock import NEW_YEAR
-from feedq.web.pages import why
 from feedq.web.particulars import declaration_lines, detail, lease_lines
+from feedq.wording import why
 
 NOW = NEW_YEAR
 
@@ -19,7 +21,8 @@ def view(lease: Lease, *, selector: Selector = ANYWHERE, **source: object) -> Fe
         "acme/orders", "tcp", source, {"table": "orders"}, labels={"region": "eu"}, selector=selector
     )
     feed = Feed(1, spec, 3, NOW - timedelta(days=1), NOW - timedelta(hours=2))
-    return FeedView(feed, lease, "w1@host" if lease.worker_id else None, status(feed, lease))
+    found = standing(feed, lease, None, now=NOW)
+    return FeedView(feed, lease, "w1@host" if lease.worker_id else None, found.status, found.because)
 
 
 def test_times_say_how_far_away_they_are() -> None:
@@ -67,9 +70,9 @@ def test_a_stream_that_runs_with_an_older_declaration_says_so() -> None:
 
 def test_the_reason_does_not_repeat_the_status() -> None:
     failed = Lease(1, reason=Reason.FAILED, last_error="table 'x' does not exist")
-    assert why(view(failed)) == "table 'x' does not exist"
+    assert why(view(failed), now=NOW) == "table 'x' does not exist"
     full = Lease(1, reason=Reason.NO_CAPACITY)
-    assert why(view(full)) == "no_capacity"
+    assert why(view(full), now=NOW) == "no_capacity"
 
 
 def test_a_move_says_where_to_and_until_when_the_owner_may_take() -> None:
@@ -91,3 +94,38 @@ def test_a_selector_is_shown_beside_the_labels() -> None:
     lines = {line.name: line.text for line in declaration_lines(view(Lease(1), selector=selector), now=NOW)}
     assert (lines["Requires"], lines["Prefers"]) == ("region=eu", "disk=ssd, net=10g")
     assert not {"Requires", "Prefers"} & {line.name for line in declaration_lines(view(Lease(1)), now=NOW)}
+
+
+def test_dead_letters_stand_beside_what_holds_a_feed_up_with_their_reason_when_nothing_does() -> None:
+    refused: dict[str, Any] = {
+        "dead_letters_total": 1_234,
+        "dead_letter_at": NOW - timedelta(seconds=3),
+        "dead_letter_error": "too long: \u202epostgresql://u:pw@db/x",
+    }
+    streams = Lease(1, state=LeaseState.RUNNING, connected=True, **refused)
+    latest = "1,234 dead letters, the latest 3.0s ago"
+    assert why(view(streams), now=NOW) == f"{latest}: too long: \\u202epostgresql://u:***@db/x"
+    silent = replace(streams, stalled=True, last_error="silent for 60 s", dead_letters_total=1)
+    assert why(view(silent), now=NOW) == "silent for 60 s; 1 dead letter, the latest 3.0s ago"
+    assert why(view(Lease(1, state=LeaseState.RUNNING, connected=True)), now=NOW) == ""
+
+
+def test_what_a_source_sent_cannot_steer_the_page() -> None:
+    nasty = "a\x00b\x1b[2J\u202egnp\nc"
+    lease = Lease(
+        *(1, 4, LeaseState.RUNNING, None, uuid4()),
+        last_error=nasty,
+        dead_letter_error=nasty,
+        sink_error=nasty,
+        blame=nasty,
+        blamed=1,
+        cursor={nasty: nasty},
+    )
+    shown = [
+        *lease_lines(view(lease), now=NOW, workers={}),
+        *declaration_lines(view(lease, x=nasty), now=NOW),
+    ]
+    assert sum("gnp" in line.text for line in shown) == 6
+    texts = [line.text for line in shown] + [detail(Event(NOW, "x", detail={"why": nasty, "all": [nasty]}))]
+    for text in texts:
+        assert all(c.isprintable() or c == "\n" for c in text), text

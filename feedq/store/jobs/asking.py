@@ -28,12 +28,11 @@ from feedq.schedule.model import (
 )
 from feedq.schedule.outcome import RunMove, states_before
 from feedq.schedule.words import instant
-from feedq.store.channels import Ring
+from feedq.store.channels import Ring, ring_workers
 from feedq.store.jobs import listing
 from feedq.store.jobs.base import BACKFILL_MAX
 from feedq.store.jobs.rows import stored
 from feedq.store.jobs.writing import UNFINISHED, NewRun, cancel, insert, locked, locked_row, ring_one
-from feedq.store.workers import ring_workers
 
 KEY_MAX = 200
 """Characters of a run's key: it is part of the correlation id in every log line of the job."""

@@ -19,12 +19,11 @@ from feedq.errors import InvalidInput
 from feedq.schedule.model import RunState
 from feedq.schedule.outcome import Ends, RunAgain, after_loss
 from feedq.schedule.plain import job_from_plain
-from feedq.store.channels import Ring
+from feedq.store.channels import Ring, ring_workers
 from feedq.store.jobs.claiming import MISS_DEADLINES
 from feedq.store.jobs.finishing import STANDING, Ended, Standing, after_end, end, standing_from
 from feedq.store.jobs.sessions import end_sessions
 from feedq.store.jobs.writing import record
-from feedq.store.workers import ring_workers
 from feedq.telemetry import EventKind
 
 WORKER_GONE = "its worker was declared gone"

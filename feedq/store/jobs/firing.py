@@ -24,12 +24,11 @@ from feedq.schedule import due
 from feedq.schedule.due import Firing, Unfinished
 from feedq.schedule.model import Hint, Overlap, RunState, Schedule, ScheduleState
 from feedq.schedule.spread import segment_of
-from feedq.store.channels import Ring
+from feedq.store.channels import Ring, ring_workers
 from feedq.store.jobs.base import Fired
 from feedq.store.jobs.pauses import UNFIRED
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from
 from feedq.store.jobs.writing import UNFINISHED, record
-from feedq.store.workers import ring_workers
 from feedq.telemetry import EventKind
 
 DECIDE_S = 0.25

@@ -18,9 +18,8 @@ from sqlalchemy import Connection, text
 from feedq.errors import NotFound
 from feedq.schedule.model import Job, RunKind, RunState, Schedule
 from feedq.schedule.outcome import RunMove, states_before
-from feedq.store.channels import Ring
+from feedq.store.channels import Ring, ring_workers
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from, stored_job
-from feedq.store.workers import ring_workers
 from feedq.telemetry import EventKind
 
 UNFINISHED = "state IN ('waiting', 'running')"

@@ -127,5 +127,9 @@ class MemoryFeeds:
 
     def _view(self, feed: Feed) -> FeedView:
         lease = self._db.tables.leases.get(feed.id, Lease(feed.id))
-        worker = self._db.tables.workers[lease.worker_id].name if lease.worker_id else None
-        return FeedView(feed, lease, worker, policy.status(feed, lease))
+        worker = self._db.tables.workers[lease.worker_id] if lease.worker_id else None
+        owner = None
+        if worker is not None:
+            owner = policy.Owner(worker.name, worker.load.loop_lag_s, worker.heartbeat_at, worker.expires_at)
+        found = policy.standing(feed, lease, owner, now=self._db.now())
+        return FeedView(feed, lease, None if owner is None else owner.name, found.status, found.because)

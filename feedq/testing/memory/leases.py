@@ -60,11 +60,22 @@ class MemoryLeases:
                     lease.attempts,
                     lease.failures,
                     lease.quarantined,
+                    lease.blamed,
                     is_new_here(lease, worker),
                     has_failed,
                 )
             )
         return claims
+
+    @statement
+    def claimed(self, worker_id: UUID, key: FeedKey) -> Claim | None:
+        lease = self._db.tables.leases.get(key[0])
+        if lease is None or lease.epoch != key[1] or lease.worker_id != worker_id:
+            return None
+        if lease.state is not LeaseState.RUNNING:
+            return None
+        feed = self._db.tables.feeds[lease.feed_id]
+        return Claim(feed, lease.epoch, lease.attempts, lease.failures, lease.quarantined, lease.blamed)
 
     @statement
     def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
@@ -89,6 +100,8 @@ class MemoryLeases:
                 last_error=lease.last_error if r.error is None else r.error,
                 last_error_at=lease.last_error_at if r.error is None else now,
             )
+            if r.blame is not None:
+                self._db.blame(r.feed_id, worker_id, r.blame, said=f"{r.blame.cause}: {r.blame.said}")
             if not is_known_failure(lease, r):
                 said = {} if r.error is None else {"error": r.error}
                 self._record(EventKind.LEASE_RELEASED, r.key, worker_id, reason=reason.value, **said)

@@ -126,6 +126,19 @@ class MemoryPass:
                     self._rename(lease, edit.reason)
 
     @statement
+    def quarantined(self) -> list[Lease]:
+        leases = self._db.tables.leases.values()
+        return [lease for lease in leases if lease.quarantined and lease.state is LeaseState.RUNNING]
+
+    @statement
+    def part(self, leases: Sequence[Lease], *, stop_within_s: float) -> None:
+        for lease in leases:
+            reason = Reason.QUARANTINED if lease.quarantined else Reason.RELEASED
+            self._db.ask_to_stop(lease, reason, stop_within_s=stop_within_s)
+            if not lease.quarantined:
+                self._record(EventKind.FEED_PARDONED, lease)
+
+    @statement
     def overdue(self, *, timeout_s: float) -> list[UUID]:
         late = [
             lease

@@ -15,8 +15,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 from uuid import UUID
 
 from feedq.errors import Unavailable
-from feedq.lease import Move, states_before, transition
-from feedq.model import Event, Feed, FeedKey, Lease, Reason, TargetState, Worker
+from feedq.lease import VERDICT_S, Move, awaits_verdict, on_loss, states_before, transition
+from feedq.model import Event, Feed, FeedKey, Lease, Loss, Reason, TargetState, Worker
 from feedq.telemetry import EventKind
 from feedq.testing.clock import ManualClock
 
@@ -41,6 +41,8 @@ class Tables:
     waiting_after: int = 0
     active_workers: int = 1
     idle_counts: dict[Reason, int] = field(default_factory=dict)
+    losses: dict[UUID, str] = field(default_factory=dict)
+    """How worker sessions were lost."""
     wakes: int = 0
     """Notifications that ask for a pass; whoever runs passes takes them back to 0."""
 
@@ -59,6 +61,7 @@ class Tables:
             self.waiting_after,
             self.active_workers,
             dict(self.idle_counts),
+            dict(self.losses),
             self.wakes,
         )
 
@@ -185,6 +188,23 @@ class MemoryDatabase:
             self.tables.dirty.add(lease.feed_id)
         return idle
 
+    def blame(self, feed_id: int, worker_id: UUID, loss: Loss, *, said: str) -> None:
+        """Hold the loss of a worker against a feed."""
+        lease = self.tables.leases.get(feed_id)
+        if lease is None:
+            return
+        verdict = on_loss(lease, is_certain=loss.is_certain, now=self.now())
+        self.tables.leases[feed_id] = replace(
+            lease,
+            blamed=verdict.blamed,
+            blamed_at=self.now(),
+            blame=said,
+            quarantined=verdict.quarantined,
+        )
+        if verdict.quarantined and not lease.quarantined:
+            self.record(EventKind.FEED_QUARANTINED, feed_id=feed_id, worker_id=worker_id, why=said)
+        self.wake()
+
     def ask_to_stop(
         self,
         lease: Lease,
@@ -221,8 +241,18 @@ class MemoryDatabase:
             for lease in self.tables.leases.values()
             if lease.worker_id in worker_ids and lease.state in states_before(move)
         ]
+        is_lost = reason is Reason.WORKER_GONE
         for lease in held:
-            self.set_idle(lease, move, reason=reason, retry_at=None)
+            is_explained = lease.lost_worker is None or lease.lost_worker in self.tables.losses
+            waits = is_lost and awaits_verdict(lease, is_explained=is_explained, now=self.now())
+            self.set_idle(
+                lease,
+                move,
+                reason=reason,
+                retry_at=self.now() + timedelta(seconds=VERDICT_S) if waits else None,
+                lost_worker=lease.worker_id if is_lost else lease.lost_worker,
+                lost_at=self.now() if is_lost else lease.lost_at,
+            )
             self.record(
                 EventKind.LEASE_FREED,
                 feed_id=lease.feed_id,

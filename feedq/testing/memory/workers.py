@@ -12,6 +12,7 @@ from feedq.model import (
     Heartbeat,
     LeaseState,
     Load,
+    Loss,
     NewWorker,
     Reason,
     Worker,
@@ -113,6 +114,18 @@ class MemoryWorkers:
             for w in sorted(self._db.tables.workers.values(), key=lambda w: (w.name, w.started_at))
             if gone or w.state is not WorkerState.GONE
         ]
+
+    @statement
+    def report_loss(self, worker_id: UUID, loss: Loss) -> bool:
+        worker = self._db.tables.workers.get(worker_id)
+        if worker is None or worker_id in self._db.tables.losses:
+            return False
+        said = f"{loss.cause}: {loss.said}"
+        self._db.tables.losses[worker_id] = said
+        self._db.record(EventKind.WORKER_LOST, worker_id=worker_id, cause=loss.cause, why=said)
+        if loss.feed_id is not None:
+            self._db.blame(loss.feed_id, worker_id, loss, said=f"worker {worker.name} was lost: {said}")
+        return True
 
     @statement
     def gone_among(self, worker_ids: Collection[UUID]) -> set[UUID]:

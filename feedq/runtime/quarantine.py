@@ -1,0 +1,235 @@
+"""Feeds in quarantine: each in a process of its own, with its own sessions and a bound on its memory.
+
+A feed that workers were lost to (`feedq.lease.on_loss`) is claimed like any other, and then handed to a child
+process, which follows its lease as tenures on Celery's own pools do (`feedq.runtime.solo`). If it ends its
+process, nobody else is hurt: the worker lets go of the lease, says why, and the feed is tried again later, and
+later each time. If it behaves, passes let it back among the others.
+
+::
+
+    worker ── claim ──► child process: follow lease, fence, connect, write, release
+      └── one thread a child: looks at it as the worker's monitor looks at the worker, ends it, releases after it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock, Thread
+from uuid import UUID
+
+from feedq import lease
+from feedq.errors import FeedqError
+from feedq.model import Claim, FeedKey, Loss, Reason, Release
+from feedq.runtime.activity import Activity
+from feedq.runtime.intake import Audience
+from feedq.runtime.monitor import DUMP_SIGNAL, Limits, Monitor, Voice, default_state_dir, make_private
+from feedq.runtime.stall import LOOK_S
+from feedq.settings import Settings, settings
+from feedq.telemetry import LogEvent, configure_logging, log
+
+NO_SLOT_RETRY_S = 30.0
+"""When all slots for feeds in quarantine are taken here."""
+END_S = 10.0
+PR_SET_PDEATHSIG = 1
+
+logger = log(__name__)
+
+OnReleased = Callable[[UUID, Release], None]
+
+
+class Quarantine:
+    """The feeds in quarantine of one worker process. Thread-safe."""
+
+    def __init__(self, settings: Settings, *, release: OnReleased, on_ended: Callable[[], None]) -> None:
+        """``release`` is called on a thread of the child that ended without letting go itself."""
+        self._settings = settings
+        self._release, self._on_ended = release, on_ended
+        self._lock = Lock()
+        self._children: dict[FeedKey, _Child] = {}
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    @property
+    def keys(self) -> set[FeedKey]:
+        with self._lock:
+            return set(self._children)
+
+    def has_feed(self, feed_id: int) -> bool:
+        return any(key[0] == feed_id for key in self.keys)
+
+    def start(self, claim: Claim, audience: Audience, worker_id: UUID) -> None:
+        """Run a claim that was granted. Returns at once."""
+        child = _Child(claim, worker_id, self._settings)
+        with self._lock:
+            is_full = len(self._children) >= self._settings.quarantine_slots
+            if not is_full:
+                self._children[claim.key] = child
+        if is_full:
+            self._release(worker_id, Release(*claim.key, Reason.QUARANTINED, NO_SLOT_RETRY_S))
+            audience.finished("no slot for a feed in quarantine is free here")
+            return
+        Thread(
+            target=self._attend,
+            args=(child, audience, worker_id),
+            name=f"feedq-quarantine-{claim.feed.id}",
+            daemon=True,
+        ).start()
+
+    def kill_all(self) -> None:
+        """End them without letting go: the worker session that they belong to is over."""
+        with self._lock:
+            children = list(self._children.values())
+        for child in children:
+            child.kill()
+
+    def _attend(self, child: _Child, audience: Audience, worker_id: UUID) -> None:
+        release: Release | None = None
+        try:
+            loss = child.run()
+            if loss is not None:
+                logger.error(
+                    LogEvent.QUARANTINED_LOST, feed=child.feed, why=loss.said, stack=list(loss.stack)
+                )
+                release = child.release_after(loss)
+        except Exception as error:
+            logger.exception(LogEvent.UNEXPECTED, where="quarantine", feed=child.feed)
+            release = Release(
+                *child.key, Reason.QUARANTINED, NO_SLOT_RETRY_S, error=f"cannot run apart: {error}"
+            )
+        finally:
+            with self._lock:
+                self._children.pop(child.key, None)
+            if release is not None:
+                self._release(worker_id, release)
+            audience.finished(release.reason.value if release else "ended")
+            self._on_ended()
+
+
+class _Child:
+    """One process that runs one claim."""
+
+    def __init__(self, claim: Claim, worker_id: UUID, settings: Settings) -> None:
+        self.key, self.feed = claim.key, claim.feed.name
+        self._blamed = claim.blamed
+        self._worker_id, self._settings = worker_id, settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
+
+    def run(self) -> Loss | None:
+        """Until it has ended; how it was lost, if it was. Blocks. Raises `OSError` when it cannot be started."""
+        directory = Path(self._settings.state_dir) if self._settings.state_dir else default_state_dir()
+        make_private(directory)
+        path = Path(tempfile.mktemp(prefix="feed-", dir=directory))  # noqa: S306 -- the child makes it exclusively
+        theirs, ours = os.pipe()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 -- ourselves, no shell
+                [sys.executable, "-m", __name__, *map(str, (*self.key, self._worker_id, path, ours))],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[ours],
+            )
+            if self._is_killed:
+                self.kill()
+            return self._watch(self._process, path, Voice(theirs))
+        finally:
+            os.close(theirs)
+            os.close(ours)
+            path.unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        self._is_killed = True
+        if self._process is not None:
+            self._process.kill()
+
+    def release_after(self, loss: Loss) -> Release:
+        retry_s = lease.quarantine_retry_s(self._blamed)
+        return Release(*self.key, Reason.QUARANTINED, retry_s, error=loss.said, blame=loss)
+
+    def _watch(self, process: subprocess.Popen[bytes], path: Path, voice: Voice) -> Loss | None:
+        limits = Limits(self._settings.stall_s, self._settings.quarantine_memory)
+        monitor: Monitor | None = None
+        loss: Loss | None = None
+        while loss is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(LOOK_S if monitor is None else monitor.pause_s)
+                if status == 0 or self._is_killed:
+                    return None
+                loss = monitor.explain_death() if monitor is not None else None
+                if loss is None or loss.cause == "killed":
+                    loss = Loss("killed", _describe(status))
+                break
+            if monitor is None:
+                with contextlib.suppress(OSError, ValueError):
+                    monitor = Monitor(Activity.read(path), pid=process.pid, voice=voice, limits=limits)
+            else:
+                loss = monitor.look()
+        process.kill()
+        process.wait(END_S)
+        assert loss is not None
+        said = f"in quarantine: {loss.said}"
+        return replace(loss, said=said, feed_id=self.key[0], is_certain=True)
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"its process ended with status {status}"
+    with contextlib.suppress(ValueError):
+        return f"its process was ended by {signal.Signals(-status).name}"
+    return f"its process was ended by signal {-status}"
+
+
+# -- the child ---------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """``python -m feedq.runtime.quarantine FEED_ID EPOCH WORKER_ID FILE PIPE``, started by a worker."""
+    from feedq.runtime.solo import run_claimed
+    from feedq.store.postgresql import PostgresStore
+
+    feed_id, epoch, worker_id, file, pipe = sys.argv[1:]
+    _end_with(os.getppid())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        # For the worker: what follows for the feed is in its lease.
+        signal.signal(number, signal.SIG_IGN)
+    activity = Activity.create(Path(file))
+    faulthandler.enable(int(pipe))
+    faulthandler.register(DUMP_SIGNAL, int(pipe))
+    s = settings()
+    configure_logging(s)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (s.quarantine_memory, s.quarantine_memory))
+    store = PostgresStore(s.database_url.get_secret_value())
+    try:
+        run_claimed((int(feed_id), int(epoch)), UUID(worker_id), store, s, activity)
+    except FeedqError as error:
+        logger.error(LogEvent.UNEXPECTED, where="quarantine", error=str(error))
+        return 1
+    finally:
+        activity.leave()
+    return 0
+
+
+def _end_with(worker: int) -> None:
+    """Have the kernel end this process with its worker; elsewhere a lost lease does, half a second later."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != worker:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    # Threads of a blocking connector, or of a database that does not answer, must not keep it alive.
+    os._exit(status)

@@ -1,0 +1,160 @@
+"""What a monitor makes of stacks, memory and cgroups; how it ends workers is for the chaos tests."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import threading
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from feedq.model import Loss, NewWorker
+from feedq.runtime.activity import Activity
+from feedq.runtime.memory import GROWTH_MIN_BYTES, MemoryWatch
+from feedq.runtime.monitor import Limits, Monitor, Voice, Watch, make_private, parse_stacks, report_losses
+from feedq.testing import ManualClock, MemoryStore
+
+
+def test_stacks_are_told_apart_and_begin_with_the_innermost_call(tmp_path: Path) -> None:
+    with (tmp_path / "dump").open("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        stacks = parse_stacks(
+            f"Fatal Python error: Aborted\n\n{file.read()}\nExtension modules: a, b (total: 2)\n"
+        )
+    (mine,) = (stack for stack in stacks if stack.ident == threading.get_ident())
+    assert mine.is_current
+    assert "test_stacks_are_told_apart" in mine.where
+    assert __file__ in mine.where
+    assert all(call.startswith("File ") for call in mine.calls)
+
+
+def test_garbage_has_no_stacks() -> None:
+    assert parse_stacks("") == parse_stacks("\n  File x\nhello\n") == []
+
+
+def make_monitor(tmp_path: Path, limits: Limits) -> tuple[Activity, Monitor, int]:
+    activity = Activity.create(tmp_path / "notes")
+    theirs, ours = os.pipe()
+    return activity, Monitor(activity, pid=os.getpid(), voice=Voice(theirs), limits=limits), ours
+
+
+def test_a_worker_that_left_in_good_order_is_no_loss(tmp_path: Path) -> None:
+    activity, monitor, _ = make_monitor(tmp_path, Limits(5, 0))
+    activity.leave()
+    assert monitor.explain_death() is None
+
+
+def test_one_that_ended_without_a_word_holds_the_feed_in_hand_against_it_without_certainty(
+    tmp_path: Path,
+) -> None:
+    activity, monitor, _ = make_monitor(tmp_path, Limits(5, 0))
+    activity._memory[5] = 12
+    loss = monitor.explain_death()
+    assert loss is not None
+    assert (loss.cause, loss.feed_id, loss.is_certain) == ("killed", 12, False)
+
+
+def test_last_words_are_heard_even_of_one_that_was_about_to_leave(tmp_path: Path) -> None:
+    activity, monitor, ours = make_monitor(tmp_path, Limits(5, 0))
+    activity.leave()
+    os.write(
+        ours,
+        b"Fatal Python error: Segmentation fault\n\nCurrent thread 0x01 (most recent call first):\n"
+        b'  File "x.py", line 3 in f\n',
+    )
+    loss = monitor.explain_death()
+    assert loss is not None
+    assert (loss.cause, loss.feed_id) == ("crashed", None)
+    assert 'File "x.py", line 3 in f' in loss.said
+
+
+def test_a_process_below_its_limits_is_left_alone(tmp_path: Path) -> None:
+    activity, monitor, _ = make_monitor(tmp_path, Limits(5, 2**50))
+    activity.tick()
+    assert monitor.look() is None
+
+
+def test_one_that_fills_its_memory_is_to_be_ended(tmp_path: Path) -> None:
+    _, monitor, _ = make_monitor(tmp_path, Limits(5, 2**20))
+    loss = monitor.look()
+    assert loss is not None
+    assert loss.cause == "memory"
+
+
+def test_a_state_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(PermissionError, match="FEEDQ_STATE_DIR"):
+        make_private(shared)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    with pytest.raises(PermissionError):
+        make_private(link)
+
+
+def test_the_notes_of_the_dead_are_reported_once_and_those_of_the_living_are_left(tmp_path: Path) -> None:
+    store = MemoryStore(ManualClock())
+    dead, living = (
+        store.workers.register(NewWorker(uuid4(), name, name, 1, "h", 1, "0"), ttl_s=60) for name in "ab"
+    )
+    living_notes = Activity.create(tmp_path / "worker-living")
+    living_notes.begin_session(living.id)
+    pid = os.fork()
+    if not pid:
+        Activity.create(tmp_path / "worker-dead").begin_session(dead.id)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    (tmp_path / "worker-garbage").write_bytes(b"?")
+    report_losses(tmp_path, store)
+    report_losses(tmp_path, store)
+    assert list(store.database.tables.losses) == [dead.id]
+    assert (tmp_path / "worker-living").exists()
+    assert not (tmp_path / "worker-dead").exists()
+
+
+def test_the_feed_that_grew_most_is_let_go_of_when_memory_is_nearly_full() -> None:
+    activity = Activity.private()
+    told: list[tuple[int, Loss]] = []
+    watch = MemoryWatch(
+        activity, limit_bytes=2**20, let_go=lambda feed_id, loss: told.append((feed_id, loss))
+    )
+    assert not watch.look(), "nothing has been measured yet"
+    activity.growth[3] += GROWTH_MIN_BYTES // 4
+    activity.growth[4] += GROWTH_MIN_BYTES
+    assert watch.look()
+    ((feed_id, loss),) = told
+    assert (feed_id, loss.feed_id, loss.cause, loss.is_certain) == (4, 4, "memory", True)
+
+
+def test_nobody_is_let_go_of_when_none_grew_more_than_all_others() -> None:
+    activity = Activity.private()
+    told: list[int] = []
+    watch = MemoryWatch(activity, limit_bytes=2**20, let_go=lambda feed_id, _: told.append(feed_id))
+    for feed_id in range(1, 9):
+        activity.growth[feed_id] = GROWTH_MIN_BYTES
+    assert not watch.look()
+    assert told == []
+
+
+def test_with_memory_enough_nothing_is_measured() -> None:
+    activity = Activity.private()
+    watch = MemoryWatch(activity, limit_bytes=2**50, let_go=lambda *_: None)
+    activity.growth[3] = GROWTH_MIN_BYTES
+    assert not watch.look()
+    assert not activity.growth
+
+
+def test_a_watch_starts_its_monitor_once(tmp_path: Path) -> None:
+    watch = Watch(tmp_path / "state", Limits(0, 0))
+    try:
+        assert watch.keep()
+        assert not watch.keep()
+    finally:
+        assert watch._process is not None
+        watch._process.kill()
+        watch._process.wait()
+        faulthandler.enable()  # on the stream that it was on
