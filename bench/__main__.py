@@ -15,6 +15,7 @@ from pathlib import Path
 from bench import (
     broker,
     control,
+    elsewhere,
     faults,
     fleet,
     hostile,
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "stall": stall.measure,
     "trouble": trouble.measure,
     "faults": faults.measure,
+    "elsewhere": elsewhere.measure,
     "isolation": isolation.measure,
     "broker": broker.measure,
     "hostile": hostile.measure,

@@ -46,6 +46,8 @@ keeps its rows locked for a second at most."""
 MOVABLE_PER_PASS = 20_000
 """Bounds the feeds that a pass chooses from when it moves some; they are shared evenly by the workers that
 give."""
+TURNS = 4
+"""How often within the time that feeds avoid a worker it is asked whether that is over."""
 CALM_FEEDS = 1.5
 """How many feeds more or less than its even part a worker may have while the same workers are there."""
 COUNTED_ELSEWHERE = frozenset({Reason.HELD, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED})
@@ -286,7 +288,7 @@ def even_out(p: Evening, report: PassReport, settings: Settings, *, held: int) -
     running = p.movable(sources, limit=MOVABLE_PER_PASS) if sources and candidates else []
     if tenants := _capped(running, rules):
         candidates = p.candidates(tenants)
-    decide = partial(placement.rebalance, running, candidates, now=p.now, rules=rules)
+    decide = partial(placement.rebalance, running, candidates, now=p.now, rules=rules, busy=under_way.keys())
     transfers = decide(moves=budget) if running else ()
     if not transfers:
         p.note_evened_out(str(looks))
@@ -321,8 +323,10 @@ class _Looks:
         ]
         # When nothing is held any more, the fleet is evened out as far as it gets.
         rule = (bool(held), rules.strategy.value, rules.band, sorted(rules.tenant_caps.items()))
-        counts = [(c.feeds, round(c.load, 3)) for c in ordered]
-        return cls(_digest(settled, rule), _digest(counts, sorted(leaving.items())))
+        counts = [(c.feeds, round(c.load, 3), c.lags, sorted(c.sinks_down)) for c in ordered]
+        # Now and then, as a worker that feeds avoid may be worth another try.
+        turn = int(now.timestamp() / max(rules.avoid_s / TURNS, 1.0))
+        return cls(_digest(settled, rule), _digest(counts, sorted(leaving.items()), turn))
 
     def __str__(self) -> str:
         return f"{self.workers}:{self.counts}"

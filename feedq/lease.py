@@ -33,6 +33,7 @@ from feedq.model import (
     Feed,
     Lease,
     LeaseState,
+    Progress,
     Reason,
     Release,
     Status,
@@ -76,6 +77,10 @@ TRANSITIONS: Mapping[tuple[LeaseState, Move], LeaseState] = MappingProxyType(
         (LeaseState.STOPPING, Move.REAP): LeaseState.IDLE,
     }
 )
+
+AVOIDED_MAX = 8
+"""Workers on which a feed failed that are remembered. One that failed on so many is not hurried to a ninth: it is
+not the workers that fail."""
 
 EPOCH_GROWS = frozenset({Move.ASSIGN})
 """The move that begins a new tenure; every other move keeps the epoch, or it could not be matched."""
@@ -278,14 +283,42 @@ def is_pardoned(lease: Lease, *, now: datetime, quarantine_s: float) -> bool:
 
 
 def may_start(feed: Feed, lease: Lease, *, now: datetime) -> bool:
-    """Whether an idle feed may be placed now."""
+    """Whether an idle feed may be placed now. One that cannot run as declared is looked at again in its time."""
     return (
         lease.state is LeaseState.IDLE
         and feed.removed_at is None
         and feed.spec.target_state is TargetState.RUNNING
-        and lease.reason is not Reason.FAILED
-        and (lease.retry_at is None or lease.retry_at <= now)
+        and (lease.reason is not Reason.FAILED if lease.retry_at is None else lease.retry_at <= now)
     )
+
+
+def avoided_after(lease: Lease, release: Release, *, worker: str, now: datetime) -> dict[str, datetime]:
+    """The workers on which the feed has failed, once this one has let go of it: see `Lease.avoid`."""
+    if release.reason is Reason.EDITED:
+        return {}
+    if release.reason not in (Reason.BACKOFF, Reason.FAILED):
+        return dict(lease.avoid)
+    others = [(name, at) for name, at in lease.avoid.items() if name != worker]
+    return dict([*others, (worker, now)][-AVOIDED_MAX:])
+
+
+def is_new_here(lease: Lease, worker: Worker) -> bool:
+    """Whether the feed has not failed in this worker session, nor on many others: if it does, another is tried
+    soon."""
+    failed_at = lease.avoid.get(worker.name)
+    return len(lease.avoid) < AVOIDED_MAX and (failed_at is None or failed_at < worker.started_at)
+
+
+def is_known_failure(lease: Lease, release: Release) -> bool:
+    """Whether a feed that could not run as declared was looked at again, and nothing is new: history knows."""
+    again = release.reason is Reason.FAILED and lease.reason is Reason.FAILED
+    return again and release.error == lease.last_error
+
+
+def can_run(lease: Lease, progress: Progress) -> bool:
+    """Whether a feed that had failed is seen to get further than its declaration: to its source, or to records."""
+    has_failed = lease.state is LeaseState.RUNNING and lease.reason is Reason.FAILED
+    return has_failed and (progress.records > 0 or progress.attempts > 0)
 
 
 def is_reapable(lease: Lease, *, now: datetime) -> bool:

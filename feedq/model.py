@@ -172,8 +172,9 @@ class Lease:
     reported_at: datetime | None = None
     failures: int = 0
     """In a row, since the feed last landed a record."""
-    avoid: tuple[str, ...] = ()
-    """Names of the workers on which it failed since it last landed a record, the latest last."""
+    avoid: Mapping[str, datetime] = field(default_factory=dict)
+    """Names of the workers on which it failed, each with the time when it last did, the latest last. Emptied by an
+    edit, and when it lands records on one of them: then the workers were not to blame."""
     dead_per_s: float = 0.0
     """Dead letters, smoothed as `rows_per_s` is."""
     dead_letter_error: str | None = None
@@ -330,6 +331,10 @@ class Claim:
     failures: int = 0
     quarantined: bool = False
     blamed: int = 0
+    is_new_here: bool = False
+    """Whether it has not failed on this worker yet, and so should go elsewhere soon if it does."""
+    has_failed: bool = False
+    """Whether it could not run as declared when it was last tried; ``attempts`` counts how often in a row."""
 
     @property
     def key(self) -> FeedKey:

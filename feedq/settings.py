@@ -279,6 +279,25 @@ class Settings(BaseSettings):
     backoff_healthy_s: Seconds = Field(
         default=60.0, description="A connection that held this long clears the failure count."
     )
+    backoff_elsewhere_s: Seconds = Field(
+        default=5.0,
+        description="A feed that cannot connect for this long lets another worker try, after fewer failures than "
+        "`FEEDQ_BACKOFF_ATTEMPTS_IN_PLACE` too, unless it failed there before.",
+    )
+    avoid_s: Seconds = Field(
+        default=600.0,
+        description="When no feed has failed on a worker for this long, one of those that did is moved there to "
+        "see whether it still does; the others follow once it landed records. A restart of the worker does the "
+        "same at once.",
+    )
+    failed_retry_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
+        default=10.0,
+        description="A feed that cannot run as declared (no table, no such column, a missing secret) is looked at "
+        "again after this long, about six times; then ever more rarely. An edit does so at once.",
+    )
+    failed_retry_max_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
+        default=600.0, description="Longest time between two such looks."
+    )
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         default="INFO", description="Least severe log event that is written."
@@ -358,6 +377,9 @@ class Settings(BaseSettings):
             max_s=self.backoff_max_s,
             attempts_in_place=self.backoff_attempts_in_place,
             healthy_s=self.backoff_healthy_s,
+            elsewhere_s=self.backoff_elsewhere_s,
+            failed_s=self.failed_retry_s,
+            failed_max_s=self.failed_retry_max_s,
         )
 
     @property
@@ -368,6 +390,7 @@ class Settings(BaseSettings):
             tenant_caps=self.tenant_caps,
             band=self.rebalance_band,
             moves=self.moves_per_pass,
+            avoid_s=self.avoid_s,
         )
 
     @property

@@ -31,12 +31,14 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
+
+import psutil
 
 CONNECT_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 120.0
@@ -192,7 +194,7 @@ class PostgresProxy:
             # Between the two, one that is let in hears nothing.
             self._accepting.wait()
             self._flowing.wait()
-            if self._refusing:
+            if self._refusing or self.refuses(client):
                 _reset(client)
                 continue
             try:
@@ -207,6 +209,10 @@ class PostgresProxy:
 
     def wait_flowing(self) -> None:
         self._flowing.wait()
+
+    def refuses(self, client: socket.socket) -> bool:
+        """Whether this one is turned away."""
+        return False
 
     def trip(self, query: str, application: str) -> Trap | None:
         with self._lock:
@@ -354,17 +360,60 @@ PostgresProxy.link = Link
 
 
 class PlainLink(Link):
-    """Passes on whatever it is."""
+    """Passes on whatever comes, of any protocol."""
 
     def messages(self) -> Iterator[tuple[bytes, str]]:
         while data := self.receive():
             yield data, ""
+
+    @property
+    def client_port(self) -> int:
+        try:
+            port: int = self._client.getpeername()[1]
+        except OSError:
+            return 0  # gone already
+        return port
 
 
 class PlainProxy(PostgresProxy):
     """A proxy before any other server, which knows nothing of what it passes on."""
 
     link = PlainLink
+
+
+class SourceProxy(PlainProxy):
+    """Before a source of any protocol: cuts single processes of this machine off from it."""
+
+    def __init__(self, url: str) -> None:
+        self._cut_off: set[int] = set()
+        super().__init__(url)
+
+    def cut_off(self, *pids: int) -> None:
+        """Reset the connections of these processes, and let them make no new ones."""
+        self._cut_off.update(pids)
+        ports = _ports_of(pids)
+        with self._lock:
+            links = [link for link in self._links if isinstance(link, PlainLink)]
+        for link in links:
+            if link.client_port in ports:
+                link.cut()
+
+    def let_in(self, *pids: int) -> None:
+        """Be reachable again for these processes."""
+        self._cut_off.difference_update(pids)
+
+    def refuses(self, client: socket.socket) -> bool:
+        return bool(self._cut_off) and client.getpeername()[1] in _ports_of(self._cut_off)
+
+
+def _ports_of(pids: Iterable[int]) -> set[int]:
+    """From which these processes are connected to anybody."""
+    return {
+        connection.laddr.port
+        for pid in list(pids)
+        if psutil.pid_exists(pid)
+        for connection in psutil.Process(pid).net_connections(kind="tcp")
+    }
 
 
 def _typed_messages(buffer: bytearray) -> Iterator[tuple[bytes, bytes]]:

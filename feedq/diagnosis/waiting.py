@@ -10,6 +10,7 @@ from feedq.diagnosis.placing import has_labels, labels, serves
 from feedq.lease import stillness_of
 from feedq.model import FeedView, LeaseState, Reason, Status, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import Rules
+from feedq.settings import DEFAULT_SINK
 from feedq.telemetry import mask_url
 from feedq.wording import duration, printable
 
@@ -152,6 +153,13 @@ def _no_capacity(view: FeedView, workers: Sequence[WorkerView], rules: Rules) ->
         resting = sum(w.worker.target_state is not WorkerTarget.SERVING for w in workers)
         aside = f" ({resting} cordoned or drained: feedq worker uncordon NAME)" if resting else ""
         return f"no worker{with_labels} serves{aside}; start one: celery -A feedq worker -c 500"
+    sink = str(spec.sink.get("name") or DEFAULT_SINK).lower()
+    able = [w for w in matching if sink not in map(str.lower, w.worker.load.sinks_down)]
+    if able and len(able) < len(matching) and all(w.leases >= w.worker.capacity for w in able):
+        return (
+            f"{counted(len(matching) - len(able), 'worker')}{with_labels} cannot write to its sink {sink!r}, and "
+            "all places of the others are taken: look at the network of those that cannot, or start another worker"
+        )
     if any(w.leases < w.worker.capacity for w in matching):
         cap = rules.cap_of(spec.tenant)
         if cap is not None:

@@ -1,7 +1,8 @@
 """One process of the fleet: start it, notice its end, start it again after a pause.
 
 The pause is there to be seen: a killed worker's feeds go on elsewhere, and it comes back to take its share.
-It grows while the process keeps dying young, so that a broken one does not take the machine with it.
+It grows while the process keeps dying young, so that a broken one does not take the machine with it. When no other
+of its kind is left there is no elsewhere, and no pause.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from feedq.embedded.process import end, poll_until, release, rotate, spawn
 
 RESTART_PAUSE_S = 5.0
 RESTART_PAUSE_MAX_S = 60.0
+LAST_PAUSE_S = 0.5
+"""When all of a kind have died, one is started again after this: a machine is to do something else meanwhile."""
 HEALTHY_S = 60.0
 """A process that lived this long is restarted after the shortest pause again."""
 
@@ -44,6 +47,8 @@ class Service:
     deaths: int = 0
     """Deaths in a row, each after less than `HEALTHY_S`."""
     started_at: float = 0.0
+    ended_at: float | None = None
+    """When it died, unless it could not be started again since."""
     restart_at: float | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
@@ -66,12 +71,25 @@ class Service:
             return None
         self.deaths = next_deaths(self.deaths, uptime_s=now - self.started_at)
         pause_s = restart_pause_s(self.deaths)
-        self.process, self.restart_at = None, now + pause_s
+        self.process, self.ended_at, self.restart_at = None, now, now + pause_s
         release(process)
         return Ended(self.name, process.pid, describe_exit(process.returncode), pause_s)
 
     def is_due(self, *, now: float) -> bool:
         return self.process is None and self.restart_at is not None and now >= self.restart_at
+
+
+def hasten_one(services: Sequence[Service]) -> Service | None:
+    """Puts forward the restart of one of these when all have died; None when there is nothing to put forward."""
+    waiting = [s for s in services if s.restart_at is not None]
+    if not waiting or any(s.process is not None for s in services):
+        return None
+    first = min(waiting, key=lambda s: s.restart_at or 0.0)
+    assert first.restart_at is not None
+    if first.ended_at is None or first.restart_at <= first.ended_at + LAST_PAUSE_S:
+        return None
+    first.restart_at = first.ended_at + LAST_PAUSE_S
+    return first
 
 
 def next_deaths(deaths: int, *, uptime_s: float) -> int:

@@ -22,7 +22,7 @@ from feedq.embedded.datadir import DataDir, Ports, StackState
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.process import tail
 from feedq.embedded.server import Server
-from feedq.embedded.service import Service, describe_exit, stop_all
+from feedq.embedded.service import Service, describe_exit, hasten_one, stop_all
 from feedq.embedded.valkey import Valkey
 from feedq.errors import FeedqError, Unavailable
 from feedq.store import migrate
@@ -34,6 +34,8 @@ DATABASE_URL = "FEEDQ_DATABASE_URL"
 BROKER_URL = "FEEDQ_BROKER_URL"
 READY_TIMEOUT_S = 90.0
 """A process that is not ready by then has a reason, which its log tells."""
+NEVER_WITHOUT = ("worker", "beat")
+"""Of these one is started again at once when none is left: its own pauses must not be why nothing streams."""
 POLL_S = 0.2
 RETRY_S = 10.0
 WORKER_GRACE_S = 10.0
@@ -136,7 +138,12 @@ class Stack:
                     f"{ended.name} (pid {ended.pid}) {ended.how}; "
                     f"starting it again in {ended.restart_in_s:g} s (log {service.log})"
                 )
-            elif service.is_due(now=now):
+        for kind in NEVER_WITHOUT:
+            hastened = hasten_one(self._of(kind))
+            if hastened is not None:
+                self.reporter.say(f"no {kind} is left; starting {hastened.name} again now")
+        for service in self.services:
+            if service.is_due(now=now):
                 self._start_again(service, now=now)
         if now >= self._next_server_try:
             self._mend_servers()
@@ -187,7 +194,7 @@ class Stack:
         try:
             service.start(now=now)
         except (FeedqError, OSError) as error:
-            service.restart_at = now + RETRY_S
+            service.ended_at, service.restart_at = None, now + RETRY_S
             self.reporter.say(f"{service.name} cannot be started; trying again in {RETRY_S:g} s: {error}")
             return
         address = f" at {self.flower_url}" if service.kind == "flower" else ""

@@ -4,12 +4,27 @@
 `donors` says from the workers' counters alone whose feeds could be among them.
 """
 
-from feedq.placement.base import Candidate, Held, Placement, Rules, Strategy, Transfer, Waiting
+from feedq.placement.base import (
+    NO_EXPERIENCE,
+    Avoided,
+    Candidate,
+    Experience,
+    Held,
+    Placement,
+    Rules,
+    Strategy,
+    Transfer,
+    Waiting,
+    lags,
+)
 from feedq.placement.placing import place
 from feedq.placement.rebalance import donors, rebalance
 
 __all__ = [
+    "NO_EXPERIENCE",
+    "Avoided",
     "Candidate",
+    "Experience",
     "Held",
     "Placement",
     "Rules",
@@ -17,6 +32,7 @@ __all__ = [
     "Transfer",
     "Waiting",
     "donors",
+    "lags",
     "place",
     "rebalance",
 ]

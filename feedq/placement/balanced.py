@@ -33,6 +33,29 @@ class Balanced:
                 return slot
         return None
 
+    def choose_but(self, feed: Waiting, choice: Choice, avoided: int) -> Slot | None:
+        """The same, of the workers that it does not avoid."""
+        for mask in choice.tiers:
+            slot = self.least_but(feed, mask, avoided)
+            if slot is not None:
+                return slot
+        return None
+
+    def least_but(self, feed: Waiting, mask: int, avoided: int) -> Slot | None:
+        """Of the workers of one tier that have room for it and that it does not avoid."""
+        slot = self.least(feed, mask)
+        if not avoided:
+            return slot
+        pool = self._fleet.pool(mask)
+        while slot is not None and avoided >> slot.index & 1:
+            pool.bar(slot)
+            slot = self.least(feed, mask)
+        if slot is None:
+            # Not for good, then: the next feed may avoid others, or none.
+            self._hopeless.discard((feed.tenant, mask))
+        pool.forget()
+        return slot
+
     def least(self, feed: Waiting, mask: int) -> Slot | None:
         """Of the workers of one tier that have room for it."""
         pool = self._fleet.pool(mask)

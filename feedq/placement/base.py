@@ -6,13 +6,25 @@ it runs already, and what has been promised to it; what it has been asked to giv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import TypeAlias
 from uuid import UUID
 
 from feedq.model import ANYWHERE, Reason, Selector
+
+LAG_MAX_S = 1.0
+"""A worker whose loop runs later than this is given nothing while another can take it: loops run a few
+milliseconds late under load, and one that is a second late does not serve what it has."""
+SILENT_SHARE = 2 / 3
+"""Of a worker's ttl: one that has not been heard from for longer may well be stuck or cut off. An interval of
+heartbeats is at most half of a ttl."""
+
+Avoided: TypeAlias = tuple[tuple[str, datetime], ...]
+"""Workers on which a feed failed, or others of its remote did, by name, each with the time when it last was so;
+the latest last."""
 
 EVERY_OTHER = "*"
 """In a table by tenant: every tenant that has no line of its own. Feeds without a tenant are not meant."""
@@ -41,6 +53,8 @@ class Rules:
     """Of the mean utilisation: how uneven workers may be before feeds of different weights are moved."""
     moves: int = 100
     """Feeds that may be under way from one worker to another at a time."""
+    avoid_s: float = 600.0
+    """When no feed has failed on a worker for so long, one of those that did is moved there, to see."""
 
     def cap_of(self, tenant: str) -> int | None:
         """How many feeds of this tenant one worker may have; None for any number."""
@@ -62,6 +76,8 @@ class Waiting:
     promised_to: UUID | None = None
     """The worker that it was moved to, or that is the successor of the one that held it. It goes there, unless
     that worker is no candidate any more or lacks a required label: then it is placed like any other."""
+    avoid: Avoided = ()
+    sink: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +89,10 @@ class Held:
     weight: float = 1.0
     tenant: str = ""
     selector: Selector = ANYWHERE
+    avoid: Avoided = ()
+    sink: str = ""
+    reached: Collection[str] = ()
+    """Of the workers that it avoids, those on which another feed of its remote has begun to land records since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +111,10 @@ class Candidate:
     labels: Mapping[str, str] = field(default_factory=dict)
     tenants: Mapping[str, int] = field(default_factory=dict)
     """Its feeds by tenant, as far as tenants with a cap are concerned that wait or may be moved."""
+    sinks_down: frozenset[str] = frozenset()
+    """Named sinks that it cannot write to just now."""
+    lags: bool = False
+    """Whether its loop runs late, or its heartbeat is: see `lags`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +135,37 @@ class Transfer:
     feed_id: int
     source: UUID
     target: UUID
+
+
+def lags(*, loop_lag_s: float, silent_s: float, ttl_s: float) -> bool:
+    """Whether a worker may be stuck, going by its last heartbeat, which came ``silent_s`` ago and is good for
+    ``ttl_s``."""
+    return loop_lag_s > LAG_MAX_S or silent_s > SILENT_SHARE * ttl_s
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What feeds of one remote have met with on which workers, by name. Mostly there is nothing to tell."""
+
+    failed: Mapping[str, datetime] = field(default_factory=dict)
+    """When the latest of them failed there."""
+    landed: Mapping[str, datetime] = field(default_factory=dict)
+    """When the latest tenure began there that did land records."""
+
+    def avoided(self, own: Avoided) -> Avoided:
+        """Where a feed failed itself, and where others of its remote did and none has landed records since."""
+        latest = dict(own)
+        for name, at in self.failed.items():
+            if name not in self.landed or self.landed[name] <= at:
+                latest[name] = max(at, latest.get(name, at))
+        return tuple(sorted(latest.items(), key=lambda one: one[1]))
+
+    def reached(self, own: Avoided) -> frozenset[str]:
+        """Where the feed failed itself, and another has begun to land records since."""
+        return frozenset(name for name, at in own if name in self.landed and self.landed[name] > at)
+
+
+NO_EXPERIENCE = Experience()
 
 
 def is_settled(worker: Candidate, *, now: datetime, settle_s: float) -> bool:

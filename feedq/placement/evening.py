@@ -169,7 +169,7 @@ class Evening:
         if found is None:
             found = self._lots[slot.index] = {}
             for position, feed in self._made.running[slot.index].items():
-                lot = found.setdefault(self._fleet.choice(feed.selector), {})
+                lot = found.setdefault(self._fleet.stay_of(feed), {})
                 tenant = feed.tenant if self._rules.cap_of(feed.tenant) is not None else ""
                 lot.setdefault(tenant, []).append((1 if self._equal else feed.weight, position))
             for lot in found.values():

@@ -19,10 +19,14 @@ from typing import TypeAlias
 from uuid import UUID
 
 from feedq.model import ANYWHERE, Selector
-from feedq.placement.base import Candidate, is_settled
+from feedq.placement.base import Avoided, Candidate, Held, Waiting, is_settled
 
 POOL_ENTRIES_MAX = 4_000_000
 """Entries of all pools together, about 8 bytes each: beyond it they are dropped and made anew when asked for."""
+
+NARROWED_MAX = 256
+"""Sets of workers that running feeds avoid. Each has a pool of its own: with more sets, of feeds that failed here
+and there, the rest of the feeds stay where they are."""
 
 SPREADING = 2_654_435_761
 """Knuth's multiplier: neighbouring numbers end far apart."""
@@ -31,11 +35,23 @@ SPREADING = 2_654_435_761
 class Slot:
     """One worker, filling up."""
 
-    __slots__ = ("capacity", "feeds", "index", "is_open", "key", "load", "name", "seed", "worker_id")
+    __slots__ = (
+        "capacity",
+        "feeds",
+        "index",
+        "is_open",
+        "key",
+        "load",
+        "name",
+        "seed",
+        "started_at",
+        "worker_id",
+    )
 
     def __init__(self, worker: Candidate, index: int, *, is_open: bool) -> None:
         self.worker_id = worker.worker_id
         self.name = worker.name
+        self.started_at = worker.started_at
         self.index = index
         self.capacity = worker.capacity
         self.feeds = worker.feeds
@@ -147,6 +163,14 @@ class Pool:
                 heapreplace(self.sharing, (slot.key[0], count, slot.key[1], slot.index, slot))
         return None
 
+    def bar(self, slot: Slot) -> None:
+        """Take out the one that `least` or `least_for` just found, until `forget`."""
+        if self.sharing and self.sharing[0][4] is slot:
+            heappop(self.sharing)
+        else:
+            heappop(self.heap)
+        self.barred.append(slot)
+
     def set_aside(self) -> Slot | None:
         """Take the least utilised out, until `forget`."""
         slot = self.least()
@@ -178,20 +202,39 @@ class Choice:
     """Whether any worker has the required labels."""
 
 
+NOWHERE = Choice((), matched=True)
+"""For a feed that had better stay where it is."""
+
+
 class Fleet:
     """All workers, those whose ``is_open`` is false as givers only."""
 
     def __init__(
         self, workers: Sequence[Candidate], *, settled: tuple[datetime, float] | None = None
     ) -> None:
-        """With ``settled``, now and the time to settle, younger workers are given nothing."""
+        """With ``settled``, now and the time to settle, younger workers are given nothing, nor those that lag."""
         ordered = sorted(workers, key=lambda w: w.worker_id.int)
+        self.lagging = sum(1 << n for n, worker in enumerate(ordered) if worker.lags)
+        """Those that lag, as a set; none if all do."""
+        if self.lagging == (1 << len(ordered)) - 1:
+            self.lagging = 0
         self.slots = [
-            Slot(w, n, is_open=settled is None or is_settled(w, now=settled[0], settle_s=settled[1]))
+            Slot(
+                w,
+                n,
+                is_open=settled is None
+                or (not self.lagging >> n & 1 and is_settled(w, now=settled[0], settle_s=settled[1])),
+            )
             for n, w in enumerate(ordered)
         ]
+        self.named: dict[str, list[Slot]] = {}
+        """By name, which a worker keeps when it is restarted."""
+        for slot in self.slots:
+            self.named.setdefault(slot.name, []).append(slot)
         self.by_id: dict[UUID, Slot] = {slot.worker_id: slot for slot in self.slots}
         self.everyone = (1 << len(ordered)) - 1
+        self.without: dict[str, int] = {}
+        """By named sink, the workers that cannot write to it; empty nearly always."""
         self._labels: dict[tuple[str, str], int] = {}
         self._tenants: dict[str, dict[int, int]] = {}
         for n, worker in enumerate(ordered):
@@ -199,8 +242,11 @@ class Fleet:
                 self._labels[label] = self._labels.get(label, 0) | 1 << n
             for tenant, count in worker.tenants.items():
                 self._tenants.setdefault(tenant, {})[n] = count
-        self._anywhere = Choice((self.everyone,), matched=True)
+            for sink in worker.sinks_down:
+                self.without[sink] = self.without.get(sink, 0) | 1 << n
+        self._anywhere = self._in_order(Choice((self.everyone,), matched=True))
         self._choices: dict[tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]], Choice] = {}
+        self._narrowed: dict[tuple[Choice, int], Choice] = {}
         self._pools: dict[int, Pool] = {}
         self._entries = 0
 
@@ -213,8 +259,52 @@ class Fleet:
             required = self._having(key[0])
             preferred = self._having(key[1]) & required
             tiers = tuple(mask for mask in (preferred, required & ~preferred) if mask)
-            found = self._choices[key] = Choice(tiers, matched=bool(required))
+            found = self._choices[key] = self._in_order(Choice(tiers, matched=bool(required)))
         return found
+
+    def choice_of(self, feed: Waiting | Held) -> Choice:
+        """As far as labels and the sink are concerned: if some of the workers can write to that, only these."""
+        choice = self.choice(feed.selector)
+        if feed.sink in self.without:
+            return self._narrow(choice, self.without[feed.sink]) or choice
+        return choice
+
+    def stay_of(self, feed: Held) -> Choice:
+        """Where a running feed may be moved: not to workers on which it failed."""
+        if not (feed.avoid or self.without):
+            return self.choice(feed.selector)
+        choice, avoided = self.choice_of(feed), self.avoided(feed.avoid)
+        if not avoided:
+            return choice
+        is_new = (choice, avoided) not in self._narrowed
+        if is_new and len(self._narrowed) >= NARROWED_MAX:
+            return NOWHERE
+        return self._narrow(choice, avoided) or NOWHERE
+
+    def avoided(self, avoid: Avoided) -> int:
+        """The workers on which a feed failed, as a set. A session that began since has not had its try."""
+        mask = 0
+        for name, failed_at in avoid:
+            for slot in self.named.get(name, ()):
+                if failed_at >= slot.started_at:
+                    mask |= 1 << slot.index
+        return mask
+
+    def _narrow(self, choice: Choice, avoided: int) -> Choice | None:
+        """Without these workers; None if that leaves nobody."""
+        found = self._narrowed.get((choice, avoided))
+        if found is None:
+            tiers = tuple(mask & ~avoided for mask in choice.tiers if mask & ~avoided)
+            found = self._narrowed[choice, avoided] = Choice(tiers, matched=choice.matched)
+        return found if found.tiers else None
+
+    def _in_order(self, choice: Choice) -> Choice:
+        """Those that lag come last."""
+        late = self.lagging
+        if not late:
+            return choice
+        tiers = [mask & ~late for mask in choice.tiers] + [mask & late for mask in choice.tiers]
+        return Choice(tuple(filter(None, tiers)), matched=choice.matched)
 
     def _having(self, labels: Iterable[tuple[str, str]]) -> int:
         mask = self.everyone

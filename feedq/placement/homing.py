@@ -41,7 +41,7 @@ class Homing:
         for position, slot, feed in held:
             if self._made.left <= 0:
                 return
-            tiers = self._fleet.choice(feed.selector).tiers
+            tiers = self._fleet.stay_of(feed).tiers
             home = self._hash.home(feed.feed_id, tiers[0]) if tiers else None
             if (
                 home is not None
@@ -69,7 +69,7 @@ class Homing:
                         break
 
     def _next_of(self, feed: Held, slot: Slot) -> Slot | None:
-        for mask in open_tiers(self._fleet.choice(feed.selector).tiers, slot):
+        for mask in open_tiers(self._fleet.stay_of(feed).tiers, slot):
             target = self._hash.favoured(feed.feed_id, feed.weight, feed.tenant, mask)
             if target is not None and target is not slot:
                 return target

@@ -4,6 +4,10 @@ Feeds that are promised to a worker go there. The others follow, the heaviest fi
 tenant: each to the worker that the strategy chooses among the eligible ones, which have room, have the labels that
 the feed's selector requires, and are below the tenant's cap. Workers with all the labels that it prefers come
 first; when all of them are full, any other eligible worker takes it.
+
+A feed goes elsewhere when it has failed somewhere: to an eligible worker on which it has not, and when there is
+none, to the one on which it failed longest ago. Workers that cannot write to a feed's sink are not eligible while
+any other one is, full or not: it would land nothing there. Workers that lag come after all others.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from uuid import UUID
 from feedq.model import Reason
 from feedq.placement.balanced import Balanced
 from feedq.placement.base import Candidate, Placement, Rules, Strategy, Waiting, is_settled
-from feedq.placement.fleet import Fleet, Slot
+from feedq.placement.fleet import Choice, Fleet, Slot
 from feedq.placement.rendezvous import Rendezvous
 
 
@@ -59,12 +63,30 @@ def in_order(waiting: Iterable[Waiting]) -> list[Waiting]:
 def assign(queue: Sequence[Waiting], fleet: Fleet, rules: Rules) -> Iterator[tuple[Waiting, Slot | None]]:
     """Fill the fleet up with these feeds, in this order, as far as it is asked to: who took each, or None."""
     rendezvous = rules.strategy is Strategy.RENDEZVOUS
-    choose = (Rendezvous(fleet, rules, queue) if rendezvous else Balanced(fleet, rules)).choose
+    strategy = Rendezvous(fleet, rules, queue) if rendezvous else Balanced(fleet, rules)
+    choose, is_limited = strategy.choose, bool(fleet.without)
     for feed in queue:
-        slot = choose(feed, fleet.choice(feed.selector))
+        # Nearly all feeds avoid nobody: of a million each step counts.
+        if feed.avoid or is_limited:
+            choice, avoided = fleet.choice_of(feed), fleet.avoided(feed.avoid)
+            slot = strategy.choose_but(feed, choice, avoided) or _longest_ago(feed, choice, fleet, rules)
+        else:
+            slot = choose(feed, fleet.choice(feed.selector))
         if slot is not None:
             fleet.take(slot, feed.weight, feed.tenant)
         yield feed, slot
+
+
+def _longest_ago(feed: Waiting, choice: Choice, fleet: Fleet, rules: Rules) -> Slot | None:
+    """Of the workers on which a feed failed and that have room, the one on which it did so longest ago."""
+    cap = rules.cap_of(feed.tenant)
+    held = fleet.held(feed.tenant) if cap is not None else {}
+    for name, _ in feed.avoid:
+        for slot in fleet.named.get(name, ()):
+            is_eligible = any(mask >> slot.index & 1 for mask in choice.tiers)
+            if is_eligible and slot.key is not None and (cap is None or held.get(slot.index, 0) < cap):
+                return slot
+    return None
 
 
 def _why_not(feed: Waiting, fleet: Fleet) -> Reason:
@@ -75,7 +97,8 @@ def _why_not(feed: Waiting, fleet: Fleet) -> Reason:
 def _keep_promises(queue: Sequence[Waiting], fleet: Fleet) -> tuple[list[tuple[int, UUID]], list[Waiting]]:
     """A promise is counted with its worker already, so it needs no room there and takes none.
 
-    A worker that lacks a required label, as the feed was edited or the worker came back with others, is left out.
+    A worker that lacks a required label, as the feed was edited or the worker came back with others, is left out;
+    so is one that cannot write to its sink while another can.
     """
     kept: list[tuple[int, UUID]] = []
     rest: list[Waiting] = []
@@ -83,7 +106,7 @@ def _keep_promises(queue: Sequence[Waiting], fleet: Fleet) -> tuple[list[tuple[i
         slot = fleet.by_id.get(feed.promised_to) if feed.promised_to is not None else None
         if slot is None:
             rest.append(feed)
-        elif any(mask >> slot.index & 1 for mask in fleet.choice(feed.selector).tiers):
+        elif any(mask >> slot.index & 1 for mask in fleet.choice_of(feed).tiers):
             kept.append((feed.feed_id, slot.worker_id))
         else:
             fleet.give(slot, min(feed.weight, slot.load), feed.tenant)

@@ -2,8 +2,9 @@
 
 First the feeds whose worker is to have none leave it, each to where `place` would put it; without a place it
 stays. Then the strategy evens out: `balanced` in `feedq.placement.evening`, `rendezvous` in
-`feedq.placement.homing`. Nothing is moved to a worker that has not settled, and no move breaks what `place` keeps
-to: labels, caps, capacity. None leads from a worker with the preferred labels to one without.
+`feedq.placement.homing`. Nothing is moved to a worker that has not settled, or lags, or on which the feed failed,
+and no move breaks what `place` keeps to: labels, caps, capacity, sinks. None leads from a worker with the
+preferred labels to one without.
 
 Asked again after all of an answer was carried out, `balanced` finds nothing more to move; asked with a limit on
 moves, both come to an end: no state of the fleet comes twice.
@@ -11,8 +12,9 @@ moves, both come to an end: no state of the fleet comes twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from feedq.placement.base import Candidate, Held, Rules, Strategy, Transfer, Waiting
@@ -24,15 +26,22 @@ from feedq.placement.placing import assign, in_order
 
 
 def rebalance(
-    held: Iterable[Held], workers: Sequence[Candidate], *, now: datetime, rules: Rules, moves: int
+    held: Iterable[Held],
+    workers: Sequence[Candidate],
+    *,
+    now: datetime,
+    rules: Rules,
+    moves: int,
+    busy: Collection[UUID] = (),
 ) -> tuple[Transfer, ...]:
     """At most ``moves`` of them, the most useful first.
 
     ``held`` are feeds that may be moved, in the order in which they should be chosen among equals. A feed whose
-    worker is none of ``workers`` has to leave it, as soon as there is a place for it.
+    worker is none of ``workers`` has to leave it, as soon as there is a place for it. To ``busy`` workers, which
+    feeds are on their way to, none goes to see whether it fails there still.
     """
     fleet = Fleet(workers, settled=(now, rules.settle_s))
-    made = Moves(fleet, held, limit=moves)
+    made = Moves(fleet, _with_one_try(list(held), fleet, now=now, rules=rules, busy=busy), limit=moves)
     strategy = Homing if rules.strategy is Strategy.RENDEZVOUS else Evening
     while made.left > 0:
         _evacuate(made, rules)
@@ -56,9 +65,40 @@ def donors(workers: Sequence[Candidate], *, now: datetime, rules: Rules) -> tupl
     return tuple(slot.worker_id for slot in found)
 
 
+def _with_one_try(
+    held: list[Held], fleet: Fleet, *, now: datetime, rules: Rules, busy: Collection[UUID]
+) -> list[Held]:
+    """One feed for each worker that feeds avoid and on which none has failed for long: it may be moved there. The
+    others may once one of their remote has landed records there. Most feeds avoid nobody."""
+    failed: dict[UUID, list[tuple[datetime, int]]] = {}
+    long_ago = now - timedelta(seconds=rules.avoid_s)
+    for position, feed in enumerate(held):
+        if not feed.avoid:
+            continue
+        if feed.reached:
+            kept = tuple(one for one in feed.avoid if one[0] not in feed.reached or one[1] > long_ago)
+            held[position] = feed = replace(feed, avoid=kept)
+        for name, at in feed.avoid:
+            for slot in fleet.named.get(name, ()):
+                failed.setdefault(slot.worker_id, []).append((at, position))
+    for worker_id, failures in failed.items():
+        if worker_id not in busy and max(failures)[0] <= long_ago:
+            position, name = min(failures)[1], fleet.by_id[worker_id].name
+            feed = held[position]
+            held[position] = replace(feed, avoid=tuple(one for one in feed.avoid if one[0] != name))
+    return held
+
+
 def _evacuate(made: Moves, rules: Rules) -> None:
     queue = in_order(
-        Waiting(feed.feed_id, feed.weight, tenant=feed.tenant, selector=feed.selector)
+        Waiting(
+            feed.feed_id,
+            feed.weight,
+            tenant=feed.tenant,
+            selector=feed.selector,
+            avoid=feed.avoid,
+            sink=feed.sink,
+        )
         for _, feed in made.stranded.values()
     )
     for feed, slot in assign(queue, made.fleet, rules):

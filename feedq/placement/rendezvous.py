@@ -54,19 +54,24 @@ class Rendezvous:
 
     def choose(self, feed: Waiting, choice: Choice) -> Slot | None:
         """Of the first tier that has room for it; None when none has."""
+        return self.choose_but(feed, choice, 0)
+
+    def choose_but(self, feed: Waiting, choice: Choice, avoided: int) -> Slot | None:
+        """The same, of the workers that it does not avoid."""
         for mask in choice.tiers:
-            slot = self.favoured(feed.feed_id, feed.weight, feed.tenant, mask)
-            slot = slot or self._fallback.least(feed, mask)
+            slot = self.favoured(feed.feed_id, feed.weight, feed.tenant, mask, avoided)
+            slot = slot or self._fallback.least_but(feed, mask, avoided)
             if slot is not None:
                 return slot
         return None
 
-    def favoured(self, feed_id: int, weight: float, tenant: str, mask: int) -> Slot | None:
+    def favoured(self, feed_id: int, weight: float, tenant: str, mask: int, avoided: int = 0) -> Slot | None:
         """The first of its choices within a tier that it leaves within the bound."""
         ring, slots = self._ring(mask)
         for owner in ring.owners_of(feed_id):
-            if self.accepts(slots[owner], weight, tenant, mask):
-                return slots[owner]
+            slot = slots[owner]
+            if not avoided >> slot.index & 1 and self.accepts(slot, weight, tenant, mask):
+                return slot
         return None
 
     def home(self, feed_id: int, mask: int) -> Slot | None:

@@ -23,7 +23,7 @@ from random import Random
 from time import monotonic
 from traceback import format_exception
 
-from feedq.backoff import BackoffPolicy, LetGo, attempts_after, next_try
+from feedq.backoff import BackoffPolicy, LetGo, attempts_after, next_look_s, next_try
 from feedq.clock import Clock
 from feedq.connectors.base import Connector, Context, load_connector, open_stream
 from feedq.errors import (
@@ -116,11 +116,17 @@ class FeedRunner:
         self.sockets = worker.guard.of_feed()
         self.feed = lean(claim.feed)
         self.key = claim.key
-        self._attempts, self._failures = claim.attempts, claim.failures
+        self._failures = claim.failures
         self.sink: str | None = None
         """The name of its sink, once it runs."""
         self._sink_error: str | None = None
         self._gave_up: str | None = None
+        self._attempts = 0 if claim.has_failed else claim.attempts
+        self._looks = claim.attempts if claim.has_failed else 0
+        """How often in a row the feed was found unable to run as declared."""
+        self._is_new_here = claim.is_new_here
+        self._failing_since: float | None = None
+        """When it began to try for the connection that it has not got."""
         self._interrupt: Interrupt | None = None
         self._interrupted_at = float("-inf")
         self._letting_go = self._stalled = False
@@ -256,7 +262,8 @@ class FeedRunner:
         except (FeedMisconfigured, InvalidInput) as error:
             message = self._masked(error)
             self._failures += 1
-            logger.error(LogEvent.FEED_FAILED, feed=self.feed.name, error=message)
+            say = logger.debug if self._looks else logger.error
+            say(LogEvent.FEED_FAILED, feed=self.feed.name, error=message)
             # What came before the record that cannot pass is to be in the table when a person looks.
             try:
                 with contextlib.suppress(FeedqError):
@@ -266,7 +273,8 @@ class FeedRunner:
                     raise
                 if self._interrupt is Interrupt.LOST:
                     return None
-            return self._release(Reason.FAILED, error=message)
+            again_s = next_look_s(self._looks + 1, rng=self._worker.rng, policy=self._worker.backoff)
+            return self._release(Reason.FAILED, error=message, retry_in_s=again_s)
         finally:
             self._task = None
             if self._outlet is not None:
@@ -306,6 +314,8 @@ class FeedRunner:
             await self._worker.turnstile.turn()
             await self._worker.ramp.turn(what.options.remote_host)
             context = self._context(self._outlet, pace)
+            if self._failing_since is None:
+                self._failing_since = self._worker.clock.monotonic()
             stream = open_stream(kind, what.options, context=context, cursor=self._outlet.cursor)
             await self._stream(stream, self._outlet, pace)
         except asyncio.CancelledError:
@@ -360,16 +370,22 @@ class FeedRunner:
                     raise AssertionError(f"a fence ended with {other!r}")
 
     async def _after_failure(self, error: SourceUnavailable | SinkUnavailable) -> Release | None:
-        held_s = 0.0
+        held_s = failing_s = 0.0
+        now = self._worker.clock.monotonic()
         if self._connected_at is not None:
-            held_s = self._worker.clock.monotonic() - self._connected_at
+            held_s = now - self._connected_at
+        elif self._failing_since is not None:
+            failing_s = now - self._failing_since
         self._failures += 1
+        has_received = self._outlet is not None and self._outlet.last_record_at is not None
         self._attempts = attempts_after(self._attempts, connected_s=held_s, policy=self._worker.backoff)
         decision = next_try(
             self._attempts,
             rng=self._worker.rng,
             policy=self._worker.backoff,
             not_before_s=error.retry_in_s if isinstance(error, SourceBusy) else 0.0,
+            is_new_here=self._is_new_here and not has_received,
+            failing_s=failing_s,
         )
         message = self._masked(error)
         self._error = message
@@ -447,6 +463,7 @@ class FeedRunner:
 
     def _connected(self) -> None:
         self._connected_at = self._worker.clock.monotonic()
+        self._failing_since = None
         logger.debug(LogEvent.FEED_CONNECTED, feed=self.feed.name)
         self._changed()
 
@@ -464,7 +481,7 @@ class FeedRunner:
         self._worker.on_status(self)
 
     def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
-        attempts = self._attempts if reason is Reason.BACKOFF else 0
+        attempts = {Reason.BACKOFF: self._attempts, Reason.FAILED: self._looks + 1}.get(reason, 0)
         if self._blame is not None and reason is Reason.QUARANTINED:
             error = self._blame.said
         return Release(*self.key, reason, retry_in_s, attempts, error, self._blame)

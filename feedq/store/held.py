@@ -8,11 +8,13 @@ tables always add up to the truth.
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from feedq.placement import Candidate
+from feedq.placement import Candidate, Experience, lags
+from feedq.settings import DEFAULT_SINK
 
 # What is promised counts for the worker that it is promised to, and no longer for the one that is letting go
 # of it.
@@ -27,6 +29,12 @@ _SHIFTED = """
 """
 _UNFOLDED = """
     SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM feedq.held_change GROUP BY worker_id
+"""
+# As `feedq.placement` knows it: in lower case, as settings look it up.
+SINK = f"lower(coalesce(f.sink ->> 'name', '{DEFAULT_SINK}'))"
+# Whom a feed gets its records from, as far as its declaration tells: where one fails others may.
+REMOTE = """
+    coalesce(lower(substring(f.source ->> 'url' FROM '//([^/?#]*)')), f.source ->> 'command', f.name)
 """
 SERVING = """
     w.state = 'active' AND w.target_state = 'serving' AND w.expires_at > clock_timestamp()
@@ -55,7 +63,9 @@ def candidates(c: Connection, tenants: Collection[str]) -> list[Candidate]:
     # One statement sees one moment: a release between the fold and this is a line in held_change here, and a
     # promise that is idle. Without that line the feed would count for its old worker and for its new one.
     sql = f"""
-        SELECT w.id, w.name, w.queue, w.capacity, w.started_at, w.labels,
+        SELECT w.id, w.name, w.queue, w.capacity, w.started_at, w.labels, w.sinks_down, w.loop_lag_s,
+            extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS silent_s,
+            extract(epoch FROM w.expires_at - w.heartbeat_at)::float8 AS ttl_s,
             greatest(coalesce(h.feeds, 0) + coalesce(n.feeds, 0) + coalesce(s.feeds, 0), 0) AS feeds,
             greatest(coalesce(h.weight, 0) + coalesce(n.weight, 0) + coalesce(s.weight, 0), 0)::float8 AS load
         FROM feedq.worker w
@@ -78,6 +88,8 @@ def candidates(c: Connection, tenants: Collection[str]) -> list[Candidate]:
             row.started_at,
             row.labels,
             by_worker.get(row.id, {}),
+            frozenset(map(str.lower, row.sinks_down)),
+            lags(loop_lag_s=row.loop_lag_s, silent_s=row.silent_s, ttl_s=row.ttl_s),
         )
         for row in rows
     ]
@@ -96,6 +108,45 @@ def _by_tenant(c: Connection, tenants: Collection[str]) -> dict[UUID, dict[str, 
     for row in c.execute(text(sql), {"tenants": list(tenants)}):
         counts.setdefault(row.worker_id, {})[row.tenant] = row.feeds
     return counts
+
+
+def experiences(c: Connection, *, proven: bool) -> dict[str, Experience]:
+    """By remote, on which workers its feeds failed, and whether others have begun to land records there since.
+
+    With ``proven`` only failures of feeds that have landed records elsewhere since: then it is the worker, and not
+    the source.
+
+    Most of the time no feed has failed anywhere, and an empty index is all that is read.
+    """
+    condition = (
+        "l.state = 'running' AND l.connected AND l.last_record_at > to_timestamp(failed.value::float8)"
+    )
+    sql = f"""
+        SELECT {REMOTE} AS remote, failed.key AS worker, to_timestamp(max(failed.value::float8)) AS at
+        FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
+        CROSS JOIN LATERAL jsonb_each_text(l.avoid) failed
+        WHERE l.avoid <> '{{}}' AND ({condition if proven else "true"}) GROUP BY 1, 2
+    """
+    failed = _by_remote(c, sql)
+    if not failed:
+        return {}
+    sql = f"""
+        SELECT {REMOTE} AS remote, w.name AS worker, max(l.running_since) AS at
+        FROM feedq.worker w JOIN feedq.lease l ON l.worker_id = w.id JOIN feedq.feed f ON f.id = l.feed_id
+        WHERE w.name = ANY(:names) AND w.state <> 'gone' AND l.state = 'running' AND l.connected
+            AND l.last_record_at > l.running_since
+        GROUP BY 1, 2
+    """
+    names = {name for workers in failed.values() for name in workers}
+    landed = _by_remote(c, sql, names=list(names))
+    return {remote: Experience(workers, landed.get(remote, {})) for remote, workers in failed.items()}
+
+
+def _by_remote(c: Connection, sql: str, **parameters: list[str]) -> dict[str, dict[str, datetime]]:
+    found: dict[str, dict[str, datetime]] = {}
+    for row in c.execute(text(sql), parameters):
+        found.setdefault(row.remote, {})[row.worker] = row.at
+    return found
 
 
 def leaving(c: Connection) -> dict[UUID, int]:

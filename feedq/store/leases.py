@@ -13,7 +13,7 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.lease import RATE_TIME_S, Move, states_before
+from feedq.lease import AVOIDED_MAX, RATE_TIME_S, Move, states_before
 from feedq.model import JSON, Claim, FeedKey, Progress, Reason, Release, StopRequest, WorkerState
 from feedq.store.base import Followed
 from feedq.store.channels import WAKE_SQL
@@ -40,37 +40,57 @@ def _locked(columns: str) -> str:
     """
 
 
+# A worker session that began after the feed failed on the one before it has not had its try.
+_NEW_HERE = f"""(
+    coalesce((l.avoid ->> held.worker_name)::float8 < extract(epoch FROM held.worker_started_at), true)
+    AND (SELECT count(*) FROM jsonb_object_keys(l.avoid)) < {AVOIDED_MAX}
+)"""
+STILL_FAILED = "reason = CASE WHEN l.reason = 'failed' THEN 'failed' END"
+"""What cannot run as declared is looked at again: until more is known it has failed, and history need not say so
+again."""
+
 _CLAIM = f"""
     WITH given AS (
         SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[])) AS t (feed_id, epoch)
     ), locked AS ({_locked("l.worker_id, l.state")}), held AS (
         -- FOR SHARE on the feed: an edit that commits while we wait for the lease must be read, not missed.
-        SELECT {FEED_COLUMNS}
+        SELECT {FEED_COLUMNS}, w.name AS worker_name, w.started_at AS worker_started_at
         FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
         CROSS JOIN LATERAL (SELECT * FROM feedq.feed WHERE id = locked.feed_id FOR SHARE) f
         WHERE locked.worker_id = :worker_id AND locked.state = 'assigned' AND w.state = 'active'
     ), claimed AS (
-        UPDATE feedq.lease l SET state = 'running', reason = NULL, generation = held.feed_generation,
+        UPDATE feedq.lease l SET state = 'running', {STILL_FAILED}, generation = held.feed_generation,
             running_since = clock_timestamp(), connected = false, stalled = false
         FROM held WHERE l.feed_id = held.id
-        RETURNING l.feed_id, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed
+        RETURNING l.feed_id, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed,
+            l.reason IS NOT NULL AS has_failed, l.avoid = '{{}}' OR {_NEW_HERE} AS is_new_here
     ), history AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
-        SELECT :kind, feed_id, :worker_id, epoch FROM claimed
+        SELECT :kind, feed_id, :worker_id, epoch FROM claimed WHERE NOT has_failed
     )
     SELECT held.*, claimed.epoch, claimed.attempts, claimed.failures, claimed.quarantined,
-        claimed.blamed
+        claimed.blamed, claimed.has_failed, claimed.is_new_here
     FROM held JOIN claimed ON claimed.feed_id = held.id
 """
 
+_AVOIDED = f"""(
+    SELECT jsonb_object_agg(key, value) FROM (
+        SELECT key, value FROM jsonb_each(
+            l.avoid || jsonb_build_object(held.worker, extract(epoch FROM clock_timestamp())))
+        ORDER BY value DESC LIMIT {AVOIDED_MAX}
+    ) latest
+)"""
 _RELEASE = f"""
     WITH given AS (
         SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:reasons AS text[]),
             CAST(:delays AS float8[]), CAST(:attempts AS int[]), CAST(:errors AS text[]))
             AS t (feed_id, epoch, reason, delay_s, attempts, error)
-    ), locked AS ({_locked("l.worker_id, l.state, l.promised_to")}), held AS (
+    ), locked AS (
+        {_locked("l.worker_id, l.state, l.promised_to, l.reason AS before, l.last_error")}
+    ), held AS (
         -- Whether it is kept for a successor is what feedq.lease.is_kept_for_successor says.
         SELECT locked.feed_id, locked.error, locked.attempts, w.name AS worker,
+            coalesce(locked.reason = 'failed' AND before = 'failed' AND error = last_error, false) AS is_known,
             CASE WHEN kept THEN 'held' ELSE locked.reason END AS reason,
             CASE WHEN kept THEN :hold_s ELSE locked.delay_s END AS delay_s
         FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
@@ -86,18 +106,21 @@ _RELEASE = f"""
             promised_to = CASE WHEN held.reason <> 'failed' THEN l.promised_to END,
             moved_at = CASE WHEN held.reason <> 'failed' AND l.promised_to IS NOT NULL THEN l.moved_at END,
             held_for = CASE WHEN held.reason = 'held' THEN held.worker END,
-            retry_at = CASE WHEN held.delay_s > 0
+            avoid = CASE WHEN held.reason IN ('backoff', 'failed') THEN {_AVOIDED}
+                         WHEN held.reason = 'edited' THEN '{{}}' ELSE l.avoid END,
+            retry_at = CASE WHEN held.delay_s > 0 OR held.reason = 'failed'
                             THEN clock_timestamp() + make_interval(secs => held.delay_s) END,
             last_error = coalesce(held.error, l.last_error),
             last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END
         FROM held WHERE l.feed_id = held.feed_id
-        RETURNING l.feed_id, l.epoch, l.generation, held.reason, held.error
+        RETURNING l.feed_id, l.epoch, l.generation, held.reason, held.error, held.is_known
     ), dirty AS ({look_again("released")}), history AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
         SELECT :kind, feed_id, :worker_id, epoch,
-               jsonb_strip_nulls(jsonb_build_object('reason', reason, 'error', error)) FROM released
+               jsonb_strip_nulls(jsonb_build_object('reason', reason, 'error', error))
+        FROM released WHERE NOT is_known
     )
-    SELECT feed_id, epoch FROM released
+    SELECT feed_id, epoch, is_known FROM released
 """
 
 
@@ -121,12 +144,18 @@ _REPORT = f"""
             CAST(:failures AS int[]), CAST(:dead_errors AS text[]), CAST(:sink_errors AS text[]))
             AS t (feed_id, epoch, records, bytes, dead, age_s, cursor, connected, stalled, attempts, error,
                   failures, dead_error, sink_error)
-    ), locked AS ({_locked("l.worker_id, l.state, l.reported_at, l.running_since, l.moved_at")}), held AS (
+    ), locked AS (
+        {_locked("l.worker_id, l.state, l.reason, l.reported_at, l.running_since, l.moved_at")}
+    ), held AS (
         SELECT locked.*, extract(epoch FROM clock_timestamp() - greatest(reported_at, running_since))::float8
             AS elapsed_s,
             -- The owner that lets go of it still reports, and is connected.
-            moved_at IS NOT NULL AND state = 'running' AND connected AS has_arrived
+            moved_at IS NOT NULL AND state = 'running' AND connected AS has_arrived,
+            state = 'running' AND reason = 'failed' AND (records > 0 OR attempts > 0) AS can_run
         FROM locked WHERE worker_id = :worker_id AND state = ANY(:states)
+    ), history AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+        SELECT :mended, feed_id, worker_id, epoch FROM held WHERE can_run AND records > 0
     )
     UPDATE feedq.lease l SET
         records_total = l.records_total + held.records,
@@ -139,7 +168,10 @@ _REPORT = f"""
         dead_letter_error = coalesce(held.dead_error, l.dead_letter_error),
         dead_letter_at = CASE WHEN held.dead > 0 THEN clock_timestamp() ELSE l.dead_letter_at END,
         sink_error = held.sink_error, failures = held.failures,
-        avoid = CASE WHEN held.records > 0 THEN '{{}}' ELSE l.avoid END,
+        -- On one on which it failed before: then it was not the worker that could not reach its source.
+        avoid = CASE WHEN held.records > 0 AND l.avoid <> '{{}}' AND jsonb_exists(l.avoid,
+                         (SELECT name FROM feedq.worker WHERE id = :worker_id)) THEN '{{}}' ELSE l.avoid END,
+        reason = CASE WHEN NOT held.can_run THEN l.reason END,
         reported_at = clock_timestamp(),
         moved_at = CASE WHEN NOT held.has_arrived THEN l.moved_at END,
         cursor = held.cursor, connected = held.connected, stalled = held.stalled, attempts = held.attempts,
@@ -173,7 +205,8 @@ class PostgresLeases:
 
     def claimed(self, worker_id: UUID, key: FeedKey) -> Claim | None:
         sql = f"""
-            SELECT {FEED_COLUMNS}, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed
+            SELECT {FEED_COLUMNS}, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed,
+                false AS is_new_here, l.reason IS NOT NULL AS has_failed
             FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
             WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND l.worker_id = :worker_id AND l.state = 'running'
         """
@@ -195,17 +228,20 @@ class PostgresLeases:
             "hold_s": self._restart_hold_s,
         }
         with self._database.transaction() as c:
-            matched = _keys(c, _RELEASE, parameters)
+            matched = c.execute(text(_RELEASE), parameters).all()
+            keys = [(row.feed_id, row.epoch) for row in matched]
             for r in releases:
-                if r.blame is not None and r.key in matched:
+                if r.blame is not None and r.key in keys:
                     blame(c, r.feed_id, worker_id, r.blame, said=f"{r.blame.cause}: {r.blame.said}")
-            if matched:
+            # Nobody waits for what was only looked at again.
+            if not all(row.is_known for row in matched):
                 c.execute(text(WAKE_SQL))
-        return matched
+        return keys
 
     def report(self, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
         parameters = {
             "worker_id": worker_id,
+            "mended": EventKind.FEED_MENDED.value,
             "states": [s.value for s in states_before(Move.RELEASE)],
             **_key_columns([p.key for p in progress]),
             "records": [p.records for p in progress],
@@ -301,7 +337,16 @@ class PostgresLeases:
 
 
 def _claim_from(row: Any) -> Claim:
-    return Claim(feed_from(row), row.epoch, row.attempts, row.failures, row.quarantined, row.blamed)
+    return Claim(
+        feed_from(row),
+        row.epoch,
+        row.attempts,
+        row.failures,
+        row.quarantined,
+        row.blamed,
+        row.is_new_here,
+        row.has_failed,
+    )
 
 
 def _key_columns(keys: Sequence[FeedKey]) -> dict[str, list[int]]:

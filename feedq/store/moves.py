@@ -9,6 +9,7 @@ still takes feeds, else anywhere. Nothing has to be remembered outside the row.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -16,11 +17,12 @@ from sqlalchemy import Connection, text
 from feedq.errors import Conflict
 from feedq.lease import Move, objection_to_move, states_before
 from feedq.model import LeaseState, Reason
-from feedq.placement import Held, Transfer
+from feedq.placement import NO_EXPERIENCE, Held, Transfer
 from feedq.store.channels import WAKE_SQL, Ring, ring_workers
 from feedq.store.dirty import look_again
+from feedq.store.held import REMOTE, SINK, experiences
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means
-from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from, selector_from
+from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, avoided_from, feed_from, lease_from, selector_from
 from feedq.telemetry import EventKind
 
 
@@ -39,7 +41,7 @@ def movable(c: Connection, worker_ids: Collection[UUID], *, limit: int, means: M
         return []
     sql = f"""
         SELECT f.id, held.worker_id, held.running_since, f.tenant, nullif(f.selector, '{{}}') AS selector,
-            {EFFECTIVE_WEIGHT} AS weight
+            nullif(l.avoid, '{{}}') AS avoid, {SINK} AS sink, {REMOTE} AS remote, {EFFECTIVE_WEIGHT} AS weight
         FROM unnest(CAST(:ids AS uuid[])) AS source (id) CROSS JOIN LATERAL (
             SELECT feed_id, worker_id, running_since FROM feedq.lease
             WHERE worker_id = source.id AND state = 'running'
@@ -49,12 +51,17 @@ def movable(c: Connection, worker_ids: Collection[UUID], *, limit: int, means: M
         WHERE f.removed_at IS NULL AND f.target_state = 'running'
         ORDER BY held.running_since, f.id
     """
+    known = experiences(c, proven=False)
     share = max(1, limit // len(worker_ids))
     parameters = {"ids": list(map(str, worker_ids)), "limit": share, **means.parameters()}
-    return [
-        Held(row.id, row.worker_id, row.weight, row.tenant, selector_from(row.selector))
-        for row in c.execute(text(sql), parameters)
-    ]
+    held = []
+    for row in c.execute(text(sql), parameters):
+        one = Held(row.id, row.worker_id, row.weight, row.tenant, selector_from(row.selector), sink=row.sink)
+        if row.avoid or row.remote in known:
+            own, others = avoided_from(row.avoid), known.get(row.remote, NO_EXPERIENCE)
+            one = replace(one, avoid=others.avoided(own), reached=others.reached(own))
+        held.append(one)
+    return held
 
 
 def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:

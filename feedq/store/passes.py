@@ -22,6 +22,7 @@ from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL, Ring, ring_wor
 from feedq.store.database import Database
 from feedq.store.dirty import absorb_new, dirty
 from feedq.store.held import candidates, fold, leaving
+from feedq.store.leases import STILL_FAILED
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means, means
 from feedq.store.moves import movable, moves_under_way, reap, transfer
 from feedq.store.quarantine import part, quarantined
@@ -236,13 +237,13 @@ class PostgresPass:
                 WHERE state = ANY(:states) AND worker_state = 'active' AND target_state = 'serving'
             ), assigned AS (
                 UPDATE feedq.lease l SET state = 'assigned', epoch = l.epoch + 1, worker_id = free.worker_id,
-                    assigned_at = clock_timestamp(), retry_at = NULL, reason = NULL, weight = free.weight,
+                    assigned_at = clock_timestamp(), retry_at = NULL, {STILL_FAILED}, weight = free.weight,
                     promised_to = NULL, held_for = NULL, stop_by = NULL
                 FROM free WHERE l.feed_id = free.feed_id
-                RETURNING l.feed_id, l.epoch, l.worker_id, free.queue
+                RETURNING l.feed_id, l.epoch, l.worker_id, free.queue, l.reason
             ), history AS (
                 INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
-                SELECT :kind, feed_id, worker_id, epoch FROM assigned
+                SELECT :kind, feed_id, worker_id, epoch FROM assigned WHERE reason IS NULL
             )
             SELECT * FROM assigned ORDER BY feed_id
         """
@@ -293,7 +294,8 @@ class PostgresPass:
             UPDATE feedq.lease l SET reason = given.reason, retry_at = NULL, held_for = NULL,
                 promised_to = CASE WHEN given.reason IN ('new', 'settling') THEN l.promised_to END,
                 moved_at = CASE WHEN given.reason IN ('new', 'settling') THEN l.moved_at END,
-                attempts = CASE WHEN given.reason = 'new' THEN 0 ELSE l.attempts END
+                attempts = CASE WHEN given.reason = 'new' THEN 0 ELSE l.attempts END,
+                avoid = CASE WHEN given.reason = 'new' THEN '{{}}' ELSE l.avoid END
             FROM given WHERE l.feed_id = given.feed_id AND given.state = 'idle'
         """
         self._c.execute(text(sql), _reason_columns(reasons))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from feedq import lease as policy
@@ -57,6 +58,12 @@ def stored_selector(selector: Selector) -> dict[str, dict[str, str]]:
     return {name: part for name, part in parts.items() if part}
 
 
+def avoided_from(stored: Mapping[str, float] | None) -> tuple[tuple[str, datetime], ...]:
+    """The workers on which a feed failed, by name, each with the time; the latest last."""
+    failed = sorted((stored or {}).items(), key=lambda one: one[1])
+    return tuple((name, datetime.fromtimestamp(at, UTC)) for name, at in failed)
+
+
 def feed_from(row: Any) -> Feed:
     spec = FeedSpec(
         name=row.name,
@@ -102,7 +109,7 @@ def lease_from(row: Any, feed_id: int) -> Lease:
         bytes_per_s=row.bytes_per_s,
         reported_at=row.reported_at,
         failures=row.failures,
-        avoid=tuple(row.avoid),
+        avoid=dict(avoided_from(row.avoid)),
         dead_per_s=row.dead_per_s,
         dead_letter_error=row.dead_letter_error,
         dead_letter_at=row.dead_letter_at,

@@ -36,7 +36,7 @@ _MISMATCHED = """
             OR (l.state = 'running' AND l.generation < f.generation)
             OR (l.state = 'idle' AND f.removed_at IS NOT NULL)
             OR (l.state = 'idle' AND l.reason = 'paused' AND f.target_state = 'running')
-            OR (l.state = 'idle' AND l.reason IS NULL))
+            OR (l.state = 'idle' AND (l.reason IS NULL OR l.reason = 'failed' AND l.retry_at IS NULL)))
         ORDER BY f.id FOR UPDATE OF l, f SKIP LOCKED
     )
     UPDATE feedq.feed SET dirty = true

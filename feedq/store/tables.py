@@ -135,9 +135,9 @@ lease = Table(
     Column("rows_per_s", Float, nullable=False, server_default=text("0")),
     Column("bytes_per_s", Float, nullable=False, server_default=text("0")),
     _stamp("reported_at"),
-    # In a row, since the feed last landed a record; and the workers on which it failed since.
+    # In a row, since the feed last landed a record; and the workers on which it failed.
     Column("failures", Integer, nullable=False, server_default=text("0")),
-    Column("avoid", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    Column("avoid", JSONB, nullable=False, server_default=text("'{}'")),  # by name, the time in seconds
     Column("dead_per_s", Float, nullable=False, server_default=text("0")),
     Column("dead_letter_error", Text),
     _stamp("dead_letter_at"),
@@ -169,6 +169,7 @@ lease = Table(
         ),
     ),
     Index("lease_due", "retry_at", postgresql_where=text("state = 'idle' AND retry_at IS NOT NULL")),
+    Index("lease_avoid", "feed_id", postgresql_where=text("avoid <> '{}'")),
     Index("lease_quarantined", "feed_id", postgresql_where=text("quarantined")),
     Index("lease_held_for", "held_for", postgresql_where=text("held_for IS NOT NULL")),
     Index("lease_stop_by", "stop_by", postgresql_where=text("state = 'stopping'")),

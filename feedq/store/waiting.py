@@ -12,10 +12,10 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from feedq.model import Reason
-from feedq.placement import Waiting
-from feedq.store.held import SERVING, candidates
+from feedq.placement import NO_EXPERIENCE, Waiting
+from feedq.store.held import REMOTE, SERVING, SINK, candidates, experiences
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means
-from feedq.store.rows import selector_from
+from feedq.store.rows import avoided_from, selector_from
 
 # Each branch is a small index of its own. What is due is asked for with the time at which the statement
 # began: with a clock that moves on, the index could not be used.
@@ -33,7 +33,7 @@ _NEWS = f"""
          ORDER BY l.feed_id LIMIT :limit)
         UNION ALL
         ({_IDLE} WHERE {_MAY_START} AND l.retry_at IS NOT NULL AND l.retry_at <= statement_timestamp()
-           AND l.reason NOT IN ('paused', 'failed', 'removed')
+           AND l.reason NOT IN ('paused', 'removed')
          ORDER BY l.retry_at LIMIT :limit)
     ) news ORDER BY feed_id LIMIT :limit
 """
@@ -48,7 +48,7 @@ _UNPLACED = f"""
 """
 _DETAILS = f"""
     SELECT l.feed_id, l.reason, l.promised_to, f.tenant, nullif(f.selector, '{{}}') AS selector,
-        {EFFECTIVE_WEIGHT} AS weight
+        nullif(l.avoid, '{{}}') AS avoid, {SINK} AS sink, {REMOTE} AS remote, {EFFECTIVE_WEIGHT} AS weight
     FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
     WHERE l.feed_id = ANY(:ids)
       -- Removed and declared anew: the one that is ending must be off the source first.
@@ -73,6 +73,7 @@ def waiting(c: Connection, *, limit: int, after: int, means: Means) -> tuple[lis
         after = unplaced[-1] if len(unplaced) == left else 0
     if not ids:
         return [], after
+    known = experiences(c, proven=True)
     rows = c.execute(text(_DETAILS), {"ids": ids, **means.parameters()})
     return [
         Waiting(
@@ -82,6 +83,8 @@ def waiting(c: Connection, *, limit: int, after: int, means: Means) -> tuple[lis
             row.tenant,
             selector_from(row.selector),
             row.promised_to,
+            known.get(row.remote, NO_EXPERIENCE).avoided(avoided_from(row.avoid)),
+            row.sink,
         )
         for row in rows
     ], after

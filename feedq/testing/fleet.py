@@ -36,6 +36,8 @@ from feedq.testing.stream import numbers
 from feedq.testing.worker import PaperWorker
 from feedq.verbs import cordon_worker, drain_worker, move_feed, uncordon_worker
 
+SOURCE = {"url": "paper://source"}
+"""All feeds have one source: what one cannot reach from a worker the others cannot."""
 STEP_S = 0.1
 TICK_MIN_S = 0.1
 """What beat makes of a reconcile interval of nothing."""
@@ -103,7 +105,7 @@ class PaperFleet:
         added = []
         for _ in range(count):
             self._feeds_added += 1
-            spec = FeedSpec(f"feed-{self._feeds_added}", "paper", {}, {"table": "paper"}, weight=weight)
+            spec = FeedSpec(f"feed-{self._feeds_added}", "paper", SOURCE, {"table": "paper"}, weight=weight)
             if required:
                 spec = replace(spec, selector=Selector(required))
             added.append(self.store.feeds.add(spec).id)

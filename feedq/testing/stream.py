@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from feedq.model import FeedKey
+from feedq.model import Claim, FeedKey
 from feedq.testing.memory import MemoryStore
 from feedq.testing.paper import PaperConnection, PaperSink
 
@@ -16,8 +16,7 @@ class PaperStream:
     """One tenure."""
 
     key: FeedKey
-    claimed: FeedKey
-    """The key that it was claimed under: its epoch may have been raised since."""
+    claim: Claim
     has_message: bool
     """Whether the message of its assignment has come. One more is a copy."""
     is_fenced: bool = False
@@ -25,6 +24,11 @@ class PaperStream:
     pending: list[int] = field(default_factory=list)
     """Received, and not yet committed."""
     unreported: int = 0
+
+    @property
+    def claimed(self) -> FeedKey:
+        """The key that it was claimed under: its epoch may have been raised since."""
+        return self.claim.key
 
     def take_over(self, worker_id: UUID, *, store: MemoryStore, sink: PaperSink) -> int | None:
         """The cursor to go on after; None: the feed has another owner. Raises `Unavailable`."""

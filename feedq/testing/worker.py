@@ -162,7 +162,7 @@ class PaperWorker:
         if self._in_flight is None and now >= self._next_beat:
             assert self._session is not None
             self.heartbeats += 1
-            answer = self._session.heartbeat(Load(feeds=len(self.streams))) if self._reach() else None
+            answer = self._session.heartbeat(self._load()) if self._reach() else None
             self._in_flight = _InFlight(now, now + self.answers_take_s, answer)
             self._next_beat = now + max(self._settings.heartbeat_s, HEARTBEAT_MIN_S)
         if self._in_flight is not None and now >= self._in_flight.due:
@@ -183,6 +183,9 @@ class PaperWorker:
         if age_s is not None and age_s > watchdog_s:
             self._say("no pass for too long; runs one here")
             self._reconcile()
+
+    def _load(self) -> Load:
+        return Load(feeds=len(self.streams))
 
     def _window(self, *, sent_at: float, received_at: float) -> TrustWindow:
         del received_at  # the answer may take as long as it likes
@@ -278,13 +281,15 @@ class PaperWorker:
         for claim in granted:
             if claim.feed.id in self.streams:
                 self._forget([claim.feed.id])  # a tenure of ours that ended without our hearing of it
-            self.streams[claim.feed.id] = PaperStream(claim.key, claim.key, has_message)
+            self.streams[claim.feed.id] = PaperStream(claim.key, claim, has_message)
         return len(granted)
 
     def _connect(self, worker_id: UUID) -> None:
         """Take over in the sink, then connect where it says: for feeds just claimed, and after a suspension."""
         begun = []
         for stream in [s for s in self.streams.values() if s.connection is None]:
+            if not self._may_connect(stream):
+                continue
             before = stream.key
             cursor = stream.take_over(worker_id, store=self._store, sink=self._sink)
             if stream.key != before:
@@ -297,6 +302,10 @@ class PaperWorker:
                 begun.append(feed_id)
         if begun:
             self._say(f"streams {numbers(begun)}")
+
+    def _may_connect(self, stream: PaperStream) -> bool:
+        """Asked each time before it does."""
+        return True
 
     def _fenced(self, stream: PaperStream) -> None:
         self._say(f"is fenced off feed {stream.key[0]}@{stream.key[1]}")
@@ -318,8 +327,9 @@ class PaperWorker:
         for stream in self.streams.values():
             connected = stream.connection is not None
             cursor = self._sink.cursor(stream.key)
+            ago_s = 0.0 if stream.unreported else None
             progress.append(
-                Progress(*stream.key, stream.unreported, 0, 0, None, cursor, connected, False, 0, None)
+                Progress(*stream.key, stream.unreported, 0, 0, ago_s, cursor, connected, False, 0, None)
             )
             stream.unreported = 0
         self._reach()

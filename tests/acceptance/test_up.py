@@ -223,6 +223,16 @@ def test_feeds_of_a_killed_worker_go_on_elsewhere_and_the_worker_comes_back(demo
     every_feed_goes_on(demo)
 
 
+def test_when_all_workers_are_killed_one_is_started_again_at_once(demo: Up) -> None:
+    workers = [p for p in demo.family() if is_running(p) and "worker" in p.cmdline()]
+    assert len(workers) == 3
+    for process in workers:
+        process.kill()
+    demo.says(r"no worker is left; starting worker\d again now\n")
+    demo.says_again(r"12 of 12 feeds streaming on 3 workers, .* 0 lost, 0 doubled\n")
+    every_feed_goes_on(demo)
+
+
 @pytest.mark.parametrize("kind", ["valkey", "postgres"])
 def test_a_killed_server_comes_back_and_nothing_is_lost(kind: str, demo: Up) -> None:
     pattern = {"valkey": r"\(Valkey, pid (\d+)\)", "postgres": r"\(PostgreSQL \d+, pid (\d+)\)"}[kind]

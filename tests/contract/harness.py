@@ -250,6 +250,10 @@ class PostgresHarness(Harness):
             mine = [column for t, column in columns if t == table]
             shifts = ", ".join(f"{column} = {column} - make_interval(secs => {seconds})" for column in mine)
             self.execute(f"UPDATE feedq.{table} SET {shifts}")
+        self.execute(
+            f"UPDATE feedq.lease SET avoid = (SELECT jsonb_object_agg(key, value::float8 - {seconds}) "
+            "FROM jsonb_each_text(avoid)) WHERE avoid <> '{}'"
+        )
 
     def await_unlocked(self, worker: Worker) -> None:
         held = (

@@ -201,16 +201,20 @@ def test_a_failure_of_a_declaration_edited_meanwhile_does_not_outlive_the_edit(h
     assert [a.feed_id for a in sent] == [feed.id]
 
 
-def test_a_failed_feed_waits_for_an_edit(harness: Harness) -> None:
+def test_an_edit_starts_a_failed_feed_at_once(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.run(feed, worker)
-    harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED, error="bad option")])
+    failed = Release(*key, Reason.FAILED, retry_in_s=600, error="bad option", attempts=9)
+    harness.store.leases.release(worker.id, [failed])
     assert harness.reconcile()[1] == []
     harness.elapse(100)
     harness.store.workers.heartbeat(worker.id, worker.load, ttl_s=60)
     assert harness.reconcile(sweep_interval_s=0.0)[1] == []
     harness.store.feeds.edit(feed.name, spec(weight=2.0))
-    assert [a.key for a in harness.reconcile()[1]] == [(feed.id, key[1] + 1)]
+    (again,) = harness.reconcile()[1]
+    assert again.key == (feed.id, key[1] + 1)
+    (claim,) = harness.store.leases.claim(worker.id, [again.key])
+    assert (claim.has_failed, claim.attempts, claim.is_new_here) == (False, 0, True)
 
 
 # -- report ------------------------------------------------------------------------------------------

@@ -317,7 +317,7 @@ def test_waiting_are_the_idle_that_may_start(harness: Harness) -> None:
     harness.store.leases.release(
         worker.id,
         [
-            Release(*keys["failed"], Reason.FAILED),
+            Release(*keys["failed"], Reason.FAILED, retry_in_s=1000),
             Release(*keys["backoff"], Reason.BACKOFF, retry_in_s=1000),
             Release(*keys["due"], Reason.BACKOFF, retry_in_s=5),
             Release(*keys["freed"], Reason.RELEASED),

@@ -31,11 +31,26 @@ def test_a_lease_that_was_set_idle_by_hand_is_placed_again(
     assert (lease.state, lease.reason) == (LeaseState.ASSIGNED, None)
 
 
+FAILED_BY_HAND = "UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'failed', retry_at = "
+
+
 def test_a_failed_feed_is_no_matter_for_the_sweep(postgres_harness: PostgresHarness) -> None:
     postgres_harness.worker("w1")
     postgres_harness.store.feeds.add(spec())
     postgres_harness.reconcile()
-    postgres_harness.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'failed'")
+    postgres_harness.execute(f"{FAILED_BY_HAND} clock_timestamp() + interval '9 min'")
     report, sent = postgres_harness.reconcile(sweep_interval_s=0.0)
     assert (report.repaired, sent) == (0, [])
     assert postgres_harness.store.feeds.view("acme/orders").lease.reason is Reason.FAILED
+
+
+def test_a_failed_feed_that_nobody_would_look_at_again_is_started_by_the_sweep(
+    postgres_harness: PostgresHarness,
+) -> None:
+    """As workers of the release before leave it."""
+    postgres_harness.worker("w1")
+    feed = postgres_harness.store.feeds.add(spec())
+    postgres_harness.reconcile()
+    postgres_harness.execute(f"{FAILED_BY_HAND} NULL")
+    assert postgres_harness.reconcile()[1] == []
+    assert [a.feed_id for a in postgres_harness.reconcile(sweep_interval_s=0.0)[1]] == [feed.id]

@@ -25,6 +25,7 @@ from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durati
 from tests.unit import test_backoff as backoff
 from tests.unit import test_durations_of_processes as processes
 from tests.unit import test_jobs_service as leaving
+from tests.unit import test_placement_elsewhere as elsewhere
 from tests.unit import test_ramp as ramp
 
 Story = Callable[[TimedFleet], None]
@@ -284,6 +285,10 @@ TABLE: dict[str, Told | Elsewhere] = {
     ),
     "backoff_base_s": Elsewhere(BACKOFF),
     "backoff_max_s": Elsewhere(BACKOFF),
+    "backoff_elsewhere_s": Elsewhere((backoff.test_where_it_is_tried_again_does_not_change_when,)),
+    "failed_retry_s": Elsewhere((backoff.test_looks_are_never_further_apart_than_the_maximum,)),
+    "failed_retry_max_s": Elsewhere((backoff.test_looks_are_never_further_apart_than_the_maximum,)),
+    "avoid_s": Elsewhere((elsewhere.test_the_time_to_avoid_at_its_ends,)),
     "backoff_healthy_s": Elsewhere(
         (
             backoff.test_a_connection_that_was_never_made_clears_nothing_even_if_any_connection_would,

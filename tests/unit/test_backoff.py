@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.backoff import BackoffPolicy, LetGo, Reconnect, attempts_after, next_try
+from feedq.backoff import (
+    FIRST_LOOKS,
+    LOOKS_JITTER,
+    BackoffPolicy,
+    LetGo,
+    Reconnect,
+    attempts_after,
+    next_look_s,
+    next_try,
+)
 
 POLICY = BackoffPolicy(base_s=0.2, max_s=30.0, attempts_in_place=5, healthy_s=60.0)
 DAY_S = 86_400.0
 
 durations = st.one_of(st.just(0.0), st.just(DAY_S), st.floats(0, DAY_S))
+looks_apart = st.one_of(st.just(1.0), st.just(DAY_S), st.floats(1, DAY_S))
 policies = st.builds(
     BackoffPolicy,
     base_s=durations,
     max_s=durations,
     attempts_in_place=st.integers(1, 1000),
     healthy_s=durations,
+    elsewhere_s=durations,
+    failed_s=looks_apart,
+    failed_max_s=looks_apart,
 )
 
 
@@ -123,3 +137,68 @@ def test_the_count_grows_by_one_or_begins_anew(
     after = attempts_after(attempts, connected_s=connected_s, policy=policy)
     assert after in (1, attempts + 1)
     next_try(after, rng=Random(0), policy=policy)
+
+
+# -- elsewhere ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10**9), policies, st.floats(0, DAY_S), st.booleans(), st.integers())
+def test_where_it_is_tried_again_does_not_change_when(
+    attempts: int, policy: BackoffPolicy, failing_s: float, is_new_here: bool, seed: int
+) -> None:
+    plain = next_try(attempts, rng=Random(seed), policy=policy)
+    hurried = next_try(
+        attempts, rng=Random(seed), policy=policy, is_new_here=is_new_here, failing_s=failing_s
+    )
+    assert hurried.delay_s == plain.delay_s
+    assert isinstance(hurried, LetGo) or isinstance(plain, Reconnect), "nobody stays who would have gone"
+
+
+@pytest.mark.parametrize(
+    ("attempts", "failing_s", "is_new_here", "goes"),
+    [
+        (1, 0.0, True, False),
+        (1, 4.9, True, False),
+        (1, 5.0, True, True),  # one connect time-out
+        (1, 5.0, False, False),  # it has been everywhere: the source is away
+        (4, 0.0, True, False),
+        (5, 0.0, True, True),
+        (5, 0.0, False, True),
+        (6, 0.0, True, True),  # let go by another worker already: one failure here tells enough
+        (6, 60.0, False, False),
+        (10, 60.0, False, True),
+    ],
+)
+def test_a_feed_goes_elsewhere_soon_from_a_worker_that_is_new_to_it(
+    attempts: int, failing_s: float, is_new_here: bool, goes: bool
+) -> None:
+    decision = next_try(attempts, rng=Random(1), policy=POLICY, failing_s=failing_s, is_new_here=is_new_here)
+    assert isinstance(decision, LetGo) is goes
+
+
+def test_a_source_that_asked_to_be_left_alone_has_answered() -> None:
+    """Another worker would be told the same."""
+    decision = next_try(1, rng=Random(1), policy=POLICY, not_before_s=30, failing_s=60, is_new_here=True)
+    assert isinstance(decision, Reconnect)
+
+
+# -- what cannot run as declared ---------------------------------------------------------------------
+
+
+@given(st.integers(1, 10**9), policies, st.integers())
+def test_looks_are_never_further_apart_than_the_maximum(looks: int, policy: BackoffPolicy, seed: int) -> None:
+    delay_s = next_look_s(looks, rng=Random(seed), policy=policy)
+    assert (1 - LOOKS_JITTER) * min(policy.failed_s, policy.failed_max_s) <= delay_s <= policy.failed_max_s
+
+
+def test_looks_are_frequent_for_a_minute_and_then_ever_rarer() -> None:
+    longest = [next_look_s(n, rng=Edge(1.0), policy=POLICY) for n in range(1, 30)]
+    shortest = [next_look_s(n, rng=Edge(0.0), policy=POLICY) for n in range(1, 30)]
+    assert longest[:FIRST_LOOKS] == [POLICY.failed_s] * FIRST_LOOKS
+    # However the jitter falls, what is mended a minute after the first failure is looked at 15 s later at most.
+    for delays in (longest, shortest):
+        at = [sum(delays[:n]) for n in range(len(delays))]
+        assert all(after - before <= 15.0 for before, after in pairwise(at) if before < 60.0)
+    assert longest == sorted(longest)
+    assert longest[-1] == POLICY.failed_max_s == 600.0
+    assert sum(longest[:16]) < 3600.0

@@ -13,10 +13,12 @@ import pytest
 from feedq.embedded.process import poll_until, tail
 from feedq.embedded.service import (
     HEALTHY_S,
+    LAST_PAUSE_S,
     RESTART_PAUSE_MAX_S,
     RESTART_PAUSE_S,
     Service,
     describe_exit,
+    hasten_one,
     next_deaths,
     restart_pause_s,
     stop_all,
@@ -112,3 +114,37 @@ def test_all_are_asked_to_stop_and_only_the_deaf_are_killed(tmp_path: Path) -> N
         assert [p.returncode for p in processes if p is not None] == [-signal.SIGKILL, 0]
         assert one.pid is None
         assert not one.is_due(now=1e9)
+
+
+def died(made: Service, *, at: float, deaths: int) -> None:
+    """It was started and died, and had done so before."""
+    made.deaths = deaths - 1
+    made.start(now=at)
+    wait_for_death(made)
+    assert made.look(now=at) is not None
+
+
+def test_of_those_that_all_died_one_is_started_again_at_once(tmp_path: Path) -> None:
+    with service(tmp_path, "exit 1") as first, service(tmp_path, "exit 1", name="worker2") as second:
+        died(first, at=100.0, deaths=5)
+        died(second, at=103.0, deaths=1)
+        assert hasten_one([first, second]) is second, "whose pause is shorter"
+        assert second.is_due(now=103.0 + LAST_PAUSE_S)
+        assert not second.is_due(now=103.0 + LAST_PAUSE_S - 0.01)
+        assert not first.is_due(now=159.9), "the other keeps its pause"
+        assert hasten_one([first, second]) is None, "that is said once"
+
+
+def test_while_another_lives_pauses_are_kept(tmp_path: Path) -> None:
+    with service(tmp_path, "exit 1") as dead, service(tmp_path, "exec sleep 600", name="worker2") as alive:
+        died(dead, at=100.0, deaths=3)
+        alive.start(now=0.0)
+        assert hasten_one([dead, alive]) is None
+        assert not dead.is_due(now=119.9)
+
+
+def test_one_that_cannot_be_started_is_not_hastened(tmp_path: Path) -> None:
+    with service(tmp_path, "exit 1") as made:
+        died(made, at=100.0, deaths=1)
+        made.ended_at, made.restart_at = None, 110.0
+        assert hasten_one([made]) is None

@@ -91,6 +91,9 @@ class Bench:
         connector: str = "tcp",
         room_bytes: int = 2**24,
         ramp: Ramp | None = None,
+        attempts: int = 0,
+        is_new_here: bool = False,
+        has_failed: bool = False,
         failures: int = 0,
     ) -> None:
         self.path = path
@@ -103,7 +106,14 @@ class Bench:
         self.raised: list[int] = []
         self.may_raise = True
         spec = FeedSpec("acme/orders", connector, source, {"table": table})
-        claim = Claim(Feed(1, spec, 1, AT, AT), epoch, 0, failures)
+        claim = Claim(
+            Feed(1, spec, 1, AT, AT),
+            epoch,
+            attempts,
+            failures,
+            is_new_here=is_new_here,
+            has_failed=has_failed,
+        )
         self.runner = FeedRunner(claim, self._surroundings())
         self.task: asyncio.Task[Release | None] | None = None
 
@@ -525,6 +535,46 @@ async def test_what_waits_to_be_written_has_an_age_until_some_of_it_is() -> None
             bench.runner.interrupt(Interrupt.STOP)
             await bench.end()
             assert bench.runner.unwritten_s == 0
+
+
+@pytest.mark.parametrize(("is_new_here", "attempts"), [(True, 4), (False, 6)])
+async def test_a_feed_that_another_worker_let_go_stays_only_where_it_has_failed_before(
+    is_new_here: bool, attempts: int
+) -> None:
+    with DataPath() as path:
+        bench = Bench(path, {"url": "tcp://127.0.0.1:1"}, attempts=3, is_new_here=is_new_here)
+        bench.start()
+        release = await bench.end()
+    assert release is not None
+    assert (release.reason, release.attempts) == (Reason.BACKOFF, attempts)
+
+
+async def test_a_feed_that_received_records_here_is_not_hurried_elsewhere() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            source.count = 5
+            bench = Bench(path, options(source), attempts=3, is_new_here=True)
+            bench.start()
+            release = await bench.end()
+    assert release is not None
+    assert (release.reason, release.attempts, len(bench.landed)) == (Reason.BACKOFF, 6, 15)
+
+
+@pytest.mark.parametrize(("has_failed", "looks"), [(False, 1), (True, 8)])
+async def test_looks_at_what_cannot_run_are_counted_apart_from_failures_of_the_source(
+    has_failed: bool, looks: int
+) -> None:
+    tables = MemoryTables(unusable={"landed": "table landed does not exist"})
+    async with numbered_source() as source:
+        with DataPath(tables) as path:
+            bench = Bench(path, options(source), attempts=7, has_failed=has_failed)
+            bench.start()
+            release = await bench.end()
+    assert release is not None
+    assert (release.reason, release.attempts) == (Reason.FAILED, looks)
+    assert bench.runner.progress().attempts == (0 if has_failed else 7), "a look is no try at the source"
+    bound_s = FAST.failed_s if looks == 1 else FAST.failed_s * 1.5**2
+    assert 0.8 * bound_s <= release.retry_in_s <= bound_s
 
 
 async def test_somebody_elses_cancellation_is_not_swallowed() -> None:

@@ -8,7 +8,17 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.lease import Move, is_kept_for_successor, smoothed, states_before, transition
+from feedq.lease import (
+    Move,
+    avoided_after,
+    can_run,
+    is_kept_for_successor,
+    is_known_failure,
+    is_new_here,
+    smoothed,
+    states_before,
+    transition,
+)
 from feedq.model import Claim, FeedKey, LeaseState, Progress, Reason, Release, StopRequest, WorkerState
 from feedq.store.base import Followed
 from feedq.telemetry import EventKind
@@ -35,15 +45,25 @@ class MemoryLeases:
             tables.leases[feed.id] = replace(
                 lease,
                 state=transition(lease.state, Move.CLAIM),
-                reason=None,
                 generation=feed.generation,
                 running_since=self._db.now(),
                 connected=False,
                 stalled=False,
             )
-            self._record(EventKind.LEASE_CLAIMED, key, worker_id)
+            has_failed = lease.reason is Reason.FAILED
+            if not has_failed:
+                self._record(EventKind.LEASE_CLAIMED, key, worker_id)
             claims.append(
-                Claim(feed, lease.epoch, lease.attempts, lease.failures, lease.quarantined, lease.blamed)
+                Claim(
+                    feed,
+                    lease.epoch,
+                    lease.attempts,
+                    lease.failures,
+                    lease.quarantined,
+                    lease.blamed,
+                    is_new_here(lease, worker),
+                    has_failed,
+                )
             )
         return claims
 
@@ -60,7 +80,7 @@ class MemoryLeases:
     @statement
     def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
         now = self._db.now()
-        matched = []
+        matched, is_news = [], False
         for r in releases:
             lease = self._db.matched(worker_id, r.key, Move.RELEASE)
             if lease is None:
@@ -73,18 +93,21 @@ class MemoryLeases:
                 lease,
                 Move.RELEASE,
                 reason=reason,
-                retry_at=now + timedelta(seconds=delay_s) if delay_s > 0 else None,
+                retry_at=now + timedelta(seconds=delay_s) if delay_s > 0 or reason is Reason.FAILED else None,
+                avoid=avoided_after(lease, r, worker=worker.name, now=now),
                 held_for=worker.name if held else None,
                 attempts=r.attempts,
                 last_error=lease.last_error if r.error is None else r.error,
                 last_error_at=lease.last_error_at if r.error is None else now,
             )
-            said = {} if r.error is None else {"error": r.error}
             if r.blame is not None:
                 self._db.blame(r.feed_id, worker_id, r.blame, said=f"{r.blame.cause}: {r.blame.said}")
-            self._record(EventKind.LEASE_RELEASED, r.key, worker_id, reason=reason.value, **said)
+            if not is_known_failure(lease, r):
+                said = {} if r.error is None else {"error": r.error}
+                self._record(EventKind.LEASE_RELEASED, r.key, worker_id, reason=reason.value, **said)
+                is_news = True
             matched.append(r.key)
-        if matched:
+        if is_news:
             self._db.wake()
         return matched
 
@@ -104,6 +127,11 @@ class MemoryLeases:
             has_arrived = lease.moved_at is not None and lease.state is LeaseState.RUNNING and p.connected
             if has_arrived:
                 self._db.wake()  # others may move now
+            is_mended = can_run(lease, p)
+            if is_mended and p.records:
+                self._record(EventKind.FEED_MENDED, p.key, worker_id)
+            # On one on which it failed before: then it was not the worker that could not reach its source.
+            had_failed_here = p.records > 0 and self._db.tables.workers[worker_id].name in lease.avoid
             self._db.tables.leases[p.feed_id] = replace(
                 lease,
                 records_total=lease.records_total + p.records,
@@ -123,7 +151,8 @@ class MemoryLeases:
                 dead_letter_at=now if p.dead_letters else lease.dead_letter_at,
                 sink_error=p.sink_error,
                 failures=p.failures,
-                avoid=() if p.records else lease.avoid,
+                avoid={} if had_failed_here else lease.avoid,
+                reason=None if is_mended else lease.reason,
                 reported_at=now,
                 cursor=p.cursor,
                 moved_at=None if has_arrived else lease.moved_at,

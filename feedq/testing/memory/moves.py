@@ -8,11 +8,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from math import exp
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from feedq.lease import RATE_TIME_S, Move, is_reapable, objection_to_move
-from feedq.model import Feed, Lease, LeaseState, Reason, Worker, WorkerState, WorkerTarget
-from feedq.placement import Candidate, Held, Transfer
+from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Worker, WorkerState, WorkerTarget
+from feedq.placement import NO_EXPERIENCE, Candidate, Experience, Held, Transfer, lags
+from feedq.settings import DEFAULT_SINK
 from feedq.store.measured import WEIGHT_MIN
 from feedq.telemetry import EventKind
 from feedq.testing.memory.tables import MemoryDatabase
@@ -33,6 +35,34 @@ def counted_at(lease: Lease) -> UUID | None:
     return lease.worker_id
 
 
+def sink_of(spec: FeedSpec) -> str:
+    return str(spec.sink.get("name") or DEFAULT_SINK).lower()
+
+
+def remote_of(spec: FeedSpec) -> str:
+    return urlsplit(str(spec.source.get("url") or "")).netloc.lower() or str(
+        spec.source.get("command") or spec.name
+    )
+
+
+def experiences(db: MemoryDatabase, *, proven: bool) -> dict[str, Experience]:
+    """As `feedq.store.held.experiences`."""
+    failed: dict[str, dict[str, datetime]] = {}
+    landed: dict[str, dict[str, datetime]] = {}
+    for x in db.tables.leases.values():
+        remote = remote_of(db.tables.feeds[x.feed_id].spec)
+        landed_at = x.last_record_at if x.state is LeaseState.RUNNING and x.connected else None
+        for name, at in x.avoid.items():
+            if not proven or (landed_at is not None and landed_at > at):
+                there = failed.setdefault(remote, {})
+                there[name] = max(at, there.get(name, at))
+        if landed_at is not None and x.running_since is not None and landed_at > x.running_since:
+            assert x.worker_id is not None
+            name, here = db.tables.workers[x.worker_id].name, landed.setdefault(remote, {})
+            here[name] = max(x.running_since, here.get(name, x.running_since))
+    return {remote: Experience(workers, landed.get(remote, {})) for remote, workers in failed.items()}
+
+
 def candidates(db: MemoryDatabase, now: datetime, tenants: Collection[str]) -> list[Candidate]:
     leases = db.tables.leases.values()
     found = []
@@ -44,7 +74,23 @@ def candidates(db: MemoryDatabase, now: datetime, tenants: Collection[str]) -> l
         counts = {tenant: its_tenants[tenant] for tenant in tenants if its_tenants[tenant]}
         load = float(sum(x.weight for x in mine))
         found.append(
-            Candidate(w.id, w.name, w.queue, w.capacity, len(mine), load, w.started_at, w.labels, counts)
+            Candidate(
+                w.id,
+                w.name,
+                w.queue,
+                w.capacity,
+                len(mine),
+                load,
+                w.started_at,
+                w.labels,
+                counts,
+                frozenset(map(str.lower, w.load.sinks_down)),
+                lags(
+                    loop_lag_s=w.load.loop_lag_s,
+                    silent_s=(now - w.heartbeat_at).total_seconds(),
+                    ttl_s=(w.expires_at - w.heartbeat_at).total_seconds(),
+                ),
+            )
         )
     return found
 
@@ -67,6 +113,7 @@ def movable(
     db: MemoryDatabase, now: datetime, worker_ids: Collection[UUID], *, limit: int, measured: float
 ) -> list[Held]:
     found: list[tuple[datetime, Held]] = []
+    known = experiences(db, proven=False)
     for worker_id in worker_ids:
         mine = sorted(
             (
@@ -80,7 +127,18 @@ def movable(
             feed = db.tables.feeds[feed_id]
             if feed.removed_at is None and feed.spec.target_state is feed.spec.target_state.RUNNING:
                 weight = effective_weight(db, feed, x, measured=measured)
-                held = Held(feed_id, worker_id, weight, feed.spec.tenant, feed.spec.selector)
+                spec, own = feed.spec, tuple(x.avoid.items())
+                others = known.get(remote_of(spec), NO_EXPERIENCE)
+                held = Held(
+                    feed_id,
+                    worker_id,
+                    weight,
+                    spec.tenant,
+                    spec.selector,
+                    others.avoided(own),
+                    sink_of(spec),
+                    others.reached(own),
+                )
                 found.append((since, held))
     return [held for _, held in sorted(found, key=lambda one: (one[0], one[1].feed_id))]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +11,7 @@ from uuid import UUID
 
 from feedq.lease import Edit, Move, Quiet, is_dispatch_overdue, may_start, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
-from feedq.placement import Candidate, Held, Transfer, Waiting
+from feedq.placement import NO_EXPERIENCE, Candidate, Experience, Held, Transfer, Waiting
 from feedq.store.base import ReconcilePass, Suspect
 from feedq.store.sweeping import WEIGHT_STEP
 from feedq.telemetry import EventKind
@@ -169,7 +169,8 @@ class MemoryPass:
             if may_start(feeds[lease.feed_id], lease, now=self.now)
             and feeds[lease.feed_id].name not in ending
         ]
-        return [self._waiting(lease) for lease in self._in_turn(ready, limit)]
+        known = moves.experiences(self._db, proven=True)
+        return [self._waiting(lease, known) for lease in self._in_turn(ready, limit)]
 
     def _in_turn(self, ready: Sequence[Lease], limit: int) -> list[Lease]:
         """What is new first; then those without a place, from where the last pass ended."""
@@ -184,11 +185,20 @@ class MemoryPass:
             tables.waiting_after = turn[left - 1].feed_id if len(turn) >= left else 0
         return sorted(page, key=lambda lease: lease.feed_id)
 
-    def _waiting(self, lease: Lease) -> Waiting:
+    def _waiting(self, lease: Lease, known: Mapping[str, Experience]) -> Waiting:
         feed = self._db.tables.feeds[lease.feed_id]
         weight = moves.effective_weight(self._db, feed, lease, measured=self._measured)
         spec = feed.spec
-        return Waiting(feed.id, weight, lease.reason, spec.tenant, spec.selector, lease.promised_to)
+        return Waiting(
+            feed.id,
+            weight,
+            lease.reason,
+            spec.tenant,
+            spec.selector,
+            lease.promised_to,
+            known.get(moves.remote_of(spec), NO_EXPERIENCE).avoided(tuple(lease.avoid.items())),
+            moves.sink_of(spec),
+        )
 
     @statement
     def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
@@ -234,14 +244,15 @@ class MemoryPass:
                 worker_id=worker_id,
                 assigned_at=self._db.now(),
                 retry_at=None,
-                reason=None,
+                reason=Reason.FAILED if lease.reason is Reason.FAILED else None,
                 weight=moves.effective_weight(self._db, feed, lease, measured=self._measured),
                 promised_to=None,
                 held_for=None,
                 stop_by=None,
             )
             self._db.tables.leases[feed_id] = assigned
-            self._record(EventKind.LEASE_ASSIGNED, assigned)
+            if assigned.reason is None:
+                self._record(EventKind.LEASE_ASSIGNED, assigned)
             assignments.append(Assignment(feed_id, assigned.epoch, worker_id, worker.queue))
         self._db.ring(sorted({assignment.worker_id for assignment in assignments}))
         return assignments
@@ -302,7 +313,9 @@ class MemoryPass:
         edit = on_edit(feed, lease)
         if lease.state is LeaseState.IDLE:
             # Backoff and failures are what an edit would clear; a sweep is no edit.
-            held_back = lease.reason in (Reason.BACKOFF, Reason.FAILED)
+            held_back = lease.reason is Reason.BACKOFF or (
+                lease.reason is Reason.FAILED and lease.retry_at is not None
+            )
             is_renamed = edit.reason not in (None, lease.reason)
             return edit.purge or lease.reason is None or (is_renamed and not held_back)
         return edit.move is not None
@@ -320,6 +333,7 @@ class MemoryPass:
                 promised_to=lease.promised_to if keeps_promise else None,
                 moved_at=lease.moved_at if keeps_promise else None,
                 attempts=attempts,
+                avoid={} if reason is Reason.NEW else lease.avoid,
             )
             self._db.tables.leases[lease.feed_id] = renamed
 

@@ -11,7 +11,7 @@ down_revision = "0005"
 COLUMNS = """
     ALTER TABLE feedq.lease
         ADD COLUMN IF NOT EXISTS failures integer NOT NULL DEFAULT 0,
-        ADD COLUMN IF NOT EXISTS avoid text[] NOT NULL DEFAULT '{}',
+        ADD COLUMN IF NOT EXISTS avoid jsonb NOT NULL DEFAULT '{}',
         ADD COLUMN IF NOT EXISTS dead_per_s double precision NOT NULL DEFAULT 0,
         ADD COLUMN IF NOT EXISTS dead_letter_error text,
         ADD COLUMN IF NOT EXISTS dead_letter_at timestamptz,
@@ -29,6 +29,7 @@ COLUMNS = """
         ADD COLUMN IF NOT EXISTS loss text;
 
     CREATE INDEX IF NOT EXISTS lease_quarantined ON feedq.lease (feed_id) WHERE quarantined;
+    CREATE INDEX IF NOT EXISTS lease_avoid ON feedq.lease (feed_id) WHERE avoid <> '{}';
 """
 
 

@@ -1,0 +1,149 @@
+"""A worker that alone cannot reach the source is left and given nothing; what cannot run is looked at again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from tests.cluster import Cluster, feed, feed_names, wait_until
+from tests.invariants import check_invariants, mark, wait_resumed, wait_streaming
+from tests.proxy import SourceProxy
+from tests.source_process import Source
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
+
+FEEDS = feed_names(8, prefix="elsewhere")
+NEW = feed_names(4, prefix="new")
+PASSES_WATCHED = 10
+"""For how many passes nothing comes back; each is a chance to do it."""
+
+
+class Fleet:
+    """Two workers, a source that either may be cut off from, and feeds that stream through it."""
+
+    def __init__(self, cluster: Cluster, source: Source, proxy: SourceProxy) -> None:
+        self.cluster, self.source, self.proxy = cluster, source, proxy
+
+    def pid(self, node: str) -> int:
+        return self.cluster.workers[node].pid
+
+    def feeds_of(self, node: str) -> list[str]:
+        return self.cluster.feeds_of(self.cluster.workers[node])
+
+    def events(self, feed_name: str | None = None) -> list[str]:
+        """Of one feed, or of all: what history says, oldest first."""
+        sql = "SELECT e.kind FROM feedq.event e JOIN feedq.feed f ON f.id = e.feed_id WHERE {} ORDER BY e.id"
+        condition = "true" if feed_name is None else "f.name = %s"
+        rows = self.cluster.sql(sql.format(condition), [] if feed_name is None else [feed_name])
+        return [row["kind"] for row in rows]
+
+    def assignments_to(self, node: str) -> int:
+        rows = self.cluster.sql(
+            "SELECT count(*) AS n FROM feedq.event WHERE kind = 'lease_assigned' AND worker_id = %s",
+            (self.cluster.worker_id(self.cluster.workers[node]),),
+        )
+        return int(rows[0]["n"])
+
+    def wait_passes(self, count: int) -> None:
+        def passes() -> int:
+            return int(self.cluster.sql("SELECT pass_seq FROM feedq.fleet")[0]["pass_seq"])
+
+        until = passes() + count
+        wait_until(lambda: passes() >= until, limit_s=60, what=f"{count} passes")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Fleet]:
+    client = valkey.client()
+    client.flushall()
+    client.close()
+    url = postgres.create_database("elsewhere")
+    env = {"FEEDQ_RECONCILE_INTERVAL_S": "0.5", "FEEDQ_BACKOFF_MAX_S": "4", "FEEDQ_FAILED_RETRY_S": "2"}
+    directory = tmp_path_factory.mktemp("elsewhere")
+    with (
+        Source(rate=20) as source,
+        SourceProxy(source.url) as proxy,
+        Cluster(directory, database_url=url, broker_url=valkey.url(), env=env) as cluster,
+    ):
+        cluster.add_beat("b1")
+        cluster.add_worker("w1", ready=False, env={"FEEDQ_TEST_SECRET": "known"})
+        cluster.add_worker("w2", ready=False)
+        for node in ("w1", "w2"):
+            cluster.wait_worker(node)
+        cluster.apply([feed(name, proxy.url) for name in FEEDS])
+        wait_streaming(source, FEEDS)
+        yield Fleet(cluster, source, proxy)
+    postgres.drop_database("elsewhere")
+
+
+def test_the_feeds_of_a_worker_that_is_cut_off_from_the_source_stream_on_the_other_and_stay_there(
+    fleet: Fleet,
+) -> None:
+    wait_until(lambda: len(fleet.feeds_of("w1")) == 4, limit_s=30, what="an even fleet")
+    cut = fleet.feeds_of("w1")
+    others = fleet.cluster.epochs([name for name in FEEDS if name not in cut])
+    before, given = mark(fleet.source), fleet.assignments_to("w1")
+    fleet.proxy.cut_off(fleet.pid("w1"))
+    wait_resumed(fleet.source, cut, after=before, limit_s=30)
+    assert fleet.feeds_of("w1") == []
+    fleet.wait_passes(PASSES_WATCHED)
+    # It is the emptiest worker by far, and yet not even new feeds of this source go there.
+    fleet.cluster.apply([feed(name, fleet.proxy.url) for name in NEW])
+    wait_streaming(fleet.source, NEW)
+    assert fleet.assignments_to("w1") == given, "something came back"
+    check_invariants(fleet.cluster, fleet.source, [*FEEDS, *NEW], untouched=others)
+
+
+def test_when_both_are_cut_off_feeds_do_not_run_to_and_fro(fleet: Fleet) -> None:
+    fleet.proxy.cut_off(fleet.pid("w1"), fleet.pid("w2"))
+    everybody = [*FEEDS, *NEW]
+
+    def tried_everywhere() -> bool:
+        rows = fleet.cluster.sql("SELECT avoid FROM feedq.lease")
+        return all(len(row["avoid"]) == 2 for row in rows)
+
+    wait_until(tried_everywhere, limit_s=60, what="each feed failed on both workers")
+    before, began = len(fleet.events()), time.monotonic()
+    fleet.wait_passes(PASSES_WATCHED)
+    tenures = (len(fleet.events()) - before) / 3 / len(everybody)
+    # Of five failures each, with two seconds between them on the average; half of that is a busy machine's chance.
+    assert tenures <= 1 + (time.monotonic() - began) / 5
+    reached = mark(fleet.source)
+    fleet.proxy.let_in(fleet.pid("w1"), fleet.pid("w2"))
+    wait_resumed(fleet.source, everybody, after=reached, limit_s=60)
+    check_invariants(fleet.cluster, fleet.source, everybody)
+
+
+def test_a_feed_whose_table_is_created_streams_by_itself(fleet: Fleet) -> None:
+    name = "mended"
+    sink = {"name": "default", "table": "comes_later", "columns": {"seq": "/seq"}}
+    fleet.cluster.apply([{**feed(name, fleet.source.url), "sink": sink}])
+
+    def lease() -> tuple[int, str]:
+        row = fleet.cluster.leases()[name]
+        return row.epoch, row.last_error or ""
+
+    wait_until(lambda: "comes_later" in lease()[1], limit_s=30, what="the error is in view")
+    epoch, error = lease()
+    history = fleet.events(name)
+    wait_until(lambda: lease()[0] > epoch, limit_s=30, what="another look")
+    wait_until(lambda: fleet.cluster.leases()[name].state == "idle", limit_s=30, what="the look is over")
+    assert (fleet.events(name), lease()[1]) == (history, error), "history says it once"
+    assert "failed" in fleet.cluster.feedq("feed", "list")
+    fleet.cluster.sql("CREATE TABLE comes_later (seq bigint)")
+    wait_streaming(fleet.source, [name], limit_s=30)
+    wait_until(lambda: fleet.events(name) == [*history, "feed_mended"], limit_s=30, what="it is in history")
+
+
+def test_a_feed_whose_secret_one_worker_lacks_streams_on_the_other(fleet: Fleet) -> None:
+    """Sooner or later it is tried there, whoever has it first; and it does not go where it could not run."""
+    names = feed_names(4, prefix="secret")
+    secrets = {"token": "${env:FEEDQ_TEST_SECRET}"}
+    fleet.cluster.apply([feed(name, fleet.source.url, secrets=secrets) for name in names])
+    wait_streaming(fleet.source, names, limit_s=60)
+    fleet.wait_passes(PASSES_WATCHED)
+    assert set(names) <= set(fleet.feeds_of("w1"))

@@ -1,0 +1,295 @@
+"""Placement of feeds that failed somewhere or whose sink is down on some workers, and beside workers that lag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedq.model import Reason
+from feedq.placement import Avoided, Candidate, Held, Rules, Strategy, Waiting, lags, place, rebalance
+from tests.unit.placing import (
+    DAY_S,
+    NOW,
+    SETTLE_S,
+    Running,
+    candidate,
+    caps,
+    choosy_feeds,
+    fleets,
+    matches,
+    running,
+    running_fleets,
+)
+
+AVOID_S = 600.0
+SINKS = ("", "default", "reports")
+strategies = st.sampled_from(Strategy)
+
+
+def failed(*names: str, ago_s: float = 10.0) -> Avoided:
+    """On these workers, one a second, the last of them ``ago_s`` ago."""
+    return tuple(
+        (name, NOW - timedelta(seconds=ago_s + len(names) - n)) for n, name in enumerate(names, start=1)
+    )
+
+
+names = st.lists(st.sampled_from([f"w{n}" for n in range(1, 10)]), unique=True, max_size=6)
+
+
+@st.composite
+def troubled_feeds(draw: st.DrawFn) -> list[Waiting]:
+    return [
+        replace(feed, avoid=failed(*draw(names)), sink=draw(st.sampled_from(SINKS)))
+        for feed in draw(choosy_feeds())
+    ]
+
+
+@st.composite
+def troubled_workers(draw: st.DrawFn, workers: Sequence[Candidate]) -> list[Candidate]:
+    down = st.sets(st.sampled_from(SINKS[1:])).map(frozenset)
+    return [
+        replace(
+            worker,
+            sinks_down=draw(st.sampled_from((frozenset(), draw(down)))),
+            lags=draw(st.sampled_from((False, False, True))),
+        )
+        for worker in workers
+    ]
+
+
+@st.composite
+def troubled_fleets(draw: st.DrawFn) -> list[Candidate]:
+    return draw(troubled_workers(draw(fleets(labelled=True))))
+
+
+def may_have(worker: Candidate, feed: Waiting | Held, workers: Iterable[Candidate]) -> bool:
+    """Whether the labels fit and the sink can be written to, or by nobody whose labels fit."""
+    fitting = [w for w in workers if matches(w, feed.selector.required)]
+    able = [w for w in fitting if feed.sink not in w.sinks_down]
+    return worker in (able or fitting)
+
+
+def room_after(
+    worker: Candidate, feed: Waiting, queue: Sequence[Waiting], got: dict[int, UUID], rules: Rules
+) -> bool:
+    """Whether the worker could have taken one more of this tenant at the end, and so before it, too."""
+    taken = [w for w in queue if got.get(w.feed_id) == worker.worker_id]
+    cap = rules.cap_of(feed.tenant)
+    of_tenant = worker.tenants.get(feed.tenant, 0) + sum(w.tenant == feed.tenant for w in taken)
+    return worker.feeds + len(taken) < worker.capacity and (cap is None or of_tenant < cap)
+
+
+@given(troubled_feeds(), troubled_fleets(), caps, strategies)
+def test_no_feed_is_given_to_a_worker_while_a_better_one_has_room(
+    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int], strategy: Strategy
+) -> None:
+    rules = Rules(settle_s=SETTLE_S, tenant_caps=tenant_caps, strategy=strategy)
+    decision = place(feeds, workers, now=NOW, rules=rules)
+    got, by_id = dict(decision.assignments), {w.worker_id: w for w in workers}
+    said = [*got, *(feed_id for feed_id, _ in decision.unplaced)]
+    assert sorted(said) == sorted(feed.feed_id for feed in feeds)
+    for feed in feeds:
+        free = [w for w in workers if may_have(w, feed, workers) and room_after(w, feed, feeds, got, rules)]
+        if feed.feed_id not in got:
+            assert not free, "somebody could have taken it"
+            continue
+        owner = by_id[got[feed.feed_id]]
+        assert may_have(owner, feed, workers)
+        avoided = [name for name, _ in feed.avoid]
+        if owner.name in avoided:
+            earlier = avoided[: avoided.index(owner.name)]
+            assert all(w.name in avoided and w.name not in earlier for w in free), "it was not its turn"
+        elif owner.lags:
+            assert all(w.lags or w.name in avoided for w in free)
+
+
+@given(troubled_feeds(), troubled_fleets(), strategies)
+def test_who_avoids_somebody_changes_nothing_for_the_caps_and_the_capacity(
+    feeds: list[Waiting], workers: list[Candidate], strategy: Strategy
+) -> None:
+    rules = Rules(settle_s=SETTLE_S, tenant_caps={"*": 2}, strategy=strategy)
+    decision = place(feeds, workers, now=NOW, rules=rules)
+    tenants = {feed.feed_id: feed.tenant for feed in feeds}
+    for worker in workers:
+        mine = [tenants[feed_id] for feed_id, owner in decision.assignments if owner == worker.worker_id]
+        assert worker.feeds + len(mine) <= max(worker.capacity, worker.feeds)
+        for tenant in set(filter(None, mine)):
+            assert worker.tenants.get(tenant, 0) + mine.count(tenant) <= 2
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_a_feed_that_failed_everywhere_goes_where_it_failed_longest_ago(strategy: Strategy) -> None:
+    workers = [candidate(n) for n in (1, 2, 3)]
+    rules = Rules(strategy=strategy)
+    for order in (("w2", "w3", "w1"), ("w3", "w1", "w2"), ("w9", "w1", "w3", "w2")):
+        decision = place([Waiting(7, avoid=failed(*order))], workers, now=NOW, rules=rules)
+        oldest = next(name for name in order if name != "w9")
+        assert decision.assignments == ((7, UUID(int=int(oldest[1:]))),)
+
+
+def test_a_worker_session_that_began_after_the_failure_has_not_had_its_try() -> None:
+    workers = [candidate(1, up_s=5.0), candidate(2, feeds=50)]
+    decision = place([Waiting(1, avoid=failed("w1", ago_s=10.0))], workers, now=NOW, rules=Rules())
+    assert decision.assignments == ((1, UUID(int=1)),)
+    decision = place([Waiting(1, avoid=failed("w1", ago_s=3.0))], workers, now=NOW, rules=Rules())
+    assert decision.assignments == ((1, UUID(int=2)),)
+
+
+def test_a_feed_waits_rather_than_go_where_its_sink_is_down() -> None:
+    full, cut_off = (
+        candidate(1, capacity=1, feeds=1),
+        replace(candidate(2), sinks_down=frozenset({"reports"})),
+    )
+    feeds = [Waiting(1, sink="reports"), Waiting(2, sink="default")]
+    decision = place(feeds, [full, cut_off], now=NOW, rules=Rules())
+    assert decision.assignments == ((2, UUID(int=2)),)
+    assert decision.unplaced == ((1, Reason.NO_CAPACITY),)
+
+
+def test_a_promise_is_not_kept_where_the_sink_is_down() -> None:
+    cut_off = replace(candidate(2, feeds=1), sinks_down=frozenset({"reports"}))
+    promised = Waiting(1, sink="reports", promised_to=cut_off.worker_id)
+    decision = place([promised], [candidate(1), cut_off], now=NOW, rules=Rules())
+    assert decision.assignments == ((1, UUID(int=1)),)
+
+
+@pytest.mark.parametrize(
+    ("loop_lag_s", "silent_s", "expected"),
+    [(0.0, 0.0, False), (1.0, 3.9, False), (1.1, 0.0, True), (0.0, 4.1, True)],
+)
+def test_a_worker_lags_whose_loop_or_heartbeat_is_late(
+    loop_lag_s: float, silent_s: float, expected: bool
+) -> None:
+    assert lags(loop_lag_s=loop_lag_s, silent_s=silent_s, ttl_s=6.0) is expected
+
+
+# -- moves -------------------------------------------------------------------------------------------
+
+
+@st.composite
+def troubled_running(draw: st.DrawFn, strategy: Strategy) -> Running:
+    fleet = draw(running_fleets(strategy=strategy))
+    held = [
+        replace(feed, avoid=failed(*draw(names)), sink=draw(st.sampled_from(SINKS))) for feed in fleet.held
+    ]
+    return running(draw(troubled_workers(fleet.workers)), held, fleet.rules)
+
+
+@given(st.data(), strategies)
+def test_no_move_leads_to_where_a_feed_failed_or_cannot_land_or_to_a_worker_that_lags(
+    data: st.DataObject, strategy: Strategy
+) -> None:
+    fleet = data.draw(troubled_running(strategy))
+    workers = {w.worker_id: w for w in fleet.workers}
+    feeds = {feed.feed_id: feed for feed in fleet.held}
+    stranded = {feed.feed_id for feed in fleet.stranded}
+    for one in rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=100):
+        feed, target = feeds[one.feed_id], workers[one.target]
+        assert may_have(target, feed, fleet.workers)
+        assert not target.lags or all(w.lags for w in fleet.workers)
+        if target.name in dict(feed.avoid):
+            assert one.feed_id in stranded, "what must leave goes where there is room"
+
+
+@given(st.data(), strategies)
+def test_evening_out_comes_to_an_end_whatever_feeds_avoid(data: st.DataObject, strategy: Strategy) -> None:
+    fleet = data.draw(troubled_running(strategy))
+    for _ in range(200):
+        transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=3)
+        if not transfers:
+            return
+        fleet = fleet.after(transfers)
+    raise AssertionError("it goes on moving")
+
+
+def uneven(*, ago_s: float, feeds: int = 10) -> Running:
+    """All feeds are on one worker, as they failed on the other."""
+    held = [Held(n, UUID(int=2), avoid=failed("w1", ago_s=ago_s + n)) for n in range(feeds)]
+    return running([candidate(1), candidate(2)], held)
+
+
+def moved(
+    fleet: Running, *, busy: Sequence[int] = (), now: datetime = NOW, avoid_s: float = AVOID_S
+) -> list[int]:
+    transfers = rebalance(
+        fleet.held,
+        fleet.workers,
+        now=now,
+        rules=replace(fleet.rules, avoid_s=avoid_s),
+        moves=100,
+        busy=[UUID(int=n) for n in busy],
+    )
+    assert all(one.target == UUID(int=1) for one in transfers)
+    return [one.feed_id for one in transfers]
+
+
+def test_one_feed_is_tried_where_all_failed_once_none_has_for_long() -> None:
+    assert moved(uneven(ago_s=AVOID_S - 2)) == []
+    assert moved(uneven(ago_s=AVOID_S + 1)) == [9], "that which failed there longest ago"
+    assert moved(uneven(ago_s=AVOID_S + 1), busy=[1]) == [], "one is on its way there already"
+
+
+def test_the_time_to_avoid_at_its_ends() -> None:
+    fleet = uneven(ago_s=0.0)
+    assert len(moved(fleet, avoid_s=0.0)) == 1, "one at a time all the same"
+    assert moved(fleet, avoid_s=DAY_S) == []
+    assert len(moved(fleet, avoid_s=DAY_S, now=NOW + timedelta(seconds=DAY_S))) == 1
+
+
+def test_after_a_try_that_failed_the_others_stay_where_they_are() -> None:
+    fleet = uneven(ago_s=AVOID_S + 1)
+    again = [replace(feed, avoid=failed("w1")) if feed.feed_id == 9 else feed for feed in fleet.held]
+    assert moved(running(fleet.workers, again)) == []
+    assert moved(running(fleet.workers, again), now=NOW + timedelta(seconds=AVOID_S)) == [8]
+
+
+def test_after_a_try_that_went_well_the_others_follow_but_for_those_that_failed_just_now() -> None:
+    """Then it was the feed, and not the way to the source."""
+    fleet = uneven(ago_s=AVOID_S + 1)
+    held = [replace(feed, reached={"w1"}) for feed in fleet.held if feed.feed_id != 9]
+    held[0] = replace(held[0], avoid=failed("w1"))
+    found = moved(running(fleet.workers, [*held, Held(9, UUID(int=1))]))
+    assert len(found) == 4
+    assert 0 not in found
+
+
+def test_feeds_that_avoid_a_worker_do_not_keep_others_from_it() -> None:
+    fleet = uneven(ago_s=10)
+    others = [Held(100 + n, UUID(int=2)) for n in range(4)]
+    found = moved(running(fleet.workers, [*fleet.held, *others]))
+    assert sorted(found) == [100, 101, 102, 103]
+
+
+def test_a_feed_that_avoids_a_worker_moves_to_a_third() -> None:
+    held = [Held(n, UUID(int=2), avoid=failed("w1")) for n in range(6)]
+    fleet = running([candidate(1), candidate(2), candidate(3)], held)
+    transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=100)
+    assert {one.target for one in transfers} == {UUID(int=3)}
+    assert len(transfers) == 3
+
+
+def test_too_many_different_sets_of_avoided_workers_cost_moves_and_no_time() -> None:
+    """Each set has a pool of its own, of which there are only so many."""
+    workers = [candidate(n) for n in range(1, 41)]
+    held = [
+        Held(n, UUID(int=1), avoid=failed(*sorted({f"w{2 + n % 37}", f"w{3 + n * 7 % 37}"})))
+        for n in range(1000)
+    ]
+    fleet = running([replace(w, capacity=2000) for w in workers], held)
+    transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=1000)
+    assert len(transfers) > 200
+    feeds = {feed.feed_id: feed for feed in held}
+    for one in transfers:
+        assert f"w{one.target.int}" not in dict(feeds[one.feed_id].avoid)
+
+
+def test_all_that_lag_are_as_good_as_any() -> None:
+    workers = [replace(candidate(n), lags=True) for n in (1, 2)]
+    decision = place([Waiting(n) for n in range(4)], workers, now=NOW, rules=Rules())
+    assert sorted(owner.int for _, owner in decision.assignments) == [1, 1, 2, 2]
