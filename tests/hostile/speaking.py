@@ -201,6 +201,9 @@ def mqtt(raw: bytes, without_end: bytes = b"", *, suback: bytes = b"\x01") -> Sc
         writer.write(b"\x20\x03\x00\x00\x00")
         asked = await reader.read(4096)
         writer.write(packet(0x90, asked[2:4] + b"\x00" + suback))
+        if not raw and not without_end:
+            await writer.drain()
+            await reader.read()  # it is for the other side to end this
         await says(raw, without_end)(reader, writer)
 
     return script
