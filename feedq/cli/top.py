@@ -239,40 +239,41 @@ def render(frame: Frame, console: Console) -> RenderableType:
 
 
 def _workers_table(workers: Sequence[WorkerView]) -> RenderableType:
-    return rich_table(
-        (
-            "WORKER",
-            "STATE",
-            "TARGET",
-            "FEEDS",
-            "USED",
-            "ROWS/S",
-            "MB/S",
-            "CPU",
-            "RSS",
-            "LAG",
-            "HEARTBEAT",
-            "WHY",
-        ),
-        [
-            (
-                printable(view.worker.name),
-                styled(view.worker.state.value),
-                styled(view.worker.target_state.value),
-                f"{view.leases}/{view.worker.capacity}",
-                percent(view.leases, view.worker.capacity),
-                f"{view.worker.load.rows_per_s:,.0f}",
-                f"{view.worker.load.bytes_per_s / 1e6:,.2f}",
-                f"{view.worker.load.cpu:.2f}",
-                size(view.worker.load.rss),
-                f"{1000 * view.worker.load.loop_lag_s:.0f} ms",
-                duration(view.heartbeat_age_s),
-                worker_trouble(view),
-            )
-            for view in workers
-        ],
-        right={"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "LAG", "HEARTBEAT"},
+    columns = (
+        "WORKER",
+        "STATE",
+        "TARGET",
+        "FEEDS",
+        "USED",
+        "ROWS/S",
+        "MB/S",
+        "CPU",
+        "RSS",
+        "LAG",
+        "HEARTBEAT",
     )
+    rows = [
+        (
+            printable(view.worker.name),
+            styled(view.worker.state.value),
+            styled(view.worker.target_state.value),
+            f"{view.leases}/{view.worker.capacity}",
+            percent(view.leases, view.worker.capacity),
+            f"{view.worker.load.rows_per_s:,.0f}",
+            f"{view.worker.load.bytes_per_s / 1e6:,.2f}",
+            f"{view.worker.load.cpu:.2f}",
+            size(view.worker.load.rss),
+            f"{1000 * view.worker.load.loop_lag_s:.0f} ms",
+            duration(view.heartbeat_age_s),
+        )
+        for view in workers
+    ]
+    right = {"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "LAG", "HEARTBEAT"}
+    troubles = [worker_trouble(view) for view in workers]
+    if not any(troubles):
+        return rich_table(columns, rows, right=right)  # no column for what is empty: terminals are narrow
+    whys = zip(rows, troubles, strict=True)
+    return rich_table((*columns, "WHY"), [(*row, trouble) for row, trouble in whys], right=right)
 
 
 def _rank(view: FeedView, frame: Frame) -> tuple[int, float, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 from time import monotonic
 from uuid import UUID
@@ -136,3 +136,8 @@ class SinkEnds:
         return lambda: kind(
             url, environment=self._settings.environment, worker_id=self._worker_id(), role=role
         )
+
+
+def sinks_to_leave(down: Mapping[str, str], elsewhere: Collection[str]) -> dict[str, str]:
+    """Of the sinks that this worker cannot write to, and why: those that others can, or may."""
+    return {name: why for name, why in down.items() if name in elsewhere}

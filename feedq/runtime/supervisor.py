@@ -42,7 +42,7 @@ from feedq.model import (
 from feedq.runtime.activity import NO_FEED, Activity, current_feed
 from feedq.runtime.beside import FOLLOW_S, Beside, Tenures
 from feedq.runtime.desk import Desk
-from feedq.runtime.ends import SinkEnds
+from feedq.runtime.ends import SinkEnds, sinks_to_leave
 from feedq.runtime.intake import SUMMONED_MAX, Audience, Granted, Hooks, Intake
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.keeper import Keeper
@@ -372,10 +372,9 @@ class Supervisor:
     def _leave_sinks(self, answer: Heartbeat) -> None:
         """Let go of feeds whose sinks this worker alone does not reach: if nobody does, nothing is won by it."""
         patience_s = self._settings.sink_patience_s
-        down, long_down = self._ends.down(for_s=patience_s), self._ends.down(for_s=2 * patience_s)
-        left = {name: why for name, why in down.items() if name in answer.sinks_up_elsewhere}
+        left = sinks_to_leave(self._ends.down(for_s=patience_s), answer.sinks_up_elsewhere)
         # Where nobody has tried, somebody has to, and may find it away as well.
-        left |= {name: why for name, why in long_down.items() if name in answer.sinks_untried_elsewhere}
+        left |= sinks_to_leave(self._ends.down(for_s=2 * patience_s), answer.sinks_untried_elsewhere)
         for runner, _ in self._roster:
             if runner.sink in left:
                 runner.give_up(left[runner.sink])

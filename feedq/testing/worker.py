@@ -12,13 +12,14 @@ which is the worst order there is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 from feedq.clock import Clock
 from feedq.errors import Unavailable
 from feedq.lease import TrustWindow
-from feedq.model import FeedKey, Heartbeat, Load, NewWorker, Progress, Reason, Release, Worker
+from feedq.model import FeedKey, Heartbeat, Load, Loss, NewWorker, Progress, Reason, Release, Worker
 from feedq.runtime.intake import SUMMONED_MAX
 from feedq.runtime.keeper import WATCHDOG_INTERVALS, WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
@@ -99,6 +100,8 @@ class PaperWorker:
         self._disconnect(self.streams)
         if self.worker is not None:
             self._store.drop_sessions(self.worker.id)
+            with suppress(Unavailable):  # as its monitor does
+                self._store.workers.report_loss(self.worker.id, Loss("killed", "kill -9"))
 
     def freeze(self) -> None:
         """SIGSTOP: nothing runs, every socket stays open."""

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import astuple, replace
+from datetime import UTC, datetime, timedelta
 from random import Random
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import uvloop
+from pydantic import SecretStr
 
 from feedq import beat
 from feedq.beat import LOOK_SHARE, RENEW_S, Candidate, send_each
 from feedq.celery import make_app
-from feedq.model import Reason, Release
+from feedq.lease import is_pardoned
+from feedq.model import Lease, LeaseState, Reason, Release
+from feedq.runtime.ends import SinkEnds, sinks_to_leave
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.keeper import WATCHDOG_MIN_S, Keeper
 from feedq.runtime.runner import Surroundings
+from feedq.runtime.writer import Outage
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.election import Look
 from feedq.tasks import reconcile
@@ -170,3 +176,61 @@ def test_a_stop_waits_for_the_last_commit_so_long(timeout_s: float, monkeypatch:
 def test_the_broker_is_told_the_visibility_timeout(timeout_s: int) -> None:
     app = make_app(Settings(broker_url="redis://localhost:6379/0", visibility_timeout_s=timeout_s))
     assert app.conf.broker_transport_options["visibility_timeout"] == timeout_s
+
+
+@pytest.mark.parametrize("timeout_s", astuple(Bounds.of("broker_timeout_s")))
+@pytest.mark.parametrize("url", ["redis://localhost:6379/0", "amqp://localhost"])
+def test_the_broker_is_waited_for_so_long(timeout_s: float, url: str) -> None:
+    app = make_app(Settings(broker_url=SecretStr(url), broker_timeout_s=timeout_s))
+    options = app.conf.broker_transport_options
+    assert timeout_s in {options.get("socket_timeout"), options.get("read_timeout")}
+    assert app.conf.broker_connection_timeout == timeout_s
+
+
+def test_a_loop_may_stand_still_for_ever_or_for_a_day() -> None:
+    never, a_day = astuple(Bounds.of("stall_s"))
+    for stall_s, stalled_s, is_withheld in (
+        (never, 1e9, False),
+        (a_day, a_day - 1, False),
+        (a_day, a_day, True),
+    ):
+        store, tenant = MemoryStore(ManualClock()), Tenant()
+        s = Settings(stall_s=stall_s)
+        keeper = Keeper(store, describe, tenant, settings=s, clock=store.clock, rng=Random(1))
+        keeper.register()
+        tenant.stalled = stalled_s
+        keeper._look_at_the_loop()
+        assert keeper.beat() is not is_withheld
+
+
+@pytest.mark.parametrize("quarantine_s", astuple(Bounds.of("quarantine_s")))
+def test_a_quarantine_lasts_so_long(quarantine_s: float) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    began = now - timedelta(seconds=quarantine_s)
+    lease = Lease(
+        1,
+        state=LeaseState.RUNNING,
+        quarantined=True,
+        blamed=1,
+        running_since=began,
+        last_record_at=began,
+    )
+    assert is_pardoned(lease, now=now, quarantine_s=quarantine_s)
+    assert not is_pardoned(lease, now=now - timedelta(seconds=1), quarantine_s=quarantine_s)
+    assert not is_pardoned(replace(lease, last_record_at=None), now=now, quarantine_s=quarantine_s)
+
+
+def test_a_sink_is_left_after_no_time_or_after_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, a_day = astuple(Bounds.of("sink_patience_s"))
+    ends = SinkEnds(Settings(), worker_id=uuid4, gone_workers=lambda _: set())
+    outage = Outage("lake")
+    outage.failed(OSError("away"), since=monotonic())
+    monkeypatch.setitem(ends._outages, "lake", outage)
+    assert ends.down(for_s=at_once) == {"lake": "away"}
+    assert ends.down(for_s=a_day) == {}
+
+
+def test_only_sinks_that_others_reach_are_left() -> None:
+    down = {"lake": "away", "store": "refused"}
+    assert sinks_to_leave(down, ("lake", "third")) == {"lake": "away"}
+    assert sinks_to_leave(down, ()) == {}
