@@ -250,7 +250,7 @@ def _workers_table(workers: Sequence[WorkerView]) -> RenderableType:
         "CPU",
         "RSS",
         "LAG",
-        "HEARTBEAT",
+        "HEARD",
     )
     rows = [
         (
@@ -268,7 +268,7 @@ def _workers_table(workers: Sequence[WorkerView]) -> RenderableType:
         )
         for view in workers
     ]
-    right = {"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "LAG", "HEARTBEAT"}
+    right = {"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "LAG", "HEARD"}
     troubles = [worker_trouble(view) for view in workers]
     if not any(troubles):
         return rich_table(columns, rows, right=right)  # no column for what is empty: terminals are narrow
