@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bench.report import Figure, at_most, say
 from bench.servers import running
@@ -33,8 +34,9 @@ def measure(directory: Path, *, feeds: int = FEEDS) -> Iterator[Figure]:
         running(directory) as (postgres, valkey),
         Source() as source,
         SourceProxy(source.url) as proxy,
+        SourceProxy(url := postgres.create_database("elsewhere")) as lake,
         Cluster(
-            directory, database_url=postgres.create_database("elsewhere"), broker_url=valkey.url()
+            directory, database_url=url, broker_url=valkey.url(), env={"FEEDQ_SINKS__LAKE": lake.url}
         ) as cluster,
     ):
         cluster.add_beat("b1")
@@ -44,6 +46,8 @@ def measure(directory: Path, *, feeds: int = FEEDS) -> Iterator[Figure]:
         wait_streaming(source, names)
         yield from _cut_off(cluster, source, proxy, names)
         yield from _mended(cluster, source)
+        proxy.let_in(cluster.workers["w1"].pid)
+        yield from _cut_off_from_sink(cluster, source, lake)
 
 
 def _cut_off(cluster: Cluster, source: Source, proxy: SourceProxy, names: list[str]) -> Iterator[Figure]:
@@ -57,6 +61,34 @@ def _cut_off(cluster: Cluster, source: Source, proxy: SourceProxy, names: list[s
     time.sleep(WATCHED_S)
     back = _assigned(cluster, "w1") - given
     yield at_most(f"cut off from the source: come back within {WATCHED_S:g} s", 0, back, "feeds")
+    check_invariants(cluster, source, names)
+
+
+def _cut_off_from_sink(cluster: Cluster, source: Source, lake: SourceProxy) -> Iterator[Figure]:
+    names = feed_names(FEEDS // 2, prefix="lake")
+    sink = {"name": "lake", "table": "landed"}
+    cluster.apply([{**feed(name, source.url), "sink": sink} for name in names])
+    wait_streaming(source, names)
+    first = cluster.workers["w1"]
+    cut = sorted(set(names) & set(cluster.feeds_of(first)))
+    assert cut, "the first worker has none of them"
+
+    def landing_since(moment: Any) -> set[str]:
+        rows = cluster.sql("SELECT DISTINCT feed FROM landed WHERE received_at > %s AND epoch > 1", (moment,))
+        return {row["feed"] for row in rows}
+
+    began, moment = time.monotonic(), cluster.sql("SELECT clock_timestamp() AS now")[0]["now"]
+    lake.cut_off(first.pid)
+    landed_at = wait_until(
+        lambda: landing_since(moment) >= set(cut), limit_s=LIMIT_S, what="they land by way of the other"
+    )
+    yield at_most("cut off from the sink: its feeds land by way of the other", MUST_S, landed_at - began, "s")
+    given = _assigned(cluster, "w1")
+    time.sleep(WATCHED_S)
+    back = len(set(names) & set(cluster.feeds_of(first)))
+    yield at_most(f"cut off from the sink: come back within {WATCHED_S:g} s", 0, back, "feeds")
+    say(f"the first worker was given {_assigned(cluster, 'w1') - given} feeds meanwhile")
+    lake.let_in(first.pid)
     check_invariants(cluster, source, names)
 
 

@@ -44,7 +44,7 @@ from kombu import matcher
 from kombu.clocks import LamportClock
 from kombu.compression import get_decoder
 from kombu.message import Message
-from kombu.transport import TRANSPORT_ALIASES, pyamqp, redis, virtual
+from kombu.transport import TRANSPORT_ALIASES, _transport_cache, pyamqp, redis, virtual
 from kombu.utils.json import loads
 
 from feedq.settings import settings
@@ -91,6 +91,8 @@ def install() -> None:
         ("amqps", AmqpTlsTransport),
     ):
         TRANSPORT_ALIASES[scheme] = f"{__name__}:{transport.__name__}"
+        # Whoever connected before this would be remembered with kombu's own.
+        _transport_cache.pop(scheme, None)
     PROPERTY_CLASSES[Basic.CLASS_ID] = _properties
     # A message of remote control brings its own pattern; one that backtracks would hold the interpreter.
     with suppress(matcher.MatcherNotInstalled):

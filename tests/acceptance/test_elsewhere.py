@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 
 FEEDS = feed_names(8, prefix="elsewhere")
 NEW = feed_names(4, prefix="new")
+LAKE = feed_names(4, prefix="lake")
 PASSES_WATCHED = 10
 """For how many passes nothing comes back; each is a chance to do it."""
 
@@ -25,8 +27,10 @@ PASSES_WATCHED = 10
 class Fleet:
     """Two workers, a source that either may be cut off from, and feeds that stream through it."""
 
-    def __init__(self, cluster: Cluster, source: Source, proxy: SourceProxy) -> None:
+    def __init__(self, cluster: Cluster, source: Source, proxy: SourceProxy, lake: SourceProxy) -> None:
         self.cluster, self.source, self.proxy = cluster, source, proxy
+        self.lake = lake
+        """Before a sink."""
 
     def pid(self, node: str) -> int:
         return self.cluster.workers[node].pid
@@ -62,13 +66,21 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
     client.flushall()
     client.close()
     url = postgres.create_database("elsewhere")
-    env = {"FEEDQ_RECONCILE_INTERVAL_S": "0.5", "FEEDQ_BACKOFF_MAX_S": "4", "FEEDQ_FAILED_RETRY_S": "2"}
     directory = tmp_path_factory.mktemp("elsewhere")
     with (
         Source(rate=20) as source,
         SourceProxy(source.url) as proxy,
-        Cluster(directory, database_url=url, broker_url=valkey.url(), env=env) as cluster,
+        SourceProxy(url) as lake,
+        ExitStack() as rest,
     ):
+        env = {
+            "FEEDQ_RECONCILE_INTERVAL_S": "0.5",
+            "FEEDQ_BACKOFF_MAX_S": "4",
+            "FEEDQ_FAILED_RETRY_S": "2",
+            "FEEDQ_SINK_PATIENCE_S": "2",
+            "FEEDQ_SINKS__LAKE": lake.url,
+        }
+        cluster = rest.enter_context(Cluster(directory, database_url=url, broker_url=valkey.url(), env=env))
         cluster.add_beat("b1")
         cluster.add_worker("w1", ready=False, env={"FEEDQ_TEST_SECRET": "known"})
         cluster.add_worker("w2", ready=False)
@@ -76,7 +88,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: 
             cluster.wait_worker(node)
         cluster.apply([feed(name, proxy.url) for name in FEEDS])
         wait_streaming(source, FEEDS)
-        yield Fleet(cluster, source, proxy)
+        yield Fleet(cluster, source, proxy, lake)
     postgres.drop_database("elsewhere")
 
 
@@ -116,6 +128,44 @@ def test_when_both_are_cut_off_feeds_do_not_run_to_and_fro(fleet: Fleet) -> None
     fleet.proxy.let_in(fleet.pid("w1"), fleet.pid("w2"))
     wait_resumed(fleet.source, everybody, after=reached, limit_s=60)
     check_invariants(fleet.cluster, fleet.source, everybody)
+
+
+def test_the_feeds_of_a_worker_that_is_cut_off_from_their_sink_land_by_way_of_the_other(fleet: Fleet) -> None:
+    fleet.cluster.apply(
+        [{**feed(name, fleet.source.url), "sink": {"name": "lake", "table": "landed"}} for name in LAKE]
+    )
+    wait_streaming(fleet.source, LAKE)
+    wait_until(lambda: set(LAKE) & set(fleet.feeds_of("w1")), limit_s=30, what="some are on the first")
+    fleet.lake.cut_off(fleet.pid("w1"))
+    wait_until(lambda: not set(LAKE) & set(fleet.feeds_of("w1")), limit_s=60, what="they are let go of")
+    since = fleet.cluster.sql("SELECT clock_timestamp() AS now")[0]["now"]
+
+    def landing() -> set[str]:
+        rows = fleet.cluster.sql("SELECT DISTINCT feed FROM landed WHERE received_at > %s", (since,))
+        return {row["feed"] for row in rows}
+
+    wait_until(lambda: landing() >= set(LAKE), limit_s=60, what="all land")
+    fleet.wait_passes(PASSES_WATCHED)
+    assert not set(LAKE) & set(fleet.feeds_of("w1")), "something came back"
+    fleet.lake.cut_off(fleet.pid("w2"))
+    wait_until(
+        lambda: {row["sinks_down"][0] for row in down(fleet)} == {"lake"} and len(down(fleet)) == 2,
+        limit_s=60,
+        what="both say that they are cut off",
+    )
+    before = fleet.cluster.epochs(LAKE)
+    fleet.wait_passes(PASSES_WATCHED)
+    assert fleet.cluster.epochs(LAKE) == before, "nobody writes there: nothing is won by a move"
+    fleet.lake.let_in(fleet.pid("w1"), fleet.pid("w2"))
+    since = fleet.cluster.sql("SELECT clock_timestamp() AS now")[0]["now"]
+    wait_until(lambda: landing() >= set(LAKE), limit_s=60, what="all land again")
+    check_invariants(fleet.cluster, fleet.source, LAKE)
+
+
+def down(fleet: Fleet) -> list[dict[str, list[str]]]:
+    return fleet.cluster.sql(
+        "SELECT sinks_down FROM feedq.worker WHERE state = 'active' AND sinks_down <> '{}'"
+    )
 
 
 def test_a_feed_whose_table_is_created_streams_by_itself(fleet: Fleet) -> None:

@@ -10,7 +10,8 @@ from uuid import uuid4
 
 import pytest
 import redis
-from kombu import Connection, Consumer, Queue
+from kombu import Connection, Consumer, Queue, transport
+from kombu.transport.redis import Transport as RedisTransport
 
 from feedq import broker
 from feedq.broker import HINTS_AT_ONCE, NODE_PREFIX
@@ -108,3 +109,13 @@ def test_an_error_of_the_connection_is_not_taken_for_a_bad_message(
     assert (
         redis.Redis.from_url(broker_url).hlen("unacked") + redis.Redis.from_url(broker_url).llen(queue) == 1
     )
+
+
+def test_who_connected_before_it_was_installed_gets_it_too(
+    broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "_transport_cache", {"redis": RedisTransport})
+    monkeypatch.setattr(broker, "_transport_cache", transport._transport_cache)
+    broker.install()
+    with Connection(broker_url) as connection:
+        assert isinstance(connection.transport, broker.RedisTransport)

@@ -75,7 +75,9 @@ def test_a_claim_says_that_the_feed_is_to_run_apart(harness: Harness) -> None:
     key = harness.assign(feed, worker)
     (claim,) = harness.store.leases.claim(worker.id, [key])
     assert (claim.quarantined, claim.blamed) == (True, 1)
-    assert harness.store.leases.claimed(worker.id, key) == claim
+    again = harness.store.leases.claimed(worker.id, key)
+    assert again is not None
+    assert (again.key, again.feed, again.quarantined, again.blamed) == (key, claim.feed, True, 1)
     assert harness.store.leases.claimed(lost.id, key) is None
     assert harness.store.leases.claimed(worker.id, (key[0], key[1] + 1)) is None
     harness.store.leases.release(worker.id, [Release(*key, Reason.RELEASED)])
