@@ -234,3 +234,21 @@ def test_it_renews_nothing_and_cuts_the_sockets_while_the_event_loop_stands_stil
     assert tenant.heard[-1] == "resume"
     (view,) = store.workers.views()
     assert view.worker.expires_at > before.worker.expires_at
+
+
+def test_an_answer_that_was_under_way_when_the_loop_stopped_resumes_nothing(
+    keeper: Keeper, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper.register()
+    session = keeper._open_session()
+    answer = session.heartbeat(Load())
+
+    def stand_still(_: Load) -> object:
+        tenant.stalled = SETTINGS.stall_s
+        keeper._look_at_the_loop()
+        return answer
+
+    monkeypatch.setattr(session, "heartbeat", stand_still)
+    keeper.beat()
+    assert tenant.heard[-1] == "suspend"
+    assert not keeper.trusted
