@@ -211,7 +211,9 @@ class Settings(BaseSettings):
         description="Feeds in quarantine that one worker runs at a time, each in a process of its own.",
     )
     quarantine_memory: int = Field(
-        default=2**30, ge=64 * 2**20, description="Bytes that the process of a feed in quarantine may use."
+        default=2**30,
+        ge=64 * 2**20,
+        description="Bytes that the process of a feed in quarantine may use; at most half of what its worker may.",
     )
     state_dir: str = Field(
         default="",

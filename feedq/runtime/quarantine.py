@@ -33,7 +33,15 @@ from feedq.errors import FeedqError
 from feedq.model import Claim, FeedKey, Loss, Reason, Release
 from feedq.runtime.activity import Activity
 from feedq.runtime.intake import Audience
-from feedq.runtime.monitor import DUMP_SIGNAL, Limits, Monitor, Voice, default_state_dir, make_private
+from feedq.runtime.monitor import (
+    DUMP_SIGNAL,
+    Limits,
+    Monitor,
+    Voice,
+    default_state_dir,
+    make_private,
+    memory_limit,
+)
 from feedq.runtime.stall import LOOK_S
 from feedq.settings import Settings, settings
 from feedq.telemetry import LogEvent, configure_logging, log
@@ -41,6 +49,8 @@ from feedq.telemetry import LogEvent, configure_logging, log
 NO_SLOT_RETRY_S = 30.0
 """When all slots for feeds in quarantine are taken here."""
 END_S = 10.0
+PART_OF_LIMIT = 0.5
+"""Of the memory of the worker, which in a container is that of both together."""
 PR_SET_PDEATHSIG = 1
 
 logger = log(__name__)
@@ -157,7 +167,7 @@ class _Child:
         return Release(*self.key, Reason.QUARANTINED, retry_s, error=loss.said, blame=loss)
 
     def _watch(self, process: subprocess.Popen[bytes], path: Path, voice: Voice) -> Loss | None:
-        limits = Limits(self._settings.stall_s, self._settings.quarantine_memory)
+        limits = Limits(self._settings.stall_s, memory_of_child(self._settings))
         monitor: Monitor | None = None
         loss: Loss | None = None
         while loss is None:
@@ -179,6 +189,12 @@ class _Child:
         assert loss is not None
         said = f"in quarantine: {loss.said}"
         return replace(loss, said=said, feed_id=self.key[0], is_certain=True)
+
+
+def memory_of_child(s: Settings) -> int:
+    """Bytes that the process of a feed in quarantine may use: never so many that its worker would suffer."""
+    limit = s.memory_limit or memory_limit()
+    return min(s.quarantine_memory, int(PART_OF_LIMIT * limit)) if limit else s.quarantine_memory
 
 
 def _describe(status: int) -> str:
@@ -208,7 +224,7 @@ def main() -> int:
     s = settings()
     configure_logging(s)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_DATA, (s.quarantine_memory, s.quarantine_memory))
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_of_child(s),) * 2)
     store = PostgresStore(s.database_url.get_secret_value())
     try:
         run_claimed((int(feed_id), int(epoch)), UUID(worker_id), store, s, activity)
