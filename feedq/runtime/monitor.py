@@ -75,8 +75,8 @@ MEMORY_END: Final = 0.95
 GROWTH_MIN_BYTES: Final = 16 * 2**20
 GROWTH_KEPT: Final = 0.97
 """What of a feed's growth is remembered from look to look: a leak of long ago is nobody's fault now."""
-REPORT_S: Final = 10.0
-"""How long the control database is tried, for a report that nobody waits for."""
+REPORT_S: Final = 4.0
+"""How long the control database is tried. What it has not heard by then, the next worker here reports."""
 REPORT_FIRST_S: Final = 2.0
 """The same for one that the end of the worker waits for."""
 RETRY_S: Final = 0.2
@@ -377,6 +377,8 @@ def main() -> None:
                 os.kill(worker, signal.SIGKILL)
         _log(activity, loss)
         report.join(REPORT_S)
+        if not report.is_done:
+            return  # the notes stay, for the next worker that starts here
     path.unlink(missing_ok=True)
 
 
@@ -439,7 +441,7 @@ def report_losses(directory: Path, store: Store) -> None:
                 continue
             activity = Activity.read(path)
             if activity.session is not None and not activity.is_leaving:
-                said = "killed together with its monitor"
+                said = "killed, and its monitor could not report it"
                 store.workers.report_loss(activity.session, Loss("killed", said, activity.feed or None))
             path.unlink()
 
@@ -483,6 +485,7 @@ class Report(Thread):
     def __init__(self, activity: Activity, loss: Loss) -> None:
         super().__init__(name="feedq-report", daemon=True)
         self._session, self._loss = activity.session, loss
+        self.is_done = activity.session is None
         self.start()
 
     def run(self) -> None:
@@ -499,6 +502,7 @@ class Report(Thread):
             except Unavailable:
                 sleep(RETRY_S)
             else:
+                self.is_done = True
                 return
 
 
