@@ -14,7 +14,7 @@ FAST_TESTS := $(wildcard tests/unit tests/scenarios tests/simulation)
 
 help:
 	@echo 'make run      start everything on this machine with a demo: PostgreSQL, Valkey, workers, beats, Flower'
-	@echo 'make test     all tests, real processes and servers included (twenty to thirty minutes)'
+	@echo 'make test     all tests, real processes and servers included (about forty minutes)'
 	@echo 'make peers    the tests against servers of other projects, which have to be installed: see tests/peers'
 	@echo 'make check    format, lint, types, import levels and the fast tests'
 	@echo 'make bench    measure throughput, memory and start-up here; ARGS="--help" says more'
