@@ -228,7 +228,7 @@ class Settings(BaseSettings):
         "read by themselves, one batch.",
     )
     sink_patience_s: Seconds = Field(
-        default=10.0,
+        default=5.0,
         description="A worker that has not reached a sink for so long lets go of that sink's feeds, if another "
         "worker can write there; if none can, it keeps them.",
     )
