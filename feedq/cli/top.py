@@ -26,7 +26,7 @@ from rich.text import Text
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import rich_table, styled, write_json_line
 from feedq.cli.schedule_views import schedules_table
-from feedq.cli.views import worker_trouble
+from feedq.cli.views import load_cells, worker_trouble
 from feedq.diagnosis import Overview, overview
 from feedq.diagnosis.fleet import described
 from feedq.diagnosis.schedules import described_runs
@@ -35,7 +35,7 @@ from feedq.model import FeedView, Status, WorkerView
 from feedq.report import feed_row, schedule_row, worker_row
 from feedq.schedule.model import ScheduleView
 from feedq.store.insight import JobState
-from feedq.wording import ago, duration, percent, printable, size, why
+from feedq.wording import ago, duration, percent, printable, why
 
 RATE_WINDOW_S = 5.0
 """Rates are over this long: workers report their progress every heartbeat, and not between."""
@@ -252,18 +252,14 @@ def _workers_table(workers: Sequence[WorkerView]) -> RenderableType:
         "LAG",
         "HEARD",
     )
-    rows = [
+    rows: list[tuple[str | Text, ...]] = [
         (
             printable(view.worker.name),
             styled(view.worker.state.value),
             styled(view.worker.target_state.value),
             f"{view.leases}/{view.worker.capacity}",
             percent(view.leases, view.worker.capacity),
-            f"{view.worker.load.rows_per_s:,.0f}",
-            f"{view.worker.load.bytes_per_s / 1e6:,.2f}",
-            f"{view.worker.load.cpu:.2f}",
-            size(view.worker.load.rss),
-            f"{1000 * view.worker.load.loop_lag_s:.0f} ms",
+            *load_cells(view.worker.load),
             duration(view.heartbeat_age_s),
         )
         for view in workers

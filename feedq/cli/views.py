@@ -9,6 +9,7 @@ from uuid import UUID
 
 import click
 import orjson
+from rich.text import Text
 
 from feedq import documents
 from feedq.cli.invocation import Invocation
@@ -16,7 +17,7 @@ from feedq.cli.output import styled, write_facts, write_json, write_table
 from feedq.declaration import ABSENT, OptionChange
 from feedq.diagnosis.checks import counted
 from feedq.lease import stillness_of
-from feedq.model import Event, FeedView, Lease, WorkerView
+from feedq.model import Event, FeedView, Lease, Load, WorkerView
 from feedq.report import masked
 from feedq.telemetry import mask_url
 from feedq.wording import ago, duration, percent, printable, size, why
@@ -136,11 +137,22 @@ def write_events(events: Sequence[Event], *, workers: Mapping[UUID, str]) -> Non
     write_table(("AT", "KIND", "EPOCH", "WORKER", "DETAIL"), rows, right="EPOCH")
 
 
+def load_cells(load: Load) -> tuple[str, ...]:
+    """Rows a second, megabytes a second, cores, memory and lag, as the tables of workers show them."""
+    return (
+        f"{load.rows_per_s:,.0f}",
+        f"{load.bytes_per_s / 1e6:,.2f}",
+        f"{load.cpu:.2f}",
+        size(load.rss),
+        f"{1000 * load.loop_lag_s:.0f} ms",
+    )
+
+
 def write_workers(views: Sequence[WorkerView], *, now: datetime) -> None:
     if not views:
         click.echo("no workers; start one with `celery -A feedq worker`, or everything with `feedq up`")
         return
-    rows = [
+    rows: list[tuple[str | Text, ...]] = [
         (
             printable(view.worker.name),
             styled(view.worker.state.value),
@@ -148,11 +160,7 @@ def write_workers(views: Sequence[WorkerView], *, now: datetime) -> None:
             f"{view.leases}/{view.worker.capacity}",
             percent(view.leases, view.worker.capacity),
             f"{view.load:,.4g}",
-            f"{view.worker.load.rows_per_s:,.0f}",
-            f"{view.worker.load.bytes_per_s / 1e6:,.2f}",
-            f"{view.worker.load.cpu:.2f}",
-            size(view.worker.load.rss),
-            f"{1000 * view.worker.load.loop_lag_s:.0f} ms",
+            *load_cells(view.worker.load),
             duration(view.heartbeat_age_s),
             ago(view.worker.started_at, now=now),
             printable(f"{view.worker.host}:{view.worker.pid}"),
