@@ -16,9 +16,11 @@ from bench import (
     broker,
     control,
     elsewhere,
+    ends,
     faults,
     fleet,
     hostile,
+    idle,
     isolation,
     jobs,
     landing,
@@ -30,6 +32,7 @@ from bench import (
     stall,
     trouble,
 )
+from bench.before import compare, is_commit
 from bench.report import Figure, say, write_table
 
 BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
@@ -46,23 +49,37 @@ BENCHMARKS: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "broker": broker.measure,
     "hostile": hostile.measure,
     "moves": moves.measure,
+    "idle": idle.measure,
     "placement": placement.measure,
     "control": control.measure,
     "jobs": jobs.measure,
+    "ends": ends.measure,
 }
+BY_HAND = {"ends"}
+"""Measured only when they are named."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("which", nargs="*", metavar="|".join(BENCHMARKS), help="all, unless named")
     parser.add_argument("--keep", action="store_true", help="keep the directory with logs and data")
+    parser.add_argument(
+        "--before", metavar="COMMIT", help="measure that commit as well, in turn with this one"
+    )
     options = parser.parse_args()
     unknown = sorted(set(options.which) - set(BENCHMARKS))
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
 
+    if options.before:
+        if options.keep:
+            parser.error("--keep and --before do not go together")
+        if not is_commit(options.before):
+            parser.error(f"--before: no commit {options.before} in this repository")
+        with tempfile.TemporaryDirectory(prefix="feedq-bench-before-") as scratch:
+            return 0 if write_table(compare(Path(scratch), options.before, options.which)) else 1
     figures: list[Figure] = []
-    for name in options.which or BENCHMARKS:
+    for name in options.which or [name for name in BENCHMARKS if name not in BY_HAND]:
         directory = Path(tempfile.mkdtemp(prefix=f"feedq-bench-{name}-"))
         directory.chmod(0o711)  # the servers' account must be able to enter it
         try:

@@ -107,5 +107,5 @@ def _mended(cluster: Cluster, source: Source) -> Iterator[Figure]:
 
 def _assigned(cluster: Cluster, worker: str) -> int:
     """How many feeds were ever given to it."""
-    sql = "SELECT count(*) AS n FROM feedq.event WHERE kind = 'lease_assigned' AND worker_id = %s"
+    sql = "SELECT coalesce(sum(count), 0) AS n FROM feedq.event WHERE kind = 'lease_assigned' AND worker_id = %s"
     return int(cluster.sql(sql, (cluster.worker_id(cluster.workers[worker]),))[0]["n"])

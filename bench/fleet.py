@@ -1,7 +1,9 @@
 """One worker with 2,000 feeds of one record a second: start, memory, CPU and database sessions.
 
 The cold start counts from the launch of the worker and the beat, with the feeds declared beforehand, to the
-first record of the last feed. Memory is resident memory over that of the same worker before it had feeds.
+first record of the last feed. The connect pace is off: all feeds are of one host, to which a fleet otherwise opens
+200 connections a second (`FEEDQ_HOST_CONNECTS_PER_S`). Memory is resident memory over that of the same worker
+before it had feeds.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from bench.servers import running
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from tests.cluster import Cluster, feed, feed_names
+from tests.faults import PACE_OFF
 from tests.invariants import check_invariants, wait_streaming
 from tests.node import Node
 from tests.source_process import Source
@@ -42,7 +45,7 @@ def _measure(directory: Path, postgres: Postgres, valkey: Valkey, *, feeds: int)
     names = feed_names(feeds)
     with (
         Source(rate=1.0) as source,
-        Cluster(directory, database_url=url, broker_url=valkey.url()) as cluster,
+        Cluster(directory, database_url=url, broker_url=valkey.url(), env=PACE_OFF) as cluster,
     ):
         before_bytes = idle_rss(cluster, feeds)
         cluster.apply([feed(name, source.url) for name in names])

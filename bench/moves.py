@@ -1,7 +1,8 @@
 """How a thousand feeds move: away from a dead worker, from one that is stopped, to one that joins, and through a
 rolling restart of everything.
 
-Feeds of one record a second on real workers, beats, servers and sockets, connect pace off. A *gap* is the time in
+Feeds of one record a second on real workers, beats, servers and sockets, connect pace off unless a case says
+otherwise. A *gap* is the time in
 which a feed had no connection: from the close of one, or the signal that killed its worker, to the hello of the
 next. After each case everything that was sent has landed exactly once, and the feeds that were not concerned still
 have their epochs.
@@ -35,6 +36,11 @@ ROLLED_WORKERS = 4
 LIMIT_S = 60.0
 QUIET_S = 3.0
 """So long without a move, and the fleet is taken for settled."""
+DEFAULT_PACE = {
+    "FEEDQ_CONNECTS_PER_S": "500",
+    "FEEDQ_HOST_CONNECTS_PER_S": '{"*": 200}',
+}
+"""What holds where nothing is set."""
 UNWATCHED_S = 1.0
 """So long after a fault nobody looks: two cores are for what is measured."""
 HOLD_S = 10.0
@@ -47,6 +53,10 @@ def measure(directory: Path, *, feeds: int = FEEDS) -> Iterator[Figure]:
             yield from _crash(stage, "500/250/250")
         with _fleet(directory, *servers, dict.fromkeys(("w1", "w2", "w3"), feeds), feeds) as stage:
             yield from _crash(stage, "equal workers")
+        with _fleet(
+            directory, *servers, dict.fromkeys(("w1", "w2", "w3"), feeds), feeds, env=DEFAULT_PACE
+        ) as stage:
+            yield from _crash(stage, "equal workers, all of one host, default pace")
         with _fleet(directory, *servers, dict.fromkeys(("w1", "w2", "w3"), feeds), feeds) as stage:
             yield from _stop(stage)
         with _fleet(directory, *servers, {"w1": feeds, "w2": feeds}, feeds) as stage:

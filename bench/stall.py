@@ -12,7 +12,6 @@ in the same sink. At the end every record must be in the table once.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -32,6 +31,7 @@ from feedq.connectors.wire.connection import READ_BYTES_MIN
 from feedq.embedded.postgres import Postgres
 from feedq.settings import Settings
 from tests.cluster import Cluster, feed_names, wait_until
+from tests.faults import send_signal
 
 FEEDS = 200
 RECORDS = 20_000
@@ -101,13 +101,11 @@ def _stopped(server: Postgres) -> Iterator[None]:
     """All processes of the server stand still."""
     postmaster = psutil.Process(server.pid)
     processes = [postmaster, *postmaster.children()]
-    for process in processes:
-        os.kill(process.pid, signal.SIGSTOP)
     try:
+        send_signal(processes, signal.SIGSTOP)
         yield
     finally:
-        for process in processes:
-            os.kill(process.pid, signal.SIGCONT)
+        send_signal(processes, signal.SIGCONT)
 
 
 def _peaks(worker: psutil.Process, metrics_port: int, seconds: float) -> tuple[float, int]:

@@ -34,17 +34,23 @@ from feedq.runtime.lane import Lane
 from feedq.runtime.outbox import Outbox
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, Look
-from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile
+from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile, wake_later
 from feedq.telemetry import LogEvent, log
 
 CAMPAIGN_S = 0.2
-"""A killed leader is replaced within this, plus jitter."""
+"""A killed leader is replaced at once by a beat that waits for its end; by one that cannot, within this, plus
+jitter."""
 RENEW_S = 1.0
 LOOK_SHARE = 10
 """Looks take no more than this part of the time: where each is slow, in a large fleet, they are fewer."""
 LOOKS_COMPARED = 8
 """What a look takes is what the quickest of so many took. One alone says little: a worker that dies with hundreds
 of sockets keeps the machine busy, and that must not put off the look that finds it dead."""
+CALM_LOOK_S = 1.0
+"""Between looks while nothing is under way and the end of each worker is waited for, or less when something falls
+due before: a look finds then what nobody has said, such as a change made by hand."""
+CALM_AFTER_S = 1.0
+"""So long after the last change. What has just joined opens its sessions one after the other."""
 GATHER_S = 0.01
 """Between looks while more changes than the passes under way may serve."""
 ASK_AGAIN_S = 0.5
@@ -61,6 +67,8 @@ STALE_S = 60.0
 """A message of the beat that could not be sent for so long is left out: newer ones wait behind it."""
 PASS_GRACE_S = 0.5
 """What a pass under way gets to end by itself when the beat stops; cut off, it has not happened."""
+WHOLE_PASS_EVERY_S = 0.15
+"""Passes that come sooner after a whole one only place the feeds that wait."""
 MAX_SLEEP_S = 1.0
 """How late a new leader's first tick may be."""
 
@@ -98,11 +106,16 @@ class Candidate(Thread):
         self._leads_until = float("-inf")
         self._look_after = float("-inf")
         self._asked: _Asked | None = None
+        self._whole_pass_at = float("-inf")
+        self._whole_pass_is_due = False
+        """Whether one has been asked for since a pass that only placed feeds."""
         self._woken = False
         """Whether something has changed since a reconcile was asked for."""
         self._crashed = 0
         """Workers that the last look found crashed."""
         self._judged_at = float("-inf")
+        self._stirred_at = float("-inf")
+        """When a look last had to be followed by another one soon."""
         self.term = 0
         """Counts elections won."""
 
@@ -147,13 +160,15 @@ class Candidate(Thread):
             pid=os.getpid(),
             ttl_s=self._settings.leader_ttl_s,
             settle_s=self._settings.settle_s,
+            waiters=self._settings.crash_waiters,
+            rearm_s=max(self._settings.look_interval_s, GATHER_S),
         )
         while not self._election.campaign():
             if self._election.depose_frozen():
                 logger.warning(LogEvent.BEAT_REPLACED_FROZEN)
                 self._election.wait(GATHER_S)  # its session needs a moment to end
             else:
-                self._election.wait(self._rng.uniform(0.5, 1.0) * CAMPAIGN_S)
+                self._election.stand_by(self._rng.uniform(0.5, 1.0) * CAMPAIGN_S)
             if self._stopping.is_set():
                 return
         self.term += 1
@@ -177,9 +192,7 @@ class Candidate(Thread):
             look = election.look()
             took_s.append(monotonic() - began)
             self._judge(look)
-            pause_s = max(self._settings.look_interval_s, LOOK_SHARE * min(took_s))
-            if look.suspected:
-                pause_s = SECOND_LOOK_S
+            pause_s = self._pause_s(look, min(took_s))
             pause_s = min(pause_s, max(0.0, renew_at - monotonic()))
             if self._woken:
                 # A thousand edits ring a thousand times; the reconcile that waits its turn serves them all.
@@ -187,12 +200,27 @@ class Candidate(Thread):
             elif election.wait(pause_s):
                 self._woken = True
 
+    def _pause_s(self, look: Look, took_s: float) -> float:
+        """Until the next look, unless something is heard before."""
+        now = monotonic()
+        often_s = max(self._settings.look_interval_s, LOOK_SHARE * took_s)
+        if look.suspected:
+            return min(SECOND_LOOK_S, often_s)
+        if self._asked or self._woken or look.crashed or look.expired or look.is_due or not look.is_awaited:
+            self._stirred_at = now
+        if now < self._stirred_at + CALM_AFTER_S:
+            return often_s
+        calm_s = max(self._settings.look_interval_s, CALM_LOOK_S)
+        return max(often_s, min(calm_s, calm_s if look.due_in_s is None else look.due_in_s))
+
     def _judge(self, look: Look) -> None:
         now = monotonic()
         unserved = 0 if self._asked is None else self._asked.served_at - look.pass_seq
         if unserved <= 0:
             self._asked = None
-        before, self._crashed = self._crashed, look.crashed if now >= self._look_after else 0
+        # Of a worker whose last session was heard to end, the pass makes the second look.
+        crashed = look.crashed + (look.suspected if look.has_heard else 0)
+        before, self._crashed = self._crashed, crashed if now >= self._look_after else 0
         if self._crashed > before:
             # At once, even if something was asked for: whoever took that message may be the one that crashed.
             logger.warning(LogEvent.WORKER_CRASHED, workers=self._crashed)
@@ -215,11 +243,26 @@ class Candidate(Thread):
         served_at = 1 + (look.pass_seq if self._asked is None else self._asked.served_at)
         if wait_s is None:
             with contextlib.suppress(RuntimeError):  # this beat is stopping
-                self._passes.submit(_pass_here)
+                self._passes.submit(self._pass_here)
         else:
             self._post([_enqueue_reconcile])
         again_s = min(wait_s or ASK_AGAIN_S, max(self._settings.reconcile_interval_s, ASK_AGAIN_S))
         self._asked = _Asked(served_at, again_s, monotonic() + again_s)
+
+    def _pass_here(self) -> None:
+        """On the thread of passes. Soon after a whole pass only feeds that wait are placed: while a worker lets go
+        of hundreds, some at a time, all else would cost the CPU that they connect with."""
+        now = monotonic()
+        placing_only = now < self._whole_pass_at + WHOLE_PASS_EVERY_S
+        if not placing_only:
+            self._whole_pass_at, self._whole_pass_is_due = now, False
+        try:
+            run_reconcile(placing_only=placing_only)
+        except Exception:
+            logger.exception(LogEvent.UNEXPECTED, where="a pass of the beat")
+        if placing_only and not self._whole_pass_is_due:
+            self._whole_pass_is_due = True
+            wake_later(WHOLE_PASS_EVERY_S)
 
     def _step_down(self) -> None:
         if self.leads:
@@ -228,13 +271,6 @@ class Candidate(Thread):
         election, self._election = self._election, None
         if election is not None:
             election.close()
-
-
-def _pass_here() -> None:
-    try:
-        run_reconcile()
-    except Exception:
-        logger.exception(LogEvent.UNEXPECTED, where="a pass of the beat")
 
 
 def _enqueue_reconcile() -> None:
@@ -275,7 +311,7 @@ class ElectedScheduler(Scheduler):
             self._candidate = Candidate(settings(), self._outbox.put)
             self._candidate.start()
         if not self._candidate.leads:
-            return CAMPAIGN_S
+            return MAX_SLEEP_S
         if self._term != self._candidate.term:
             self._term = self._candidate.term
             self._forget_ticks_of_others()

@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from celery import bootsteps, signals
 from celery.exceptions import WorkerShutdown
 from celery.worker import state as worker_state
 from celery.worker.consumer import Consumer
+from celery.worker.control import Panel, nok
 from kombu import Queue
 
 from feedq import __version__, metrics
@@ -59,6 +60,9 @@ NAME_BYTES_MAX = 255
 """Of a queue, in AMQP."""
 NODE_QUEUE_EXPIRES_S = 60
 """A dead node's queue goes with what is in it: its messages are stale, because its leases are freed."""
+EVENT_HEARTBEAT_S = 5.0
+"""Celery's own heartbeat, an event that Flower and all other workers take in: unless ``--heartbeat-interval`` says
+otherwise, not each two seconds. Nothing of feedq goes by it; Flower shows a dead worker as offline after two."""
 EVENTS_GATHER_S = 0.2
 EVENTS_GATHERED_MAX = 1_000
 """Beyond it they are sent at once, by the thread that has one more. Celery would do so with each 24."""
@@ -91,6 +95,11 @@ class GuardedConsumer(Consumer):
     """Celery's consumer of tasks, which looks at each message before Celery unpacks it. ``worker_consumer``."""
 
     _has_been_ready = False
+
+    def __init__(self, *args: Any, worker_options: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        options = dict(worker_options or {})
+        options["heartbeat_interval"] = options.get("heartbeat_interval") or EVENT_HEARTBEAT_S
+        super().__init__(*args, worker_options=options, **kwargs)
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], object]:
         handle = super().create_task_handler(*args, **kwargs)
@@ -157,6 +166,8 @@ class FeedqStep(bootsteps.StartStopStep):
         metrics.serve(s, lambda: getattr(worker, "feedq", None))
         streams_here = isinstance(worker.pool, StreamPool)
         if streams_here:
+            for command in ("pool_grow", "pool_shrink"):
+                Panel.data[command] = _keep_the_size
             # Celery's own pools are left to Celery: their children must not be orphaned.
             limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
             limit.start()
@@ -166,7 +177,7 @@ class FeedqStep(bootsteps.StartStopStep):
         supervisor = Supervisor(
             store(),
             s,
-            lambda: _describe(worker.hostname, places, s),
+            lambda: _describe(worker.hostname, places, s, tasks=frozenset(worker.app.tasks)),
             reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_aside,
             tenures_beside=None if streams_here else _active_feeds,
             watch=watch,
@@ -241,6 +252,14 @@ def _make_room_for_last_words(**_: Any) -> None:
     monitor among them could tell nobody how the worker was lost."""
     if is_container_init() and (child := os.fork()):
         os._exit(serve_as_init(child))
+
+
+def _keep_the_size(state: Any, n: int = 1, **_: Any) -> Any:
+    """Answers Celery's ``pool_grow`` and ``pool_shrink``: a worker's capacity is declared when it registers."""
+    return nok(
+        f"{state.hostname} holds as many feeds as -c says, and runs as many jobs as FEEDQ_JOB_SLOTS: start it "
+        "again with others, or start more workers"
+    )
 
 
 @signals.celeryd_init.connect
@@ -416,7 +435,7 @@ def _queues(worker: Any) -> set[str]:
     return set(worker.app.amqp.queues.consume_from) - {node_queue(worker.hostname)}
 
 
-def _describe(hostname: str, places: Places, s: Settings) -> NewWorker:
+def _describe(hostname: str, places: Places, s: Settings, *, tasks: Collection[str]) -> NewWorker:
     return NewWorker(
         id=uuid4(),
         name=hostname,
@@ -427,4 +446,5 @@ def _describe(hostname: str, places: Places, s: Settings) -> NewWorker:
         pid=os.getpid(),
         version=__version__,
         labels=s.worker_labels,
+        tasks=tasks,
     )

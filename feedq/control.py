@@ -104,8 +104,12 @@ class PassReport:
         )
 
 
-def reconcile(store: Store, dispatch: Dispatch, settings: Settings, *, passes: int = 1) -> PassReport | None:
+def reconcile(
+    store: Store, dispatch: Dispatch, settings: Settings, *, passes: int = 1, placing_only: bool = False
+) -> PassReport | None:
     """Bring the fleet closer to what is wanted, in at most so many passes; None when another one is under way.
+
+    With ``placing_only`` feeds of dead workers and feeds that wait get their places, and nothing else is done.
 
     Idempotent, and cheap when nothing changed. Killed before a commit, that pass did nothing; killed after it
     and before the messages are out, the dispatch time-out sends them again. For what is left it wakes whoever
@@ -116,7 +120,7 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings, *, passes: i
     done = rush = 0
     try:
         while report.more and done < passes and len(report.assignments) < PLACEMENTS_PER_PASS:
-            this_pass = _pass(store, settings, rush=rush)
+            this_pass = _pass(store, settings, rush=rush, placing_only=placing_only)
             if this_pass is None:
                 break
             report = this_pass.after(report)
@@ -152,7 +156,7 @@ def reconcile(store: Store, dispatch: Dispatch, settings: Settings, *, passes: i
     return report
 
 
-def _pass(store: Store, settings: Settings, *, rush: int) -> PassReport | None:
+def _pass(store: Store, settings: Settings, *, rush: int, placing_only: bool) -> PassReport | None:
     """One pass, which is one transaction.
 
     In a ``rush`` it places so many feeds whose workers have died. All else can wait until those connect.
@@ -164,6 +168,9 @@ def _pass(store: Store, settings: Settings, *, rush: int) -> PassReport | None:
         if rush or _bury_the_gone(p, report, ttl_s=settings.ttl_s):
             place_the_waiting(p, report, rules=settings.rules, limit=rush or FIRST_PLACED)
             report.more = report.in_rush = True
+            return report
+        if placing_only:
+            place_the_waiting(p, report, rules=settings.rules)
             return report
         stop_within_s = settings.handoff_timeout_s
         if p.sweep_is_due(interval_s=settings.sweep_interval_s):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar, NoReturn
 
 import yaml
@@ -20,6 +21,8 @@ LENGTH_MAX = 32 * 2**20
 """Characters of one text."""
 NODES_MAX = 2_000_000
 """Values of one document with its aliases written out: a few lines of aliases can stand for billions."""
+DUMPED_AT_ONCE = 500
+"""Items of a list that are made into text together."""
 DEPTH_MAX = 64
 """Nesting of a document: the YAML library recurses, and a crash of the process is no error message."""
 
@@ -71,6 +74,17 @@ def dump(value: Any) -> str:
     """One YAML document that reads back as ``value``."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return text
+
+
+def dump_lists(lists: Mapping[str, Iterable[Any]]) -> Iterator[str]:
+    """The same of a mapping of lists, in parts: each is read no further than it is written, and together the parts
+    are what `dump` would give."""
+    for key, items in lists.items():
+        rest = iter(items)
+        part = list(islice(rest, DUMPED_AT_ONCE))
+        yield dump({key: part})
+        while part := list(islice(rest, DUMPED_AT_ONCE)):
+            yield dump(part)
 
 
 # -- JSON --------------------------------------------------------------------------------------------
@@ -151,10 +165,14 @@ class _Loader(_Base):  # type: ignore[misc]  # either of two classes, chosen whe
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
 
-class _Dumper(yaml.SafeDumper):
+_DumperBase: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""As `_Base`."""
+
+
+class _Dumper(_DumperBase):  # type: ignore[misc]  # as of `_Loader`
     """Quotes whatever `_Loader` would take for something else than a string."""
 
-    yaml_implicit_resolvers = {}  # noqa: RUF012  # as the base class has it: the stubs know no other way
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

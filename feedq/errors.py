@@ -11,11 +11,13 @@
     │   └── SchemaBehind      the database waits for `feedq db upgrade`
     ├── LeaseLost             this worker no longer owns the feed; stop that one runner
     ├── RunTakenAway          this worker no longer owns the run; nothing of its transaction was kept
+    ├── JobSessionLost        the transaction of a run was cut off; nothing of it was kept, it is tried again
     ├── RunCancelled          raised within a job that was told to stop; let it through
     ├── SourceUnavailable     the source refused, reset, or fell silent; reconnect with backoff
     │   ├── SourceSilent      connected, and nothing came for the idle timeout: the feed is stalled
     │   └── SourceBusy        the source said when to ask again; not before
     ├── SinkUnavailable       the sink database is away; keep the batches and try again
+    │   └── SinkRewound       the sink has lost commits: drop the batches, and go on from the cursor it has now
     └── FeedMisconfigured     only an edit of the feed can help; do not retry
 
 A message says what happened, to which one, and what to do about it. Whatever may hold a secret
@@ -61,6 +63,10 @@ class RunTakenAway(FeedqError):
     """The run has a newer fence, or has ended: what this worker wrote for it was rolled back."""
 
 
+class JobSessionLost(FeedqError):
+    """The database session of a transactional run was cut off: nothing that its job wrote was kept."""
+
+
 class RunCancelled(FeedqError):
     """The run was cancelled, timed out or taken away: its job should stop."""
 
@@ -83,6 +89,10 @@ class SourceBusy(SourceUnavailable):
 
 class SinkUnavailable(FeedqError):
     """The sink database cannot be reached; worth another try with the same batches."""
+
+
+class SinkRewound(SinkUnavailable):
+    """The feed's checkpoint is not the one that was left there: fence anew, and ask the source again."""
 
 
 class FeedMisconfigured(FeedqError):

@@ -22,7 +22,7 @@ what it decides; the diagram in ``docs/explanation/lease.md`` is drawn from `TRA
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from math import exp
@@ -122,17 +122,41 @@ class TrustWindow:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Since when the database has been heard from without a break.
+    """Since when the database has been heard from without a break, of its own or of the network.
 
     An outage of the database must not become a failover of everything: nobody could renew, so nobody is
     declared gone before a full ttl of uninterrupted service has given everyone the chance to.
     """
 
-    database_started_at: datetime
-    fleet_alive_since: datetime
+    since: datetime
 
     def ends_at(self, ttl_s: float) -> datetime:
-        return max(self.database_started_at, self.fleet_alive_since) + timedelta(seconds=ttl_s)
+        return self.since + timedelta(seconds=ttl_s)
+
+
+def service_since(
+    alive_since: datetime, alive_at: datetime, *, has_restarted: bool, now: datetime, gap_s: float
+) -> datetime:
+    """Since when the database has served without a break, if somebody hears from it now.
+
+    It was last heard from at ``alive_at``, and until then without a break since ``alive_since``. When that lies
+    ahead, the clock was put back: what had been served by then counts all the same.
+    """
+    if has_restarted or now - alive_at > timedelta(seconds=gap_s):
+        return now
+    return alive_since - max(alive_at - now, timedelta())
+
+
+def as_of(worker: Worker, now: datetime) -> Worker:
+    """The worker with the latest heartbeat that it can have sent, and the latest start.
+
+    One from the future was stamped before the database's clock was put back. It counts as one of this moment: the
+    feeds of whoever is dead wait for a ttl from now on, and not for the length of the step as well. Nobody gets
+    less than a ttl after a heartbeat.
+    """
+    ttl, heartbeat_at = worker.expires_at - worker.heartbeat_at, min(worker.heartbeat_at, now)
+    started_at = min(worker.started_at, now)
+    return replace(worker, started_at=started_at, heartbeat_at=heartbeat_at, expires_at=heartbeat_at + ttl)
 
 
 SECOND_LOOK_S = 0.005
@@ -171,7 +195,9 @@ class Edit:
     """Nobody has the feed and nobody wants it: delete it."""
 
 
-CLEARED_BY_EDIT = frozenset({Reason.FAILED, Reason.PAUSED, Reason.BACKOFF, Reason.QUARANTINED, None})
+CLEARED_BY_EDIT = frozenset(
+    {Reason.FAILED, Reason.PAUSED, Reason.BACKOFF, Reason.FENCED, Reason.QUARANTINED, None}
+)
 """An edit is a fresh start: it clears a failure and whatever backoff there was. An idle lease without any
 reason was made by hand, and would wait for ever."""
 
@@ -220,6 +246,8 @@ QUARANTINE_MAX_S = 86_400.0
 VERDICT_S = 3.0
 """What a monitor takes, at most, to say how its worker was lost."""
 SOON = timedelta(seconds=30)
+FAILOVER_WITHIN = timedelta(seconds=30)
+"""A feed that had no place for longer than this after its worker was lost connects at the usual pace."""
 
 
 def awaits_verdict(lease: Lease, *, is_explained: bool, now: datetime) -> bool:
@@ -307,6 +335,18 @@ def is_new_here(lease: Lease, worker: Worker) -> bool:
     soon."""
     failed_at = lease.avoid.get(worker.name)
     return len(lease.avoid) < AVOIDED_MAX and (failed_at is None or failed_at < worker.started_at)
+
+
+def is_after_loss(lease: Lease, worker: Worker, lost: Worker | None, *, now: datetime) -> bool:
+    """Whether the lease that this worker claims was taken from an owner that was lost a moment ago.
+
+    An owner that this worker has lived beside: when a whole fleet was killed and starts anew, all its feeds were
+    lost a moment ago, and no source has had their connections for a while.
+    """
+    if lost is None or lease.lost_at is None or now - lease.lost_at > FAILOVER_WITHIN:
+        return False
+    is_latest = lease.running_since is None or lease.lost_at > lease.running_since
+    return is_latest and lost.heartbeat_at > worker.started_at
 
 
 def is_known_failure(lease: Lease, release: Release) -> bool:
@@ -421,8 +461,10 @@ def stillness(*, loop_lag_s: float, heartbeat_age: timedelta, ttl: timedelta) ->
 
 
 def stillness_of(view: WorkerView) -> str | None:
-    """The same of a worker as it is listed."""
+    """The same of a worker as it is listed; of one that is gone it means nothing."""
     worker = view.worker
+    if worker.state is WorkerState.GONE:
+        return None
     return stillness(
         loop_lag_s=worker.load.loop_lag_s,
         heartbeat_age=timedelta(seconds=view.heartbeat_age_s),

@@ -5,11 +5,11 @@ Whatever crosses a level is one of these, never a dict. Times are the database's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from feedq.selector import ANYWHERE as ANYWHERE
@@ -20,6 +20,8 @@ JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | 
 
 FeedKey: TypeAlias = tuple[int, int]
 """``(feed_id, epoch)``: one tenure of one feed. Whatever a worker writes, it writes under a key."""
+
+STACK_CALLS_SHOWN: Final = 12
 
 
 class TargetState(StrEnum):
@@ -57,6 +59,7 @@ class Reason(StrEnum):
     HELD = "held"  # for a moment, for the successor of the worker that was stopped
     QUARANTINED = "quarantined"  # it is to run apart from all others, or waits for its next try there
     REAPED = "reaped"  # its owner was asked to let go and did not in time
+    FENCED = "fenced"  # the sink had seen a newer epoch than its owner's
 
 
 class WorkerState(StrEnum):
@@ -118,6 +121,23 @@ class FeedSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose a checkpoint is. A feed that is removed and declared again is another one."""
+
+    feed: UUID
+    installation: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a feed that is new is to begin: at the cursor that a feed elsewhere has come to."""
+
+    cursor: JSON
+    records: int = 0
+    """Landed there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Feed:
     """A declared feed. Every edit makes ``generation`` one larger."""
 
@@ -127,6 +147,7 @@ class Feed:
     created_at: datetime
     updated_at: datetime
     removed_at: datetime | None = None
+    identity: Identity | None = None
 
     @property
     def name(self) -> str:
@@ -225,6 +246,8 @@ class NewWorker:
     version: str
     labels: Mapping[str, str] = field(default_factory=dict)
     job_slots: int = 0  # runs of schedules that it takes at a time
+    tasks: Collection[str] | None = None
+    """The Celery tasks that it knows, by their names: it claims runs of these alone. None does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +272,8 @@ class Worker:
     """When the beat last saw no session of this worker holding its lock."""
     target_state: WorkerTarget = WorkerTarget.SERVING
     job_slots: int = 0
+    loss: str | None = None
+    """How its process was lost, in words, once that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +303,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of history."""
+    """One line of history: the latest, if the same happened again and again."""
 
     at: datetime
     kind: str
@@ -286,6 +311,10 @@ class Event:
     worker_id: UUID | None = None
     epoch: int | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 1
+    """How often it happened."""
+    since: datetime | None = None
+    """When it first did, if more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +364,8 @@ class Claim:
     """Whether it has not failed on this worker yet, and so should go elsewhere soon if it does."""
     has_failed: bool = False
     """Whether it could not run as declared when it was last tried; ``attempts`` counts how often in a row."""
+    after_loss: bool = False
+    """Whether its last owner was lost a moment ago, beside this one: until then its source had this connection."""
 
     @property
     def key(self) -> FeedKey:
@@ -354,6 +385,10 @@ class Loss:
     """Whether it is known that this feed's code did it; or it merely was in hand at the end."""
     stack: tuple[str, ...] = ()
     """The calls of the thread that did it, the innermost first."""
+
+    def shown_stack(self) -> str | None:
+        """The innermost calls, a line each: under the name of ``stack`` the log of a console takes only a text."""
+        return "\n".join(self.stack[:STACK_CALLS_SHOWN]) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +423,17 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewind:
+    """A sink was found to have lost commits of a feed."""
+
+    sink: str
+    left_at: JSON
+    """The cursor that was left there."""
+    found_at: JSON
+    """The cursor that is there now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How a running feed fares; counters are since the last report, and are added up by the database."""
 
@@ -409,6 +455,8 @@ class Progress:
     """Why the latest dead letter was refused; None when there was none since the last report."""
     sink_error: str | None = None
     """Why the sink cannot be written just now; None when it can."""
+    rewind: Rewind | None = None
+    """Set once after the sink has gone back."""
 
     @property
     def key(self) -> FeedKey:

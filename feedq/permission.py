@@ -1,11 +1,12 @@
-"""What feeds may reach from a worker: addresses on the network, and programs to run. Pure.
+"""What feeds may reach from a worker: addresses on the network, programs to run, and secrets. Pure.
 
 An address is refused when it lies in a denied network, unless it lies in an allowed one too. Some networks are
 denied from the start: link-local ones, and the addresses at which clouds hand out credentials to whoever
 asks. It is the *resolved* address that counts, for every connection anew, redirects included; a name says
 nothing, since whoever owns it may point it anywhere.
 
-Programs are refused unless they are allowed by their absolute path.
+Programs are refused unless they are allowed by their absolute path. Secrets are allowed to everybody, until it is
+said which ones each tenant's feeds may use.
 """
 
 from __future__ import annotations
@@ -34,8 +35,19 @@ DENIED_BY_DEFAULT: Final[tuple[Network, ...]] = tuple(
     )
 )
 _MAPPED: Final = IPv6Network("::ffff:0:0/96")
-_NAT64: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
+_GATEWAYS: Final = (
+    IPv6Network("64:ff9b::/96"),  # NAT64
+    IPv6Network("64:ff9b:1::/48"),  # NAT64 within a network
+    IPv6Network("::ffff:0:0:0/96"),  # SIIT: IPv4-translated
+)
+_LOCAL_NAT64: Final = _GATEWAYS[1]
+_COMPATIBLE: Final = IPv6Network("::/96")
 _SIX_TO_FOUR: Final = IPv6Network("2002::/16")
+_TEREDO: Final = IPv6Network("2001::/32")
+_ISATAP: Final = (0x00005EFE, 0x02005EFE)
+"""The third quarter of such an address."""
+_NOWHERE: Final = IPv4Network("0.0.0.0/8")
+ANY: Final = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +60,9 @@ class Permissions:
     """Exceptions to what is denied, by default or not."""
     programs: tuple[str, ...] = ()
     """Absolute paths that `exec` may run."""
+    secrets: tuple[tuple[str, tuple[str, ...]], ...] | None = None
+    """By tenants, see `allows_secret`: ``env:NAME`` and ``file:/path``, with ``*`` at the end for any end. None:
+    every feed may use every secret."""
 
     @lru_cache(maxsize=4_096)  # noqa: B019 -- there are few of these, and a connection asks every time
     def refusal(self, address: str) -> str | None:
@@ -67,8 +82,28 @@ class Permissions:
             )
         return None
 
+    def allows_secret(self, reference: str, *, tenant: str) -> bool:
+        """Whether feeds of a tenant may use a secret, ``env:NAME`` or ``file:/path``.
+
+        What is said of the tenant itself counts, else what is said of the longest beginning of it, ``acme-*``, of
+        which ``*`` is the shortest. A path may not lead up again.
+        """
+        if self.secrets is None:
+            return True
+        if reference.startswith("file:") and ".." in reference.split("/"):
+            return False
+        fitting = [(who, allowed) for who, allowed in self.secrets if _fits(tenant, who)]
+        if not fitting:
+            return False
+        _, allowed = max(fitting, key=lambda found: (not found[0].endswith(ANY), len(found[0])))
+        return any(_fits(reference, pattern) for pattern in allowed)
+
 
 DEFAULT: Final = Permissions()
+
+
+def _fits(text: str, pattern: str) -> bool:
+    return text.startswith(pattern[:-1]) if pattern.endswith(ANY) else text == pattern
 
 
 def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
@@ -96,16 +131,42 @@ def _passed(address: Address) -> Iterator[Address]:
             # Only a spelling: what goes out is IPv4.
             yield from _passed(_last_32_bits(address))
             return
-        # A gateway takes these for addresses of IPv4 that are within, wherever it stands itself.
-        if any(address in network for network in _NAT64):
-            yield from _passed(_last_32_bits(address))
-        elif address in _SIX_TO_FOUR:
-            yield from _passed(IPv4Address(int(address) >> 80 & 0xFFFFFFFF))
-    if address.is_unspecified:
-        # The kernel takes it for this very host.
-        yield IPv4Address("127.0.0.1") if address.version == 4 else IPv6Address("::1")
-    else:
-        yield address
+        yield from map(_here, _within(address))
+    yield _here(address)
+
+
+def _here(address: Address) -> Address:
+    """The kernel takes the unspecified address for this very host."""
+    if not address.is_unspecified:
+        return address
+    return IPv4Address("127.0.0.1") if address.version == 4 else IPv6Address("::1")
+
+
+def _within(address: IPv6Address) -> Iterator[IPv4Address]:
+    """Addresses of IPv4 that a gateway may take this one for, wherever it stands itself."""
+    number = int(address)
+    if any(address in network for network in _GATEWAYS):
+        yield _last_32_bits(address)
+    if address in _SIX_TO_FOUR:
+        yield IPv4Address(number >> 80 & 0xFFFFFFFF)
+    if address in _TEREDO:
+        # The relay's server, and the client, whose address is inverted.
+        yield IPv4Address(number >> 64 & 0xFFFFFFFF)
+        yield IPv4Address(~number & 0xFFFFFFFF)
+    if number >> 32 & 0xFFFFFFFF in _ISATAP:
+        yield _last_32_bits(address)
+    perhaps = []
+    if address in _COMPATIBLE:
+        perhaps.append(number)
+    if address in _LOCAL_NAT64:
+        # By the length of the gateway's prefix, 48, 56 or 64, around the eight bits that are zero (RFC 6052).
+        perhaps.append((number >> 64 & 0xFFFF) << 16 | number >> 40 & 0xFFFF)
+        perhaps.append((number >> 64 & 0xFF) << 24 | number >> 32 & 0xFFFFFF)
+        perhaps.append(number >> 24 & 0xFFFFFFFF)
+    # `::1` is within the first, and what is no address of the second looks like these.
+    yield from (
+        found for found in map(IPv4Address, (n & 0xFFFFFFFF for n in perhaps)) if found not in _NOWHERE
+    )
 
 
 def _last_32_bits(address: IPv6Address) -> IPv4Address:

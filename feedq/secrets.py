@@ -4,8 +4,8 @@ A feed names its secrets as references, ``${env:NAME}`` or ``${file:/path}``; th
 worker when the feed starts, goes to the wire, and appears in no table, message or log. A reference that
 cannot be resolved is named in the error, its value never is.
 
-Whoever may declare feeds may have any variable and any file that the worker can read sent to any host:
-declaring feeds is a privilege of the operator.
+Whoever may declare feeds may have any variable and any file that the worker can read sent to any host, unless
+``FEEDQ_SECRETS_ALLOW`` says which ones the feeds of each tenant may use.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from urllib.parse import quote, quote_plus
 import orjson
 
 from feedq.errors import FeedMisconfigured
+from feedq.permission import DEFAULT, Permissions
 
 SECRET_BYTES_MAX = 64 * 1024
 """Bounds what a mistaken reference (a log, a device) can pull into memory and onto the wire."""
@@ -40,8 +41,13 @@ class Reference:
     env: str | None = None
     file: str | None = None
 
+    @property
+    def plain(self) -> str:
+        """As permissions name it: ``env:NAME`` or ``file:/path``."""
+        return f"env:{self.env}" if self.env is not None else f"file:{self.file}"
+
     def __str__(self) -> str:
-        return f"${{env:{self.env}}}" if self.env is not None else f"${{file:{self.file}}}"
+        return f"${{{self.plain}}}"
 
 
 def parse_reference(text: str) -> Reference:
@@ -60,21 +66,30 @@ def check_secret_name(name: str) -> None:
         raise ValueError(f"{name!r} cannot name a secret: use letters, digits and underscores")
 
 
-def resolve_secrets(secrets: Mapping[str, str]) -> dict[str, str]:
+def resolve_secrets(
+    secrets: Mapping[str, str], *, tenant: str = "", permissions: Permissions = DEFAULT
+) -> dict[str, str]:
     """Names to values, from names to references. Reads files, so it may block.
 
     Raises:
-        FeedMisconfigured: a variable or file is missing, empty, too large or not text; names the secret and
-            its reference.
+        FeedMisconfigured: a variable or file is missing, empty, too large, not text, or not for feeds of this
+            ``tenant``; names the secret and its reference.
     """
-    return {name: _resolve(name, text) for name, text in secrets.items()}
+    return {name: _resolve(name, text, tenant, permissions) for name, text in secrets.items()}
 
 
-def _resolve(name: str, text: str) -> str:
+def _resolve(name: str, text: str, tenant: str, permissions: Permissions) -> str:
     try:
         reference = parse_reference(text)
     except ValueError as error:
         raise FeedMisconfigured(f"secret {name!r} {error}") from None
+    # Before it is looked for: whoever may not use it shall not learn either whether it is there.
+    if not permissions.allows_secret(reference.plain, tenant=tenant):
+        whose = f"tenant {tenant!r}" if tenant else "no tenant"
+        raise FeedMisconfigured(
+            f"secret {name!r}: feeds of {whose} may not use {reference}; FEEDQ_SECRETS_ALLOW, on the workers, "
+            "says which secrets they may"
+        )
     if reference.env is not None:
         value = os.environ.get(reference.env)
         if value is None:

@@ -39,6 +39,12 @@ class Settings(BaseSettings):
         default=SecretStr("postgresql://localhost/feedq"),
         description="Control database (PostgreSQL): feeds, leases, workers, history.",
     )
+    database_timeout_s: Annotated[float, Field(ge=0, le=3600)] = Field(
+        default=10.0,
+        description="A session of the control database whose other end is silent for this long is given up, by "
+        "feedq and by the server: a host lost power, or the network drops everything. 0 leaves that to the "
+        "operating systems, which take hours.",
+    )
     broker_url: SecretStr = Field(
         default=SecretStr("redis://localhost:6379/0"),
         description="Celery broker: Valkey or Redis (`redis://`), or RabbitMQ (`amqp://`).",
@@ -80,8 +86,16 @@ class Settings(BaseSettings):
     )
     look_interval_s: Seconds = Field(
         default=0.01,
-        description="How often the elected beat looks for workers without a database session; less often where a "
-        "look takes long. At most half of `FEEDQ_LEADER_TTL_S`.",
+        description="How often the elected beat looks for workers without a database session, where it does not "
+        "wait for their end (`FEEDQ_CRASH_WAITERS`); less often where a look takes long. At most half of "
+        "`FEEDQ_LEADER_TTL_S`.",
+    )
+    crash_waiters: int = Field(
+        default=32,
+        ge=0,
+        le=1_000,
+        description="Up to so many workers the elected beat waits for the end of each with one database session "
+        "more, and hears of a crash at once without looking. Where there are more workers, and with 0, it looks.",
     )
     leader_ttl_s: Annotated[float, Field(ge=2, le=86_400)] = Field(
         default=5.0, description="A frozen beat is replaced after this long; a killed one at once."
@@ -129,8 +143,19 @@ class Settings(BaseSettings):
         description="Connections that all workers together begin a second to one remote host, as JSON: "
         '`{"feeds.example.com": 20}`; `*` stands for every other host, 0 is no limit.',
     )
+    failover_burst_s: Annotated[float, Field(ge=0, le=3_600)] = Field(
+        default=2.5,
+        description="When a worker is lost, its feeds connect elsewhere ahead of the pace: so many seconds' worth "
+        "of both rates at once, made up for by a pause afterwards. Never at a cold start. 0 is off.",
+    )
     event_retention_days: int = Field(
         default=14, ge=0, le=3650, description="Days of history kept in `feedq.event`."
+    )
+    events_per_feed: int = Field(
+        default=200,
+        ge=10,
+        le=100_000,
+        description="Events of one feed kept there, the latest; the sweep removes what is more.",
     )
 
     job_slots: int = Field(
@@ -256,6 +281,28 @@ class Settings(BaseSettings):
         default=(),
         description="Absolute paths of the programs that feeds of `connector: exec` may run; none unless named.",
     )
+    secrets_allow: dict[str, tuple[str, ...]] | None = Field(
+        default=None,
+        description="Secrets that feeds may use, by tenant, as JSON: "
+        '`{"acme": ["env:ACME_*", "file:/run/secrets/acme/*"], "*": []}`; `*` at the end stands for any end, of '
+        "tenants too. Unset, every feed may use every secret that a worker can read.",
+    )
+
+    role_prefix: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,29}$")] = Field(
+        default="feedq_",
+        description="How the names of the roles begin that `feedq db grants` makes in PostgreSQL.",
+    )
+    role_passwords: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="Passwords that `feedq db grants --apply` gives to roles, "
+        "`FEEDQ_ROLE_PASSWORDS__<ROLE>=<password>`; nothing else reads them.",
+    )
+
+    flower_hosts: CommaSeparated = Field(
+        default=(),
+        description="Host names (comma-separated) by which browsers may reach Flower, besides addresses and "
+        "`localhost`; `*` is any.",
+    )
 
     imports: CommaSeparated = Field(
         default=(),
@@ -325,7 +372,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"sink {name!r} {error}") from None
         return readable
 
-    @field_validator("egress_deny", "egress_allow", "exec_allow", "imports", mode="before")
+    @field_validator("egress_deny", "egress_allow", "exec_allow", "flower_hosts", "imports", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
@@ -343,6 +390,18 @@ class Settings(BaseSettings):
             if not program.startswith("/"):
                 raise ValueError(f"{program!r} is no absolute path")
         return programs
+
+    @field_validator("secrets_allow")
+    @classmethod
+    def _check_secrets(cls, allowed: dict[str, tuple[str, ...]] | None) -> dict[str, tuple[str, ...]] | None:
+        for tenant, patterns in (allowed or {}).items():
+            for pattern in (tenant, *patterns):
+                if "*" in pattern[:-1]:
+                    raise ValueError(f"{pattern!r}: * may stand at the end only")
+            for pattern in patterns:
+                if pattern != "*" and not pattern.startswith(("env:", "file:/")):
+                    raise ValueError(f"{pattern!r} is none of env:NAME, file:/path and *")
+        return allowed
 
     @model_validator(mode="after")
     def _check_trust(self) -> Settings:
@@ -401,6 +460,7 @@ class Settings(BaseSettings):
             deny=parse_networks(self.egress_deny),
             allow=parse_networks(self.egress_allow),
             programs=self.exec_allow,
+            secrets=None if self.secrets_allow is None else tuple(self.secrets_allow.items()),
         )
 
     @property

@@ -69,6 +69,7 @@ def _store_of(_pid: int) -> PostgresStore:
     return PostgresStore(
         s.database_url.get_secret_value(),
         retention_days=s.event_retention_days,
+        events_per_feed=s.events_per_feed,
         restart_hold_s=s.restart_hold_s,
         ageing_s=s.ageing_s,
     )
@@ -104,24 +105,30 @@ def reconcile() -> str:
     return run_reconcile()
 
 
-def run_reconcile() -> str:
+def run_reconcile(*, placing_only: bool = False) -> str:
     """One reconcile pass, here and now; also what the watchdog calls. Never raises for a server that is away."""
+
+    def make() -> control.PassReport | None:
+        return control.reconcile(
+            store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW, placing_only=placing_only
+        )
+
     try:
-        report = control.reconcile(store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW)
+        report = make()
         tries = 1
         while report is None and tries < PASS_TRIES:
             # The pass under way may have looked too early for what we were woken for: ours comes after it.
             sleep(PASS_WAIT_S)
-            report = control.reconcile(store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW)
+            report = make()
             tries += 1
         for _ in range(SETTLING_POLLS):
             if report is None or set(report.unplaced) != {Reason.SETTLING}:
                 break
             # A fleet that starts cold: look again until it has settled. If that takes longer, the beat sees it.
             sleep(SETTLING_POLL_S)
-            report = control.reconcile(store(), dispatch, settings(), passes=control.PASSES_IN_A_ROW)
+            report = make()
         if report is not None and report.can_wait:
-            _later(AFTER_RUSH_S, _wake)
+            wake_later(AFTER_RUSH_S)
     except FeedqError as error:
         logger.warning(LogEvent.RECONCILE_FAILED, error=str(error))
         return f"failed: {error}"
@@ -133,6 +140,11 @@ def _later(seconds: float, function: Callable[..., None], *args: object) -> None
     timer = Timer(seconds, function, args)
     timer.daemon = True
     timer.start()
+
+
+def wake_later(seconds: float) -> None:
+    """Have a pass made then."""
+    _later(seconds, _wake)
 
 
 def _wake() -> None:

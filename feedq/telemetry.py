@@ -44,6 +44,7 @@ class EventKind(StrEnum):
     STOP_REQUESTED = "stop_requested"
     LEASE_REAPED = "lease_reaped"
     FEED_MENDED = "feed_mended"
+    SINK_REWOUND = "sink_rewound"
     WORKER_JOINED = "worker_joined"
     WORKER_CORDONED = "worker_cordoned"
     WORKER_UNCORDONED = "worker_uncordoned"
@@ -58,6 +59,8 @@ class EventKind(StrEnum):
     SCHEDULE_REMOVED = "schedule_removed"
     SCHEDULE_PAUSED = "schedule_paused"
     SCHEDULE_RESUMED = "schedule_resumed"
+    CALENDAR_CHANGED = "calendar_changed"
+    CALENDAR_REMOVED = "calendar_removed"
     RUN_FINISH_REJECTED = "run_finish_rejected"
     RUN_LOST = "run_lost"
 
@@ -92,6 +95,7 @@ class LogEvent(StrEnum):
     SOURCE_GAP = "the source may have discarded what was not read yet"
     FEED_RELEASED = "feed released"
     FEED_FENCED = "feed lost: a newer epoch owns it"
+    SINK_REWOUND = "the sink has gone back: the feed goes on from the cursor that it has now"
     FEED_FAILED = "feed cannot run as declared; it is looked at again by itself"
     FENCE_BLOCKED = "fence waits for a predecessor's transaction"
     EPOCH_RAISED = "epoch raised above the one in the sink"
@@ -110,6 +114,7 @@ class LogEvent(StrEnum):
     BEAT_ELECTED = "beat elected"
     BEAT_STEPPED_DOWN = "beat stepped down"
     BEAT_REPLACED_FROZEN = "the elected beat is frozen; it was replaced"
+    CRASH_WAITER_LOST = "no session to wait for the end of a worker's; it is looked for as often as without"
     WORKER_CRASHED = "worker has no database session left"
     CRASH_SIGNAL_OFF = "session locks do not hold here (a pooler?); crash detection falls back to heartbeats"
     RUN_STARTED = "run started"
@@ -172,6 +177,16 @@ RECORDS = Counter("feedq_records", "Records landed by this worker", registry=REG
 BYTES = Counter("feedq_bytes", "Bytes of records landed by this worker", registry=REGISTRY)
 DEAD_LETTERS = Counter("feedq_dead_letters", "Records refused by the sink", registry=REGISTRY)
 FENCED = Counter("feedq_fenced", "Feeds lost to a newer epoch", registry=REGISTRY)
+SINK_REWINDS = Counter(
+    "feedq_sink_rewinds",
+    "Feeds whose checkpoint was not the one that was left in the sink: it has lost commits",
+    registry=REGISTRY,
+)
+SOURCE_MISSED = Counter(
+    "feedq_source_missed",
+    "Records that a source had and never gave, as the gaps in its sequence tell",
+    registry=REGISTRY,
+)
 RECONNECTS = Counter("feedq_reconnects", "Connections of feeds that broke off", registry=REGISTRY)
 CONNECTS = Counter("feedq_connects", "Connections to sources begun by this worker", registry=REGISTRY)
 CONNECTS_WAITING = Gauge(

@@ -26,6 +26,7 @@ from feedq.connectors.base import ConnectorOptions, Context, load_connector, ope
 from feedq.declaration import problems
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.model import JSON, Batch, FeedSpec
+from feedq.permission import Permissions
 from feedq.runtime.sockets import Sockets
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
@@ -94,7 +95,7 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
         return trial
     trial.steps.append(Step("declaration", Outcome.OK, f"connector {spec.connector}"))
     options = parse_options(spec.connector, spec.source)
-    secrets = _secrets(options, trial)
+    secrets = _secrets(options, trial, tenant=spec.tenant, permissions=settings.permissions)
     landing = landing_of(parse_sink(spec.sink), options)
     with _sink(spec, settings, landing, trial) as sink:
         if secrets is None:
@@ -121,9 +122,11 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
     return trial
 
 
-def _secrets(options: ConnectorOptions, trial: Trial) -> dict[str, str] | None:
+def _secrets(
+    options: ConnectorOptions, trial: Trial, *, tenant: str, permissions: Permissions
+) -> dict[str, str] | None:
     try:
-        secrets = resolve_secrets(options.secrets)
+        secrets = resolve_secrets(options.secrets, tenant=tenant, permissions=permissions)
     except FeedqError as error:
         trial.steps.append(Step("secrets", Outcome.FAILED, f"{error} (here, which may not be a worker)"))
         return None

@@ -37,6 +37,10 @@ def duration(seconds: float) -> str:
 
 def parse_duration(text: str) -> float:
     """``90``, ``90s``, ``1m30s``, ``2h``, ``1d`` in seconds. Raises `ValueError` with what is wrong."""
+    if _DURATION.fullmatch(text.removeprefix("-")) and text.startswith("-"):
+        raise ValueError(
+            f"{text!r} is negative; a duration must be positive, such as 90s, 2m, 1m30s, 1h or 1d"
+        )
     if not _DURATION.fullmatch(text):
         raise ValueError(f"{text!r} is no duration; write it as 90s, 2m, 1m30s, 1h or 1d")
     return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))

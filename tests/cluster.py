@@ -16,12 +16,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 import psycopg2
 import psycopg2.extras
 
+from feedq.store import grants
+from feedq.store.grants import Role
 from tests.node import Node
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,8 +74,43 @@ def wait_until(
         time.sleep(interval_s)
 
 
+SINK_ROLE = grants.sink_role("default")
+ROLE_PASSWORD = "as-a-role"
+
+
+def make_roles(database_url: str) -> None:
+    """The roles of `feedq db grants`, in a database that may be migrated or not.
+
+    What the superuser of a test makes in ``public``, before or later, the sink may write, as if that was granted.
+    """
+    with grants.opened(database_url) as connection:
+        sink = grants.sink_tables(connection, "default", with_control=True)
+        passwords = dict.fromkeys([*map(str, Role), SINK_ROLE], ROLE_PASSWORD)
+        grants.apply(database_url, grants.script(connection, grants.PREFIX, [sink], passwords), connection)
+        with connection.cursor() as cursor:
+            role = grants.role_name(grants.PREFIX, SINK_ROLE)
+            cursor.execute(
+                f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role};"
+                f"ALTER DEFAULT PRIVILEGES GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {role};"
+                f"ALTER DEFAULT PRIVILEGES GRANT USAGE ON SEQUENCES TO {role};"
+                f"ALTER DEFAULT PRIVILEGES GRANT USAGE ON SCHEMAS TO {role}"
+            )
+        connection.commit()
+
+
+def url_of(url: str, role: str) -> str:
+    """The same database, as somebody else."""
+    parts = urlsplit(url)
+    at = parts.netloc.rpartition("@")[2]
+    name = grants.role_name(grants.PREFIX, role)
+    return urlunsplit(parts._replace(netloc=f"{name}:{ROLE_PASSWORD}@{at}"))
+
+
 class Cluster:
     """Workers and beats on one control database and one broker."""
+
+    with_roles: bool
+    roles_by_default: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -82,9 +120,16 @@ class Cluster:
         broker_url: str,
         env: Mapping[str, str] | None = None,
         migrate: bool = True,
+        with_roles: bool | None = None,
     ) -> None:
+        """``database_url`` is that of a superuser, as whom the test looks and makes tables. The processes run as
+        the roles of `feedq db grants` ``with_roles``, else as superusers too."""
         self.directory = directory
         self.database_url = database_url
+        self.with_roles = self.roles_by_default if with_roles is None else with_roles
+        self.given = frozenset(env or ())
+        if self.with_roles:
+            make_roles(database_url)
         self.broker_url = broker_url
         self.env = {
             **{name: os.environ[name] for name in INHERITED if name in os.environ},
@@ -95,11 +140,12 @@ class Cluster:
             "FEEDQ_LOG_FORMAT": "json",
             **(env or {}),
         }
+        self.env |= self.as_role(Role.OPERATOR)
         self.workers: dict[str, Node] = {}
         self.beats: dict[str, Node] = {}
         self._sql: Any = None
         if migrate:
-            self.feedq("db", "upgrade")
+            self.feedq("db", "upgrade", env=self.as_role(Role.MIGRATION))
 
     def __enter__(self) -> Self:
         return self
@@ -139,15 +185,27 @@ class Cluster:
         node_id = f"{name}feedqtest"[:12].ljust(12, "0")
         argv = [sys.executable, "-m", "celery", "-A", "feedq", "worker", "-n", f"{name}@{node_id}"]
         argv += ["-c", str(capacity), *(() if gossip else ("--without-mingle", "--without-gossip")), *options]
-        node = self.workers[name] = self._node(name, argv, env=env, id=node_id)
+        node = self.workers[name] = self._node(name, argv, env=self.as_role(Role.WORKER, env), id=node_id)
         if ready:
             self.wait_worker(name)
         return node
 
     def add_beat(self, name: str, *, env: Mapping[str, str] | None = None) -> Node:
-        node = self._node(name, [sys.executable, "-m", "celery", "-A", "feedq", "beat"], env=env)
+        argv = [sys.executable, "-m", "celery", "-A", "feedq", "beat"]
+        node = self._node(name, argv, env=self.as_role(Role.BEAT, env))
         self.beats[name] = node
         return node
+
+    def as_role(self, role: Role, env: Mapping[str, str] | None = None) -> dict[str, str]:
+        """``env`` with the databases as this role reaches them, wherever they are."""
+        found = dict(env or {})
+        if not self.with_roles:
+            return found
+        url = found.get("FEEDQ_DATABASE_URL", self.env["FEEDQ_DATABASE_URL"])
+        found["FEEDQ_DATABASE_URL"] = url_of(url, role)
+        if not ({*found, *self.given} & {"FEEDQ_SINKS__DEFAULT", "FEEDQ_SINKS"}):
+            found["FEEDQ_SINKS__DEFAULT"] = url_of(url, SINK_ROLE)
+        return found
 
     def _node(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None, id: str = "") -> Node:
         log = self.directory / f"{name}.log"
@@ -217,9 +275,9 @@ class Cluster:
             check=False,
         )
 
-    def feedq(self, *arguments: str) -> str:
+    def feedq(self, *arguments: str, env: Mapping[str, str] | None = None) -> str:
         """A feedq command that must succeed; returns what it printed."""
-        ran = self.run(*arguments)
+        ran = self.run(*arguments, env=env)
         if ran.returncode != 0:
             raise CommandFailed(ran)
         return ran.stdout
@@ -294,13 +352,15 @@ class Cluster:
         return self.sql("SELECT * FROM pg_stat_activity WHERE client_port = ANY(%s)", (mine,))
 
 
-def feed(name: str, url: str, *, table: str = "landed", **source: Any) -> dict[str, Any]:
+def feed(
+    name: str, url: str, *, sink: str = "default", table: str = "landed", **source: Any
+) -> dict[str, Any]:
     """The declaration of a feed of `tests.source`, as feeds.yaml has it."""
     return {
         "name": name,
         "connector": "tcp",
         "source": {"url": url, "hello": HELLO, "cursor": "/seq", **source},
-        "sink": {"name": "default", "table": table},
+        "sink": {"name": sink, "table": table},
     }
 
 

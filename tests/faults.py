@@ -10,11 +10,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg2
 from celery import Celery
 
@@ -324,3 +325,27 @@ def terminate_backend(stage: Stage, backend: dict[str, Any]) -> float:
     moment = time.monotonic()
     stage.cluster.sql("SELECT pg_terminate_backend(%s)", (backend["pid"],))
     return stage.wait_landing(limit_s=FAILOVER_LIMIT_S) - moment
+
+
+@contextmanager
+def frozen_database(postgres: Postgres, cluster: Cluster, *, cut: bool) -> Iterator[None]:
+    """No session is answered, and none can be had; those that there were are cut off, or go on afterwards."""
+    server = psutil.Process(postgres.pid)
+    database = cluster.database_url.rpartition("/")[2]
+    sessions = [process for process in server.children() if database in " ".join(process.cmdline())]
+    assert sessions
+    stopped = [server] if cut else [server, *sessions]
+    try:
+        send_signal(stopped, signal.SIGSTOP)
+        if cut:
+            send_signal(sessions, signal.SIGTERM)
+        yield
+    finally:
+        send_signal(stopped, signal.SIGCONT)
+
+
+def send_signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """To each that is still there: a session may end at any moment."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)

@@ -60,8 +60,8 @@ class Flower:
         except OSError:
             return False
 
-    def get(self, path: str, *, login: str = "") -> Answer:
-        return self._ask(urllib.request.Request(self.base + path), login)
+    def get(self, path: str, *, login: str = "", headers: Mapping[str, str] | None = None) -> Answer:
+        return self._ask(urllib.request.Request(self.base + path, headers=dict(headers or {})), login)
 
     def post(
         self, path: str, body: str = "", *, login: str = "", headers: Mapping[str, str] | None = None

@@ -89,6 +89,13 @@ def deaf(self: Any, seconds: float) -> None:
     write("ended", self.request.id)
 
 
+@shared_task(name="tests.pause")
+def pause(seconds: float) -> None:
+    """Takes its time, and speaks to nobody."""
+    run_context().wait(seconds)
+    run_context().raise_if_cancelled()
+
+
 @shared_task(name="tests.transfer", bind=True)
 def transfer(self: Any, fail_attempts: int = 0) -> None:
     """An effect through the session of a transactional job; the first attempts fail after it."""

@@ -141,6 +141,12 @@ class PostgresProxy:
         """Be reachable again."""
         self._refusing = False
 
+    def lead_to(self, url: str) -> None:
+        """Have another server behind this address, for connections made from now on; cut those that there are."""
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "127.0.0.1", parts.port or 5432)
+        self.cut()
+
     def hang(self) -> None:
         """Accept, and pass nothing on any more: as a frozen server, which closes and answers nothing."""
         self._flowing.clear()

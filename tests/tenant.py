@@ -18,6 +18,9 @@ class Tenant:
     def registered(self, worker: Worker) -> None:
         self.heard.append("registered")
 
+    def reconnected(self) -> None:
+        self.heard.append("reconnected")
+
     def suspend(self, why: str) -> None:
         self.heard.append("suspend")
 

@@ -10,22 +10,27 @@ import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import click
 
 from feedq import manifest, verbs
+from feedq.adoption import Adopting, Newcomer, known_newcomers
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json
+from feedq.cli.schedule_views import never_ticks, warn_ended, warn_never, warn_unserved
 from feedq.cli.views import write_difference
 from feedq.declaration import Action, Change, Plan, plan, problems
 from feedq.diagnosis.checks import counted
-from feedq.errors import FeedqError, InvalidInput
+from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
 from feedq.manifest import JobChange, JobPlan, Manifest, Problem
+from feedq.model import Resume
 from feedq.report import masked
-from feedq.schedule.model import Queue, ScheduleSpec
+from feedq.schedule.model import Calendar, Queue, Schedule, ScheduleSpec
+from feedq.sinks.base import Checkpoint
 from feedq.store.jobs.base import JobStore
 from feedq.wording import printable
 
@@ -50,7 +55,12 @@ DONE = {Action.ADD: "added", Action.CHANGE: "changed", Action.REMOVE: "removed"}
 @click.option(
     "--prune",
     is_flag=True,
-    help="Also remove what is not declared: feeds, schedules, queues, each if a manifest has its key.",
+    help="Also remove what is not declared: feeds, schedules, queues, calendars, each if a manifest has its key.",
+)
+@click.option(
+    "--adopt",
+    is_flag=True,
+    help="Let new feeds go on from the checkpoints that feeds of their names have left in their sinks.",
 )
 @click.option("--tenant", help="With --prune: remove only feeds, and only this tenant's.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
@@ -62,6 +72,7 @@ def apply(
     *,
     files: Sequence[str],
     prune: bool,
+    adopt: bool,
     tenant: str | None,
     dry_run: bool,
     yes: bool,
@@ -70,6 +81,9 @@ def apply(
 
     All are checked first; if one is wrong, every mistake is listed and nothing is applied. A feed that does not
     say target_state keeps the one it has: what a person paused stays paused. So does every schedule.
+
+    A new feed begins where its source begins, or where its `resume` says. If its sink knows a feed of that name,
+    that is said, and --adopt goes on from there.
 
     \b
     Example:
@@ -81,16 +95,36 @@ def apply(
     with _collector_paused():
         declared = _checked([_read(file) for file in files])
         changes, unchanged = _plan(invocation, declared, prune=prune, tenant=tenant)
+    added = [
+        c.spec for c in changes if isinstance(c, Change) and c.action is Action.ADD and c.spec is not None
+    ]
+    newcomers, unasked = known_newcomers(added, invocation.open_sink) if invocation.has_sinks else ({}, [])
+    if adopt and unasked:
+        raise SinkUnavailable("\n".join(unasked))
+    resumes = {d.spec.name: d.resume for d in declared.declarations if d.resume is not None}
+    starts: dict[str, Checkpoint | Resume] = {**resumes}
+    if adopt:
+        starts |= {name: newcomer.last for name, newcomer in newcomers.items()}
+    notes = {name: _newcomer_note(newcomer, starts.get(name)) for name, newcomer in newcomers.items()}
     if not invocation.json:
-        _show(changes)
+        _show(changes, notes)
+        for note in unasked:
+            click.echo(printable(note), err=True)
     removals = Counter(_noun(change) for change in changes if change.action is Action.REMOVE)
     if removals and not (dry_run or yes):
         what = " and ".join(counted(count, noun) for noun, count in removals.items())
         invocation.confirm(f"Remove {what} that the manifests do not declare?")
-    if not dry_run:
-        _carry_out(invocation, changes)
+    now = invocation.clock.now()
+    if dry_run:
+        specs = [change.spec for change in changes if isinstance(change.spec, ScheduleSpec)]
+        warn_never([spec for spec in specs if never_ticks(spec, now)], now=now)
+    else:
+        made = _carry_out(invocation, changes, starts)
+        warn_ended(made, now=now)
+        applied = [change.name for change in changes if isinstance(change.spec, ScheduleSpec)]
+        warn_unserved(invocation.jobs, applied)
     if invocation.json:
-        write_json(_document(changes, unchanged, dry_run=dry_run))
+        write_json(_document(changes, unchanged, notes, dry_run=dry_run))
     else:
         _summarise(changes, unchanged, dry_run=dry_run)
 
@@ -134,11 +168,15 @@ def _checked(manifests: Sequence[Manifest]) -> Manifest:
     for schedule in joined.schedules:
         name, wrong = schedule.spec.name, manifest.schedule_problems(schedule.spec)
         found += [Problem(schedule.where, f"schedule {name!r}: {what}") for what in wrong]
+    _refuse(found)
+    return joined
+
+
+def _refuse(found: Sequence[Problem]) -> None:
     if found:
         mistakes = "1 mistake" if len(found) == 1 else f"{len(found)} mistakes"
         lines = "\n".join(f"  {printable(str(problem))}" for problem in found)
         raise InvalidInput(f"{mistakes}; nothing was applied\n{lines}")
-    return joined
 
 
 def _plan(
@@ -148,7 +186,7 @@ def _plan(
     # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
     # not mean to lose all feeds with --prune.
     kinds = declared.keys or {"feeds"}
-    feeds, schedules, queues = Plan((), 0), JobPlan(), JobPlan()
+    feeds, schedules, queues, calendars = Plan((), 0), JobPlan(), JobPlan(), JobPlan()
     # Of schedules and queues none belongs to a tenant.
     prune_jobs = prune and tenant is None
     if "feeds" in kinds:
@@ -169,56 +207,108 @@ def _plan(
     if "queues" in kinds:
         limits = [declaration.spec for declaration in declared.queues]
         queues = manifest.plan_queues(limits, invocation.jobs.queues.all(), prune=prune_jobs)
-    # A limit is there before the schedules that it is for, and goes after them.
-    removed = [change for change in queues.changes if change.action is Action.REMOVE]
-    kept = [change for change in queues.changes if change.action is not Action.REMOVE]
+    if "calendars" in kinds or any(d.spec.exclude.calendars for d in declared.schedules):
+        existing = invocation.jobs.calendars.all()
+        days = [declaration.spec for declaration in declared.calendars]
+        calendars = manifest.plan_calendars(days, existing, prune=prune_jobs and "calendars" in kinds)
+        _check_calendars(invocation, declared, calendars, schedules, {one.name for one in existing})
+    # Limits and calendars are there before the schedules that they are for, and go after them.
+    beside = [*queues.changes, *calendars.changes]
+    removed = [change for change in beside if change.action is Action.REMOVE]
+    kept = [change for change in beside if change.action is not Action.REMOVE]
     changes: list[AnyChange] = [*feeds.changes, *kept, *schedules.changes, *removed]
-    return changes, feeds.unchanged + schedules.unchanged + queues.unchanged
+    unchanged = feeds.unchanged + schedules.unchanged + queues.unchanged + calendars.unchanged
+    return changes, unchanged
+
+
+def _check_calendars(
+    invocation: Invocation, declared: Manifest, calendars: JobPlan, schedules: JobPlan, existing: set[str]
+) -> None:
+    """Raises `InvalidInput` when a schedule leaves out a calendar that there will not be."""
+    removed = {change.name for change in calendars.changes if change.action is Action.REMOVE}
+    known = existing | {declaration.spec.name for declaration in declared.calendars}
+    using = [(d.where, d.spec) for d in declared.schedules]
+    if removed:
+        gone = {d.spec.name for d in declared.schedules} | {change.name for change in schedules.changes}
+        kept = invocation.jobs.schedules.specs().values()
+        using += [("--prune", s) for s in kept if isinstance(s, ScheduleSpec) and s.name not in gone]
+    _refuse(
+        [
+            Problem(where, f"schedule {spec.name!r}: exclude.calendars: there is no calendar {name!r}")
+            for where, spec in using
+            for name in spec.exclude.calendars
+            if name not in known - removed
+        ]
+    )
 
 
 def _noun(change: AnyChange) -> str:
     return change.noun if isinstance(change, JobChange) else "feed"
 
 
-def _note(change: AnyChange) -> str | None:
-    return change.note if isinstance(change, JobChange) else None
+def _note(change: AnyChange, notes: Mapping[str, str]) -> str | None:
+    return change.note if isinstance(change, JobChange) else notes.get(change.name)
 
 
-def _show(changes: Sequence[AnyChange]) -> None:
+def _newcomer_note(newcomer: Newcomer, start: Checkpoint | Resume | None) -> str:
+    match start:
+        case Checkpoint():
+            return f"{newcomer.note()}: adopted"
+        case Resume():
+            return f"{newcomer.note()}: it is left alone, as the manifest says where to begin"
+    return f"{newcomer.note()}: it is left alone; --adopt goes on from its cursor"
+
+
+def _show(changes: Sequence[AnyChange], notes: Mapping[str, str]) -> None:
     for change in changes:
         noun = f"{change.noun} " if isinstance(change, JobChange) else ""
         click.echo(f"{SIGNS[change.action]} {noun}{printable(change.name)}")
-        if (note := _note(change)) is not None:
-            click.echo(f"    {note}")
+        if (note := _note(change, notes)) is not None:
+            click.echo(f"    {printable(note)}")
         write_difference(change.options)
 
 
-def _carry_out(invocation: Invocation, changes: Sequence[AnyChange]) -> None:
-    for done, change in enumerate(changes):
-        try:
-            if isinstance(change, JobChange):
-                _carry_out_job(invocation.jobs, change)
-            else:
-                verbs.carry_out(invocation.store, change)
-        except FeedqError as error:
-            raise type(error)(
-                f"{_noun(change)} {change.name!r}: {error}\n{done} of {len(changes)} changes were made before; "
-                "applying again makes the rest"
-            ) from error
+def _carry_out(
+    invocation: Invocation, changes: Sequence[AnyChange], starts: Mapping[str, Checkpoint | Resume]
+) -> list[Schedule]:
+    """Returns the schedules as they are now that were added or changed."""
+    made = []
+    with Adopting(invocation.store, invocation.open_sink) as adopting:
+        for done, change in enumerate(changes):
+            try:
+                if isinstance(change, JobChange):
+                    schedule = _carry_out_job(invocation.jobs, change)
+                    made += [] if schedule is None else [schedule]
+                elif change.action is Action.ADD and change.spec is not None and change.name in starts:
+                    assert isinstance(change, Change)
+                    adopting.add(change.spec, starts[change.name], partial(verbs.add_feed, invocation.store))
+                else:
+                    verbs.carry_out(invocation.store, change)
+            except FeedqError as error:
+                raise type(error)(
+                    f"{_noun(change)} {change.name!r}: {error}\n{done} of {len(changes)} changes were made "
+                    "before; applying again makes the rest"
+                ) from error
+    return made
 
 
-def _carry_out_job(jobs: JobStore, change: JobChange) -> None:
+def _carry_out_job(jobs: JobStore, change: JobChange) -> Schedule | None:
     match change.spec, change.action:
         case Queue() as queue, _:
             jobs.queues.set(queue)
+        case Calendar() as calendar, _:
+            jobs.calendars.set(calendar)
         case ScheduleSpec() as spec, Action.ADD:
-            jobs.schedules.add(spec)
+            return jobs.schedules.add(spec)
         case ScheduleSpec() as spec, _:
-            jobs.schedules.edit(change.name, spec)
+            return jobs.schedules.edit(change.name, spec)
         case None, _ if change.noun == "queue":
             jobs.queues.remove(change.name)
+        case None, _ if change.noun == "calendar":
+            jobs.calendars.remove(change.name)
         case None, _:
             jobs.schedules.remove(change.name)
+    return None
 
 
 def _count(changes: Sequence[AnyChange], action: Action) -> int:
@@ -230,7 +320,9 @@ def _summarise(changes: Sequence[AnyChange], unchanged: int, *, dry_run: bool) -
     click.echo(f"{', '.join(counts)}, = {unchanged} unchanged" + (" (dry run)" if dry_run else ""))
 
 
-def _document(changes: Sequence[AnyChange], unchanged: int, *, dry_run: bool) -> dict[str, object]:
+def _document(
+    changes: Sequence[AnyChange], unchanged: int, notes: Mapping[str, str], *, dry_run: bool
+) -> dict[str, object]:
     return {
         "dry_run": dry_run,
         **{DONE[action]: _count(changes, action) for action in Action},
@@ -244,7 +336,7 @@ def _document(changes: Sequence[AnyChange], unchanged: int, *, dry_run: bool) ->
                     {"option": o.option, "before": masked(o.before), "after": masked(o.after)}
                     for o in change.options
                 ],
-                **({} if (note := _note(change)) is None else {"note": note}),
+                **({} if (note := _note(change, notes)) is None else {"note": note}),
             }
             for change in changes
         ],

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import click
+from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
+from sqlalchemy import make_url
 
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_facts, write_json
+from feedq.errors import InvalidInput
+from feedq.settings import Settings
+from feedq.store import grants as roles
 from feedq.store import migrate
 from feedq.telemetry import mask_url
 
 
-@click.group(short_help="Migrate the control database, or see how far it is.")
+@click.group(short_help="Migrate the control database, see how far it is, make its roles.")
 def db() -> None:
     """The control database (FEEDQ_DATABASE_URL).
 
@@ -30,7 +37,8 @@ def upgrade(invocation: Invocation) -> None:
     Example:
       FEEDQ_DATABASE_URL=postgresql://feedq@db/feedq feedq db upgrade
     """
-    applied = migrate.upgrade(invocation.settings.database_url.get_secret_value())
+    settings = invocation.settings
+    applied = migrate.upgrade(settings.database_url.get_secret_value(), role_prefix=settings.role_prefix)
     if invocation.json:
         write_json({"applied": applied})
     elif applied:
@@ -71,3 +79,105 @@ def status(invocation: Invocation) -> None:
         )
     if found.pending:
         raise SystemExit(1)
+
+
+@db.command()
+@click.option(
+    "--apply", "apply_", is_flag=True, help="Make the roles and give them their rights, as one transaction."
+)
+@json_option
+@pass_invocation
+def grants(invocation: Invocation, *, apply_: bool) -> None:
+    """Print the SQL that makes a role for each kind of process, each with as few rights as it needs.
+
+    FEEDQ_DATABASE_URL must be that of a superuser, or of a role with CREATEROLE that owns the database; it is
+    asked what there is, and changed with --apply only. Sinks in the control database are included, others in
+    PostgreSQL are printed, for whoever owns them. Safe to run again, also over a running fleet. Passwords come
+    from FEEDQ_ROLE_PASSWORDS__<ROLE>, of migration, worker, beat, flower, operator, reader and sink_<name>.
+
+    \b
+    Example:
+      feedq db grants > roles.sql
+      FEEDQ_ROLE_PASSWORDS__WORKER=… feedq db grants --apply
+    """
+    settings = invocation.settings
+    url = settings.database_url.get_secret_value()
+    here, elsewhere = _sinks(settings)
+    with roles.opened(url) as connection:
+        passwords = _passwords(settings, [*here, *elsewhere])
+        sinks = [
+            roles.sink_tables(connection, name, with_control=name in here) for name in [*here, *elsewhere]
+        ]
+        steps = roles.script(connection, settings.role_prefix, sinks[: len(here)], passwords)
+        if apply_:
+            roles.apply(url, steps, connection)
+        script = _written(steps, connection)
+        others = {
+            sink.name: _written(
+                roles.sink_script(
+                    connection, settings.role_prefix, sink, passwords, database=_database(settings, sink.name)
+                ),
+                connection,
+            )
+            for sink in sinks[len(here) :]
+        }
+    if invocation.json:
+        plain = {name: [text for _, text in lines] for name, lines in others.items()}
+        write_json({"applied": apply_, "statements": [text for _, text in script], "sinks": plain})
+        return
+    if apply_:
+        click.echo(f"{len(script)} statements applied to {mask_url(url)}")
+    else:
+        _print(script, where=f"in the control database, {mask_url(url)}")
+    for name, lines in others.items():
+        where = f"in the database of sink {name}, {mask_url(settings.sink_url(name))}, as its owner"
+        if apply_:
+            click.echo(f"left to do {where}: what `feedq db grants` prints for it")
+        else:
+            _print(lines, where=where)
+
+
+def _sinks(settings: Settings) -> tuple[list[str], list[str]]:
+    """Sinks in the control database, and those in other databases of PostgreSQL."""
+    control = make_url(settings.database_url.get_secret_value())
+    here: list[str] = []
+    elsewhere: list[str] = []
+    for name in settings.sink_names:
+        url = make_url(settings.sink_url(name))
+        if url.get_backend_name() not in ("postgresql", "postgres"):
+            continue
+        is_here = (url.host, url.port or 5432, url.database) == (
+            control.host,
+            control.port or 5432,
+            control.database,
+        )
+        (here if is_here else elsewhere).append(name)
+    return here, elsewhere
+
+
+def _passwords(settings: Settings, sinks: Iterable[str]) -> dict[str, str]:
+    known = [*map(str, roles.Role), *map(roles.sink_role, sinks)]
+    given = {role.lower(): password.get_secret_value() for role, password in settings.role_passwords.items()}
+    if unknown := sorted(given.keys() - set(known)):
+        raise InvalidInput(
+            f"FEEDQ_ROLE_PASSWORDS__{unknown[0].upper()}: there is no such role; known are: {', '.join(known)}"
+        )
+    return given
+
+
+def _database(settings: Settings, sink: str) -> str:
+    url = make_url(settings.sink_url(sink))
+    return url.database or url.username or ""
+
+
+def _written(steps: Iterable[roles.Statement], connection: Connection) -> list[tuple[str, str]]:
+    return [(step.about, step.text.as_string(connection)) for step in steps]
+
+
+def _print(lines: Iterable[tuple[str, str]], *, where: str) -> None:
+    click.echo(f"-- To be run {where}\nBEGIN;")
+    for about, text in lines:
+        if about:
+            click.echo(f"\n-- {about}")
+        click.echo(f"{text};")
+    click.echo("COMMIT;\n")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from feedq import verbs
+from feedq import adoption, verbs
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.feed_declare import add, edit, export
 from feedq.cli.feed_test import feed_test
@@ -16,13 +16,15 @@ from feedq.cli.views import write_done, write_events, write_feed, write_feeds
 from feedq.diagnosis import explain
 from feedq.model import Feed, FeedView, Status, TargetState, Worker
 from feedq.report import event_row, feed_document, feed_row
+from feedq.sinks.base import parse_sink
+from feedq.sinks.identity import owner_of
 from feedq.wording import printable
 
 EVENTS_SHOWN = 50
 
 
 @click.group(
-    short_help="Add, test, list, show, edit, pause, resume, restart, move, remove feeds; dead letters."
+    short_help="Add, test, list, show, edit, pause, resume, restart, move, adopt, remove feeds; dead letters."
 )
 def feed() -> None:
     """One feed, or a few by name.
@@ -225,13 +227,19 @@ def _streams_on(view: FeedView, worker: Worker) -> bool:
 def remove(invocation: Invocation, *, names: Sequence[str], yes: bool, wait: bool, timeout_s: float) -> None:
     """Stop feeds and forget them. What they imported stays, and so does their checkpoint in the sink.
 
+    A feed that is declared again under its name is another one, and begins where its source begins. To go on where
+    this one ends, declare it with `feedq apply --adopt`.
+
     \b
     Example:
       feedq feed remove acme/orders --yes --wait
     """
     live = [invocation.live_feed(name) for name in names]
     if not yes:
-        invocation.confirm(f"Remove {', '.join(names)}?")
+        invocation.confirm(
+            f"Remove {', '.join(names)}? Declared again, they begin where their sources begin, unless they adopt "
+            "what is left in the sink (`feedq apply --adopt`)."
+        )
     _each(invocation, names, invocation.store.feeds.remove)
     if wait:
         ids = {feed.id for feed in live}
@@ -241,6 +249,36 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool, wait: boo
             what="removal",
         )
     write_done(invocation, names, "removed")
+
+
+@feed.command()
+@click.argument("name")
+@click.option(
+    "--number", type=click.IntRange(min=1), help="Which checkpoint, if there are several of that name."
+)
+@click.option("--force", is_flag=True, help="Also if the feed has landed records of its own already.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@json_option
+@pass_invocation
+def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool, yes: bool) -> None:
+    """Go on from the checkpoint that another feed of this name has left in its sink.
+
+    For a feed that was removed and declared again, and for feeds declared anew after the control database was
+    lost: nothing is taken over by itself. Whoever had the checkpoint has it no more, and cannot write to it. The
+    feed starts anew.
+
+    \b
+    Example:
+      feedq feed adopt acme/orders
+    """
+    live = invocation.live_feed(name)
+    with invocation.open_sink(parse_sink(live.spec.sink).name) as sink:
+        old = adoption.choose(sink, live, number=number, force=force)
+        if not yes:
+            invocation.confirm(printable(f"Take the checkpoint of {owner_of(old)}?"))
+        adoption.adopt(sink, live, old)
+    invocation.store.feeds.restart(name)
+    write_done(invocation, [name], "adopted")
 
 
 def _each(invocation: Invocation, names: Sequence[str], act: Callable[[str], Feed]) -> list[Feed]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
 
-from feedq import manifest, verbs
+from feedq import adoption, documents, manifest, verbs
 from feedq.cli import options
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json
 from feedq.cli.views import write_difference, write_done
 from feedq.declaration import difference
 from feedq.errors import NotFound
-from feedq.model import FeedSpec, TargetState
+from feedq.model import Feed, FeedSpec, TargetState
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -162,25 +163,51 @@ def edit(
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--tenant", help="Only this tenant's feeds.")
+@click.option(
+    "--with-cursors",
+    is_flag=True,
+    help="Also where each stands in its sink, so that it goes on from there where it is applied as new.",
+)
 @json_option
 @pass_invocation
-def export(invocation: Invocation, *, names: Sequence[str], tenant: str | None) -> None:
+def export(invocation: Invocation, *, names: Sequence[str], tenant: str | None, with_cursors: bool) -> None:
     """Print feeds as a manifest that `feedq apply` takes; all of them unless named.
+
+    With cursors, pause the feeds before: what they land afterwards would land elsewhere again.
 
     \b
     Example:
       feedq feed export > feeds.yaml
+      feedq feed export acme/orders --with-cursors > moved.yaml
     """
-    specs = {
-        view.feed.name: view.feed.spec
-        for view in invocation.store.feeds.views(tenant=tenant)
-        if view.feed.removed_at is None
-    }
-    missing = [name for name in names if name not in specs]
-    if missing:
-        raise NotFound(f"no feed named {', '.join(map(repr, missing))}; `feedq feed list` shows them all")
-    chosen = [spec for name, spec in specs.items() if not names or name in names]
+    pages = _named(invocation, names, tenant) if names else _pages(invocation, tenant)
+    entries = (entry for page in pages for entry in _entries(invocation, page, with_cursors=with_cursors))
     if invocation.json:
-        write_json({"feeds": [manifest.plain(spec) for spec in chosen]})
+        write_json({"feeds": list(entries)})
     else:
-        click.echo(manifest.dump(chosen), nl=False)
+        for part in documents.dump_lists({"feeds": entries}):
+            click.echo(part, nl=False)
+
+
+def _pages(invocation: Invocation, tenant: str | None) -> Iterator[list[Feed]]:
+    """A page at a time: all declarations of a hundred thousand feeds do not fit into a small container."""
+    after = ""
+    while page := invocation.store.feeds.declared(tenant=tenant, after=after):
+        yield page
+        after = page[-1].name
+
+
+def _named(invocation: Invocation, names: Sequence[str], tenant: str | None) -> list[list[Feed]]:
+    found: list[Feed] = []
+    for name in sorted(set(names)):
+        with suppress(NotFound):
+            found.append(invocation.live_feed(name))
+    found = [feed for feed in found if tenant in (None, feed.spec.tenant)]
+    if missing := sorted(set(names) - {feed.name for feed in found}):
+        raise NotFound(f"no feed named {', '.join(map(repr, missing))}; `feedq feed list` shows them all")
+    return [found]
+
+
+def _entries(invocation: Invocation, feeds: list[Feed], *, with_cursors: bool) -> Iterator[dict[str, Any]]:
+    resumes = adoption.resumes_of(feeds, invocation.open_sink) if with_cursors else {}
+    return (manifest.plain(feed.spec, resumes.get(feed.name)) for feed in feeds)

@@ -19,13 +19,12 @@ import click
 
 from feedq.clock import Clock, SystemClock
 from feedq.errors import FeedqError, InvalidInput, NotFound, SchemaBehind, Unavailable
-from feedq.model import Feed
-from feedq.settings import Settings, settings
-from feedq.store.base import Store
-from feedq.telemetry import configure_logging
 
 if TYPE_CHECKING:
+    from feedq.model import Feed
+    from feedq.settings import Settings
     from feedq.sinks.base import Sink
+    from feedq.store.base import Store
     from feedq.store.insight import FleetState, JobState
     from feedq.store.jobs.base import JobStore
     from feedq.store.postgresql import PostgresStore
@@ -33,14 +32,17 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 0.2
 """How often ``--wait`` looks again: short beside the second that a handover takes."""
 
-# The store is imported where it is used: its driver takes longer to load than `feedq --help` may take.
+# Whatever is more than a few lines is imported where it is used: settings, log and driver take half a second of
+# processor time to load, and `feedq --version` is asked often, by scripts and completion.
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def open_store() -> PostgresStore:
     """The control database of FEEDQ_DATABASE_URL. Connects when first used."""
+    from feedq.settings import settings
     from feedq.store.postgresql import PostgresStore
+    from feedq.telemetry import configure_logging
 
     # The log goes to standard error, and only what a person should know.
     configure_logging(settings().model_copy(update={"log_level": "WARNING"}))
@@ -66,6 +68,8 @@ class Invocation:
 
     @property
     def settings(self) -> Settings:
+        from feedq.settings import settings
+
         return settings()
 
     @property
@@ -82,6 +86,11 @@ class Invocation:
             self._opened = open_store()
             click.get_current_context().call_on_close(self._opened.close)
         return self._opened
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether sinks can be asked: those of the settings, unless only a store was injected."""
+        return self.injected_store is None or self.injected_sinks is not None
 
     @contextmanager
     def open_sink(self, name: str) -> Iterator[Sink]:

@@ -1,7 +1,7 @@
 """The root of the command: finds commands, and turns errors into a line and an exit status.
 
-Commands are imported when they are used, so that `feedq --help` answers at once and a missing optional
-dependency takes only its own command away.
+Commands are imported when they are used, so that `feedq --version` and completion answer at once and a missing
+optional dependency takes only its own command away.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import click
 import feedq
 from feedq.cli.invocation import Invocation, json_option
 from feedq.errors import FeedqError, InvalidInput
-from feedq.wording import printable
 
 
 class Failed(click.ClickException):
@@ -77,6 +76,8 @@ class Root(click.Group):
 
 def said(message: str) -> str:
     """An error, which may quote what somebody else sent, so that it cannot steer the terminal."""
+    from feedq.wording import printable
+
     return "\n".join(map(printable, message.split("\n")))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from itertools import islice
 
 import click
 
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json
+from feedq.cli.schedule_calendar import calendar
 from feedq.cli.schedule_declare import add, edit, export
 from feedq.cli.schedule_next import next_, zone_of
 from feedq.cli.schedule_queue import queue
@@ -23,7 +25,8 @@ from feedq.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
 from feedq.wording import printable
 
 PAGE = 1_000
-"""Schedules read at a time."""
+"""Schedules read at a time, and listed unless more are asked for."""
+LISTED_MAX = 100_000
 RUNS_SHOWN = 50
 RUNS_OF_ONE = 10
 """Runs below a schedule; `feedq schedule runs` has more."""
@@ -31,7 +34,9 @@ PAUSE_MAX_S = 100 * 366 * 86_400.0
 """Longer than that is for ever."""
 
 
-@click.group(short_help="Jobs once per tick: add, show, next, runs, trigger, backfill, pause, queues.")
+@click.group(
+    short_help="Jobs once per tick: add, show, next, runs, trigger, backfill, pause, queues, calendars."
+)
 def schedule() -> None:
     """Jobs that are run once per tick on the whole cluster: cron, intervals, or once.
 
@@ -42,7 +47,7 @@ def schedule() -> None:
     """
 
 
-for _command in (add, edit, export, next_, trigger, backfill, queue):
+for _command in (add, edit, export, next_, trigger, backfill, queue, calendar):
     schedule.add_command(_command)
 
 
@@ -54,27 +59,40 @@ for _command in (add, edit, export, next_, trigger, backfill, queue):
 @click.option(
     "--state", type=click.Choice([state.value for state in ScheduleState]), help="Only those in this state."
 )
+@click.option("--after", default="", metavar="NAME", help="Only those whose name comes after this one.")
+@click.option(
+    "--limit", type=click.IntRange(1, LISTED_MAX), default=PAGE, show_default=True, help="How many."
+)
 @json_option
 @pass_invocation
-def list_(invocation: Invocation, *, prefix: str, state: str | None) -> None:
-    """All schedules by name: when they fire next, and what became of the last run.
+def list_(invocation: Invocation, *, prefix: str, state: str | None, after: str, limit: int) -> None:
+    """Schedules by name, so many at a time: when they fire next, and what became of the last run.
+
+    If there are more, a note on standard error says how to go on.
 
     \b
     Example:
       feedq schedule list --prefix acme/
     """
-    shown = [v for v in _views(invocation, prefix) if state is None or v.schedule.state.value == state]
+    wanted = None if state is None else ScheduleState(state)
+    found = list(islice(_views(invocation, prefix, after=after, state=wanted, most=limit + 1), limit + 1))
+    shown = found[:limit]
     if invocation.json:
         write_json([schedule_row(view) for view in shown])
     else:
         write_schedules(shown, now=invocation.clock.now())
+    if len(found) > limit:
+        last = printable(shown[-1].schedule.spec.name)
+        click.echo(f"these are {limit:,}, and there are more: --after {last}, or another --limit", err=True)
 
 
-def _views(invocation: Invocation, prefix: str) -> Iterator[ScheduleView]:
-    after = ""
-    while page := invocation.jobs.schedules.views(prefix=prefix, after=after, limit=PAGE):
+def _views(
+    invocation: Invocation, prefix: str, *, after: str, state: ScheduleState | None, most: int
+) -> Iterator[ScheduleView]:
+    size = min(most, PAGE)
+    while page := invocation.jobs.schedules.views(prefix=prefix, after=after, state=state, limit=size):
         yield from page
-        if len(page) < PAGE:
+        if len(page) < size:
             return
         after = page[-1].schedule.spec.name
 

@@ -15,6 +15,7 @@ from feedq import manifest
 from feedq.cli import options
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json
+from feedq.cli.schedule_views import warn_ended, warn_unserved
 from feedq.cli.views import write_difference, write_done
 from feedq.errors import InvalidInput, NotFound, Unreadable
 from feedq.manifest.jobs import TIMING_KEYS
@@ -40,8 +41,26 @@ _BELOW = {
     "catch_up": ("catch_up", "policy"),
     "catch_up_window": ("catch_up", "window"),
     "catch_up_max": ("catch_up", "max"),
+    "keep_runs": ("keep", "runs"),
+    "keep_days": ("keep", "days"),
+    "exclude": ("exclude", "dates"),
+    "exclude_calendar": ("exclude", "calendars"),
 }
 """Options that a manifest has a level below."""
+
+
+COUNTS = ("pause_on_failure", "keep_runs", "keep_days")
+"""Options that are a number, or none."""
+
+
+def _one_or_all(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> str | list[str] | None:
+    """Of an option that may be repeated: nothing, the one value, or all."""
+    return None if not value else value[0] if len(value) == 1 else list(value)
+
+
+def _repeated(name: str, **options: Any) -> Callable[[Command], Command]:
+    options["help"] += " May be repeated."
+    return click.option(name, multiple=True, callback=_one_or_all, **options)
 
 
 def _choice(kind: type[StrEnum]) -> click.Choice[str]:
@@ -49,12 +68,12 @@ def _choice(kind: type[StrEnum]) -> click.Choice[str]:
 
 
 def timing_options(command: Command) -> Command:
-    """``--cron``, ``--every``, ``--at``, and what goes with them."""
+    """``--cron``, ``--every``, ``--at``, what goes with them, and what bounds them."""
     return _decorated(
         command,
-        click.option("--cron", metavar="FIELDS", help='Five fields such as "0 2 * * *", or @daily.'),
+        _repeated("--cron", metavar="FIELDS", help='Five fields such as "0 2 * * *", or @daily.'),
         click.option("--every", metavar="DURATION", help="Every 30s, 5m, 2h, or so many seconds."),
-        click.option("--at", metavar="TIME", help="Once, at a time such as 2026-12-01T08:00."),
+        _repeated("--at", metavar="TIME", help="Once, at a time such as 2026-12-01T08:00."),
         click.option("--zone", help="Time zone of --cron, and of times without an offset. [default: UTC]"),
         click.option("--anchor", metavar="TIME", help="With --every: count from here."),
         click.option(
@@ -64,6 +83,16 @@ def timing_options(command: Command) -> Command:
             "--dst-fold",
             type=_choice(DstFold),
             help="A tick at a time that clocks show twice. [default: first]",
+        ),
+        click.option("--start", metavar="TIME", help="No tick before this time, or none."),
+        click.option("--end", metavar="TIME", help="No tick from this time on, or none."),
+        _repeated(
+            "--exclude",
+            metavar="DATES",
+            help="No tick on 2026-12-24, 12-25 (each year), 2026-12-24..2027-01-02; or none.",
+        ),
+        _repeated(
+            "--exclude-calendar", metavar="NAME", help="No tick on the days of this calendar, or none."
         ),
     )
 
@@ -99,6 +128,12 @@ def _job_options(command: Command) -> Command:
         click.option("--retry-max", metavar="DURATION", help="The longest wait. [default: 10m]"),
         click.option("--queue", help="Job queue, whose limits hold. [default: default]"),
         click.option("--priority", type=int, help="From -100, last, to 100, first. [default: 0]"),
+        click.option(
+            "--require",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Only on workers with this label. May be repeated.",
+        ),
     )
 
 
@@ -122,6 +157,10 @@ def _policy_options(command: Command) -> Command:
         ),
         click.option(
             "--pause-on-failure", metavar="N", help="Pause after so many failures in a row, or none."
+        ),
+        click.option("--keep-runs", metavar="N", help="Keep so many runs of history, the newest; or none."),
+        click.option(
+            "--keep-days", metavar="N", help="Keep history so long, not as all others; or none for that."
         ),
     )
 
@@ -152,8 +191,10 @@ def add(invocation: Invocation, /, *, name: str, paused: bool, **given: Any) -> 
       feedq schedule add acme/poll --task acme.jobs.poll --every 30s
     """
     keys = {"name": name} | ({"paused": True} if paused else {})
-    invocation.jobs.schedules.add(read_spec(_with(keys, given)))
+    added = invocation.jobs.schedules.add(read_spec(with_options(keys, given)))
     write_done(invocation, [name], "added")
+    warn_ended([added], now=invocation.clock.now())
+    warn_unserved(invocation.jobs, [name])
 
 
 @click.command()
@@ -181,28 +222,29 @@ def edit(invocation: Invocation, /, *, name: str, **given: Any) -> None:
             raise  # there is nothing to keep the rest of
         shown = invocation.jobs.schedules.views(prefix=name, limit=1)[0].schedule
         invocation.jobs.schedules.edit(
-            name, read_spec(_with({"name": name, "paused": shown.spec.paused}, given))
+            name, read_spec(with_options({"name": name, "paused": shown.spec.paused}, given))
         )
         write_done(invocation, [name], "edited")
         return
     if isinstance(before.timing, Beat):
         raise InvalidInput(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
-    after = read_spec(_with(manifest.plain_schedule(before), given))
+    after = read_spec(with_options(manifest.plain_schedule(before), given))
     changes = manifest.difference(manifest.plain_schedule(before), manifest.plain_schedule(after))
-    if changes:
-        invocation.jobs.schedules.edit(name, after)
+    edited = [invocation.jobs.schedules.edit(name, after)] if changes else []
     if not invocation.json:
         write_difference(changes)
     write_done(invocation, [name], "edited" if changes else "unchanged")
+    warn_ended(edited, now=invocation.clock.now())
+    warn_unserved(invocation.jobs, [name])
 
 
-@click.command(short_help="Print schedules and queues as a manifest.")
+@click.command(short_help="Print schedules, queues and calendars as a manifest.")
 @click.argument("names", nargs=-1)
 @click.option("--prefix", default="", help="Only those whose name begins so.")
 @json_option
 @pass_invocation
 def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None:
-    """Print schedules as a manifest that `feedq apply` takes; all of them, and the queues, unless named.
+    """Print schedules as a manifest that `feedq apply` takes; all of them, the queues and calendars, unless named.
 
     \b
     Example:
@@ -219,12 +261,18 @@ def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None
     if unreadable:
         raise Unreadable("\n".join(unreadable))
     chosen = [spec for spec in found if isinstance(spec, ScheduleSpec)]
-    queues = [] if names or prefix else invocation.jobs.queues.all()
+    everything = not (names or prefix)
+    queues = invocation.jobs.queues.all() if everything else []
+    used = {name for spec in chosen for name in spec.exclude.calendars}
+    calendars = invocation.jobs.calendars.all() if everything or used else []
+    calendars = [one for one in calendars if everything or one.name in used]
     if invocation.json:
         document: dict[str, Any] = {"schedules": [manifest.plain_schedule(spec) for spec in chosen]}
-        write_json(document | {"queues": [manifest.plain_queue(queue) for queue in queues]})
+        document["queues"] = [manifest.plain_queue(queue) for queue in queues]
+        write_json(document | {"calendars": [manifest.plain_calendar(one) for one in calendars]})
     else:
-        click.echo(manifest.dump(schedules=chosen, queues=queues), nl=False)
+        for part in manifest.dump_parts(schedules=chosen, queues=queues, calendars=calendars):
+            click.echo(part, nl=False)
 
 
 def read_spec(keys: Mapping[str, Any]) -> ScheduleSpec:
@@ -250,24 +298,26 @@ def read_arguments(
     return keys
 
 
-def _with(keys: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def with_options(keys: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a manifest, with what was given on the command line in its place."""
     found = {option: value for option, value in given.items() if value is not None}
     kwargs = keys.get("kwargs", {})
     arguments = {option: found.pop(option, None) for option in ("args", "kwargs")}
     merged = dict(keys) | read_arguments(**arguments, named=found.pop("named", ()), before=kwargs)
+    if required := found.pop("require", ()):
+        before = keys.get("selector", {}).get("required", {})
+        merged["selector"] = {"required": options.merge_labels(before, required, option="--require")}
     for kind, siblings in TIMING_KEYS.items():
         if kind in found:
             # Of another kind of timing nothing is left, but the zone of the new time.
-            kept = siblings if kind in merged else () if kind == "every" else ("zone",)
+            with_zone = kind != "every" or "exclude" in merged
+            kept = siblings if kind in merged else ("zone",) if with_zone else ()
             others = {key for each in TIMING_KEYS.values() for key in each} - {*kept}
             merged = {key: value for key, value in merged.items() if key not in others}
     for option, value in found.items():
         outer, inner = _BELOW.get(option, (option, None))
-        if inner is None:
-            merged[option] = _number(value) if option == "pause_on_failure" else value
-        else:
-            merged[outer] = {**merged.get(outer, {}), inner: value}
+        value = _number(value) if option in COUNTS else value
+        merged[outer] = value if inner is None else {**merged.get(outer, {}), inner: value}
     return merged
 
 

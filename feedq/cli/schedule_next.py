@@ -13,10 +13,11 @@ import click
 
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json, write_table
-from feedq.cli.schedule_declare import read_spec, timing_options
+from feedq.cli.schedule_declare import read_spec, timing_options, with_options
 from feedq.errors import InvalidInput
 from feedq.manifest.jobs import DEFAULT_ZONE, TIMING_KEYS
 from feedq.manifest.values import moment, parse_zone
+from feedq.schedule.exclusions import with_calendars
 from feedq.schedule.jitter import delayed
 from feedq.schedule.model import Cron, ScheduleSpec, ScheduleState, Timing
 from feedq.schedule.timing import ticks_after
@@ -59,7 +60,9 @@ def next_(
     given = {key: value for key, value in timing.items() if value is not None}
     schedule_id, state = 0, ScheduleState.ACTIVE
     if given.keys() & TIMING_KEYS.keys():
-        spec = read_spec({"name": name or TRIED, "task": TRIED} | given)
+        spec = read_spec(with_options({"name": name or TRIED, "task": TRIED}, given))
+        if spec.exclude.calendars:
+            spec = with_calendars(spec, invocation.jobs.calendars.all())
     elif name is None:
         raise click.UsageError("say which: the NAME of a schedule, or --cron, --every or --at to try")
     elif others := given.keys() - {"zone"}:

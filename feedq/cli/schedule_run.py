@@ -15,7 +15,7 @@ from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json
 from feedq.cli.schedule_declare import arguments_options, read_arguments
 from feedq.cli.schedule_next import zone_of
-from feedq.cli.schedule_views import why
+from feedq.cli.schedule_views import warn_unserved, why
 from feedq.diagnosis.checks import counted
 from feedq.errors import InvalidInput
 from feedq.manifest.values import duration, moment
@@ -63,6 +63,8 @@ def trigger(
         spec = invocation.jobs.schedules.get(name).spec
         job = _job_with(spec, args=args, kwargs=kwargs, named=named)
     run = invocation.jobs.schedules.trigger(name, key=key, job=job)
+    if not run.state.is_final:
+        warn_unserved(invocation.jobs, [name])
     if wait and not run.state.is_final:
         run = _ended(invocation, run, timeout_s=timeout_s)
     if invocation.json:

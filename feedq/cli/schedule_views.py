@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 import click
@@ -10,12 +10,27 @@ from rich.table import Table
 from rich.text import Text
 
 from feedq import documents, manifest
-from feedq.cli.output import Cell, rich_table, styled, write_facts, write_table
+from feedq.cli.output import Cell, rich_table, styled, warn, write_facts, write_table
 from feedq.report import masked
 from feedq.report import runs as run_words
-from feedq.schedule.model import Queue, Run, RunKind, RunState, Schedule, ScheduleState, ScheduleView
-from feedq.schedule.words import timing_words
+from feedq.schedule.model import (
+    Beat,
+    Once,
+    Queue,
+    Run,
+    RunKind,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+    ScheduleView,
+)
+from feedq.schedule.timing import next_tick
+from feedq.schedule.words import instant, timing_words
+from feedq.store.jobs.base import JobStore
 from feedq.wording import ERROR_WIDTH, ago, duration, printable
+
+WARNINGS_MAX = 10
 
 
 def write_schedules(views: Sequence[ScheduleView], *, now: datetime) -> None:
@@ -64,6 +79,42 @@ def _next(schedule: Schedule, now: datetime) -> Cell:
     return Text(until(at, now=now), style="yellow" if at is not None and at < now else "")
 
 
+def warn_unserved(jobs: JobStore, names: Collection[str]) -> None:
+    """Say of which of these schedules no worker knows the task, or has the labels; the first few."""
+    found = jobs.schedules.unserved(names) if names else {}
+    for name in sorted(found)[:WARNINGS_MAX]:
+        warn(printable(f"schedule {name}: {found[name]}"))
+    if len(found) > WARNINGS_MAX:
+        warn(f"and {len(found) - WARNINGS_MAX:,} more schedules; see feedq doctor")
+
+
+def warn_ended(schedules: Iterable[Schedule], *, now: datetime) -> None:
+    """Say which of these schedules have no tick to come, and why; the first few."""
+    ended = [one for one in schedules if one.next_tick_at is None and not isinstance(one.spec.timing, Beat)]
+    warn_never([schedule.spec for schedule in ended], now=now)
+
+
+def never_ticks(spec: ScheduleSpec, now: datetime) -> bool:
+    """Whether a declaration has no tick to come, as far as days of named calendars do not matter."""
+    return not isinstance(spec.timing, Beat) and next_tick(spec, after=now) is None
+
+
+def warn_never(specs: Sequence[ScheduleSpec], *, now: datetime) -> None:
+    """Say of these, which have no tick to come, why; the first few."""
+    for spec in specs[:WARNINGS_MAX]:
+        warn(printable(f"schedule {spec.name}: has no tick to come: {_why_ended(spec, now)}"))
+    if len(specs) > WARNINGS_MAX:
+        warn(f"and {len(specs) - WARNINGS_MAX:,} more schedules have no tick to come")
+
+
+def _why_ended(spec: ScheduleSpec, now: datetime) -> str:
+    if isinstance(spec.timing, Once) and all(at <= now for at in spec.timing.moments):
+        return f"at ({instant(max(spec.timing.moments))}) is in the past"
+    if spec.end_at is not None and spec.end_at <= now:
+        return f"its end ({instant(spec.end_at)}) is in the past"
+    return "its start, its end and the days that it leaves out leave none"
+
+
 def write_schedule(
     view: ScheduleView, *, counts: Mapping[RunState, int], runs: Sequence[Run], now: datetime
 ) -> None:
@@ -75,6 +126,7 @@ def write_schedule(
             ("state", styled(schedule.state.value)),
             ("paused because", None if schedule.pause_reason is None else printable(schedule.pause_reason)),
             ("paused until", _moment(schedule.paused_until, now)),
+            ("cannot run", None if view.unserved is None else printable(view.unserved)),
             ("when", printable(timing_words(schedule.spec.timing))),
             ("next tick", _moment(schedule.next_tick_at, now)),
             (

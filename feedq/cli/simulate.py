@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.options import split_assignment
 from feedq.cli.output import warn, write_json, write_table
+from feedq.diagnosis.checks import counted
 from feedq.errors import FeedqError, InvalidInput
 from feedq.placement import Strategy
 from feedq.settings import Settings, settings
@@ -198,7 +199,8 @@ def _draw(report: Report, path: Path) -> None:
 
 
 def _write(report: Report) -> None:
-    click.echo(f"{report.feeds:,} feeds on {report.workers:,} workers at the end, {report.duration_s:g} s")
+    fleet = f"{counted(report.feeds, 'feed')} on {counted(report.workers, 'worker')}"
+    click.echo(f"{fleet} at the end, {report.duration_s:g} s")
     click.echo()
     write_table(TITLES, [_row(phase) for phase in (*report.phases, report.total)], right=NUMERIC)
     click.echo()

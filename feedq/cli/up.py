@@ -21,7 +21,7 @@ from feedq.embedded import demo, demo_source
 from feedq.embedded.datadir import DEFAULT, DataDir
 from feedq.embedded.fleet import answers_tcp
 from feedq.embedded.observer import Observer
-from feedq.embedded.stack import Interrupted, Stack, StackOptions, StopRequests
+from feedq.embedded.stack import SINK_URL, Interrupted, Stack, StackOptions, StopRequests
 from feedq.settings import DEFAULT_SINK, Settings
 from feedq.settings import settings as check_settings
 
@@ -75,8 +75,8 @@ def up(
     The servers come from the wheels of feedq[embedded], else from the system; they listen on 127.0.0.1 only.
     FEEDQ_DATABASE_URL and FEEDQ_BROKER_URL, where set, take their place; from FEEDQ_METRICS_PORT the workers
     count upwards. What dies is started again. Ctrl-C
-    drains and stops everything, a second one at once; nothing outlives this command, however it ends. With
-    --json it prints one object a line.
+    drains and stops everything, a second one at once; nothing outlives this command, however it ends. The
+    link to Flower holds its login. With --json it prints one object a line.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def up(
 @json_option
 @pass_invocation
 def env(invocation: Invocation, *, data_dir: Path, as_export: bool) -> None:
-    """Print the settings of the running `feedq up`, passwords included.
+    """Print the settings of the running `feedq up` for commands, passwords included; no worker may run with them.
 
     \b
     Example:
@@ -166,7 +166,7 @@ def _mention_demo_feeds(stack: Stack, screen: Screen) -> None:
 def _sink_url(stack: Stack) -> str:
     # The servers' addresses are newer than the environment that settings come from.
     known: Mapping[str, Any] = {"database_url": stack.database_url}
-    return Settings(**known).sink_url(DEFAULT_SINK)
+    return stack.settings.get(SINK_URL) or Settings(**known).sink_url(DEFAULT_SINK)
 
 
 def _named(stack: Stack) -> str:

@@ -128,13 +128,14 @@ def write_events(events: Sequence[Event], *, workers: Mapping[UUID, str]) -> Non
         (
             _stamp(event.at) or "-",
             event.kind,
+            "" if event.count == 1 else f"{event.count:,} times since {_stamp(event.since)}",
             "-" if event.epoch is None else str(event.epoch),
             "-" if event.worker_id is None else workers.get(event.worker_id, str(event.worker_id)),
             printable(", ".join(f"{k}={compact(masked(v))}" for k, v in event.detail.items())),
         )
         for event in events
     ]
-    write_table(("AT", "KIND", "EPOCH", "WORKER", "DETAIL"), rows, right="EPOCH")
+    write_table(("AT", "KIND", "AGAIN", "EPOCH", "WORKER", "DETAIL"), rows, right="EPOCH")
 
 
 def load_cells(load: Load) -> tuple[str, ...]:
@@ -179,7 +180,11 @@ def write_workers(views: Sequence[WorkerView], *, now: datetime) -> None:
 def worker_trouble(view: WorkerView) -> str:
     """What is wrong with a worker, on one line; empty for one that fares well."""
     down = view.worker.load.sinks_down
-    parts = (stillness_of(view), f"cannot write to sink {', '.join(down)}" if down else None)
+    parts = (
+        view.worker.loss,
+        stillness_of(view),
+        f"cannot write to sink {', '.join(down)}" if down else None,
+    )
     return printable("; ".join(part for part in parts if part))
 
 
@@ -194,6 +199,7 @@ def write_worker(view: WorkerView, *, now: datetime) -> None:
             ("target state", styled(worker.target_state.value)),
             ("feeds", f"{view.leases} of {worker.capacity} ({percent(view.leases, worker.capacity)})"),
             ("load", f"{view.load:,.4g}, the sum of their weights"),
+            ("job slots", str(worker.job_slots)),
             ("landing", f"{load.rows_per_s:,.0f} rows/s, {size(load.bytes_per_s)}/s"),
             ("host", printable(worker.host)),
             ("pid", str(worker.pid)),

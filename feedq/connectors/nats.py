@@ -5,7 +5,8 @@ cursor (`feedq.connectors.protocol.nats.consumer` says why it must), pulls a bou
 acknowledges them once they are committed.
 
 A stream may discard messages before they are read. A first message that lies beyond the cursor, or a hole in the
-sequence of a stream that is read as a whole, is logged (`LogEvent.SOURCE_GAP`), and reading goes on.
+sequence of a stream that is read as a whole, is logged (`LogEvent.SOURCE_GAP`) and counted, and reading goes on.
+So is what a work queue has no more, since it was acknowledged, when the sink has lost it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from feedq.connectors.wire.remote import Scheme, check_template, parse_location
 from feedq.connectors.wire.streams import open_streams, server_name, tls_context
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.model import JSON, Batch
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry import SOURCE_MISSED, LogEvent, log
 
 PORT: Final = 4222
 OLDEST_SERVER: Final = (2, 9)
@@ -274,6 +275,7 @@ class NatsConnector:
             consumer = await make_consumer(js, stream, self._name, start, terms)
             self._trial_consumer = consumer if terms.trial else None
             if start.gap is not None:
+                SOURCE_MISSED.inc(start.missed)
                 self._log_gap(start.gap)
             return await self._read(link, consumer, self._consumed(stream, start))
         except (APIError, Error) as error:
@@ -317,14 +319,13 @@ class NatsConnector:
     def _consumed(self, stream: StreamInfo, start: Start) -> Consumed:
         config, trial = stream.config, self._context.trial
         retention = retention_of(stream)
-        is_limited = retention is RetentionPolicy.LIMITS
         is_whole = not self._options.subjects and config.max_msgs_per_subject <= 0
         return Consumed(
             where=self._where,
             created=created(stream),
             landed=start.landed,
             expected=start.landed + 1 if start.landed and start.gap is None else None,
-            has_no_holes=is_limited and is_whole,
+            has_no_holes=is_whole,
             acknowledges_each=retention is RetentionPolicy.WORK_QUEUE,
             acknowledges=not trial,
         )

@@ -121,7 +121,9 @@ def _connections(connection: Any, workers: int) -> Check:
     most, reserved, used = _one(
         connection,
         "SELECT current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int,"
-        " (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')",
+        " (SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL AND usesysid IS NOT NULL"
+        # Of sessions of other roles a role without rights sees no more than these.
+        " AND coalesce(backend_type, 'client backend') = 'client backend')",
     )
     free = most - reserved - used
     # Room for every worker once more: a deploy starts the new ones before the old ones have gone.

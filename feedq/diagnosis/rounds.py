@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from feedq.diagnosis.broker import check_broker
 from feedq.diagnosis.checks import Check, Level, fail, one_line
@@ -13,7 +13,7 @@ from feedq.diagnosis.schedules import declaration_checks, job_checks
 from feedq.diagnosis.sinks import check_sinks
 from feedq.diagnosis.tasks import check_tasks
 from feedq.errors import FeedqError
-from feedq.model import FeedView, WorkerState, WorkerTarget, WorkerView
+from feedq.model import FeedView, WorkerView
 from feedq.schedule.model import ScheduleSpec, UnreadableSpec
 from feedq.settings import Settings
 from feedq.store.base import Store
@@ -41,10 +41,7 @@ def diagnose(
         unreadable = error
     database = list(check_database(settings.database_url.get_secret_value(), workers=len(workers)))
     yield from database
-    broker_answers = True
-    for check in check_broker(settings.broker_url.get_secret_value()):
-        broker_answers &= check.level is not Level.FAIL
-        yield check
+    yield from check_broker(settings.broker_url.get_secret_value())
     yield from check_sinks(settings, [view.feed for view in feeds if view.feed.removed_at is None])
     if unreadable is None:
         yield from check_open_files(workers)
@@ -53,8 +50,8 @@ def diagnose(
         if jobs is not None:
             yield from job_checks(jobs)
             yield from _declarations(declared)
-        if jobs is not None and jobs.active and broker_answers:
-            yield from _tasks(settings, workers)
+        if jobs is not None and jobs.active:
+            yield from _tasks(settings)
     elif not any(check.level is Level.FAIL for check in database):
         yield fail("tables", one_line(unreadable), "see the checks of the database")
 
@@ -66,18 +63,8 @@ def _declarations(declared: Callable[[], Mapping[str, ScheduleSpec | UnreadableS
         yield fail("tables", one_line(error), "see the checks of the database")
 
 
-def _tasks(settings: Settings, workers: Sequence[WorkerView]) -> Iterator[Check]:
-    """Asked are the workers that are given runs."""
-    names = [
-        view.worker.name
-        for view in workers
-        if view.worker.state is WorkerState.ACTIVE
-        and view.worker.target_state is WorkerTarget.SERVING
-        and view.worker.job_slots
-    ]
+def _tasks(settings: Settings) -> Iterator[Check]:
     try:
-        tasks = scheduled_tasks(settings.database_url.get_secret_value())
+        yield from check_tasks(scheduled_tasks(settings.database_url.get_secret_value()))
     except FeedqError as error:
         yield fail("tables", one_line(error), "see the checks of the database")
-        return
-    yield from check_tasks(settings.broker_url.get_secret_value(), tasks, names)

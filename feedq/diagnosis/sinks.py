@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 import psycopg2
 
-from feedq.diagnosis.checks import Check, counted, fail, ok, one_line, warn
+from feedq.adoption import left_behind
+from feedq.diagnosis.checks import Check, Level, counted, fail, ok, one_line, warn
 from feedq.errors import FeedqError, InvalidInput
 from feedq.model import Feed
 from feedq.settings import Settings
-from feedq.sinks.base import load_sink, parse_sink
+from feedq.sinks.base import Checkpoint, load_sink, parse_sink
+from feedq.sinks.identity import owner_of
 from feedq.store.engine import driver_options, psycopg2_dsn
 from feedq.telemetry import mask_url
 
 BOOKKEEPING = ("feedq_checkpoint", "feedq_dead_letter")
 NAMED_MAX = 5
+LATELY = timedelta(minutes=10)
+"""Checkpoints of feeds that run are written with each commit; some have none for a while."""
 
 _PERMISSIONS = """
     SELECT current_user, current_schema(),
@@ -35,7 +40,10 @@ def check_sinks(settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
     """Each sink that is set up here, and the sinks that feeds name and that are not."""
     used = _used(feeds)
     for name in settings.sink_names:
-        yield _check_sink(name, settings.sink_url(name), feeds=len(used.pop(name, [])))
+        check = _check_sink(name, settings.sink_url(name), feeds=len(used.pop(name, [])))
+        yield check
+        if check.level is not Level.FAIL and feeds:
+            yield from _check_owners(name, settings, feeds)
     for name, names in sorted(used.items()):
         shown = ", ".join(names[:NAMED_MAX]) + (" …" if len(names) > NAMED_MAX else "")
         yield warn(
@@ -43,6 +51,49 @@ def check_sinks(settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
             f"not set up here, but named by {counted(len(names), 'feed')}: {shown}",
             f"set FEEDQ_SINKS__{name.upper()} here and on every worker",
         )
+
+
+def _check_owners(name: str, settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
+    """Whose the checkpoints in a sink are: those of others, and those that nobody has any more."""
+    url = settings.sink_url(name)
+    try:
+        with closing(
+            load_sink(url)(url, environment=settings.environment, worker_id=uuid4(), role="doctor")
+        ) as sink:
+            strangers, orphans = left_behind(sink.checkpoints(), feeds)
+    except FeedqError as error:
+        yield warn(f"checkpoints on {name}", mask_url(one_line(error)), "see the check above")
+        return
+    now = datetime.now(UTC)
+    lively = [one for one in strangers if now - one.updated_at < LATELY]
+    if lively:
+        yield warn(
+            f"others on {name}",
+            f"{_counted_owners(lively)} writes here too, under the environment {settings.environment!r}: "
+            f"{counted(len(lively), 'feed')}, such as {owner_of(lively[-1])}",
+            "set FEEDQ_ENVIRONMENT to a name of its own for each installation, before their feeds share a name",
+        )
+    if left := [one for one in strangers if one not in lively]:
+        yield warn(
+            f"strangers on {name}",
+            f"{counted(len(left), 'checkpoint')} of {_counted_owners(left)}: {_named(left)}",
+            "take them with `feedq feed adopt` if the control database was lost; else delete the rows",
+        )
+    if orphans:
+        yield ok(
+            f"orphans on {name}",
+            f"{counted(len(orphans), 'checkpoint')} of feeds that are not declared any more: {_named(orphans)}",
+        )
+
+
+def _counted_owners(checkpoints: Sequence[Checkpoint]) -> str:
+    owners = sorted({str(one.installation) for one in checkpoints})
+    return f"installation {owners[0]}" if len(owners) == 1 else f"{len(owners)} installations"
+
+
+def _named(checkpoints: Sequence[Checkpoint]) -> str:
+    names = ", ".join(one.feed for one in checkpoints[:NAMED_MAX])
+    return names + (" …" if len(checkpoints) > NAMED_MAX else "")
 
 
 def _used(feeds: Sequence[Feed]) -> dict[str, list[str]]:

@@ -16,10 +16,9 @@ from feedq.store.insight import fleet_state
 
 CELERY = (sys.executable, "-m", "celery", "-A", "feedq")
 METRICS_PORT = "FEEDQ_METRICS_PORT"
-FLOWER_SETTINGS = {
-    # Whoever may open a loopback port of this machine may use it: one person's computer, not a server.
-    "FLOWER_UNAUTHENTICATED_API": "true",
-}
+FLOWER_USER = "feedq"
+FLOWER_LOGINS = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH")
+"""Where somebody gave Flower a login already."""
 
 
 def worker(number: int, *, capacity: int, settings: Mapping[str, str], logs: Path) -> Service:
@@ -38,12 +37,15 @@ def beat(number: int, *, settings: Mapping[str, str], logs: Path) -> Service:
     return Service(name, "beat", lambda: argv, inherited_env(settings), logs / f"{name}.log")
 
 
-def flower(*, port: Callable[[], int], settings: Mapping[str, str], logs: Path) -> Service:
+def flower(*, port: Callable[[], int], password: str, settings: Mapping[str, str], logs: Path) -> Service:
+    """``password`` is that of `FLOWER_USER`; empty where the environment gives Flower its login."""
+
     def argv() -> tuple[str, ...]:
         return (*CELERY, "flower", "--address=127.0.0.1", f"--port={port()}")
 
-    env = {**FLOWER_SETTINGS, **inherited_env(settings)}
-    return Service("flower", "flower", argv, env, logs / "flower.log")
+    # In the environment, because everybody can read a command line.
+    login = {FLOWER_LOGINS[0]: f"{FLOWER_USER}:{password}"} if password else {}
+    return Service("flower", "flower", argv, inherited_env(settings) | login, logs / "flower.log")
 
 
 def active_pids(store: Store) -> set[int]:

@@ -55,8 +55,9 @@ class Postgres(Server):
         # A cluster can be read by its own major version only.
         return self.home / f"pg{self.binaries.major}"
 
-    def url(self, dbname: str = DATABASE) -> str:
-        return f"postgresql://{USER}:{self._password()}@127.0.0.1:{self.port}/{dbname}"
+    def url(self, dbname: str = DATABASE, *, user: str = USER, password: str = "") -> str:
+        """As the superuser, unless another ``user`` is named with its password."""
+        return f"postgresql://{user}:{password or self._password()}@127.0.0.1:{self.port}/{dbname}"
 
     def start(self) -> None:
         super().start()

@@ -144,10 +144,7 @@ class Server(ABC):
 
     def _password(self) -> str:
         """The password, made up at the first call. Its file belongs to the server's account."""
-        file = self.home / f"{self.kind}.password"
-        if not file.exists():
-            write_private(file, secrets.token_urlsafe(24), account=self.account)
-        return file.read_text().strip()
+        return kept_password(self.home / f"{self.kind}.password", account=self.account)
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -197,6 +194,13 @@ def make_private_dir(path: Path, *, account: Account | None) -> None:
     path.mkdir(exist_ok=True, mode=0o700)
     if account is not None:
         os.chown(path, account.uid, account.gid)
+
+
+def kept_password(file: Path, *, account: Account | None) -> str:
+    """The password in ``file``, made up at the first call. It needs no quoting in a URL."""
+    if not file.exists():
+        write_private(file, secrets.token_urlsafe(24), account=account)
+    return file.read_text().strip()
 
 
 def write_private(path: Path, text: str, *, account: Account | None) -> None:

@@ -25,7 +25,7 @@ HEALTHY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ServiceExit:
     """A process that ended by itself."""
 
     name: str
@@ -64,7 +64,7 @@ class Service:
         self.process = spawn(self.argv(), log=self.log, env=self.env, cwd=Path.cwd())
         self.started_at, self.restart_at = now, None
 
-    def look(self, *, now: float) -> Ended | None:
+    def look(self, *, now: float) -> ServiceExit | None:
         """What happened since the last look: None, or its death, reported once and its restart planned."""
         process = self.process
         if process is None or process.poll() is None:
@@ -73,7 +73,7 @@ class Service:
         pause_s = restart_pause_s(self.deaths)
         self.process, self.ended_at, self.restart_at = None, now, now + pause_s
         release(process)
-        return Ended(self.name, process.pid, describe_exit(process.returncode), pause_s)
+        return ServiceExit(self.name, process.pid, describe_exit(process.returncode), pause_s)
 
     def is_due(self, *, now: float) -> bool:
         return self.process is None and self.restart_at is not None and now >= self.restart_at

@@ -21,17 +21,21 @@ from feedq.embedded import fleet
 from feedq.embedded.datadir import DataDir, Ports, StackState
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.process import tail
-from feedq.embedded.server import Server
+from feedq.embedded.roles import SINK, make_roles
+from feedq.embedded.server import Server, kept_password
 from feedq.embedded.service import Service, describe_exit, hasten_one, stop_all
 from feedq.embedded.valkey import Valkey
 from feedq.errors import FeedqError, Unavailable
+from feedq.settings import DEFAULT_SINK, settings
 from feedq.store import migrate
 from feedq.store.base import Store
+from feedq.store.grants import Role
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import mask_url
 
 DATABASE_URL = "FEEDQ_DATABASE_URL"
 BROKER_URL = "FEEDQ_BROKER_URL"
+SINK_URL = "FEEDQ_SINKS__DEFAULT"
 READY_TIMEOUT_S = 90.0
 """A process that is not ready by then has a reason, which its log tells."""
 NEVER_WITHOUT = ("worker", "beat")
@@ -96,6 +100,10 @@ class Stack:
         self.ports = Ports(self.data_dir, base=options.port_base)
         self.settings: dict[str, str] = {k: v for k, v in os.environ.items() if k.startswith("FEEDQ_")}
         self.flower_url = ""
+        """The link to Flower's pages, with its login."""
+        self._flower_password, self._flower_at = "", ""
+        self._urls: Mapping[str, str] = {}
+        """Of the database, by role; none where it is somebody else's."""
         self.servers: list[Server] = []
         self.services: list[Service] = []
         self._store: PostgresStore | None = None
@@ -119,7 +127,7 @@ class Stack:
         self.data_dir.open()
         self._is_open = True
         self._start_servers()
-        applied = migrate.upgrade(self.database_url)
+        applied = migrate.upgrade(self._settings_of(Role.MIGRATION)[DATABASE_URL])
         self.reporter.ready("migrations", note=f"{len(applied)} applied" if applied else "up to date")
         self._store = PostgresStore(self.database_url, application_name="feedq-up")
         self._check()
@@ -179,9 +187,12 @@ class Stack:
         else:
             postgres = Postgres(self.data_dir.path, port=self.ports.choose("postgres"))
             self._start_server(postgres)
-            self.settings[DATABASE_URL] = postgres.url()
+            self._urls = make_roles(postgres, self.data_dir.path / "roles")
+            if DEFAULT_SINK not in {name.lower() for name in settings().sinks}:
+                self.settings[SINK_URL] = self._urls[SINK]
+            self.settings = self._settings_of(Role.OPERATOR)
             note = f"PostgreSQL {postgres.binaries.major}, pid {postgres.pid}"
-            self.reporter.ready("database", mask_url(postgres.url()), note=note)
+            self.reporter.ready("database", mask_url(self.database_url), note=note)
         if BROKER_URL in self.settings:
             self.reporter.ready("broker", mask_url(self.settings[BROKER_URL]), note=f"from {BROKER_URL}")
         else:
@@ -189,6 +200,10 @@ class Stack:
             self._start_server(valkey)
             self.settings[BROKER_URL] = valkey.url()
             self.reporter.ready("broker", mask_url(valkey.url()), note=f"Valkey, pid {valkey.pid}")
+
+    def _settings_of(self, role: Role) -> dict[str, str]:
+        """The settings of a process; in our own database it has a role of its own."""
+        return self.settings | ({DATABASE_URL: self._urls[role]} if self._urls else {})
 
     def _start_again(self, service: Service, *, now: float) -> None:
         try:
@@ -211,12 +226,20 @@ class Stack:
 
     def _start_fleet(self) -> None:
         options, logs = self.options, self.data_dir.logs
+        as_worker, as_beat = self._settings_of(Role.WORKER), self._settings_of(Role.BEAT)
         workers = [
-            fleet.worker(n, capacity=options.capacity, settings=self.settings, logs=logs)
+            fleet.worker(n, capacity=options.capacity, settings=as_worker, logs=logs)
             for n in range(1, options.workers + 1)
         ]
-        beats = [fleet.beat(n, settings=self.settings, logs=logs) for n in range(1, options.beats + 1)]
-        flower = fleet.flower(port=self._flower_port, settings=self.settings, logs=logs)
+        beats = [fleet.beat(n, settings=as_beat, logs=logs) for n in range(1, options.beats + 1)]
+        if not any(os.environ.get(name) for name in fleet.FLOWER_LOGINS):
+            self._flower_password = kept_password(self.data_dir.path / "flower.password", account=None)
+        flower = fleet.flower(
+            port=self._flower_port,
+            password=self._flower_password,
+            settings=self._settings_of(Role.FLOWER),
+            logs=logs,
+        )
         started = [*workers, *beats, flower]
         self.services = [*started, *self.services]
         now = time.monotonic()
@@ -227,12 +250,14 @@ class Stack:
             conditions[service.name] = self._is_active(self.store, service)
         for service in beats:
             conditions[service.name] = self._is_beating(service)
-        conditions[flower.name] = lambda: fleet.answers_http(f"{self.flower_url}/healthcheck")
+        conditions[flower.name] = lambda: fleet.answers_http(f"http://{self._flower_at}/healthcheck")
         self._await_all(conditions)
 
     def _flower_port(self) -> int:
         port = self.ports.choose("flower")
-        self.flower_url = f"http://127.0.0.1:{port}"
+        self._flower_at = f"127.0.0.1:{port}"
+        login = f"{fleet.FLOWER_USER}:{self._flower_password}@" if self._flower_password else ""
+        self.flower_url = f"http://{login}{self._flower_at}"
         return port
 
     def _is_active(self, store: Store, service: Service) -> Callable[[], bool]:

@@ -1,7 +1,7 @@
 """Manifests: text in, declarations with their positions out; and the way back.
 
-A manifest is YAML or JSON, one document or several, each a mapping with lists of ``feeds``, ``schedules`` and
-``queues``.
+A manifest is YAML or JSON, one document or several, each a mapping with lists of ``feeds``, ``schedules``,
+``queues`` and ``calendars``.
 
 Reading goes on after a mistake, so that all of them can be told at once: `parse` never raises, it returns
 problems, each with its file and line (or the number of the feed, in JSON). Whether the options of a feed suit its
@@ -11,15 +11,25 @@ connector, and whether a cron expression is one, is not judged here but by `feed
 
 from feedq.manifest.feeds import FEED_KEYS, plain
 from feedq.manifest.jobs import (
+    CALENDAR_KEYS,
     QUEUE_KEYS,
     SCHEDULE_KEYS,
+    plain_calendar,
     plain_queue,
     plain_schedule,
     queue_problems,
+    read_calendar,
     read_schedule,
     schedule_problems,
 )
-from feedq.manifest.plan import JobChange, JobPlan, difference, plan_queues, plan_schedules
+from feedq.manifest.plan import (
+    JobChange,
+    JobPlan,
+    difference,
+    plan_calendars,
+    plan_queues,
+    plan_schedules,
+)
 from feedq.manifest.reading import (
     ENTRIES_MAX,
     TOP_KEYS,
@@ -27,12 +37,14 @@ from feedq.manifest.reading import (
     Manifest,
     Problem,
     dump,
+    dump_parts,
     join,
     parse,
     parse_specs,
 )
 
 __all__ = [
+    "CALENDAR_KEYS",
     "ENTRIES_MAX",
     "FEED_KEYS",
     "QUEUE_KEYS",
@@ -45,15 +57,19 @@ __all__ = [
     "Problem",
     "difference",
     "dump",
+    "dump_parts",
     "join",
     "parse",
     "parse_specs",
     "plain",
+    "plain_calendar",
     "plain_queue",
     "plain_schedule",
+    "plan_calendars",
     "plan_queues",
     "plan_schedules",
     "queue_problems",
+    "read_calendar",
     "read_schedule",
     "schedule_problems",
 ]

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from feedq.model import FeedSpec, Selector, TargetState
+from feedq.model import FeedSpec, Resume, Selector, TargetState
 
-FEED_KEYS = ("name", "tenant", "connector", "source", "sink", "labels", "selector", "weight", "target_state")
+FEED_KEYS = (
+    "name",
+    "tenant",
+    "connector",
+    "source",
+    "sink",
+    "labels",
+    "selector",
+    "weight",
+    "target_state",
+    "resume",
+)
+RESUME_EXAMPLE = "{cursor: …, records: 318}, as `feedq feed export --with-cursors` writes it"
 SELECTOR_KEYS = ("required", "preferred")
 SELECTOR_EXAMPLE = "{required: {region: eu}, preferred: {disk: ssd}}"
 REQUIRED_KEYS = ("name", "connector", "sink")
@@ -18,7 +30,13 @@ def read_feed(feed: Mapping[Any, Any]) -> FeedSpec | list[tuple[str, str]]:
     return list(_problems(feed)) or _spec(feed)
 
 
-def plain(spec: FeedSpec) -> dict[str, Any]:
+def read_resume(feed: Mapping[Any, Any]) -> Resume | None:
+    """Where the feed is to begin if it is new, of an entry that `read_feed` found nothing wrong with."""
+    resume = feed.get("resume")
+    return None if resume is None else Resume(resume["cursor"], resume.get("records") or 0)
+
+
+def plain(spec: FeedSpec, resume: Resume | None = None) -> dict[str, Any]:
     """One feed as it stands in a manifest; what is at its default is left out."""
     keys: dict[str, Any] = {"name": spec.name}
     if spec.tenant:
@@ -31,7 +49,10 @@ def plain(spec: FeedSpec) -> dict[str, Any]:
         keys["selector"] = {key: labels for key, labels in chosen.items() if labels}
     if spec.weight != 1.0:
         keys["weight"] = spec.weight
-    return keys | {"target_state": spec.target_state.value}
+    keys["target_state"] = spec.target_state.value
+    if resume is not None:
+        keys["resume"] = {"cursor": resume.cursor, "records": resume.records}
+    return keys
 
 
 def _problems(feed: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
@@ -55,6 +76,20 @@ def _problems(feed: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
     states = [state.value for state in TargetState]
     if feed.get("target_state", states[0]) not in states:
         yield "target_state", f"target_state: must be one of {', '.join(states)}"
+    resume = feed.get("resume")
+    if resume is not None and not _is_resume(resume):
+        yield "resume", f"resume: must be {RESUME_EXAMPLE}"
+
+
+def _is_resume(resume: Any) -> bool:
+    if (
+        not isinstance(resume, Mapping)
+        or "cursor" not in resume
+        or not resume.keys() <= {"cursor", "records"}
+    ):
+        return False
+    records = resume.get("records", 0)
+    return isinstance(records, int) and not isinstance(records, bool) and records >= 0
 
 
 def _selector_problems(selector: Any) -> Iterator[str]:

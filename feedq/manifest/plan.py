@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from feedq.declaration import ABSENT, Action, OptionChange
-from feedq.manifest.jobs import plain_queue, plain_schedule
+from feedq.manifest.jobs import plain_calendar, plain_queue, plain_schedule
 from feedq.model import JSON
-from feedq.schedule.model import Queue, ScheduleSpec, UnreadableSpec
+from feedq.schedule.model import Calendar, Queue, ScheduleSpec, UnreadableSpec
 
 UNREADABLE = "cannot be read by this release"
 
@@ -20,9 +20,9 @@ class JobChange:
 
     action: Action
     noun: str
-    """``schedule`` or ``queue``."""
+    """``schedule``, ``queue`` or ``calendar``."""
     name: str
-    spec: ScheduleSpec | Queue | None = None
+    spec: ScheduleSpec | Queue | Calendar | None = None
     """What to declare; None for a removal."""
     options: tuple[OptionChange, ...] = ()
     note: str | None = None
@@ -58,6 +58,11 @@ def plan_schedules(
 def plan_queues(declared: Sequence[Queue], existing: Sequence[Queue], *, prune: bool) -> JobPlan:
     there = {queue.name: queue for queue in existing}
     return _plan("queue", {queue.name: queue for queue in declared}, there, plain_queue, prune=prune)
+
+
+def plan_calendars(declared: Sequence[Calendar], existing: Sequence[Calendar], *, prune: bool) -> JobPlan:
+    there = {calendar.name: calendar for calendar in existing}
+    return _plan("calendar", {one.name: one for one in declared}, there, plain_calendar, prune=prune)
 
 
 def _plan(

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from feedq import documents
 from feedq.documents import Document, Entry, Unreadable
 from feedq.errors import InvalidInput
-from feedq.manifest.feeds import plain, read_feed
-from feedq.manifest.jobs import plain_queue, plain_schedule, read_queue, read_schedule
-from feedq.model import FeedSpec
-from feedq.schedule.model import Queue, ScheduleSpec
+from feedq.manifest.feeds import plain, read_feed, read_resume
+from feedq.manifest.jobs import (
+    plain_calendar,
+    plain_queue,
+    plain_schedule,
+    read_calendar,
+    read_queue,
+    read_schedule,
+)
+from feedq.model import FeedSpec, Resume
+from feedq.schedule.model import Calendar, Queue, ScheduleSpec
 
 ENTRIES_MAX = 100_000
 """Feeds of one call, and schedules, and queues: they are all held in memory."""
 
-TOP_KEYS = ("feeds", "schedules", "queues")
+TOP_KEYS = ("feeds", "schedules", "queues", "calendars")
 _SHAPES = {
     "feeds": "name, connector and sink",
     "schedules": "name, task, and one of cron, every and at",
     "queues": "name, and rate_per_s or concurrency",
+    "calendars": "name and dates",
 }
 
-Spec = TypeVar("Spec", FeedSpec, ScheduleSpec, Queue)
-Kept = TypeVar("Kept", FeedSpec, ScheduleSpec, Queue)
+Spec = TypeVar("Spec", FeedSpec, ScheduleSpec, Queue, Calendar)
+Kept = TypeVar("Kept", FeedSpec, ScheduleSpec, Queue, Calendar)
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration(Generic[Spec]):
-    """One feed, schedule or queue as declared, and where."""
+    """One feed, schedule, queue or calendar as declared, and where."""
 
     spec: Spec
     where: str
@@ -38,6 +46,8 @@ class Declaration(Generic[Spec]):
     says_target: bool
     """Whether ``target_state`` or, of a schedule, ``paused`` was given; if not, one that is there already keeps
     its own."""
+    resume: Resume | None = None
+    """Of a feed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,7 @@ class Manifest:
     problems: tuple[Problem, ...] = ()
     schedules: tuple[Declaration[ScheduleSpec], ...] = ()
     queues: tuple[Declaration[Queue], ...] = ()
+    calendars: tuple[Declaration[Calendar], ...] = ()
     keys: frozenset[str] = frozenset()
     """Which of `TOP_KEYS` it has, empty lists included."""
 
@@ -77,6 +88,7 @@ def parse(text: str, *, origin: str) -> Manifest:
         problems=tuple(reader.problems),
         schedules=tuple(reader.schedules),
         queues=tuple(reader.queues),
+        calendars=tuple(reader.calendars),
         keys=frozenset(reader.keys),
     )
 
@@ -96,6 +108,7 @@ def join(manifests: Sequence[Manifest]) -> Manifest:
         declarations=_unique("feed", [d for m in manifests for d in m.declarations], problems),
         schedules=_unique("schedule", [d for m in manifests for d in m.schedules], problems),
         queues=_unique("queue", [d for m in manifests for d in m.queues], problems),
+        calendars=_unique("calendar", [d for m in manifests for d in m.calendars], problems),
         keys=frozenset(key for manifest in manifests for key in manifest.keys),
         problems=tuple(problems),
     )
@@ -121,17 +134,33 @@ def _unique(
 def dump(
     feeds: Iterable[FeedSpec] = (),
     *,
+    resumes: Mapping[str, Resume] | None = None,
     schedules: Iterable[ScheduleSpec] | None = None,
-    queues: Iterable[Queue] = (),
+    queues: Sequence[Queue] = (),
+    calendars: Sequence[Calendar] = (),
 ) -> str:
     """A manifest that declares all of these; reading it gives them back."""
-    limits = [plain_queue(queue) for queue in queues]
-    return documents.dump(
-        {"feeds": [plain(spec) for spec in feeds]}
-        if schedules is None
-        else {"schedules": [plain_schedule(spec) for spec in schedules]}
-        | ({"queues": limits} if limits else {})
+    return "".join(
+        dump_parts(feeds, resumes=resumes, schedules=schedules, queues=queues, calendars=calendars)
     )
+
+
+def dump_parts(
+    feeds: Iterable[FeedSpec] = (),
+    *,
+    resumes: Mapping[str, Resume] | None = None,
+    schedules: Iterable[ScheduleSpec] | None = None,
+    queues: Sequence[Queue] = (),
+    calendars: Sequence[Calendar] = (),
+) -> Iterator[str]:
+    """The same in parts, for whoever writes a hundred thousand of them."""
+    known = resumes or {}
+    lists: dict[str, Iterable[Any]] = {"feeds": (plain(spec, known.get(spec.name)) for spec in feeds)}
+    if schedules is not None:
+        lists = {"schedules": map(plain_schedule, schedules)}
+        lists |= {"queues": map(plain_queue, queues)} if queues else {}
+        lists |= {"calendars": map(plain_calendar, calendars)} if calendars else {}
+    return documents.dump_lists(lists)
 
 
 class _Reader:
@@ -142,6 +171,7 @@ class _Reader:
         self.feeds: list[Declaration[FeedSpec]] = []
         self.schedules: list[Declaration[ScheduleSpec]] = []
         self.queues: list[Declaration[Queue]] = []
+        self.calendars: list[Declaration[Calendar]] = []
         self.problems: list[Problem] = []
         self.keys: set[str] = set()
         self._entries = dict.fromkeys(TOP_KEYS, 0)
@@ -168,6 +198,7 @@ class _Reader:
             "feeds": (read_feed, self.feeds, "target_state"),
             "schedules": (read_schedule, self.schedules, "paused"),
             "queues": (read_queue, self.queues, ""),
+            "calendars": (read_calendar, self.calendars, ""),
         }
 
     def _read_entry(
@@ -187,7 +218,8 @@ class _Reader:
             return
         found = read(entry.value)
         if not isinstance(found, list):
-            into.append(Declaration(found, at, target_key in entry.value))
+            resume = read_resume(entry.value) if key == "feeds" else None
+            into.append(Declaration(found, at, target_key in entry.value, resume))
             return
         name = entry.value.get("name")
         who = f"{noun} {name!r}: " if isinstance(name, str) else f"{noun}: "

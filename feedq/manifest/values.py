@@ -142,6 +142,8 @@ class Fields:
             self.wrong(key, "must be a duration such as 30s, 5m, 2h or 1d, or a number of seconds")
             return default
         if not isinstance(value, str):
+            if value < 0:
+                self.wrong(key, f"{value} is negative; a duration must be positive")
             return self._as_float(key, value, default)
         try:
             return parse_duration(value)
@@ -165,6 +167,20 @@ class Fields:
         except ValueError as error:
             self.wrong(key, str(error))
             return None
+
+    def several(self, key: str) -> tuple[Fields, ...]:
+        """Each item of a list, or the one value, as fields with the same key: to be read as if it stood alone."""
+        value = self.values.get(key)
+        if isinstance(value, list | tuple) and not value:
+            self.wrong(key, "must not be empty")
+        items = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        return tuple(self._beside({key: item}) for item in items)
+
+    def _beside(self, values: Mapping[str, Any]) -> Fields:
+        """Fields whose problems are this one's."""
+        found = Fields(values, tuple(values))
+        found._top_key, found._path, found.problems = self._top_key, self._path, self.problems
+        return found
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.values.get(key)

@@ -103,6 +103,7 @@ def worker_row(view: WorkerView) -> dict[str, Any]:
         "sinks_up": list(load.sinks_up),
         "sinks_down": list(load.sinks_down),
         "feeds_reported": load.feeds,
+        "job_slots": worker.job_slots,
         "queue": worker.queue,
         "labels": dict(worker.labels),
         "version": worker.version,
@@ -110,6 +111,7 @@ def worker_row(view: WorkerView) -> dict[str, Any]:
         "heartbeat_at": worker.heartbeat_at,
         "expires_at": worker.expires_at,
         "suspected_at": worker.suspected_at,
+        "loss": worker.loss,
     }
 
 
@@ -117,6 +119,8 @@ def event_row(event: Event) -> dict[str, Any]:
     return {
         "at": event.at,
         "kind": event.kind,
+        "count": event.count,
+        "since": event.since,
         "feed_id": event.feed_id,
         "worker_id": event.worker_id,
         "epoch": event.epoch,

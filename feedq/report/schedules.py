@@ -53,6 +53,7 @@ def schedule_document(
     return schedule_row(view) | {
         "job": shown(job_to_plain(spec.job)),
         "policy": policy_to_plain(spec),
+        "unserved": view.unserved,
         "counts": {state.value: counts.get(state, 0) for state in RunState},
         "created_at": schedule.created_at,
         "updated_at": schedule.updated_at,

@@ -7,12 +7,12 @@ from threading import Lock
 from time import monotonic
 from uuid import UUID
 
-from feedq.model import JSON, FeedKey
+from feedq.model import FeedKey
 from feedq.runtime.fencer import Fencer, GoneWorkers
 from feedq.runtime.outlet import Budget, Outlet
 from feedq.runtime.writer import Down, Outage, Writer
 from feedq.settings import Settings
-from feedq.sinks.base import FenceOutcome, FenceRequest, Landing, Sink, load_sink
+from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Landing, Sink, load_sink
 
 DOWN_AFTER_S = 2.0
 """A sink that was away for less was restarted, or the network stumbled: nobody need hear of it."""
@@ -45,14 +45,15 @@ class SinkEnds:
         key: FeedKey,
         feed: str,
         landing: Landing,
-        cursor: JSON,
+        fenced: Fenced,
         on_change: Callable[[], None],
     ) -> Outlet:
         return Outlet(
             key,
             feed,
             landing,
-            cursor=cursor,
+            cursor=fenced.cursor,
+            continues=fenced.commit_id,
             budget=self.budget,
             inflight_max=self._settings.inflight_bytes,
             submit=self._writer(sink).submit,

@@ -49,6 +49,9 @@ class Tenant(Protocol):
 
     def registered(self, worker: Worker) -> None: ...
 
+    def reconnected(self) -> None:
+        """A session was opened in place of one that was lost, and the worker is still known."""
+
     def suspend(self, why: str) -> None: ...
 
     def resume(self) -> None: ...
@@ -100,6 +103,8 @@ class Keeper:
         self._trust = TrustWindow()
         self._suspended = self._hurried = self._is_stalled = False
         self._live: set[str] = set()
+        self._is_reconnecting = False
+        """Whether a session was lost since the database last answered a heartbeat."""
         self._session: Session | None = None
         self._listener: Listener | None = None
         self._renewed_at = self._tried_at = clock.monotonic()
@@ -190,6 +195,10 @@ class Keeper:
             return False
         self._renewed(sent_at)
         self._heed(answer)
+        with self._lock:
+            is_back, self._is_reconnecting = self._is_reconnecting, False
+        if is_back:
+            self._tenant.reconnected()
         return True
 
     def _load(self) -> Load:
@@ -221,7 +230,8 @@ class Keeper:
     def _heed(self, answer: Heartbeat) -> None:
         self._tenant.answered(answer)
         now = self._clock.monotonic()
-        if answer.pass_age_s is not None and answer.pass_age_s < self._watchdog_s:
+        # A pass that lies ahead was before the database's clock was put back, and nobody knows when.
+        if answer.pass_age_s is not None and 0 <= answer.pass_age_s < self._watchdog_s:
             self._watchdog_at = now + self._watchdog_s - answer.pass_age_s
         elif now >= self._watchdog_at and answer.state is WorkerState.ACTIVE:
             self._watchdog_at = now + self._watchdog_s
@@ -263,6 +273,7 @@ class Keeper:
             was_live = which in self._live
             self._live.discard(which)
             last = was_live and not self._live
+            self._is_reconnecting = self._is_reconnecting or was_live
         if was_live:
             logger.warning(LogEvent.SESSION_LOST, session=which, error=str(error))
         if last:

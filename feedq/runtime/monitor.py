@@ -50,7 +50,6 @@ DUMP_S: Final = 1.0
 """How long its stacks are waited for."""
 FATAL: Final = "Fatal Python error: "
 STACK_BYTES_MAX: Final = 256 * 1024
-STACK_CALLS_SHOWN: Final = 12
 PIPE_BYTES: Final = 2**20
 """A hundred threads, each with a deep stack, are to fit into the pipe."""
 BURNING: Final = 0.5
@@ -80,6 +79,9 @@ REPORT_S: Final = 4.0
 REPORT_FIRST_S: Final = 2.0
 """The same for one that the end of the worker waits for."""
 RETRY_S: Final = 0.2
+AFTER_FAILOVER_S: Final = 0.5
+"""From the end of a killed worker to its report: to import what that needs takes half a second of a processor,
+just when the worker's feeds connect elsewhere."""
 MINIMAL_INITS: Final = frozenset({"tini", "docker-init", "dumb-init", "catatonit"})
 """They end, and all others with them, as soon as their only child does."""
 FORWARDED: Final = (
@@ -368,6 +370,8 @@ def main() -> None:
     is_over = loss is None
     if is_over:
         loss = monitor.explain_death()
+        if loss is not None and loss.cause == "killed":
+            sleep(AFTER_FAILOVER_S)
     if loss is not None:
         report = Report(activity, loss)
         if not is_over:
@@ -518,7 +522,7 @@ def _log(activity: Activity, loss: Loss) -> None:
     from feedq.telemetry import LogEvent, configure_logging, log
 
     configure_logging(settings())
-    log(__name__).error(
+    log("feedq.runtime.monitor").error(
         LogEvent.WORKER_LOST,
         worker_id=str(activity.session),
         pid=activity.pid,
@@ -526,7 +530,7 @@ def _log(activity: Activity, loss: Loss) -> None:
         why=loss.said,
         feed_id=loss.feed_id,
         certain=loss.is_certain,
-        stack=list(loss.stack[:STACK_CALLS_SHOWN]),
+        stack=loss.shown_stack(),
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from datetime import datetime
 from threading import Lock
 from time import monotonic
+from uuid import UUID
 
 from feedq.errors import FeedqError, LeaseLost
 from feedq.model import JSON, Batch, FeedKey
@@ -90,6 +91,7 @@ class Outlet:
         "broken",
         "budget",
         "bytes_landed",
+        "continues",
         "cursor",
         "dead",
         "dead_error",
@@ -113,6 +115,7 @@ class Outlet:
         landing: Landing,
         *,
         cursor: JSON,
+        continues: UUID | None,
         budget: Budget,
         inflight_max: int,
         submit: Callable[[Outlet, Batch], None],
@@ -122,6 +125,8 @@ class Outlet:
     ) -> None:
         self.key, self.feed, self.landing = key, feed, landing
         self.cursor = cursor
+        self.continues = continues
+        """The commit that the checkpoint was left at; for the writer's threads, one at a time."""
         self.landed = self.dead = self.bytes_landed = 0
         self.dead_error: str | None = None
         """Why the latest of the dead was refused."""
@@ -204,6 +209,12 @@ class Outlet:
     def _decided(self, size: int) -> None:
         self._inflight -= size
         self.unwritten_since = monotonic() if self._inflight else None
+
+    def take_over(self, counts_of: Outlet) -> None:
+        """Go on counting where another outlet of this tenure has ended."""
+        before = counts_of
+        self.landed, self.dead, self.bytes_landed = before.landed, before.dead, before.bytes_landed
+        self.dead_error, self.last_record_at = before.dead_error, before.last_record_at
 
     def abandon(self) -> None:
         """Its runner has ended: what is not written yet is not to be, and nobody waits for an answer."""

@@ -53,7 +53,7 @@ PART_OF_LIMIT = 0.5
 """Of the memory of the worker, which in a container is that of both together."""
 PR_SET_PDEATHSIG = 1
 
-logger = log(__name__)
+logger = log("feedq.runtime.quarantine")  # __name__ is another in the child
 
 OnReleased = Callable[[UUID, Release], None]
 
@@ -97,6 +97,13 @@ class Quarantine:
             daemon=True,
         ).start()
 
+    def cancel(self, feed_id: int) -> None:
+        """End the process of one feed, which is let go of: its next tenure begins elsewhere, or here again."""
+        with self._lock:
+            children = [child for key, child in self._children.items() if key[0] == feed_id]
+        for child in children:
+            child.cancel()
+
     def kill_all(self) -> None:
         """End them without letting go: the worker session that they belong to is over."""
         with self._lock:
@@ -110,9 +117,11 @@ class Quarantine:
             loss = child.run()
             if loss is not None:
                 logger.error(
-                    LogEvent.QUARANTINED_LOST, feed=child.feed, why=loss.said, stack=list(loss.stack)
+                    LogEvent.QUARANTINED_LOST, feed=child.feed, why=loss.said, stack=loss.shown_stack()
                 )
                 release = child.release_after(loss)
+            elif child.is_cancelled:
+                release = Release(*child.key, Reason.RELEASED)
         except Exception as error:
             logger.exception(LogEvent.UNEXPECTED, where="quarantine", feed=child.feed)
             release = Release(
@@ -136,6 +145,7 @@ class _Child:
         self._worker_id, self._settings = worker_id, settings
         self._process: subprocess.Popen[bytes] | None = None
         self._is_killed = False
+        self.is_cancelled = False
 
     def run(self) -> Loss | None:
         """Until it has ended; how it was lost, if it was. Blocks. Raises `OSError` when it cannot be started."""
@@ -161,6 +171,10 @@ class _Child:
         self._is_killed = True
         if self._process is not None:
             self._process.kill()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.kill()
 
     def release_after(self, loss: Loss) -> Release:
         retry_s = lease.quarantine_retry_s(self._blamed)

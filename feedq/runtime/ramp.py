@@ -11,6 +11,10 @@ turns, with one feed at a time; the worker's gate lets through whoever's turn it
 never waits behind five thousand of a busy one, and neither gate opens for somebody who still has to wait for the
 other: what a host sees is what its gate let through.
 
+Feeds of a worker that was lost a moment ago go before all others, and ahead of the pace: up to
+``FEEDQ_FAILOVER_BURST_S`` of it at once. Their hosts had these connections a moment ago, and somebody waits for
+each. For what they took ahead, those who come later wait: on average the rates hold.
+
 A host's rate holds for the whole fleet: each worker keeps to its part of it, one by the number of active workers,
 which it hears with every heartbeat. Feeds that dial nothing, such as those of files and programs, keep to the
 worker's pace alone.
@@ -30,6 +34,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import count
+from operator import itemgetter
 from random import Random
 from threading import Lock
 from typing import Final, Generic, TypeVar
@@ -54,6 +59,8 @@ class Waiter:
     """A feed that wants to connect."""
 
     host: str | None
+    after_loss: bool = field(default=False, kw_only=True)
+    """Whether the feed comes from a worker that was lost."""
     is_waiting: bool = field(default=True, init=False)
 
 
@@ -62,9 +69,10 @@ W = TypeVar("W", bound=Waiter)
 
 @dataclass(eq=False, slots=True)
 class Line(Generic[W]):
-    """Those who wait for one host."""
+    """Those who wait for one host, the feeds of lost workers apart from others; the gate is the same."""
 
     host: str | None
+    after_loss: bool
     gate: Gate | None
     waiting: OrderedDict[W, None] = field(default_factory=OrderedDict)
     takes_turns: bool = False
@@ -76,15 +84,22 @@ class Turns(Generic[W]):
     """Who may connect when. Told the time; knows neither threads nor event loops."""
 
     def __init__(
-        self, connects_per_s: float, host_connects_per_s: Mapping[str, float], *, rng: Random
+        self,
+        connects_per_s: float,
+        host_connects_per_s: Mapping[str, float],
+        *,
+        failover_burst_s: float = 0.0,
+        rng: Random,
     ) -> None:
         self._rng = rng
+        self._failover_burst_s = failover_burst_s
         self._gate = Gate(connects_per_s, rng=rng) if connects_per_s else None
         self._rates = {host.strip("[]").lower(): rate for host, rate in host_connects_per_s.items()}
         self._workers = 1
-        self._lines: dict[str | None, Line[W]] = {}
+        self._lines: dict[tuple[str | None, bool], Line[W]] = {}
         self._look_through_at = HOSTS_KEPT
-        self._turns: deque[Line[W]] = deque()
+        self._turns: dict[bool, deque[Line[W]]] = {True: deque(), False: deque()}
+        """By whether they are those of lost workers, which come first."""
         self._timetable: list[tuple[float, int, Line[W]]] = []
         self._numbers = count(1)
         self.waiting = 0
@@ -95,7 +110,7 @@ class Turns(Generic[W]):
         return len(self._lines)
 
     def join(self, waiter: W, *, now: float) -> None:
-        line = self._line(waiter.host, now)
+        line = self._line(waiter.host, waiter.after_loss, now)
         if not self.waiting and self._gate is not None:
             self._gate.arrive(now)
         line.waiting[waiter] = None
@@ -107,7 +122,7 @@ class Turns(Generic[W]):
 
     def leave(self, waiter: W, *, now: float) -> None:
         """It does not want to connect any more, though it may just have been let through."""
-        line = self._lines.get(waiter.host)
+        line = self._lines.get((waiter.host, waiter.after_loss))
         if waiter.is_waiting:
             assert line is not None
             waiter.is_waiting = False
@@ -128,66 +143,82 @@ class Turns(Generic[W]):
             if number == line.timer:
                 line.timer = 0
                 self._line_up(line, now)
-        while self._turns and (self._gate is None or self._gate.opens_at <= now):
-            line = self._turns.popleft()
-            line.takes_turns = False
-            if line.waiting and (line.gate is None or line.gate.opens_at <= now):
-                waiter, _ = line.waiting.popitem(last=False)
-                waiter.is_waiting = False
-                self.waiting -= 1
-                for gate in (self._gate, line.gate):
-                    if gate is not None:
-                        gate.let_through(now)
-                yield waiter
-            self._line_up(line, now)
+        for after_loss, turns in self._turns.items():
+            while turns and self._opens_at(self._gate, after_loss) <= now:
+                line = turns.popleft()
+                line.takes_turns = False
+                if line.waiting and self._opens_at(line.gate, after_loss) <= now:
+                    waiter, _ = line.waiting.popitem(last=False)
+                    waiter.is_waiting = False
+                    self.waiting -= 1
+                    for gate in (self._gate, line.gate):
+                        if gate is not None:
+                            gate.let_through(now)
+                    yield waiter
+                self._line_up(line, now)
 
     def next(self) -> tuple[float, W] | None:
         """When to look again, and who may be let through then."""
-        while self._turns and not self._turns[0].waiting:
-            self._turns.popleft().takes_turns = False
-        if self._turns:
-            assert self._gate is not None, "only the worker's gate keeps anybody who takes turns"
-            return self._gate.opens_at, next(iter(self._turns[0].waiting))
+        upcoming: list[tuple[float, W]] = []
+        for after_loss, turns in self._turns.items():
+            while turns and not turns[0].waiting:
+                turns.popleft().takes_turns = False
+            if turns:
+                # Only the worker's gate keeps anybody who takes turns.
+                upcoming.append((self._opens_at(self._gate, after_loss), next(iter(turns[0].waiting))))
         while self._timetable:
             at, number, line = self._timetable[0]
             if number == line.timer and line.waiting:
-                return at, next(iter(line.waiting))
+                upcoming.append((at, next(iter(line.waiting))))
+                break
             heappop(self._timetable)
             if number == line.timer:
                 line.timer = 0
-        return None
+        return min(upcoming, key=itemgetter(0), default=None)
 
     def share(self, workers: int, *, now: float) -> None:
         """Keep to the part of a fleet of so many workers from now on."""
         if workers == self._workers:
             return
         self._workers = workers
-        for line in self._lines.values():
-            if line.gate is not None:
-                line.gate.change(self._rate(line.host), share=1 / workers, now=now)
+        for host, gate in {line.host: line.gate for line in self._lines.values()}.items():
+            if gate is not None:
+                gate.change(self._rate(host), share=1 / workers, now=now)
         kept = [entry for entry in self._timetable if entry[1] == entry[2].timer]
-        self._timetable = [(_opens_at(line), number, line) for _, number, line in kept]
+        self._timetable = [
+            (self._opens_at(line.gate, line.after_loss), number, line) for _, number, line in kept
+        ]
         heapify(self._timetable)
 
     def _line_up(self, line: Line[W], now: float) -> None:
         """Have a line take its turns as soon as its gate is open."""
         if not line.waiting or line.takes_turns or line.timer:
             return
-        if _opens_at(line) <= now:
+        opens_at = self._opens_at(line.gate, line.after_loss)
+        if opens_at <= now:
             line.takes_turns = True
-            self._turns.append(line)
+            self._turns[line.after_loss].append(line)
         else:
             line.timer = next(self._numbers)
-            heappush(self._timetable, (_opens_at(line), line.timer, line))
+            heappush(self._timetable, (opens_at, line.timer, line))
 
-    def _line(self, host: str | None, now: float) -> Line[W]:
-        line = self._lines.get(host)
+    def _opens_at(self, gate: Gate | None, after_loss: bool) -> float:
+        """When it opens for feeds of lost workers, or for others."""
+        if gate is None:
+            return float("-inf")
+        return gate.opens_at - (self._failover_burst_s if after_loss else 0.0)
+
+    def _line(self, host: str | None, after_loss: bool, now: float) -> Line[W]:
+        line = self._lines.get((host, after_loss))
         if line is None:
             if len(self._lines) >= self._look_through_at:
                 self._forget(now)
-            rate = self._rate(host)
-            gate = Gate(rate, share=1 / self._workers, rng=self._rng) if rate else None
-            line = self._lines[host] = Line(host, gate)
+            beside, rate = self._lines.get((host, not after_loss)), self._rate(host)
+            if beside is not None:
+                gate = beside.gate
+            else:
+                gate = Gate(rate, share=1 / self._workers, rng=self._rng) if rate else None
+            line = self._lines[host, after_loss] = Line(host, after_loss, gate)
         return line
 
     def _rate(self, host: str | None) -> float:
@@ -196,15 +227,11 @@ class Turns(Generic[W]):
     def _forget(self, now: float) -> None:
         """Lines whose next feed would fare no better or worse in a new one."""
         self._lines = {
-            host: line
-            for host, line in self._lines.items()
+            key: line
+            for key, line in self._lines.items()
             if line.waiting or (line.gate is not None and not line.gate.is_rested(now))
         }
         self._look_through_at = max(HOSTS_KEPT, 2 * len(self._lines))
-
-
-def _opens_at(line: Line[W]) -> float:
-    return float("-inf") if line.gate is None else line.gate.opens_at
 
 
 @dataclass(eq=False, slots=True)
@@ -219,19 +246,27 @@ class Ramp:
     """The turns of one process. Thread-safe: feeds may wait on several event loops."""
 
     def __init__(
-        self, connects_per_s: float, host_connects_per_s: Mapping[str, float], clock: Clock, *, rng: Random
+        self,
+        connects_per_s: float,
+        host_connects_per_s: Mapping[str, float],
+        clock: Clock,
+        *,
+        failover_burst_s: float = 0.0,
+        rng: Random,
     ) -> None:
         """Rates of 0 are without a limit. Hosts are lower-case, ``*`` stands for each one that is not named."""
         self._clock = clock
         self._lock = Lock()
-        self._turns = Turns[Sleeper](connects_per_s, host_connects_per_s, rng=rng)
+        self._turns = Turns[Sleeper](
+            connects_per_s, host_connects_per_s, failover_burst_s=failover_burst_s, rng=rng
+        )
         self._alarm: tuple[float, Sleeper] | None = None
         """What a timer was set for last, on the loop of somebody who waits: it ends with that, if not before."""
 
-    async def turn(self, host: str | None) -> None:
+    async def turn(self, host: str | None, *, after_loss: bool = False) -> None:
         """Wait until a connection to a host may begin. Who is cancelled gives the turn back."""
         loop = asyncio.get_running_loop()
-        waiter = Sleeper(host, loop, loop.create_future())
+        waiter = Sleeper(host, loop, loop.create_future(), after_loss=after_loss)
         with self._lock:
             self._turns.join(waiter, now=self._clock.monotonic())
             self._go_on(loop)
@@ -299,16 +334,24 @@ def _tell(through: asyncio.Future[None]) -> None:
 
 def ramp_of(settings: Settings, clock: Clock, rng: Random) -> Ramp:
     """A ramp at the pace of the settings."""
-    return Ramp(settings.connects_per_s, settings.host_connects_per_s, clock, rng=rng)
+    return Ramp(
+        settings.connects_per_s,
+        settings.host_connects_per_s,
+        clock,
+        failover_burst_s=settings.failover_burst_s,
+        rng=rng,
+    )
 
 
 def ramp_beside(settings: Settings) -> Ramp:
     """The ramp of this process, for tenures that run on threads beside the worker's supervisor."""
     # By process: a child must not use a lock that was held at the moment it was forked.
     hosts = frozenset(settings.host_connects_per_s.items())
-    return _ramp_beside(os.getpid(), settings.connects_per_s, hosts)
+    return _ramp_beside(os.getpid(), settings.connects_per_s, hosts, settings.failover_burst_s)
 
 
 @cache
-def _ramp_beside(_pid: int, connects_per_s: float, hosts: frozenset[tuple[str, float]]) -> Ramp:
-    return Ramp(connects_per_s, dict(hosts), SystemClock(), rng=Random())
+def _ramp_beside(
+    _pid: int, connects_per_s: float, hosts: frozenset[tuple[str, float]], failover_burst_s: float
+) -> Ramp:
+    return Ramp(connects_per_s, dict(hosts), SystemClock(), failover_burst_s=failover_burst_s, rng=Random())

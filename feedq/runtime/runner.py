@@ -6,8 +6,10 @@
                            ▲            │
                            └── backoff ─┘  trouble at the source, with the lease still held
 
-A runner is one coroutine. It ends with a `Release`, or with None when the lease is lost and there is nothing
-left to release. It never decides about ownership: the supervisor interrupts it, the sink's epoch stops it.
+A runner is one coroutine. It ends with a `Release`, or with None when the control database has said that the
+lease is lost and there is nothing left to release. It never decides about ownership: the supervisor interrupts
+it, the sink's epoch stops it. What only the sink has said is not known to the control database, so a runner that
+was stopped by an epoch releases its lease as well: if that is somebody else's, the release matches nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from feedq.errors import (
     FeedqError,
     InvalidInput,
     LeaseLost,
+    SinkRewound,
     SinkUnavailable,
     SourceBusy,
     SourceSilent,
@@ -38,7 +41,6 @@ from feedq.errors import (
 )
 from feedq.lease import Owner, smoothed, standing
 from feedq.model import (
-    JSON,
     Batch,
     Claim,
     FeedKey,
@@ -48,6 +50,7 @@ from feedq.model import (
     Progress,
     Reason,
     Release,
+    Rewind,
     Status,
 )
 from feedq.permission import Permissions
@@ -97,7 +100,7 @@ class Surroundings:
     drain_timeout_s: float
     fence: Callable[[str, FenceRequest], Awaitable[FenceOutcome]]
     raise_epoch: Callable[[FeedKey, int], Awaitable[FeedKey | None]]
-    open_outlet: Callable[[str, FeedKey, str, Landing, JSON, Callable[[], None]], Outlet]
+    open_outlet: Callable[[str, FeedKey, str, Landing, Fenced, Callable[[], None]], Outlet]
     hurry: Callable[[str], None]
     """Ask the writer of a sink to commit now."""
     sink_trouble: Callable[[str], str | None]
@@ -125,6 +128,10 @@ class FeedRunner:
         self._looks = claim.attempts if claim.has_failed else 0
         """How often in a row the feed was found unable to run as declared."""
         self._is_new_here = claim.is_new_here
+        self._after_loss = claim.after_loss
+        """Until it has had its first turn to connect here."""
+        self._owned_since: float | None = None
+        """When the sink took this tenure for the latest one."""
         self._failing_since: float | None = None
         """When it began to try for the connection that it has not got."""
         self._interrupt: Interrupt | None = None
@@ -133,6 +140,9 @@ class FeedRunner:
         self._stop_reason = Reason.RELEASED
         self._task: asyncio.Task[Release | None] | None = None
         self._outlet: Outlet | None = None
+        self._must_fence = False
+        """Whether its outlet has failed, though the tenure has not: it gets another one."""
+        self._rewind: Rewind | None = None
         self._secrets: dict[str, str] = {}
         self._memory: dict[str, object] = {}
         self._masker: Masker | None = None
@@ -180,6 +190,7 @@ class FeedRunner:
         now = (outlet.landed, outlet.bytes_landed, outlet.dead) if outlet else (0, 0, 0)
         before, self._reported = self._reported, now
         error, self._error = self._error, None
+        rewind, self._rewind = self._rewind, None
         self._measure(rows=now[0] - before[0], dead=now[2] - before[2])
         sink_error, dead_error = self._find_sink_error(), None
         if sink_error != self._sink_error:
@@ -204,6 +215,7 @@ class FeedRunner:
             failures=self._failures,
             dead_letter_error=dead_error,
             sink_error=sink_error,
+            rewind=rewind,
         )
 
     def _find_sink_error(self) -> str | None:
@@ -258,7 +270,7 @@ class FeedRunner:
             return await self._tenure()
         except LeaseLost as error:
             logger.warning(LogEvent.FEED_FENCED, feed=self.feed.name, epoch=self.key[1], error=str(error))
-            return None
+            return None if self._interrupt is Interrupt.LOST else self._release_fenced(error)
         except (FeedMisconfigured, InvalidInput) as error:
             message = self._masked(error)
             self._failures += 1
@@ -301,18 +313,21 @@ class FeedRunner:
         """One connection, from its fence to its end. None: go on as the interrupt says, or try again."""
         try:
             if what.options.secrets and self._masker is None:
-                self._secrets = await asyncio.to_thread(resolve_secrets, what.options.secrets)
+                self._secrets = await asyncio.to_thread(
+                    resolve_secrets,
+                    what.options.secrets,
+                    tenant=self.feed.spec.tenant,
+                    permissions=self._worker.permissions,
+                )
                 self._masker = await asyncio.to_thread(Masker, self._secrets.values())
             await self._worker.trusted.wait()
-            if self._outlet is None:
-                cursor = await self._fence(what.sink, what.landing)
-                self._outlet = self._worker.open_outlet(
-                    what.sink, self.key, self.feed.name, what.landing, cursor, self._progressed
-                )
+            if self._outlet is None or self._must_fence:
+                self._outlet = await self._open_outlet(what, self._outlet)
             # What was received before the last connection broke must be decided before we ask again.
             await self._outlet.drained()
             await self._worker.turnstile.turn()
-            await self._worker.ramp.turn(what.options.remote_host)
+            await self._worker.ramp.turn(what.options.remote_host, after_loss=self._after_loss)
+            self._after_loss = False
             context = self._context(self._outlet, pace)
             if self._failing_since is None:
                 self._failing_since = self._worker.clock.monotonic()
@@ -324,6 +339,8 @@ class FeedRunner:
             if self._interrupt is None:
                 raise
         except (SourceUnavailable, SinkUnavailable) as error:
+            if self._outlet is not None and self._outlet.failure is error:
+                self._must_fence = True
             return await self._after_failure(error)
         return None
 
@@ -347,12 +364,31 @@ class FeedRunner:
             raise SourceUnavailable(f"unexpected error in connector: {error!r}") from error
         raise SourceUnavailable("the source ended the stream")
 
-    async def _fence(self, sink_name: str, landing: Landing) -> JSON:
+    async def _open_outlet(self, what: Declared, failed: Outlet | None) -> Outlet:
+        """Fence, and begin where the sink says; what waits in an outlet that has ``failed`` is asked for again."""
+        if failed is not None:
+            failed.abandon()
+        fenced = await self._fence(what.sink, what.landing)
+        self._owned_since, self._must_fence = self._worker.clock.monotonic(), False
+        outlet = self._worker.open_outlet(
+            what.sink, self.key, self.feed.name, what.landing, fenced, self._progressed
+        )
+        if failed is not None:
+            outlet.take_over(failed)
+        if failed is not None and isinstance(failed.failure, SinkRewound):
+            # It may tell of records as landed that the sink has no more.
+            self._memory = {}
+            self._rewind = Rewind(what.sink, failed.cursor, fenced.cursor)
+            logger.warning(LogEvent.SINK_REWOUND, feed=self.feed.name, sink=what.sink, epoch=self.key[1])
+            self._worker.on_progress(self)
+        return outlet
+
+    async def _fence(self, sink_name: str, landing: Landing) -> Fenced:
         while True:
-            request = FenceRequest(self.key[0], self.feed.name, self.key[1], landing)
+            request = FenceRequest(self.key[0], self.feed.name, self.key[1], landing, self.feed.identity)
             match await self._worker.fence(sink_name, request):
-                case Fenced(cursor=cursor):
-                    return cursor
+                case Fenced() as fenced:
+                    return fenced
                 case Unusable(error=error):
                     raise FeedMisconfigured(error)
                 case Superseded(epoch_in_sink=above):
@@ -411,6 +447,17 @@ class FeedRunner:
             if self._interrupt is None:
                 raise
         return None
+
+    def _release_fenced(self, error: LeaseLost) -> Release:
+        """Lets the feed be placed again at once the first time, and later each time that follows soon: two
+        installations that share a sink would take it from each other without end."""
+        self._disconnected()
+        self._failures += 1
+        policy, rng = self._worker.backoff, self._worker.rng
+        owned_s = 0.0 if self._owned_since is None else self._worker.clock.monotonic() - self._owned_since
+        self._attempts = attempts_after(self._attempts, connected_s=owned_s, policy=policy)
+        again_s = 0.0 if self._attempts == 1 else next_try(self._attempts - 1, rng=rng, policy=policy).delay_s
+        return self._release(Reason.FENCED, error=self._masked(error), retry_in_s=again_s)
 
     async def _let_go(self, sink_name: str) -> Release | None:
         self._letting_go = True
@@ -475,13 +522,21 @@ class FeedRunner:
         outlet = self._outlet
         if outlet is not None and outlet.landed > self._landed:
             self._landed, self._failures = outlet.landed, 0
+        if outlet is not None and outlet.failure is not None:
+            # Its next record may be long in coming. Woken, it looks at the outlet before it connects again.
+            self.interrupt(Interrupt.SUSPEND)
         self._worker.on_progress(self)
 
     def _changed(self) -> None:
         self._worker.on_status(self)
 
     def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
-        attempts = {Reason.BACKOFF: self._attempts, Reason.FAILED: self._looks + 1}.get(reason, 0)
+        counts = {
+            Reason.BACKOFF: self._attempts,
+            Reason.FENCED: self._attempts,
+            Reason.FAILED: self._looks + 1,
+        }
+        attempts = counts.get(reason, 0)
         if self._blame is not None and reason is Reason.QUARANTINED:
             error = self._blame.said
         return Release(*self.key, reason, retry_in_s, attempts, error, self._blame)

@@ -64,6 +64,8 @@ from feedq.telemetry import LogEvent, log
 
 AUDIT_INTERVAL_S = 60.0
 """How often what runs here is compared with what the database thinks runs here."""
+AUDIT_GATHER_S = 0.1
+"""The audits that many feeds ask for at once are one."""
 AUDIT_BESIDE_INTERVAL_S = 5.0
 """The same for tenures beside us: these can be killed one by one, and are few."""
 STOP_GRACE_S = 0.3
@@ -99,8 +101,8 @@ class Supervisor:
         self.desk = Desk(
             store,
             on_claimed=self._intake.answered,
-            on_lost=lambda keys: self._soon(self._roster.lose, keys),
-            on_doubt=self._ask_for_audit,
+            on_lost=lambda keys: self._soon_after(self._roster.lose, keys),
+            on_doubt=lambda _: self._ask_for_audit(),
         )
         self._beside = tenures_beside and Beside(store, self.desk, tenures_beside, clock=self._clock)
         self.sockets = Sockets()
@@ -131,6 +133,7 @@ class Supervisor:
         )
         self._stall, self._scheduling = StallClock(), Scheduling(os.getpid())
         self._sinks_down: set[str] = set()
+        self._audit_soon: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
 
@@ -227,6 +230,11 @@ class Supervisor:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
 
+    def _soon_after(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call it on the loop after the coroutines that earlier answers have woken: one of these may be a raised
+        epoch, by which its runner is known from then on."""
+        self._soon(self._soon, callback, *arguments)
+
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._activity.watch_loop(self._loop)
@@ -252,6 +260,7 @@ class Supervisor:
     def cancel(self, feed_id: int) -> None:
         """Stop one feed because somebody revoked its task; reconcile will start it again elsewhere."""
         self._soon(self._roster.interrupt, feed_id, Interrupt.STOP)
+        self._quarantine.cancel(feed_id)
 
     @property
     def feeds(self) -> int:
@@ -330,6 +339,8 @@ class Supervisor:
             self._report(worker_id, [runner.progress()])
             self.desk.release(worker_id, release)
             logger.debug(LogEvent.FEED_RELEASED, feed=runner.feed.name, reason=release.reason.value)
+            if release.reason is Reason.FENCED:
+                self._ask_for_audit()  # the sink knew of a newer owner and the database did not: of what else?
         self._note_if_drained()
 
     def _note_if_drained(self) -> None:
@@ -411,7 +422,7 @@ class Supervisor:
             self.desk.do(lambda: self._pacing.share(self._store.leases.running_of(tenants)))
         audit_interval_s = AUDIT_BESIDE_INTERVAL_S if self._beside else AUDIT_INTERVAL_S
         if count and count % max(1, round(audit_interval_s / interval_s)) == 0:
-            self._ask_for_audit(worker.id)
+            self._ask_for_audit()
 
     def _keep_watch(self) -> None:
         if self._watch is not None and not self._draining:
@@ -423,13 +434,27 @@ class Supervisor:
                 if started:
                     logger.info(LogEvent.MONITOR_STARTED)
 
-    def _ask_for_audit(self, worker_id: UUID) -> None:
+    def _ask_for_audit(self) -> None:
+        """Have what runs here compared with what the database thinks runs here. From any thread."""
+        self._soon(self._gather_audits)
+
+    def _gather_audits(self) -> None:
+        if self._audit_soon is None:
+            self._audit_soon = self._loop.call_later(AUDIT_GATHER_S, self._begin_audit)
+
+    def _begin_audit(self) -> None:
+        self._audit_soon = None
+        worker_id = self._session_id()
         if self._beside:
             self._beside.audit(worker_id)
         else:
-            self.desk.do(lambda: self._soon(self._audit, worker_id, set(self._store.leases.held(worker_id))))
+            self.desk.do(
+                lambda: self._soon_after(self._audit, worker_id, set(self._store.leases.held(worker_id)))
+            )
 
     def _audit(self, worker_id: UUID, held: set[FeedKey]) -> None:
+        if worker_id != self._session_id():
+            return  # declared gone meanwhile: what runs here is another session's
         # Claims pass through the desk and reach the loop in the order of this question: what was granted before
         # it is in the roster by now, what came later is not yet.
         running = self._roster.keys
@@ -460,6 +485,10 @@ class Supervisor:
         return self.keeper.worker.id
 
     # -- what the keeper says (Tenant) ---------------------------------------------------------------
+
+    def reconnected(self) -> None:
+        # It may be another database than before, and know less: a replica that was promoted.
+        self._ask_for_audit()
 
     def registered(self, worker: Worker) -> None:
         self._activity.begin_session(worker.id)

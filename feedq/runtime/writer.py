@@ -26,7 +26,7 @@ from threading import Condition, Lock, Thread
 from time import monotonic
 from typing import NamedTuple
 
-from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkUnavailable
+from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
 from feedq.model import JSON, Batch
 from feedq.runtime.outlet import Budget, Outlet
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
@@ -37,6 +37,7 @@ from feedq.telemetry import (
     DEAD_LETTERS,
     FENCED,
     RECORDS,
+    SINK_REWINDS,
     LogEvent,
     log,
 )
@@ -170,6 +171,9 @@ class WritingSession:
         else:
             self._outage.over()
             COMMIT_SECONDS.observe(monotonic() - since)
+            for outlet in group:
+                if outlet.key in written.landed:
+                    outlet.continues = written.commit_id
             return written
         finally:
             if briefly:
@@ -188,7 +192,10 @@ class WritingSession:
                 return settled
         try:
             return self._sink.write(
-                [FeedWrite(o.key[0], o.feed, o.key[1], o.landing, tuple(bs)) for o, bs in group.items()],
+                [
+                    FeedWrite(o.key[0], o.feed, o.key[1], o.landing, tuple(batches), o.continues)
+                    for o, batches in group.items()
+                ],
                 briefly=briefly,
             )
         except CommitUnknown as error:
@@ -197,7 +204,7 @@ class WritingSession:
             raise SinkUnavailable(f"sink {self._name!r}: {error}") from error
 
     def forget(self) -> None:
-        """Nobody is left who wants to know what became of the last group."""
+        """Nobody will ask what became of the last group; if it landed, its feeds are `Written.rewound` next."""
         self._unknown = None
 
     def close(self) -> None:
@@ -660,9 +667,16 @@ def _answer_of(outlet: Outlet, batches: list[Batch], written: Written) -> _Answe
         return _refusal(outlet, batches, outlet.broken)
     if outlet.key in written.unusable:
         return _refusal(outlet, batches, FeedMisconfigured(written.unusable[outlet.key]))
+    feed_id, epoch = outlet.key
+    if outlet.key in written.rewound:
+        SINK_REWINDS.inc()
+        gone_back = (
+            f"feed {feed_id} ({outlet.feed}): its checkpoint in the sink is not the one that was left there under "
+            f"epoch {epoch}: the sink has gone back, or the row was changed; going on from the cursor there now"
+        )
+        return _refusal(outlet, batches, SinkRewound(gone_back))
     if outlet.key not in written.landed:
         FENCED.inc()
-        feed_id, epoch = outlet.key
         lost = f"feed {feed_id} ({outlet.feed}): epoch {epoch} was superseded; this worker stops writing"
         return _refusal(outlet, batches, LeaseLost(lost))
     landed, dead = written.landed[outlet.key], written.dead.get(outlet.key, 0)

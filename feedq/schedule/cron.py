@@ -1,6 +1,6 @@
 """Cron expressions: five fields, and the moments at which they fire in a time zone.
 
-Matching dates and times is done by the library `cronsim`, on wall-clock time without a zone. What a change of the
+What the fields mean on wall-clock time without a zone, `feedq.schedule.cronfields` says. What a change of the
 clocks does to a wall-clock time is decided here; ``docs/reference/dst.md`` has the rules and a table of examples:
 
 - A wall-clock time that exists once fires once.
@@ -16,14 +16,22 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
-from cronsim import CronSim, CronSimError
-
-from feedq.schedule.hashed import replaced
+from feedq.schedule.cronfields import (
+    FIELDS,
+    HOUR,
+    MINUTE,
+    MONTH,
+    DayRule,
+    days_of_month,
+    plain_field,
+    read_days,
+    read_values,
+)
 from feedq.schedule.model import DstFold, DstGap
 
 EXPRESSION_MAX = 1000
@@ -42,20 +50,11 @@ NAMES = {
 YEAR_MAX = 9000
 """There are no ticks beyond it: arithmetic of dates ends in the year 9999, and zones must not reach it."""
 
-_FIELDS = {
-    # What is allowed, and the largest step.
-    "minute": ("0 to 59", 60),
-    "hour": ("0 to 23", 24),
-    "day of the month": ("1 to 31, L (the last one) or LW (the last from Monday to Friday)", 31),
-    "month": ("1 to 12 or JAN to DEC", 12),
-    "day of the week": ("0 to 7 or SUN to SAT, 5L (the last Friday) or 1#2 (the second Monday)", 7),
-}
-_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
-_NUMBERS = {name: str(n) for names in (_DAYS, ("", *_MONTHS)) for n, name in enumerate(names) if name}
-_STEP = re.compile(r"/(0*[1-9]\d*)$", re.ASCII)
-_OTHERWISE = "or *, lists such as 1,5, ranges such as 1-5, steps such as */2, and H"
+YEARS_WITHOUT_MAX = 50
+"""The rarest day there is, a certain weekday of 29 February, comes back within 40 years."""
 
+_EVERY = re.compile(r"@EVERY (\S+)")
+_SECONDS = re.compile(r"\*/(\d+)(?: [*?]){5}", re.ASCII)
 _AROUND = timedelta(hours=26)
 """Farther than the clocks were ever changed at once: the day that Samoa left out has 24 hours."""
 
@@ -67,9 +66,14 @@ class CronRule:
     """An expression that has been understood."""
 
     fields: str
-    """The five fields for cronsim: no names such as ``@daily``, no ``H``."""
+    """The five fields, with no name such as ``@daily``, no ``H`` and no ``?``; all else follows from them."""
     repeats: bool
     """Whether it has ``*`` or a step in its minute or hour field, and so runs in elapsed time."""
+    minutes: tuple[int, ...] = field(compare=False, repr=False)
+    """Rising, as the hours are."""
+    hours: tuple[int, ...] = field(compare=False, repr=False)
+    days: DayRule = field(compare=False, repr=False)
+    months: frozenset[int] = field(compare=False, repr=False)
 
     def ticks_after(self, after: datetime, *, zone: str, gap: DstGap, fold: DstFold) -> Iterator[datetime]:
         """Its moments later than ``after``, in UTC, strictly rising. There is no end to most."""
@@ -77,16 +81,36 @@ class CronRule:
             gap, fold = DstGap.SKIP, DstFold.BOTH
         clock = ZoneInfo(zone)
         last = after
-        for moment in _moments(CronSim(self.fields, _wall_before(after, clock)), clock, gap, fold):
+        for moment in _moments(self.walls_after(_wall_before(after, clock)), clock, gap, fold):
             if moment > last:
                 last = moment
                 yield moment
+
+    def walls_after(self, wall: datetime) -> Iterator[datetime]:
+        """Its times on the clock that are later than this one."""
+        year, month, empty_until = wall.year, wall.month, wall.year + YEARS_WITHOUT_MAX
+        first = (wall.year, wall.month, wall.day)
+        while year <= min(YEAR_MAX, empty_until):
+            for day in days_of_month(self.days, year, month) if month in self.months else ():
+                empty_until = year + YEARS_WITHOUT_MAX
+                date = (year, month, day)
+                if date >= first:
+                    yield from self._walls_of(date, (wall.hour, wall.minute) if date == first else (-1, 0))
+            year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+
+    def _walls_of(self, date: tuple[int, int, int], after: tuple[int, int]) -> Iterator[datetime]:
+        """Those of a day that are later than this hour and minute."""
+        for hour in self.hours:
+            if hour >= after[0]:
+                for minute in self.minutes:
+                    if (hour, minute) > after:
+                        yield datetime(*date, hour, minute)  # noqa: DTZ001  # on the clock
 
 
 def parse(expression: str, *, name: str) -> CronRule:
     """Understand an expression of the schedule called ``name``.
 
-    Raises ValueError, saying which field is wrong and what is allowed there, or that the expression never fires.
+    Raises ValueError, saying which field is wrong and what to write instead, or that the expression never fires.
     """
     if len(expression) > EXPRESSION_MAX:
         raise ValueError(f"has {len(expression)} characters; at most {EXPRESSION_MAX} are allowed")
@@ -98,67 +122,40 @@ def parse(expression: str, *, name: str) -> CronRule:
 @lru_cache(maxsize=20_000)
 def _parse(expression: str, name: str) -> CronRule:
     fields = NAMES.get(expression.lower(), expression).split()
-    if expression.startswith("@") and expression.lower() not in NAMES:
-        raise ValueError(f"{expression.lower()} is not known; the names are {', '.join(NAMES)}")
-    if len(fields) != len(_FIELDS):
-        raise ValueError(f"has {len(fields)} fields and needs five: {', '.join(_FIELDS)}")
-    repeats = any("*" in field or "/" in field for field in fields[:2])
-    for index, field in enumerate(_FIELDS):
-        fields[index] = _checked(field, fields[index], name)
-    rule = CronRule(" ".join(fields), repeats)
-    if next(_walls(rule.fields), None) is None:
+    if len(fields) != len(FIELDS) or fields[0].startswith("@"):
+        raise ValueError(_not_five(expression))
+    repeats = any("*" in text or "/" in text for text in fields[:2])
+    fields = [plain_field(kind, text, name=name) for kind, text in zip(FIELDS, fields, strict=True)]
+    minute, hour, month_day, month, weekday = fields
+    minutes, hours = tuple(sorted(read_values(MINUTE, minute))), tuple(sorted(read_values(HOUR, hour)))
+    months, days = read_values(MONTH, month), read_days(month_day, weekday)
+    rule = CronRule(" ".join(fields), repeats, minutes, hours, days, months)
+    if next(rule.walls_after(_REFERENCE), None) is None:
         raise ValueError("never fires: no such day exists")
     return rule
 
 
-def _checked(field: str, text: str, name: str) -> str:
-    """One field as cronsim is to see it."""
-    allowed, step_max = _FIELDS[field]
-    try:
-        found = replaced(text, field=field, name=name)
-    except ValueError as error:
-        raise ValueError(f"the {field} is wrong: {error}") from None
-    for item in found.split(","):
-        step = _STEP.search(item)
-        if step is not None and int(step[1]) > step_max:
-            # cronsim would take */90 for 0, which is every hour and not every 90 minutes.
-            raise ValueError(f"the {field} {text!r} is wrong: its step may be from 1 to {step_max}")
-    found = ",".join(_narrowed(item) for item in found.split(","))
-    if not _is_understood(field, found):
-        raise ValueError(f"the {field} {text!r} is wrong; allowed are {allowed}, {_OTHERWISE}")
-    return found
-
-
-@lru_cache(maxsize=2_000)
-def _is_understood(field: str, text: str) -> bool:
-    """Whether cronsim takes this for the field. Of all the fields of thousands of schedules few differ."""
-    alone = ["*"] * len(_FIELDS)
-    alone[list(_FIELDS).index(field)] = text
-    try:
-        CronSim(" ".join(alone), _REFERENCE)
-    except (CronSimError, AssertionError):
-        return False
-    return True
-
-
-def _narrowed(item: str) -> str:
-    """A range of one value without its step: cronsim would take 6-6/2 for 6/2, every other one from 6 on."""
-    values = _STEP.sub("", item)
-    first, dash, last = (_NUMBERS.get(value, value.lstrip("0")) for value in values.partition("-"))
-    return values.partition("-")[0] if dash and first == last else item
-
-
-def _walls(fields: str) -> Iterator[datetime]:
-    """Its times on the clock, from the year 2000 on; none if there is none at all.
-
-    cronsim looks 50 years ahead, and the rarest day there is, a certain weekday of 29 February, comes back
-    within 40 years.
-    """
-    try:
-        yield from CronSim(fields, _REFERENCE)
-    except CronSimError:
-        # A day of the month that none of the months has.
-        return
+def _not_five(expression: str) -> str:
+    """What is wrong with an expression that has not five fields, and what to write instead."""
+    fields = expression.split()
+    if every := _EVERY.fullmatch(expression):
+        return f"@every is not cron: write every: {every[1].lower()} in place of cron"
+    if expression == "@REBOOT":
+        return "@reboot is no time; `feedq schedule trigger` runs a schedule now"
+    if expression.startswith("@"):
+        return f"{expression.lower()} is not known; the names are {', '.join(NAMES)}"
+    if expression.startswith(("CRON_TZ=", "TZ=")):
+        return f"{fields[0]} does not belong here: give the time zone as zone"
+    said = f"has {len(fields)} fields and needs five: {', '.join(kind.name for kind in FIELDS)}"
+    if every := _SECONDS.fullmatch(expression):
+        return f"{said}; there is none of seconds: write every: {every[1]}s in place of cron"
+    if len(fields) in (6, 7):
+        if fields[0] == "0" and "?" not in (fields[2], fields[4]):
+            return f"{said}; there is none of seconds: write {' '.join(fields[1:6])}"
+        if len(fields) == 6 and "?" in (fields[2], fields[4]):
+            return f"{said}; there is none of years: write {' '.join(fields[:5])}"
+        return f"{said}; there is none of seconds: for less than a minute write every: 30s and the like"
+    return said
 
 
 # -- wall-clock times and moments ----------------------------------------------------------------------

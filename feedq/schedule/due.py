@@ -8,7 +8,7 @@ A look takes the ticks from the watermark on, in order, and decides each for goo
 - **Misfires** fired too late. The newest of them, as many as the catch-up policy says and no older than its
   window, are made up for; all older ones become one row that counts them.
 - **On time** are the others that are due. The overlap policy says of each what becomes of it, given the runs that
-  have not ended and those that this look made.
+  have not ended and those that this look made. Those left out in a row, for the same reason, are one row, too.
 
 A look is bounded. Intervals count what they missed by arithmetic. Cron has to go through it tick by tick, so
 a look ends after ``limit`` missed ones, with the watermark behind them and ``more`` to do. The counts are exact
@@ -172,7 +172,7 @@ def _misfires(line: _Line, now: datetime, limit: int) -> tuple[_Missed | None, S
     late = now - timedelta(seconds=spec.misfire_after_s)
     oldest = now - timedelta(seconds=spec.catch_up_window_s)
     keep = _made_up_max(spec)
-    if isinstance(spec.timing, Every):
+    if isinstance(spec.timing, Every) and not spec.exclude:
         return _misfires_of_grid(line, Grid.of(spec.timing), late, oldest, keep)
     missed: _Missed | None = None
     kept: deque[datetime] = deque()
@@ -198,7 +198,7 @@ def _misfires_of_grid(
         return None, ()
     assert line.tick is not None
     first = grid.count_before(line.tick)
-    end = grid.count_before(late)
+    end = grid.count_before(late if line.spec.end_at is None else min(late, line.spec.end_at))
     # All but the newest of them fire before the tick that comes after them, and so before `late`.
     if fire_time(line.spec, schedule_id=line.schedule_id, tick=grid.at(end - 1)) >= late:
         end -= 1
@@ -296,11 +296,19 @@ class _Judge:
         if start_by is not None and start_by < self._now:
             # Not left to the claim: until then it would keep later ticks from being run.
             reason = f"not fired within {self._spec.start_deadline_s:g} s"
-            self.runs.append(NewRun(tick, 1, None, fires_at, RunState.MISSED_DEADLINE, reason, start_by))
+            self._leave_out(NewRun(tick, 1, None, fires_at, RunState.MISSED_DEADLINE, reason, start_by))
         elif objection is not None:
-            self.runs.append(NewRun(tick, 1, None, fires_at, RunState.SKIPPED_OVERLAP, objection))
+            self._leave_out(NewRun(tick, 1, None, fires_at, RunState.SKIPPED_OVERLAP, objection))
         else:
             self._admit(tick, due_at=fires_at)
+
+    def _leave_out(self, run: NewRun) -> None:
+        """Of many in a row, for the same reason, one row is enough."""
+        last = self.runs[-1] if self.runs else None
+        if last is not None and (last.state, last.reason) == (run.state, run.reason):
+            run = replace(last, ticks=last.ticks + 1, last_tick_at=run.tick_at)
+            self.runs.pop()
+        self.runs.append(run)
 
     def _admit(self, tick: datetime, *, due_at: datetime) -> None:
         if self._spec.overlap is Overlap.CANCEL_OTHER:

@@ -113,10 +113,15 @@ class RunKind(StrEnum):
 class Cron:
     """Five fields, or a name such as ``@daily``; ``H`` stands for a value hashed from the schedule's name."""
 
-    expression: str
+    expression: str | tuple[str, ...]
+    """Several: a tick whenever one of them has one."""
     zone: str = "UTC"
     gap: DstGap = DstGap.SHIFT
     fold: DstFold = DstFold.FIRST
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return (self.expression,) if isinstance(self.expression, str) else self.expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +135,13 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """At one moment, and never again."""
+    """At one moment, or at several, and never again."""
 
-    at: datetime
+    at: datetime | tuple[datetime, ...]
+
+    @property
+    def moments(self) -> tuple[datetime, ...]:
+        return (self.at,) if isinstance(self.at, datetime) else self.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +175,34 @@ class Job:
     queue: str = DEFAULT_QUEUE
     priority: int = 0
     """From -100, last, to 100, first. Waiting makes up for it: see ``FEEDQ_AGEING_S``."""
+    selector: Mapping[str, str] = field(default_factory=dict)
+    """Labels that a worker must have to run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Days on which a schedule has no ticks: see `feedq.schedule.exclusions`."""
+
+    dates: tuple[str, ...] = ()
+    """Such as ``2026-12-24``, ``12-25`` (each year) or ``2026-12-24..2027-01-02``."""
+    zone: str = "UTC"
+    """On whose clock a day begins and ends."""
+    calendars: tuple[str, ...] = ()
+    """Names of calendars, whose days are left out, too."""
+    calendar_dates: tuple[str, ...] = field(default=(), compare=False)
+    """The dates of these calendars, as the store knows them: no part of the declaration."""
+
+    def __bool__(self) -> bool:
+        return bool(self.dates or self.calendars)
+
+
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """A named list of days for schedules to leave out, such as the holidays of a country."""
+
+    name: str
+    dates: tuple[str, ...]
+    """As those of an `Exclusion`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +230,15 @@ class ScheduleSpec:
     pause_on_failure: int | None = None
     """So many runs in a row that failed, timed out or were lost pause the schedule."""
     paused: bool = False
+    start_at: datetime | None = None
+    """It has no ticks before."""
+    end_at: datetime | None = None
+    """It has no ticks from then on."""
+    exclude: Exclusion = Exclusion()
+    keep_runs: int | None = None
+    """So many runs of history are kept, the newest; None: as many as there are."""
+    keep_days: int | None = None
+    """So long history is kept; None: as all of the installation's, ``FEEDQ_RUN_RETENTION_DAYS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +281,8 @@ class Run:
     schedule: str
     kind: RunKind
     key: str
-    """Unique in its schedule: the tick's time, or what the trigger said. The correlation id in logs is
-    ``schedule/key``."""
+    """Unique in its schedule: the tick's time, or ``trigger:`` and what the trigger said. The correlation id in
+    logs is ``schedule/key``."""
     tick_at: datetime
     ticks: int
     """How many ticks this row stands for: more than one only where many were missed in a row."""
@@ -292,7 +338,8 @@ class Finish:
     run_id: int
     fence: int
     state: RunState
-    """`SUCCEEDED`, `FAILED`, `TIMED_OUT` or `CANCELLED`; or `WAITING`, from a worker that is stopping and has not
+    """`SUCCEEDED`, `FAILED`, `TIMED_OUT` or `CANCELLED`; `LOST` when nothing of it was kept, though its worker
+    lives (it is judged as if the worker had gone); or `WAITING`, from a worker that is stopping and has not
     begun it (it goes back as it was)."""
     reason: str | None = None
 
@@ -316,3 +363,5 @@ class ScheduleView:
     """The newest run that does not wait: it has begun, or was decided."""
     waiting: int
     running: int
+    unserved: str | None = None
+    """Why no worker can run it, if it was asked for one schedule."""

@@ -1,7 +1,8 @@
 """What becomes of a run: its states and moves as one table, and what to do after an attempt that did not succeed.
 
 A run waits, is claimed by a worker under a fence, and ends; or it waits again, for another attempt. An attempt
-is its worker's as long as the worker lives and the fence stands. Every move out of `RUNNING` ends that: what the
+is its worker's as long as the worker lives and the fence stands: until then nobody else ends it, however long it
+takes, but who cancels it on purpose. Every move out of `RUNNING` ends that: what the
 worker says afterwards matches no row. So a run ends once, whoever was killed, frozen or cut off when.
 
 This module is pure. The store makes each move with one statement whose WHERE clause holds `states_before`.
@@ -18,7 +19,8 @@ from types import MappingProxyType
 from feedq.schedule.model import Job, Retries, RunState, Semantics
 
 LOSSES_MAX = 10
-"""So many attempts of one run may be lost with their workers: a job that kills its worker must end some day."""
+"""So many attempts of one run may be lost with their workers or sessions: a job that kills its worker must end
+some day."""
 
 
 class RunMove(StrEnum):
@@ -32,9 +34,9 @@ class RunMove(StrEnum):
     RETRY = "retry"
     """It failed or timed out, and is to be tried again, later."""
     LOSE = "lose"
-    """Its worker was declared gone, and nobody knows how far it came."""
+    """Its worker was declared gone, and it must not begin twice."""
     RUN_AGAIN = "run_again"
-    """Its worker was declared gone; another is to do it, at once."""
+    """Its worker was declared gone, or its transaction was cut off: it is to be done at once, by any worker."""
     CANCEL = "cancel"
     """By a person, or by a later run of a schedule that wants it so."""
     GIVE_BACK = "give_back"
@@ -70,6 +72,9 @@ FIRST_STATES = frozenset(
 )
 """The states in which a run may come into being: to be run, or decided when its tick was fired."""
 
+LEFT_OUT = frozenset({RunState.SKIPPED_OVERLAP, RunState.MISSED_CATCHUP, RunState.MISSED_DEADLINE})
+"""Of these those of ticks for which nothing is done. Many in a row, for one reason, are one row with a count."""
+
 NEXT_ATTEMPT = frozenset({RunMove.RETRY, RunMove.RUN_AGAIN})
 """The moves that count one more attempt."""
 
@@ -104,7 +109,7 @@ class RetryIn:
 
 @dataclass(frozen=True, slots=True)
 class RunAgain:
-    """Try again at once, on another worker."""
+    """Try again at once, on any worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,8 @@ def after_attempt(job: Job, *, attempt: int, ended: RunState) -> RetryIn | Ends:
 
 
 def after_loss(job: Job, *, losses: int) -> RunAgain | Ends:
-    """Decide after an attempt whose worker is gone; ``losses`` counts those of this run, this one included."""
+    """Decide after an attempt that ended with its worker, or with the session of its transaction; ``losses``
+    counts those of this run, this one included."""
     assert losses >= 1, losses
     if job.semantics is Semantics.AT_MOST_ONCE or losses >= LOSSES_MAX:
         return Ends(RunState.LOST)

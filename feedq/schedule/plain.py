@@ -8,10 +8,10 @@
      "policy": {"jitter_s": 30.0}}
 
 Other timings are ``{"every_s": 30.0}``, with an ``anchor`` if need be, ``{"at": "2026-11-22T10:00:00Z"}`` and
-``{"beat": true}``. Of job and policy only what differs from the default is there, so that an option of a later
-release has its default in what was stored before. Reading takes nothing on trust as to its shape: whatever is
-no such form raises `InvalidInput`, which names the option. Whether its values can be right is for
-`feedq.schedule.check` to say.
+``{"beat": true}``; several expressions or times are a list. Of job and policy only what differs from the default
+is there, so that an option of a later release has its default in what was stored before. Reading takes nothing on
+trust as to its shape: whatever is no such form raises `InvalidInput`, which names the option. Whether its values
+can be right is for `feedq.schedule.check` to say.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from feedq.schedule.model import (
     DstFold,
     DstGap,
     Every,
+    Exclusion,
     Job,
     Once,
     Overlap,
@@ -71,11 +72,11 @@ def from_plain(plain: Any) -> ScheduleSpec:
 def timing_to_plain(timing: Timing) -> dict[str, Any]:
     match timing:
         case Cron(expression, zone, gap, fold):
-            return {"cron": expression, "zone": zone, "gap": gap.value, "fold": fold.value}
+            return {"cron": _plain(expression), "zone": zone, "gap": gap.value, "fold": fold.value}
         case Every(every_s, anchor):
             return {"every_s": every_s} | ({} if anchor is None else {"anchor": instant(anchor)})
         case Once(at):
-            return {"at": instant(at)}
+            return {"at": _plain(at)}
         case Beat():
             return {"beat": True}
 
@@ -139,8 +140,12 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, Retries):
         return _differing(value, _RETRIES)
+    if isinstance(value, Exclusion):
+        return _differing(value, _EXCLUDE)
+    if isinstance(value, datetime):
+        return instant(value)
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain(one) for one in value]
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -216,6 +221,26 @@ def _options(path: str, value: Any) -> dict[str, Any]:
     return dict(_mapping(path, value))
 
 
+def _one_or_several(read: _Reader) -> _Reader:
+    """A list of one is as good as the one."""
+
+    def read_each(path: str, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return read(path, value)
+        found = tuple(read(path, one) for one in value)
+        return found[0] if len(found) == 1 else found
+
+    return read_each
+
+
+def _texts(path: str, value: Any) -> tuple[str, ...]:
+    return tuple(_text(path, one) for one in _sequence(path, value))
+
+
+def _exclusion(path: str, value: Any) -> Exclusion:
+    return Exclusion(**_read(path, _mapping(path, value, allowed=tuple(_EXCLUDE)), _EXCLUDE))
+
+
 def _or_none(read: _Reader) -> _Reader:
     return lambda path, value: None if value is None else read(path, value)
 
@@ -243,9 +268,12 @@ def _beat(*, beat: bool) -> Beat:
 
 
 _TIMINGS: dict[str, tuple[Callable[..., Timing], Mapping[str, _Reader]]] = {
-    "cron": (Cron, {"cron": _text, "zone": _text, "gap": _one_of(DstGap), "fold": _one_of(DstFold)}),
+    "cron": (
+        Cron,
+        {"cron": _one_or_several(_text), "zone": _text, "gap": _one_of(DstGap), "fold": _one_of(DstFold)},
+    ),
     "every_s": (Every, {"every_s": _number, "anchor": _or_none(_moment)}),
-    "at": (Once, {"at": _moment}),
+    "at": (Once, {"at": _one_or_several(_moment)}),
     "beat": (_beat, {"beat": _truth}),
 }
 _FIELD_NAMES = {"cron": "expression"}
@@ -257,6 +285,7 @@ _RETRIES: Mapping[str, _Reader] = {
     "factor": _number,
     "max_s": _number,
 }
+_EXCLUDE: Mapping[str, _Reader] = {"dates": _texts, "calendars": _texts, "zone": _text}
 _JOB: Mapping[str, _Reader] = {
     "args": _sequence,
     "kwargs": _options,
@@ -265,6 +294,7 @@ _JOB: Mapping[str, _Reader] = {
     "retries": _retries,
     "queue": _text,
     "priority": _integer,
+    "selector": _options,
 }
 _POLICY: Mapping[str, _Reader] = {
     "jitter_s": _number,
@@ -278,4 +308,9 @@ _POLICY: Mapping[str, _Reader] = {
     "resume": _one_of(Resume),
     "pause_on_failure": _or_none(_integer),
     "paused": _truth,
+    "start_at": _or_none(_moment),
+    "end_at": _or_none(_moment),
+    "exclude": _exclusion,
+    "keep_runs": _or_none(_integer),
+    "keep_days": _or_none(_integer),
 }

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from heapq import merge
+from itertools import count, groupby, takewhile
+from zoneinfo import ZoneInfo
 
 from feedq.schedule.cron import YEAR_MAX, parse
+from feedq.schedule.exclusions import days_of, midnight
 from feedq.schedule.model import Beat, Cron, Every, Once, ScheduleSpec
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 END = datetime(YEAR_MAX, 1, 1, tzinfo=UTC)
 """Intervals have no ticks from here on."""
+LEFT_OUT_MAX = 1_000
+"""Times in a row that ticks fall on days that are left out, and then on such days again: there are no others."""
+MICROSECOND = timedelta(microseconds=1)
 
 
 def next_tick(spec: ScheduleSpec, *, after: datetime) -> datetime | None:
@@ -25,15 +31,40 @@ def ticks_after(spec: ScheduleSpec, *, after: datetime) -> Iterator[datetime]:
 
     Raises ValueError or an error of `zoneinfo` for a timing that `feedq.schedule.check` would refuse.
     """
+    end_at = spec.end_at
+    if spec.start_at is not None:
+        after = max(after, spec.start_at - MICROSECOND)
+    found = _without_excluded(spec, after) if spec.exclude else _ticks_of(spec, after)
+    return found if end_at is None else takewhile(lambda tick: tick < end_at, found)
+
+
+def _ticks_of(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
+    """Those of its timing alone."""
     match spec.timing:
-        case Cron(expression, zone, gap, fold):
-            return parse(expression, name=spec.name).ticks_after(after, zone=zone, gap=gap, fold=fold)
+        case Cron(_, zone, gap, fold) as cron:
+            rules = [parse(expression, name=spec.name) for expression in cron.expressions]
+            found = [rule.ticks_after(after, zone=zone, gap=gap, fold=fold) for rule in rules]
+            return found[0] if len(found) == 1 else (tick for tick, _ in groupby(merge(*found)))
         case Every() as every:
             return Grid.of(every).ticks_after(after)
-        case Once(at):
-            return iter((at.astimezone(UTC),) if at > after else ())
+        case Once() as once:
+            return iter(sorted({at.astimezone(UTC) for at in once.moments if at > after}))
         case Beat():
             return iter(())
+
+
+def _without_excluded(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
+    clock, days = ZoneInfo(spec.exclude.zone), days_of(spec.exclude.dates + spec.exclude.calendar_dates)
+    ticks, left_out = _ticks_of(spec, after), 0
+    while (tick := next(ticks, None)) is not None and left_out < LEFT_OUT_MAX:
+        free = days.free_after(tick.astimezone(clock).date())
+        if free is None:
+            left_out = 0
+            yield tick
+        else:
+            # Not tick by tick: of an interval there may be a million in a day.
+            left_out += 1
+            ticks = _ticks_of(spec, max(tick, midnight(free, clock) - MICROSECOND))
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class PaperFeed:
     attempts: int = 0
     dial: Dial | None = None
     """While it waits for its turn to connect."""
+    after_loss: bool = False
+    """Whether its last owner was lost, and it has not been in line for its turn since."""
     connected: bool = False
     removed: bool = False
     home: str = ""
@@ -219,6 +221,7 @@ class PaperFleet:
             self._moved_at.pop(feed.id, None)
         feed.state = transition(feed.state, move)
         feed.owner, feed.reason, feed.held = None, reason, None
+        feed.after_loss = reason is Reason.WORKER_GONE
         del owner.leases[feed.id]
         self.changes += 1
 

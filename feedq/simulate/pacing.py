@@ -27,14 +27,22 @@ class Dialler:
     __slots__ = ("_turns", "rings_at")
 
     def __init__(
-        self, connects_per_s: float, host_connects_per_s: Mapping[str, float], *, rng: Random
+        self,
+        connects_per_s: float,
+        host_connects_per_s: Mapping[str, float],
+        *,
+        failover_burst_s: float,
+        rng: Random,
     ) -> None:
-        self._turns: Turns[Dial] = Turns(connects_per_s, host_connects_per_s, rng=rng)
+        self._turns: Turns[Dial] = Turns(
+            connects_per_s, host_connects_per_s, failover_burst_s=failover_burst_s, rng=rng
+        )
         self.rings_at: int | None = None
         """When, in milliseconds, somebody will ask again who may dial; None while nobody needs to."""
 
     def join(self, feed: PaperFeed, *, workers: int, now: float) -> Dial:
-        dial = Dial(feed.host, feed, feed.epoch)
+        dial = Dial(feed.host, feed, feed.epoch, after_loss=feed.after_loss)
+        feed.after_loss = False
         self._turns.share(workers, now=now)
         self._turns.join(dial, now=now)
         return dial

@@ -62,7 +62,12 @@ class Population:
             labels,
             started_at=now,
             beats_at=rng.randrange(max(1, to_ms(settings.heartbeat_s))),
-            dialler=Dialler(settings.connects_per_s, settings.host_connects_per_s, rng=rng),
+            dialler=Dialler(
+                settings.connects_per_s,
+                settings.host_connects_per_s,
+                failover_burst_s=settings.failover_burst_s,
+                rng=rng,
+            ),
         )
 
     def _weights(self, group: FeedGroup, number: int) -> Iterator[float]:

@@ -4,7 +4,8 @@ A sink does a few things, each safe to be killed or frozen at any statement:
 
 * ``fence``: raise the checkpoint's epoch and read the cursor that the predecessor left;
 * ``write``: land many feeds' batches and advance their checkpoints, in *one* transaction gated by the
-  epochs; feeds whose epoch has passed are left out and reported;
+  epochs and by the commit that each checkpoint was left at; feeds whose epoch has passed, or whose checkpoint
+  is not the one that they continue, are left out and reported;
 * ``settle``: after a commit whose answer was lost, find out whether it happened;
 * ``unblock``: end the sessions of writers whose worker is gone, so that a fence need not wait for them;
 * ``check`` and ``preview``: say whether a landing can work, and how records would land, writing nothing;
@@ -28,8 +29,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, explain_options
 from feedq.errors import InvalidInput
-from feedq.model import JSON, Batch, FeedKey
+from feedq.model import JSON, Batch, FeedKey, Identity
 from feedq.sinks.mapping import ColumnRule, ColumnSource, Origin, check_column, sources_of, unknown_field
+from feedq.sinks.reserved import why_nowhere
 
 ENTRY_POINT_GROUP = "feedq.sinks"
 
@@ -73,9 +75,9 @@ class SinkOptions(BaseModel):
 
     @field_validator("table")
     @classmethod
-    def _not_control(cls, table: str) -> str:
-        if table.strip('"').startswith(("feedq.", 'feedq".', "feedq_checkpoint", "feedq_dead_letter")):
-            raise ValueError(f"{table!r} is one of feedq's own; choose another name")
+    def _check_table(cls, table: str) -> str:
+        if why := why_nowhere(table):
+            raise ValueError(f"{table!r} {why}")
         return table
 
     @field_validator("columns")
@@ -125,6 +127,10 @@ class FenceRequest:
     feed: str
     epoch: int
     landing: Landing
+    identity: Identity | None = None
+    """Whose the checkpoint has to be. With another one's the feed is `Unusable`, and so it is without one beside
+    that of a feed of its name of another installation. One that says nothing, of an earlier release, belongs to
+    the feed that has its number and its name. None: whosever it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,8 @@ class Fenced:
     epoch: int
     cursor: JSON
     records: int
+    commit_id: UUID | None = field(default=None, compare=False)
+    """What the first write is to continue: made anew by each fence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +165,8 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The landing cannot work: no table, no such column, no permission. Waits for an edit."""
+    """The landing cannot work: no table, no such column, no permission. Or the checkpoint is somebody else's. It
+    waits for an edit, or for `Sink.take`."""
 
     feed_id: int
     epoch: int
@@ -176,6 +185,10 @@ class FeedWrite:
     epoch: int
     landing: Landing
     batches: tuple[Batch, ...]
+    continues: UUID | None = None
+    """The commit, or fence, that the checkpoint was left at: if the row names another one, the sink has gone back
+    (a backup was restored, a replica promoted, commits were lost) or somebody else writes under this epoch, and
+    nothing is written. None: whatever the row says, for those who only try records out."""
 
     @property
     def key(self) -> FeedKey:
@@ -207,6 +220,11 @@ class Written:
     before any later ones and apart from the other feeds, which need not wait for them."""
     errors: Mapping[FeedKey, str] = field(default_factory=dict, compare=False)
     """Why the last of the ``dead`` records was refused, per feed."""
+    rewound: Collection[FeedKey] = ()
+    """Feeds whose checkpoint is not the one that they continue, though no larger epoch is there: nothing of theirs
+    was written. Each has to be fenced anew, and to go on from the cursor that the sink then gives."""
+    commit_id: UUID | None = field(default=None, compare=False)
+    """What the next write of each feed that has ``landed`` is to continue."""
 
 
 class CommitUnknown(Exception):
@@ -273,7 +291,53 @@ class Sink(Protocol):
     def drop(self, ids: Collection[int]) -> int:
         """Delete refused records for good. Returns how many there were. Raises `SinkUnavailable`."""
 
+    def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
+        """What the sink knows of feeds of these names, or of all, in its environment. Raises `SinkUnavailable`."""
+
+    def take(self, taking: Taking) -> None:
+        """Give a feed its checkpoint, in place of another feed's if that is named, in one transaction. Whoever had
+        that finds with its next write that it is gone; the owner of a checkpoint that is there already goes on
+        from this one.
+
+        Raises `Conflict` (what is to be replaced has changed since), `SinkUnavailable`.
+        """
+
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a sink knows of a feed."""
+
+    feed_id: int
+    feed: str
+    epoch: int
+    cursor: JSON
+    records: int
+    updated_at: datetime
+    commit_id: UUID | None
+    feed_uuid: UUID | None
+    """None: written by an earlier release, and by none since."""
+    installation: UUID | None
+
+    def is_of(self, feed_id: int, feed: str, identity: Identity) -> bool:
+        """Whether this is the checkpoint of that feed, or was before checkpoints said whose they are."""
+        if self.feed_uuid is None:
+            return (self.feed_id, self.feed) == (feed_id, feed)
+        return self.feed_uuid == identity.feed
+
+
+@dataclass(frozen=True, slots=True)
+class Taking:
+    """A checkpoint that a person gives to a feed."""
+
+    feed_id: int
+    feed: str
+    identity: Identity
+    cursor: JSON
+    records: int = 0
+    instead_of: Checkpoint | None = None
+    """Deleted with it, if it still is as it was read."""
 
 
 @dataclass(frozen=True, slots=True)

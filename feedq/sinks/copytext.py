@@ -20,7 +20,7 @@ from feedq.sinks.base import FeedWrite, Landing
 from feedq.sinks.cells import Cell, Kind, copied
 from feedq.sinks.copybinary import cut_lines, cut_records
 from feedq.sinks.copycolumns import QuickRows
-from feedq.sinks.jsontext import Document, UnreadableRecord, decode, encode, read
+from feedq.sinks.jsontext import JsonRecord, UnreadableRecord, decode, encode, read
 from feedq.sinks.landing import Column, column_sources
 from feedq.sinks.mapping import Origin
 
@@ -96,7 +96,7 @@ class ColumnRows:
         return _look_up_nothing
 
 
-def _look_up_json(document: Document) -> Lookup:
+def _look_up_json(document: JsonRecord) -> Lookup:
     def look_up(cell: Cell) -> str | None:
         for path in cell.paths:
             found = document.find(path)

@@ -11,14 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg2
 
-from feedq.sinks.base import Blocked, Fenced, FenceOutcome, FenceRequest, Superseded
+from feedq.sinks.base import (
+    Blocked,
+    Checkpoint,
+    Fenced,
+    FenceOutcome,
+    FenceRequest,
+    Superseded,
+    Unusable,
+)
+from feedq.sinks.identity import strangers
 from feedq.sinks.session import Session, worker_of
 from feedq.sinks.sqlstate import Trouble, classify
-from feedq.sinks.statements import EPOCHS_IN_SINK, FENCE, LOCK_HOLDERS, LOCKED_BY_OTHERS
+from feedq.sinks.statements import EPOCHS_IN_SINK, FENCE, LOCK_HOLDERS, LOCKED_BY_OTHERS, STRANGERS
 
 FENCED_AT_ONCE: Final = 1_000
 """Bounds how long one fence holds the rows that it has already raised."""
@@ -39,28 +48,38 @@ class Fencing:
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         outcomes: list[FenceOutcome] = []
         may_wait = True
-        for part in _parts(sorted(requests, key=lambda request: request.feed_id)):
-            done = self._fence_together(part, lock_timeout_s) if may_wait else None
+        for asked in _parts(sorted(requests, key=lambda request: request.feed_id)):
+            wrong = self._strangers(asked)
+            outcomes += [Unusable(r.feed_id, r.epoch, wrong[r.feed_id]) for r in asked if r.feed_id in wrong]
+            part = [request for request in asked if request.feed_id not in wrong]
+            done = self._fence_together(part, lock_timeout_s) if may_wait or not part else None
             if done is None:
                 may_wait = False
                 done = self._fence_around_locks(part, min(lock_timeout_s, BRIEF_LOCK_TIMEOUT_S))
             outcomes += done
         return outcomes
 
+    def _strangers(self, requests: Sequence[FenceRequest]) -> dict[int, str]:
+        """Why some of these feeds may not have the checkpoint that is there."""
+        known = self._session.execute(STRANGERS, {**self._of(requests), **_identities(requests)})
+        return strangers(requests, [Checkpoint(*row) for row in known]) if known else {}
+
     def _fence_together(
         self, requests: Sequence[FenceRequest], lock_timeout_s: float
     ) -> list[FenceOutcome] | None:
         """Fence them all in one statement; None when one of them stayed locked, and then none is fenced."""
         self._session.set_lock_timeout(lock_timeout_s)
+        commit_id = uuid4()
         try:
             rows = self._session.execute(
                 FENCE,
                 {
                     "environment": self._environment,
                     "owner": self._owner,
+                    "commit_id": commit_id,
                     "feed_ids": [request.feed_id for request in requests],
-                    "feeds": [request.feed for request in requests],
                     "epochs": [request.epoch for request in requests],
+                    **_identities(requests),
                 },
             )
         except psycopg2.Error as error:
@@ -69,7 +88,7 @@ class Fencing:
             raise
         epochs = {request.feed_id: request.epoch for request in requests}
         fenced: list[FenceOutcome] = [
-            Fenced(feed_id, epochs[feed_id], cursor, records) for feed_id, cursor, records in rows
+            Fenced(feed_id, epochs[feed_id], cursor, records, commit_id) for feed_id, cursor, records in rows
         ]
         done = {feed_id for feed_id, _, _ in rows}
         return fenced + self._superseded([request for request in requests if request.feed_id not in done])
@@ -130,6 +149,15 @@ class Fencing:
             "environment": self._environment,
             "feed_ids": [request.feed_id for request in requests],
         }
+
+
+def _identities(requests: Sequence[FenceRequest]) -> dict[str, object]:
+    identities = [request.identity for request in requests]
+    return {
+        "feeds": [request.feed for request in requests],
+        "feed_uuids": [identity and identity.feed for identity in identities],
+        "installations": [identity and identity.installation for identity in identities],
+    }
 
 
 def _parts(requests: Sequence[FenceRequest]) -> Iterator[Sequence[FenceRequest]]:

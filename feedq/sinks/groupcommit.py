@@ -3,8 +3,8 @@
 ::
 
     begin ─ lock my checkpoints ─ land, a COPY per landing ─ advance checkpoints ─ bury the dead ─ commit
-                  │ no row back: that feed is fenced,
-                  └ nothing of it is written
+                  │ another epoch, or another commit than it continues:
+                  └ nothing of that feed is written
 
 The locks come first: a successor's fence waits for them, and so for the outcome. Killed, frozen or cut off
 at any point before the commit, nothing has happened.
@@ -42,7 +42,7 @@ from feedq.sinks.plan import Plan, Suspect
 from feedq.sinks.screen import screen, sift
 from feedq.sinks.session import AnswerLost, Session
 from feedq.sinks.sqlstate import Trouble, classify, explain
-from feedq.sinks.statements import ADVANCE, LOCK_MINE, LOCKED_BY_OTHERS
+from feedq.sinks.statements import ADVANCE, EPOCHS_IN_SINK, LOCK_MINE, LOCKED_BY_OTHERS
 
 LOCK_TIMEOUT_S: Final = 0.25
 """For a checkpoint row or a landing table that somebody else has locked. All feeds wait that long, once, before
@@ -168,6 +168,7 @@ class GroupCommit:
             return Written(landed={}, dead={}, fenced=(), unusable=self._unusable)
         try:
             lost = self._begin(writes)
+            fenced = self._find_fenced(lost) if lost else lost
         except psycopg2.Error as error:
             raise _failed(Part.CHECKPOINTS, error) from error
         ours = [w for w in writes if w.key not in lost and w.key not in self._postponed]
@@ -177,10 +178,10 @@ class GroupCommit:
                 self._postponed |= {write.key: why for write in admitted}
             else:
                 self._land(plan, admitted)
-        return self._commit(writes, tuple(lost))
+        return self._commit(writes, fenced=tuple(fenced), rewound=tuple(lost - fenced))
 
     def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
-        """Lock the checkpoints whose epoch is still ours, to the end; returns the keys of the others."""
+        """Lock the checkpoints that are as we left them, to the end; returns the keys of the others."""
         self._session.set_lock_timeout(LOCK_TIMEOUT_S)
         self._session.set_statement_timeout(
             BRIEF_STATEMENT_TIMEOUT_S if self._course.briefly else STATEMENT_TIMEOUT_S
@@ -191,17 +192,28 @@ class GroupCommit:
             held = {feed_id for (feed_id,) in self._session.execute(LOCKED_BY_OTHERS, ids)}
             self._postponed |= {w.key: "its checkpoint is locked" for w in writes if w.feed_id in held}
             wanted = [write for write in writes if write.feed_id not in held]
+        # Shared by most of a group: to send and read thousands of uuids would take a quarter longer.
+        commits: dict[UUID | None, int] = {None: 0}
+        continues = [commits.setdefault(write.continues, len(commits)) for write in wanted]
         rows = self._session.begin(
             LOCK_MINE,
             {
                 "environment": self._environment,
                 "feed_ids": arrays.integers(write.feed_id for write in wanted),
                 "epochs": arrays.integers(write.epoch for write in wanted),
+                "continues": arrays.integers(continues),
+                "commits": arrays.texts([str(commit_id) for commit_id in commits if commit_id is not None]),
             },
         )
         if self._course.care is Care.IMMEDIATE:
             self._session.execute("SET CONSTRAINTS ALL IMMEDIATE")
         return set(rows)
+
+    def _find_fenced(self, lost: set[FeedKey]) -> set[FeedKey]:
+        """Which of the feeds that we may not write have a larger epoch by now; the others have gone back."""
+        ids = {"environment": self._environment, "feed_ids": [feed_id for feed_id, _ in lost]}
+        epochs = dict(self._session.execute(EPOCHS_IN_SINK, ids))
+        return {(feed_id, epoch) for feed_id, epoch in lost if epochs.get(feed_id, 0) > epoch}
 
     def _land(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
         try:
@@ -240,7 +252,10 @@ class GroupCommit:
                 return self._course.held.setdefault(plan.landing, f"table {plan.landing.table!r} is locked")
         return None
 
-    def _commit(self, writes: Sequence[FeedWrite], fenced: tuple[FeedKey, ...]) -> Written:
+    def _commit(
+        self, writes: Sequence[FeedWrite], *, fenced: tuple[FeedKey, ...], rewound: tuple[FeedKey, ...]
+    ) -> Written:
+        commit_id = uuid4()
         written = Written(
             self._landed,
             count_by_feed(self._dead),
@@ -248,11 +263,12 @@ class GroupCommit:
             self._unusable,
             self._postponed,
             last_errors(self._dead),
+            rewound,
+            commit_id,
         )
         if not self._landed:
             self._session.rollback()
             return written
-        commit_id = uuid4()
         try:
             self._advance([write for write in writes if write.key in self._landed], commit_id)
         except psycopg2.Error as error:

@@ -1,6 +1,6 @@
 """JSON records, read for where a value stands and not for what it is.
 
-`Document.find` gives the value at a pointer as the record has it, byte for byte: a number keeps its digits,
+`JsonRecord.find` gives the value at a pointer as the record has it, byte for byte: a number keeps its digits,
 however many, and an object its spaces and the order of its members. So nothing can be lost on the way to a column,
 and nothing has to be made only to be written out again.
 
@@ -47,7 +47,7 @@ def steps_of(pointer: str) -> tuple[Step, ...]:
     return tuple(Step(token, array_index(token)) for token in parse_pointer(pointer))
 
 
-class Document:
+class JsonRecord:
     """A record that is JSON, taken apart no deeper than it is asked for."""
 
     __slots__ = ("_parts", "text")
@@ -64,7 +64,7 @@ class Document:
         found = self._part(steps[0])
         if found is None or len(steps) == 1:
             return found
-        return Document(found).find(steps[1:])
+        return JsonRecord(found).find(steps[1:])
 
     def _part(self, step: Step) -> bytes | None:
         if self._parts is None:
@@ -78,7 +78,7 @@ class Document:
         return None if found is None else bytes(found)
 
 
-def read(record: bytes) -> Document:
+def read(record: bytes) -> JsonRecord:
     """Raises `UnreadableRecord` for a record that is no JSON."""
     try:
         text = bytes(_value(record))
@@ -89,11 +89,11 @@ def read(record: bytes) -> Document:
         raise BeyondUs("invalid JSON: nested too deeply") from None
     except msgspec.DecodeError:
         raise _unreadable(decode(record)) from None
-    return Document(text)
+    return JsonRecord(text)
 
 
 def items(array: bytes) -> list[Raw]:
-    """The elements of an array that is part of a `Document`."""
+    """The elements of an array that is part of a `JsonRecord`."""
     return _items(array)
 
 

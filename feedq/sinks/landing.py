@@ -16,10 +16,10 @@ from psycopg2 import sql
 
 from feedq.sinks.base import Landing, OnConflict
 from feedq.sinks.mapping import ColumnSource, Origin, flattened, pointer_to, unknown_field
+from feedq.sinks.reserved import why_not_in_postgresql
 
 NAME_BYTES_MAX: Final = 63
 """PostgreSQL cuts longer names off silently, and two of them could then mean the same table."""
-BOOKKEEPING: Final = frozenset({"feedq_checkpoint", "feedq_dead_letter"})
 WRITABLE_KINDS: Final = {"r": "table", "p": "partitioned table", "f": "foreign table"}
 
 TEXT: Final = ("text", "character varying")
@@ -155,8 +155,8 @@ def misdeclared(landing: Landing) -> str | None:
         table = TableName.parse(landing.table)
     except ValueError as error:
         return str(error)
-    if table.name in BOOKKEEPING:
-        return f"sink.table {landing.table!r} is feedq's own; name another table"
+    if why := why_not_in_postgresql(table.schema, table.name):
+        return f"sink.table {landing.table!r} {why}"
     if landing.csv is not None and (why := unknown_field(landing.columns, landing.csv.fields)):
         return why
     if landing.flatten is not None:
@@ -173,6 +173,9 @@ def problem(landing: Landing, shape: Shape | None) -> str | None:
     """Why the landing cannot work with the table as it is; None when it can."""
     if shape is None:
         return f"table {landing.table!r} does not exist: create it, or correct sink.table"
+    # The search path may have led into a schema that was not named.
+    if why := why_not_in_postgresql(shape.schema, shape.name):
+        return f"sink.table {landing.table!r} leads to {_table(shape)}, which {why}"
     if shape.kind not in WRITABLE_KINDS:
         return f"{landing.table!r} is not a table that records can be copied into: name a table"
     if not shape.usable_schema:

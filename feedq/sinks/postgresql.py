@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import Final, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg2
 
 from feedq.errors import SinkUnavailable
 from feedq.model import FeedKey
 from feedq.sinks.base import (
+    Checkpoint,
     CommitUnknown,
     DeadLetter,
     FeedWrite,
@@ -29,6 +30,7 @@ from feedq.sinks.base import (
     Landing,
     Preview,
     Replayed,
+    Taking,
     Unusable,
     Written,
 )
@@ -36,12 +38,22 @@ from feedq.sinks.catalog import Catalog
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.fencing import Fencing
 from feedq.sinks.groupcommit import Care, Course, GroupCommit, GroupFailed, Next, Part, by_landing
+from feedq.sinks.identity import not_its_own, taken_meanwhile
 from feedq.sinks.landing import misdeclared
 from feedq.sinks.replay import preview, replay
-from feedq.sinks.session import Backend, Session, application_name
+from feedq.sinks.session import AnswerLost, Backend, Session, application_name
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sqlstate import Trouble, classify, explain
-from feedq.sinks.statements import DEAD_LETTERS, DELETE_DEAD_LETTERS, END_BACKEND, END_SESSIONS, LAST_COMMITS
+from feedq.sinks.statements import (
+    CHECKPOINTS,
+    DEAD_LETTERS,
+    DELETE_CHECKPOINT,
+    DELETE_DEAD_LETTERS,
+    END_BACKEND,
+    END_SESSIONS,
+    LAST_COMMITS,
+    TAKE,
+)
 from feedq.telemetry import mask_url
 
 T = TypeVar("T")
@@ -55,6 +67,10 @@ SPOILED_S: Final = 60.0
 """A feed with a bad record is looked through for others this long. That costs about a tenth of its throughput; a
 group commit that fails because of one costs half of a group's."""
 ROLES: Final = ("writer", "fencer")
+UPGRADE_BY_OWNER: Final = (
+    "feedq's own tables could not be made or brought up to this release: grant CREATE on the schema, and have the "
+    "tables belong to this role, at least until it has connected once"
+)
 
 
 class PostgresSink:
@@ -228,6 +244,55 @@ class PostgresSink:
         wanted = {"environment": self._environment, "ids": list(ids)}
         return len(self._read(lambda session, _: session.execute(DELETE_DEAD_LETTERS, wanted)))
 
+    def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
+        """What the sink knows of feeds of these names, or of all. Raises `SinkUnavailable`."""
+        wanted = {"environment": self._environment, "feeds": None if feeds is None else list(feeds)}
+        return [
+            Checkpoint(*row) for row in self._read(lambda session, _: session.execute(CHECKPOINTS, wanted))
+        ]
+
+    def take(self, taking: Taking) -> None:
+        """Give a feed its checkpoint. Raises `Conflict`, `SinkUnavailable`."""
+
+        def take(session: Session, _: Catalog) -> None:
+            session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
+            session.begin()
+            old = taking.instead_of
+            if old is not None and not session.execute(
+                DELETE_CHECKPOINT,
+                {
+                    "environment": self._environment,
+                    "feed_id": old.feed_id,
+                    "commit_id": old.commit_id,
+                    "feed_uuid": old.feed_uuid,
+                },
+            ):
+                raise taken_meanwhile(old)
+            taken = session.execute(
+                TAKE,
+                {
+                    "environment": self._environment,
+                    "feed_id": taking.feed_id,
+                    "feed": taking.feed,
+                    "owner": self._worker_id,
+                    "cursor": cursor_text(taking.cursor),
+                    "records": taking.records,
+                    "commit_id": uuid4(),
+                    "feed_uuid": taking.identity.feed,
+                    "installation": taking.identity.installation,
+                },
+            )
+            if not taken:
+                raise not_its_own(taking)
+            session.commit()
+
+        try:
+            self._read(take)
+        except AnswerLost as lost:
+            raise SinkUnavailable(
+                f"nobody knows whether {taking.feed!r} has it now: {lost}; look again"
+            ) from lost
+
     def close(self) -> None:
         """End the session. The sink can be used again, and opens another one then."""
         if self._session is not None:
@@ -302,7 +367,7 @@ class PostgresSink:
                 self._catalog.ensure_bookkeeping()
             except psycopg2.ProgrammingError as error:
                 if error.pgcode is not None:
-                    raise self._unavailable(error) from error
+                    raise self._unavailable(error, UPGRADE_BY_OWNER) from error
                 # From None: what libpq says of a URL that it cannot read may quote the password.
                 raise SinkUnavailable(
                     f"sink {mask_url(self._url)}: libpq cannot read this URL; special characters in "

@@ -1,8 +1,8 @@
 """What became of a commit whose answer was lost, told from the checkpoints. Pure.
 
-A group commit is one transaction: if one of its feeds carries its ``commit_id``, all of it happened. Under our
-own epoch nobody else commits, so another ``commit_id`` there means that it did not. A feed that a successor
-has taken and committed since tells nothing; it is lost to us in any case.
+A group commit is one transaction: if one of its feeds carries its ``commit_id``, all of it happened. A feed that
+still carries what it was to continue says that nothing of it did. Any other ``commit_id`` tells nothing: a
+successor has taken the feed over, or the sink has gone back, and the feed has to be fenced anew.
 """
 
 from __future__ import annotations
@@ -25,24 +25,29 @@ class LastCommit:
 
 def decide(unknown: CommitUnknown, checkpoints: Mapping[int, LastCommit]) -> Written | None:
     """What the commit did; None when nothing of it happened. ``checkpoints`` is by feed id."""
-    happened = False
-    failed = False
-    overtaken: list[FeedKey] = []
-    for feed_id, epoch in unknown.written.landed:
-        last = checkpoints.get(feed_id)
+    continues = {write.key: write.continues for write in unknown.writes}
+    landed: list[FeedKey] = []
+    untouched: list[FeedKey] = []
+    fenced: list[FeedKey] = []
+    rewound: list[FeedKey] = []
+    for key in unknown.written.landed:
+        last = checkpoints.get(key[0])
         if last is not None and last.commit_id == unknown.commit_id:
-            happened = True
-        elif last is not None and last.epoch == epoch:
-            failed = True
+            landed.append(key)
+        elif last is not None and last.epoch > key[1]:
+            fenced.append(key)
+        elif last is not None and last.epoch == key[1] and continues[key] in (None, last.commit_id):
+            untouched.append(key)
         else:
-            overtaken.append((feed_id, epoch))
-    assert not (happened and failed), f"commit {unknown.commit_id} happened in part"
-    if failed:
+            rewound.append(key)
+    if untouched and not landed:
         return None
     written = unknown.written
     return replace(
         written,
-        landed={key: n for key, n in written.landed.items() if key not in overtaken},
-        dead={key: n for key, n in written.dead.items() if key not in overtaken},
-        fenced=(*written.fenced, *overtaken),
+        landed={key: written.landed[key] for key in landed},
+        dead={key: n for key, n in written.dead.items() if key in landed},
+        fenced=(*written.fenced, *fenced),
+        # What is untouched beside others that have landed was put back by hand, it alone.
+        rewound=(*written.rewound, *rewound, *untouched),
     )

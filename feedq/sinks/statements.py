@@ -1,10 +1,10 @@
-"""The SQL of the sink, and the one condition that everything rests on: `EPOCH_MATCHES`.
+"""The SQL of the sink, and the two conditions that everything rests on: `EPOCH_MATCHES` and `COMMIT_MATCHES`.
 
 Statements are composed from constants of this module only; values always travel as parameters.
 
 Rows of ``feedq_checkpoint`` are always locked in the order of their feed ids, so that group commits, fences
-and settlements wait for one another but never deadlock. A fence never touches ``commit_id``: it must go on
-telling whose commit was the last.
+and settlements wait for one another but never deadlock. Every fence and every commit leaves a ``commit_id`` that
+nobody ever used before: who comes back to a row knows by it whether it is as he left it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,15 @@ from typing import Final
 EPOCH_MATCHES: Final = "c.epoch = m.epoch"
 """Only the owner of this very epoch may lock, land and advance. Without it a worker that was paused would
 write beside its successor."""
+COMMIT_MATCHES: Final = "(m.commit = 0 OR c.commit_id = (%(commits)s::uuid[])[m.commit])"
+"""Only the checkpoint that the feed left may be continued. Without it a sink that has lost commits (a restored
+backup, a promoted replica) would be written to as if nothing were missing, and its cursor moved beyond the gap.
+Few commits stand for thousands of feeds, so that each names its own by a number; 0 names none."""
 
 BOOKKEEPING_EXISTS: Final = """
-SELECT to_regclass('feedq_checkpoint') IS NOT NULL AND to_regclass('feedq_dead_letter') IS NOT NULL
+SELECT to_regclass('feedq_dead_letter') IS NOT NULL AND EXISTS (
+    SELECT FROM pg_attribute
+    WHERE attrelid = to_regclass('feedq_checkpoint') AND attname = 'installation' AND NOT attisdropped)
 """
 
 CREATE_BOOKKEEPING: Final = """
@@ -32,6 +38,9 @@ CREATE TABLE IF NOT EXISTS feedq_checkpoint (
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (environment, feed_id)
 ) WITH (fillfactor = 50);
+ALTER TABLE feedq_checkpoint
+    ADD COLUMN IF NOT EXISTS feed_uuid uuid, ADD COLUMN IF NOT EXISTS installation uuid;
+CREATE INDEX IF NOT EXISTS feedq_checkpoint_feed ON feedq_checkpoint (environment, feed);
 CREATE TABLE IF NOT EXISTS feedq_dead_letter (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     environment text NOT NULL,
@@ -45,17 +54,19 @@ CREATE TABLE IF NOT EXISTS feedq_dead_letter (
 );
 CREATE INDEX IF NOT EXISTS feedq_dead_letter_feed ON feedq_dead_letter (environment, feed_id, id);
 """
-# fillfactor: every commit updates these rows; with room on their page the index is never touched.
+# fillfactor: every commit updates these rows; with room on their page the indexes are never touched.
+# A table of an earlier release is altered while feeds run; its workers know nothing of the new columns.
 
 CREATION_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('feedq.create'))"
 """IF NOT EXISTS fails when two sessions create the same thing at the same moment."""
 
 LOCK_MINE: Final = f"""
 WITH mine AS MATERIALIZED (
-    SELECT * FROM unnest(%(feed_ids)s::bigint[], %(epochs)s::bigint[]) AS m (feed_id, epoch)
+    SELECT * FROM unnest(%(feed_ids)s::bigint[], %(epochs)s::bigint[], %(continues)s::int[])
+        AS m (feed_id, epoch, commit)
 ), locked AS MATERIALIZED (
     SELECT m.feed_id, m.epoch
-    FROM feedq_checkpoint AS c JOIN mine AS m ON m.feed_id = c.feed_id AND {EPOCH_MATCHES}
+    FROM feedq_checkpoint AS c JOIN mine AS m ON m.feed_id = c.feed_id AND {EPOCH_MATCHES} AND {COMMIT_MATCHES}
     WHERE c.environment = %(environment)s
     ORDER BY c.feed_id
     FOR NO KEY UPDATE OF c
@@ -74,17 +85,66 @@ WHERE c.environment = %(environment)s AND c.feed_id = m.feed_id AND {EPOCH_MATCH
 """
 
 FENCE: Final = """
-INSERT INTO feedq_checkpoint AS c (environment, feed_id, feed, epoch, owner)
-SELECT %(environment)s, m.feed_id, m.feed, m.epoch, %(owner)s
-FROM unnest(%(feed_ids)s::bigint[], %(feeds)s::text[], %(epochs)s::bigint[]) AS m (feed_id, feed, epoch)
+INSERT INTO feedq_checkpoint AS c (environment, feed_id, feed, epoch, owner, commit_id, feed_uuid, installation)
+SELECT %(environment)s, m.feed_id, m.feed, m.epoch, %(owner)s, %(commit_id)s, m.feed_uuid, m.installation
+FROM unnest(%(feed_ids)s::bigint[], %(feeds)s::text[], %(epochs)s::bigint[], %(feed_uuids)s::uuid[],
+            %(installations)s::uuid[]) AS m (feed_id, feed, epoch, feed_uuid, installation)
 ORDER BY m.feed_id
 ON CONFLICT (environment, feed_id) DO UPDATE
-SET epoch = excluded.epoch, owner = excluded.owner, feed = excluded.feed, updated_at = clock_timestamp()
+SET epoch = excluded.epoch, owner = excluded.owner, feed = excluded.feed, commit_id = excluded.commit_id,
+    feed_uuid = coalesce(excluded.feed_uuid, c.feed_uuid),
+    installation = coalesce(excluded.installation, c.installation), updated_at = clock_timestamp()
 WHERE c.epoch < excluded.epoch OR (c.epoch = excluded.epoch AND c.owner = excluded.owner)
 RETURNING c.feed_id, c.cursor, c.records
 """
 # An owner that let go for a moment fences its own epoch again. Another worker with the same epoch may not: the
 # control database has forgotten an epoch (a lease row deleted by hand, a backup restored) and gave it out twice.
+
+_CHECKPOINT: Final = (
+    "c.feed_id, c.feed, c.epoch, c.cursor, c.records, c.updated_at, c.commit_id, c.feed_uuid, c.installation"
+)
+CHECKPOINTS: Final = f"""
+SELECT {_CHECKPOINT} FROM feedq_checkpoint AS c
+WHERE c.environment = %(environment)s AND (%(feeds)s::text[] IS NULL OR c.feed = ANY(%(feeds)s::text[]))
+ORDER BY c.feed, c.updated_at
+"""
+
+STRANGERS: Final = f"""
+WITH m AS MATERIALIZED (
+    SELECT m.*, o.feed_id IS NULL AS is_new,
+        m.feed_uuid IS NOT NULL AND NOT coalesce(o.feed_uuid = m.feed_uuid, o.feed = m.feed) AS is_wrong
+    FROM unnest(%(feed_ids)s::bigint[], %(feeds)s::text[], %(feed_uuids)s::uuid[],
+                %(installations)s::uuid[]) AS m (feed_id, feed, feed_uuid, installation)
+    LEFT JOIN feedq_checkpoint AS o ON o.environment = %(environment)s AND o.feed_id = m.feed_id
+), wrong AS MATERIALIZED (SELECT * FROM m WHERE is_wrong), new AS MATERIALIZED (SELECT * FROM m WHERE is_new)
+SELECT {_CHECKPOINT} FROM wrong AS m JOIN feedq_checkpoint AS c ON c.feed_id = m.feed_id
+WHERE c.environment = %(environment)s
+UNION ALL
+SELECT {_CHECKPOINT} FROM new AS m
+JOIN feedq_checkpoint AS c ON c.feed = m.feed AND c.installation <> m.installation
+WHERE c.environment = %(environment)s
+"""
+# Nearly always without a row: a checkpoint that is one's own, or none of that name.
+
+TAKE: Final = """
+INSERT INTO feedq_checkpoint AS c (environment, feed_id, feed, epoch, owner, cursor, records, commit_id, feed_uuid,
+    installation)
+VALUES (%(environment)s, %(feed_id)s, %(feed)s, 0, %(owner)s, %(cursor)s::jsonb, %(records)s, %(commit_id)s,
+    %(feed_uuid)s, %(installation)s)
+ON CONFLICT (environment, feed_id) DO UPDATE
+SET cursor = excluded.cursor, records = excluded.records, commit_id = excluded.commit_id,
+    feed_uuid = excluded.feed_uuid, installation = excluded.installation, updated_at = clock_timestamp()
+WHERE c.feed = excluded.feed AND (c.feed_uuid = excluded.feed_uuid OR c.feed_uuid IS NULL)
+RETURNING c.feed_id
+"""
+
+DELETE_CHECKPOINT: Final = """
+DELETE FROM feedq_checkpoint AS c
+WHERE c.environment = %(environment)s AND c.feed_id = %(feed_id)s
+    AND c.commit_id IS NOT DISTINCT FROM %(commit_id)s::uuid
+    AND c.feed_uuid IS NOT DISTINCT FROM %(feed_uuid)s::uuid
+RETURNING c.feed_id
+"""
 
 EPOCHS_IN_SINK: Final = """
 SELECT c.feed_id, c.epoch FROM feedq_checkpoint AS c

@@ -75,6 +75,10 @@ class Feeds(Protocol):
     def views(self, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
         """All feeds by name, the ones being removed included."""
 
+    def declared(self, *, tenant: str | None = None, after: str = "", limit: int = 1_000) -> list[Feed]:
+        """Those whose name comes after this one, by name, without the ones being removed: for whoever wants a
+        hundred thousand, a page at a time."""
+
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         """Newest first."""
 

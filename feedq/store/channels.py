@@ -34,18 +34,25 @@ WORKER_LOCK_CLASS = 0x_FEED_01
 """First key of the session advisory locks of workers; the second is ``worker.lock_key``."""
 LEADER_LOCK_CLASS = 0x_FEED_02
 """First key of the session advisory locks of elections; the second is the election's number."""
+SESSION_LOCK_CLASS = 0x_FEED_05
+"""First key of the lock that each session of a worker has for itself; the second is the number of its backend. Who
+wants to hear of its end waits for this one (`feedq.store.endings`)."""
 RUN_LOCK_CLASS = 0x_FEED_04
 """First key of the transaction locks under which runs are claimed; the second is their schedule's, cut to fit."""
 PASS_LOCK = 0x_FEED_0003
 """Key of the transaction lock that makes reconcile passes one at a time."""
 
-HELD_LOCKS = f"""
-    SELECT CAST(k.objid AS bigint) AS lock_key FROM pg_locks k
-    WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 2 AND k.classid = {WORKER_LOCK_CLASS}
+WORKER_LOCKS = f"""
+    SELECT CAST(k.classid AS bigint) AS class, CAST(k.objid AS bigint) AS key, k.pid FROM pg_locks k
+    WHERE k.locktype = 'advisory' AND k.granted AND k.objsubid = 2
+      AND k.classid IN ({WORKER_LOCK_CLASS}, {SESSION_LOCK_CLASS})
       AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
-"""The lock keys of workers that have a database session. All in one reading: the server's table of locks is gone
-through as a whole each time, and a fleet of a thousand workers has thousands."""
+"""The locks that sessions of workers hold. All in one reading: the server's table of locks is gone through as a
+whole each time, and a fleet of a thousand workers has thousands."""
+
+HELD_LOCKS = f"SELECT key AS lock_key FROM ({WORKER_LOCKS}) locks WHERE class = {WORKER_LOCK_CLASS}"
+"""The lock keys of workers that have a database session."""
 
 
 def worker_channel(lock_key: int) -> str:

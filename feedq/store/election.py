@@ -1,4 +1,4 @@
-"""The election of the beat, and what only the elected one does: look for crashed workers.
+"""The election of the beat, and what only the elected one does: look for crashed workers, and wait for their end.
 
 One session lock decides; a leader row with an expiry stands beside it, because a *frozen* leader keeps its
 lock. Whoever finds the row expired ends the frozen one's session and takes the lock. The frozen one finds
@@ -8,16 +8,26 @@ would enqueue two reconciles, of which the second finds nothing to do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID
 
-from feedq.store.channels import HELD_LOCKS, LEADER_LOCK_CLASS, WAKE
+from feedq.store.channels import (
+    LEADER_LOCK_CLASS,
+    SESSION_LOCK_CLASS,
+    WAKE,
+    WORKER_LOCK_CLASS,
+    WORKER_LOCKS,
+)
+from feedq.store.endings import EndWaiters
 from feedq.store.session import PostgresListener
-from feedq.store.workers import STAMP_ALIVE
+from feedq.store.workers import OVERDUE, STAMP_ALIVE
 
 BEAT_ELECTION = ("beat", 1)
 """Name of the leader row and second key of the lock."""
 
+WAITER_NAME = "feedq-waiter"
+"""What sessions that wait for the end of workers are called, with their holder, in ``pg_stat_activity``."""
 PASS_S = 0.25
 """A pass is stamped when it ends and goes by the time when it began, which is no longer ago than this: a worker
 that settled meanwhile gets another."""
@@ -25,10 +35,16 @@ that settled meanwhile gets another."""
 # First look: nobody holds the worker's lock. Second look, by the next round: still nobody, so it is crashed.
 # A heartbeat in between clears the suspicion.
 _LOOK = f"""
-    WITH sessions AS MATERIALIZED ({HELD_LOCKS}), silent AS (
-        SELECT w.id, w.suspected_at FROM feedq.worker w
-        WHERE w.state <> 'gone' AND w.session_locks
-          AND NOT EXISTS (SELECT FROM sessions s WHERE s.lock_key = w.lock_key)
+    WITH locks AS MATERIALIZED ({WORKER_LOCKS}), sessions AS (
+        SELECT k.key AS lock_key, k.pid, own.key IS NOT NULL AS has_own
+        FROM locks k LEFT JOIN locks own
+            ON own.class = {SESSION_LOCK_CLASS} AND own.key = k.pid AND own.pid = k.pid
+        WHERE k.class = {WORKER_LOCK_CLASS}
+    ), holding AS MATERIALIZED (
+        SELECT w.id, w.lock_key, w.suspected_at FROM feedq.worker w WHERE w.state <> 'gone' AND w.session_locks
+    ), silent AS (
+        SELECT id, suspected_at FROM holding w
+        WHERE NOT EXISTS (SELECT FROM sessions s WHERE s.lock_key = w.lock_key)
     ), first_look AS (
         UPDATE feedq.worker w SET suspected_at = clock_timestamp()
         FROM silent WHERE w.id = silent.id AND silent.suspected_at IS NULL AND w.suspected_at IS NULL
@@ -37,7 +53,7 @@ _LOOK = f"""
     SELECT
         (SELECT count(*) FROM silent WHERE suspected_at IS NOT NULL),
         (SELECT count(*) FROM first_look),
-        (SELECT count(*) FROM feedq.worker w WHERE w.state <> 'gone' AND w.expires_at < clock_timestamp()),
+        (SELECT count(*) FROM feedq.worker w WHERE w.state <> 'gone' AND {OVERDUE}),
         (SELECT pass_seq FROM feedq.fleet),
         (SELECT extract(epoch FROM clock_timestamp() - pass_at)::float8 FROM feedq.fleet),
         EXISTS (SELECT FROM feedq.lease WHERE state = 'idle' AND retry_at IS NOT NULL
@@ -46,10 +62,26 @@ _LOOK = f"""
         OR EXISTS (SELECT FROM feedq.worker w, feedq.fleet f
                    WHERE w.state = 'active' AND w.target_state = 'serving'
                      AND w.started_at + make_interval(secs => %(settle_s)s)
-                         BETWEEN f.pass_at - make_interval(secs => {PASS_S}) AND clock_timestamp())
+                         BETWEEN f.pass_at - make_interval(secs => {PASS_S}) AND clock_timestamp()),
+        (SELECT extract(epoch FROM min(at) - clock_timestamp())::float8 FROM (
+            (SELECT retry_at AS at FROM feedq.lease WHERE state = 'idle' AND retry_at > statement_timestamp()
+             ORDER BY retry_at LIMIT 1)
+            UNION ALL
+            SELECT min(stop_by) FROM feedq.lease WHERE state = 'stopping' AND stop_by > statement_timestamp()
+            UNION ALL
+            SELECT min(expires_at) FROM feedq.worker
+            WHERE state <> 'gone' AND expires_at > statement_timestamp()
+            UNION ALL
+            SELECT min(started_at) + make_interval(secs => %(settle_s)s) FROM feedq.worker
+            WHERE state = 'active' AND started_at > statement_timestamp() - make_interval(secs => %(settle_s)s)
+        ) upcoming),
+        CASE WHEN (SELECT count(*) FROM holding) <= %(waiters)s THEN (
+            SELECT coalesce(array_agg(ARRAY[w.lock_key::bigint, coalesce(s.pid, 0), s.has_own::int]), '{{}}')
+            FROM holding w LEFT JOIN sessions s USING (lock_key)
+        ) END
 """
-_PREPARE_LOOK = f"PREPARE feedq_look (float8) AS {_LOOK}" % {"settle_s": "$1"}
-_PREPARED_LOOK = "EXECUTE feedq_look (%(settle_s)s)"
+_PREPARE_LOOK = f"PREPARE feedq_look (float8, integer) AS {_LOOK}" % {"settle_s": "$1", "waiters": "$2"}
+_PREPARED_LOOK = "EXECUTE feedq_look (%(settle_s)s, %(waiters)s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +93,54 @@ class Look:
     suspected: int
     """Workers without a session for the first time: look again soon."""
     expired: int
-    """Workers that have not renewed in time."""
+    """Workers that have not renewed in time, or whose heartbeat lies ahead since the clock was put back."""
     pass_seq: int
     """Counts finished reconcile passes: what was asked for before it grew has been served."""
     pass_age_s: float | None
     is_due: bool = False
     """Whether some feed's delay is over, or the time in which an owner should have let go; or a worker has settled
     since the last pass."""
+    due_in_s: float | None = None
+    """When the next of these will be, or a worker expires."""
+    is_awaited: bool = False
+    """Whether the end of any worker will be heard at once, without another look."""
+    has_heard: bool = False
+    """Whether this look comes because the end of a session was heard."""
 
 
 class Election:
     """One candidate's session. Used by one thread; any method may raise `Unavailable`."""
 
-    def __init__(self, url: str, *, holder: UUID, host: str, pid: int, ttl_s: float, settle_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        holder: UUID,
+        host: str,
+        pid: int,
+        ttl_s: float,
+        settle_s: float,
+        waiters: int = 0,
+        rearm_s: float = 0.0,
+    ) -> None:
+        """``waiters``: the end of so many workers is waited for, each by a session of its own, at most each
+        ``rearm_s``; of more than that, of none."""
         self._holder, self._host, self._pid, self._ttl_s = holder, host, pid, ttl_s
         self._settle_s = settle_s
         self._session = PostgresListener(url, WAKE, application_name=f"feedq-beat/{holder}")
         self._look = _LOOK
+        self._waiters = EndWaiters(
+            url, limit=waiters, application_name=f"{WAITER_NAME}/{holder}", pause_s=rearm_s
+        )
+        self._has_heard = False
+        # Of the leader, whose only lock it is.
+        self._vacancy = EndWaiters(
+            url,
+            limit=1,
+            application_name=f"{WAITER_NAME}/{holder}",
+            pause_s=rearm_s,
+            lock_class=LEADER_LOCK_CLASS,
+        )
 
     def campaign(self) -> bool:
         """Try to win; True when this candidate leads now."""
@@ -85,6 +148,7 @@ class Election:
         won = self._session.execute("SELECT pg_try_advisory_lock(%s, %s)", (LEADER_LOCK_CLASS, number))
         if not won[0][0]:
             return False
+        self._vacancy.close()
         self._session.execute(
             """
             INSERT INTO feedq.leader (name, holder, host, pid, backend_pid, expires_at)
@@ -97,20 +161,50 @@ class Election:
         )
         if self._session.prepare(_PREPARE_LOOK, lock_class=LEADER_LOCK_CLASS, key=number):
             self._look = _PREPARED_LOOK
+        # What it writes is of no use after a crash of the database, which ends the session and the term with it.
+        self._session.execute("SET synchronous_commit = off")
         return True
 
     def depose_frozen(self) -> bool:
-        """End the session of a leader whose row has expired; True when there was one."""
-        rows = self._session.execute(
+        """End the sessions of a leader whose row has expired; True when there were any."""
+        # It cannot be good for longer than a term, unless the clock was put back: from now on it is good for one.
+        self._session.execute(
             """
-            SELECT pg_terminate_backend(l.backend_pid) FROM feedq.leader l
-            JOIN pg_stat_activity a ON a.pid = l.backend_pid
-                AND a.application_name = left('feedq-beat/' || l.holder, 63)
+            UPDATE feedq.leader SET expires_at = clock_timestamp() + make_interval(secs => %s)
+            WHERE name = %s AND expires_at > clock_timestamp() + make_interval(secs => %s)
+            """,
+            (self._ttl_s, BEAT_ELECTION[0], self._ttl_s),
+        )
+        rows = self._session.execute(
+            f"""
+            SELECT pg_terminate_backend(a.pid) FROM feedq.leader l
+            JOIN pg_stat_activity a ON a.application_name = left('{WAITER_NAME}/' || l.holder, 63)
+                OR a.pid = l.backend_pid AND a.application_name = left('feedq-beat/' || l.holder, 63)
             WHERE l.name = %s AND l.expires_at < clock_timestamp()
             """,
             (BEAT_ELECTION[0],),
         )
         return bool(rows)
+
+    def stand_by(self, pause_s: float) -> None:
+        """Wait until the leader's session has ended, or until its row expires. Where neither will be heard, for
+        ``pause_s``."""
+        name, number = BEAT_ELECTION
+        found = self._session.execute(
+            """
+            SELECT pg_backend_pid() = %s, (
+                SELECT extract(epoch FROM expires_at - clock_timestamp())::float8
+                FROM feedq.leader WHERE name = %s)
+            """,
+            (self._session.backend_pid, name),
+        )
+        is_direct, left_s = found[0]
+        if is_direct and left_s is not None:  # behind a pooler it would keep one of the few that all share
+            self._vacancy.watch({number: [number]})
+            if self._vacancy.is_complete:
+                pause_s = max(pause_s, left_s)
+        self._session.wait(pause_s, self._vacancy.descriptors())
+        self._vacancy.go_on(self._session.ready)
 
     def renew(self) -> bool:
         """Extend the leader row; False when somebody else is leader now."""
@@ -125,14 +219,35 @@ class Election:
         return bool(rows)
 
     def look(self) -> Look:
-        return Look(*self._session.execute(self._look, {"settle_s": self._settle_s})[0])
+        parameters = {"settle_s": self._settle_s, "waiters": self._waiters.limit}
+        *found, sessions = self._session.execute(self._look, parameters)[0]
+        # Behind a pooler, which the look shows that is not prepared, a session could not wait either.
+        if self._look is _PREPARED_LOOK and self._waiters.limit:
+            self._waiters.watch(None if sessions is None else _backends(sessions))
+        has_heard, self._has_heard = self._has_heard, False
+        return replace(Look(*found), is_awaited=self._waiters.is_complete, has_heard=has_heard)
 
     def wait(self, timeout_s: float) -> bool:
-        """True when reconcile was asked for in time."""
-        return self._session.wait(timeout_s)
+        """True when reconcile was asked for in time. Ends early when the end of a session was heard."""
+        was_asked = self._session.wait(timeout_s, self._waiters.descriptors())
+        self._has_heard |= self._waiters.go_on(self._session.ready)
+        return was_asked
 
     def interrupt(self) -> None:
         self._session.interrupt()
 
     def close(self) -> None:
+        self._vacancy.close()
+        self._waiters.close()
         self._session.close()
+
+
+def _backends(sessions: Sequence[Sequence[int]]) -> dict[int, set[int]]:
+    """By lock key, the backends of a worker; none when the end of one of them could not be waited for."""
+    found: dict[int, set[int]] = {}
+    unheard: set[int] = set()
+    for key, backend, has_own in sessions:
+        found.setdefault(key, set()).add(backend)
+        if not has_own:
+            unheard.add(key)
+    return {key: set() if key in unheard else backends for key, backends in found.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import ceil
 from time import monotonic
 from typing import Any
 
@@ -16,9 +17,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from feedq.errors import InvalidInput, SchemaBehind, Unavailable
+from feedq.settings import settings
 from feedq.telemetry import mask_url
 
 CONNECT_TIMEOUT_S = 5
+PROBES = 3
+"""That the other end leaves unanswered before it counts as gone."""
 STATEMENT_TIMEOUT_MS = 60_000
 """Nothing feedq asks of the control database takes this long; a lock that does is better given up."""
 LOCK_TIMEOUT_MS = 10_000
@@ -40,30 +44,54 @@ READ_ONLY = "25006"
 """Said by a standby, for as long as it is not promoted."""
 NUL_REFUSED = "NUL (0x00)"
 """What psycopg2 says of a text that PostgreSQL cannot hold."""
+INSUFFICIENT_PRIVILEGE = "42501"
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
 
 
 def driver_options(application_name: str) -> dict[str, Any]:
-    """libpq options of every session: a dead network is noticed in seconds, a dead client in 100 ms."""
+    """libpq options of every session: a dead network is noticed in seconds on either side, a dead client in
+    100 ms."""
+    probes = _probes(settings().database_timeout_s)
     return {
         "connect_timeout": CONNECT_TIMEOUT_S,
         "application_name": application_name[:63],
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 10_000,
-        "options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c lock_timeout={LOCK_TIMEOUT_MS} "
-        # A killed worker's backend must notice, even in a query, or its lock would outlive it.
-        "-c client_connection_check_interval=100 -c timezone=UTC",
+        # libpq calls them like the server does, but for a prefix.
+        **{name.replace("tcp_keepalives", "keepalives"): value for name, value in probes.items()},
+        "options": _options(
+            statement_timeout=STATEMENT_TIMEOUT_MS,
+            lock_timeout=LOCK_TIMEOUT_MS,
+            # A killed worker's backend must notice, even in a query, or its lock would outlive it.
+            client_connection_check_interval=100,
+            timezone="UTC",
+            # A host that lost power closes nothing: its backends would keep their locks, that of a pass as well.
+            **probes,
+        ),
     }
+
+
+def _probes(timeout_s: float) -> dict[str, int]:
+    """The settings by which an end notices that the other one has been silent for about so long; none for 0, which
+    leaves it to the system."""
+    if not timeout_s:
+        return {}
+    idle_s = max(1, round(timeout_s / 2))
+    return {
+        "tcp_keepalives_idle": idle_s,
+        "tcp_keepalives_interval": max(1, ceil((timeout_s - idle_s) / PROBES)),
+        "tcp_keepalives_count": PROBES,
+        "tcp_user_timeout": round(1000 * timeout_s),
+    }
+
+
+def _options(**values: object) -> str:
+    return " ".join(f"-c {name}={value}" for name, value in values.items())
 
 
 def _transaction_options(application_name: str) -> dict[str, Any]:
     options = driver_options(application_name)
-    settings = {"idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION_TIMEOUT_MS, **PLANNER}
-    added = "".join(f" -c {name}={value}" for name, value in settings.items())
-    return {**options, "options": options["options"] + added}
+    added = _options(idle_in_transaction_session_timeout=IDLE_IN_TRANSACTION_TIMEOUT_MS, **PLANNER)
+    return {**options, "options": f"{options['options']} {added}"}
 
 
 def make_engine(url: str, *, application_name: str) -> Engine:
@@ -165,6 +193,10 @@ def translate_errors(url: str) -> Iterator[None]:
         code = getattr(error.orig, "pgcode", None)
         if error.connection_invalidated or code == READ_ONLY:
             raise Unavailable(_explain(url, error)) from error
+        if code == INSUFFICIENT_PRIVILEGE:
+            raise Unavailable(
+                f"{_explain(url, error)}; `feedq db grants` says what each role may, `feedq db upgrade` gives it"
+            ) from error
         if code in (UNDEFINED_TABLE, UNDEFINED_COLUMN):
             raise SchemaBehind(
                 f"the control database lacks a table or column of this release "

@@ -141,6 +141,17 @@ class PostgresFeeds:
             rows = c.execute(text(sql), {"tenant": tenant, "worker": worker}).all()
         return [feed_view_from(row) for row in rows]
 
+    def declared(self, *, tenant: str | None = None, after: str = "", limit: int = 1_000) -> list[Feed]:
+        sql = f"""
+            SELECT {FEED_COLUMNS} FROM feedq.feed f
+            WHERE f.removed_at IS NULL AND f.name > :after
+              AND (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
+            ORDER BY f.name LIMIT :limit
+        """
+        with self._database.transaction() as c:
+            rows = c.execute(text(sql), {"tenant": tenant, "after": after, "limit": limit}).all()
+        return [feed_from(row) for row in rows]
+
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         feed = self.get(name)
         sql = "SELECT * FROM feedq.event WHERE feed_id = :id ORDER BY id DESC LIMIT :limit"

@@ -8,6 +8,8 @@ from datetime import datetime
 from sqlalchemy import Connection, text
 
 from feedq.store.engine import connect_once
+from feedq.store.jobs import serving
+from feedq.store.jobs.serving import ScheduledTask
 
 _STATE = """
     SELECT clock_timestamp() AS now, t.pass_at, t.alive_since,
@@ -24,7 +26,7 @@ _SCHEDULES = """
             AS overdue_s
     FROM feedq.schedule WHERE removed_at IS NULL
 """
-# A later release may store other values here, and as tasks below: they are no numbers and no names then.
+# A later release may store other values here: they are no numbers then.
 _TRIPPED = """
     SELECT name FROM feedq.schedule
     WHERE removed_at IS NULL AND state = 'paused' AND failures >=
@@ -42,12 +44,6 @@ _RUNS = """
 _SLOTS = """
     SELECT count(*)::int AS workers, coalesce(sum(job_slots), 0)::int AS slots FROM feedq.worker
     WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
-"""
-
-_TASKS = """
-    SELECT job ->> 'task' AS task, min(name) AS schedule, count(*)::int AS schedules FROM feedq.schedule
-    WHERE removed_at IS NULL AND state = 'active' AND jsonb_typeof(job -> 'task') = 'string'
-    GROUP BY 1 ORDER BY 1
 """
 
 
@@ -100,16 +96,6 @@ class JobState:
         return self.active + self.paused
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledTask:
-    """A task that active schedules run."""
-
-    task: str
-    schedule: str
-    """The first of them."""
-    schedules: int
-
-
 def fleet_state(url: str) -> FleetState:
     """Raises `Unavailable`."""
     with connect_once(url) as c:
@@ -129,9 +115,9 @@ def job_state(url: str) -> JobState:
 
 
 def scheduled_tasks(url: str) -> list[ScheduledTask]:
-    """Each task once. Raises `Unavailable`."""
+    """Raises `Unavailable`."""
     with connect_once(url) as c:
-        return [ScheduledTask(row.task, row.schedule, row.schedules) for row in c.execute(text(_TASKS))]
+        return serving.scheduled_tasks(c)
 
 
 def _job_state(c: Connection) -> JobState:

@@ -13,8 +13,8 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.lease import AVOIDED_MAX, RATE_TIME_S, Move, states_before
-from feedq.model import JSON, Claim, FeedKey, Progress, Reason, Release, StopRequest, WorkerState
+from feedq.lease import AVOIDED_MAX, FAILOVER_WITHIN, RATE_TIME_S, Move, states_before
+from feedq.model import JSON, Claim, FeedKey, Progress, Reason, Release, Rewind, StopRequest, WorkerState
 from feedq.store.base import Followed
 from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
@@ -25,6 +25,7 @@ from feedq.telemetry import EventKind
 
 ERROR_CHARS_MAX = 2_000
 """Longer messages are cut: a source's error page must not fill the table."""
+CURSOR_CHARS_MAX = 500
 
 
 def _locked(columns: str) -> str:
@@ -49,12 +50,20 @@ STILL_FAILED = "reason = CASE WHEN l.reason = 'failed' THEN 'failed' END"
 """What cannot run as declared is looked at again: until more is known it has failed, and history need not say so
 again."""
 
+# What feedq.lease.is_after_loss says.
+_AFTER_LOSS = f"""coalesce(
+    locked.lost_at >= clock_timestamp() - make_interval(secs => {FAILOVER_WITHIN.total_seconds()})
+    AND (locked.running_since IS NULL OR locked.lost_at > locked.running_since)
+    AND (SELECT lost.heartbeat_at > w.started_at FROM feedq.worker lost WHERE lost.id = locked.lost_worker), false)
+"""
+
 _CLAIM = f"""
     WITH given AS (
         SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[])) AS t (feed_id, epoch)
-    ), locked AS ({_locked("l.worker_id, l.state")}), held AS (
+    ), locked AS ({_locked("l.worker_id, l.state, l.running_since, l.lost_at, l.lost_worker")}), held AS (
         -- FOR SHARE on the feed: an edit that commits while we wait for the lease must be read, not missed.
-        SELECT {FEED_COLUMNS}, w.name AS worker_name, w.started_at AS worker_started_at
+        SELECT {FEED_COLUMNS}, w.name AS worker_name, w.started_at AS worker_started_at,
+            {_AFTER_LOSS} AS after_loss
         FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
         CROSS JOIN LATERAL (SELECT * FROM feedq.feed WHERE id = locked.feed_id FOR SHARE) f
         WHERE locked.worker_id = :worker_id AND locked.state = 'assigned' AND w.state = 'active'
@@ -141,9 +150,10 @@ _REPORT = f"""
             CAST(:records AS bigint[]), CAST(:bytes AS bigint[]), CAST(:dead AS bigint[]),
             CAST(:ages AS float8[]), CAST(:cursors AS jsonb[]), CAST(:connected AS boolean[]),
             CAST(:stalled AS boolean[]), CAST(:attempts AS int[]), CAST(:errors AS text[]),
-            CAST(:failures AS int[]), CAST(:dead_errors AS text[]), CAST(:sink_errors AS text[]))
+            CAST(:failures AS int[]), CAST(:dead_errors AS text[]), CAST(:sink_errors AS text[]),
+            CAST(:rewinds AS jsonb[]))
             AS t (feed_id, epoch, records, bytes, dead, age_s, cursor, connected, stalled, attempts, error,
-                  failures, dead_error, sink_error)
+                  failures, dead_error, sink_error, rewind)
     ), locked AS (
         {_locked("l.worker_id, l.state, l.reason, l.reported_at, l.running_since, l.moved_at")}
     ), held AS (
@@ -156,6 +166,9 @@ _REPORT = f"""
     ), history AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
         SELECT :mended, feed_id, worker_id, epoch FROM held WHERE can_run AND records > 0
+    ), rewinds AS (
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT :rewound, feed_id, worker_id, epoch, rewind FROM held WHERE rewind IS NOT NULL
     )
     UPDATE feedq.lease l SET
         records_total = l.records_total + held.records,
@@ -206,7 +219,7 @@ class PostgresLeases:
     def claimed(self, worker_id: UUID, key: FeedKey) -> Claim | None:
         sql = f"""
             SELECT {FEED_COLUMNS}, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed,
-                false AS is_new_here, l.reason IS NOT NULL AS has_failed
+                false AS is_new_here, l.reason IS NOT NULL AS has_failed, false AS after_loss
             FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
             WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND l.worker_id = :worker_id AND l.state = 'running'
         """
@@ -242,6 +255,7 @@ class PostgresLeases:
         parameters = {
             "worker_id": worker_id,
             "mended": EventKind.FEED_MENDED.value,
+            "rewound": EventKind.SINK_REWOUND.value,
             "states": [s.value for s in states_before(Move.RELEASE)],
             **_key_columns([p.key for p in progress]),
             "records": [p.records for p in progress],
@@ -256,6 +270,7 @@ class PostgresLeases:
             "failures": [p.failures for p in progress],
             "dead_errors": [_cut(p.dead_letter_error) for p in progress],
             "sink_errors": [_cut(p.sink_error) for p in progress],
+            "rewinds": [None if p.rewind is None else _detail(p.rewind) for p in progress],
         }
         with self._database.transaction() as c:
             matched = c.execute(text(_REPORT), parameters).all()
@@ -300,7 +315,8 @@ class PostgresLeases:
     def follow(self, key: FeedKey) -> Followed | None:
         sql = """
             SELECT l.worker_id, w.state AS worker_state, l.state, l.reason,
-                   extract(epoch FROM w.expires_at - clock_timestamp())::float8 AS remaining_s
+                   extract(epoch FROM w.expires_at - greatest(clock_timestamp(), w.heartbeat_at))::float8
+                       AS remaining_s
             FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
             WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND w.state <> 'gone'
         """
@@ -346,6 +362,7 @@ def _claim_from(row: Any) -> Claim:
         row.blamed,
         row.is_new_here,
         row.has_failed,
+        row.after_loss,
     )
 
 
@@ -360,6 +377,13 @@ def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:
 def _cut(error: str | None) -> str | None:
     # NUL cannot be stored in a text column, and a source may well send one in its error message.
     return None if error is None else error.replace("\x00", "�")[:ERROR_CHARS_MAX]
+
+
+def _detail(rewind: Rewind) -> str:
+    shown = {"from": _shown(rewind.left_at), "to": _shown(rewind.found_at)}
+    # A long cursor as a text that is cut: history is to be read, and kept for weeks.
+    cursors = {k: orjson.loads(v) if len(v) <= CURSOR_CHARS_MAX else _cut(v) for k, v in shown.items()}
+    return orjson.dumps({"sink": rewind.sink, **cursors}).decode()
 
 
 def _shown(cursor: JSON) -> str:

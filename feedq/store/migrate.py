@@ -16,6 +16,7 @@ from alembic.script import Script, ScriptDirectory
 from sqlalchemy import Connection, text
 
 from feedq.errors import SchemaBehind
+from feedq.store import grants
 from feedq.store.engine import connect_once, session_once
 from feedq.store.tables import SCHEMA
 
@@ -36,10 +37,11 @@ class MigrationStatus:
         return self.pending == 0
 
 
-def upgrade(url: str) -> list[str]:
+def upgrade(url: str, *, role_prefix: str = grants.PREFIX) -> list[str]:
     """Apply what is pending and return the revisions applied. Raises `Unavailable`.
 
     Each revision is a transaction of its own, or several: none may keep a live fleet waiting for all of them.
+    Roles that `feedq.store.grants` has made get their rights on what is new.
     """
     with session_once(url) as connection:
         # For the session: whoever comes second waits here, then reads the first one's result.
@@ -51,6 +53,7 @@ def upgrade(url: str) -> list[str]:
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+        grants.renew(connection, role_prefix)
         return [r.revision for r in _between(before)]
 
 

@@ -14,14 +14,16 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.lease import Edit, Move, Quiet, states_before
-from feedq.model import Assignment, Feed, Lease, LeaseState, Reason
+from feedq.lease import Edit, Move, Quiet, as_of, states_before
+from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, Worker
 from feedq.placement import Candidate, Held, Transfer, Waiting
 from feedq.store.base import ReconcilePass, Suspect
 from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL, Ring, ring_workers
+from feedq.store.clockstep import shorten_delays
 from feedq.store.database import Database
 from feedq.store.dirty import absorb_new, dirty
 from feedq.store.held import candidates, fold, leaving
+from feedq.store.history import HistoryKept
 from feedq.store.leases import STILL_FAILED
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means, means
 from feedq.store.moves import movable, moves_under_way, reap, transfer
@@ -29,7 +31,7 @@ from feedq.store.quarantine import part, quarantined
 from feedq.store.rows import WORKER_COLUMNS, worker_from
 from feedq.store.sweeping import count_idle, sweep_page, weigh
 from feedq.store.waiting import waiting
-from feedq.store.workers import free_leases
+from feedq.store.workers import OVERDUE, SERVICE_SINCE, free_leases
 from feedq.telemetry import EventKind
 
 OVERDUE_PER_PASS = 10_000
@@ -49,9 +51,9 @@ _GIVEN = """
 class PostgresFleet:
     """`feedq.store.base.Fleet` on PostgreSQL."""
 
-    def __init__(self, database: Database, *, retention_days: int) -> None:
+    def __init__(self, database: Database, *, keep: HistoryKept) -> None:
         self._database = database
-        self._retention_days = retention_days
+        self._keep = keep
 
     @contextmanager
     def reconcile_pass(self, *, measured_load: float = 0.0) -> Iterator[ReconcilePass | None]:
@@ -61,7 +63,7 @@ class PostgresFleet:
             if not free:
                 yield None
                 return
-            this_pass = PostgresPass(c, retention_days=self._retention_days, measured_load=measured_load)
+            this_pass = PostgresPass(c, keep=self._keep, measured_load=measured_load)
             yield this_pass
             this_pass.stamp()
 
@@ -73,18 +75,20 @@ class PostgresFleet:
 class PostgresPass:
     """`feedq.store.base.ReconcilePass` on PostgreSQL."""
 
-    def __init__(self, connection: Connection, *, retention_days: int, measured_load: float) -> None:
+    def __init__(self, connection: Connection, *, keep: HistoryKept, measured_load: float) -> None:
         self._c = connection
-        self._retention_days = retention_days
+        self._keep = keep
         self._measured_load = measured_load
         row = connection.execute(text("SELECT *, clock_timestamp() AS now FROM feedq.fleet")).one()
         self.now: datetime = row.now
         self.evened_out: str | None = row.evened_out
         self._waiting_after: int = row.waiting_after
-        self._sweep_at: datetime | None = row.sweep_at
+        self._sweep_at: datetime | None = row.sweep_at and min(row.sweep_at, row.now)
         self._swept_to: int | None = row.swept_to
         self._idle_counts: dict[str, int] = row.idle_counts
         self._to_weigh: Mapping[str, int] | None = None
+        if row.pass_at is not None and row.pass_at > row.now:
+            shorten_delays(connection, by=row.pass_at - row.now)
 
     def stamp(self) -> None:
         """The fleet's row comes last, here as in a heartbeat: the other way round the two would deadlock."""
@@ -111,28 +115,33 @@ class PostgresPass:
 
     def quiet(self, *, ttl_s: float) -> Quiet:
         # A pass may be the first to come back after an outage, before any heartbeat could renew.
-        sql = """
-            SELECT pg_postmaster_start_time() AS started,
-                CASE WHEN clock_timestamp() - alive_at > make_interval(secs => :ttl_s / 2.0)
-                     THEN clock_timestamp() ELSE alive_since END AS alive_since
-            FROM feedq.fleet
-        """
-        row = self._c.execute(text(sql), {"ttl_s": ttl_s}).one()
-        return Quiet(database_started_at=row.started, fleet_alive_since=row.alive_since)
+        sql = f"SELECT {SERVICE_SINCE} FROM feedq.fleet"
+        return Quiet(self._c.execute(text(sql), {"ttl_s": ttl_s}).scalar_one())
 
     def suspects(self) -> list[Suspect]:
         # Locked before it is judged: a heartbeat that came first is seen here, a later one waits and then
         # finds the worker gone.
         sql = f"""
-            SELECT {WORKER_COLUMNS} FROM feedq.worker w
-            WHERE w.state <> 'gone' AND (w.expires_at < clock_timestamp() OR w.suspected_at IS NOT NULL)
+            SELECT {WORKER_COLUMNS}, clock_timestamp() AS now FROM feedq.worker w
+            WHERE w.state <> 'gone' AND ({OVERDUE} OR w.suspected_at IS NOT NULL)
             ORDER BY w.id FOR UPDATE
         """
-        found = [worker_from(row) for row in self._c.execute(text(sql))]
-        if not found:
+        rows = self._c.execute(text(sql)).all()
+        if not rows:
             return []
+        found = [as_of(worker_from(row), row.now) for row in rows]
+        self._put_back([w for w, row in zip(found, rows, strict=True) if w != worker_from(row)])
         held = {row.lock_key for row in self._c.execute(text(HELD_LOCKS))}
         return [Suspect(worker, worker.lock_key in held) for worker in found]
+
+    def _put_back(self, workers: Sequence[Worker]) -> None:
+        """Keep what `feedq.lease.as_of` made of these, which are locked."""
+        columns = ("id", "started_at", "heartbeat_at", "expires_at")
+        sql = (
+            f"UPDATE feedq.worker SET {', '.join(f'{name} = :{name}' for name in columns[1:])} WHERE id = :id"
+        )
+        if workers:
+            self._c.execute(text(sql), [{name: getattr(w, name) for name in columns} for w in workers])
 
     def bury(self, worker_ids: Sequence[UUID]) -> int:
         sql = """
@@ -274,7 +283,7 @@ class PostgresPass:
         swept = sweep_page(
             self._c,
             after=self._swept_to or 0,
-            retention_days=self._retention_days,
+            keep=self._keep,
             stop_within_s=stop_within_s,
         )
         self._swept_to = swept.swept_to

@@ -9,14 +9,13 @@ from sqlalchemy import text
 from feedq.model import Worker
 from feedq.store.database import Database
 from feedq.store.feeds import PostgresFeeds
+from feedq.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
 from feedq.store.jobs.postgresql import PostgresJobs
 from feedq.store.jobs.schedules import AGEING_S
 from feedq.store.leases import PostgresLeases
 from feedq.store.passes import PostgresFleet
 from feedq.store.session import PostgresListener, PostgresSession, worker_listener
 from feedq.store.workers import PostgresWorkers
-
-RETENTION_DAYS = 14
 
 
 class PostgresStore:
@@ -28,6 +27,7 @@ class PostgresStore:
         *,
         application_name: str = "feedq",
         retention_days: int = RETENTION_DAYS,
+        events_per_feed: int = EVENTS_PER_FEED,
         restart_hold_s: float = 0.0,
         ageing_s: float = AGEING_S,
     ) -> None:
@@ -36,7 +36,7 @@ class PostgresStore:
         self.feeds = PostgresFeeds(self._database)
         self.workers = PostgresWorkers(self._database)
         self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
-        self.fleet = PostgresFleet(self._database, retention_days=retention_days)
+        self.fleet = PostgresFleet(self._database, keep=HistoryKept(retention_days, events_per_feed))
         self.jobs = PostgresJobs(self._database, ageing_s=ageing_s)
 
     def now(self) -> datetime:

@@ -13,6 +13,7 @@ from feedq.model import (
     Feed,
     FeedSpec,
     FeedView,
+    Identity,
     Lease,
     LeaseState,
     Load,
@@ -28,7 +29,7 @@ from feedq.model import (
 FEED_COLUMNS = (
     "f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, "
     "f.weight AS feed_weight, f.target_state, f.generation AS feed_generation, f.created_at, f.updated_at, "
-    "f.removed_at"
+    "f.removed_at, f.uuid AS feed_uuid, (SELECT id FROM feedq.installation) AS installation"
 )
 LEASE_COLUMNS = (
     "l.epoch, l.state, l.reason, l.worker_id, l.generation, l.assigned_at, l.running_since, l.retry_at, "
@@ -41,7 +42,7 @@ LEASE_COLUMNS = (
 WORKER_COLUMNS = (
     "w.id, w.name, w.queue, w.capacity, w.labels, w.host, w.pid, w.version, w.state, w.lock_key, "
     "w.started_at, w.heartbeat_at, w.expires_at, w.suspected_at, w.feeds, w.cpu, w.rss, w.loop_lag_s, "
-    "w.rows_per_s, w.bytes_per_s, w.target_state, w.job_slots, w.sinks_up, w.sinks_down"
+    "w.rows_per_s, w.bytes_per_s, w.target_state, w.job_slots, w.sinks_up, w.sinks_down, w.loss"
 )
 
 OWNER_COLUMNS = "w.name AS worker_name, w.loop_lag_s, w.heartbeat_at, w.expires_at"
@@ -76,7 +77,8 @@ def feed_from(row: Any) -> Feed:
         weight=row.feed_weight,
         target_state=TargetState(row.target_state),
     )
-    return Feed(row.id, spec, row.feed_generation, row.created_at, row.updated_at, row.removed_at)
+    identity = Identity(row.feed_uuid, row.installation)
+    return Feed(row.id, spec, row.feed_generation, row.created_at, row.updated_at, row.removed_at, identity)
 
 
 def lease_from(row: Any, feed_id: int) -> Lease:
@@ -163,6 +165,7 @@ def worker_from(row: Any) -> Worker:
         suspected_at=row.suspected_at,
         target_state=WorkerTarget(row.target_state),
         job_slots=row.job_slots,
+        loss=row.loss,
     )
 
 
@@ -171,4 +174,4 @@ def worker_view_from(row: Any) -> WorkerView:
 
 
 def event_from(row: Any) -> Event:
-    return Event(row.at, row.kind, row.feed_id, row.worker_id, row.epoch, row.detail)
+    return Event(row.at, row.kind, row.feed_id, row.worker_id, row.epoch, row.detail, row.count, row.since)

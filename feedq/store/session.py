@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import ceil
+from types import MappingProxyType
 from typing import Any
 
 import psycopg2
@@ -20,7 +21,7 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 -- a clas
 
 from feedq.errors import Unavailable
 from feedq.model import Heartbeat, Load, Worker
-from feedq.store.channels import WORKER_LOCK_CLASS, worker_channel
+from feedq.store.channels import SESSION_LOCK_CLASS, WORKER_LOCK_CLASS, worker_channel
 from feedq.store.engine import PLANNER, driver_options, psycopg2_dsn
 from feedq.store.workers import (
     HEARTBEAT,
@@ -35,10 +36,11 @@ KEEPER_STATEMENT_TIMEOUT_S = 2.0
 """A heartbeat that takes longer is given up and tried again: it must not use up the ttl on one attempt."""
 
 
-def connect(url: str, *, application_name: str) -> Connection:
+def connect(url: str, *, application_name: str, cursor_factory: Any = None) -> Connection:
     """An autocommit session. Raises `Unavailable`."""
+    options = driver_options(application_name)
     try:
-        connection: Connection = psycopg2.connect(psycopg2_dsn(url), **driver_options(application_name))
+        connection: Connection = psycopg2.connect(psycopg2_dsn(url), cursor_factory=cursor_factory, **options)
     except psycopg2.Error as error:
         raise unavailable(url, error) from error
     connection.autocommit = True
@@ -60,7 +62,7 @@ def translated(url: str) -> Iterator[None]:
 
 
 def hold_worker_lock(connection: Connection, worker: Worker) -> bool:
-    """Take the worker's shared lock for the life of the session.
+    """Take the worker's shared lock, and one of the session's own, for the life of the session.
 
     False behind a pooler that hands each transaction to another backend: a session lock says nothing
     about us there. Two backends seen in a row, or a lock that is not ours, give it away.
@@ -70,9 +72,13 @@ def hold_worker_lock(connection: Connection, worker: Worker) -> bool:
             "SELECT pg_advisory_lock_shared(%s, %s), pg_backend_pid()", (WORKER_LOCK_CLASS, worker.lock_key)
         )
         (_, locked_by) = cursor.fetchone() or (None, None)
-        return bool(
-            _has_lock(cursor, WORKER_LOCK_CLASS, worker.lock_key) and locked_by == connection.info.backend_pid
-        )
+        holds = _has_lock(cursor, WORKER_LOCK_CLASS, worker.lock_key)
+        if not holds or locked_by != connection.info.backend_pid:
+            return False
+        # One of its own, for whoever waits for its end. Not had, because a waiter for the last session with this
+        # number is about to let go of it: then the beat looks for this worker as it does without waiters.
+        cursor.execute("SELECT pg_try_advisory_lock(%s, pg_backend_pid())", (SESSION_LOCK_CLASS,))
+        return True
 
 
 def _has_lock(cursor: Any, lock_class: int, key: int) -> bool:
@@ -91,6 +97,8 @@ class _Waiting:
     def __init__(self, url: str, *, application_name: str) -> None:
         self._url = url
         self.heard: Collection[str] = frozenset()
+        self.ready: Collection[int] = frozenset()
+        """Which of the other descriptors were ready at the end of the last `wait`."""
         self._connection = connect(url, application_name=application_name)
         try:
             self._wake_r, self._wake_w = os.pipe()
@@ -99,14 +107,18 @@ class _Waiting:
             raise
         os.set_blocking(self._wake_w, False)
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float, others: Mapping[int, int] = MappingProxyType({})) -> bool:
+        """Whether something was heard. ``others`` are descriptors that end the wait too, with what to poll for."""
         with translated(self._url):
             # Not select(), which knows no descriptor beyond 1023: a worker with 600 feeds has no other ones.
             waiting = select.poll()
             fileno = self._connection.fileno()
             for readable in (fileno, self._wake_r):
                 waiting.register(readable, select.POLLIN)
+            for descriptor, events in others.items():
+                waiting.register(descriptor, events)
             ready = {number for number, _ in waiting.poll(ceil(1000 * max(timeout_s, 0.0)))}
+            self.ready = ready & others.keys()
             if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
             if fileno in ready:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 
 from feedq.model import LeaseState, Reason
 from feedq.store.held import recount
+from feedq.store.history import HistoryKept
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means
 from feedq.store.workers import free_leases
 
@@ -67,8 +68,19 @@ _WEIGHTS = f"""
 # The oldest by id: they are not looked for by time, which would read all that are young enough to stay.
 _TRIM = """
     DELETE FROM feedq.event
-    WHERE id IN (SELECT id FROM feedq.event ORDER BY id LIMIT :page)
+    WHERE id IN (SELECT id FROM feedq.event ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED)
       AND at < clock_timestamp() - make_interval(days => :days)
+"""
+_TRIM_FEEDS = """
+    DELETE FROM feedq.event WHERE id IN (
+        SELECT e.id FROM (
+            SELECT f.id AS feed_id, (
+                SELECT id FROM feedq.event WHERE feed_id = f.id ORDER BY id DESC OFFSET :per_feed LIMIT 1
+            ) AS last
+            FROM feedq.feed f WHERE f.id > :after AND f.id <= :upto
+        ) many JOIN feedq.event e ON e.feed_id = many.feed_id AND e.id <= many.last
+        LIMIT :limit FOR UPDATE OF e SKIP LOCKED
+    )
 """
 _IDLE_COUNTS = """
     SELECT reason, count(*) AS feeds FROM feedq.lease
@@ -92,7 +104,7 @@ def count_idle(c: Connection) -> dict[str, int]:
     return {row.reason: row.feeds for row in c.execute(text(_IDLE_COUNTS))}
 
 
-def sweep_page(c: Connection, *, after: int, retention_days: int, stop_within_s: float) -> SweptPage:
+def sweep_page(c: Connection, *, after: int, keep: HistoryKept, stop_within_s: float) -> SweptPage:
     last = "SELECT id FROM feedq.feed WHERE id > :after ORDER BY id LIMIT 1 OFFSET :page - 1"
     upto = c.execute(text(last), {"after": after, "page": SWEEP_PAGE}).scalar_one_or_none()
     page = {"after": after, "upto": _ALL if upto is None else upto}
@@ -100,11 +112,13 @@ def sweep_page(c: Connection, *, after: int, retention_days: int, stop_within_s:
     repaired += c.execute(text(_ENDLESS_STOPS), {**page, "stop_within_s": stop_within_s}).rowcount
     repaired += _free_orphans(c, page)
     recount(c, limit=SWEEP_PAGE)
-    trimmed = c.execute(text(_TRIM), {"days": retention_days, "page": SWEEP_PAGE}).rowcount
-    if upto is None and trimmed == SWEEP_PAGE:
-        upto = after  # there is more to trim: the last page once more
+    bounds = {"days": keep.days, "per_feed": keep.per_feed, "limit": SWEEP_PAGE}
+    too_many = c.execute(text(_TRIM_FEEDS), {**page, **bounds}).rowcount
+    too_old = c.execute(text(_TRIM), bounds).rowcount
+    if too_many == SWEEP_PAGE or (upto is None and too_old == SWEEP_PAGE):
+        upto = after  # there is more to trim: this page once more
     elif upto is None:
-        _forget_workers(c, retention_days)
+        _forget_workers(c, keep.days)
     return SweptPage(repaired, upto, page)
 
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    UniqueConstraint,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
@@ -56,12 +57,37 @@ feed = Table(
     _stamp("created_at", nullable=False, default=True),
     _stamp("updated_at", nullable=False, default=True),
     _stamp("removed_at"),
+    # For good: whoever is declared under its name later is another feed.
+    Column("uuid", UUID(as_uuid=True), nullable=False, server_default=text("gen_random_uuid()")),
     CheckConstraint("target_state IN ('running', 'paused')", name="feed_target_state"),
     CheckConstraint("weight > 0", name="feed_weight"),
     # A removed feed keeps its row until nobody streams it; its name is free at once.
     Index("feed_name", "name", unique=True, postgresql_where=text("removed_at IS NULL")),
     Index("feed_dirty", "id", postgresql_where=text("dirty")),
     Index("feed_tenant", "tenant", postgresql_where=text("tenant <> ''")),
+    Index("feed_uuid", "uuid", unique=True),
+)
+
+# One row: who this is, beside others that write to the same sinks.
+installation = Table(
+    "installation",
+    metadata,
+    Column("id", UUID(as_uuid=True), nullable=False, server_default=text("gen_random_uuid()")),
+    Column("is_this", Boolean, primary_key=True, nullable=False, server_default=text("true")),
+    _stamp("made_at", nullable=False, default=True),
+    CheckConstraint("is_this", name="installation_is_one"),
+)
+
+task_set = Table(
+    "task_set",
+    metadata,
+    # Workers that know the same tasks share a row.
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("digest", Text, nullable=False),
+    Column("tasks", ARRAY(Text), nullable=False),
+    # When a worker registered with it last.
+    _stamp("used_at", nullable=False, default=True),
+    UniqueConstraint("digest", name="task_set_digest"),
 )
 
 worker = Table(
@@ -94,6 +120,8 @@ worker = Table(
     # Named sinks that it has written to lately, and that it cannot write to just now.
     Column("sinks_up", ARRAY(Text), nullable=False, server_default=text("'{}'")),
     Column("sinks_down", ARRAY(Text), nullable=False, server_default=text("'{}'")),
+    # The tasks that it knows; null of a release that does not say.
+    Column("task_set_id", BigInteger, ForeignKey(task_set.c.id)),
     # How its process was lost, as its monitor or its successor found out.
     Column("loss", Text),
     CheckConstraint("state IN ('active', 'draining', 'gone')", name="worker_state"),
@@ -214,6 +242,9 @@ event = Table(
     Column("worker_id", UUID(as_uuid=True)),
     Column("epoch", BigInteger),
     Column("detail", JSONB, nullable=False, server_default=text("'{}'")),
+    # The trigger `event_fold` makes one event of the same trouble again and again: how often, and since when.
+    Column("count", Integer, nullable=False, server_default=text("1")),
+    _stamp("since"),
     Index("event_feed", "feed_id", "id", postgresql_where=text("feed_id IS NOT NULL")),
     Index("event_at", "at", postgresql_using="brin"),
 )
@@ -236,6 +267,8 @@ fleet = Table(
     # How far the sweep under way has come; null between two.
     Column("swept_to", BigInteger),
     Column("idle_counts", JSONB, nullable=False, server_default=text("'{}'")),
+    # The start of the server that was heard from: another one is another server, or this one anew.
+    _stamp("server_started_at"),
     CheckConstraint("id = 1", name="fleet_one_row"),
     postgresql_with={"fillfactor": "10"},
 )
@@ -270,6 +303,8 @@ schedule = Table(
     # The watermark: the first tick that has not been fired, and when that is. Null: there is none left.
     _stamp("next_tick_at"),
     _stamp("next_fire_at"),
+    # The dates of its calendars, as they are now: see `feedq.store.jobs.calendars`.
+    Column("excluded", JSONB),
     # Runs in a row that did not succeed.
     Column("failures", Integer, nullable=False, server_default=text("0")),
     _stamp("created_at", nullable=False, default=True),
@@ -291,6 +326,12 @@ schedule = Table(
         postgresql_where=text("removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL"),
     ),
     Index("schedule_removed", "removed_at", postgresql_where=text("removed_at IS NOT NULL")),
+    # Those that keep a history of their own.
+    Index(
+        "schedule_keeping",
+        "id",
+        postgresql_where=text("jsonb_exists_any(policy, ARRAY['keep_runs', 'keep_days'])"),
+    ),
     # The watermark moves with every tick, and its index with it: keep dead rows few.
     postgresql_with={"fillfactor": "70", "autovacuum_vacuum_scale_factor": "0.02"},
 )
@@ -361,8 +402,10 @@ run = Table(
     Index("run_running", "schedule_id", "fence", postgresql_where=text("state = 'running'")),
     # What a claim reads, see `feedq.store.jobs.candidates`. A backfill waits in a line of its own.
     Index(
-        "run_waiting",
+        "run_lane",
         "queue",
+        text("(coalesce(job ->> 'task', ''))"),
+        text("(coalesce(job -> 'selector', '{}'::jsonb))"),
         "rank_at",
         postgresql_where=text("state = 'waiting' AND NOT (exclusive AND kind = 'backfill')"),
     ),
@@ -378,7 +421,6 @@ run = Table(
     Index("run_waiting_due", "due_at", postgresql_where=text("state = 'waiting'")),
     Index("run_unfinished", "schedule_id", "state", postgresql_where=text("state IN ('waiting', 'running')")),
     Index("run_held_by", "worker_id", postgresql_where=text("state = 'running'")),
-    Index("run_deadline", "deadline_at", postgresql_where=text("state = 'running'")),
     Index("run_ended_at", "ended_at", postgresql_where=text("ended_at IS NOT NULL")),
     postgresql_with={"fillfactor": "70", "autovacuum_vacuum_scale_factor": "0.05"},
 )
@@ -401,3 +443,13 @@ job_queue = Table(
     CheckConstraint("concurrency > 0", name="job_queue_concurrency"),
     postgresql_with={"fillfactor": "50"},
 )
+
+calendar = Table(
+    "calendar",
+    metadata,
+    Column("name", Text(collation="C"), primary_key=True),
+    Column("dates", JSONB, nullable=False),
+    _stamp("created_at", nullable=False, default=True),
+    _stamp("updated_at", nullable=False, default=True),
+)
+"""Lists of days that schedules leave out."""

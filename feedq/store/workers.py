@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from typing import Any
 from uuid import UUID
@@ -42,12 +43,23 @@ short ttl more often, or every stamp would look like the end of a silence."""
 # Who hears from the database says so in `fleet.alive_at`. A gap of more than half a ttl means that nobody
 # could renew, and starts the quiet period anew (see feedq.lease.Quiet): a heartbeat interval may have
 # passed before the gap, and the rest of the ttl must still be ahead when the first one is back.
+OVERDUE = "(w.expires_at < clock_timestamp() OR greatest(w.started_at, w.heartbeat_at) > clock_timestamp())"
+"""Of workers that a pass has to look at: they have not renewed in time, or the clock was put back."""
+
+# Another server than before, or a restarted one, has another start. How long ago that was is not asked: its clock
+# may have been put right since. See feedq.lease.service_since.
+HAS_RESTARTED = "server_started_at IS DISTINCT FROM pg_postmaster_start_time()"
+SERVICE_SINCE = f"""
+    CASE WHEN {HAS_RESTARTED} OR clock_timestamp() - alive_at > make_interval(secs => :ttl_s / 2.0)
+         THEN clock_timestamp()
+         ELSE alive_since - greatest(alive_at - clock_timestamp(), interval '0') END
+"""
 STAMP_ALIVE = f"""
     UPDATE feedq.fleet SET
-        alive_since = CASE WHEN clock_timestamp() - alive_at > make_interval(secs => :ttl_s / 2.0)
-                           THEN clock_timestamp() ELSE alive_since END,
-        alive_at = clock_timestamp()
-    WHERE alive_at < clock_timestamp() - make_interval(secs => least({ALIVE_STAMP_S}, :ttl_s / 8.0))
+        alive_since = {SERVICE_SINCE}, alive_at = clock_timestamp(),
+        server_started_at = pg_postmaster_start_time()
+    WHERE {HAS_RESTARTED} OR alive_at > clock_timestamp()
+        OR alive_at < clock_timestamp() - make_interval(secs => least({ALIVE_STAMP_S}, :ttl_s / 8.0))
 """
 
 # One statement a worker and interval, however many feeds it runs. `%(name)s` is for the driver: the keeper
@@ -138,9 +150,9 @@ class PostgresWorkers:
     def register(self, new: NewWorker, *, ttl_s: float) -> Worker:
         sql = f"""
             INSERT INTO feedq.worker AS w
-                (id, name, queue, capacity, labels, host, pid, version, job_slots, expires_at)
+                (id, name, queue, capacity, labels, host, pid, version, job_slots, task_set_id, expires_at)
             VALUES (:id, :name, :queue, :capacity, CAST(:labels AS jsonb), :host, :pid, :version, :job_slots,
-                    clock_timestamp() + make_interval(secs => :ttl_s))
+                    :task_set_id, clock_timestamp() + make_interval(secs => :ttl_s))
             RETURNING {WORKER_COLUMNS}
         """
         parameters = {
@@ -156,6 +168,7 @@ class PostgresWorkers:
             "ttl_s": ttl_s,
         }
         with self._database.transaction() as c:
+            parameters["task_set_id"] = None if new.tasks is None else _task_set(c, new.tasks)
             worker = worker_from(c.execute(text(sql), parameters).one())
             c.execute(text(STAMP_ALIVE), {"ttl_s": ttl_s})
             _record(c, EventKind.WORKER_JOINED, new.id)
@@ -279,6 +292,24 @@ def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseSta
         },
     )
     return done.rowcount
+
+
+def _task_set(c: Connection, tasks: Collection[str]) -> int:
+    """The row of these tasks, which workers that know the same share; one that nobody uses any more goes."""
+    ordered = sorted(set(tasks))
+    # Whoever registers with a row has just stamped it: none goes that is about to be referred to.
+    stale = """
+        DELETE FROM feedq.task_set t WHERE used_at < clock_timestamp() - interval '1 day'
+            AND NOT EXISTS (SELECT FROM feedq.worker w WHERE w.task_set_id = t.id)
+    """
+    c.execute(text(stale))
+    sql = """
+        INSERT INTO feedq.task_set (digest, tasks) VALUES (:digest, CAST(:tasks AS text[]))
+        ON CONFLICT (digest) DO UPDATE SET used_at = clock_timestamp() RETURNING id
+    """
+    digest = hashlib.sha256(orjson.dumps(ordered)).hexdigest()
+    found: int = c.execute(text(sql), {"digest": digest, "tasks": ordered}).scalar_one()
+    return found
 
 
 def _record(c: Connection, kind: EventKind, worker_id: UUID) -> None:

@@ -25,6 +25,10 @@ class ManualClock:
         assert seconds >= 0, "time does not go backwards"
         self._elapsed_s = round(self._elapsed_s + seconds, 6)
 
+    def put_back(self, seconds: float) -> None:
+        """Set the time of day back, as a person does or NTP. What is monotonic goes on."""
+        self._start -= timedelta(seconds=seconds)
+
 
 class SkewedClock:
     """Another machine's idea of a `ManualClock`: off by ``offset_s``, and faster by ``rate``.

@@ -19,6 +19,7 @@ from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import (
     Blocked,
+    Checkpoint,
     CommitUnknown,
     DeadLetter,
     FeedWrite,
@@ -30,9 +31,11 @@ from feedq.sinks.base import (
     Replayed,
     Sink,
     Superseded,
+    Taking,
     Unusable,
     Written,
 )
+from feedq.sinks.identity import not_its_own, strangers, taken_meanwhile
 from feedq.sinks.settlement import LastCommit, decide
 
 
@@ -45,6 +48,10 @@ class MemoryCheckpoint:
     cursor: JSON = None
     records: int = 0
     commit_id: UUID | None = None
+    feed: str | None = None
+    feed_uuid: UUID | None = None
+    installation: UUID | None = None
+    updated_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,8 @@ class MemorySink:
         feed_id, epoch = request.feed_id, request.epoch
         if request.landing.table in self.tables.unusable:
             return Unusable(feed_id, epoch, self.tables.unusable[request.landing.table])
+        if why := strangers([request], self._known()):
+            return Unusable(feed_id, epoch, why[feed_id])
         row = self.tables.checkpoints.get(feed_id)
         if row is not None and feed_id in self.tables.locked:
             return Blocked(feed_id, epoch, row.owner)
@@ -131,14 +140,18 @@ class MemorySink:
             return Superseded(feed_id, epoch, row.epoch)
         if row is None:
             row = self.tables.checkpoints[feed_id] = MemoryCheckpoint(epoch, self._worker_id)
-        row.epoch, row.owner = epoch, self._worker_id
-        return Fenced(feed_id, epoch, row.cursor, row.records)
+        row.epoch, row.owner, row.commit_id = epoch, self._worker_id, uuid4()
+        row.feed = request.feed
+        if request.identity is not None:
+            row.feed_uuid, row.installation = request.identity.feed, request.identity.installation
+        return Fenced(feed_id, epoch, row.cursor, row.records, row.commit_id)
 
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         with self.tables.lock:
             self._require()
-            mine = [w for w in writes if self._epoch(w) == w.epoch]
-            fenced = tuple(w.key for w in writes if w not in mine)
+            mine = [w for w in writes if self._is_as_left(w)]
+            fenced = tuple(w.key for w in writes if self._epoch(w) > w.epoch)
+            rewound = tuple(w.key for w in writes if w not in mine and w.key not in fenced)
             unusable = {w.key: why for w in mine if (why := self._why_unusable(w))}
             postponed = {
                 w.key: f"table {w.landing.table!r} is locked"
@@ -150,6 +163,7 @@ class MemorySink:
                 postponed |= {key: why for key, why in errors.items() if key not in unusable | postponed}
             landing = [w for w in mine if w.key not in unusable and w.key not in postponed]
             kept = {w.key: [r for _, r in _records(w) if not self._refusal(w, r)] for w in landing}
+            commit_id = uuid4()
             written = Written(
                 landed={key: len(records) for key, records in kept.items()},
                 dead={w.key: n for w in landing if (n := w.records - len(kept[w.key]))},
@@ -157,8 +171,9 @@ class MemorySink:
                 unusable=unusable,
                 postponed=postponed,
                 errors=errors,
+                rewound=rewound,
+                commit_id=commit_id,
             )
-            commit_id = uuid4()
             lost, self.tables.lose_answer = self.tables.lose_answer, None
             if lost is not False:
                 self._apply(landing, kept, commit_id)
@@ -238,6 +253,42 @@ class MemorySink:
             self.tables.dead = kept
             return dropped
 
+    def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
+        with self.tables.lock:
+            self._require()
+            return [one for one in self._known() if feeds is None or one.feed in feeds]
+
+    def _known(self) -> list[Checkpoint]:
+        return [
+            Checkpoint(
+                feed_id,
+                row.feed or f"feed {feed_id}",
+                row.epoch,
+                row.cursor,
+                row.records,
+                row.updated_at,
+                row.commit_id,
+                row.feed_uuid,
+                row.installation,
+            )
+            for feed_id, row in self.tables.checkpoints.items()
+            if row.feed is not None
+        ]
+
+    def take(self, taking: Taking) -> None:
+        with self.tables.lock:
+            self._require()
+            old, rows, identity = taking.instead_of, self.tables.checkpoints, taking.identity
+            if old is not None:
+                if old not in self._known():
+                    raise taken_meanwhile(old)
+                del rows[old.feed_id]
+            row = rows.setdefault(taking.feed_id, MemoryCheckpoint(0, self._worker_id, feed=taking.feed))
+            if row.feed_uuid not in (None, identity.feed) or row.feed != taking.feed:
+                raise not_its_own(taking)
+            row.cursor, row.records, row.commit_id = taking.cursor, taking.records, uuid4()
+            row.feed_uuid, row.installation = identity.feed, identity.installation
+
     def close(self) -> None:
         """Nothing to close."""
 
@@ -273,9 +324,15 @@ class MemorySink:
             )
         )
 
-    def _epoch(self, write: FeedWrite) -> int | None:
+    def _epoch(self, write: FeedWrite) -> int:
         row = self.tables.checkpoints.get(write.feed_id)
-        return None if row is None else row.epoch
+        return 0 if row is None else row.epoch
+
+    def _is_as_left(self, write: FeedWrite) -> bool:
+        row = self.tables.checkpoints.get(write.feed_id)
+        if row is None or row.epoch != write.epoch:
+            return False
+        return write.continues is None or row.commit_id == write.continues
 
     def _why_unusable(self, write: FeedWrite) -> str | None:
         if write.landing.table in self.tables.unusable:

@@ -6,6 +6,7 @@ Part of `feedq.testing.sink_conformance`, which says how to use it.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from uuid import uuid4
 
 import pytest
@@ -183,7 +184,7 @@ class SinkInterrupts(SinkStage):
 
     @needs("loses_answers")
     @pytest.mark.parametrize("happened", [True, False])
-    def test_a_successors_fence_does_not_hide_what_became_of_a_commit(
+    def test_a_lost_answer_is_nothing_to_one_who_was_fenced_since(
         self, harness: SinkHarness, happened: bool
     ) -> None:
         fence(harness.sink(), 1, 1)
@@ -192,7 +193,7 @@ class SinkInterrupts(SinkStage):
         assert heir.cursor == ("mine" if happened else None)
         settled = sink.settle(unknown)
         assert settled is not None
-        assert (settled.landed, settled.fenced) == (({(1, 1): 1}, ()) if happened else ({}, ((1, 1),)))
+        assert (settled.landed, settled.fenced, settled.rewound) == ({}, ((1, 1),), ())
 
     @needs("loses_answers")
     def test_a_feed_that_a_successor_wrote_since_is_fenced_and_the_others_still_tell(
@@ -205,6 +206,38 @@ class SinkInterrupts(SinkStage):
         fence(heir, 1, 2)
         heir.write([write(1, 2, batch(b"2", cursor=2))])
         assert sink.settle(unknown) == Written({(2, 1): 1}, {}, ((1, 1),), {})
+
+    @needs("loses_answers")
+    @pytest.mark.parametrize("happened", [True, False])
+    def test_the_next_write_continues_what_a_lost_answer_turns_out_to_have_been(
+        self, harness: SinkHarness, happened: bool
+    ) -> None:
+        left = fence(harness.sink(), 1, 1).commit_id
+        sink, unknown = harness.lost([write(1, 1, batch(b"1", cursor=1), continues=left)], happened=happened)
+        settled = sink.settle(unknown)
+        assert (settled is not None) == happened
+        if settled is not None:
+            assert settled.commit_id == unknown.commit_id
+            left = settled.commit_id
+        assert sink.write([write(1, 1, batch(b"2", cursor=2), continues=left)]).landed == {(1, 1): 1}
+
+    @needs("loses_answers")
+    @pytest.mark.parametrize("happened", [True, False])
+    def test_a_lost_answer_of_a_feed_that_changed_since_under_its_epoch_is_rewound(
+        self, harness: SinkHarness, happened: bool
+    ) -> None:
+        """The sink went back, or the epoch was given out twice: nothing is known, and nothing may be repeated."""
+        worker = uuid4()
+        owner = harness.sink(worker_id=worker)
+        left = {n: fence(owner, n, 1).commit_id for n in (1, 2)}
+        writes = [write(n, 1, batch(b"1", cursor=1), continues=left[n]) for n in (1, 2)]
+        sink, unknown = harness.lost(writes, happened=happened)
+        fence(owner, 1, 1)
+        settled = sink.settle(unknown)
+        if settled is None:
+            settled = sink.write(writes)
+        assert (settled.landed, settled.fenced, settled.rewound) == ({(2, 1): 1}, (), ((1, 1),))
+        assert landed(harness) == rows_of(2, 1, "1") + (rows_of(1, 1, "1") if happened else Counter())
 
     @needs("loses_answers")
     def test_another_sink_can_settle_too(self, harness: SinkHarness) -> None:

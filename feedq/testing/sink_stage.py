@@ -159,8 +159,10 @@ def lines(*records: bytes, cursor: JSON = None) -> Batch:
     return Batch.of_lines(text, cursor=cursor, received_at=datetime.now(UTC))
 
 
-def write(feed_id: int, epoch: int, *batches: Batch, landing: Landing = RAW) -> FeedWrite:
-    return FeedWrite(feed_id, f"feed/{feed_id}", epoch, landing, batches)
+def write(
+    feed_id: int, epoch: int, *batches: Batch, landing: Landing = RAW, continues: UUID | None = None
+) -> FeedWrite:
+    return FeedWrite(feed_id, f"feed/{feed_id}", epoch, landing, batches, continues)
 
 
 def request(feed_id: int, epoch: int, landing: Landing = RAW) -> FenceRequest:
@@ -180,6 +182,7 @@ def write_in_time(sink: Sink, writes: Sequence[FeedWrite], *, briefly: bool = Fa
     landed: dict[FeedKey, int] = {}
     dead: dict[FeedKey, int] = {}
     fenced: list[FeedKey] = []
+    rewound: list[FeedKey] = []
     unusable: dict[FeedKey, str] = {}
     left = deque([list(writes)])
     while left:
@@ -195,9 +198,10 @@ def write_in_time(sink: Sink, writes: Sequence[FeedWrite], *, briefly: bool = Fa
         landed |= written.landed
         dead |= written.dead
         fenced += written.fenced
+        rewound += written.rewound
         unusable |= written.unusable
         left += [[write] for write in together if write.key in written.postponed]
-    return Written(landed, dead, tuple(fenced), unusable)
+    return Written(landed, dead, tuple(fenced), unusable, rewound=tuple(rewound))
 
 
 # -- what has landed -----------------------------------------------------------------------------------

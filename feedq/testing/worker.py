@@ -218,6 +218,7 @@ class PaperWorker:
         if self._session is None:
             self._reach()
             self._session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
+            self._must_audit = True
             self._next_beat = self.clock.monotonic()
         if self._listener is None:
             self._reach()
@@ -312,6 +313,8 @@ class PaperWorker:
 
     def _fenced(self, stream: PaperStream) -> None:
         self._say(f"is fenced off feed {stream.key[0]}@{stream.key[1]}")
+        self._releases.append(Release(*stream.key, Reason.FENCED))
+        self._must_audit = True
         self._forget([stream.key[0]])
 
     def _commit(self, feed_ids: Iterable[int]) -> None:

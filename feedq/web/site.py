@@ -1,4 +1,4 @@
-"""The table of feedq's addresses, and their installation into Flower's."""
+"""The table of feedq's addresses, and their installation into Flower's, behind `feedq.web.guard`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tornado.web import StaticFileHandler, url
 from feedq.settings import settings
 from feedq.web.api import FeedDetail, FeedList, FleetStatus, WorkerList
 from feedq.web.facts import Facts
+from feedq.web.guard import TASKS_KEPT, GuardedFlower
 from feedq.web.overlay import OverlayLoader
 from feedq.web.pages import FeedPage, FeedsPage, FleetPage
 from feedq.web.schedules.api import RunDetail, RunList, ScheduleDetail, ScheduleList
@@ -40,11 +41,15 @@ def addresses(facts: Facts) -> list[Any]:
 
 
 def install() -> None:
-    """Add the pages to Flower's tables. To be called before a ``flower.app.Flower`` is made; once is enough."""
-    from flower import urls
+    """Add the pages to Flower's tables, and the guard to its command. To be called before that command begins."""
+    from flower import command, urls
+    from flower.options import options
 
     if isinstance(urls.settings.get("template_loader"), OverlayLoader):
         return
     # In front: Flower's last address matches everything.
     urls.handlers[:0] = addresses(Facts(settings()))
     urls.settings["template_loader"] = OverlayLoader(urls.settings["template_path"])
+    command.Flower = GuardedFlower
+    # Before the command reads its options: whatever is said there counts.
+    options.max_tasks = TASKS_KEPT

@@ -109,6 +109,33 @@ def test_revoke_with_terminate_ends_one_stream_and_the_feed_starts_anew(
     check_invariants(cluster, source, FEEDS, untouched=others)
 
 
+def test_revoke_with_terminate_also_ends_a_feed_in_quarantine_which_starts_anew_there(
+    celery_setup: CeleryTestSetup, cluster: Cluster, source: Source
+) -> None:
+    chosen = FEEDS[1]
+    others = cluster.epochs([feed for feed in FEEDS if feed != chosen])
+    cluster.feedq("feed", "pause", chosen)
+    wait_until(lambda: cluster.leases()[chosen].state == "idle", limit_s=20, what="paused")
+    cluster.sql(
+        "UPDATE feedq.lease SET quarantined = true, blamed = 2, blamed_at = clock_timestamp() WHERE feed_id = %s",
+        (cluster.leases()[chosen].feed_id,),
+    )
+    before = mark(source)
+    cluster.feedq("feed", "resume", chosen)
+    wait_resumed(source, [chosen], after=before, limit_s=40)
+    row = cluster.leases()[chosen]
+    wait_until(
+        lambda: f"{row.feed_id}-{row.epoch}" in active(celery_setup), limit_s=20, what="Celery shows the task"
+    )
+    before = mark(source)
+    celery_setup.app.control.revoke(f"{row.feed_id}-{row.epoch}", terminate=True)
+    wait_resumed(source, [chosen], after=before, limit_s=40)
+    assert cluster.leases()[chosen].epoch > row.epoch
+    (lease,) = cluster.sql("SELECT quarantined, blamed FROM feedq.lease WHERE feed_id = %s", (row.feed_id,))
+    assert (lease["quarantined"], lease["blamed"]) == (True, 2), "nobody was lost"
+    check_invariants(cluster, source, FEEDS, untouched=others)
+
+
 def test_an_ordinary_task_runs_beside_the_streams_and_is_acknowledged_at_its_end(
     celery_setup: CeleryTestSetup, cluster: Cluster, valkey: Valkey, source: Source
 ) -> None:

@@ -38,19 +38,22 @@ class Fleet:
     def feeds_of(self, node: str) -> list[str]:
         return self.cluster.feeds_of(self.cluster.workers[node])
 
-    def events(self, feed_name: str | None = None) -> list[str]:
-        """Of one feed, or of all: what history says, oldest first."""
-        sql = "SELECT e.kind FROM feedq.event e JOIN feedq.feed f ON f.id = e.feed_id WHERE {} ORDER BY e.id"
-        condition = "true" if feed_name is None else "f.name = %s"
-        rows = self.cluster.sql(sql.format(condition), [] if feed_name is None else [feed_name])
-        return [row["kind"] for row in rows]
+    def events(self, feed_name: str) -> list[str]:
+        """What history says of a feed, oldest first."""
+        sql = (
+            "SELECT kind FROM feedq.event e JOIN feedq.feed f ON f.id = feed_id WHERE name = %s ORDER BY e.id"
+        )
+        return [row["kind"] for row in self.cluster.sql(sql, [feed_name])]
 
     def assignments_to(self, node: str) -> int:
-        rows = self.cluster.sql(
-            "SELECT count(*) AS n FROM feedq.event WHERE kind = 'lease_assigned' AND worker_id = %s",
-            (self.cluster.worker_id(self.cluster.workers[node]),),
+        sql = "SELECT sum(count) AS n FROM feedq.event WHERE kind = 'lease_assigned' AND worker_id = %s"
+        return int(self.cluster.sql(sql, [self.cluster.worker_id(self.cluster.workers[node])])[0]["n"] or 0)
+
+    def happened(self) -> int:
+        """How many events there were, of all feeds: history makes one of the same trouble again and again."""
+        return int(
+            self.cluster.sql("SELECT sum(count) AS n FROM feedq.event WHERE feed_id IS NOT NULL")[0]["n"]
         )
-        return int(rows[0]["n"])
 
     def wait_passes(self, count: int) -> None:
         def passes() -> int:
@@ -119,9 +122,10 @@ def test_when_both_are_cut_off_feeds_do_not_run_to_and_fro(fleet: Fleet) -> None
         return all(len(row["avoid"]) == 2 for row in rows)
 
     wait_until(tried_everywhere, limit_s=60, what="each feed failed on both workers")
-    before, began = len(fleet.events()), time.monotonic()
+    before, began = fleet.happened(), time.monotonic()
     fleet.wait_passes(PASSES_WATCHED)
-    tenures = (len(fleet.events()) - before) / 3 / len(everybody)
+    tenures = (fleet.happened() - before) / 3 / len(everybody)
+    assert max(map(len, map(fleet.events, everybody))) < 20, "however often it is tried, history says it once"
     # Of five failures each, with two seconds between them on the average; half of that is a busy machine's chance.
     assert tenures <= 1 + (time.monotonic() - began) / 5
     reached = mark(fleet.source)
@@ -135,9 +139,10 @@ def test_the_feeds_of_a_worker_that_is_cut_off_from_their_sink_land_by_way_of_th
         [{**feed(name, fleet.source.url), "sink": {"name": "lake", "table": "landed"}} for name in LAKE]
     )
     wait_streaming(fleet.source, LAKE)
-    wait_until(lambda: set(LAKE) & set(fleet.feeds_of("w1")), limit_s=30, what="some are on the first")
-    fleet.lake.cut_off(fleet.pid("w1"))
-    wait_until(lambda: not set(LAKE) & set(fleet.feeds_of("w1")), limit_s=60, what="they are let go of")
+    # All of them may be on one worker, if the tests before have left the others there.
+    first, second = ("w1", "w2") if set(LAKE) & set(fleet.feeds_of("w1")) else ("w2", "w1")
+    fleet.lake.cut_off(fleet.pid(first))
+    wait_until(lambda: not set(LAKE) & set(fleet.feeds_of(first)), limit_s=60, what="they are let go of")
     since = fleet.cluster.sql("SELECT clock_timestamp() AS now")[0]["now"]
 
     def landing() -> set[str]:
@@ -146,8 +151,8 @@ def test_the_feeds_of_a_worker_that_is_cut_off_from_their_sink_land_by_way_of_th
 
     wait_until(lambda: landing() >= set(LAKE), limit_s=60, what="all land")
     fleet.wait_passes(PASSES_WATCHED)
-    assert not set(LAKE) & set(fleet.feeds_of("w1")), "something came back"
-    fleet.lake.cut_off(fleet.pid("w2"))
+    assert not set(LAKE) & set(fleet.feeds_of(first)), "something came back"
+    fleet.lake.cut_off(fleet.pid(second))
     wait_until(
         lambda: {row["sinks_down"][0] for row in down(fleet)} == {"lake"} and len(down(fleet)) == 2,
         limit_s=60,

@@ -75,9 +75,11 @@ def proxy(database_url: str) -> Iterator[PostgresProxy]:
 def test_a_worker_that_cannot_reach_its_database_is_healthy_and_not_ready(
     tmp_path: Path, database_url: str, broker_url: str, proxy: PostgresProxy, port: Port
 ) -> None:
-    Cluster(tmp_path, database_url=database_url, broker_url=broker_url).close()
+    Cluster(tmp_path, database_url=database_url, broker_url=broker_url, with_roles=False).close()
     proxy.refuse()
-    with Cluster(tmp_path, database_url=proxy.url, broker_url=broker_url, migrate=False) as cluster:
+    with Cluster(
+        tmp_path, database_url=proxy.url, broker_url=broker_url, migrate=False, with_roles=False
+    ) as cluster:
         cluster.add_worker("w1", env=port.env, ready=False)
         port.wait("/healthz", 200)
         assert port.get("/readyz")[0] == 503

@@ -60,7 +60,10 @@ def test_a_worker_waits_for_its_database_and_then_for_its_migrations(
     url = absent_postgres.url()
     with (
         Source() as source,
-        Cluster(tmp_path, database_url=url, broker_url=broker_url, migrate=False) as cluster,
+        # Where there is no server yet, there are no roles.
+        Cluster(
+            tmp_path, database_url=url, broker_url=broker_url, migrate=False, with_roles=False
+        ) as cluster,
     ):
         worker = cluster.add_worker("w1", ready=False)
         beat = cluster.add_beat("b1")

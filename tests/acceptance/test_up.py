@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -10,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -188,9 +191,27 @@ def test_the_demo_lands_every_feed_gapless(demo: Up) -> None:
     assert are_exact(counts(demo.settings()["FEEDQ_DATABASE_URL"]))
 
 
-def test_no_password_is_shown(demo: Up) -> None:
+def test_the_link_to_flower_logs_in_and_nothing_else_does(demo: Up) -> None:
+    user, password, at = demo.says(r"flower +http://(\w+):([\w-]{24,})@(127\.0\.0\.1:\d+) ").groups()
+    assert (demo.data_dir / "flower.password").stat().st_mode & 0o077 == 0
+
+    def status(path: str, **headers: str) -> int:
+        try:
+            asked = urllib.request.Request(f"http://{at}{path}", headers=headers)
+            return int(urllib.request.urlopen(asked, timeout=30).status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    login = {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+    for path in ("/feeds", "/workers", "/api/workers", "/api/feedq/feeds"):
+        assert (status(path), status(path, **login)) == (401, 200), path
+    for process in demo.survivors():
+        assert password not in " ".join(process.cmdline())
+
+
+def test_no_password_of_a_server_is_shown(demo: Up) -> None:
     passwords = re.findall(r":([^:@/]{8,})@", " ".join(demo.settings().values()))
-    assert len(passwords) == 2
+    assert len(set(passwords)) == 3, "of the broker, and of two roles"
     assert not [p for p in passwords if p in demo.output]
     for process in demo.survivors():
         assert not [p for p in passwords if p in " ".join(process.cmdline())]
@@ -221,6 +242,11 @@ def test_feeds_of_a_killed_worker_go_on_elsewhere_and_the_worker_comes_back(demo
     demo.says(r"worker1 started again \(pid (\d+)\)")
     demo.says_again(r"12 of 12 feeds streaming on 3 workers, .* 0 lost, 0 doubled\n")
     every_feed_goes_on(demo)
+    said = (demo.data_dir / "logs" / "worker1.log").read_text()
+    assert re.search(rf"worker lost +\[feedq.runtime.monitor\] .* pid={victim} cause=killed", said), (
+        "by its monitor"
+    )
+    assert "Logging error" not in said
 
 
 def test_when_all_workers_are_killed_one_is_started_again_at_once(demo: Up) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.model import FeedSpec, NewWorker, Selector, TargetState, WorkerTarget
 from feedq.store import migrate
+from feedq.store.grants import Role
 from feedq.store.postgresql import PostgresStore
 from tests.cluster import ROOT, Cluster, wait_until
 from tests.flower import Flower
@@ -81,7 +83,11 @@ def start_flower(
         cluster = Cluster(directory, database_url=control_url, broker_url=valkey.url(), migrate=False)
         argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=127.0.0.1", "--port=0"]
         node = Node(
-            "flower", [*argv, *options], env={**cluster.env, **env}, cwd=ROOT, log=directory / "flower.log"
+            "flower",
+            [*argv, *options],
+            env={**cluster.env, **cluster.as_role(Role.FLOWER, env)},
+            cwd=ROOT,
+            log=directory / "flower.log",
         )
         flower = Flower(node)
         started.append(flower)
@@ -94,7 +100,7 @@ def start_flower(
 
 @pytest.fixture(scope="module")
 def flower(start_flower: StartFlower) -> Flower:
-    """As `feedq up` starts it: nobody has to log in, and the API is open."""
+    """Nobody has to log in, and the API is open."""
     return start_flower(FLOWER_UNAUTHENTICATED_API="true")
 
 
@@ -285,6 +291,63 @@ def test_with_somebody_elses_login_strangers_are_sent_there(start_flower: StartF
         assert "acme" not in answer.text
 
 
+# -- pages of other sites ----------------------------------------------------------------------------
+
+EVIL = {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+FLOWERS_CHANGES = (
+    "/api/task/send-task/feedq.reconcile",
+    "/api/task/async-apply/feedq.reconcile",
+    "/api/task/revoke/0",
+    "/api/task/timeout/feedq.reconcile?soft=1&hard=1&workername=w1",
+    "/api/worker/shutdown/w1",
+    "/api/worker/queue/cancel-consumer/w1?queue=celery",
+)
+
+
+def test_another_sites_page_changes_nothing_of_flowers_and_reads_no_answer(flower: Flower) -> None:
+    """Not even of one that is open to everybody: the login of a person's computer is the computer."""
+    for path in FLOWERS_CHANGES:
+        for headers in (EVIL, {"Origin": "null"}, {"Sec-Fetch-Site": "same-site"}):
+            refused = flower.post(path, "{}", headers=headers)
+            assert (refused.status, "another site" in refused.text) == (403, True), path
+        assert "not known as" in flower.post(path, "{}", headers={"Host": "evil.example"}).text, path
+    own = {"Origin": flower.base, "Sec-Fetch-Site": "same-origin"}
+    for sent_by in (own, {}):
+        sent = flower.post("/api/task/send-task/acme.nothing", "{}", headers=sent_by)
+        assert (sent.status, "task-id" in sent.json) == (200, True)
+    for path in (
+        "/feeds",
+        "/api/feedq/feeds",
+        "/api/workers",
+        "/healthcheck",
+        "/nowhere",
+        FLOWERS_CHANGES[0],
+    ):
+        answer = flower.get(path)
+        assert not [name for name in answer.headers if name.lower().startswith("access-control-")], path
+        assert answer.headers["X-Frame-Options"] == "DENY", path
+        assert flower.get(path, headers={"Host": "evil.example"}).status == 403, path
+
+
+def test_a_flower_with_a_login_needs_one_of_its_names_for_changes_only(start_flower: StartFlower) -> None:
+    flower = start_flower("--basic-auth=ada:lovelace", FEEDQ_FLOWER_HOSTS="flower.example.com")
+    path = "/api/task/send-task/acme.nothing"
+    for host, status in (("flower.example.com", 200), ("other.example.com", 403)):
+        assert flower.post(path, "{}", login="ada:lovelace", headers={"Host": host}).status == status
+        assert flower.get("/feeds", login="ada:lovelace", headers={"Host": host}).status == 200
+    assert flower.post(path, "{}").status == 401
+    assert flower.post(path, "{}", login="ada:lovelace", headers=EVIL).status == 403
+
+
+def test_a_flower_without_a_login_does_not_start_for_other_machines(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=0.0.0.0", "--port=0"]
+    env = {"PATH": os.defpath, "FEEDQ_BROKER_URL": "redis://127.0.0.1:1/0"}
+    ended = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "Flower would listen on 0.0.0.0 and ask nobody for a password" in ended.stderr
+    assert "Visit me" not in ended.stderr
+
+
 # -- a database that is away -------------------------------------------------------------------------
 
 
@@ -306,7 +369,7 @@ def test_a_database_that_is_away_is_said_so_and_the_pages_come_back(
     for path in (*PAGES, *API, "/feeds?live=1"):
         wait_until(lambda: flower.get(path).status == 503, limit_s=10, what=f"{path} says 503")  # noqa: B023
         answer = flower.get(path)
-        assert "control database postgresql://feedq:***@127.0.0.1" in html.unescape(answer.text), path
+        assert "control database postgresql://feedq_flower:***@127.0.0.1" in html.unescape(answer.text), path
         assert password not in answer.text
     assert flower.get("/workers").status == 200
     proxy.admit()

@@ -20,6 +20,7 @@ from feedq.embedded.valkey import Valkey
 from feedq.model import NewWorker
 from feedq.schedule.model import ClaimedRun, Cron, Every, Finish, Job, Overlap, RunState, ScheduleSpec
 from feedq.store import migrate
+from feedq.store.grants import Role
 from feedq.store.jobs.base import Offer
 from feedq.store.postgresql import PostgresStore
 from tests.cluster import ROOT, Cluster
@@ -94,7 +95,11 @@ def start_flower(
         cluster = Cluster(directory, database_url=control_url, broker_url=valkey.url(), migrate=False)
         argv = [sys.executable, "-m", "celery", "-A", "feedq", "flower", "--address=127.0.0.1", "--port=0"]
         node = Node(
-            "flower", [*argv, *options], env={**cluster.env, **env}, cwd=ROOT, log=directory / "flower.log"
+            "flower",
+            [*argv, *options],
+            env={**cluster.env, **cluster.as_role(Role.FLOWER, env)},
+            cwd=ROOT,
+            log=directory / "flower.log",
         )
         flower = Flower(node)
         started.append(flower)
@@ -107,7 +112,7 @@ def start_flower(
 
 @pytest.fixture(scope="module")
 def flower(start_flower: StartFlower) -> Flower:
-    """As `feedq up` starts it: nobody has to log in, and the API is open."""
+    """Nobody has to log in, and the API is open."""
     return start_flower(FLOWER_UNAUTHENTICATED_API="true")
 
 
@@ -188,7 +193,12 @@ def test_nothing_that_people_typed_becomes_markup(flower: Flower, live: str) -> 
 def test_a_schedule_shows_its_runs_its_counts_and_its_declaration(flower: Flower) -> None:
     page = html.unescape(flower.get(page_of(ROLLUP)).text)
     text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
-    for shown in ("acme/rollup/k-done", "acme/rollup/k-bad", "acme/rollup/k-running", "w1@<b>host</b>"):
+    for shown in (
+        "acme/rollup/trigger:k-done",
+        "acme/rollup/trigger:k-bad",
+        "acme/rollup/trigger:k-running",
+        "w1@<b>host</b>",
+    ):
         assert shown in page
     assert re.search(r'class="badge text-bg-success">succeeded<', page)
     assert re.search(r'class="badge text-bg-danger">failed<', page)
@@ -198,8 +208,8 @@ def test_a_schedule_shows_its_runs_its_counts_and_its_declaration(flower: Flower
     assert "${ACME_TOKEN}" in page
     assert "acme.roll_up" in text
     failed = html.unescape(flower.get(page_of(ROLLUP) + "&state=failed&live=1").text)
-    assert "acme/rollup/k-bad" in failed
-    assert "acme/rollup/k-done" not in failed
+    assert "acme/rollup/trigger:k-bad" in failed
+    assert "acme/rollup/trigger:k-done" not in failed
 
 
 def test_arguments_of_jobs_are_on_the_schedules_own_page_only(flower: Flower) -> None:
@@ -242,10 +252,10 @@ def test_a_button_pressed_twice_triggers_once(flower: Flower, store: PostgresSto
         assert answer.status == 303
         assert urlsplit(answer.headers["Location"]).path == "/schedule"
     assert len(runs_of(store, BUTTONS)) == before + 1
-    (run,) = [run for run in store.jobs.schedules.runs(BUTTONS) if run.key == "web-once"]
+    (run,) = [run for run in store.jobs.schedules.runs(BUTTONS) if run.key == "trigger:web-once"]
     cancelled = press(flower, BUTTONS, "cancel", run=str(run.id))
     assert cancelled.status == 303
-    assert ("web-once", RunState.CANCELLED) in runs_of(store, BUTTONS)
+    assert ("trigger:web-once", RunState.CANCELLED) in runs_of(store, BUTTONS)
     again = press(flower, BUTTONS, "cancel", run=str(run.id))
     assert again.status == 409, "it has ended"
 
@@ -318,7 +328,7 @@ def test_a_login_and_a_prefix_hold_for_pages_buttons_and_api(
     assert flower.post(path, body, login=LOGIN, headers=CROSS_SITE).status == 403
     assert ("behind-login", RunState.WAITING) not in runs_of(store, BUTTONS)
     answer = flower.post(path, body, login=LOGIN)
-    assert (answer.status, answer.json["key"]) == (200, "behind-login")
+    assert (answer.status, answer.json["key"]) == (200, "trigger:behind-login")
     cancelled = flower.post(f"/watch/api/feedq/runs/{answer.json['id']}/cancel", login=LOGIN)
     assert (cancelled.status, cancelled.json["state"]) == (200, "cancelled")
 
@@ -375,7 +385,11 @@ def test_the_api_serves_pages_and_names_wrong_arguments(flower: Flower) -> None:
 def test_the_api_triggers_pauses_and_resumes(flower: Flower, store: PostgresStore) -> None:
     base = f"/api/feedq/schedules/{quote(NASTY[2], safe='')}"
     triggered = flower.post(f"{base}/trigger", '{"key": "by-api"}').json
-    assert (triggered["schedule"], triggered["key"], triggered["kind"]) == (NASTY[2], "by-api", "trigger")
+    assert (triggered["schedule"], triggered["key"], triggered["kind"]) == (
+        NASTY[2],
+        "trigger:by-api",
+        "trigger",
+    )
     assert flower.post(f"{base}/trigger", '{"key": "by-api"}').json["id"] == triggered["id"]
     until = "2126-01-01T00:00:00Z"
     paused = flower.post(f"{base}/pause", json.dumps({"until": until, "reason": "a visit"})).json

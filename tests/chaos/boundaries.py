@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from threading import Lock, Timer, get_ident, local
 from typing import Any
 
+from psycopg2 import IntegrityError
 from sqlalchemy import Connection
 
 from feedq import bootsteps
@@ -25,6 +26,7 @@ from feedq.runtime.jobs.hints import Note
 from feedq.schedule.model import ClaimedRun
 from feedq.store.database import Database
 from feedq.store.jobs import claiming, expiry, finishing, firing, runs, sessions
+from feedq.store.jobs.prepared import PreparedRuns, Statement
 from feedq.tasks import send_hints
 
 BOUNDARIES = ("fire_due", "claim", "finish", "transact", "expire")
@@ -82,6 +84,7 @@ def install(doom: Doom) -> None:
         commit(self, connection, run)
         doom.strike("transact", "after")
 
+    _watch_prepared(doom)
     Database.transaction = watched
     sessions.JobSessions._commit = watched_commit
 
@@ -96,6 +99,39 @@ def _watch(doom: Doom, module: Any, name: str, boundary: str, does_write: Callab
         return result
 
     setattr(module, name, watched)
+
+
+def _watch_prepared(doom: Doom) -> None:
+    """The same for statements that are transactions by themselves: here each is one of three steps."""
+    execute = PreparedRuns._execute
+    writes: dict[str, tuple[str, Callable[[Any], bool]]] = {
+        "feedq_claim": ("claim", lambda rows: bool(rows) and rows[0].id is not None),
+        "feedq_succeed": ("finish", bool),
+    }
+
+    def step(session: PreparedRuns, sql: str) -> None:
+        with session._open().cursor() as cursor:
+            cursor.execute(sql)
+
+    def watched(self: PreparedRuns, statement: Statement, parameters: Mapping[str, Any]) -> Any:
+        name = statement.execute.split()[1]
+        if name not in writes:
+            return execute(self, statement, parameters)
+        boundary, does_write = writes[name]
+        step(self, "BEGIN")
+        try:
+            rows = execute(self, statement, parameters)
+        except IntegrityError:
+            step(self, "ROLLBACK")
+            raise
+        if does_write(rows):
+            doom.strike(boundary, "before")
+        step(self, "COMMIT")
+        if does_write(rows):
+            doom.strike(boundary, "after")
+        return rows
+
+    PreparedRuns._execute = watched
 
 
 def _enter(doom: Doom, owner: Any, name: str, boundary: str) -> None:

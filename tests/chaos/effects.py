@@ -99,8 +99,9 @@ def spanned(seconds: float) -> None:
 
 
 @shared_task(name="effects.nothing")
-def nothing() -> None:
+def nothing(seconds: float = 0.0) -> None:
     """No effect at all."""
+    _work(seconds)
 
 
 def _work(seconds: float) -> None:

@@ -189,7 +189,7 @@ def test_what_a_transactional_job_wrote_is_rolled_back_when_its_worker_wakes_too
     )
     first, second = effects_of(fleet, "transferred")
     assert (first["key"], first["attempt"], first["fence"]) == (run.key, 2, ended["fence"])
-    assert second["key"] == "later"
+    assert second["key"] == "trigger:later"
     assert fleet.sql("SELECT * FROM feedq.run WHERE id = %s", (run.id,))[0] == ended
 
 

@@ -145,14 +145,18 @@ def check_made_up(fleet: ForkedCluster, case: Case, name: str, last: datetime) -
 
 def check_million(fleet: ForkedCluster) -> None:
     (row,) = fleet.sql(
-        "SELECT sum(r.ticks)::int AS ticks, count(*) FILTER (WHERE r.ticks > 1) AS gathered, "
+        "SELECT sum(r.ticks)::int AS ticks, "
+        "count(*) FILTER (WHERE r.state = 'missed_catchup') AS missed, "
+        "count(*) FILTER (WHERE r.state = 'skipped_overlap') AS skipped, "
         "max(r.ticks) AS most, "
         "count(*) FILTER (WHERE r.state = 'succeeded') AS succeeded, "
         "round(extract(epoch FROM s.next_tick_at - min(r.tick_at)) / 10)::int AS wanted "
         "FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id WHERE s.name = 'million' GROUP BY s.id"
     )
     assert row["ticks"] == row["wanted"] > MILLION
-    assert row["gathered"] == 1
+    # However many in a row: one. The ticks of the last minute are not late yet, and find others waiting.
+    assert row["missed"] == 1
+    assert row["skipped"] <= 1
     assert row["most"] > MILLION - 10
     assert row["succeeded"] >= 10
 
@@ -257,6 +261,8 @@ def check_overlaps(fleet: ForkedCluster, seen: Seen, prefix: str, kind: str) -> 
 # -- spread and priority -----------------------------------------------------------------------------
 
 RUNS = 10_000
+RUN_S = 0.03
+"""Their slots are what limits the workers, not the cores of a machine that they share with its other work."""
 UNEVEN_MAX = 0.05
 
 
@@ -266,7 +272,7 @@ def test_ten_thousand_short_runs_are_spread_evenly_over_equal_workers(
     fleet.add_beat("b1")
     for n in range(4):
         fleet.add_worker(f"w{n}")
-    schedules.add(never("short", Job("effects.nothing"), overlap=Overlap.ALLOW_ALL))
+    schedules.add(never("short", Job("effects.nothing", (RUN_S,)), overlap=Overlap.ALLOW_ALL))
     start = datetime.fromisoformat("2026-01-01T00:00:00Z")
     made, _ = schedules.backfill("short", [start + timedelta(minutes=n) for n in range(RUNS)])
     assert made == RUNS

@@ -81,6 +81,21 @@ def test_no_session_of_a_worker_is_missed_for_long_when_it_is_terminated(
     assert_all_run(stage)
 
 
+def test_feeds_that_the_sink_fenced_off_their_workers_stream_again_at_once(
+    stage: Stage, measured: Measured
+) -> None:
+    def fence() -> float:
+        # As a control database does to them that was restored, or a replica that was promoted, and knows less.
+        stage.cluster.sql("UPDATE feedq_checkpoint SET epoch = epoch + 100")
+        return time.monotonic()
+
+    took = stage.wait_resumed(stage.feeds, fence, limit_s=30)
+    measured("fenced off by the sink, all stream again after", took.last_s)
+    assert took.last_s < 10, "and not when each worker next compares all it runs, once a minute"
+    stage.check()
+    assert_all_run(stage)
+
+
 def assert_undisturbed(stage: Stage, before: Mark, epochs: dict[str, int]) -> None:
     """No feed reconnected or changed hands, and every process is alive."""
     reconnected = [c.feed for c in stage.source.connections(since=before.connections)]

@@ -76,6 +76,10 @@ class Harness(ABC):
         """Let time pass for everything in the database (but not for the server's own start)."""
 
     @abstractmethod
+    def put_clock_back(self, seconds: float) -> None:
+        """Set the database's clock back."""
+
+    @abstractmethod
     def look(self) -> int:
         """One look of the elected beat; how many workers it found crashed."""
 
@@ -192,6 +196,9 @@ class MemoryHarness(Harness):
     def elapse(self, seconds: float) -> None:
         self.memory.clock.advance(seconds)
 
+    def put_clock_back(self, seconds: float) -> None:
+        self.memory.clock.put_back(seconds)
+
     def await_unlocked(self, worker: Worker) -> None:
         """They are gone when they are closed."""
 
@@ -231,6 +238,7 @@ class PostgresHarness(Harness):
         )
         self.execute(
             "UPDATE feedq.fleet SET alive_at = clock_timestamp(), alive_since = clock_timestamp(), "
+            "server_started_at = pg_postmaster_start_time(), "
             "pass_at = NULL, pass_seq = 0, sweep_at = clock_timestamp(), active_workers = 1, evened_out = NULL, "
             "waiting_after = 0, swept_to = NULL, idle_counts = '{}'"
         )
@@ -244,7 +252,9 @@ class PostgresHarness(Harness):
         # That everything happened earlier is the same as that it is later now.
         columns = self.execute(
             "SELECT table_name, column_name FROM information_schema.columns "
-            "WHERE table_schema = 'feedq' AND data_type = 'timestamp with time zone'"
+            # When the server started is compared with nothing but itself.
+            "WHERE table_schema = 'feedq' AND data_type = 'timestamp with time zone' "
+            "AND column_name <> 'server_started_at'"
         )
         for table in {table for table, _ in columns}:
             mine = [column for t, column in columns if t == table]
@@ -254,6 +264,9 @@ class PostgresHarness(Harness):
             f"UPDATE feedq.lease SET avoid = (SELECT jsonb_object_agg(key, value::float8 - {seconds}) "
             "FROM jsonb_each_text(avoid)) WHERE avoid <> '{}'"
         )
+
+    def put_clock_back(self, seconds: float) -> None:
+        self.elapse(-seconds)
 
     def await_unlocked(self, worker: Worker) -> None:
         held = (

@@ -5,7 +5,7 @@ Rows to start from in as few words as possible, and a clock that can be moved on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import Any
@@ -18,6 +18,7 @@ from feedq.model import NewWorker, Worker
 from feedq.schedule.model import Every, Job, Run, RunState, Schedule, ScheduleSpec
 from feedq.store.channels import worker_channel
 from feedq.store.database import Database
+from feedq.store.jobs.calendars import PostgresCalendars
 from feedq.store.jobs.queues import PostgresQueues
 from feedq.store.jobs.schedules import PostgresSchedules
 from tests.contract.harness import TTL_S, PostgresHarness
@@ -36,9 +37,12 @@ class JobsHarness(PostgresHarness):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self.execute("TRUNCATE feedq.schedule, feedq.run, feedq.job_queue RESTART IDENTITY CASCADE")
+        self.execute(
+            "TRUNCATE feedq.schedule, feedq.run, feedq.job_queue, feedq.calendar RESTART IDENTITY CASCADE"
+        )
         self.database = Database(url, application_name="feedq-test")
         self.schedules = PostgresSchedules(self.database)
+        self.calendars = PostgresCalendars(self.database)
         self.queues = PostgresQueues(self.database)
 
     def close(self) -> None:
@@ -70,9 +74,19 @@ class JobsHarness(PostgresHarness):
 
     # -- rows to start from --------------------------------------------------------------------------
 
-    def job_worker(self, name: str = "a", *, slots: int = 4, ttl_s: float = TTL_S) -> Worker:
-        """A worker that takes runs and no feeds."""
-        new = NewWorker(uuid4(), name, f"node.{name}", 0, "host", 1, "0", job_slots=slots)
+    def job_worker(
+        self,
+        name: str = "a",
+        *,
+        slots: int = 4,
+        ttl_s: float = TTL_S,
+        tasks: Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Worker:
+        """A worker that takes runs and no feeds; unless it is said, it does not say which tasks it knows."""
+        new = NewWorker(
+            uuid4(), name, f"node.{name}", 0, "host", 1, "0", labels or {}, job_slots=slots, tasks=tasks
+        )
         return self.store.workers.register(new, ttl_s=ttl_s)
 
     def schedule(self, name: str = "nightly", **changes: object) -> Schedule:

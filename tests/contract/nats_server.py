@@ -30,6 +30,7 @@ class ScriptedServer:
         self.refusal: str | None = None
         """Said instead of the answer to the first ping."""
         self.has_jetstream = True
+        self.retention = "limits"
         self.consumers: list[dict[str, Any]] = []
         """The configuration of each consumer that was made."""
         self.acknowledged: list[str] = []
@@ -104,7 +105,7 @@ class ScriptedServer:
     def _answer(self, subject: str, body: bytes) -> dict[str, Any]:
         if ".STREAM.INFO." in subject:
             state = {"messages": 9, "bytes": 9, "first_seq": 1, "last_seq": 9, "consumer_count": 0}
-            config = {"name": "orders", "retention": "limits"}
+            config = {"name": "orders", "retention": self.retention}
             return {"config": config, "state": state, "created": "2026-11-20T00:00:00Z"}
         if ".CONSUMER.CREATE." in subject:
             config = json.loads(body)["config"]

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cache
@@ -178,6 +178,9 @@ class PostgresSinkHarness:
         try:
             yield connection.cursor()
         finally:
+            # The server notices a closed connection a moment later, and would keep its locks until then.
+            with suppress(psycopg2.Error):
+                connection.cursor().execute("ROLLBACK")
             connection.close()
 
     def _lose(self, fault: Fault, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Trap]:

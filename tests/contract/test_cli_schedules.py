@@ -138,7 +138,7 @@ def test_an_edit_does_not_pause_what_was_resumed(shell: Shell) -> None:
 
 def test_a_trigger_is_run_and_waited_for(shell: Shell, harness: JobsHarness) -> None:
     first = shell.json("schedule", "trigger", POLL, "--key", "k", "--arg", "days=7")
-    assert (first["state"], first["correlation_id"]) == ("waiting", "acme/poll/k")
+    assert (first["state"], first["correlation_id"]) == ("waiting", "acme/poll/trigger:k")
     assert shell.json("schedule", "trigger", POLL, "--key", "k")["id"] == first["id"]
     skipped = shell.json("schedule", "trigger", POLL, status=1)
     assert skipped["state"] == "skipped_overlap"

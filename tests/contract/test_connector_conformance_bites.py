@@ -49,7 +49,11 @@ class SoundConnector:
 
     async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         dialed = await self._dial()
-        reader, writer = await asyncio.open_connection(sock=dialed.sock, limit=READ_BYTES)
+        try:
+            reader, writer = await asyncio.open_connection(sock=dialed.sock, limit=READ_BYTES)
+        except BaseException:
+            dialed.close()
+            raise
         if "leaves a task" in self.faults:
             # A task that nobody ends.
             self._task = asyncio.ensure_future(asyncio.sleep(3600))

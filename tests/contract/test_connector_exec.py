@@ -211,10 +211,10 @@ def test_the_end_of_a_program_that_ends_well_ends_its_last_record(
 
 def test_a_program_that_writes_nothing_is_silent(run: Run) -> None:
     async def main() -> None:
-        tenure = shell("echo 1; echo waiting >&2; exec sleep 60", idle_timeout_s=0.3)
+        tenure = shell("echo 1; echo waiting >&2; exec sleep 60", idle_timeout_s=2.0)
         error = await tenure.read()
         assert isinstance(error, SourceSilent)
-        assert str(error) == (f"{SHELL}: runs, but has written nothing for 0.3 s (source.idle_timeout_s)")
+        assert str(error) == (f"{SHELL}: runs, but has written nothing for 2 s (source.idle_timeout_s)")
         assert tenure.records == [b"1"]
 
     run(main())

@@ -13,6 +13,7 @@ import uvloop
 
 from feedq.connectors.nats import NatsConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.telemetry import REGISTRY
 from feedq.testing.loopback import run_on, serving, until
 from feedq.testing.stage import pull
 from feedq.testing.tenure import SECRET, Tenure
@@ -69,6 +70,25 @@ def test_messages_are_acknowledged_by_the_last_of_their_batch(run: Run) -> None:
                 SECRET,
                 "feedq/conformance/conformance/feed",
             )
+
+    run(story())
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
+def test_what_is_missing_after_the_cursor_is_counted(run: Run, retention: str) -> None:
+    """Acknowledged messages are not sent again to a feed whose sink has lost them."""
+
+    async def story() -> None:
+        async with ScriptedServer().listening() as server:
+            server.retention = retention
+            tenure = tenure_of(server.port)
+            tenure.cursor = {"seq": 2, "created": "2026-11-20T00:00:00+00:00"}
+            missed = REGISTRY.get_sample_value("feedq_source_missed_total") or 0.0
+            async with waiting(tenure, server):
+                server.deliver(6, b"6")
+                server.deliver(7, b"7")
+                await until(lambda: len(tenure.records) == 2)
+            assert REGISTRY.get_sample_value("feedq_source_missed_total") == missed + 3
 
     run(story())
 

@@ -282,7 +282,7 @@ def test_an_exclusive_run_waits_for_one_that_need_not_be_alone(jobs: JobsHarness
     jobs.schedules.trigger("nightly", key="alone")
     assert claim(jobs, worker) == []
     finish(jobs, worker, ended(beside))
-    assert claim_one(jobs, worker).key == "alone"
+    assert claim_one(jobs, worker).key == "trigger:alone"
 
 
 def test_runs_that_may_overlap_run_together(jobs: JobsHarness) -> None:
@@ -298,7 +298,7 @@ def test_an_older_tick_that_waits_for_its_retry_lets_the_next_one_go(jobs: JobsH
     older = jobs.schedules.trigger("nightly", key="older")
     jobs.schedules.trigger("nightly", key="newer")
     due_later(jobs, older, 60)
-    assert claim_one(jobs, worker).key == "newer"
+    assert claim_one(jobs, worker).key == "trigger:newer"
 
 
 def test_backfills_are_run_one_after_another_by_tick(jobs: JobsHarness) -> None:
@@ -356,7 +356,7 @@ def test_one_that_missed_its_deadline_keeps_nobody_waiting(jobs: JobsHarness) ->
     jobs.elapse(60)
     jobs.schedules.trigger("nightly", key="in time")
     jobs.elapse(60)
-    assert claim_one(jobs, worker).key == "in time"
+    assert claim_one(jobs, worker).key == "trigger:in time"
 
 
 # -- what cannot be read -----------------------------------------------------------------------------

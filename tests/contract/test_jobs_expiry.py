@@ -1,20 +1,20 @@
-"""Expiry: what becomes of runs whose worker is gone, or whose time is up."""
+"""Expiry: what becomes of runs whose worker is gone, and that no others end."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import psycopg2
 import pytest
 
 from feedq.model import Worker
-from feedq.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, ScheduleState, Semantics
+from feedq.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, Semantics
 from feedq.schedule.outcome import LOSSES_MAX
 from feedq.store.jobs import expiry
 from feedq.store.jobs.finishing import Standing, standing_from
 from tests.contract.jobs_harness import JobsHarness
-from tests.contract.jobs_stage import ask, claim, claim_one, ended, finish
+from tests.contract.jobs_stage import claim, claim_one, ended, finish
 
 S = RunState
 
@@ -62,6 +62,61 @@ def test_an_at_most_once_run_is_lost_with_its_worker(jobs: JobsHarness) -> None:
     ((_, detail),) = jobs.events("run_lost")
     assert detail == {"schedule": "nightly", "key": run.key, "run": run.id, "attempt": 1, "state": "lost"}
     assert expire(jobs) == 0
+
+
+def crash(jobs: JobsHarness, worker: Worker) -> None:
+    """Declared gone because it has lost its sessions, not because its heartbeats stayed away."""
+    jobs.execute("UPDATE feedq.worker SET suspected_at = clock_timestamp() WHERE id = %s", worker.id)
+    jobs.bury(worker)
+
+
+def take_over(jobs: JobsHarness, worker: Worker, was: Worker, *runs: ClaimedRun) -> set[int]:
+    return jobs.store.jobs.runs.take_over(worker.id, was.id, {run.id: run.fence for run in runs})
+
+
+def test_what_a_crashed_worker_runs_is_left_alone_for_a_moment(jobs: JobsHarness) -> None:
+    worker, run = started(jobs, job=AGAIN)
+    crash(jobs, worker)
+    assert expire(jobs) == 0
+    jobs.elapse(expiry.GRACE_S)
+    assert expire(jobs) == 1
+    assert jobs.schedules.run(run.id).state is S.WAITING
+
+
+def test_a_suspicion_from_before_the_clock_was_put_back_gives_no_grace_without_an_end(
+    jobs: JobsHarness,
+) -> None:
+    worker, _ = started(jobs)
+    crash(jobs, worker)
+    jobs.put_clock_back(3_600)
+    assert expire(jobs) == 1
+
+
+def test_a_worker_that_lives_takes_its_runs_over_in_its_next_session(jobs: JobsHarness) -> None:
+    was, run = started(jobs)
+    crash(jobs, was)
+    worker = jobs.job_worker()
+    assert take_over(jobs, worker, was, run) == {run.id}
+    assert take_over(jobs, worker, was, run) == set(), "it is its own already"
+    jobs.elapse(expiry.GRACE_S)
+    assert expire(jobs) == 0
+    assert jobs.store.jobs.runs.held(worker.id) == {run.id: run.fence}
+    assert finish(jobs, worker, ended(run)) == [run.id]
+
+
+def test_nothing_is_taken_over_that_was_taken_away_or_is_not_its_own(jobs: JobsHarness) -> None:
+    was, run = started(jobs, job=AGAIN)
+    other, others = started(jobs, "other")
+    crash(jobs, was)
+    jobs.elapse(expiry.GRACE_S)
+    worker = jobs.job_worker()
+    assert take_over(jobs, worker, was, replace(run, fence=run.fence - 1), others) == set()
+    assert expire(jobs) == 1
+    assert take_over(jobs, worker, was, run) == set(), "it waits"
+    again = claim_one(jobs, other)
+    assert take_over(jobs, worker, was, run) == set(), "it runs elsewhere"
+    assert take_over(jobs, was, other, others) == set(), "who is gone takes nothing"
+    assert jobs.store.jobs.runs.held(other.id) == {others.id: others.fence, again.id: again.fence}
 
 
 @pytest.mark.parametrize("semantics", [Semantics.AT_LEAST_ONCE, Semantics.TRANSACTIONAL])
@@ -138,48 +193,52 @@ def test_a_worker_that_left_or_was_forgotten_holds_nothing(jobs: JobsHarness) ->
 # -- deadlines ---------------------------------------------------------------------------------------
 
 
-def test_a_run_past_its_deadline_times_out_and_its_worker_is_told(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=job(timeout_s=30))
+EVERY = pytest.mark.parametrize("semantics", Semantics)
+
+
+@EVERY
+def test_nobody_else_ends_a_run_past_its_deadline_while_its_worker_lives(
+    jobs: JobsHarness, semantics: Semantics
+) -> None:
+    """Its worker may have ended it in time, and wait for the database to say so."""
+    worker, run = started(jobs, job=job(semantics, timeout_s=30))
+    jobs.elapse(3_600)
     assert expire(jobs) == 0
-    jobs.elapse(30)
-    with psycopg2.connect(jobs.url) as listener, listener.cursor() as cursor:
-        cursor.execute(f"LISTEN feedq_worker_{worker.lock_key}")
-        listener.commit()
-        assert expire(jobs) == 1
-        cursor.execute("SELECT 1")
-        listener.poll()
-        assert listener.notifies
+    assert finish(jobs, worker, ended(run)) == [run.id]
     row = jobs.schedules.run(run.id)
-    assert (row.state, row.reason) == (S.TIMED_OUT, expiry.TIME_IS_UP)
-    assert jobs.schedules.get("nightly").failures == 1
-    assert finish(jobs, worker, ended(run)) == []
-    assert len(jobs.events("run_finish_rejected")) == 1
-    assert jobs.events("run_lost") == []
+    assert (row.state, row.attempt) == (S.SUCCEEDED, 1)
+    assert jobs.events("run_finish_rejected", "run_lost") == []
 
 
-def test_a_worker_that_says_itself_that_time_was_up_is_turned_away_in_silence(jobs: JobsHarness) -> None:
-    worker, run = started(jobs, job=job(timeout_s=30))
-    jobs.elapse(30)
-    expire(jobs)
-    assert finish(jobs, worker, ended(run, S.TIMED_OUT)) == []
-    assert jobs.events("run_finish_rejected") == []
-
-
-def test_a_run_past_its_deadline_is_repeated_as_often_as_it_may_be(jobs: JobsHarness) -> None:
-    _, run = started(jobs, job=job(timeout_s=30, retries=Retries(limit=1, first_s=20)))
-    jobs.elapse(30)
+@EVERY
+def test_a_run_past_its_deadline_is_judged_by_its_semantics_when_its_worker_is_gone(
+    jobs: JobsHarness, semantics: Semantics
+) -> None:
+    """All workers were down for longer than it may take: of how far it came its deadline says nothing."""
+    worker, run = started(jobs, job=job(semantics, timeout_s=30))
+    jobs.elapse(3_600)
+    jobs.bury(worker)
     assert expire(jobs) == 1
-    granted = ask(jobs, jobs.job_worker("b"))
-    assert not granted.runs
-    assert granted.next_in_s == pytest.approx(20, abs=5)
-    assert jobs.schedules.run(run.id).attempt == 2
+    row = jobs.schedules.run(run.id)
+    if semantics is Semantics.AT_MOST_ONCE:
+        assert (row.state, row.attempt) == (S.LOST, 1)
+    else:
+        again = claim_one(jobs, jobs.job_worker("b"))
+        assert (again.id, again.attempt) == (run.id, 2)
+        assert again.remaining_s == pytest.approx(30, abs=5), "it has all of its time again"
 
 
-def test_timeouts_in_a_row_pause_the_schedule(jobs: JobsHarness) -> None:
-    started(jobs, job=job(timeout_s=30), pause_on_failure=1)
+def test_a_worker_is_told_which_of_its_runs_are_long_past_their_deadline(jobs: JobsHarness) -> None:
+    worker, run = started(jobs, job=job(timeout_s=30))
+    other, _ = started(jobs, "other", job=job(timeout_s=None))
+    overdue = jobs.store.jobs.runs.overdue
+    jobs.elapse(45)
+    assert overdue(worker.id, by_s=30) == {}
     jobs.elapse(30)
-    expire(jobs)
-    assert jobs.schedules.get("nightly").state is ScheduleState.PAUSED
+    assert overdue(worker.id, by_s=30) == {run.id: run.fence}
+    assert overdue(other.id, by_s=30) == {}, "neither another's, nor one without a time-out"
+    assert finish(jobs, worker, ended(run, S.TIMED_OUT)) == [run.id]
+    assert overdue(worker.id, by_s=30) == {}
 
 
 def test_where_nobody_claims_start_deadlines_are_missed_all_the_same(jobs: JobsHarness) -> None:
@@ -195,12 +254,11 @@ def test_where_nobody_claims_start_deadlines_are_missed_all_the_same(jobs: JobsH
 
 def test_as_many_expire_as_one_look_may(jobs: JobsHarness) -> None:
     worker = jobs.job_worker(slots=8)
-    jobs.schedule(overlap=Overlap.ALLOW_ALL, job=job(timeout_s=30))
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
     for n in range(5):
         jobs.schedules.trigger("nightly", key=str(n))
     claim(jobs, worker)
     jobs.bury(worker)
-    jobs.elapse(30)
     assert [expire(jobs, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 

@@ -47,9 +47,69 @@ def test_with_nothing_due_a_look_says_when_there_will_be(jobs: JobsHarness) -> N
     assert jobs.schedules.get("nightly") == before
 
 
+def test_a_second_a_tick_that_is_left_out_all_day_is_one_row(jobs: JobsHarness) -> None:
+    jobs.schedule(timing=Every(1.0), misfire_after_s=9e6)
+    jobs.elapse(1)
+    fire(jobs)
+    claim_one(jobs, jobs.job_worker())
+    begin = watermark(jobs)
+    for _ in range(24):
+        jobs.elapse(100)
+        fire(jobs)
+    ran, skipped = runs_of(jobs)
+    assert (ran.state, skipped.state) == (S.RUNNING, S.SKIPPED_OVERLAP)
+    assert 2_400 <= skipped.ticks <= 2_600
+    assert states(jobs) == {S.RUNNING: 1, S.SKIPPED_OVERLAP: skipped.ticks}
+    assert skipped.reason == "an earlier run has not ended"
+    assert watermark(jobs) > begin
+    assert skipped.ended_at is not None
+    assert jobs.now() - skipped.ended_at < timedelta(seconds=60), "kept as long as if it had just come"
+    ((last,),) = jobs.execute("SELECT last_tick_at FROM feedq.run WHERE state = 'skipped_overlap'")
+    assert last == watermark(jobs) - timedelta(seconds=1)
+
+
+def test_what_is_missed_again_and_again_is_one_row(jobs: JobsHarness) -> None:
+    jobs.schedule(catch_up=CatchUp.SKIP, misfire_after_s=0.0, timing=Every(1.0))
+    for _ in range(3):
+        jobs.elapse(1_000)
+        fire(jobs)
+    assert len(runs_of(jobs)) <= 3, "and those that were on time, between"
+    assert states(jobs)[S.MISSED_CATCHUP] >= 2_900
+
+
+def test_a_tick_that_a_row_stands_for_already_is_not_counted_again(jobs: JobsHarness) -> None:
+    jobs.schedule(catch_up=CatchUp.SKIP, misfire_after_s=0.0)
+    jobs.elapse(10 * INTERVAL_S)
+    before = watermark(jobs)
+    fire(jobs)
+    (missed,) = runs_of(jobs)
+    assert missed.ticks > 8
+    back = before + timedelta(seconds=3 * INTERVAL_S)
+    jobs.execute("UPDATE feedq.schedule SET next_tick_at = %s, next_fire_at = %s", back, back)
+    fire(jobs)
+    (again,) = runs_of(jobs)
+    assert (again.id, again.ticks) == (missed.id, missed.ticks)
+
+
 def test_with_no_schedule_at_all_there_is_no_next_time(jobs: JobsHarness) -> None:
     fired = jobs.store.jobs.runs.fire_due(limit=100)
     assert (list(fired.hints), fired.more, fired.next_in_s) == ([], False, None)
+    assert fired.is_idle
+
+
+def test_while_a_run_waits_or_runs_nobody_is_idle_though_no_tick_comes(jobs: JobsHarness) -> None:
+    jobs.schedule()
+    assert not jobs.store.jobs.runs.fire_due(limit=100).is_idle
+    jobs.elapse(INTERVAL_S)
+    fire(jobs)
+    jobs.execute("UPDATE feedq.schedule SET state = 'paused'")
+    worker = jobs.worker()
+    for change in ("state = 'waiting'", "state = 'running', worker_id = %s"):
+        jobs.execute(f"UPDATE feedq.run SET {change}", *([str(worker.id)] if "%s" in change else []))
+        fired = jobs.store.jobs.runs.fire_due(limit=100)
+        assert (fired.next_in_s, fired.is_idle) == (None, False)
+    jobs.execute("UPDATE feedq.run SET state = 'succeeded', ended_at = clock_timestamp()")
+    assert jobs.store.jobs.runs.fire_due(limit=100).is_idle
 
 
 def test_a_tick_becomes_a_run_and_the_watermark_moves_on(jobs: JobsHarness) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,8 +18,9 @@ from sqlalchemy import Connection
 from feedq.errors import Conflict, NotFound
 from feedq.model import Worker
 from feedq.schedule.model import Every, Finish, Job, Overlap, Queue, Retries, RunState, Semantics
-from feedq.store.jobs import claiming
+from feedq.store.jobs import claiming, prepared
 from feedq.store.jobs.base import Offer
+from feedq.store.jobs.prepared import PreparedRuns, Statement
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 from tests.contract.jobs_stage import ALL, claim, claim_one, ended, finish, fire, offer, runs_of, states
 
@@ -116,7 +117,7 @@ def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
     )
     assert slowly != claiming.CLAIM
     with monkeypatch.context() as patched:
-        patched.setattr(claiming, "CLAIM", slowly)
+        patched.setattr(prepared, "_CLAIM", Statement.of("feedq_claim", slowly))
         late = threads.submit(claim, jobs, slow)
         deadline = time.monotonic() + WAIT_S
         while not jobs.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
@@ -146,8 +147,9 @@ def test_two_that_claim_two_runs_of_a_schedule_at_the_same_moment_get_one(
             left.remove(run.id)
 
 
+@pytest.mark.parametrize("is_prepared", [True, False])
 def test_a_claim_that_does_not_see_yet_what_runs_meets_the_index_and_claims_again(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch, is_prepared: bool
 ) -> None:
     """Its view of the rows is from before the other's commit: as if nothing of the schedule were running."""
     a, b = jobs.job_worker("a"), jobs.job_worker("b")
@@ -156,20 +158,36 @@ def test_a_claim_that_does_not_see_yet_what_runs_meets_the_index_and_claims_agai
     jobs.schedules.trigger("nightly", key="first")
     jobs.schedules.trigger("nightly", key="second")
     jobs.schedules.trigger("another")
-    claim_one(jobs, a, limit=1)
+    held = claim_one(jobs, a, limit=1)
+    assert held.schedule == "nightly"
     blind = claiming.CLAIM.replace("o.state = 'running'", "false")
     assert blind != claiming.CLAIM
-    real = claiming.claim
     seen: list[str] = []
+    if is_prepared:
+        execute, blindfold = PreparedRuns._execute, Statement.of("feedq_blind", blind)
 
-    def claim_blindly_first(c: Connection, offered: Offer, *, ageing_s: float) -> claiming.Taken:
-        seen.append("again" if seen else "blind")
-        with monkeypatch.context() as patched:
-            if seen == ["blind"]:
-                patched.setattr(claiming, "CLAIM", blind)
-            return real(c, offered, ageing_s=ageing_s)
+        def execute_blindly_first(self: PreparedRuns, statement: Statement, given: Mapping[str, Any]) -> Any:
+            if statement is prepared._CLAIM:
+                seen.append("again" if seen else "blind")
+                if seen == ["blind"]:
+                    with self._open().cursor() as cursor:
+                        cursor.execute(blindfold.prepare)
+                    statement = blindfold
+            return execute(self, statement, given)
 
-    monkeypatch.setattr(claiming, "claim", claim_blindly_first)
+        monkeypatch.setattr(PreparedRuns, "_execute", execute_blindly_first)
+    else:
+        jobs.store.jobs.runs._prepared._is_off = True
+        real = claiming.claim
+
+        def claim_blindly_first(c: Connection, offered: Offer, *, ageing_s: float) -> claiming.Taken:
+            seen.append("again" if seen else "blind")
+            with monkeypatch.context() as patched:
+                if seen == ["blind"]:
+                    patched.setattr(claiming, "CLAIM", blind)
+                return real(c, offered, ageing_s=ageing_s)
+
+        monkeypatch.setattr(claiming, "claim", claim_blindly_first)
     assert [run.schedule for run in jobs.store.jobs.runs.claim(offer(b)).runs] == ["another"]
     assert seen == ["blind", "again"]
     assert states(jobs) == {S.RUNNING: 1, S.WAITING: 1}
@@ -198,7 +216,9 @@ def test_a_claim_does_not_wait_for_one_that_takes_another_run_of_the_schedule(jo
     jobs.schedule()
     jobs.schedules.trigger("nightly", key="first")
     with jobs.database.transaction() as c:
-        assert [run.key for run in claiming.claim(c, offer(a), ageing_s=1.0).granted.runs] == ["first"]
+        assert [run.key for run in claiming.claim(c, offer(a), ageing_s=1.0).granted.runs] == [
+            "trigger:first"
+        ]
         jobs.schedules.backfill("nightly", [SOME_TICK])
         granted = jobs.store.jobs.runs.claim(offer(b))
         assert not granted.runs

@@ -17,6 +17,7 @@ from feedq.schedule.model import (
     DstFold,
     DstGap,
     Every,
+    Exclusion,
     Job,
     Once,
     Overlap,
@@ -56,6 +57,11 @@ EVERYTHING = ScheduleSpec(
     resume=Resume.CATCH_UP,
     pause_on_failure=1,
     paused=True,
+    start_at=datetime(2026, 1, 1, tzinfo=UTC),
+    end_at=datetime(2999, 1, 1, tzinfo=UTC),
+    exclude=Exclusion(("12-25", "2026-12-31..2027-01-02"), "Europe/Berlin"),
+    keep_runs=1_000,
+    keep_days=30,
 )
 """Nothing in it is as it would be by default."""
 
@@ -69,8 +75,10 @@ EVERYTHING = ScheduleSpec(
         EVERYTHING,
         schedule_spec(timing=Every(0.25, datetime(2026, 1, 1, tzinfo=UTC))),
         schedule_spec(timing=Once(datetime(2999, 1, 1, tzinfo=UTC))),
+        schedule_spec(timing=Once((datetime(2998, 1, 1, tzinfo=UTC), datetime(2999, 1, 1, tzinfo=UTC)))),
+        schedule_spec(timing=Cron(("@daily", "@hourly"))),
     ],
-    ids=["everything", "every", "once"],
+    ids=["everything", "every", "once", "twice", "two crons"],
 )
 def test_a_schedule_is_read_as_it_was_declared(jobs: JobsHarness, spec: ScheduleSpec) -> None:
     added = jobs.schedules.add(spec)
@@ -166,6 +174,24 @@ def test_an_edit_with_another_timing_begins_at_the_first_tick_after_now(jobs: Jo
     before = jobs.now()
     edited = jobs.schedules.edit("nightly", spec)
     assert edited.next_tick_at in {next_tick(spec, after=at) for at in (before, jobs.now())}
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        {"start_at": datetime(2998, 1, 1, tzinfo=UTC)},
+        {"end_at": datetime(2998, 1, 1, tzinfo=UTC)},
+        {"exclude": Exclusion(("2026-01-01..2998-12-31",))},
+    ],
+    ids=["start", "end", "exclude"],
+)
+def test_an_edit_of_what_bounds_its_ticks_begins_at_the_first_of_them_after_now(
+    jobs: JobsHarness, bound: dict[str, Any]
+) -> None:
+    spec = jobs.schedule(timing=Every(3600)).spec
+    edited = jobs.schedules.edit(spec.name, replace(spec, **bound))
+    assert edited.next_tick_at == next_tick(edited.spec, after=jobs.now())
+    assert edited.next_fire_at == edited.next_tick_at
 
 
 def test_an_edit_of_the_jitter_moves_when_the_next_tick_fires(jobs: JobsHarness) -> None:

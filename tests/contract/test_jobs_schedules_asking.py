@@ -18,8 +18,10 @@ from feedq.schedule.model import (
     RunState,
     ScheduleState,
 )
+from feedq.schedule.words import instant
 from feedq.store.jobs.base import BACKFILL_MAX
-from tests.contract.jobs_harness import JobsHarness
+from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
+from tests.contract.jobs_stage import fire
 
 SOME_TICK = datetime(2026, 3, 1, 10, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -62,7 +64,7 @@ def test_triggers_without_a_key_are_different_runs(jobs: JobsHarness) -> None:
     first, second = jobs.schedules.trigger("nightly"), jobs.schedules.trigger("nightly")
     assert first.id != second.id
     assert first.key != second.key
-    assert first.key.startswith("trigger-")
+    assert first.key.startswith("trigger:")
 
 
 def test_a_key_gives_the_run_of_then(jobs: JobsHarness, worker: Worker) -> None:
@@ -73,6 +75,30 @@ def test_a_key_gives_the_run_of_then(jobs: JobsHarness, worker: Worker) -> None:
     again = jobs.schedules.trigger("nightly", key="order-17")
     assert (again.id, again.state) == (first.id, RunState.SUCCEEDED)
     assert len(jobs.schedules.runs("nightly")) == 1
+
+
+def test_no_trigger_takes_the_place_of_a_tick(jobs: JobsHarness) -> None:
+    """Neither of one to come nor of one that has been fired, and the other way round."""
+    schedule = jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    assert schedule.next_tick_at is not None
+    coming = schedule.next_tick_at
+    triggered = jobs.schedules.trigger("nightly", key=instant(coming))
+    assert (triggered.kind, triggered.key) == (RunKind.TRIGGER, f"trigger:{instant(coming)}")
+    jobs.elapse(INTERVAL_S)
+    fire(jobs)
+    (tick,) = [run for run in jobs.schedules.runs("nightly") if run.kind is RunKind.TICK]
+    again = jobs.schedules.trigger("nightly", key=tick.key)
+    assert again.id not in (tick.id, triggered.id)
+    assert jobs.schedules.backfill("nightly", [coming - timedelta(days=1)]) == (1, 0)
+
+
+def test_a_key_may_be_said_as_it_is_shown_and_as_earlier_releases_stored_it(jobs: JobsHarness) -> None:
+    jobs.schedule(overlap=Overlap.ALLOW_ALL)
+    run = jobs.schedules.trigger("nightly", key="order-17")
+    assert run.key == "trigger:order-17"
+    assert jobs.schedules.trigger("nightly", key=run.key).id == run.id
+    jobs.execute("UPDATE feedq.run SET key = 'order-17'")
+    assert jobs.schedules.trigger("nightly", key="order-17").id == run.id
 
 
 def test_a_trigger_may_bring_a_job_of_its_own(jobs: JobsHarness) -> None:
@@ -211,6 +237,21 @@ def test_a_backfill_of_what_may_overlap_runs_at_once(jobs: JobsHarness) -> None:
     jobs.schedule(overlap=Overlap.ALLOW_ALL)
     jobs.schedules.backfill("nightly", [SOME_TICK])
     assert columns(jobs, jobs.schedules.runs("nightly")[0], "exclusive") == (False,)
+
+
+def test_a_backfill_rings_as_many_workers_as_can_begin_at_once(jobs: JobsHarness, worker: Worker) -> None:
+    everybody = (worker, jobs.job_worker("b"), jobs.job_worker("c"))
+    ticks = iter(SOME_TICK + n * HOUR for n in range(100))
+
+    def rung(name: str, count: int) -> set[str]:
+        wanted = [next(ticks) for _ in range(count)]
+        return jobs.rung(lambda: jobs.schedules.backfill(name, wanted), *everybody)
+
+    jobs.schedule("many", overlap=Overlap.ALLOW_ALL)
+    assert rung("many", 10) == {"a", "b", "c"}
+    assert len(rung("many", 2)) == 2
+    jobs.schedule("one", overlap=Overlap.SKIP)
+    assert len(rung("one", 10)) == 1, "one runs at a time"
 
 
 def test_a_backfill_over_ticks_that_ran_makes_nothing(jobs: JobsHarness, worker: Worker) -> None:

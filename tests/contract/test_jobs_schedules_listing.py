@@ -11,7 +11,7 @@ import pytest
 
 from feedq.errors import NotFound
 from feedq.model import Worker
-from feedq.schedule.model import Every, Job, Overlap, RunState
+from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState
 from feedq.store.jobs.listing import LOOKED, PAGE_MAX
 from feedq.store.jobs.retention import trim
 from tests.contract.jobs_harness import JobsHarness
@@ -69,6 +69,10 @@ def test_pages_are_in_order_of_name_and_follow_each_other(jobs: JobsHarness) -> 
     assert [v.schedule.spec.name for v in jobs.schedules.views(prefix="a")] == ["a", "a/b", "a/c", "a0"]
     assert [v.schedule.spec.name for v in jobs.schedules.views(prefix="a/", after="a/b")] == ["a/c"]
     assert jobs.schedules.views(prefix="%") == [], "it is plain text"
+    jobs.schedules.pause("a/c")
+    paused, active = ScheduleState.PAUSED, ScheduleState.ACTIVE
+    assert [v.schedule.spec.name for v in jobs.schedules.views(state=paused)] == ["a/c"]
+    assert [v.schedule.spec.name for v in jobs.schedules.views(prefix="a/", state=active)] == ["a/b"]
     assert jobs.schedules.views(limit=-1) == []
 
 
@@ -112,7 +116,7 @@ def test_history_under_a_name_is_that_of_the_schedule_that_has_it_or_had_it_last
         jobs.schedule()
         jobs.schedules.trigger("nightly", key=f"of the {number + 1}. schedule")
         jobs.schedules.remove("nightly")
-    assert [run.key for run in jobs.schedules.runs("nightly")] == ["of the 2. schedule"]
+    assert [run.key for run in jobs.schedules.runs("nightly")] == ["trigger:of the 2. schedule"]
     assert jobs.schedules.counts("nightly") == {RunState.CANCELLED: 1}
     jobs.schedule()
     assert jobs.schedules.runs("nightly") == []

@@ -11,13 +11,14 @@ from uuid import UUID
 
 import psycopg2
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
-from feedq.errors import RunTakenAway, Unavailable
+from feedq.errors import JobSessionLost, RunTakenAway, Unavailable
 from feedq.model import Worker
 from feedq.schedule.model import ClaimedRun, Job, Retries, RunState, Semantics
+from feedq.schedule.outcome import LOSSES_MAX
 from feedq.store.jobs import expiry, sessions
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
@@ -144,6 +145,16 @@ def test_who_has_not_claimed_the_run_keeps_nothing(jobs: JobsHarness) -> None:
     assert (kept(jobs), state(jobs, run)) == (0, S.RUNNING)
 
 
+def test_a_run_that_was_taken_over_under_way_is_kept(jobs: JobsHarness) -> None:
+    """It began under a session that is gone, and its process has another one by now."""
+    was, run = started(jobs)
+    jobs.bury(was)
+    worker = jobs.job_worker("b")
+    assert jobs.store.jobs.runs.take_over(worker.id, was.id, {run.id: run.fence}) == {run.id}
+    work(jobs, was, run)
+    assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
+
+
 def test_a_zombie_keeps_nothing_and_its_successor_everything(
     jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,15 +195,11 @@ def test_a_zombie_keeps_nothing_while_its_successor_still_runs(
     assert rejected(jobs) == [(run.fence, str(worker.id), "succeeded", "running")]
 
 
-def test_a_run_that_was_timed_out_meanwhile_keeps_nothing_and_history_says_so(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(expiry, "end_sessions", lambda c, runs: None)
+def test_a_run_that_was_timed_out_meanwhile_keeps_nothing_and_history_says_so(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
 
     def meanwhile(_: Session) -> None:
-        jobs.execute("UPDATE feedq.run SET deadline_at = clock_timestamp() WHERE id = %s", run.id)
-        assert jobs.store.jobs.runs.expire(limit=10) == 1
+        assert finish(jobs, worker, ended(run, S.TIMED_OUT)) == [run.id]
 
     with pytest.raises(RunTakenAway):
         work(jobs, worker, run, meanwhile)
@@ -226,11 +233,8 @@ def test_what_was_rolled_back_is_let_go_before_history_is_written(
     assert rejected(jobs) == [(run.fence, str(worker.id), "failed", "running")]
 
 
-def test_an_attempt_keeps_nothing_once_its_own_worker_is_at_the_next_one(
-    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_keeps_nothing_once_its_own_worker_is_at_the_next_one(jobs: JobsHarness) -> None:
     """Its time was up, and the retry came to the same worker: only the fence tells the two apart."""
-    monkeypatch.setattr(expiry, "end_sessions", lambda c, runs: None)
     jobs.schedule(job=replace(JOB, timeout_s=30.0, retries=Retries(limit=1, first_s=0.0)))
     jobs.schedules.trigger("nightly")
     worker = jobs.job_worker()
@@ -238,8 +242,7 @@ def test_an_attempt_keeps_nothing_once_its_own_worker_is_at_the_next_one(
     retries: list[ClaimedRun] = []
 
     def meanwhile(_: Session) -> None:
-        jobs.elapse(30)
-        assert jobs.store.jobs.runs.expire(limit=10) == 1
+        assert finish(jobs, worker, ended(run, S.TIMED_OUT)) == [run.id]
         retries.append(claim_one(jobs, worker))
 
     with pytest.raises(RunTakenAway):
@@ -264,7 +267,7 @@ def test_a_frozen_zombie_does_not_hold_up_its_successor_with_what_it_has_locked(
         with jobs.store.jobs.runs.transact(other.id, claim_one(jobs, other)) as session:
             write(session)
 
-    with pytest.raises(OperationalError):
+    with pytest.raises(JobSessionLost):
         work(jobs, worker, run, write, meanwhile, write)
     assert jobs.execute("SELECT run FROM effect") == [(8,)]
     assert state(jobs, run) is S.SUCCEEDED
@@ -307,7 +310,7 @@ def test_killed_before_the_commit_nothing_is_kept(jobs: JobsHarness, monkeypatch
         cut_off(jobs, run)
 
     monkeypatch.setattr(sessions, "complete", complete)
-    with pytest.raises(Unavailable):
+    with pytest.raises(JobSessionLost):
         work(jobs, worker, run)
     assert (kept(jobs), state(jobs, run)) == (0, S.RUNNING)
     monkeypatch.setattr(sessions, "complete", real)
@@ -348,10 +351,73 @@ def test_a_commit_that_failed_is_not_taken_for_that_of_the_next_attempt(
         c.commit()
 
     monkeypatch.setattr(Connection, "commit", commit)
-    with pytest.raises(Unavailable):
+    with pytest.raises(JobSessionLost):
         work(jobs, worker, run)
     assert jobs.execute("SELECT run FROM effect") == [(77,)]
     assert state(jobs, run) is S.SUCCEEDED
+
+
+def wrapped(session: Session) -> None:
+    try:
+        session.execute(WRITE, {"run": 2})
+    except OperationalError as error:
+        raise ValueError("an error of the job's own making") from error
+
+
+@pytest.mark.parametrize("write", [lambda session: session.execute(WRITE, {"run": 2}), wrapped])
+def test_a_session_that_is_cut_under_way_is_no_failure_and_the_run_is_done_again(
+    jobs: JobsHarness, write: Callable[[Session], object]
+) -> None:
+    worker, run = started(jobs)
+    with pytest.raises(JobSessionLost, match=r"nightly.*nothing that it wrote was kept"):
+        work(jobs, worker, run, lambda _: cut_off(jobs, run), write)
+    assert finish(jobs, worker, ended(run, S.LOST, "cut off")) == [run.id]
+    row = jobs.schedules.run(run.id)
+    assert (row.state, row.attempt, row.reason) == (S.WAITING, 2, "cut off")
+    assert jobs.schedules.get("nightly").failures == 0
+    ((_, detail),) = jobs.events("run_lost")
+    assert (detail["attempt"], detail["state"]) == (1, "waiting")
+    work(jobs, worker, claim_one(jobs, worker))
+    assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
+
+
+def test_a_job_that_fails_by_itself_has_failed(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    with pytest.raises(ZeroDivisionError):
+        work(jobs, worker, run, fail)
+    assert finish(jobs, worker, ended(run, S.FAILED)) == [run.id]
+    assert state(jobs, run) is S.FAILED
+
+
+def test_a_job_that_cuts_its_session_again_and_again_ends_some_day(jobs: JobsHarness) -> None:
+    worker, run = started(jobs)
+    for attempt in range(1, LOSSES_MAX + 1):
+        assert (run.attempt, state(jobs, run)) == (attempt, S.RUNNING)
+        finish(jobs, worker, ended(run, S.LOST))
+        run = claim_one(jobs, worker) if attempt < LOSSES_MAX else run
+    assert state(jobs, run) is S.LOST
+
+
+def test_without_a_session_nothing_is_begun_and_the_run_is_done_again(
+    jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, run = started(jobs)
+
+    def refuse(_: object) -> None:
+        raise OperationalError("", {}, psycopg2.OperationalError("too many clients already"))
+
+    monkeypatch.setattr(Engine, "connect", refuse)
+    with pytest.raises(JobSessionLost, match="too many clients"):
+        work(jobs, worker, run, fail)
+
+
+def test_a_commit_that_had_happened_after_all_stands_and_is_no_rejection(jobs: JobsHarness) -> None:
+    """Its worker could not even ask, and says that nothing was kept."""
+    worker, run = started(jobs)
+    work(jobs, worker, run)
+    assert finish(jobs, worker, ended(run, S.LOST)) == []
+    assert (kept(jobs), state(jobs, run)) == (1, S.SUCCEEDED)
+    assert rejected(jobs) == []
 
 
 # -- connections -------------------------------------------------------------------------------------
@@ -388,7 +454,7 @@ def test_a_silent_job_keeps_its_transaction_as_long_as_its_run_may_take(
             assert time.monotonic() < deadline, "a frozen job keeps what it has locked"
             time.sleep(0.05)
 
-    with pytest.raises(OperationalError):
+    with pytest.raises(JobSessionLost):
         work(jobs, worker, run, freeze, lambda session: session.execute(WRITE, {"run": 2}))
     assert kept(jobs) == 0
 

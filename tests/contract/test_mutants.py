@@ -53,6 +53,25 @@ def test_a_sink_without_the_epoch_in_its_checkpoint_update_fails(
         test(sink_harness)
 
 
+def test_a_sink_that_does_not_look_which_commit_it_continues_fails(
+    sink_harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant = without(statements.LOCK_MINE, statements.COMMIT_MATCHES)
+    monkeypatch.setattr(groupcommit, "LOCK_MINE", mutant)
+    with pytest.raises(AssertionError):
+        sinks.test_a_write_that_continues_another_commit_than_the_last_writes_nothing(sink_harness)
+
+
+def test_a_sink_whose_fence_leaves_the_commit_that_was_there_fails(
+    sink_harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant = statements.FENCE.replace("commit_id = excluded.commit_id", "commit_id = c.commit_id")
+    assert mutant != statements.FENCE
+    monkeypatch.setattr(fencing, "FENCE", mutant)
+    with pytest.raises(AssertionError):
+        sinks.test_a_fence_ends_what_was_to_be_continued_also_under_the_same_epoch(sink_harness)
+
+
 @pytest.mark.parametrize(
     "test",
     [

@@ -170,6 +170,17 @@ def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> 
         ),
         ("SELECT 1", Landing("a.b.c", "json"), ["neither a table nor schema.table"]),
         ("SELECT 1", Landing("feedq_checkpoint", "json"), ["feedq's own"]),
+        (
+            "SELECT 1",
+            Landing("pg_description", "json", sources_of({"description": "/d"})),
+            ["leads to pg_catalog.pg_description", "kept by the database about itself"],
+        ),
+        (
+            "CREATE SCHEMA feedq; CREATE TABLE feedq.feed (name text); DO $$ BEGIN EXECUTE format("
+            "'ALTER DATABASE %I SET search_path = public, feedq', current_database()); END $$",
+            Landing("feed", "json", sources_of({"name": "/n"})),
+            ["leads to feedq.feed", "one of feedq's own"],
+        ),
     ],
 )
 def test_a_landing_that_cannot_work_says_what_and_where(

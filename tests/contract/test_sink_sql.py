@@ -178,6 +178,12 @@ ODD = Landing("odd", "json")
         ("CREATE TABLE odd (id INTEGER PRIMARY KEY)", Landing("odd", "json", flatten="_"), ["could fill"]),
         ("", Landing("a.b.c", "json"), ["neither a table nor schema.table"]),
         ("", Landing("feedq_checkpoint", "json"), ["feedq's own"]),
+        ("", Landing("main.FeedQ_Checkpoint", "json"), ["feedq's own"]),
+        (
+            "CREATE TABLE n (n INTEGER PRIMARY KEY AUTOINCREMENT)",
+            Landing("main.SQLite_sequence", "json", sources_of({"name": "/n", "seq": "/s"})),
+            ["kept by the database about itself"],
+        ),
     ],
 )
 def test_a_landing_that_cannot_work_says_why(

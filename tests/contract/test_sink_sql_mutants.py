@@ -35,13 +35,27 @@ def commit_and_go_on(connection: Any) -> None:
 def test_a_write_that_does_not_look_at_the_epoch_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lock(_self: Any, _connection: Any, _environment: str, keys: Any) -> set[Any]:
-        return set(keys)
+    def lock(_self: Any, _connection: Any, _environment: str, keys: Any) -> dict[Any, None]:
+        return dict.fromkeys(keys)
 
     monkeypatch.setattr(Sqlite, "lock", lock)
     monkeypatch.setattr(Sqlite, "advance", lambda *_: None)
     with pytest.raises(AssertionError):
         suite.test_a_stale_epoch_cannot_write_a_record_or_a_checkpoint(harness)
+
+
+def test_a_fence_that_leaves_the_commit_that_was_there_is_noticed(
+    harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence = Sqlite.fence
+
+    def without_commit(self: Sqlite, connection: Any, rows: Any, *, wait_s: float) -> None:
+        before = dict(list(connection.exec_driver_sql("SELECT feed_id, commit_id FROM feedq_checkpoint")))
+        fence(self, connection, [{**r, "commit_id": before.get(r["feed_id"])} for r in rows], wait_s=wait_s)
+
+    monkeypatch.setattr(Sqlite, "fence", without_commit)
+    with pytest.raises(AssertionError):
+        suite.test_a_fence_ends_what_was_to_be_continued_also_under_the_same_epoch(harness)
 
 
 def test_a_fence_that_raises_nothing_is_noticed(

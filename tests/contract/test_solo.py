@@ -135,8 +135,11 @@ def test_the_sink_threads_of_an_earlier_worker_session_end(tenure: Tenure) -> No
 def tasks_store(postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("FEEDQ_DATABASE_URL", postgres_harness.url)
     settings_module.settings.cache_clear()
+    # A test before this one may have left a store of another database.
+    tasks._store_of.cache_clear()
     yield
     tasks.store().close()
+    tasks._store_of.cache_clear()
     settings_module.settings.cache_clear()
 
 

@@ -160,6 +160,17 @@ def test_views_are_by_name_and_filtered_by_tenant_and_worker(harness: Harness) -
     assert views(worker="nobody") == []
 
 
+def test_declarations_come_a_page_at_a_time_by_name_without_the_removed(harness: Harness) -> None:
+    made = {name: harness.feed(name, tenant="t" if name < "d" else "u") for name in "cabed"}
+    harness.store.feeds.remove("b")
+    declared = harness.store.feeds.declared
+    first = declared(limit=2)
+    assert first == [made["a"], made["c"]]
+    assert declared(after=first[-1].name, limit=2) == [made["d"], made["e"]]
+    assert declared(after="e") == []
+    assert declared(tenant="t") == [made["a"], made["c"]]
+
+
 def test_the_status_follows_the_lease_and_its_progress(harness: Harness) -> None:
     worker = harness.worker()
     feed = harness.feed()

@@ -8,9 +8,22 @@ from uuid import uuid4
 
 import pytest
 
-from feedq.model import JSON, Feed, FeedKey, LeaseState, Reason, Release, TargetState, Worker, WorkerState
+from feedq.lease import FAILOVER_WITHIN
+from feedq.model import (
+    JSON,
+    Claim,
+    Feed,
+    FeedKey,
+    LeaseState,
+    Load,
+    Reason,
+    Release,
+    TargetState,
+    Worker,
+    WorkerState,
+)
 from feedq.telemetry import EventKind
-from tests.contract.harness import Harness, progress, spec
+from tests.contract.harness import TTL_S, Harness, progress, spec
 
 STALE = pytest.mark.parametrize("shift", [-1, 1, 1_000])
 
@@ -390,3 +403,48 @@ def test_an_epoch_is_raised_only_by_its_owner(
     before = harness.lease(feed)
     assert harness.store.leases.raise_epoch(worker.id, key, above=100) is None
     assert harness.lease(feed) == before
+
+
+def test_a_claim_says_whether_the_owner_was_lost_a_moment_ago_beside_this_worker(harness: Harness) -> None:
+    feed, lost = harness.feed(), harness.worker("a")
+    beside = harness.worker("b", ttl_s=10_000)
+    harness.elapse(1)
+    harness.store.workers.heartbeat(lost.id, Load(), ttl_s=TTL_S)
+
+    def claimed(worker: Worker) -> Claim:
+        (claim,) = harness.store.leases.claim(worker.id, [harness.assign(feed, worker)])
+        return claim
+
+    assert not claimed(lost).after_loss, "it is new"
+    harness.elapse(1)
+    harness.bury(lost)
+    after = claimed(beside)
+    assert after.after_loss
+    found = harness.store.leases.claimed(beside.id, after.key)
+    assert found is not None
+    assert not found.after_loss, "it has had its turn"
+    harness.elapse(1)
+    harness.store.leases.release(beside.id, [Release(*after.key, Reason.RELEASED)])
+    assert not claimed(beside).after_loss, "that was another tenure"
+
+
+def test_when_a_whole_fleet_was_lost_and_starts_anew_no_claim_is_one_after_a_loss(harness: Harness) -> None:
+    feed, lost = harness.feed(), harness.worker("a")
+    harness.run(feed, lost)
+    harness.elapse(1)
+    newcomer = harness.worker("b", ttl_s=10_000)
+    harness.bury(lost)
+    (claim,) = harness.store.leases.claim(newcomer.id, [harness.assign(feed, newcomer)])
+    assert not claim.after_loss
+
+
+def test_what_had_no_place_for_long_after_a_loss_is_in_no_hurry(harness: Harness) -> None:
+    feed, lost, beside = harness.feed(), harness.worker("a"), harness.worker("b", ttl_s=10_000)
+    harness.elapse(1)
+    harness.store.workers.heartbeat(lost.id, Load(), ttl_s=TTL_S)
+    harness.run(feed, lost)
+    harness.elapse(1)
+    harness.bury(lost)
+    harness.elapse(FAILOVER_WITHIN.total_seconds() + 1)
+    (claim,) = harness.store.leases.claim(beside.id, [harness.assign(feed, beside)])
+    assert not claim.after_loss

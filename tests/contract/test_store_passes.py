@@ -21,7 +21,7 @@ def alive_for_s(harness: Harness, *, ttl_s: float) -> float:
     """Since when the database was heard from, as a pass sees it."""
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
-        return (p.now - p.quiet(ttl_s=ttl_s).fleet_alive_since).total_seconds()
+        return (p.now - p.quiet(ttl_s=ttl_s).since).total_seconds()
 
 
 # -- one at a time, all or nothing -------------------------------------------------------------------

@@ -44,6 +44,8 @@ def test_a_loss_is_reported_once(harness: Harness) -> None:
     assert harness.store.workers.report_loss(worker.id, certain(feed))
     assert not harness.store.workers.report_loss(worker.id, certain(feed))
     assert harness.lease(feed).blamed == 1
+    (view,) = harness.store.workers.views()
+    assert view.worker.loss == f"stalled: {STOOD_STILL}"
 
 
 def test_a_loss_without_a_feed_and_one_of_a_feed_that_is_gone_are_taken_down(harness: Harness) -> None:

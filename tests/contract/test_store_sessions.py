@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from typing import Any
+from uuid import uuid4
 
 import pytest
+from sqlalchemy import text
 
 from feedq.errors import Unavailable
 from feedq.model import Load
+from feedq.settings import Settings
+from feedq.sinks import session as sinks
+from feedq.store import engine
 from feedq.store import session as session_module
+from feedq.store.election import Election
+from feedq.store.engine import connect_once, make_lone_engine
 from feedq.store.session import PostgresSession
 from tests.contract.harness import TTL_S, PostgresHarness
 
@@ -57,6 +65,68 @@ def test_a_session_of_a_worker_with_a_thousand_open_sockets_waits_and_hears(
     finally:
         session.close()
         listener.close()
+
+
+def probes(execute: Callable[[str], Any]) -> dict[str, int]:
+    """What the server does on this session about a client that has fallen silent; it asks its socket."""
+    return dict(execute("SELECT name, setting::int FROM pg_settings WHERE name LIKE 'tcp\\_%'"))
+
+
+def execute_on(connection: Any) -> Callable[[str], Any]:
+    def execute(sql: str) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+            return cursor.fetchall()
+
+    return execute
+
+
+def test_every_session_of_the_control_database_is_given_up_when_its_other_end_is_silent(
+    postgres_harness: PostgresHarness,
+) -> None:
+    url, store = postgres_harness.url, postgres_harness.store
+    worker = postgres_harness.worker("w1")
+    found: dict[str, dict[str, int]] = {}
+    with closing(PostgresSession(url, worker, ttl_s=TTL_S)) as session:
+        found["keeper"] = probes(execute_on(session._connection))
+    with closing(store.worker_listener(worker)) as listener:
+        found["listener"] = probes(listener.execute)
+    with closing(Election(url, holder=uuid4(), host="h", pid=1, ttl_s=5, settle_s=1)) as election:
+        found["beat"] = probes(election._session.execute)
+    with store._database.transaction() as c:
+        found["transaction"] = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
+    with store._database.statement() as c:
+        found["statement"] = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
+    with closing(make_lone_engine(url, application_name="feedq-job").raw_connection()) as job:
+        found["transactional job"] = probes(execute_on(job))
+    with connect_once(url) as c:
+        found["command"] = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
+    with closing(sinks.Session(url, application_name="feedq-writer")) as writer:
+        found["writer"] = probes(writer.execute)
+    wanted = {
+        "tcp_keepalives_idle": 5,
+        "tcp_keepalives_interval": 2,
+        "tcp_keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+    }
+    assert found == dict.fromkeys(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "idle_s", "user_ms"), [(0, None, 0), (0.5, 1, 500), (3600, 1800, 3.6e6)]
+)
+def test_how_long_the_other_end_may_be_silent_can_be_set(
+    postgres_harness: PostgresHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    timeout_s: float,
+    idle_s: int | None,
+    user_ms: int,
+) -> None:
+    monkeypatch.setattr(engine, "settings", lambda: Settings(database_timeout_s=timeout_s))
+    with connect_once(postgres_harness.url) as c:
+        found = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
+    assert found["tcp_user_timeout"] == user_ms
+    assert idle_s in (found["tcp_keepalives_idle"], None)
 
 
 def plans(session: PostgresSession) -> list[tuple[object, ...]]:

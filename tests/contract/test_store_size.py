@@ -219,6 +219,12 @@ def test_history_is_trimmed_a_page_at_a_time(
     assert [left() for _ in range(4)] == [150, 50, 0, 0]
 
 
+def since(revision: str) -> list[str]:
+    """All revisions after this one, in their order."""
+    revisions = [script.revision for script in migrate._script().walk_revisions()]
+    return sorted(found for found in revisions if found > revision)
+
+
 def test_a_database_in_use_is_migrated_as_it_stands(database_url: str) -> None:
     with session_once(database_url) as connection:
         connection.execute(text("CREATE SCHEMA feedq"))
@@ -241,7 +247,7 @@ def test_a_database_in_use_is_migrated_as_it_stands(database_url: str) -> None:
         "SELECT id, CASE WHEN id = 1 THEN 'stopping' ELSE 'running' END, "
         "'00000000-0000-0000-0000-00000000000a' FROM feedq.feed WHERE id < 6"
     )
-    assert migrate.upgrade(database_url) == ["0003", "0004", "0005", "0006"]
+    assert migrate.upgrade(database_url) == since("0002")
     assert execute("SELECT feeds, weight FROM feedq.worker_held") == [(5, 8.0)]
     assert execute("SELECT count(*) FROM feedq.lease WHERE stop_by IS NOT NULL") == [(1,)]
     assert execute("SELECT DISTINCT selector FROM feedq.feed") == [({},)]
@@ -253,7 +259,7 @@ def test_a_migration_that_was_cut_off_is_finished_by_the_next(database_url: str)
     with psycopg2.connect(database_url) as connection, connection.cursor() as cursor:
         cursor.execute("UPDATE feedq.alembic_version SET version_num = '0002'")
         cursor.execute("DROP INDEX feedq.lease_due; DROP TRIGGER lease_held_update ON feedq.lease")
-    assert migrate.upgrade(database_url) == ["0003", "0004", "0005", "0006"]
+    assert migrate.upgrade(database_url) == since("0002")
     assert migrate.status(database_url).is_current
 
 
@@ -266,4 +272,4 @@ def test_two_that_migrate_at_once_do_it_once(database_url: str) -> None:
 
     with ThreadPoolExecutor(max_workers=3) as threads:
         done = [job.result(60) for job in [threads.submit(upgrade) for _ in range(3)]]
-    assert sorted(map(len, done)) == [0, 0, 6]
+    assert sorted(map(len, done)) == [0, 0, len(since(""))]

@@ -313,7 +313,7 @@ def test_a_stream_that_does_not_end_loses_its_connection_when_its_lease_is_lost(
     stage.reconcile()
     stage.streaming()
     taken_at = take_away(stage)
-    stage.supervisor._ask_for_audit(stage.worker_id)
+    stage.supervisor._ask_for_audit()
     until(lambda: stage.source.accepted > 1, "cut")
     assert time.monotonic() - taken_at < 3, "a second, and what the machine needs"
     until(lambda: stage.source.accepted > 3, "and cut again whenever it dials anew")
@@ -468,6 +468,96 @@ def test_it_says_goodbye_after_the_last_release(stage: Stage, monkeypatch: pytes
     assert lease.records_total > 0
 
 
+def raise_the_sinks_epoch(stage: Stage, epoch: int) -> None:
+    """As after the control database was restored from a backup: the sink has seen more than it knows."""
+    sql = "UPDATE feedq_checkpoint SET epoch = %s WHERE environment = %s RETURNING 1"
+    until(lambda: stage.harness.execute(sql, epoch, stage.settings.environment), "the checkpoint is there")
+
+
+def test_a_fenced_feed_is_released_at_once_and_streams_again(stage: Stage) -> None:
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    raise_the_sinks_epoch(stage, 100)
+    until(lambda: stage.lease().state is LeaseState.IDLE, "released")
+    lease = stage.lease()
+    assert (lease.reason, lease.retry_at, lease.connected) == (Reason.FENCED, None, False)
+    assert "was superseded" in lease.last_error
+    stage.reconcile()
+    until(lambda: stage.lease().epoch > 100, "the sink's epoch is overtaken")
+    stage.streaming()
+
+
+def forget_a_claim(stage: Stage) -> None:
+    """The database takes the worker for the owner of a feed that it does not run, as a replica does that was
+    promoted and has not heard of the release."""
+    feed_id = stage.add_feed("b")
+    sql = """
+        INSERT INTO feedq.lease (feed_id, epoch, state, reason, worker_id, running_since, connected)
+        VALUES (%s, 7, 'running', NULL, %s, clock_timestamp(), true)
+        ON CONFLICT (feed_id) DO UPDATE SET epoch = excluded.epoch, state = excluded.state, reason = NULL,
+            worker_id = excluded.worker_id, running_since = excluded.running_since, connected = true
+        RETURNING 1
+    """
+    assert stage.harness.execute(sql, feed_id, str(stage.worker_id))
+
+
+def test_what_is_not_run_here_is_released_once_another_feed_was_fenced(stage: Stage) -> None:
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    forget_a_claim(stage)
+    raise_the_sinks_epoch(stage, 100)
+    until(lambda: stage.lease("b").state is LeaseState.IDLE, "released")
+
+
+def test_what_is_not_run_here_is_released_after_a_new_session(stage: Stage) -> None:
+    forget_a_claim(stage)
+    sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+    stage.harness.execute(sql, f"feedq-keeper/{stage.worker_id}")
+    until(lambda: stage.lease("b").state is LeaseState.IDLE, "released")
+
+
+def test_an_audit_that_meets_a_raised_epoch_takes_no_feed_away(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, loop = stage.store.leases.raise_epoch, stage.supervisor._loop
+
+    def raise_epoch(worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
+        raised = real(worker_id, key, above=above)
+        # What follows comes to the loop all at once.
+        loop.call_soon_threadsafe(time.sleep, 0.2)
+        stage.supervisor.desk.do(stage.supervisor._begin_audit)
+        return raised
+
+    monkeypatch.setattr(stage.store.leases, "raise_epoch", raise_epoch)
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    raise_the_sinks_epoch(stage, 100)
+    until(lambda: stage.lease().state is LeaseState.IDLE, "released")
+    stage.reconcile()
+    until(lambda: stage.lease().epoch > 100, "the sink's epoch is overtaken")
+    stage.streaming()
+    raised = stage.lease().epoch
+    until(lambda: stage.lease().records_total > 0, "it lands")
+    until(lambda: stage.lease().connected, "it streams")
+    assert (stage.lease().epoch, stage.supervisor.feeds) == (raised, 1)
+
+
+def test_an_audit_of_an_earlier_session_takes_no_feed_away(stage: Stage) -> None:
+    stage.add_feed()
+    stage.reconcile()
+    stage.streaming()
+    loop, ran = stage.supervisor._loop, Event()
+    loop.call_soon_threadsafe(stage.supervisor._audit, uuid4(), set())
+    loop.call_soon_threadsafe(ran.set)
+    assert ran.wait(LIMIT_S)
+    assert stage.lease().epoch == 1
+    (runner,) = [runner for runner, _ in stage.supervisor._roster]
+    assert runner._interrupt is None
+
+
 def test_an_error_while_an_epoch_is_raised_does_not_leave_the_feed_hanging(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -483,21 +573,15 @@ def test_an_error_while_an_epoch_is_raised_does_not_leave_the_feed_hanging(
     stage.add_feed()
     stage.reconcile()
     stage.streaming()
-    # The control database was restored from a backup: the sink has seen more than it knows.
-    until(
-        lambda: stage.harness.execute(
-            "UPDATE feedq_checkpoint SET epoch = 100 WHERE environment = %s RETURNING 1",
-            stage.settings.environment,
-        ),
-        "the checkpoint is there",
-    )
+    raise_the_sinks_epoch(stage, 100)
     until(lambda: stage.said, "its tenure ended")
     until(lambda: stage.source.open == 0, "its connection is closed")
-    stage.harness.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'released'")
+    until(lambda: stage.lease().state is LeaseState.IDLE, "released")
     stage.said.clear()
     stage.reconcile()
     until(lambda: stage.said, "the error ended that tenure as well")
-    stage.harness.execute("UPDATE feedq.lease SET state = 'idle', worker_id = NULL, reason = 'released'")
+    until(lambda: stage.lease().state is LeaseState.IDLE, "released")
+    until(lambda: stage.lease().retry_at is None or stage.harness.is_due(), "its delay is over")
     stage.reconcile()
+    until(lambda: stage.lease().epoch > 100, "the sink's epoch is overtaken")
     stage.streaming()
-    assert stage.lease().epoch > 100

@@ -10,7 +10,7 @@ from feedq.tasks import store
 
 # As a claim would return it, and nobody is told.
 _NAMED = """
-    SELECT r.id, r.fence, r.attempt, r.key, r.kind, r.tick_at, r.due_at, r.job, s.name AS schedule,
+    SELECT r.id, r.fence, r.attempt, r.key, r.kind, r.tick_at, r.due_at, r.job::text AS job, s.name AS schedule,
         60.0::float8 AS remaining_s, 0.0::float8 AS waited_s
     FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id WHERE r.id = :id
 """

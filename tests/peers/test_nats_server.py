@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from feedq.connectors.nats import NatsConnector
 from feedq.connectors.protocol.nats import consumer as nats_consumer
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.telemetry import LogEvent
+from feedq.telemetry import REGISTRY, LogEvent
 from feedq.testing.loopback import run_on, until
 from feedq.testing.relay import Relay
 from feedq.testing.stage import pull
@@ -356,9 +356,11 @@ def test_a_hole_is_told(server: PeerServer, run: Run) -> None:
         async with stream_on(server) as js:
             await publish(js, "o.new", numbered(5))
             await js.delete_msg("orders", 3)
+            missed = REGISTRY.get_sample_value("feedq_source_missed_total") or 0.0
             with capture_logs() as logs:
                 await tenure_of(server.port).land(4)
             assert gaps(logs) == ["message 2 is followed by 4"]
+            assert REGISTRY.get_sample_value("feedq_source_missed_total") == missed + 1
 
     run(story())
 

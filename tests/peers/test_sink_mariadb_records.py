@@ -386,7 +386,7 @@ def test_a_record_that_no_statement_can_carry_stops_its_feed_and_no_other(
 
 def test_a_server_that_may_only_be_read_is_unavailable(harness: MariaDbHarness) -> None:
     harness.query("CREATE OR REPLACE USER 'feeds'@'%' IDENTIFIED BY 's3cret'")
-    harness.query(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON {DATABASE}.* TO 'feeds'@'%'")
+    harness.query(f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, INDEX ON {DATABASE}.* TO 'feeds'@'%'")
     sink = harness.sink(url=harness.server.url(DATABASE, user="feeds:s3cret"))
     fence(sink, 1, 1)
     harness.query("SET GLOBAL read_only = ON")

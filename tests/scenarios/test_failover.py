@@ -252,3 +252,23 @@ def test_a_worker_whose_clock_is_wrong_by_years_and_runs_fast_is_as_good_as_any(
     fleet.run(10)
     assert fleet.everything_streams()
     assert all(fleet.source.owners(feed_id) == ["a"] for feed_id in (1, 2, 3, 4))
+
+
+def test_a_clock_that_is_put_back_delays_the_end_of_a_frozen_worker_by_a_ttl_at_most() -> None:
+    fleet = streaming_fleet()
+    ttl_s = fleet.settings.ttl_s
+    fleet.freeze("a")
+    fleet.run(2)
+    fleet.clock.put_back(3600)
+    fleet.run_until(lambda: "b" in fleet.source.owners(2), limit_s=2 * ttl_s)
+    assert epochs(fleet) == [1, 2, 1, 1], "nobody else was touched"
+
+
+def test_a_crash_is_seen_as_soon_after_the_clock_was_put_back() -> None:
+    fleet = streaming_fleet()
+    fleet.clock.put_back(3600)
+    fleet.run(1)
+    fleet.kill("c")
+    fleet.run(3)
+    assert fleet.everything_streams()
+    assert epochs(fleet) == [2, 1, 1, 2], "nobody else was touched"

@@ -21,6 +21,7 @@ from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.testing.fleet import TICK_MIN_S
 from tests.contract import test_jobs_durations as jobs
 from tests.contract import test_store_durations as store
+from tests.contract import test_store_sessions as sessions
 from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durations
 from tests.unit import test_backoff as backoff
 from tests.unit import test_durations_of_processes as processes
@@ -269,6 +270,8 @@ TABLE: dict[str, Told | Elsewhere] = {
     "host_connects_per_s": Elsewhere(
         (ramp.test_one_feed_alone_never_waits, ramp.test_settings_accept_no_pace_and_the_largest)
     ),
+    "database_timeout_s": Elsewhere((sessions.test_how_long_the_other_end_may_be_silent_can_be_set,)),
+    "failover_burst_s": Elsewhere((ramp.test_no_burst_and_the_largest,)),
     "drain_timeout_s": Elsewhere((processes.test_a_stop_waits_for_the_last_commit_so_long,)),
     "flush_interval_s": Elsewhere((processes.test_a_writer_gathers_for_the_interval_and_no_longer,)),
     "fence_lock_timeout_s": Elsewhere((store.test_a_fence_waits_for_its_predecessor_so_long,)),

@@ -66,6 +66,7 @@ class DataPath:
         feed: str,
         *,
         cursor: JSON = None,
+        continues: UUID | None = None,
         landing: Landing = LANDING,
         on_change: Callable[[], None] = lambda: None,
     ) -> Outlet:
@@ -74,6 +75,7 @@ class DataPath:
             feed,
             landing,
             cursor=cursor,
+            continues=continues,
             budget=self.budget,
             inflight_max=self.inflight_max,
             submit=self.writer.submit,

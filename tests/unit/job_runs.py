@@ -63,6 +63,10 @@ class MemoryRuns:
         """What the next looks find."""
         self.rejected: list[Finish] = []
         self.remaining_s: float | None = None
+        self.cannot_end: set[int] = set()
+        """Runs whose end cannot be stored, for a reason that nobody has thought of."""
+        self.late: list[int] = []
+        """Runs whose time was up long ago."""
         self._fence = 100
 
     def add(self, run_id: int, task: str = "task", *, segment: int | None = None, **job: Any) -> Row:
@@ -130,6 +134,8 @@ class MemoryRuns:
             matched = []
             for finish in finishes:
                 row = self.rows[finish.run_id]
+                if finish.run_id in self.cannot_end:
+                    raise ValueError("for the test")
                 if (row.fence, row.worker_id, row.state) != (finish.fence, worker_id, RunState.RUNNING):
                     self.rejected.append(finish)
                     continue
@@ -160,10 +166,22 @@ class MemoryRuns:
             takes = [row for row in self.rows.values() if self._may_take(row, offer)][: offer.limit]
             return [Hint(row.id, row.attempt, row.segment or 0) for row in takes]
 
+    def take_over(self, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
+        with self._asked("take_over"):
+            found = [row for i in fences if (row := self.rows[i]).worker_id == was and row.fence == fences[i]]
+            kept = [row for row in found if row.state is RunState.RUNNING]
+            for row in kept:
+                row.worker_id = worker_id
+            return {row.id for row in kept}
+
     def taken_away(self, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
         with self._asked("taken_away"):
             held = {row.id: row.fence for row in self.rows.values() if row.state is RunState.RUNNING}
             return {run_id for run_id, fence in fences.items() if held.get(run_id) != fence}
+
+    def overdue(self, worker_id: UUID, *, by_s: float) -> Mapping[int, int]:
+        with self._asked("overdue"):
+            return {run_id: self.rows[run_id].fence for run_id in self.late}
 
     def expire(self, *, limit: int) -> int:
         with self._asked("expire"):

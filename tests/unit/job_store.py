@@ -6,6 +6,7 @@ commands themselves are in question.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -15,6 +16,7 @@ from uuid import UUID
 from feedq.errors import Conflict, NotFound, Unavailable
 from feedq.schedule import due
 from feedq.schedule.model import (
+    Calendar,
     Job,
     Overlap,
     Queue,
@@ -27,7 +29,7 @@ from feedq.schedule.model import (
     ScheduleView,
     UnreadableSpec,
 )
-from feedq.schedule.words import instant
+from feedq.schedule.words import instant, trigger_key
 from feedq.store.jobs.base import Runs
 from feedq.testing import ManualClock
 
@@ -41,6 +43,8 @@ class MemorySchedules:
         self.clock = clock
         self.by_name: dict[str, Schedule] = {}
         self.history: dict[int, Run] = {}
+        self.no_worker: dict[str, str] = {}
+        """Why no worker can run these schedules."""
         self.calls: list[str] = []
         """Names of the methods that read everything, and of those that change something."""
         self.before_change: Callable[[str], None] = lambda _: None
@@ -101,7 +105,7 @@ class MemorySchedules:
     def trigger(self, name: str, *, key: str | None = None, job: Job | None = None) -> Run:
         self._begin("trigger")
         schedule = self.get(name)
-        key = key or f"trigger-{self._ids + 1}"
+        key = trigger_key(key or str(self._ids + 1))
         for run in self.history.values():
             if (run.schedule, run.key) == (name, key):
                 return run
@@ -155,9 +159,12 @@ class MemorySchedules:
             sum(run.state is RunState.RUNNING for run in runs),
         )
 
-    def views(self, *, prefix: str = "", after: str = "", limit: int = 1_000) -> list[ScheduleView]:
+    def views(
+        self, *, prefix: str = "", after: str = "", state: ScheduleState | None = None, limit: int = 1_000
+    ) -> list[ScheduleView]:
         self.calls.append("views")
-        names = [name for name in sorted(self.by_name) if name.startswith(prefix) and name > after]
+        found = [s.spec.name for s in self.by_name.values() if state in (None, s.state)]
+        names = [name for name in sorted(found) if name.startswith(prefix) and name > after]
         return [self.view(name) for name in names[:limit]]
 
     def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
@@ -167,6 +174,9 @@ class MemorySchedules:
         active = [v for v in views if v.schedule.state is ScheduleState.ACTIVE or v.schedule.failures]
         active.sort(key=lambda v: (not v.schedule.failures, v.schedule.next_fire_at, v.schedule.id))
         return active[:limit]
+
+    def unserved(self, names: Collection[str]) -> dict[str, str]:
+        return {name: why for name, why in self.no_worker.items() if name in names}
 
     def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
         self.calls.append("specs")
@@ -274,11 +284,37 @@ class MemoryQueues:
         return self.busy
 
 
+class MemoryCalendars:
+    """`feedq.store.jobs.base.Calendars` on a dict."""
+
+    def __init__(self, schedules: MemorySchedules) -> None:
+        self.by_name: dict[str, Calendar] = {}
+        self.schedules = schedules
+
+    def set(self, calendar: Calendar) -> int:
+        self.by_name[calendar.name] = calendar
+        return self.users().get(calendar.name, 0)
+
+    def remove(self, name: str) -> None:
+        if self.users().get(name):
+            raise Conflict(f"calendar {name!r} is left out by a schedule")
+        if self.by_name.pop(name, None) is None:
+            raise NotFound(f"no calendar named {name!r}")
+
+    def all(self) -> list[Calendar]:
+        return [self.by_name[name] for name in sorted(self.by_name)]
+
+    def users(self) -> Mapping[str, int]:
+        specs = [schedule.spec for schedule in self.schedules.by_name.values()]
+        return Counter(name for spec in specs for name in spec.exclude.calendars)
+
+
 class MemoryJobs:
     """`feedq.store.jobs.base.JobStore` without its workers' side."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.schedules = MemorySchedules(clock)
+        self.calendars = MemoryCalendars(self.schedules)
         self.queues = MemoryQueues()
 
     @property

@@ -15,9 +15,12 @@ from celery.schedules import crontab
 from feedq import beat
 from feedq.beat import (
     ASK_AGAIN_S,
+    CALM_AFTER_S,
+    CALM_LOOK_S,
     JUDGE_AGAIN_S,
     LOOK_SHARE,
     LOOKS_COMPARED,
+    WHOLE_PASS_EVERY_S,
     Candidate,
     ElectedScheduler,
     send_each,
@@ -133,6 +136,25 @@ def test_what_changed_is_reconciled_here_and_by_message_only_if_that_comes_to_no
     candidate._judge(look(pass_seq=3))
     assert len(asked) == 3
     assert len(sent_at) == 1
+
+
+def test_passes_soon_after_a_whole_one_only_place_feeds_and_another_whole_one_follows(
+    candidate: Candidate, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+    followed: list[float] = []
+    monkeypatch.setattr(beat, "run_reconcile", lambda *, placing_only: made.append(placing_only))
+    monkeypatch.setattr(beat, "wake_later", followed.append)
+    for _ in range(4):
+        candidate._pass_here()
+        time.now += WHOLE_PASS_EVERY_S / 5
+    assert made == [False, True, True, True]
+    assert followed == [WHOLE_PASS_EVERY_S], "once for all of them"
+    time.now += WHOLE_PASS_EVERY_S
+    candidate._pass_here()
+    candidate._pass_here()
+    assert made[4:] == [False, True]
+    assert len(followed) == 2
 
 
 def test_whoever_elects_leaves_its_message_to_others(asked: list[float], sent_at: list[float]) -> None:
@@ -251,6 +273,50 @@ def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_tim
     candidate._settings = Settings(look_interval_s=0.05)
     candidate._lead(Slow())  # type: ignore[arg-type]
     assert Slow.pauses == [pytest.approx(pause_s)]
+
+
+@pytest.mark.parametrize(
+    ("look", "pause_s"),
+    [
+        (Look(0, 0, 0, 1, 0.0, is_awaited=True), CALM_LOOK_S),
+        (Look(0, 0, 0, 1, 0.0, is_awaited=False), 0.01),
+        (Look(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=0.3), 0.3),
+        (Look(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=0.001), 0.01),
+        (Look(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=3600.0), CALM_LOOK_S),
+        (Look(1, 0, 0, 1, 0.0, is_awaited=True), 0.01),
+        (Look(0, 0, 1, 1, 0.0, is_awaited=True), 0.01),
+        (Look(0, 0, 0, 1, 0.0, is_due=True, is_awaited=True), 0.01),
+        (Look(0, 1, 0, 1, 0.0, is_awaited=True), SECOND_LOOK_S),
+    ],
+)
+def test_while_all_is_calm_and_ends_are_waited_for_it_looks_seldom(
+    candidate: Candidate, time: Time, look: Look, pause_s: float
+) -> None:
+    candidate._settings = Settings(look_interval_s=0.01)
+    assert candidate._pause_s(look, 0.0001) == pytest.approx(pause_s)
+
+
+def test_for_a_moment_after_each_change_it_looks_often(candidate: Candidate, time: Time) -> None:
+    candidate._settings = Settings(look_interval_s=0.01)
+    calm = Look(0, 0, 0, 1, 0.0, is_awaited=True)
+    candidate._ask(calm)
+    assert candidate._pause_s(calm, 0.0001) == pytest.approx(0.01)
+    candidate._judge(look(pass_seq=2))
+    time.now += CALM_AFTER_S - 0.1
+    assert candidate._pause_s(calm, 0.0001) == pytest.approx(0.01)
+    time.now += 0.2
+    assert candidate._pause_s(calm, 0.0001) == pytest.approx(CALM_LOOK_S)
+
+
+def test_a_worker_whose_last_session_was_heard_to_end_needs_no_second_look(
+    candidate: Candidate, asked: list[float]
+) -> None:
+    candidate._judge(Look(0, 1, 0, 1, 0.0, is_awaited=True))
+    assert asked == []
+    candidate._judge(Look(0, 1, 0, 1, 0.0, is_awaited=True, has_heard=True))
+    assert len(asked) == 1
+    candidate._judge(look(crashed=1))
+    assert len(asked) == 1, "the pass is under way"
 
 
 def test_one_slow_look_does_not_put_off_the_next(candidate: Candidate, time: Time) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,3 +103,9 @@ def test_all_that_begins_with_a_shutdown_is_told_its_exit_status(monkeypatch: py
     bootsteps._shutting_down(exitcode=1)
     bootsteps._shutting_down(exitcode=None)
     assert told == [1, 1, 0, 0]
+
+
+def test_a_worker_whose_pool_is_to_shrink_says_why_it_does_not() -> None:
+    answer = bootsteps._keep_the_size(SimpleNamespace(hostname="w1@host"), n=3)
+    assert answer.keys() == {"error"}
+    assert "w1@host holds as many feeds as -c says" in answer["error"]

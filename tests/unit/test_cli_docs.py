@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
+import feedq
 from feedq import manifest
 from feedq.cli import main
 from feedq.declaration import problems
@@ -98,9 +101,26 @@ def test_the_schedules_of_the_guide_are_right() -> None:
         ("key", manifest.FEED_KEYS),
         ("key of a schedule", manifest.SCHEDULE_KEYS),
         ("key of a queue", manifest.QUEUE_KEYS),
+        ("key of a calendar", manifest.CALENDAR_KEYS),
     ],
 )
 def test_the_guide_has_exactly_the_keys_of_a(title: str, keys: tuple[str, ...]) -> None:
     guide = (DOCS / "howto" / "declare-feeds.md").read_text()
     table = guide.partition(f"| {title} | default |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(keys)
+
+
+def test_the_version_is_said_without_loading_what_only_commands_need() -> None:
+    """Half a second of processor time, each time a script or completion asks."""
+    script = (
+        "import sys\nfrom feedq.cli import main\n"
+        "try:\n    main(['--version'])\n"
+        "finally:\n    print(*{name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    said, loaded = ran.stdout.splitlines()
+    assert said == f"feedq, version {feedq.__version__}"
+    # What begins with an underscore is how Python finds packages here.
+    assert {name for name in loaded.split() if not name.startswith("_")} == {"click", "feedq"}

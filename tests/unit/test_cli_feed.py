@@ -402,6 +402,21 @@ def test_events_tell_the_history_newest_first(command: Command) -> None:
     assert "celery@one" in command.ok("feed", "events", "a")
 
 
+def test_trouble_again_and_again_is_one_line_with_how_often_and_since_when(command: Command) -> None:
+    command.feed("a")
+    command.worker("celery@one")
+    for _ in range(3):
+        command.stream()
+        command.release("a", Reason.BACKOFF, error="refused")
+        command.clock.advance(60)
+    released, claimed, assigned, added = command.json("feed", "events", "a")
+    assert [event["count"] for event in (released, claimed, assigned, added)] == [3, 3, 3, 1]
+    assert added["since"] is None
+    assert released["since"] < released["at"]
+    lines = command.ok("feed", "events", "a").splitlines()
+    assert [line.count("3 times since ") for line in lines] == [0, 1, 1, 1, 0]
+
+
 def test_what_is_exported_applies_without_a_change(command: Command) -> None:
     command.feed("a", labels={"region": "no"}, weight=2.0, tenant="x")
     command.feed("b", target_state=TargetState.PAUSED)

@@ -6,12 +6,13 @@ import subprocess
 import sys
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import orjson
 import pytest
 
 from feedq.cli.root import said
-from feedq.model import Load, Reason, TargetState
+from feedq.model import Load, Loss, NewWorker, Reason, TargetState
 from feedq.store.insight import FleetState, Leader
 from tests.unit.command import Command
 
@@ -68,6 +69,31 @@ def test_a_worker_is_found_by_name_or_id_and_shown_with_its_feeds(command: Comma
         assert "1 of 10" in out
     assert [f["name"] for f in command.json("worker", "show", "one")["held"]] == ["acme/orders"]
     assert "no worker 'two'; alive are: one" in command.refused("worker", "show", "two")
+
+
+def test_a_lost_worker_is_listed_with_how_it_was_lost_and_nothing_else(command: Command) -> None:
+    lost = command.worker("one")
+    command.worker("two")
+    command.store.workers.report_loss(
+        lost.id, Loss("killed", "killed, or ended by its own code without a word")
+    )
+    command.store.workers.leave(lost.id)
+    command.clock.advance(60)
+    assert "killed" not in command.ok("worker", "list")
+    listed = command.ok("worker", "list", "--all").splitlines()
+    assert listed[1].split()[:2] == ["one", "gone"]
+    assert listed[1].endswith(" killed: killed, or ended by its own code without a word")
+    rows = {row["name"]: row for row in command.json("worker", "list", "--all")}
+    assert rows["one"]["loss"].startswith("killed: ")
+    assert rows["one"]["because"] is None
+    assert rows["two"]["loss"] is None
+
+
+def test_a_worker_is_shown_with_its_job_slots(command: Command) -> None:
+    new = NewWorker(uuid4(), "one", "node.one", 10, "host", 4711, "0.1.0", job_slots=3)
+    command.store.workers.register(new, ttl_s=1e6)
+    assert "job slots     3" in command.ok("worker", "show", "one")
+    assert command.json("worker", "list")[0]["job_slots"] == 3
 
 
 def test_no_workers_says_what_to_do(command: Command) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,6 +16,7 @@ from feedq.schedule.model import (
     DstFold,
     DstGap,
     Every,
+    Exclusion,
     Job,
     Once,
     Overlap,
@@ -57,6 +59,7 @@ def test_add_declares_a_schedule_from_options(command: Command) -> None:
         *("--kwargs", '{"days": 7, "dry": false}', "--arg", "days=30", "--arg", "region=eu"),
         *("--semantics", "transactional", "--timeout", "1h30m", "--retries", "3", "--retry-first", "5s"),
         *("--retry-factor", "1.5", "--retry-max", "5m", "--queue", "reports", "--priority", "-5"),
+        *("--require", "gpu=yes"),
         *("--jitter", "90", "--start-deadline", "10m", "--overlap", "buffer_all", "--buffer-max", "7"),
         *("--catch-up", "all", "--catch-up-window", "2d", "--catch-up-max", "9", "--misfire-after", "2m"),
         *("--resume", "catch_up", "--pause-on-failure", "4", "--paused"),
@@ -74,6 +77,7 @@ def test_add_declares_a_schedule_from_options(command: Command) -> None:
             retries=Retries(3, 5.0, 1.5, 300.0),
             queue="reports",
             priority=-5,
+            selector={"gpu": "yes"},
         ),
         jitter_s=90.0,
         start_deadline_s=600.0,
@@ -96,6 +100,77 @@ def test_add_needs_no_more_than_a_task_and_a_timing(command: Command) -> None:
     assert spec(command, "b").timing == Once(datetime(2026, 12, 1, 7, tzinfo=UTC))
 
 
+def test_options_may_be_repeated_and_bounds_are_edited_and_lifted(command: Command) -> None:
+    command.ok(
+        *(*POLL, "--cron", "0 8 * * *", "--cron", "30 17 * * FRI", "--zone", "Europe/Berlin"),
+        *("--start", "2026-12-01", "--end", "2027-12-01", "--exclude", "12-25", "--exclude", "2026-12-31"),
+    )
+    bounded = spec(command)
+    assert bounded.timing == Cron(("0 8 * * *", "30 17 * * FRI"), "Europe/Berlin")
+    assert bounded.start_at == datetime(2026, 11, 30, 23, tzinfo=UTC)
+    assert bounded.exclude == Exclusion(("12-25", "2026-12-31"), "Europe/Berlin")
+    exported = command.ok("schedule", "export")
+    assert "1 unchanged" in command.ok("apply", "-f", "-", "--prune", given=exported)
+    command.ok("schedule", "edit", "acme/poll", "--every", "1h")
+    assert spec(command).exclude == bounded.exclude
+    command.ok("schedule", "edit", "acme/poll", "--start", "none", "--end", "none", "--exclude", "none")
+    assert spec(command) == ScheduleSpec("acme/poll", Every(3600.0), Job("acme.jobs.poll"))
+    command.ok("schedule", "edit", "acme/poll", "--at", "2026-12-01T08:00Z", "--at", "2027-12-01T08:00Z")
+    assert spec(command).timing == Once(
+        (datetime(2026, 12, 1, 8, tzinfo=UTC), datetime(2027, 12, 1, 8, tzinfo=UTC))
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--at", "2020-01-01T08:00Z"), "at (2020-01-01T08:00:00Z) is in the past"),
+        (("--every", "1m", "--end", "2020-01-01"), "its end (2020-01-01T00:00:00Z) is in the past"),
+        (
+            ("--cron", "0 0 25 12 *", "--exclude", "12-25"),
+            "its start, its end and the days that it leaves out",
+        ),
+    ],
+)
+def test_a_schedule_that_never_fires_is_declared_with_a_warning(
+    command: Command, arguments: tuple[str, ...], why: str
+) -> None:
+    result = command.run(*POLL, *arguments)
+    assert (result.exit_code, result.stdout) == (0, "acme/poll added\n")
+    assert f"Warning: schedule acme/poll: has no tick to come: {why}" in result.stderr
+    exported = command.ok("schedule", "export")
+    command.ok("schedule", "remove", "acme/poll", "--yes")
+    assert why in command.run("apply", "-f", "-", "--dry-run", given=exported).stderr
+    result = command.run("apply", "-f", "-", given=exported)
+    assert why in result.stderr
+    result = command.run("schedule", "edit", "acme/poll", "--timeout", "5m")
+    assert why in result.stderr
+
+
+@pytest.mark.parametrize(
+    "option", ["--every", "--jitter", "--timeout", "--misfire-after", "--start-deadline"]
+)
+def test_a_negative_duration_is_refused_as_what_it_is(command: Command, option: str) -> None:
+    error = command.refused(*POLL, "--every", "1m", option, "-5s")
+    name = option.removeprefix("--").replace("-", "_")
+    assert f"{name}: '-5s' is negative; a duration must be positive, such as 90s" in error
+
+
+def test_how_much_history_is_kept_can_be_said_and_taken_back(poll: Command) -> None:
+    poll.ok("schedule", "edit", "acme/poll", "--keep-runs", "1000", "--keep-days", "30")
+    assert (spec(poll).keep_runs, spec(poll).keep_days) == (1_000, 30)
+    poll.ok("schedule", "edit", "acme/poll", "--keep-days", "none")
+    assert (spec(poll).keep_runs, spec(poll).keep_days) == (1_000, None)
+
+
+def test_next_shows_an_expression_with_its_bounds(command: Command) -> None:
+    timing = ("--cron", "0 8 * * *", "--cron", "@daily", "--exclude", "12-25..12-26", "--end", "2026-12-28")
+    found = command.json("schedule", "next", *timing, "--from", "2026-12-24", "--count", "3")
+    ticks = [tick["local"][:16] for tick in found["ticks"]]
+    assert ticks == ["2026-12-24T00:00", "2026-12-24T08:00", "2026-12-27T00:00"]
+    assert found["when"] == "cron 0 8 * * *; @daily UTC"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -110,6 +185,8 @@ def test_add_needs_no_more_than_a_task_and_a_timing(command: Command) -> None:
         (("--every", "1m", "--overlap", "never"), "Invalid value for '--overlap'"),
         (("--every", "1m", "--retries", "-1"), "retries.limit: "),
         (("--every", "1m", "--pause-on-failure", "few"), "pause_on_failure: must be a whole number"),
+        (("--every", "1m", "--keep-runs", "0"), "keep.runs: must be a whole number from 1 to 100000"),
+        (("--every", "1m", "--keep-days", "few"), "keep.days: must be a whole number"),
         (("--every", "1m", "--args", "{}"), "--args: must be a JSON list"),
         (("--every", "1m", "--args", "[NaN]"), "--args: is no valid JSON"),
         (("--every", "1m", "--kwargs", "[]"), "--kwargs: must be a JSON object"),
@@ -240,8 +317,21 @@ def test_no_schedules_says_what_to_do(command: Command) -> None:
 def test_a_long_list_is_read_in_pages(command: Command) -> None:
     for number in range(2_001):
         command.jobs.schedules.add(ScheduleSpec(f"s{number:04}", Every(60.0), Job("t")))
-    assert len(command.json("schedule", "list")) == 2_001
+    assert len(command.json("schedule", "list", "--limit", "100000")) == 2_001
     assert command.jobs.schedules.calls.count("views") == 3
+
+
+def test_a_long_list_ends_with_how_to_go_on(command: Command) -> None:
+    for number in range(7):
+        command.jobs.schedules.add(ScheduleSpec(f"s{number}", Every(60.0), Job("t"), paused=number % 2 == 1))
+    first = command.run("schedule", "list", "--limit", "3", "--json")
+    assert [row["name"] for row in json.loads(first.stdout)] == ["s0", "s1", "s2"]
+    assert first.stderr == "these are 3, and there are more: --after s2, or another --limit\n"
+    rest = command.run("schedule", "list", "--after", "s2", "--limit", "4", "--json")
+    assert [row["name"] for row in json.loads(rest.stdout)] == ["s3", "s4", "s5", "s6"]
+    assert rest.stderr == ""
+    paused = command.json("schedule", "list", "--state", "paused", "--limit", "2")
+    assert [row["name"] for row in paused] == ["s1", "s3"]
 
 
 def test_one_schedule_is_shown_with_everything(poll: Command) -> None:

@@ -137,8 +137,15 @@ def test_runs_are_shown_with_worker_lag_and_reason(command: Command) -> None:
 def test_a_trigger_is_a_run_now(command: Command) -> None:
     out = command.ok("schedule", "trigger", NAME, "--key", "release-4")
     (run,) = command.jobs.schedules.history.values()
-    assert out == f"run {run.id} ({NAME}/release-4) waiting\n"
+    assert out == f"run {run.id} ({NAME}/trigger:release-4) waiting\n"
     assert (run.kind, run.job.kwargs) == (RunKind.TRIGGER, {"days": 30})
+
+
+def test_a_task_that_no_worker_knows_is_a_warning(command: Command) -> None:
+    command.jobs.schedules.no_worker[NAME] = "no worker knows task x"
+    ran = command.run("schedule", "trigger", NAME)
+    assert ran.exit_code == 0
+    assert ran.stderr == f"Warning: schedule {NAME}: no worker knows task x\n"
 
 
 def test_a_trigger_repeated_with_its_key_is_the_run_of_then(command: Command) -> None:

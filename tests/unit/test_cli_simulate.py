@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ import pytest
 from tests.unit.command import Command
 
 SMALL = ("simulate", "--feeds", "60", "--workers", "3", "--capacity", "30")
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "simulate.md"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -24,6 +26,18 @@ def test_without_events_there_are_a_crash_a_join_and_a_deploy(command: Command) 
     said = command.ok(*SMALL)
     assert re.findall(r"^ *(?:\d+s)  (\w+)", said, re.MULTILINE) == ["start", "kill", "join", "deploy"]
     assert "60 feeds on 3 workers" in said
+
+
+def test_the_page_shows_what_the_command_prints(command: Command) -> None:
+    shown = re.findall(r"```sh\n([^`]+)```\n\n```\n([^`]+)```", PAGE.read_text())
+    assert len(shown) == 3
+    for commands, output in shown:
+        ran = [command.run(*shlex.split(line)[1:]) for line in commands.splitlines()]
+        printed = [" ".join(line.split()) for done in ran for line in done.output.splitlines()]
+        rows = [" ".join(line.split()) for line in output.splitlines()]
+        assert len(rows) >= 2
+        for row in rows:
+            assert any(line.startswith(row) for line in printed), row
 
 
 def test_json_has_all_of_it(command: Command) -> None:

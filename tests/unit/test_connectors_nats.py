@@ -98,6 +98,7 @@ def test_what_was_discarded_after_the_cursor_is_a_gap() -> None:
     start = choose_start(Position(8, HERE), stream(first=10), "all")
     assert (start.seq, start.landed) == (9, 8)
     assert start.gap == "the oldest message left is 10, the last one read was 8"
+    assert start.missed == 1
 
 
 @pytest.mark.parametrize("retention", [RetentionPolicy.INTEREST, RetentionPolicy.WORK_QUEUE])

@@ -10,7 +10,7 @@ import pytest
 from feedq import control
 from feedq.control import reconcile
 from feedq.errors import Unavailable
-from feedq.model import Assignment, TargetState, Worker
+from feedq.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
 from feedq.placement import Waiting
 from feedq.testing import ManualClock, MemoryStore
 from feedq.testing.memory.passes import MemoryPass
@@ -48,6 +48,23 @@ def test_the_first_feeds_of_a_dead_worker_are_placed_before_anything_else_is_don
     assert [a.worker_id for a in sent] == [heir.id] * 2
     report, sent = run(store)
     assert (report.edits, len(sent), report.more) == (1, 2, False), "one of the five is paused by now"
+
+
+def test_a_pass_that_only_places_leaves_all_else_to_the_next(store: MemoryStore) -> None:
+    worker = add_worker(store, "w", capacity=5)
+    first, second, _ = add_feeds(store, 3)
+    _, sent = run(store)
+    store.leases.claim(worker.id, [a.key for a in sent])
+    store.leases.release(worker.id, [Release(first, 1, Reason.RELEASED)])
+    store.feeds.set_target("f1", TargetState.PAUSED)
+    given: list[Assignment] = []
+    report = reconcile(store, given.extend, SETTINGS, placing_only=True)
+    assert report is not None
+    assert ([a.feed_id for a in given], report.edits) == ([first], 0)
+    report, sent = run(store)
+    assert (sent, report.edits) == ([], 1)
+    assert store.feeds.view("f1").lease.state is LeaseState.STOPPING
+    assert store.feeds.view("f1").feed.id == second
 
 
 def test_passes_in_a_row_place_all_feeds_of_a_dead_worker_and_report_it_as_one(

@@ -19,6 +19,7 @@ from flower.options import options as flower_options
 from beat_schedule import beat_schedule
 from feedq.cli import main as feedq_command
 from feedq.settings import Settings
+from feedq.store.grants import Role
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -76,7 +77,7 @@ def test_the_procfile_has_every_kind_of_process() -> None:
     assert sorted(PROCFILE) == sorted(OURS)
 
 
-@pytest.mark.parametrize("service", OURS)
+@pytest.mark.parametrize("service", [*OURS, "roles", "cli"])
 def test_compose_runs_commands_that_exist(service: str) -> None:
     check(SERVICES[service]["command"])
 
@@ -88,11 +89,48 @@ def test_the_image_runs_a_worker_by_default() -> None:
     check(yaml.safe_load(default.group(1)))
 
 
-@pytest.mark.parametrize("service", OURS)
+@pytest.mark.parametrize("service", [*OURS, "roles", "cli"])
 def test_compose_sets_variables_that_exist(service: str) -> None:
     known = {f"FEEDQ_{name.upper()}" for name in Settings.model_fields}
     named = {name for name in SERVICES[service].get("environment", {}) if name.startswith("FEEDQ_")}
-    assert named <= known
+    assert {name.partition("__")[0] for name in named} <= known
+
+
+def test_compose_gives_each_process_a_role_and_lets_the_superuser_make_them_only() -> None:
+    roles = {
+        name: re.match(r"postgresql://(\w+):", service["environment"]["FEEDQ_DATABASE_URL"])
+        for name, service in SERVICES.items()
+        if "FEEDQ_DATABASE_URL" in service.get("environment", {})
+    }
+    assert {name: found and found[1] for name, found in roles.items()} == {
+        "roles": SERVICES["postgres"]["environment"]["POSTGRES_USER"],
+        "release": "feedq_migration",
+        "worker": "feedq_worker",
+        "jobs": "feedq_worker",
+        "beat": "feedq_beat",
+        "flower": "feedq_flower",
+        "cli": "feedq_operator",
+    }
+    made = SERVICES["roles"]["environment"]
+    given = {name.rpartition("__")[2].lower() for name in made if name.startswith("FEEDQ_ROLE_PASSWORDS__")}
+    assert given == {*map(str, Role), "sink_default"} - {Role.READER}
+    with_sink = {n for n, s in SERVICES.items() if "FEEDQ_SINKS__DEFAULT" in s.get("environment", {})}
+    assert with_sink == {"worker", "jobs", "cli"}
+    # What they log in with is what they were given.
+    for name, service in SERVICES.items():
+        url = service.get("environment", {}).get("FEEDQ_DATABASE_URL", "")
+        role = url.partition("feedq_")[2].partition(":")[0]
+        if role:
+            assert made[f"FEEDQ_ROLE_PASSWORDS__{role.upper()}"] in url, name
+
+
+def test_the_page_says_which_passwords_compose_takes() -> None:
+    taken = set(re.findall(r"\$\{(\w+)_PASSWORD:\?", (ROOT / "docker-compose.yml").read_text()))
+    said = re.search(
+        r"^for name in ([A-Z_ ]+); do$", (ROOT / "docs/howto/deploy.md").read_text(), re.MULTILINE
+    )
+    assert said is not None
+    assert set(said[1].split()) == taken
 
 
 @pytest.mark.parametrize("service", sorted(SERVICES))
@@ -114,6 +152,7 @@ def test_compose_has_spares_of_whatever_may_die() -> None:
 
 
 def test_compose_migrates_before_anything_else_starts() -> None:
+    assert SERVICES["release"]["depends_on"]["roles"]["condition"] == "service_completed_successfully"
     for service in ("worker", "jobs", "beat", "flower"):
         assert SERVICES[service]["depends_on"]["release"]["condition"] == "service_completed_successfully"
 
@@ -164,3 +203,21 @@ def test_make_knows_the_target(target: str) -> None:
         ["make", "--dry-run", "--silent", target], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+GRACE = re.compile(
+    r"terminationGracePeriodSeconds`?:? (?:to )?(\d+)|stopTimeout` of the container to (\d+)|TimeoutStopSec=(\d+)"
+    r"|stop_grace_period: (\d+)s   # its feeds"
+)
+
+
+def test_a_worker_is_given_the_same_time_to_stop_on_every_platform() -> None:
+    pages = {path: path.read_text() for path in [*ROOT.glob("docs/**/*.md"), ROOT / "docker-compose.yml"]}
+    said = {
+        (path.name, int(next(filter(None, found.groups()))))
+        for path, text in pages.items()
+        for found in GRACE.finditer(text)
+    }
+    assert {name for name, _ in said} == {"autoscale.md", "deploy.md", "docker-compose.yml"}
+    (grace_s,) = {seconds for _, seconds in said}
+    assert grace_s >= Settings.model_fields["job_drain_s"].default + 10, "a job, and its last words"

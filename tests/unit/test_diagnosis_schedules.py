@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
+from typing import Any
 
 import orjson
 import pytest
@@ -14,9 +15,10 @@ from rich.console import Console
 from feedq.cli.top import Frame, render
 from feedq.diagnosis.checks import Level
 from feedq.diagnosis.schedules import OVERDUE_S, WAITING_S, described_runs, described_schedules, job_checks
-from feedq.diagnosis.tasks import check_tasks, judge_tasks
+from feedq.diagnosis.tasks import check_tasks
 from feedq.schedule.model import Every, Job, RunState, Schedule, ScheduleSpec, ScheduleView
-from feedq.store.insight import JobState, ScheduledTask
+from feedq.store.insight import JobState
+from feedq.store.jobs.serving import ScheduledTask
 from tests.unit.command import Command
 
 WELL = JobState(
@@ -88,61 +90,49 @@ def test_runs_that_wait_long_are_a_warning_that_says_why(running: int, said: str
 
 # -- what workers know -------------------------------------------------------------------------------
 
-CLEANUP, MAIL = ScheduledTask("acme.cleanup", "acme/cleanup", 1), ScheduledTask("acme.mail", "acme/mail", 3)
-NOWHERE = "redis://127.0.0.1:1/0"
+
+def task(name: str = "acme.mail", *, able: int = 2, is_known: bool = True, **changes: Any) -> ScheduledTask:
+    plain = ScheduledTask(name, "acme/mail", 3, {}, workers=2, able=able, is_known=is_known)
+    return replace(plain, **changes)
 
 
-def judged(known: dict[str, set[str]], *, workers: int = 2) -> list[tuple[Level, str]]:
-    return [(c.level, c.detail) for c in judge_tasks([CLEANUP, MAIL], known, workers=workers)]
+def judged(*tasks: ScheduledTask) -> list[tuple[Level, str]]:
+    return [(check.level, check.detail) for check in check_tasks(tasks)]
 
 
 def test_tasks_that_every_worker_knows_are_well() -> None:
-    both = {"acme.cleanup", "acme.mail", "acme.other"}
-    ((level, said),) = judged({"w1": both, "w2": both})
-    assert (level, said) == (Level.OK, "2 tasks of schedules, known to all; 2 of 2 workers answered")
+    assert judged(task(), task("b")) == [(Level.OK, "2 tasks of schedules, each known to a worker")]
+
+
+def test_a_task_that_some_workers_know_runs_on_these() -> None:
+    said = "2 tasks of schedules, each known to a worker, 1 of them on some workers only"
+    assert judged(task(), task("b", able=1)) == [(Level.OK, said)]
 
 
 def test_a_task_that_no_worker_knows_is_named_with_its_schedule() -> None:
-    ((level, said),) = judged({"w1": {"acme.cleanup"}, "w2": {"acme.cleanup"}})
+    ((level, said),) = judged(task(able=0, is_known=False), task("b"))
     assert level is Level.FAIL
-    assert said == (
-        "schedule acme/mail (and 2 others) names task acme.mail, which no running worker has registered"
+    assert said.startswith(
+        "schedule acme/mail (and 2 others): no worker knows task acme.mail: its runs wait until one does"
     )
 
 
-def test_a_worker_that_lacks_what_others_know_is_named() -> None:
-    ((level, said),) = judged({"w1": {"acme.cleanup", "acme.mail"}, "w2": {"acme.mail"}})
-    assert level is Level.WARN
-    assert said.endswith("names task acme.cleanup, which 1 of 2 workers have not registered: w2")
+def test_labels_that_no_worker_has_are_named() -> None:
+    ((level, said),) = judged(task(able=0, selector={"gpu": "yes"}, schedules=1))
+    assert level is Level.FAIL
+    assert said.startswith(
+        "schedule acme/mail: no worker that knows task acme.mail has the labels gpu=yes: its runs wait"
+    )
 
 
-def test_a_worker_that_is_silent_may_know_what_the_others_do_not() -> None:
-    ((level, said),) = judged({"w1": {"acme.mail"}})
-    assert level is Level.WARN
-    assert said.endswith("which none of the 1 workers has that answered, of 2")
+def test_without_workers_nothing_is_said_of_tasks() -> None:
+    assert judged(task(workers=0, able=0, is_known=False)) == []
 
 
-def test_of_silent_workers_nothing_is_known() -> None:
-    assert judged({}) == [(Level.OK, "not checked: none of 2 workers answered within 2 s")]
-
-
-def test_many_unknown_tasks_do_not_fill_the_screen() -> None:
-    tasks = [ScheduledTask(f"acme.t{n}", f"acme/s{n}", 1) for n in range(7)]
-    found = list(judge_tasks(tasks, {"w1": set()}, workers=1))
-    assert [check.level for check in found] == [Level.FAIL] * 5 + [Level.WARN]
-    assert found[-1].detail == "and 2 more tasks"
-
-
-def test_nobody_is_asked_for_nothing() -> None:
-    built_in = ScheduledTask("celery.backend_cleanup", "acme/x", 1)
-    assert list(check_tasks(NOWHERE, [built_in], ["w1"])) == []
-    assert list(check_tasks(NOWHERE, [CLEANUP], [])) == []
-
-
-def test_without_a_broker_tasks_are_not_checked() -> None:
-    (check,) = check_tasks(NOWHERE, [CLEANUP], ["w1"])
-    assert check.level is Level.OK
-    assert check.detail.startswith("not checked: ")
+def test_of_many_tasks_the_first_are_named() -> None:
+    found = judged(*(task(f"t{n}", able=0, is_known=False) for n in range(8)))
+    assert len(found) == 6
+    assert found[-1] == (Level.WARN, "and 3 more tasks")
 
 
 # -- the commands ------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Leader:
         self.was_taken_for_frozen = False
         monkeypatch.setattr(beat, "monotonic", lambda: self.now)
         monkeypatch.setattr(reconcile, "apply_async", lambda **_: None)
-        monkeypatch.setattr(beat, "run_reconcile", lambda: "")
+        monkeypatch.setattr(beat, "run_reconcile", lambda **_: "")
         self.candidate = Candidate(settings, send_each)
         self._ttl_s = settings.leader_ttl_s
         self._expires_at = self.now + self._ttl_s

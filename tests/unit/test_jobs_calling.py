@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 import pytest
 import structlog
@@ -12,8 +14,15 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from feedq import run_context
-from feedq.errors import InvalidInput
-from feedq.runtime.jobs.calling import REASON_MAX, Outcome, TaskCaller, import_jobs, perform
+from feedq.errors import InvalidInput, JobSessionLost
+from feedq.runtime.jobs.calling import (
+    REASON_MAX,
+    SESSION_LOST,
+    Outcome,
+    TaskCaller,
+    import_jobs,
+    perform,
+)
 from feedq.runtime.jobs.context import RunContext
 from feedq.schedule.model import ClaimedRun, Job, RunState, Semantics
 from feedq.settings import Settings
@@ -243,6 +252,34 @@ def test_one_whose_end_was_decided_meanwhile_commits_nothing() -> None:
     assert outcome.finish is not None
     assert outcome.finish.state is RunState.CANCELLED
     assert runs.rows[1].written == []
+
+
+class CutRuns(MemoryRuns):
+    """The session of a transaction is cut off under way."""
+
+    @contextmanager
+    def transact(self, worker_id: UUID, run: ClaimedRun) -> Iterator[Any]:
+        with super().transact(worker_id, run) as session:
+            yield session
+            raise JobSessionLost("for the test")
+
+
+def test_one_whose_session_was_cut_off_is_lost_and_not_failed() -> None:
+    runs = CutRuns()
+    run = transactional(runs)
+    finish = perform(runs, ME, run, RunContext(run), write).finish
+    assert finish is not None
+    assert (finish.state, finish.reason) == (RunState.LOST, SESSION_LOST)
+    assert runs.rows[1].written == []
+
+
+def test_one_whose_session_was_cut_off_after_its_time_was_up_has_timed_out() -> None:
+    runs = CutRuns()
+    runs.remaining_s = 0.0
+    run = transactional(runs)
+    finish = perform(runs, ME, run, RunContext(run), write).finish
+    assert finish is not None
+    assert finish.state is RunState.TIMED_OUT
 
 
 # -- imports -----------------------------------------------------------------------------------------

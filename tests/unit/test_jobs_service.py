@@ -131,16 +131,17 @@ def test_while_the_lease_cannot_be_trusted_nothing_is_claimed(make: Callable[...
     until(lambda: stage.begun == [5], "it runs")
 
 
-def test_a_session_that_is_gone_ends_its_jobs_and_the_next_one_goes_on(make: Callable[..., Stage]) -> None:
+def test_the_jobs_of_a_session_that_is_gone_go_on_under_the_next_one(make: Callable[..., Stage]) -> None:
     stage = make()
     stage.runs.add(5)
     until(lambda: stage.begun == [5], "it runs")
     stage.jobs.gone()
-    until(lambda: stage.told_to_stop, "it is told")
-    stage.worker = Registered(new_session())
+    worker = stage.worker = Registered(new_session())
+    until(lambda: stage.runs.rows[5].worker_id == worker.id, "it goes on")
     stage.runs.add(6)
     until(lambda: stage.begun == [5, 6], "under the new id")
-    assert stage.runs.rows[6].worker_id == stage.worker.id
+    assert stage.runs.rows[6].worker_id == worker.id
+    assert not stage.told_to_stop
 
 
 def test_leaving_waits_for_what_runs_and_takes_nothing_more(make: Callable[..., Stage]) -> None:

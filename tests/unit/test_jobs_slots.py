@@ -168,6 +168,21 @@ def test_ends_wait_for_a_database_that_is_away_and_keep_their_slots(stage: Stage
     assert len(stage.runs.offers) == offers + 1
 
 
+def test_one_end_that_cannot_be_stored_keeps_no_other_from_being_told(stage: Stage) -> None:
+    stage.runs.add(1)
+    stage.runs.add(2)
+    stage.claim()
+    until(lambda: len(stage.begun) == 2, "both run")
+    assert stage.slots.knows(1)
+    stage.runs.cannot_end = {1}
+    stage.let_go()
+    assert stage.slots.knows(1), "the database will be told"
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "running", 2: "succeeded"}
+    assert not stage.slots.knows(1), "left to the ticker"
+    assert stage.slots.is_idle
+
+
 def test_an_end_whose_answer_was_lost_is_told_once_more_and_changes_nothing(stage: Stage) -> None:
     stage.runs.add(1)
     stage.claim()
@@ -319,32 +334,54 @@ def test_without_being_rung_it_is_asked_now_and_then(stage: Stage, monkeypatch: 
     assert stage.runs.asked["taken_away"] == asked + 3
 
 
-def test_with_its_session_gone_every_job_is_told_and_no_end_is_heard(stage: Stage) -> None:
-    stage.runs.add(1)
-    stage.runs.add(2)
+def begin_two(stage: Stage) -> None:
+    for run_id in (1, 2):
+        stage.runs.add(run_id)
     stage.claim()
     until(lambda: len(stage.begun) == 2, "both run")
-    stage.slots.gone(ME)
-    until(lambda: len(stage.told_to_stop) == 2, "both are told")
-    until(stage.is_over, "both heed it")
-    stage.slots.turn()
-    assert stage.runs.asked["finish"] == 0
-    # Registered anew, it goes on under the new id.
-    stage.session = new_session()
-    stage.runs.add(3)
-    stage.claim()
-    assert stage.runs.offers[-1].worker_id == stage.session
-    until(lambda: 3 in stage.begun, "it goes on")
 
 
-def test_ends_that_wait_go_with_their_session(stage: Stage) -> None:
-    stage.runs.add(1)
-    stage.claim()
-    stage.let_go()
+def test_with_its_session_gone_what_runs_goes_on_under_the_next_one(stage: Stage) -> None:
+    begin_two(stage)
     stage.slots.gone(ME)
     stage.session = None
     stage.slots.turn()
-    assert stage.runs.asked["finish"] == 0
+    assert stage.runs.asked["take_over"] == 0, "there is no next one yet"
+    assert stage.slots._pause_s() < 2 * module.TAKE_OVER_PAUSE_S, "it may come any moment"
+    stage.session = new_session()
+    stage.slots.turn()
+    assert {row.worker_id for row in stage.runs.rows.values()} == {stage.session}
+    stage.let_go()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "succeeded", 2: "succeeded"}
+    assert stage.told_to_stop == []
+    stage.runs.add(3)
+    stage.claim()
+    assert stage.runs.offers[-1].worker_id == stage.session
+
+
+def test_jobs_whose_runs_were_taken_away_with_their_session_are_told_and_not_heard(stage: Stage) -> None:
+    begin_two(stage)
+    stage.slots.gone(ME)
+    stage.runs.take_away(1)
+    stage.session = new_session()
+    stage.slots.turn()
+    until(lambda: stage.told_to_stop == ["its worker was declared gone"], "one is told")
+    stage.let_go()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "cancelled", 2: "succeeded"}
+    assert stage.runs.rejected == []
+
+
+def test_what_has_ended_under_a_session_that_is_gone_is_told_under_the_next_one(stage: Stage) -> None:
+    begin_two(stage)
+    stage.let_go()
+    stage.slots.gone(ME)
+    stage.runs.take_away(1)
+    stage.session = new_session()
+    stage.slots.turn()
+    assert stage.runs.states() == {1: "cancelled", 2: "succeeded"}
+    assert stage.runs.rejected == [], "nobody hears of what was taken away"
     assert stage.slots.is_idle
 
 

@@ -21,7 +21,7 @@ from feedq.runtime.jobs.ticker import Ticker
 from feedq.runtime.outbox import Outbox
 from feedq.schedule.model import Hint
 from feedq.schedule.spread import SEGMENTS
-from feedq.store.jobs.base import Fired
+from feedq.store.jobs.base import Fired, Offer
 from feedq.telemetry import LogEvent
 from tests.unit.job_runs import ME, MemoryRuns, job_worker
 
@@ -103,12 +103,55 @@ def test_it_looks_again_when_the_next_tick_falls_due(stage: Stage) -> None:
     assert stage.ticker.look() > 0.3
 
 
+def test_with_nothing_to_look_for_it_looks_seldom_until_there_is(stage: Stage) -> None:
+    stage.runs.fires = [Fired((), False, None, is_idle=True)]
+    assert pace_module.IDLE_POLL_S * 0.75 <= stage.ticker.look() + STAGGER_S <= pace_module.IDLE_POLL_S
+    assert stage.ticker.share.pace.poll_s == pace_module.IDLE_POLL_S, "and so do the slots"
+    stage.runs.fires = [Fired((), False, None)]
+    assert stage.ticker.look() <= pace_module.POLL_S
+
+
 def test_the_duties_are_done_at_intervals_and_not_with_each_look(stage: Stage) -> None:
     for _ in range(20):
         stage.ticker.look()
     assert stage.runs.asked["fire_due"] == 20
     assert stage.runs.asked["workers"] == stage.runs.asked["expire"] == 1
     assert stage.runs.asked["trim"] == 0
+
+
+def overdue_stage(monkeypatch: pytest.MonkeyPatch, *, served_s: float) -> Stage:
+    """Runs 1 and 2 of this worker are long past their time; somebody here will tell how 2 ends."""
+    monkeypatch.setattr(module, "OVERDUE_S", 30.0)
+    stage = Stage()
+    for run_id in (1, 2):
+        stage.runs.add(run_id)
+    stage.runs.claim(Offer(ME, 2, range(SEGMENTS), 1.0))
+    stage.runs.late = [1, 2]
+    stage.ticker._is_known = lambda run_id: run_id == 2
+    stage.ticker._served_since -= served_s
+    return stage
+
+
+def test_a_run_of_ours_that_nobody_here_knows_any_more_ends_long_after_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = overdue_stage(monkeypatch, served_s=31.0)
+    stage.ticker.look()
+    assert stage.runs.states() == {1: "timed_out", 2: "running"}
+
+
+def test_soon_after_an_outage_it_is_left_to_who_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = overdue_stage(monkeypatch, served_s=29.0)
+    stage.ticker.look()
+    assert stage.runs.asked["overdue"] == 0
+    again = overdue_stage(monkeypatch, served_s=31.0)
+    again.runs.is_away = True
+    again.ticker.start()
+    until(lambda: again.runs.asked["workers"], "it has seen the outage")
+    again.runs.is_away = False
+    until(lambda: again.runs.asked["expire"], "it is over")
+    again.ticker.stop(timeout_s=LIMIT_S)
+    assert again.runs.asked["overdue"] == 0
 
 
 def test_an_outage_ends_no_ticker(stage: Stage) -> None:

@@ -242,8 +242,9 @@ def test_what_a_worker_takes_goes_by_its_queues_and_its_concurrency(
 ) -> None:
     worker = celery_worker(*queues, concurrency=concurrency, streams=streams)
     assert Places.of(worker, Settings()) == places
-    described = bootsteps._describe("w1@h", places, Settings())
+    described = bootsteps._describe("w1@h", places, Settings(), tasks={"acme.report"})
     assert (described.capacity, described.job_slots) == (places.capacity, places.job_slots)
+    assert described.tasks == {"acme.report"}
 
 
 def test_a_module_that_is_not_there_ends_the_process_with_one_sentence(

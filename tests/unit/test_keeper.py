@@ -145,7 +145,9 @@ def test_the_loss_of_the_last_session_cuts_the_streams_at_once(
     assert tenant.heard[-1] == "suspend"
     assert not keeper.trusted
     keeper.beat()
-    assert tenant.heard[-1] == "resume"
+    assert tenant.heard[-2:] == ["resume", "reconnected"], "what it runs is compared with what is known there"
+    keeper.beat()
+    assert tenant.heard[-1] == "reconnected", "once"
     assert keeper.trusted
 
 
@@ -159,7 +161,7 @@ def test_an_outage_shorter_than_the_window_changes_nothing(
     assert not keeper.beat()
     store.come_back()
     assert keeper.beat()
-    assert tenant.heard == ["registered"]
+    assert tenant.heard == ["registered", "reconnected"]
 
 
 def test_stop_requests_are_heard_with_the_heartbeat(
@@ -196,6 +198,19 @@ def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
         keeper.beat()
     assert "reconcile overdue" not in tenant.heard
     for _ in range(3):
+        clock.advance(2)
+        keeper.beat()
+    assert tenant.heard.count("reconcile overdue") == 1
+
+
+def test_the_watchdog_does_not_go_by_a_pass_that_lies_ahead(
+    keeper: Keeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
+) -> None:
+    keeper.register()
+    with store.fleet.reconcile_pass():
+        pass
+    clock.put_back(3600)
+    for _ in range(10):
         clock.advance(2)
         keeper.beat()
     assert tenant.heard.count("reconcile overdue") == 1

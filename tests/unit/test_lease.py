@@ -23,10 +23,12 @@ from feedq.lease import (
     Quiet,
     Standing,
     TrustWindow,
+    as_of,
     is_dispatch_overdue,
     is_gone,
     may_start,
     on_edit,
+    service_since,
     standing,
     states_before,
     stillness,
@@ -164,9 +166,9 @@ def worker(
     )
 
 
-def quiet(alive_s: float = DAY_S, started_s: float = DAY_S) -> Quiet:
-    """A database that has been heard from for so long, and has run for so long."""
-    return Quiet(database_started_at=NOW - s(started_s), fleet_alive_since=NOW - s(alive_s))
+def quiet(alive_s: float = DAY_S) -> Quiet:
+    """A database that has been heard from for so long."""
+    return Quiet(NOW - s(alive_s))
 
 
 def gone(w: Worker, *, has_session: bool = True, q: Quiet | None = None, ttl_s: float = TTL_S) -> bool:
@@ -193,25 +195,51 @@ def test_a_crash_takes_two_looks_without_a_session(suspected: bool, has_session:
 
 
 @pytest.mark.parametrize("w", [worker(expired_s=5), worker(suspected=True)], ids=["expired", "crashed"])
-def test_everybody_gets_one_ttl_after_a_silence_or_a_restart(w: Worker) -> None:
-    for q in (quiet(alive_s=5.9), quiet(started_s=5.9), quiet(alive_s=0, started_s=0)):
-        assert not gone(w, has_session=False, q=q)
-    assert gone(w, has_session=False, q=quiet(alive_s=6.0, started_s=6.0))
+def test_everybody_gets_one_ttl_after_a_silence(w: Worker) -> None:
+    for alive_s in (5.9, 0):
+        assert not gone(w, has_session=False, q=quiet(alive_s))
+    assert gone(w, has_session=False, q=quiet(6.0))
 
 
 @pytest.mark.parametrize("ttl_s", [0.0, DAY_S])
 def test_a_ttl_at_its_ends_is_a_quiet_period_of_that_length(ttl_s: float) -> None:
-    assert gone(worker(expired_s=1), q=quiet(alive_s=ttl_s, started_s=ttl_s), ttl_s=ttl_s)
+    assert gone(worker(expired_s=1), q=quiet(ttl_s), ttl_s=ttl_s)
     if ttl_s:
         assert not gone(worker(expired_s=1), q=quiet(alive_s=ttl_s - 1), ttl_s=ttl_s)
 
 
-@given(started_s=st.floats(0, DAY_S), alive_s=st.floats(0, DAY_S), ttl_s=st.floats(0, DAY_S))
-def test_the_quiet_period_is_one_ttl_after_the_later_of_the_two(
-    started_s: float, alive_s: float, ttl_s: float
+def served_s(since_s: float, at_s: float, *, has_restarted: bool = False) -> float:
+    """For how long the database counts as having served, that was heard from so long ago, and since then without a
+    break; a negative age lies ahead."""
+    since = service_since(NOW - s(since_s), NOW - s(at_s), has_restarted=has_restarted, now=NOW, gap_s=3)
+    return (NOW - since).total_seconds()
+
+
+def test_service_goes_on_from_one_heartbeat_to_the_next_and_begins_anew_after_a_gap_or_a_restart() -> None:
+    assert served_s(100, 2) == 100
+    assert served_s(100, 3.1) == 0
+    assert served_s(100, 2, has_restarted=True) == 0
+
+
+@given(served=st.floats(0, DAY_S), step_s=st.floats(0, DAY_S), ago_s=st.floats(0, 3))
+def test_a_clock_that_is_put_back_takes_no_service_away_but_the_latest_moment(
+    served: float, step_s: float, ago_s: float
 ) -> None:
-    ends_at = quiet(alive_s=alive_s, started_s=started_s).ends_at(ttl_s)
-    assert abs(ends_at - (NOW - s(min(started_s, alive_s)) + s(ttl_s))) < s(0.001)
+    found = served_s(served + ago_s - step_s, ago_s - step_s)
+    assert served + ago_s - min(step_s, ago_s) - 0.001 <= found <= served + ago_s + 0.001
+
+
+@given(ago_s=st.floats(0, DAY_S), step_s=st.floats(0, DAY_S))
+def test_a_clock_that_is_put_back_delays_the_loss_of_a_worker_by_no_more_than_the_step_and_by_a_ttl_at_most(
+    ago_s: float, step_s: float
+) -> None:
+    """Of one whose latest heartbeat was so long ago when the step came."""
+    sent_at = NOW + s(step_s - ago_s)
+    stamped = replace(worker(), heartbeat_at=sent_at, expires_at=sent_at + s(TTL_S))
+    left_s = (as_of(stamped, NOW).expires_at - NOW).total_seconds()
+    delay_s = left_s - (TTL_S - ago_s)
+    assert -0.001 <= delay_s <= step_s + 0.001
+    assert left_s <= TTL_S + 0.001, "whatever the step"
 
 
 # -- dispatch ----------------------------------------------------------------------------------------

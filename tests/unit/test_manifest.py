@@ -256,6 +256,18 @@ def test_what_is_dumped_reads_back_alike(
     assert specs(manifest.dump([spec])) == [spec]
 
 
+@pytest.mark.parametrize("count", [0, 1, 6, 7, 20])
+def test_what_is_dumped_in_parts_is_what_is_dumped_at_once(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "DUMPED_AT_ONCE", 3)
+    feeds = [FeedSpec(f"f{n}", "tcp", {"hello": "a\n- b\n"}, {"table": "t"}) for n in range(count)]
+    parts = list(manifest.dump_parts(iter(feeds)))
+    assert len(parts) == max(1, -(-count // 3))
+    assert "".join(parts) == documents.dump({"feeds": [manifest.plain(feed) for feed in feeds]})
+    assert specs("".join(parts)) == feeds
+
+
 @given(st.text(max_size=200) | st.text(alphabet="feds:- {}[]&*a\n!|>'\"#%", max_size=60))
 def test_no_text_makes_the_reader_raise(text: str) -> None:
     found = manifest.parse(text, origin="f.yaml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from math import isfinite
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,9 @@ schedules:
     retries: {limit: 3, first: 10s, factor: 1.5, max: 5m}
     queue: reports
     priority: -5
+    selector:
+      required:
+        gpu: 'yes'
     jitter: 90
     start_deadline: 10m
     overlap: buffer_all
@@ -96,6 +100,7 @@ def test_every_key_has_its_place() -> None:
             retries=Retries(3, 10.0, 1.5, 300.0),
             queue="reports",
             priority=-5,
+            selector={"gpu": "yes"},
         ),
         jitter_s=90.0,
         start_deadline_s=600.0,
@@ -152,16 +157,84 @@ def test_none_lifts_a_limit() -> None:
         ("at: 2026-12-01T08:00, zone: Europe/Berlin", Once(datetime(2026, 12, 1, 7, tzinfo=UTC))),
         ("at: '2026-12-01T08:00:00-05:00', zone: Europe/Berlin", Once(datetime(2026, 12, 1, 13, tzinfo=UTC))),
         ("cron: '@daily'", Cron("@daily")),
+        ("cron: ['@daily']", Cron("@daily")),
+        (
+            "cron: [0 8 * * *, 30 17 * * FRI], zone: Europe/Berlin",
+            Cron(("0 8 * * *", "30 17 * * FRI"), "Europe/Berlin"),
+        ),
+        (
+            "at: [2026-12-01T08:00, 2027-01-01], zone: Europe/Berlin",
+            Once((datetime(2026, 12, 1, 7, tzinfo=UTC), datetime(2026, 12, 31, 23, tzinfo=UTC))),
+        ),
     ],
 )
 def test_timings(options: str, wanted: Timing) -> None:
     assert timing(options) == wanted
 
 
+BERLIN = {"zone": "Europe/Berlin"}
+HOLIDAYS = {"exclude": {"dates": ["12-25", "2026-12-24..2027-01-02"]}}
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"cron": ["@daily", "@hourly"]} | BERLIN, {}),
+        ({"at": ["2026-12-01T08:00:00Z", "2027-12-01T08:00:00Z"]}, {}),
+        (
+            {"every": "1h", "start": "2026-12-01", "end": "2027-12-01T08:00:00Z"},
+            {"start": "2026-12-01T00:00:00Z"},
+        ),
+        ({"every": "1h", "start": "2026-12-01"} | BERLIN, {"start": "2026-11-30T23:00:00Z", "zone": None}),
+        ({"every": "1h"} | BERLIN | HOLIDAYS, {}),
+        ({"cron": "@daily"} | BERLIN | HOLIDAYS, {}),
+        ({"at": "2026-12-01T08:00:00Z"} | BERLIN | HOLIDAYS, {}),
+        ({"every": "1h", "keep": {"runs": 1000, "days": 30}}, {}),
+        ({"every": "1h", "keep": 50}, {"keep": {"runs": 50}}),
+        ({"every": "1h", "keep": {"runs": "none", "days": 3}}, {"keep": {"days": 3}}),
+        ({"every": "1h", "exclude": "12-25"}, {"exclude": {"dates": ["12-25"]}}),
+        ({"every": "1h", "exclude": ["12-25"]}, {"exclude": {"dates": ["12-25"]}}),
+        (
+            {"every": "1h", "exclude": "none", "start": "none", "end": "none"},
+            dict.fromkeys(("exclude", "start", "end")),
+        ),
+    ],
+)
+def test_what_bounds_a_schedule_is_read_and_written_alike(
+    options: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    keys = {"name": "a", "task": "t"} | options
+    spec = manifest.read_schedule(keys)
+    assert isinstance(spec, ScheduleSpec), spec
+    assert manifest.schedule_problems(spec) == []
+    wanted = {key: value for key, value in (keys | plain).items() if value is not None}
+    assert manifest.plain_schedule(spec) == wanted
+    assert manifest.read_schedule(wanted) == spec
+
+
+def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
+    keys = {"name": "a", "task": "t", "every": "1h", "start": "2027-01-01", "end": "2026-01-01"}
+    spec = manifest.read_schedule(keys | {"exclude": "24.12."})
+    assert isinstance(spec, ScheduleSpec)
+    wrong = manifest.schedule_problems(spec)
+    assert wrong[0] == "end: must be later than the start"
+    assert wrong[1].startswith("exclude.dates: '24.12.' is no date; write 2026-12-24")
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ("task: t", "f.yaml:2: schedule 'a': one of cron, every and at: is missing"),
+        ("task: t, cron: []", "cron: must not be empty"),
+        ("task: t, cron: ['@daily', 5]", "cron: must be a string; quote it"),
+        ("task: t, at: [soon]", "at: 'soon' is no time; write it as 2026-12-01T08:00"),
+        ("task: t, every: 1, start: soon", "start: 'soon' is no time"),
+        (
+            "task: t, every: 1, end: 2026-03-29T02:30, zone: Europe/Berlin",
+            "end: '2026-03-29T02:30' does not exist",
+        ),
+        ("task: t, every: 1, exclude: {days: [12-25]}", "exclude: unknown key 'days'; known are dates"),
+        ("task: t, every: 1, exclude: [[12-25]]", "exclude.dates: must be a string; quote it"),
         ("task: t, cron: '@daily', every: 1", "one of cron, every and at: cron and every exclude each other"),
         ("task: t, every: 1, zone: UTC", "zone: means nothing to an interval without an anchor"),
         ("task: t, every: 1, dst_gap: skip", "dst_gap: means nothing beside every"),
@@ -179,6 +252,9 @@ def test_timings(options: str, wanted: Timing) -> None:
         ("every: 1", "task: is missing"),
         ("task: [t], every: 1", "task: must be a string"),
         ("task: t, every: soon", "every: 'soon' is no duration"),
+        ("task: t, every: -5", "every: -5 is negative; a duration must be positive"),
+        ("task: t, every: 1, jitter: -1m30s", "jitter: '-1m30s' is negative; a duration must be positive"),
+        ("task: t, every: 1, jitter: -soon", "jitter: '-soon' is no duration"),
         ("task: t, every: [1]", "every: must be a duration such as 30s"),
         ("task: t, every: true", "every: must be a duration such as 30s"),
         ("task: t, every: 1, args: {a: 1}", "args: must be a list"),

@@ -111,7 +111,7 @@ def test_the_notes_of_the_dead_are_reported_once_and_those_of_the_living_are_lef
     (tmp_path / "worker-garbage").write_bytes(b"?")
     report_losses(tmp_path, store)
     report_losses(tmp_path, store)
-    assert list(store.database.tables.losses) == [dead.id]
+    assert [view.worker.id for view in store.workers.views() if view.worker.loss] == [dead.id]
     assert (tmp_path / "worker-living").exists()
     assert not (tmp_path / "worker-dead").exists()
 

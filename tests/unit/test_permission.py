@@ -18,13 +18,28 @@ def permissions(*, deny: str = "", allow: str = "") -> Permissions:
 def spellings(address: IPv4Address) -> list[str]:
     """Addresses that lead to one of IPv4."""
     number = int(address)
-    return [
+    inverted = number ^ 0xFFFFFFFF
+    local = 0x64FF9B0001 << 80
+    found = [
         str(address),
         f"::ffff:{address}",
+        f"::ffff:0:{address}",
         f"64:ff9b::{address}",
         f"64:ff9b:1::{address}",
+        f"2a00:1450::5efe:{address}",
+        f"fd00::200:5efe:{address}",
         str(IPv6Address(0x2002 << 112 | number << 80 | 7)),
+        str(IPv6Address(0x20010000 << 96 | number << 64 | 7)),
+        str(IPv6Address(0x20010000 << 96 | 0x08080808 << 64 | inverted)),
     ]
+    if address not in IPv4Network("0.0.0.0/8"):
+        found += [
+            f"::{address}",
+            str(IPv6Address(local | number >> 16 << 64 | (number & 0xFFFF) << 40)),
+            str(IPv6Address(local | number >> 24 << 64 | (number & 0xFFFFFF) << 32)),
+            str(IPv6Address(local | number << 24)),
+        ]
+    return found
 
 
 def inside(network: Network) -> st.SearchStrategy[IPv4Address | IPv6Address]:
@@ -68,7 +83,18 @@ def test_link_local_and_metadata_addresses_are_denied_by_default(address: str) -
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "::1", "0.0.0.0", "10.0.0.1", "192.168.1.1", "8.8.8.8", "2001:4860:4860::8888", "fd00::1"],
+    [
+        "127.0.0.1",
+        "::1",
+        "0.0.0.0",
+        "10.0.0.1",
+        "192.168.1.1",
+        "8.8.8.8",
+        "2001:4860:4860::8888",
+        "fd00::1",
+        "64:ff9b:1::8.8.8.8",
+        "2001:0:4136:e378:8000:63bf:3fff:fdd2",
+    ],
 )
 def test_everything_else_is_allowed_by_default(address: str) -> None:
     assert DEFAULT.refusal(address) is None
@@ -182,3 +208,60 @@ def test_what_the_resolver_never_gives_is_not_taken_for_an_address() -> None:
     with pytest.raises(ValueError, match="does not appear to be"):
         DEFAULT.refusal("example.com")
     assert ip_address("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "spelled", ["::127.0.0.1", "2002:7f00:1::", "2001:0:4136:e378:8000:63bf:80ff:fffe", "::1"]
+)
+def test_who_denies_this_very_host_denies_it_in_every_spelling(spelled: str) -> None:
+    assert permissions(deny="127.0.0.0/8 ::1").refusal(spelled) is not None
+
+
+def test_the_loopback_address_of_ipv6_is_no_spelling_of_another() -> None:
+    assert permissions(deny="0.0.0.0/8").refusal("::1") is None
+
+
+# -- secrets -------------------------------------------------------------------------------------------
+
+
+def allowing(**allowed: list[str]) -> Permissions:
+    return Permissions(
+        secrets=tuple((who.replace("_any", "*"), tuple(what)) for who, what in allowed.items())
+    )
+
+
+@pytest.mark.parametrize(
+    ("tenant", "reference", "allowed"),
+    [
+        ("acme", "env:ACME_TOKEN", True),
+        ("acme", "env:OTHER_TOKEN", False),
+        ("acme", "env:ACME", False),
+        ("acme", "file:/run/secrets/acme/token", True),
+        ("acme", "file:/run/secrets/acme/../other/token", False),
+        ("acme", "file:/run/secrets/acme2/token", False),
+        ("acme-eu", "env:ACME_TOKEN", False),
+        ("acme-eu", "env:EU", True),
+        ("acme-eu", "env:EU2", False),
+        ("acme-eu-west", "env:WEST", True),
+        ("acme-eu-west", "env:EU", False),
+        ("", "env:SHARED", True),
+        ("other", "env:SHARED", True),
+        ("other", "env:ACME_TOKEN", False),
+    ],
+)
+def test_a_tenants_feeds_use_the_secrets_that_are_allowed_to_it(
+    tenant: str, reference: str, allowed: bool
+) -> None:
+    permitted = allowing(
+        _any=["env:SHARED"],
+        acme=["env:ACME_*", "file:/run/secrets/acme/*"],
+        **{"acme-eu_any": ["env:EU"], "acme-eu-west": ["env:WEST"]},
+    )
+    assert permitted.allows_secret(reference, tenant=tenant) is allowed
+
+
+def test_every_secret_is_allowed_until_something_is_said_and_then_nothing_else() -> None:
+    assert DEFAULT.allows_secret("file:/etc/../etc/passwd", tenant="acme")
+    assert not allowing(acme=["*"]).allows_secret("env:A", tenant="other")
+    assert allowing(acme=["*"]).allows_secret("env:A", tenant="acme")
+    assert not Permissions(secrets=()).allows_secret("env:A", tenant="acme")

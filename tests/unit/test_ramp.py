@@ -26,15 +26,21 @@ class Stage:
     """The turns of one worker. Time goes where it is sent, by way of each moment at which somebody may connect."""
 
     def __init__(
-        self, worker: float = 0.0, hosts: dict[str, float] | None = None, *, workers: int = 1, seed: int = 1
+        self,
+        worker: float = 0.0,
+        hosts: dict[str, float] | None = None,
+        *,
+        workers: int = 1,
+        seed: int = 1,
+        burst_s: float = 0.0,
     ) -> None:
-        self.turns = Turns[Waiter](worker, hosts or {}, rng=Random(seed))
+        self.turns = Turns[Waiter](worker, hosts or {}, failover_burst_s=burst_s, rng=Random(seed))
         self.now = 1_000.0
         self.turns.share(workers, now=self.now)
         self.went: list[tuple[float, str | None]] = []
 
-    def join(self, host: str | None, count: int = 1) -> list[Waiter]:
-        waiters = [Waiter(host) for _ in range(count)]
+    def join(self, host: str | None, count: int = 1, *, after_loss: bool = False) -> list[Waiter]:
+        waiters = [Waiter(host, after_loss=after_loss) for _ in range(count)]
         for waiter in waiters:
             self.turns.join(waiter, now=self.now)
             self._go()
@@ -111,6 +117,84 @@ def test_a_cold_start_keeps_to_the_rate_of_the_host_in_every_window(rate: float)
     assert len(stage.went) == 500, "and is not slower than it says"
     for window_s in (1 / rate, 1.0, 10 / rate):
         assert most_in(stage.times("a"), window_s) <= rate * window_s + max(1, rate * CONNECT_BURST_S) + 2
+
+
+# -- a failover ----------------------------------------------------------------------------------------
+
+FAILOVER_S = 2.0
+
+
+def test_feeds_of_a_lost_worker_connect_at_once_and_others_wait_until_that_is_made_up_for() -> None:
+    stage = Stage(0, {"a": 100}, burst_s=FAILOVER_S)
+    stage.join("a", 150, after_loss=True)
+    assert len(stage.went) == 150
+    stage.join("a", 10)
+    assert len(stage.went) == 150
+    stage.wait(150 / 100 - CONNECT_BURST_S - 0.05)
+    assert len(stage.went) == 150, "what was taken ahead is not made up for"
+    stage.wait(0.3)
+    assert len(stage.went) == 160
+
+
+def test_those_who_wait_already_are_overtaken_by_a_failover() -> None:
+    stage = Stage(0, {"a": 100}, burst_s=FAILOVER_S)
+    stage.join("a", 1_000)
+    went = len(stage.went)
+    lost = stage.join("a", 50, after_loss=True)
+    assert not any(waiter.is_waiting for waiter in lost)
+    assert len(stage.went) == went + 50
+
+
+@pytest.mark.parametrize("rate", [1.0, 40.0, 200.0])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_however_many_are_lost_a_host_sees_no_more_than_the_burst_on_top_of_its_rate(
+    rate: float, workers: int
+) -> None:
+    fleet = [Stage(0, {"a": rate}, workers=workers, seed=n, burst_s=FAILOVER_S) for n in range(workers)]
+    for stage in fleet:
+        for _ in range(3):
+            stage.join("a", 200, after_loss=True)
+            stage.join("a", 20)
+            stage.wait(3.0)
+        stage.wait(1_000 / rate * workers)
+    times = [at for stage in fleet for at in stage.times("a")]
+    assert len(times) == workers * 660
+    for window_s in (0.1, 1.0, 5.0, 20.0):
+        most = rate * (window_s + FAILOVER_S + CONNECT_BURST_S) + workers * 3
+        assert most_in(times, window_s) <= most
+
+
+def test_without_a_failover_the_burst_changes_nothing() -> None:
+    with_it, without = (Stage(50, {"a": 40}, burst_s=burst_s) for burst_s in (FAILOVER_S, 0.0))
+    for stage in (with_it, without):
+        stage.join("a", 300)
+        stage.wait(10)
+    assert with_it.went == without.went
+
+
+def test_the_workers_own_pace_may_be_taken_ahead_too_and_so_far_only() -> None:
+    stage = Stage(10, burst_s=FAILOVER_S)
+    for n in range(100):
+        stage.join(f"host{n}", after_loss=True)
+    assert len(stage.went) == pytest.approx(10 * (FAILOVER_S + CONNECT_BURST_S), abs=2)
+    stage.wait(1.0)
+    assert len(stage.went) == pytest.approx(10 * (1 + FAILOVER_S + CONNECT_BURST_S), abs=3)
+
+
+@pytest.mark.parametrize("burst_s", [0.0, 3_600.0])
+def test_no_burst_and_the_largest(burst_s: float) -> None:
+    assert Settings(failover_burst_s=burst_s).failover_burst_s == burst_s
+    stage = Stage(0, {"a": 1}, burst_s=burst_s)
+    stage.join("a", 1_000, after_loss=True)
+    assert len(stage.went) == (1_000 if burst_s else 1)
+
+
+def test_who_takes_its_turn_back_after_a_loss_leaves_it_to_the_next() -> None:
+    stage = Stage(0, {"a": 1}, burst_s=FAILOVER_S)
+    lost = stage.join("a", 10, after_loss=True)
+    went = len(stage.went)
+    stage.leave(next(waiter for waiter in lost if not waiter.is_waiting))
+    assert len(stage.went) == went + 1
 
 
 def test_each_connects_at_a_random_moment_of_its_slot() -> None:

@@ -41,8 +41,8 @@ def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
         drain_timeout_s=1.0,
         fence=lambda _, request: path.fencer.fence(request),
         raise_epoch=cannot_raise,
-        open_outlet=lambda _s, key, feed, _l, cursor, on_change: path.open_outlet(
-            key, feed, cursor=cursor, on_change=on_change
+        open_outlet=lambda _s, key, feed, _l, fenced, on_change: path.open_outlet(
+            key, feed, cursor=fenced.cursor, continues=fenced.commit_id, on_change=on_change
         ),
         hurry=lambda _: None,
         sink_trouble=lambda _: None,

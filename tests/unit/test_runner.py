@@ -18,7 +18,7 @@ from feedq.clock import SystemClock
 from feedq.connectors.base import load_connector
 from feedq.lease import LAGS_S, Owner
 from feedq.model import Claim, Feed, FeedKey, FeedSpec, Progress, Reason, Release, Status
-from feedq.permission import Permissions
+from feedq.permission import DEFAULT, Permissions
 from feedq.runtime import pacing
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.pacing import Pacing
@@ -46,6 +46,9 @@ class NumberedSource:
         self.port = 0
         self.garbage = b""
         self.sent = 0
+        self.last: int | None = None
+        """After this record it says nothing more, once ``may_send_last`` is set, and keeps the connection."""
+        self.may_send_last = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
@@ -56,9 +59,13 @@ class NumberedSource:
             n = hello["from"] or 0
             for _ in range(self.count):
                 n += 1
+                if n == self.last:
+                    await self.may_send_last.wait()
                 writer.write(b'{"seq": %d}\n' % n + self.garbage)
                 await writer.drain()
                 self.sent = n
+                if n == self.last:
+                    await reader.read()
                 await asyncio.sleep(0.001)
         except (ConnectionError, orjson.JSONDecodeError):
             pass
@@ -95,8 +102,10 @@ class Bench:
         is_new_here: bool = False,
         has_failed: bool = False,
         failures: int = 0,
+        permissions: Permissions = DEFAULT,
     ) -> None:
         self.path = path
+        self.permissions = permissions
         self.ramp = ramp or Ramp(0, {}, SystemClock(), rng=Random(1))
         self.pacing = Pacing({}, SystemClock(), room_bytes=room_bytes)
         self.sockets = Sockets()
@@ -136,7 +145,7 @@ class Bench:
             rng=Random(1),
             backoff=FAST,
             guard=self.sockets,
-            permissions=Permissions(),
+            permissions=self.permissions,
             environment="test",
             note_thread=lambda _: nullcontext(),
             pacing=self.pacing,
@@ -146,8 +155,8 @@ class Bench:
             drain_timeout_s=2.0,
             fence=lambda _, request: self.path.fencer.fence(request),
             raise_epoch=self._raise_epoch,
-            open_outlet=lambda _s, key, feed, _l, cursor, on_change: self.path.open_outlet(
-                key, feed, cursor=cursor, on_change=on_change
+            open_outlet=lambda _s, key, feed, _l, fenced, on_change: self.path.open_outlet(
+                key, feed, cursor=fenced.cursor, continues=fenced.commit_id, on_change=on_change
             ),
             hurry=lambda _: self.path.writer.hurry(),
             sink_trouble=lambda _: self.sink_trouble,
@@ -376,17 +385,62 @@ async def test_a_lost_lease_ends_it_without_a_release() -> None:
             await until(lambda: source.open == 0, "the socket is closed")
 
 
-async def test_a_newer_epoch_in_the_sink_ends_it_without_a_release() -> None:
+async def fence_off(bench: Bench) -> Release:
+    """What it releases when another owner has begun."""
+    with bench.path.tables.lock:
+        bench.path.tables.checkpoints[1].epoch = 2
+        landed = len(bench.landed)
+    release = await bench.end()
+    assert len(bench.landed) == landed, "it wrote after it was fenced"
+    assert release is not None
+    return release
+
+
+async def test_a_newer_epoch_in_the_sink_ends_it_and_the_feed_may_be_placed_again_at_once() -> None:
     async with numbered_source() as source:
         with DataPath() as path:
             bench = Bench(path, options(source))
             bench.start()
             await bench.landed_at_least(3)
-            with path.tables.lock:
-                path.tables.checkpoints[1].epoch = 2
-                landed = len(bench.landed)
+            release = await fence_off(bench)
+    assert (release.reason, release.retry_in_s, release.attempts) == (Reason.FENCED, 0.0, 1)
+    assert "epoch 1 was superseded" in (release.error or "")
+    assert not bench.runner.progress().connected
+
+
+async def test_a_feed_that_was_fenced_a_moment_ago_waits_longer_each_time() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source), attempts=4)
+            bench.start()
+            await bench.landed_at_least(3)
+            release = await fence_off(bench)
+    assert release.attempts == 5
+    assert release.retry_in_s > 0
+
+
+async def test_a_feed_that_was_fenced_while_its_source_says_nothing_more_ends_all_the_same() -> None:
+    async with numbered_source() as source:
+        source.last = 4
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(3)
+            source.may_send_last.set()
+            assert (await fence_off(bench)).reason is Reason.FENCED
+
+
+async def test_a_lost_lease_is_not_released_by_a_runner_that_was_fenced_as_well() -> None:
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(3)
+            path.tables.away = True
+            await until(lambda: path.budget.bytes > 100, "something waits to be committed")
+            bench.runner.interrupt(Interrupt.LOST)
+            path.tables.away = False
             assert await bench.end() is None
-            assert len(bench.landed) == landed, "it wrote after it was fenced"
 
 
 async def test_lost_overrides_a_stop_that_is_under_way() -> None:
@@ -426,7 +480,9 @@ async def test_a_superseded_fence_of_a_lost_lease_ends_it() -> None:
             bench = Bench(path, options(source), epoch=1)
             bench.may_raise = False
             bench.start()
-            assert await bench.end() is None
+            release = await bench.end()
+    assert release is not None
+    assert (release.reason, release.epoch) == (Reason.FENCED, 1)
     assert source.hellos == []
 
 
@@ -479,6 +535,19 @@ async def test_a_secret_that_is_not_there_fails_the_feed_and_names_it() -> None:
     assert release is not None
     assert release.reason is Reason.FAILED
     assert "FEEDQ_TEST_NOT_SET" in (release.error or "")
+
+
+async def test_a_secret_that_is_not_for_its_tenant_fails_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEEDQ_TEST_TOKEN", "token")
+    permitted = Permissions(secrets=(("acme", ("env:FEEDQ_TEST_TOKEN",)),))
+    async with numbered_source() as source:
+        with DataPath() as path:
+            secrets = {"token": "${env:FEEDQ_TEST_TOKEN}"}
+            bench = Bench(path, options(source, secrets=secrets), permissions=permitted)
+            bench.start()
+            release = await bench.end()
+    assert release is not None
+    assert (release.reason, "may not use" in (release.error or "")) == (Reason.FAILED, True)
 
 
 async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> None:

@@ -65,7 +65,7 @@ async def test_a_feed_interrupted_while_it_reads_its_secrets_is_not_lost(
 ) -> None:
     reading, go_on = Event(), Event()
 
-    def slow(references: dict[str, str]) -> dict[str, str]:
+    def slow(references: dict[str, str], **_: object) -> dict[str, str]:
         reading.set()
         assert go_on.wait(10)
         return dict.fromkeys(references, "secret")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from calendar import monthrange
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -16,22 +17,33 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from feedq.schedule.cron import CronRule, parse
+from feedq.schedule.cron import NAMES, CronRule, parse
+from feedq.schedule.cronfields import FIELDS, WEEKDAY, FieldRange, read_days, read_values
 from feedq.schedule.hashed import RANGES, replaced
 from feedq.schedule.model import DstFold, DstGap
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "dst.md"
+PAGES = Path(__file__).parents[2] / "docs" / "reference"
 MINUTE = timedelta(minutes=1)
 
 
 # -- the documentation -------------------------------------------------------------------------------
 
 
+def cells(page: str) -> list[list[str]]:
+    """The cells of the tables of a page, titles included."""
+    lines = [line for line in (PAGES / page).read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
 def rows() -> list[list[str]]:
-    """The cells of the tables of what fires."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    cells = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
-    return [row for row in cells if row[0] != "Zone"]
+    """The rows of the tables of what fires when clocks are changed."""
+    return [[cell.strip("`") for cell in row] for row in cells("dst.md") if row[0] != "Zone"]
+
+
+def dialect(width: int) -> list[list[str]]:
+    """The rows of that table of the cron dialect which has so many columns, without what the rule is."""
+    found = [row[-3:] for row in cells("cron.md") if len(row) == width]
+    return [[row[0].strip("`"), *row[1:]] for row in found[1:]]
 
 
 def fired_on(day: date, rule: CronRule, zone: str, gap: DstGap, fold: DstFold) -> str:
@@ -63,6 +75,76 @@ def test_the_documentation_shows_every_policy_in_every_kind_of_zone() -> None:
     seen = {(row[0], policy) for row in rows() for policy in row[3:5]}
     assert seen >= set(product(zones, ("shift", "skip", "first", "second", "both")))
     assert seen >= {("Pacific/Apia", "shift"), ("Pacific/Apia", "skip")}
+
+
+@pytest.mark.parametrize(("expression", "begin", "fires"), dialect(4))
+def test_what_the_table_of_the_cron_dialect_says_fires(expression: str, begin: str, fires: str) -> None:
+    rule = parse(expression, name="report")
+    after = datetime.fromisoformat(begin).replace(tzinfo=UTC) - MINUTE
+    ticks = rule.ticks_after(after, zone="UTC", gap=DstGap.SHIFT, fold=DstFold.FIRST)
+    found = [f"{tick:%a %Y-%m-%d %H:%M}" for tick in islice(ticks, fires.count(",") + 1)]
+    assert ", ".join(found) == fires
+
+
+@pytest.mark.parametrize(("expression", "instead"), dialect(2))
+def test_what_the_table_of_the_cron_dialect_says_is_refused(expression: str, instead: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(instead) + "$"):
+        parse(expression, name="report")
+
+
+def test_the_table_of_the_cron_dialect_has_every_rule() -> None:
+    examples = " ".join(expression for expression, *_ in dialect(4))
+    rules = ("L ", "L-3", "LW", "L-2W", "15W", "5L", "FRIL", "MON#2", "?", "FRI-SUN", "13 * FRI", "*/2 * FRI")
+    assert [
+        rule for rule in (*rules, "H", "H(0-29)", "H/15", "H(0-29)/10", "/") if rule not in examples
+    ] == []
+    written = " ".join(cell for row in cells("cron.md") for cell in row)
+    assert [name for name in NAMES if f"`{name}`" not in written] == []
+    assert len(dialect(2)) > 20
+
+
+def test_both_fields_of_days_are_either_unless_one_is_a_star_or_a_question_mark() -> None:
+    days = {text: read_days(*text.split()).of(2026, 2) for text in ("13 5", "* 5", "13 *", "*/2 5")}
+    assert days == {
+        "13 5": [6, 13, 20, 27],
+        "* 5": [6, 13, 20, 27],
+        "13 *": [13],
+        "*/2 5": [13, 27],
+    }
+    assert parse("0 0 ? * FRI", name="report") == parse("0 0 * * FRI", name="report")
+
+
+@settings(deadline=None)
+@given(st.integers(1, 31), st.integers(1, 12), st.integers(1970, 2200), st.booleans())
+def test_the_nearest_working_day_is_one_and_stays_in_its_month(
+    number: int, month: int, year: int, from_end: bool
+) -> None:
+    last = monthrange(year, month)[1]
+    wanted = last - (number - 1) if from_end else number
+    found = read_days(f"L-{number - 1}W" if from_end else f"{number}W", "*").of(year, month)
+    if not 1 <= wanted <= last:
+        assert found == []
+        return
+    (day,) = found
+    working = [n for n in range(1, last + 1) if date(year, month, n).isoweekday() < 6]
+    assert day in working
+    assert abs(day - wanted) == min(abs(n - wanted) for n in working)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(FIELDS), st.data())
+def test_a_range_goes_past_the_end_of_its_field(kind: FieldRange, data: st.DataObject) -> None:
+    high = 6 if kind is WEEKDAY else kind.high
+    first, last = (data.draw(st.integers(kind.low, high)) for _ in range(2))
+    step = data.draw(st.integers(1, kind.step_max))
+    expected, value = [first], first
+    while value != last:
+        value = value + 1 if value < high else kind.low
+        expected.append(value)
+    text = f"{first}-{last}/{step}"
+    wanted = frozenset(expected[::step])
+    found = read_days("*", text).weekdays if kind is WEEKDAY else read_values(kind, text)
+    assert found == wanted
 
 
 # -- any expression ----------------------------------------------------------------------------------
@@ -294,13 +376,19 @@ def test_days_are_named_in_the_usual_ways(expression: str, day: str, fires: bool
         ("", "has 0 fields"),
         ("* * * *", "has 4 fields and needs five: minute, hour,"),
         ("0 * * * * *", "has 6 fields"),
-        ("60 * * * *", "the minute '60' is wrong; allowed are 0 to 59"),
-        ("0 24 * * *", "the hour '24' is wrong; allowed are 0 to 23"),
+        ("61 * * * *", "the minute '61' is wrong; allowed are 0 to 59"),
+        ("0 25 * * *", "the hour '25' is wrong; allowed are 0 to 23"),
         ("0 0 0 * *", "the day of the month '0' is wrong; allowed are 1 to 31"),
         ("0 0 1 13 *", "the month '13' is wrong; allowed are 1 to 12"),
         ("0 0 * * 8", "the day of the week '8' is wrong; allowed are 0 to 7"),
         ("0 0 * * FRY", "the day of the week 'FRY' is wrong"),
-        ("5-1 * * * *", "the minute '5-1' is wrong"),
+        ("5-1-2 * * * *", "the minute '5-1-2' is wrong"),
+        ("*-1 * * * *", "the minute '*-1' is wrong"),
+        ("0 0 L-31 * *", "the day of the month 'L-31' is wrong"),
+        ("0 0 0W * *", "the day of the month '0W' is wrong"),
+        ("0 0 L/2 * *", "the day of the month 'L/2' is wrong"),
+        ("0 0 * * 8L", "the day of the week '8L' is wrong"),
+        ("0 0 * * 1#0", "the day of the week '1#0' is wrong"),
         ("*/0 * * * *", "the minute '*/0' is wrong"),
         ("*/90 * * * *", "the minute '*/90' is wrong: its step may be from 1 to 60"),
         ("x-x/2 * * * *", "the minute 'X-X/2' is wrong"),
@@ -311,7 +399,7 @@ def test_days_are_named_in_the_usual_ways(expression: str, day: str, fires: bool
         ("9" * 990 + " * * * *", "the minute"),
         ("1," * 600 + "1 * * * *", "has 1209 characters"),
         ("@dayly", "@dayly is not known; the names are @yearly"),
-        ("@reboot", "@reboot is not known"),
+        ("@reboot", "@reboot is no time"),
         ("H(0-60) * * * *", "the range of 'H(0-60)' must rise and lie within 0 to 59"),
         ("H(9-3) * * * *", "the range of 'H(9-3)' must rise"),
         ("H/61 * * * *", "the step of 'H/61' must be from 1 to 60"),

@@ -19,6 +19,7 @@ from feedq.schedule.model import (
     CatchUp,
     Cron,
     Every,
+    Exclusion,
     Job,
     Once,
     Overlap,
@@ -139,9 +140,19 @@ def test_the_overlap_policy_judges_ticks_one_after_the_other(
 ) -> None:
     schedule = scheduled(Every(20), overlap=overlap, buffer_max=2)
     firing = fire(schedule, now=BEGIN + timedelta(seconds=40), unfinished=Unfinished(waiting, running))
-    assert [run.state for run in firing.runs] == states
+    assert [run.state for run in firing.runs for _ in range(run.ticks)] == states
     assert firing.cancel_others == (overlap is Overlap.CANCEL_OTHER)
     assert all((run.reason is None) == (run.state is WAITING) for run in firing.runs)
+
+
+def test_ticks_left_out_in_a_row_for_the_same_reason_are_one_row_that_counts_them() -> None:
+    schedule = scheduled(Every(10), start_deadline_s=15)
+    firing = fire(schedule, now=BEGIN + timedelta(seconds=54), unfinished=Unfinished(0, 1))
+    late, skipped = firing.runs
+    assert (late.state, late.tick_at, late.ticks) == (LATE, BEGIN, 4)
+    assert late.last_tick_at == BEGIN + timedelta(seconds=30)
+    assert (late.due_at, late.start_by) == (BEGIN, BEGIN + timedelta(seconds=15)), "of the first of them"
+    assert (skipped.state, skipped.ticks, skipped.last_tick_at) == (SKIPPED, 2, BEGIN + timedelta(seconds=50))
 
 
 def test_a_look_without_a_new_run_cancels_nothing() -> None:
@@ -243,6 +254,26 @@ def test_a_single_moment_that_nobody_fired_in_time_is_made_up_for() -> None:
     assert firing.next_tick_at is None
 
 
+@pytest.mark.parametrize("dates", [(), ("2026-01-01",), ("2026-01-02", "2026-01-03")])
+@pytest.mark.parametrize("timing", [Every(600), Cron("*/10 * * * *")])
+def test_what_is_missed_has_no_tick_that_is_left_out_or_from_the_end_on(
+    timing: Timing, dates: tuple[str, ...]
+) -> None:
+    end = BEGIN + timedelta(days=3, hours=12, minutes=5)
+    schedule = scheduled(timing, exclude=Exclusion(dates), end_at=end, catch_up=CatchUp.ALL, catch_up_max=3)
+    expected = list(ticks_after(schedule.spec, after=BEGIN - timedelta(microseconds=1)))
+    assert len(expected) == 505 - 144 * len(dates)
+    firing = fire(schedule, now=BEGIN + timedelta(days=3, hours=13), unfinished=NOTHING)
+    missed, *made_up = firing.runs
+    assert (missed.tick_at, missed.ticks, missed.last_tick_at) == (
+        expected[0],
+        len(expected) - 3,
+        expected[-4],
+    )
+    assert [run.tick_at for run in made_up] == expected[-3:]
+    assert (firing.next_tick_at, firing.more) == (None, False)
+
+
 # -- many misfires -----------------------------------------------------------------------------------
 
 
@@ -255,7 +286,8 @@ def test_a_million_missed_ticks_of_an_interval_are_one_look(catch_up: CatchUp) -
     made_up = {CatchUp.SKIP: 0, CatchUp.LATEST: 1, CatchUp.ALL: 10}[catch_up]
     assert firing.runs[0].ticks == 1_000_000 - made_up
     assert [run.state for run in firing.runs[1 : made_up + 1]] == [WAITING] * made_up
-    assert len(firing.runs) == 1 + made_up + 6
+    assert sum(run.ticks for run in firing.runs) == 1_000_000 + 6
+    assert len(firing.runs) <= 1 + made_up + 2
     assert not firing.more
 
 

@@ -129,7 +129,7 @@ def test_every_option_of_the_model_has_a_plain_form() -> None:
 
 
 def policy_value(name: str) -> Any:
-    return getattr(BARE, name)
+    return {} if name == "exclude" else getattr(BARE, name)
 
 
 def job_value(name: str) -> Any:
@@ -146,6 +146,14 @@ def job_value(name: str) -> Any:
         (Every(30.0), {"every_s": 30.0}),
         (Once(datetime(2026, 11, 22, 10, tzinfo=UTC)), {"at": "2026-11-22T10:00:00Z"}),
         (Beat(), {"beat": True}),
+        (
+            Cron(("@daily", "0 8 * * MON")),
+            {"cron": ["@daily", "0 8 * * MON"], "zone": "UTC", "gap": "shift", "fold": "first"},
+        ),
+        (
+            Once((datetime(2026, 11, 22, 10, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))),
+            {"at": ["2026-11-22T10:00:00Z", "2027-01-01T00:00:00Z"]},
+        ),
     ],
 )
 def test_timings_are_told_apart_by_their_options(timing: Any, plain: dict[str, Any]) -> None:
@@ -154,6 +162,7 @@ def test_timings_are_told_apart_by_their_options(timing: Any, plain: dict[str, A
 
 
 def test_short_forms_are_read() -> None:
+    assert timing_from_plain({"cron": ["@daily"]}) == Cron("@daily")
     assert timing_from_plain({"cron": "@daily"}) == Cron("@daily")
     berlin = timing_from_plain({"at": "2026-11-22T11:00:00+01:00"})
     assert berlin == Once(datetime(2026, 11, 22, 10, tzinfo=UTC))

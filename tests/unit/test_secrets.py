@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.errors import FeedMisconfigured
+from feedq.permission import Permissions
 from feedq.secrets import MASK, SECRET_BYTES_MAX, Masker, parse_reference, resolve_secrets
 
 SECRET = "hunter2-very-secret"
@@ -54,6 +55,23 @@ def refusal(reference: str) -> str:
     assert caught.value.__cause__ is None
     assert "'token'" in str(caught.value)
     return str(caught.value)
+
+
+def test_a_secret_of_another_tenant_is_refused_whether_it_is_there_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    permitted = Permissions(secrets=(("acme", ("env:ACME_*",)),))
+    monkeypatch.setenv("ACME_TOKEN", SECRET)
+    monkeypatch.setenv("OTHER_TOKEN", SECRET)
+    own = {"token": "${env:ACME_TOKEN}"}
+    assert resolve_secrets(own, tenant="acme", permissions=permitted) == {"token": SECRET}
+    for tenant, reference in (("other", "ACME_TOKEN"), ("", "ACME_TOKEN"), ("acme", "OTHER_TOKEN")):
+        with pytest.raises(FeedMisconfigured, match=r"may not use .*FEEDQ_SECRETS_ALLOW") as caught:
+            resolve_secrets({"token": f"${{env:{reference}}}"}, tenant=tenant, permissions=permitted)
+        monkeypatch.delenv(reference, raising=False)
+        with pytest.raises(FeedMisconfigured, match=re.escape(str(caught.value))):
+            resolve_secrets({"token": f"${{env:{reference}}}"}, tenant=tenant, permissions=permitted)
+        monkeypatch.setenv(reference, SECRET)
 
 
 def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,13 @@ def test_networks_and_programs_are_lists_with_commas(read: Read) -> None:
     assert permissions.refusal("10.1.2.4") is not None
 
 
+def test_secrets_are_allowed_by_tenant(read: Read) -> None:
+    allowed = read(FEEDQ_SECRETS_ALLOW='{"acme*": ["env:ACME_*"], "*": []}').permissions
+    assert allowed.allows_secret("env:ACME_TOKEN", tenant="acme-eu")
+    assert not allowed.allows_secret("env:ACME_TOKEN", tenant="other")
+    assert not read(FEEDQ_SECRETS_ALLOW="{}").permissions.allows_secret("env:A", tenant="acme")
+
+
 @pytest.mark.parametrize("value", ["", " ", ",", " , "])
 def test_an_empty_list_is_no_list(read: Read, value: str) -> None:
     read_back = read(FEEDQ_EGRESS_DENY=value, FEEDQ_EGRESS_ALLOW=value, FEEDQ_EXEC_ALLOW=value)
@@ -201,9 +208,15 @@ def test_an_empty_list_is_no_list(read: Read, value: str) -> None:
         ("FEEDQ_EGRESS_ALLOW", "fe80::1%eth0", "'fe80::1%eth0' is no network"),
         ("FEEDQ_EXEC_ALLOW", "/bin/true,rtl_433", "'rtl_433' is no absolute path"),
         ("FEEDQ_EXEC_ALLOW", "./reader", "'./reader' is no absolute path"),
+        ("FEEDQ_SECRETS_ALLOW", '{"acme": ["ACME_TOKEN"]}', "'ACME_TOKEN' is none of env:NAME"),
+        ("FEEDQ_SECRETS_ALLOW", '{"acme": ["file:secrets/*"]}', "'file:secrets/.' is none of"),
+        ("FEEDQ_SECRETS_ALLOW", '{"*-eu": ["env:A"]}', "'.-eu': . may stand at the end only"),
+        ("FEEDQ_SECRETS_ALLOW", "acme", "valid dictionary"),
     ],
 )
-def test_what_is_no_network_and_no_path_is_named(read: Read, variable: str, value: str, named: str) -> None:
+def test_what_is_no_network_no_path_and_no_secret_is_named(
+    read: Read, variable: str, value: str, named: str
+) -> None:
     with pytest.raises(InvalidInput, match=f"{variable}.*{named}"):
         read(**{variable: value})
 

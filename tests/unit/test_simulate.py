@@ -219,11 +219,20 @@ def test_labels_are_kept_to() -> None:
 
 def test_a_host_sees_no_more_than_its_pace() -> None:
     report = run(
-        "30s kill 1", "90s kill 1", settings={"host_connects_per_s": {"*": 100}}, workers={"count": 5}
+        "30s kill 1",
+        "90s kill 1",
+        settings={"host_connects_per_s": {"*": 100}, "failover_burst_s": 0},
+        workers={"count": 5},
     )
     # What may connect at once after a pause comes on top.
     assert 90 <= report.total.host_connects_per_s <= 130
     assert report.total.connects_per_s == report.total.host_connects_per_s
+    burst = run(
+        "30s kill 1",
+        settings={"host_connects_per_s": {"*": 100}, "failover_burst_s": 1},
+        workers={"count": 5},
+    )
+    assert 150 <= burst.total.host_connects_per_s <= 230, "a failover goes ahead of the pace"
     free = run("30s kill 1", workers={"count": 5})
     assert free.total.host_connects_per_s == 1000
 

@@ -181,6 +181,11 @@ def test_what_the_database_fills_in_need_not_be_mapped() -> None:
         (Landing("ä" * 32, "json"), "longer than 63 bytes"),
         (Landing("feedq_checkpoint", "json"), "feedq's own"),
         (Landing("public.feedq_dead_letter", "json"), "feedq's own"),
+        (Landing("feedq.feed", "json"), "feedq's own"),
+        (Landing("pg_catalog.pg_description", "json"), "kept by the database about itself"),
+        (Landing("pg_toast.pg_toast_1255", "json"), "kept by the database about itself"),
+        (Landing("pg_temp_3.landed", "json"), "kept by the database about itself"),
+        (Landing("information_schema.sql_features", "json"), "kept by the database about itself"),
         (
             Landing("raw", "csv", sources_of({"seq": "/sequence"}), csv=CSV),
             "column 'seq' points at /sequence, which is no field of the records; source.csv.fields has 'seq'",

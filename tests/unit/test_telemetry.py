@@ -13,6 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
+from feedq.model import Loss
 from feedq.settings import Settings
 from feedq.telemetry import REGISTRY, EventKind, GroupHistogram, LogEvent, configure_logging, log, mask_url
 
@@ -145,6 +146,21 @@ def test_no_log_line_shows_a_password(log_format: Any, capsys: pytest.CaptureFix
     shown = capsys.readouterr().err
     assert shown.count("user:***@host") >= 6
     assert "hunter2" not in shown
+
+
+@pytest.mark.usefixtures("restored_logging")
+@pytest.mark.parametrize("log_format", ["console", "json"])
+@pytest.mark.parametrize("stack", [(), ('File "x.py", line 3 in f', 'File "y.py", line 9 in g')])
+def test_how_a_worker_was_lost_can_be_read_in_the_log(
+    log_format: Any, stack: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging(Settings.model_construct(log_format=log_format))
+    loss = Loss("stalled", "the loop stood still", 7, is_certain=True, stack=stack)
+    log("feedq.test").error(LogEvent.WORKER_LOST, why=loss.said, stack=loss.shown_stack())
+    shown = capsys.readouterr().err
+    assert "Logging error" not in shown
+    assert "the loop stood still" in shown
+    assert all(call.split(", ")[1] in shown for call in stack)
 
 
 @given(

@@ -40,7 +40,7 @@ from feedq.web.schedules.asking import (
     parse_schedules,
     parse_states,
 )
-from feedq.web.schedules.changing import is_foreign, refusal
+from feedq.web.schedules.changing import refusal
 from feedq.web.schedules.facts import SchedulePart, Schedules
 from feedq.web.schedules.particulars import declaration_lines, standing_lines
 from feedq.web.schedules.words import what
@@ -132,26 +132,6 @@ def test_the_end_of_a_pause_may_be_said_in_any_zone() -> None:
 
 
 # -- who may change anything -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("headers", "foreign"),
-    [
-        ({}, False),
-        ({"Sec-Fetch-Site": "same-origin"}, False),
-        ({"Sec-Fetch-Site": "same-site"}, True),
-        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://flower:5555"}, True),
-        ({"Sec-Fetch-Site": "none"}, True),
-        ({"Origin": "http://flower:5555"}, False),
-        ({"Origin": "http://flower:8080"}, True),
-        ({"Origin": "https://evil.example"}, True),
-        ({"Origin": "null"}, True),
-    ],
-)
-def test_only_the_page_itself_or_no_browser_may_ask_for_a_change(
-    headers: Mapping[str, str], foreign: bool
-) -> None:
-    assert is_foreign(headers, host="flower:5555") is foreign
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from uuid import uuid4
 
 import pytest
 
-from feedq.errors import FeedMisconfigured, LeaseLost, SinkUnavailable
+from feedq.errors import FeedMisconfigured, LeaseLost, SinkRewound, SinkUnavailable
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Landing, Written
+from feedq.telemetry import REGISTRY
 from feedq.testing.sink import MemoryCheckpoint, MemorySink
 from tests.unit.data_path import AT, DataPath, batch, until
 
@@ -399,6 +401,59 @@ async def test_an_abandoned_feed_whose_commit_is_unknown_is_not_written_again(pa
     path.tables.away = False
     await kept.drained()
     assert path.tables.rows == {"b": [b"1"]}
+
+
+def rewind(path: DataPath, feed_id: int, to: MemoryCheckpoint) -> None:
+    with path.tables.lock:
+        path.tables.checkpoints[feed_id] = to
+
+
+async def test_each_group_continues_the_one_before_it_also_one_whose_answer_was_lost(path: DataPath) -> None:
+    own(path, 1)
+    outlet = path.open_outlet((1, 1), "a", continues=path.tables.checkpoints[1].commit_id)
+    for n, lost in enumerate([None, True, False, None, True]):
+        path.tables.lose_answer = lost
+        await outlet.put(batch(b"%d" % n, cursor=n))
+        await outlet.drained()
+        assert outlet.continues == path.tables.checkpoints[1].commit_id
+    assert path.tables.rows["a"] == [b"%d" % n for n in range(5)]
+
+
+async def test_a_feed_whose_checkpoint_went_back_writes_nothing_more_and_the_others_do(
+    path: DataPath,
+) -> None:
+    own(path, 1, 2)
+    back, well = (path.open_outlet((n, 1), f"feed-{n}") for n in (1, 2))
+    for outlet in (back, well):
+        await outlet.put(batch(b"1", cursor=1))
+        await outlet.drained()
+    rewinds = REGISTRY.get_sample_value("feedq_sink_rewinds_total") or 0.0
+    rewind(path, 1, MemoryCheckpoint(1, uuid4(), cursor=0, commit_id=uuid4()))
+    for outlet in (back, well):
+        await outlet.put(batch(b"2", cursor=2))
+    await well.drained()
+    with pytest.raises(SinkRewound, match=r"feed 1 \(feed-1\): its checkpoint .* under epoch 1"):
+        await back.drained()
+    assert path.tables.rows == {"feed-1": [b"1"], "feed-2": [b"1", b"2"]}
+    assert REGISTRY.get_sample_value("feedq_sink_rewinds_total") == rewinds + 1
+
+
+async def test_a_commit_of_unknown_outcome_that_was_taken_back_is_not_taken_for_landed(
+    path: DataPath,
+) -> None:
+    own(path, 1)
+    outlet = path.open_outlet((1, 1), "a")
+    await outlet.put(batch(b"1", cursor=1))
+    await outlet.drained()
+    before = replace(path.tables.checkpoints[1], commit_id=uuid4())
+    path.tables.lose_answer = path.tables.away_after = True
+    await outlet.put(batch(b"2", cursor=2))
+    await until(lambda: path.tables.away, "its answer is lost, and nobody can be asked")
+    rewind(path, 1, before)
+    path.tables.away = False
+    with pytest.raises(SinkRewound):
+        await outlet.drained()
+    assert outlet.landed == 1
 
 
 async def test_a_sink_that_does_not_answer_counts_as_away_before_it_fails(

@@ -25,7 +25,7 @@ from celery.app.trace import task_has_custom
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.imports import import_from_cwd
 
-from feedq.errors import FeedqError, InvalidInput, RunCancelled, RunTakenAway
+from feedq.errors import FeedqError, InvalidInput, JobSessionLost, RunCancelled, RunTakenAway
 from feedq.runtime.jobs.context import RunContext
 from feedq.schedule.model import ClaimedRun, Finish, RunState, Semantics
 from feedq.store.jobs.base import Runs
@@ -33,6 +33,8 @@ from feedq.telemetry import LogEvent, log, mask_url
 
 REASON_MAX = 500
 """Characters of what went wrong that are kept with the run."""
+
+SESSION_LOST = "the database session of its transaction was cut off; nothing was kept"
 
 Call = Callable[[ClaimedRun], None]
 """Runs the code of a job; raises what it raises."""
@@ -133,7 +135,9 @@ def _call_in_transaction(
 
 
 def _failure(run: ClaimedRun, context: RunContext, error: BaseException) -> Finish:
-    if isinstance(error, RunCancelled):
+    if isinstance(error, JobSessionLost) and not context.is_cancelled:
+        return Finish(run.id, run.fence, RunState.LOST, SESSION_LOST)
+    if isinstance(error, RunCancelled | JobSessionLost):
         state = RunState.TIMED_OUT if context.is_overdue else RunState.CANCELLED
         return Finish(run.id, run.fence, state, context.why or "the job gave up by itself")
     return Finish(run.id, run.fence, RunState.FAILED, reason_of(error))

@@ -41,8 +41,8 @@ class RunContext:
 
     @property
     def key(self) -> str:
-        """What makes the run unique in its schedule: the tick in UTC, ``2026-11-22T10:00:00Z``, or what the
-        trigger said."""
+        """What makes the run unique in its schedule: the tick in UTC, ``2026-11-22T10:00:00Z``, or
+        what the trigger said: ``trigger:invoice-4711``."""
         return self._run.key
 
     @property

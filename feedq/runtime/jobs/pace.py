@@ -12,6 +12,8 @@ from random import Random
 
 POLL_S = 0.5
 """How often a worker of a small fleet looks for what nobody told it of."""
+IDLE_POLL_S = 5.0
+"""The same while there is nothing to look for: no schedule with a tick to come, no run that waits or runs."""
 POLL_MAX_S = 10.0
 POLLS_PER_S = 50
 """Looks of one kind, of all workers together, beyond 25 of them: somebody looks every 20 ms."""
@@ -27,10 +29,11 @@ class Pace:
     """For a fleet of so many workers."""
 
     workers: int = 1
+    is_idle: bool = False
 
     @property
     def poll_s(self) -> float:
-        return min(max(POLL_S, self.workers / POLLS_PER_S), POLL_MAX_S)
+        return min(max(IDLE_POLL_S if self.is_idle else POLL_S, self.workers / POLLS_PER_S), POLL_MAX_S)
 
     def next_look_s(self, next_in_s: float | None, *, rng: Random) -> float:
         """When to look for due ticks, given when the next one is."""

@@ -83,6 +83,7 @@ class Jobs:
             tell_us=self._tell_slots if reminder is None else reminder.mention,
             retention_days=settings.run_retention_days,
             reminder=reminder,
+            is_known=lambda run_id: self.slots is not None and self.slots.knows(run_id),
         )
         self._drain_ends_at: float | None = None
         self._is_hurried = False

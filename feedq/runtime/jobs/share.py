@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from feedq.runtime.jobs.pace import Pace
 from feedq.schedule.model import Hint
 from feedq.schedule.spread import segments_of
 from feedq.store.jobs.base import JobWorker
@@ -27,12 +28,18 @@ class Share:
     """The worker of each segment that is not ours."""
     workers: int = 1
     """How many there are, at least one."""
+    is_idle: bool = False
+    """Whether there was nothing to fire and nothing to run when somebody looked last."""
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(self.workers, self.is_idle)
 
     @classmethod
-    def of(cls, workers: Sequence[JobWorker], me: UUID | None) -> Share:
+    def of(cls, workers: Sequence[JobWorker], me: UUID | None, *, is_idle: bool = False) -> Share:
         segments = segments_of({worker.id: worker.slots for worker in workers})
         owners = {n: w for w in workers if w.id != me for n in segments[w.id]}
-        return cls(segments.get(me, ()) if me is not None else (), owners, max(1, len(workers)))
+        return cls(segments.get(me, ()) if me is not None else (), owners, max(1, len(workers)), is_idle)
 
     def sort(self, hints: Iterable[Hint]) -> tuple[list[Hint], dict[JobWorker, list[Hint]]]:
         """Ours, and those of others: of each no more than it has slots, for more would tell it nothing."""

@@ -1,4 +1,4 @@
-"""The job slots of a worker: claims runs as long as there is room, and runs each in a thread of its own.
+"""The job slots of a worker: claims runs as long as there is room, and runs each in a thread.
 
 One thread talks to the database about runs, for the whole worker, and does in turn: end what is past its
 time-out, tell how attempts have ended (all that gathered, in one call), ask which were taken away, and claim as
@@ -8,8 +8,10 @@ many runs as there are free slots. It is woken by a hint, by a slot that becomes
   gone, and what this process says afterwards matches no fence.
 * **The answer to a claim is lost**: before the next claim the database is asked what it thinks runs here. What
   has a fence above all that were heard of was claimed and never begun: it is given back.
-* **The database is away**: ends wait and are told again, before anything is claimed. What ended under a session
-  that is gone is not told at all.
+* **The database is away**: ends wait and are told again, before anything is claimed; nobody else may end what runs
+  here meanwhile, even if its time is up.
+* **Declared gone, and alive**: the process registers anew, and what runs here goes on under the new session, if
+  nobody has taken it away by then. Otherwise its job is told, and of its end nobody hears.
 * **A job does not heed its end** (timed out, cancelled, taken away): its run has ended all the same, and its
   thread is *stuck*. A stuck thread takes no slot, until there are as many of them as slots: then nothing more
   is claimed.
@@ -18,8 +20,9 @@ many runs as there are free slots. It is woken by a hint, by a slot that becomes
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from threading import Condition, Thread
 from time import monotonic
 from typing import TypeAlias
@@ -28,8 +31,8 @@ from uuid import UUID
 from feedq.errors import Unavailable
 from feedq.runtime.jobs.calling import Call, Outcome, perform
 from feedq.runtime.jobs.context import TIMED_OUT, RunContext
-from feedq.runtime.jobs.pace import Pace
 from feedq.runtime.jobs.share import Identity, Share
+from feedq.runtime.jobs.threads import JobThreads
 from feedq.schedule.model import ClaimedRun, Finish, RunState
 from feedq.store.jobs.base import Offer, Runs
 from feedq.telemetry import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, log
@@ -41,6 +44,9 @@ CHECK_S = 2.0
 RETRY_S = 0.25
 CLAIM_PAUSE_S = 0.01
 """Between two claims that nobody asked for: what may start in a moment cannot become a loop without a pause."""
+TAKE_OVER_PAUSE_S = 0.05
+"""How often it looks for the next session while runs of one that is gone go on here: well within the grace that
+the database gives them (`feedq.store.jobs.expiry`)."""
 
 logger = log(__name__)
 
@@ -90,6 +96,7 @@ class Slots:
         self._gone: UUID | None = None
         """The session that was declared gone last."""
         self._said_away = self._said_stuck = False
+        self._threads = JobThreads(keep=count)
         self._thread = Thread(target=self._serve, name="feedq-slots", daemon=True)
 
     def start(self) -> None:
@@ -113,13 +120,9 @@ class Slots:
             self._stir()
 
     def gone(self, session_id: UUID) -> None:
-        """Declared gone: whatever runs under this session is somebody else's business by now."""
+        """Declared gone. What runs under this session goes on under the next one, if that comes soon."""
         with self._changed:
             self._gone = session_id
-            self._ended = deque(ended for ended in self._ended if ended[0] != session_id)
-            for attempt in self._attempts:
-                if attempt.session_id == session_id:
-                    self._decide(attempt, "its worker was declared gone")
             self._stir()
 
     def drain(self) -> None:
@@ -138,6 +141,7 @@ class Slots:
         with self._changed:
             self._is_closed = True
             self._stir()
+        self._threads.close()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -152,6 +156,13 @@ class Slots:
         """Whether nothing runs and the database was told of everything."""
         with self._changed:
             return not self._ended and not self._count_running()
+
+    def knows(self, run_id: int) -> bool:
+        """Whether the database will be told how this run ends: it runs here, or has just ended."""
+        with self._changed:
+            return any(a.run.id == run_id and not a.is_decided for a in self._attempts) or any(
+                finish.run_id == run_id for _, finish in self._ended
+            )
 
     @property
     def is_in_doubt(self) -> bool:
@@ -235,6 +246,8 @@ class Slots:
         wanted = [now + CHECK_S]
         if running := [attempt for attempt in self._attempts if not attempt.is_decided]:
             wanted += [self._check_at, *(attempt.context.ends_at for attempt in running)]
+            if any(attempt.session_id == self._gone for attempt in running):
+                wanted.append(now + TAKE_OVER_PAUSE_S)
         if self._room() > 0:
             wanted.append(self._claim_at)
         return max(0.0, min(wanted) - now)
@@ -243,6 +256,7 @@ class Slots:
         """All that is to be done by now. Raises `Unavailable` when the database does not let us: nothing
         is claimed before it was told of what has ended."""
         self._time_out()
+        self._take_over()
         self._tell()
         self._ask_what_was_taken_away()
         self._give_back()
@@ -260,21 +274,60 @@ class Slots:
                     self._ended.append((attempt.session_id, finish))
                     logger.warning(LogEvent.RUN_TIMED_OUT, run=run.correlation_id, task=run.job.task)
 
+    def _take_over(self) -> None:
+        """Have what runs under a session that is gone, and what has ended under it, go on under ours. What was
+        taken away before is somebody else's business by now."""
+        session_id = self._identity()
+        if session_id is None or session_id == self._gone:
+            return
+        fences: dict[UUID, dict[int, int]] = {}
+        with self._changed:
+            for attempt in self._attempts:
+                if attempt.session_id != session_id and not attempt.is_decided:
+                    fences.setdefault(attempt.session_id, {})[attempt.run.id] = attempt.run.fence
+            for was, finish in self._ended:
+                if was != session_id:
+                    fences.setdefault(was, {})[finish.run_id] = finish.fence
+        for was, asked in fences.items():
+            self._took_over(session_id, was, asked, self._runs.take_over(session_id, was, asked))
+
+    def _took_over(self, session_id: UUID, was: UUID, asked: Mapping[int, int], kept: set[int]) -> None:
+        with self._changed:
+            for attempt in self._attempts:
+                if attempt.session_id == was and attempt.run.id in kept:
+                    attempt.session_id = session_id
+                elif attempt.session_id == was and attempt.run.id in asked and not attempt.is_decided:
+                    self._decide(attempt, "its worker was declared gone")
+            self._ended = deque(
+                (session_id if its == was else its, finish)
+                for its, finish in self._ended
+                if its != was or finish.run_id in kept
+            )
+        if lost := sorted(asked.keys() - kept):
+            logger.warning(LogEvent.RUN_TAKEN_AWAY, runs=lost, why="its worker was declared gone")
+
     def _tell(self) -> None:
         """Tell how attempts ended, all that have. Those of which it is not answered stay."""
         with self._changed:
             told = list(self._ended)
         for session_id in dict.fromkeys(session_id for session_id, _ in told):
-            finishes = [finish for its_id, finish in told if its_id == session_id]
-            try:
-                matched = set(self._runs.finish(session_id, finishes))
-            except Unavailable:
-                raise
-            except Exception:
-                # One that cannot be stored must not keep the others from being told: the time-out ends its run.
-                logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[f.run_id for f in finishes])
-                matched = set()
-            self._heard(session_id, finishes, matched)
+            self._tell_of(session_id, [finish for its_id, finish in told if its_id == session_id])
+
+    def _tell_of(self, session_id: UUID, finishes: list[Finish]) -> None:
+        try:
+            matched = set(self._runs.finish(session_id, finishes))
+        except Unavailable:
+            raise
+        except Exception:
+            if len(finishes) > 1:
+                # One that cannot be stored must not keep the others from being told.
+                for finish in finishes:
+                    self._tell_of(session_id, [finish])
+                return
+            # The ticker ends its run, long after its time is up.
+            logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[f.run_id for f in finishes])
+            matched = set()
+        self._heard(session_id, finishes, matched)
 
     def _heard(self, session_id: UUID, finishes: list[Finish], matched: set[int]) -> None:
         with self._changed:
@@ -315,7 +368,7 @@ class Slots:
             if room <= 0 or monotonic() < self._claim_at:
                 return
             share = self._share()
-            self._claim_at = monotonic() + Pace(share.workers).poll_s
+            self._claim_at = monotonic() + share.pace.poll_s
             if session_id is None or session_id == self._gone:
                 return
             hints = tuple(self._hints)
@@ -346,8 +399,6 @@ class Slots:
         self._last_fence = max(self._last_fence, run.fence)
         RUN_WAIT_SECONDS.observe(max(run.waited_s, 0.0))
         attempt = Attempt(session_id, run, RunContext(run))
-        # A daemon: what is stuck must not keep the process from leaving.
-        thread = Thread(target=self._live, args=(attempt,), name=f"feedq-run-{run.id}", daemon=True)
         with self._changed:
             if session_id == self._gone:
                 return  # while the answer was under way
@@ -356,7 +407,7 @@ class Slots:
                 return
             self._attempts.add(attempt)
         try:
-            thread.start()
+            self._threads.run(partial(self._live, attempt))
         except RuntimeError as error:
             logger.error(LogEvent.UNEXPECTED, where="jobs", error=str(error), run=run.correlation_id)
             with self._changed:

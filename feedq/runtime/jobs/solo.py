@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from threading import Event, Lock, Thread
-from time import sleep
+from time import monotonic, sleep
 from uuid import UUID
 
 from feedq.errors import Unavailable
@@ -24,7 +24,9 @@ from feedq.store.jobs.base import Offer, Runs
 from feedq.telemetry import RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, log
 
 FOLLOW_S = 0.5
-TELL_TRIES = 40
+TELL_MAX_S = 600.0
+"""So long is it tried to tell how a run ended: longer than most outages of a database. Then the worker's ticker
+says that its time was up, if it has a time-out."""
 TELL_RETRY_S = 0.25
 
 logger = log(__name__)
@@ -109,8 +111,9 @@ class _Followed:
                 logger.warning(LogEvent.DATABASE_AWAY, where="run", error=str(error))
 
     def _tell(self, finish: Finish) -> None:
-        """Raises nothing: what cannot be told ends with its time-out, or with the worker."""
-        for _ in range(TELL_TRIES):
+        """Raises nothing: what cannot be told ends long after its time-out, or with the worker."""
+        until = monotonic() + TELL_MAX_S
+        while monotonic() < until:
             try:
                 if self._runs.finish(self._session_id, [finish]):
                     RUNS_ENDED.labels(finish.state.value).inc()

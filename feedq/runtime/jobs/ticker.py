@@ -1,8 +1,11 @@
 """The ticker: every worker has one, and none of them matters.
 
-It fires what is due, and does now and then what somebody has to do: end runs of workers that are gone and runs
-past their time-out, ask who else runs jobs, delete old history. All of it is decided and bounded in the
-database; that many do it at once costs a look, and that one of them dies costs nothing.
+It fires what is due, and does now and then what somebody has to do: end runs of workers that are gone, ask who
+else runs jobs, delete old history. All of it is decided and bounded in the database; that many do it at once
+costs a look, and that one of them dies costs nothing.
+
+One duty is its own worker's alone: runs of that worker whose time has been up for long, and of which nobody in the
+process knows any more (a child process of Celery's pool died with its run, say). No other worker may end them.
 
 A look that fired something says so at once: to the slots of this worker, where its own segments are concerned,
 and to other workers by a message. The broker is spoken to on a thread of its own (`feedq.runtime.outbox`):
@@ -12,17 +15,17 @@ one that is away must not delay the next tick.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from threading import Event, Thread
 from time import monotonic
 
 from feedq.errors import Unavailable
 from feedq.runtime.jobs.hints import Note, Reminder
-from feedq.runtime.jobs.pace import POLL_S, Pace
+from feedq.runtime.jobs.pace import POLL_S
 from feedq.runtime.jobs.share import Identity, Share
 from feedq.runtime.outbox import Outbox
-from feedq.schedule.model import Hint
+from feedq.schedule.model import Finish, Hint, RunState
 from feedq.store.jobs.base import Runs
 from feedq.telemetry import RUNS_FIRED, LogEvent, log
 
@@ -36,11 +39,17 @@ TRIM_INTERVAL_S = 60.0
 TRIM_AGAIN_S = 1.0
 """When there was more to delete than one does."""
 TRIMMED_PER_LOOK = 5_000
+OVERDUE_INTERVAL_S = 10.0
+OVERDUE_S = 30.0
+"""So long past its time-out, and so long after the database was away, is a run of ours still left to whoever
+runs it here. Their own word comes within a second; this is for those that cannot say it any more."""
 REMIND_INTERVAL_S = 1.0
 """On Celery's own pools: how often it looks which runs wait for a message."""
 AWAY_S = 0.5
 WOKEN_S = 0.01
 """It looks no more often than so for being woken: a worker is rung for many things that are none of its own."""
+
+TIME_IS_UP = "still running when its time was up"
 
 logger = log(__name__)
 
@@ -66,18 +75,23 @@ class Ticker:
         tell_us: Callable[[Sequence[Hint]], None],
         retention_days: int,
         reminder: Reminder | None = None,
+        is_known: Callable[[int], bool] = lambda run_id: False,
         rng: Random | None = None,
     ) -> None:
-        """``tell_us`` hears of runs of our own segments."""
+        """``tell_us`` hears of runs of our own segments; ``is_known`` says whether somebody in this process will
+        tell how a run ends."""
         self._runs, self._identity = runs, identity
         self._notes, self._tell_us, self._reminder = notes, tell_us, reminder
         self._retention_days = retention_days
+        self._is_known = is_known
+        self._served_since = monotonic()
+        """Since when the database has answered without a break."""
         self._rng = rng or Random()
         self.share = Share()
         self._stopping = Event()
         self._woken = Event()
         # Who is there comes first: what is fired is told to them.
-        self._duties = [_Duty(self._meet), _Duty(self._expire), _Duty(self._trim)]
+        self._duties = [_Duty(self._meet), _Duty(self._expire), _Duty(self._trim), _Duty(self._end_overdue)]
         if reminder is not None:
             self._duties.append(_Duty(self._remind))
         self._duties[2].at = monotonic() + self._rng.uniform(0.1, 1.0) * TRIM_INTERVAL_S
@@ -105,7 +119,7 @@ class Ticker:
         self._attend(self._duties[1:])
         # Since that answer the duties have taken their time.
         fired_at = self._fired_at
-        pause_s = Pace(self.share.workers).next_look_s(next_in_s, rng=self._rng)
+        pause_s = self.share.pace.next_look_s(next_in_s, rng=self._rng)
         return max(0.0, fired_at + pause_s - monotonic())
 
     # -- the duties ----------------------------------------------------------------------------------
@@ -116,6 +130,8 @@ class Ticker:
         for _ in range(LOOKS_IN_A_ROW):
             fired = self._runs.fire_due(limit=FIRED_PER_LOOK)
             self._fired_at = monotonic()
+            if fired.is_idle != self.share.is_idle:
+                self.share = replace(self.share, is_idle=fired.is_idle)
             if fired.hints:
                 RUNS_FIRED.inc(len(fired.hints))
                 self._spread(fired.hints)
@@ -137,18 +153,29 @@ class Ticker:
                 duty.at = monotonic() + duty.do() * self._rng.uniform(0.75, 1.0)
 
     def _meet(self) -> float:
-        self.share = Share.of(self._runs.workers(), self._identity())
-        return Pace(self.share.workers).poll_s
+        self.share = Share.of(self._runs.workers(), self._identity(), is_idle=self.share.is_idle)
+        return self.share.pace.poll_s
 
     def _expire(self) -> float:
         expired = self._runs.expire(limit=EXPIRED_PER_LOOK)
-        return POLL_S if expired >= EXPIRED_PER_LOOK else Pace(self.share.workers).poll_s
+        return POLL_S if expired >= EXPIRED_PER_LOOK else self.share.pace.poll_s
 
     def _trim(self) -> float:
         trimmed = self._runs.trim(older_than_days=self._retention_days, limit=TRIMMED_PER_LOOK)
         return (
             TRIM_AGAIN_S if trimmed >= TRIMMED_PER_LOOK else TRIM_INTERVAL_S * max(1, self.share.workers / 10)
         )
+
+    def _end_overdue(self) -> float:
+        session_id = self._identity()
+        if session_id is not None and monotonic() - self._served_since >= OVERDUE_S:
+            overdue = self._runs.overdue(session_id, by_s=OVERDUE_S)
+            unknown = {run_id: fence for run_id, fence in overdue.items() if not self._is_known(run_id)}
+            if unknown:
+                logger.warning(LogEvent.RUN_TIMED_OUT, runs=sorted(unknown))
+                ends = [Finish(i, fence, RunState.TIMED_OUT, TIME_IS_UP) for i, fence in unknown.items()]
+                self._runs.finish(session_id, ends)
+        return OVERDUE_INTERVAL_S
 
     def _remind(self) -> float:
         assert self._reminder is not None
@@ -166,6 +193,7 @@ class Ticker:
                 pause_s = self.look()
                 is_away = False
             except Unavailable as error:
+                self._served_since = monotonic()
                 if not is_away:
                     logger.warning(LogEvent.DATABASE_AWAY, where="ticker", error=str(error))
                 is_away, pause_s = True, AWAY_S * self._rng.uniform(0.5, 1.0)

@@ -19,7 +19,7 @@ from feedq.sinks.sql.flavor import explain
 from feedq.sinks.sql.plan import Plan
 from feedq.sinks.sql.session import Session
 from feedq.sinks.sql.shape import Shape, describe, misdeclared, problem, shape_of
-from feedq.sinks.sql.tables import checkpoint, dead_letter, exists, landing_table
+from feedq.sinks.sql.tables import checkpoint, dead_letter, exists, lacking, landing_table
 from feedq.sinks.sql.values import Unfit
 from feedq.sinks.sqlstate import Trouble
 
@@ -39,6 +39,7 @@ class Catalog:
             self._session.set_lock_wait(self._session.flavor.lock_timeout_s)
             for table in (checkpoint, dead_letter):
                 self._make(table)
+            self._upgrade()
             self._has_bookkeeping = True
 
     def plan(self, landing: Landing) -> Plan:
@@ -146,6 +147,27 @@ class Catalog:
             session.rollback()
             if session.is_broken or not self._exists(table):
                 raise
+
+    def _upgrade(self) -> None:
+        """Bring the checkpoints of an earlier release up to this one; of two sessions at it, one finds it done."""
+        session = self._session
+        for last in (False, True):
+            try:
+                wanted = lacking(session.connection)
+                self._end()
+                if not wanted:
+                    return
+                session.flavor.begin(session.connection)
+                for statement in wanted:
+                    if isinstance(statement, str):
+                        session.connection.exec_driver_sql(statement)
+                    else:
+                        session.execute(statement)
+                session.flavor.commit(session.connection)
+            except SQLAlchemyError:
+                session.rollback()
+                if last or session.is_broken:
+                    raise
 
     def _exists(self, table: Table) -> bool:
         try:

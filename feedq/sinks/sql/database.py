@@ -28,7 +28,7 @@ PACKAGES: Final = {
 """Of the modules that are not called like the package that has them."""
 
 
-class Database:
+class SqlDatabase:
     """What it takes to open sessions."""
 
     def __init__(self, url: str) -> None:

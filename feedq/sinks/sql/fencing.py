@@ -16,13 +16,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from sqlalchemy import Row, select
+from sqlalchemy import ColumnElement, Row, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from feedq.sinks.base import Blocked, Fenced, FenceOutcome, FenceRequest, Superseded
+from feedq.sinks.base import (
+    Blocked,
+    Checkpoint,
+    Fenced,
+    FenceOutcome,
+    FenceRequest,
+    Superseded,
+    Unusable,
+)
+from feedq.sinks.identity import strangers
 from feedq.sinks.isolate import Refusal, isolate
+from feedq.sinks.sql.checkpoints import checkpoint_of, checkpoints_where
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE
 from feedq.sinks.sql.letters import cursor_of
 from feedq.sinks.sql.session import Session
@@ -42,11 +52,16 @@ class Fencing:
         self._session = session
         self._environment = environment
         self._owner = owner
+        self._commit_id = uuid4()
+        """By which a checkpoint says that it was fenced here and now."""
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         deadline = time.monotonic() + lock_timeout_s
-        outcomes: list[FenceOutcome] = []
-        locked = sorted(requests, key=lambda request: request.feed_id)
+        wrong = self._strangers(requests)
+        outcomes: list[FenceOutcome] = [
+            Unusable(r.feed_id, r.epoch, wrong[r.feed_id]) for r in requests if r.feed_id in wrong
+        ]
+        locked = sorted((r for r in requests if r.feed_id not in wrong), key=lambda request: request.feed_id)
         fenced, locked = self._fence_free(locked)
         outcomes += fenced
         if self._session.flavor.waits_for_locks:
@@ -60,6 +75,24 @@ class Fencing:
             fenced, locked = self._fence_free(locked)
             outcomes += fenced
         return outcomes + self._blocked(locked)
+
+    def _strangers(self, requests: Sequence[FenceRequest]) -> dict[int, str]:
+        """Why some of these feeds may not have the checkpoint that is there."""
+        found: dict[int, str] = {}
+        for part in _parts([request for request in requests if request.identity is not None]):
+            known = self._known(checkpoint.c.feed_id.in_([request.feed_id for request in part]))
+            there = {one.feed_id for one in known}
+            if new := [request.feed for request in part if request.feed_id not in there]:
+                known += self._known(checkpoint.c.feed.in_(new))
+            found |= strangers(part, known)
+        return found
+
+    def _known(self, wanted: ColumnElement[bool]) -> list[Checkpoint]:
+        self._session.set_lock_wait(self._session.flavor.lock_timeout_s)
+        statement = checkpoints_where(checkpoint.c.environment == self._environment, wanted)
+        known = [checkpoint_of(row) for row in self._session.execute(statement)]
+        self._session.rollback()
+        return known
 
     def _fence_free(self, requests: Sequence[FenceRequest]) -> tuple[list[FenceOutcome], list[FenceRequest]]:
         """Fence those that nobody has locked; returns what became of them, and the others."""
@@ -109,6 +142,9 @@ class Fencing:
                 "feed": request.feed,
                 "epoch": request.epoch,
                 "owner": str(self._owner),
+                "commit_id": str(self._commit_id),
+                "feed_uuid": request.identity and str(request.identity.feed),
+                "installation": request.identity and str(request.identity.installation),
             }
             for request in requests
         ]
@@ -131,14 +167,14 @@ class Fencing:
         return [self._outcome(request, rows.get(request.feed_id)) for request in requests]
 
     def _outcome(
-        self, request: FenceRequest, row: Row[tuple[int, int, str, str, int]] | None
+        self, request: FenceRequest, row: Row[tuple[int, int, str, str | None, str | None, int]] | None
     ) -> FenceOutcome:
         feed_id, epoch = request.feed_id, request.epoch
         if row is None or row.epoch < epoch:
             # Somebody removed the checkpoint by hand just now: the next try makes a new one.
             return Blocked(feed_id, epoch, None)
-        if row.epoch == epoch and row.owner == str(self._owner):
-            return Fenced(feed_id, epoch, cursor_of(row.cursor), row.records)
+        if row.epoch == epoch and row.commit_id == str(self._commit_id):
+            return Fenced(feed_id, epoch, cursor_of(row.cursor), row.records, self._commit_id)
         # Also when the epochs are equal: the control database has forgotten one, and gave it out twice.
         return Superseded(feed_id, epoch, row.epoch)
 
@@ -156,11 +192,11 @@ class Fencing:
 
     def _checkpoints(
         self, requests: Sequence[FenceRequest]
-    ) -> dict[int, Row[tuple[int, int, str, str, int]]]:
+    ) -> dict[int, Row[tuple[int, int, str, str | None, str | None, int]]]:
         if not requests:
             return {}
         c = checkpoint.c
-        statement = select(c.feed_id, c.epoch, c.owner, c.cursor, c.records).where(
+        statement = select(c.feed_id, c.epoch, c.owner, c.commit_id, c.cursor, c.records).where(
             c.environment == self._environment, c.feed_id.in_([request.feed_id for request in requests])
         )
         rows = {row.feed_id: row for row in self._session.execute(statement)}

@@ -21,8 +21,11 @@ from sqlalchemy import (
     Inspector,
     Select,
     Table,
+    and_,
     bindparam,
+    func,
     insert,
+    or_,
     select,
     tuple_,
     update,
@@ -70,6 +73,8 @@ class Flavor:
     """For a checkpoint or a table that somebody has locked, before its feeds are postponed."""
     locks_all = False
     """Whether a transaction that writes locks all that there is: then a lock in the way is in everybody's."""
+    system_schemas: frozenset[str] = frozenset({"information_schema", "crdb_internal", "sys", "system"})
+    """Those that the database keeps about itself."""
     upserts_by_key = True
     """Whether `upsert` looks at the key that it is given, and at no other."""
 
@@ -131,18 +136,32 @@ class Flavor:
 
     # -- checkpoints ---------------------------------------------------------------------------------
 
-    def lock(self, connection: Connection, environment: str, keys: Sequence[FeedKey]) -> set[FeedKey]:
+    def lock(
+        self, connection: Connection, environment: str, keys: Sequence[FeedKey]
+    ) -> dict[FeedKey, str | None]:
         """Lock the checkpoints of exactly these feeds under these epochs, in the order of their ids, to the
-        end of the transaction. Returns those that there are."""
-        mine: set[FeedKey] = set()
+        end of the transaction. Returns the ``commit_id`` of each that there is."""
+        mine: dict[FeedKey, str | None] = {}
         ordered = sorted(keys)
         for start in range(0, len(ordered), FEEDS_AT_ONCE):
             part = ordered[start : start + FEEDS_AT_ONCE]
             statement = self.locking(environment, [feed_id for feed_id, _ in part])
             # The ids find the rows by the key, and the pairs leave a successor's rows alone.
             pairs = tuple_(checkpoint.c.feed_id, checkpoint.c.epoch).in_(part)
-            mine |= {(row.feed_id, row.epoch) for row in connection.execute(statement.where(pairs))}
+            found = connection.execute(statement.where(pairs))
+            mine |= {(row.feed_id, row.epoch): row.commit_id for row in found}
         return mine
+
+    def epochs(self, connection: Connection, environment: str, ids: Sequence[int]) -> dict[int, int]:
+        """The epochs of these feeds in the sink, of those that it knows."""
+        found: dict[int, int] = {}
+        for start in range(0, len(ids), FEEDS_AT_ONCE):
+            part = ids[start : start + FEEDS_AT_ONCE]
+            statement = select(checkpoint.c.feed_id, checkpoint.c.epoch).where(
+                checkpoint.c.environment == environment, checkpoint.c.feed_id.in_(part)
+            )
+            found |= {row.feed_id: row.epoch for row in connection.execute(statement)}
+        return found
 
     def locking(
         self, environment: str, feed_ids: Sequence[int], *, skip_locked: bool = False
@@ -187,8 +206,9 @@ class Flavor:
     def fence(self, connection: Connection, rows: Sequence[Mapping[str, Any]], *, wait_s: float) -> None:
         """Raise the epochs of all these feeds that have a smaller one, or none of them. Raises `SQLAlchemyError`.
 
-        Rows have ``environment, feed_id, feed, epoch, owner``, in the order of the ids. What became of each is to
-        be read afterwards.
+        An owner may fence its own epoch again. Rows have ``environment, feed_id, feed, epoch, owner, commit_id``,
+        ``feed_uuid`` and ``installation``, in the order of the ids. What became of each is to be read afterwards:
+        those that were fenced have the ``commit_id`` that was given.
         """
         self.set_lock_wait(connection, wait_s)
         self.begin(connection)
@@ -203,11 +223,25 @@ class Flavor:
                 update(checkpoint)
                 .where(checkpoint.c.environment == parameter("environment"))
                 .where(checkpoint.c.feed_id == parameter("feed_id"))
-                .where(checkpoint.c.epoch < parameter("epoch"))
+                .where(
+                    or_(
+                        checkpoint.c.epoch < parameter("epoch"),
+                        and_(
+                            checkpoint.c.epoch == parameter("epoch"), checkpoint.c.owner == parameter("owner")
+                        ),
+                    )
+                )
                 .values(
                     epoch=parameter("epoch"),
                     owner=parameter("owner"),
                     feed=parameter("feed"),
+                    commit_id=parameter("commit_id"),
+                    feed_uuid=func.coalesce(
+                        parameter("feed_uuid", checkpoint.c.feed_uuid), checkpoint.c.feed_uuid
+                    ),
+                    installation=func.coalesce(
+                        parameter("installation", checkpoint.c.installation), checkpoint.c.installation
+                    ),
                     updated_at=utc_now(),
                 ),
                 [{f"this_{name}": value for name, value in row.items()} for row in old],
@@ -224,6 +258,13 @@ class Flavor:
         """End a session of ours that was lost, if it still is there."""
 
     # -- landings ------------------------------------------------------------------------------------
+
+    def is_system(self, name: TableName, default_schema: str | None) -> bool:
+        """Whether a table is one that the database keeps about itself."""
+        schema = (name.schema or default_schema or "").casefold()
+        # In PostgreSQL and its like a name without a schema is looked for among the catalogs first.
+        as_catalog = schema if name.schema else name.name
+        return schema in self.system_schemas or as_catalog.startswith("pg_")
 
     def unfit_table(self, connection: Connection, inspector: Inspector, name: TableName) -> str | None:
         """Why nothing can land in a table, as the end of a sentence that begins with it."""

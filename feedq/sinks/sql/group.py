@@ -60,6 +60,8 @@ class GroupCommit:
             return Written(landed={}, dead={}, fenced=(), unusable=self._unusable)
         try:
             mine = self._begin(writes)
+            gone = [w for w in writes if w.key not in mine and w.key not in self._postponed]
+            fenced, rewound = self._tell_apart(gone)
         except SQLAlchemyError as error:
             raise self._failed(Part.CHECKPOINTS, error) from error
         for landing, admitted in by_landing(write for write in writes if write.key in mine).items():
@@ -67,11 +69,10 @@ class GroupCommit:
                 self._postponed |= {write.key: why for write in admitted}
             else:
                 self._land(self._plans[landing], admitted)
-        gone = [write.key for write in writes if write.key not in mine and write.key not in self._postponed]
-        return self._commit(writes, fenced=tuple(gone))
+        return self._commit(writes, fenced=fenced, rewound=rewound)
 
     def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
-        """Lock the checkpoints whose epoch is still ours, to the end; returns the keys of these."""
+        """Lock the checkpoints that are as we left them, to the end; returns the keys of these."""
         session, wanted = self._session, list(writes)
         if self._course.around_locks:
             ids = [write.feed_id for write in writes]
@@ -82,9 +83,22 @@ class GroupCommit:
         session.begin()
         if self._course.care is Care.IMMEDIATE:
             session.flavor.check_at_once(session.connection)
-        mine = session.flavor.lock(session.connection, self._environment, [write.key for write in wanted])
+        found = session.flavor.lock(session.connection, self._environment, [write.key for write in wanted])
         session.has_begun = True
-        return mine
+        return {
+            write.key
+            for write in wanted
+            if write.key in found and (write.continues is None or found[write.key] == str(write.continues))
+        }
+
+    def _tell_apart(self, lost: Sequence[FeedWrite]) -> tuple[tuple[FeedKey, ...], tuple[FeedKey, ...]]:
+        """Of feeds that we may not write: those that have a larger epoch by now, and those that have gone back."""
+        if not lost:
+            return (), ()
+        flavor, ids = self._session.flavor, [write.feed_id for write in lost]
+        epochs = flavor.epochs(self._session.connection, self._environment, ids)
+        fenced = tuple(w.key for w in lost if epochs.get(w.feed_id, 0) > w.epoch)
+        return fenced, tuple(write.key for write in lost if write.key not in fenced)
 
     def _land(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
         """Land what can be, or nothing of it if it is the landing that is broken."""
@@ -139,7 +153,10 @@ class GroupCommit:
             found = isolate(rows, lambda part: attempt(self._session, plan, part))
         return refused + [(row.suspect, error) for row, error in found]
 
-    def _commit(self, writes: Sequence[FeedWrite], *, fenced: tuple[FeedKey, ...]) -> Written:
+    def _commit(
+        self, writes: Sequence[FeedWrite], *, fenced: tuple[FeedKey, ...], rewound: tuple[FeedKey, ...]
+    ) -> Written:
+        commit_id = uuid4()
         written = Written(
             self._landed,
             count_by_feed(self._dead),
@@ -147,11 +164,12 @@ class GroupCommit:
             self._unusable,
             self._postponed,
             last_errors(self._dead),
+            rewound,
+            commit_id,
         )
         if not self._landed:
             self._session.rollback()
             return written
-        commit_id = uuid4()
         try:
             self._advance([write for write in writes if write.key in self._landed], commit_id)
         except SQLAlchemyError as error:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Insert, Inspector, Select, Table, func, text, types
+from sqlalchemy import Connection, Insert, Inspector, Select, Table, and_, func, or_, text, types
 from sqlalchemy.dialects import mysql as dialect
 from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -105,6 +105,7 @@ class MySql(Flavor):
 
     isolation = "AUTOCOMMIT"
     waits_for_locks = True
+    system_schemas = frozenset({"information_schema", "mysql", "performance_schema", "sys"})
     upserts_by_key = False
 
     # -- sessions ------------------------------------------------------------------------------------
@@ -199,14 +200,21 @@ class MySql(Flavor):
     def fence(self, connection: Connection, rows: Sequence[Mapping[str, Any]], *, wait_s: float) -> None:
         statement = insert(checkpoint)
         new = statement.inserted
-        raises = new.epoch > checkpoint.c.epoch
-        # One after the other: the epoch comes last, since the others ask for the old one.
+        raises = or_(
+            new.epoch > checkpoint.c.epoch,
+            and_(new.epoch == checkpoint.c.epoch, new.owner == checkpoint.c.owner),
+        )
+        # One after the other: owner and epoch come last, since the others ask for the old ones.
         raised = statement.on_duplicate_key_update(
             [
                 ("updated_at", func.IF(raises, utc_now(), checkpoint.c.updated_at)),
                 *(
+                    (name, func.IF(raises, func.coalesce(new[name], checkpoint.c[name]), checkpoint.c[name]))
+                    for name in ("feed_uuid", "installation")
+                ),
+                *(
                     (name, func.IF(raises, new[name], checkpoint.c[name]))
-                    for name in ("feed", "owner", "epoch")
+                    for name in ("feed", "commit_id", "owner", "epoch")
                 ),
             ]
         )
@@ -236,6 +244,9 @@ class MySql(Flavor):
             _kill(connection, number)
 
     # -- landings ------------------------------------------------------------------------------------
+
+    def is_system(self, name: TableName, default_schema: str | None) -> bool:
+        return (name.schema or default_schema or "").casefold() in self.system_schemas
 
     def unfit_table(self, connection: Connection, inspector: Inspector, name: TableName) -> str | None:
         options = inspector.get_table_options(name.name, schema=name.schema)

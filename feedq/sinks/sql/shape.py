@@ -17,7 +17,8 @@ from sqlalchemy.types import TypeEngine
 
 from feedq.sinks import landing as postgresql
 from feedq.sinks.base import Landing
-from feedq.sinks.landing import BOOKKEEPING, TableName, column_sources
+from feedq.sinks.landing import TableName, column_sources
+from feedq.sinks.reserved import SYSTEM, why_nowhere
 from feedq.sinks.sql.flavor import Flavor
 from feedq.sinks.sql.values import is_binary
 
@@ -71,6 +72,8 @@ class Shape:
 def describe(connection: Connection, inspector: Inspector, flavor: Flavor, landing: Landing) -> Shape | None:
     """None when there is no such table. Raises `SQLAlchemyError`."""
     name = TableName.parse(landing.table)
+    if flavor.is_system(name, inspector.default_schema_name):
+        return Shape(name, {}, frozenset(), False, SYSTEM)
     if not inspector.has_table(name.name, schema=name.schema):
         return None
     if name.name in inspector.get_view_names(schema=name.schema):
@@ -120,11 +123,11 @@ def shape_of(table: Table, connection: Connection) -> Shape:
 def misdeclared(landing: Landing) -> str | None:
     """What is wrong with the landing whatever the database holds; None when nothing is."""
     try:
-        name = TableName.parse(landing.table)
+        TableName.parse(landing.table)
     except ValueError as error:
         return str(error)
-    if name.name in BOOKKEEPING:
-        return f"sink.table {landing.table!r} is feedq's own; name another table"
+    if why := why_nowhere(landing.table):
+        return f"sink.table {landing.table!r} {why}"
     return None
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from feedq.errors import SinkUnavailable
 from feedq.model import FeedKey
 from feedq.sinks.base import (
+    Checkpoint,
     CommitUnknown,
     DeadLetter,
     FeedWrite,
@@ -25,13 +26,16 @@ from feedq.sinks.base import (
     Landing,
     Preview,
     Replayed,
+    Taking,
     Unusable,
     Written,
 )
 from feedq.sinks.groupcommit import Care, Course, GroupFailed, Next, Part
+from feedq.sinks.session import AnswerLost
 from feedq.sinks.settlement import LastCommit, decide
+from feedq.sinks.sql import checkpoints
 from feedq.sinks.sql.catalog import Catalog
-from feedq.sinks.sql.database import Database
+from feedq.sinks.sql.database import SqlDatabase
 from feedq.sinks.sql.fencing import Fencing
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE, explain
 from feedq.sinks.sql.group import GroupCommit
@@ -60,7 +64,7 @@ class SqlSink:
         self._environment = environment
         self._worker_id = worker_id
         self._role = role
-        self._database = Database(url)
+        self._database = SqlDatabase(url)
         self._session: Session | None = None
         self._catalog: Catalog | None = None
         self._lost: dict[UUID, int] = {}
@@ -220,6 +224,29 @@ class SqlSink:
             return drop(session, self._environment, ids)
 
         return self._read(delete)
+
+    def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
+        """What the sink knows of feeds of these names, or of all. Raises `SinkUnavailable`."""
+
+        def read(session: Session, catalog: Catalog) -> list[Checkpoint]:
+            catalog.ensure_bookkeeping()
+            return checkpoints.listed(session, self._environment, feeds)
+
+        return self._read(read)
+
+    def take(self, taking: Taking) -> None:
+        """Give a feed its checkpoint. Raises `Conflict`, `SinkUnavailable`."""
+
+        def take(session: Session, catalog: Catalog) -> None:
+            catalog.ensure_bookkeeping()
+            checkpoints.take(session, self._environment, self._worker_id, taking)
+
+        try:
+            self._read(take)
+        except AnswerLost as lost:
+            raise SinkUnavailable(
+                f"nobody knows whether {taking.feed!r} has it now: {lost}; look again"
+            ) from lost
 
     def close(self) -> None:
         """End the session. The sink can be used again, and opens another one then."""

@@ -96,6 +96,9 @@ class Sqlite(Flavor):
         # No rows are locked here, only the file.
         return ids
 
+    def is_system(self, name: TableName, default_schema: str | None) -> bool:
+        return name.name.casefold().startswith("sqlite_")
+
     def unfit_table(self, connection: Connection, inspector: Inspector, name: TableName) -> str | None:
         # Nothing else tells, though a comment may say so, too.
         schema = '"' + (name.schema or "main").replace('"', '""') + '"'

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     Connection,
     DateTime,
+    Executable,
     Index,
     Integer,
     LargeBinary,
@@ -26,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateColumn, CreateIndex
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import JSON, TypeEngine
@@ -97,6 +99,10 @@ checkpoint: Final = Table(
     Column("records", BigInteger, nullable=False, server_default="0"),
     Column("commit_id", String(36)),
     Column("updated_at", MOMENT, nullable=False, server_default=utc_now()),
+    # Added to tables of earlier releases: see `lacking`.
+    Column("feed_uuid", String(36)),
+    Column("installation", String(36)),
+    Index("feedq_checkpoint_feed", "environment", "feed"),
     **OPTIONS,
 )
 
@@ -132,6 +138,20 @@ def landing_table(landing: Landing) -> Table:
         schema=name.schema,
         **OPTIONS,
     )
+
+
+def lacking(connection: Connection) -> list[Executable | str]:
+    """The statements that bring the checkpoints of an earlier release up to this one. Raises `SQLAlchemyError`."""
+    inspector, dialect = inspect(connection), connection.dialect
+    columns = {column["name"] for column in inspector.get_columns(checkpoint.name)}
+    indexes = {index["name"] for index in inspector.get_indexes(checkpoint.name)}
+    table = dialect.identifier_preparer.format_table(checkpoint)
+    added = [
+        f"ALTER TABLE {table} ADD COLUMN {CreateColumn(column).compile(dialect=dialect)}"
+        for column in checkpoint.columns
+        if column.name not in columns
+    ]
+    return [*added, *(CreateIndex(index) for index in checkpoint.indexes if index.name not in indexes)]
 
 
 def exists(connection: Connection, table: Table) -> bool:

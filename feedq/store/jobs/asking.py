@@ -27,12 +27,12 @@ from feedq.schedule.model import (
     ScheduleState,
 )
 from feedq.schedule.outcome import RunMove, states_before
-from feedq.schedule.words import instant
+from feedq.schedule.words import instant, trigger_key
 from feedq.store.channels import Ring, ring_workers
 from feedq.store.jobs import listing
 from feedq.store.jobs.base import BACKFILL_MAX
 from feedq.store.jobs.rows import stored
-from feedq.store.jobs.writing import UNFINISHED, NewRun, cancel, insert, locked, locked_row, ring_one
+from feedq.store.jobs.writing import UNFINISHED, NewRun, cancel, insert, locked, locked_row, ring_some
 
 KEY_MAX = 200
 """Characters of a run's key: it is part of the correlation id in every log line of the job."""
@@ -41,14 +41,15 @@ CANCELLED = "cancelled by hand"
 
 
 def trigger(c: Connection, name: str, *, key: str | None, job: Job | None, ageing_s: float) -> Run:
-    key = f"trigger-{uuid4()}" if key is None else _checked(key)
+    said = str(uuid4()) if key is None else _checked(key)
+    key = trigger_key(said)
     schedule = locked(c, name)
-    found = _run_of(c, schedule, key)
+    found = _run_of(c, schedule, key, said)
     if found is not None:
         return found
     spec = schedule.spec
     if spec.overlap is Overlap.CANCEL_OTHER:
-        reason = f"overlap is {Overlap.CANCEL_OTHER}, and the trigger {key} came"
+        reason = f"overlap is {Overlap.CANCEL_OTHER}, and the trigger {said} came"
         cancel(c, schedule.id, (RunState.WAITING, RunState.RUNNING), reason=reason)
     objection = due.refusal(spec, _unfinished(c, schedule))
     state = RunState.WAITING if objection is None else RunState.SKIPPED_OVERLAP
@@ -63,7 +64,7 @@ def trigger(c: Connection, name: str, *, key: str | None, job: Job | None, agein
         start_deadline_s=spec.start_deadline_s,
     )
     if state is RunState.WAITING:
-        ring_one(c)
+        ring_some(c, 1)
     return listing.run(c, made)
 
 
@@ -77,6 +78,7 @@ def backfill(c: Connection, name: str, ticks: Sequence[datetime], *, ageing_s: f
             "so do the range in parts"
         )
     schedule = locked(c, name)
+    exclusive = schedule.spec.overlap is not Overlap.ALLOW_ALL
     # No start deadline: they wait for one another, as long as it takes.
     made = insert(
         c,
@@ -84,11 +86,12 @@ def backfill(c: Connection, name: str, ticks: Sequence[datetime], *, ageing_s: f
         [NewRun(instant(tick), tick) for tick in wanted],
         kind=RunKind.BACKFILL,
         job=schedule.spec.job,
-        exclusive=schedule.spec.overlap is not Overlap.ALLOW_ALL,
+        exclusive=exclusive,
         ageing_s=ageing_s,
     )
     if made:
-        ring_one(c)
+        # Of those that go one after another, each free slot finds the next by itself.
+        ring_some(c, 1 if exclusive else len(made))
     return len(made), len(wanted) - len(made)
 
 
@@ -127,7 +130,7 @@ def once(c: Connection, entry: str, key: str, tick_at: datetime, job: Job, *, ag
         ageing_s=ageing_s,
     )
     if made:
-        ring_one(c)
+        ring_some(c, 1)
     return bool(made)
 
 
@@ -153,9 +156,13 @@ def _checked(key: str) -> str:
     return key
 
 
-def _run_of(c: Connection, schedule: Schedule, key: str) -> Run | None:
-    sql = "SELECT id FROM feedq.run WHERE schedule_id = :id AND key = :key"
-    found = c.execute(text(sql), {"id": schedule.id, "key": key}).scalar_one_or_none()
+def _run_of(c: Connection, schedule: Schedule, key: str, said: str) -> Run | None:
+    """The run of this trigger. Releases that knew no prefix have stored what was said as it was."""
+    sql = """
+        SELECT id FROM feedq.run WHERE schedule_id = :id AND key = ANY(:keys) AND kind = 'trigger'
+        ORDER BY id LIMIT 1
+    """
+    found = c.execute(text(sql), {"id": schedule.id, "keys": [key, said]}).scalar_one_or_none()
     return None if found is None else listing.run(c, found)
 
 

@@ -18,6 +18,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from feedq.schedule.model import (
+    Calendar,
     ClaimedRun,
     Finish,
     Hint,
@@ -27,6 +28,7 @@ from feedq.schedule.model import (
     RunState,
     Schedule,
     ScheduleSpec,
+    ScheduleState,
     ScheduleView,
     UnreadableSpec,
 )
@@ -78,14 +80,20 @@ class Schedules(Protocol):
 
     def view(self, name: str) -> ScheduleView: ...
 
-    def views(self, *, prefix: str = "", after: str = "", limit: int = 1_000) -> list[ScheduleView]:
-        """By name, a page at a time: those whose name begins with ``prefix`` and comes after ``after``. One that
-        this release cannot read is among them, marked as `unreadable`."""
+    def views(
+        self, *, prefix: str = "", after: str = "", state: ScheduleState | None = None, limit: int = 1_000
+    ) -> list[ScheduleView]:
+        """By name, a page at a time: those whose name begins with ``prefix`` and comes after ``after``, in any
+        ``state`` or in this. One that this release cannot read is among them, marked as `unreadable`."""
 
     def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
         """Those to look at first: that fail, that failures have paused, that are late, that run; then the next to
         fire. However many there are, a few are read: of failures the newest, and those of the schedules that are
         named as ``failing``."""
+
+    def unserved(self, names: Collection[str]) -> Mapping[str, str]:
+        """Which of these schedules no worker can serve, because none knows the task or has the labels, each with
+        a sentence that says so. None while no worker runs jobs."""
 
     def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
         """All declared ones by name, for `feedq apply`; without those behind beat entries."""
@@ -114,6 +122,23 @@ class Queues(Protocol):
         """Runs waiting and running, by queue."""
 
 
+class Calendars(Protocol):
+    """Days that schedules leave out."""
+
+    def set(self, calendar: Calendar) -> int:
+        """Declare a calendar, or change it. The schedules that leave it out are timed anew, from now on; a tick
+        that is due keeps its place. Returns how many. Raises `InvalidInput`."""
+
+    def remove(self, name: str) -> None:
+        """Raises `NotFound`, `Conflict` when a schedule leaves it out."""
+
+    def all(self) -> list[Calendar]:
+        """By name."""
+
+    def users(self) -> Mapping[str, int]:
+        """How many schedules leave it out, by calendar; without those that none does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fired:
     """What one look at the due schedules did."""
@@ -124,6 +149,8 @@ class Fired:
     """Whether there was more to do than one look does."""
     next_in_s: float | None
     """Until the next tick of any schedule, on the database's clock; None when there is none."""
+    is_idle: bool = False
+    """Whether no schedule has a next tick and no run waits or runs: what changes that rings a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +204,11 @@ class Runs(Protocol):
         taken away, which is written down as an event `run_finish_rejected`."""
 
     def transact(self, worker_id: UUID, run: ClaimedRun) -> AbstractContextManager[Session]:
-        """A session for a `transactional` job. Leaving the block commits what it wrote together with the
-        success of the run, in one transaction; raises `RunTakenAway` and commits nothing when the fence has
-        passed, which is written down as by `finish`. An exception within rolls back and passes through: the
-        caller finishes the run as failed."""
+        """A session for a `transactional` job. Leaving the block commits what it wrote together with the success
+        of the run, in one transaction; raises `RunTakenAway` and commits nothing when the fence has passed,
+        which is written down as by `finish`. An exception within rolls back and passes through: the caller
+        finishes the run as failed. Raises `JobSessionLost` when the session was cut off, or could not be had:
+        nothing was kept, and the caller finishes the run as lost."""
 
     def held(self, worker_id: UUID) -> Mapping[int, int]:
         """What the database thinks this worker runs: run id → fence. A claim whose answer was lost is found
@@ -192,15 +220,24 @@ class Runs(Protocol):
     def taken_away(self, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
         """Which of these runs (id → fence) are no longer this worker's."""
 
+    def overdue(self, worker_id: UUID, *, by_s: float) -> Mapping[int, int]:
+        """Runs of this worker whose time was up ``by_s`` ago, and of whose end it has not told: run id → fence.
+        Only their worker may end them."""
+
+    def take_over(self, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
+        """Make runs (id → fence) of a session of this process that was declared gone this session's, as far as
+        nobody has taken them away. Returns those that are."""
+
     def expire(self, *, limit: int) -> int:
-        """End attempts past their deadline, and free those of workers that are gone: lost, or waiting again,
-        as their semantics say. Returns how many."""
+        """Free the runs of workers that are gone: lost, or waiting again, as their semantics say. A run of a
+        worker that lives, or may be about to say so, is left alone, however late. Returns how many."""
 
     def workers(self) -> list[JobWorker]:
         """Those that are serving, by name. `feedq.schedule.spread` says which segments each has."""
 
     def trim(self, *, older_than_days: int, limit: int) -> int:
-        """Delete ended runs of this age, and removed schedules with none left. Returns how many runs."""
+        """Delete ended runs of this age, or as their schedules keep them, and removed schedules with none left.
+        Returns how many runs; ``limit`` or more when there are others."""
 
 
 class JobStore(Protocol):
@@ -208,6 +245,8 @@ class JobStore(Protocol):
 
     @property
     def schedules(self) -> Schedules: ...
+    @property
+    def calendars(self) -> Calendars: ...
     @property
     def queues(self) -> Queues: ...
     @property

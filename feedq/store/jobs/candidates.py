@@ -1,14 +1,16 @@
 """Which waiting runs a worker may start now: the statements that find them among however many wait.
 
-A run may be started when it is due, its start deadline has not passed, its queue has room, and, if it is to be
-the only one of its schedule, no run of that is running and no older tick of it is due. Earlier ranks come first. A
+A run may be started when the worker knows its task and has the labels that its job asks for, it is due, its start
+deadline has not passed, its queue has room, and, if it is to be the only one of its schedule, no run of that is
+running and no older tick of it is due. Earlier ranks come first. A
 rank is the time at which the run fell due, moved ahead by its priority: so waiting makes up for priority.
 
 The planner cannot know how many wait: a hundred thousand at the full hour, and none a minute later. So nothing is
 left to what it assumes. Each part reads one index in its own order and stops after a few rows:
 
 - runs that the worker was told of, by their ids;
-- of each queue that has room, the first by rank (`run_waiting`): one that is full costs a look, however many wait;
+- of each *lane* that is open, the first by rank (`run_lane`). A lane is a queue, a task and a selector: one whose
+  queue is full, or whose runs the worker cannot do, costs a look, however many wait in it;
 - of each schedule that is being backfilled one run after another, the oldest (`run_backfill`). Those behind it,
   thousands maybe, are in no other index that a claim reads.
 
@@ -16,7 +18,7 @@ What is left to be passed over by rank are runs that wait for one of their own s
 that belong to the segments of others and are not yet to be stolen.
 
 To plan all this takes the server longer than to execute it. So `first_due_in_s` comes first, and is all that is
-asked where nothing is due; then `look` says which queues and backfills there are.
+asked where nothing is due; then `look` says which lanes and backfills there are.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Look:
 
     @property
     def is_idle(self) -> bool:
-        return not any(self.parameters[name] for name in ("runs", "queues", "backfilled"))
+        return not any(self.parameters.get(name) for name in ("runs", "queues", "backfilled"))
 
 
 # A look-up for each of the few that are asked about, in an order that only `run_running` and `run_line` have: by
@@ -74,7 +76,22 @@ DUE = f"r.due_at <= {NOW} AND (r.start_by IS NULL OR r.start_by > {NOW})"
 _MINE = f"""(r.segment IS NULL OR r.segment = ANY(CAST(:segments AS smallint[]))
     OR r.due_at <= {NOW} - make_interval(secs => :steal_after_s))"""
 _IN_LINE = "exclusive AND kind = 'backfill'"
-"""As the index `run_backfill` has it; `run_waiting` has all others."""
+"""As the index `run_backfill` has it; `run_lane` has all others."""
+_TASK = "coalesce(r.job ->> 'task', '')"
+_SELECTOR = "coalesce(r.job -> 'selector', '{}'::jsonb)"
+"""As the index `run_lane` has them."""
+_ME = """
+    SELECT w.id, w.labels, t.tasks FROM feedq.worker w LEFT JOIN feedq.task_set t ON t.id = w.task_set_id
+    WHERE w.id = :worker_id AND w.state = 'active' AND w.target_state = 'serving'
+"""
+KNOWS = "(me.tasks IS NULL OR {task} = '' OR {task} = ANY(me.tasks))"
+CAN = f"{KNOWS} AND me.labels @> {{selector}}"
+"""Whether this worker knows a task, and can do a run. A worker of a release that does not say what it knows may
+try all; and a job without the name of a task is some worker's to end, as one that cannot be read."""
+_I_CAN = f"EXISTS (SELECT FROM me WHERE {CAN.format(task=_TASK, selector=_SELECTOR)})"
+BY_ID = "id BETWEEN {0} AND {0} ORDER BY id LIMIT 1"
+"""One run by its key. For ``id = …`` a plan that was made when there were no runs could take any index that has
+the id in it, such as that of the runs of a schedule, and go through all of it later."""
 _COLUMNS = "r.id, r.schedule_id, r.key, r.queue, r.exclusive, r.rank_at, r.tick_at, r.attempt, r.segment"
 _LIMITED = f"""
     SELECT q.name, q.rate_per_s, t.tokens,
@@ -90,8 +107,8 @@ _LIMITED = f"""
             * greatest(extract(epoch FROM {NOW} - q.tokens_at), 0))::float8 AS tokens
     ) t
 """
-_FIRST = """
-    SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM feedq.run
+FIRST = """
+    SELECT extract(epoch FROM due_at - clock_timestamp())::float8 AS due_in_s FROM feedq.run
     WHERE state = 'waiting' ORDER BY due_at LIMIT 1
 """
 # The first run that this worker may take once it falls due, and the first of others that it may steal. If none of
@@ -111,52 +128,57 @@ _NEXT_DUE = f"""
 """
 # Of a queue with limits the row is locked before what runs in it is counted for good; if it is full, nobody need
 # wait for it. In which queue a backfill or a run that it was told of is, is not known yet.
-_LOOK = f"""
-    WITH RECURSIVE waiting_queue (name) AS (
-        -- From one name to the next, by the index.
-        (SELECT queue FROM feedq.run WHERE state = 'waiting' AND NOT ({_IN_LINE}) ORDER BY queue LIMIT 1)
+LOOK = f"""
+    WITH RECURSIVE me AS MATERIALIZED ({_ME}), waiting_lane (queue, task, selector) AS (
+        -- From one lane to the next, by the index.
+        (SELECT r.queue, {_TASK}, {_SELECTOR} FROM feedq.run r WHERE r.state = 'waiting' AND NOT ({_IN_LINE})
+         ORDER BY r.queue, {_TASK}, {_SELECTOR} LIMIT 1)
         UNION ALL
-        SELECT (
-            SELECT r.queue FROM feedq.run r
-            WHERE r.state = 'waiting' AND NOT ({_IN_LINE}) AND r.queue > w.name ORDER BY r.queue LIMIT 1
-        ) FROM waiting_queue w WHERE w.name IS NOT NULL
+        SELECT coming.* FROM waiting_lane l CROSS JOIN LATERAL (
+            SELECT r.queue, {_TASK}, {_SELECTOR} FROM feedq.run r
+            WHERE r.state = 'waiting' AND NOT ({_IN_LINE})
+                AND (r.queue, {_TASK}, {_SELECTOR}) > (l.queue, l.task, l.selector)
+            ORDER BY r.queue, {_TASK}, {_SELECTOR} LIMIT 1
+        ) coming
+    ), lane AS MATERIALIZED (
+        SELECT l.* FROM waiting_lane l CROSS JOIN me WHERE {CAN.format(task="l.task", selector="l.selector")}
     ), backfilled (schedule_id) AS (
-        (SELECT schedule_id FROM feedq.run WHERE state = 'waiting' AND {_IN_LINE} ORDER BY schedule_id LIMIT 1)
+        (SELECT schedule_id FROM feedq.run WHERE state = 'waiting' AND {_IN_LINE}
+         ORDER BY schedule_id, tick_at LIMIT 1)
         UNION ALL
         SELECT (
             SELECT r.schedule_id FROM feedq.run r
             WHERE r.state = 'waiting' AND {_IN_LINE} AND r.schedule_id > b.schedule_id
-            ORDER BY r.schedule_id LIMIT 1
+            ORDER BY r.schedule_id, r.tick_at LIMIT 1
         ) FROM backfilled b WHERE b.schedule_id IS NOT NULL
     ), limited AS MATERIALIZED ({_LIMITED}), open AS MATERIALIZED (
         SELECT q.name FROM feedq.job_queue q
         WHERE q.name = ANY(ARRAY(SELECT l.name FROM limited l WHERE l.room > 0)) AND (:told
-            OR EXISTS (SELECT FROM waiting_queue w WHERE w.name = q.name)
+            OR EXISTS (SELECT FROM lane l WHERE l.queue = q.name)
             OR EXISTS (SELECT FROM backfilled b WHERE b.schedule_id IS NOT NULL))
         ORDER BY q.name {{lock}}
+    ), may AS (
+        SELECT l.* FROM lane l
+        WHERE :takes_others AND NOT EXISTS (SELECT FROM limited q WHERE q.name = l.queue AND q.room <= 0)
     )
     SELECT ARRAY(SELECT name FROM open) AS open,
-        CASE WHEN :takes_others THEN ARRAY(
-            SELECT w.name FROM waiting_queue w
-            WHERE w.name IS NOT NULL AND NOT EXISTS (
-                SELECT FROM limited l WHERE l.name = w.name AND l.room <= 0)) END AS queues,
+        (SELECT array_agg(queue) FROM may) AS queues, (SELECT array_agg(task) FROM may) AS tasks,
+        (SELECT array_agg(selector::text) FROM may) AS selectors,
         CASE WHEN :takes_others THEN ARRAY(
             SELECT schedule_id FROM backfilled WHERE schedule_id IS NOT NULL) END AS backfilled,
-        EXISTS (SELECT FROM feedq.run WHERE state = 'waiting' AND start_by <= {NOW}) AS any_missed,
+        coalesce((SELECT start_by FROM feedq.run WHERE state = 'waiting' AND start_by IS NOT NULL
+            ORDER BY start_by LIMIT 1) <= {NOW}, false) AS any_missed,
         extract(epoch FROM ({_NEXT_DUE}) - clock_timestamp())::float8 AS next_due_in_s,
         (SELECT min((1 - l.tokens) / l.rate_per_s) FROM limited l
-         WHERE l.tokens < 1 AND EXISTS (SELECT FROM waiting_queue w WHERE w.name = l.name))::float8
+         WHERE l.tokens < 1 AND EXISTS (SELECT FROM lane w WHERE w.queue = l.name))::float8
             AS next_start_in_s
 """
 
 CANDIDATES = f"""
-    me AS MATERIALIZED (
-        SELECT w.id FROM feedq.worker w
-        WHERE w.id = :worker_id AND w.state = 'active' AND w.target_state = 'serving'
-    ), limited AS MATERIALIZED ({_LIMITED}), found AS (
+    me AS MATERIALIZED ({_ME}), limited AS MATERIALIZED ({_LIMITED}), found AS (
         SELECT {_COLUMNS} FROM (
             SELECT r.* FROM unnest(CAST(:runs AS bigint[])) AS told (id) CROSS JOIN LATERAL (
-                SELECT * FROM feedq.run WHERE id = told.id OFFSET 0
+                SELECT * FROM feedq.run WHERE {BY_ID.format("told.id")}
             ) r WHERE r.state = 'waiting' AND {DUE}
             UNION ALL
             SELECT r.* FROM unnest(CAST(:backfilled AS bigint[])) AS b (schedule_id) CROSS JOIN LATERAL (
@@ -164,11 +186,13 @@ CANDIDATES = f"""
                 WHERE r.schedule_id = b.schedule_id AND r.state = 'waiting' AND {_IN_LINE} AND {DUE}
                 ORDER BY r.tick_at LIMIT 1
             ) r WHERE {_MINE}
-        ) r WHERE {_ITS_TURN}
+        ) r WHERE {_I_CAN} AND {_ITS_TURN}
         UNION
-        SELECT r.* FROM unnest(CAST(:queues AS text[])) AS w (name) CROSS JOIN LATERAL (
+        SELECT r.* FROM unnest(CAST(:queues AS text[]), CAST(:tasks AS text[]), CAST(:selectors AS jsonb[]))
+            AS l (queue, task, selector) CROSS JOIN LATERAL (
             SELECT {_COLUMNS} FROM feedq.run r
-            WHERE r.queue = w.name AND r.state = 'waiting' AND NOT ({_IN_LINE})
+            WHERE r.queue = l.queue AND {_TASK} = l.task AND {_SELECTOR} = l.selector
+                AND r.state = 'waiting' AND NOT ({_IN_LINE})
                 AND r.rank_at <= {NOW} + make_interval(secs => :ahead_max_s)
                 AND {DUE} AND {_MINE} AND {_ITS_TURN}
             ORDER BY r.rank_at LIMIT :looked_at
@@ -188,15 +212,24 @@ CANDIDATES = f"""
 
 def first_due_in_s(c: Connection) -> float | None:
     """Until the first of all waiting runs is due; None when none waits."""
-    found: float | None = c.execute(text(_FIRST)).scalar_one_or_none()
+    found: float | None = c.execute(text(FIRST)).scalar_one_or_none()
     return found
 
 
 def look(c: Connection, offer: Offer, *, ageing_s: float, locking: bool) -> Look:
     """What there is to be looked through, and when to ask again if that is nothing. With ``locking``, the rows of
     queues with limits that have room are locked."""
+    given, takes_others = look_parameters(offer, ageing_s=ageing_s)
+    sql = LOOK.replace("{lock}", "FOR UPDATE" if locking else "")
+    row = c.execute(text(sql), {**given, "takes_others": takes_others, "told": bool(given["runs"])}).one()
+    return look_from(row, given)
+
+
+def look_parameters(offer: Offer, *, ageing_s: float) -> tuple[dict[str, Any], bool]:
+    """Of `LOOK`; and whether the worker takes others than those that it was told of: who has no segment and never
+    steals does not, and all the others need not be passed over."""
     given = {
-        "worker_id": offer.worker_id,
+        "worker_id": str(offer.worker_id),
         "segments": list(offer.segments),
         "steal_after_s": min(offer.steal_after_s, NEVER_S),
         # Ids come from messages, which anybody may have forged: too large a number would fail the statement.
@@ -204,18 +237,15 @@ def look(c: Connection, offer: Offer, *, ageing_s: float, locking: bool) -> Look
         "looked_at": offer.limit + CROWD,
         "ahead_max_s": min(PRIORITY_MAX * ageing_s, NEVER_S),
     }
-    # Who has no segment and never steals wants what it was told of. All the others need not be passed over.
-    takes_others = bool(offer.segments) or offer.steal_after_s < NEVER_S
-    sql = _LOOK.format(lock="FOR UPDATE" if locking else "")
-    row = c.execute(text(sql), {**given, "takes_others": takes_others, "told": bool(given["runs"])}).one()
+    return given, bool(offer.segments) or offer.steal_after_s < NEVER_S
+
+
+def look_from(row: Any, given: Mapping[str, Any]) -> Look:
+    """From the row of `LOOK`."""
     waits = [max(wait, 0.0) for wait in (row.next_due_in_s, row.next_start_in_s) if wait is not None]
+    names = ("open", "queues", "tasks", "selectors", "backfilled")
     return Look(
-        parameters={
-            **given,
-            "open": row.open,
-            "queues": row.queues or [],
-            "backfilled": row.backfilled or [],
-        },
+        parameters={**given, **{name: getattr(row, name) or [] for name in names}},
         any_missed=row.any_missed,
         next_in_s=min(waits, default=None),
     )

@@ -27,11 +27,11 @@ from sqlalchemy import Connection, text
 
 from feedq.errors import InvalidInput
 from feedq.schedule.model import ClaimedRun, Finish, Hint, Job, RunKind, RunState
-from feedq.schedule.plain import job_from_plain
 from feedq.schedule.spread import segment_of
 from feedq.store.channels import RUN_LOCK_CLASS
 from feedq.store.jobs.base import Granted, Offer
-from feedq.store.jobs.candidates import CANDIDATES, DUE, NEVER_S, NOW, first_due_in_s, look
+from feedq.store.jobs.candidates import BY_ID, CANDIDATES, DUE, NEVER_S, NOW, Look, look
+from feedq.store.jobs.rows import job_from
 
 AGAIN_S = 0.05
 """When there are runs to start, and others were about to take them."""
@@ -58,10 +58,10 @@ _TIMEOUT_S = f"""
 
 CLAIM = f"""
     WITH {CANDIDATES}, picked AS MATERIALIZED (
-        SELECT c.id, c.queue FROM (SELECT * FROM candidate ORDER BY rank_at, id) c CROSS JOIN LATERAL (
+        SELECT r.at, c.queue FROM (SELECT * FROM candidate ORDER BY rank_at, id) c CROSS JOIN LATERAL (
             -- By nothing but its key: told that none waits, the planner would go through all that do. And what it
             -- was when it was found does not count: as it is, now that nobody else can change it.
-            SELECT * FROM feedq.run WHERE id = c.id OFFSET 0 FOR UPDATE SKIP LOCKED
+            SELECT *, ctid AS at FROM feedq.run WHERE {BY_ID.format("c.id")} FOR UPDATE SKIP LOCKED
         ) r
         WHERE r.state = 'waiting' AND {DUE} AND (NOT c.exclusive
             OR pg_try_advisory_xact_lock({RUN_LOCK_CLASS}, (c.schedule_id % 2147483647)::int))
@@ -70,8 +70,9 @@ CLAIM = f"""
         UPDATE feedq.run r SET state = 'running', worker_id = :worker_id, reason = NULL,
             fence = nextval('feedq.run_fence'), started_at = clock_timestamp(),
             deadline_at = clock_timestamp() + make_interval(secs => {_TIMEOUT_S})
-        FROM picked WHERE r.id = picked.id
-        RETURNING r.id, r.schedule_id, r.fence, r.attempt, r.key, r.kind, r.tick_at, r.due_at, r.rank_at, r.job,
+        FROM picked WHERE r.ctid = picked.at  -- locked, so that it stays where it is
+        RETURNING r.id, r.schedule_id, r.fence, r.attempt, r.key, r.kind, r.tick_at, r.due_at, r.rank_at,
+            r.job::text AS job,
             extract(epoch FROM r.deadline_at - clock_timestamp())::float8 AS remaining_s,
             extract(epoch FROM clock_timestamp() - r.due_at)::float8 AS waited_s
     ), spent AS (
@@ -99,17 +100,19 @@ class Taken:
 def claim(c: Connection, offer: Offer, *, ageing_s: float) -> Taken:
     """Take at most ``offer.limit`` runs. An `IntegrityError` says that another worker was about to take one of the
     same schedule: nothing is taken then."""
-    first_in_s = first_due_in_s(c)
-    if first_in_s is None or first_in_s > 0:
-        return Taken(Granted((), first_in_s))
     seen = look(c, offer, ageing_s=ageing_s, locking=True)
     if seen.any_missed:
         c.execute(text(MISS_DEADLINES))
     if seen.is_idle:
         return Taken(Granted((), seen.next_in_s))
     rows = c.execute(text(CLAIM), {**seen.parameters, "limit": offer.limit}).all()
+    return taken_from(rows, seen, limit=offer.limit)
+
+
+def taken_from(rows: Sequence[Any], seen: Look, *, limit: int) -> Taken:
+    """From the rows of `CLAIM`."""
     taken = [row for row in rows if row.id is not None]
-    if len(taken) == offer.limit:
+    if len(taken) == limit:
         next_in_s: float | None = 0.0
     elif rows[0].candidates > len(taken) or (taken and seen.parameters["open"]):
         # Others hold them for a moment; or a bucket is emptier than it was when we looked.
@@ -145,7 +148,7 @@ def claimed_run(row: Any) -> ClaimedRun:
         kind=RunKind(row.kind),
         tick_at=row.tick_at,
         due_at=row.due_at,
-        job=job_from_plain(row.job),
+        job=job_from(row.job),
         remaining_s=row.remaining_s,
         waited_s=row.waited_s,
     )

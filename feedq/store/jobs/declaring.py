@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -20,9 +21,10 @@ from feedq.schedule.cron import parse
 from feedq.schedule.jitter import fire_time
 from feedq.schedule.model import Beat, Cron, RunState, Schedule, ScheduleSpec, ScheduleState
 from feedq.schedule.plain import from_plain, to_plain
+from feedq.store.jobs.calendars import with_dates
 from feedq.store.jobs.pauses import DECLARED, check_reason, ends_when_declared
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, shown_schedule_from, stored
-from feedq.store.jobs.writing import cancel, locked, locked_row, now, record, ring_one
+from feedq.store.jobs.writing import cancel, locked, locked_row, now, record, ring_some
 from feedq.telemetry import EventKind
 
 REMOVED = "its schedule was removed"
@@ -33,7 +35,7 @@ _SOON = timedelta(seconds=SOON_S)
 
 
 def add(c: Connection, spec: ScheduleSpec) -> Schedule:
-    spec = _as_stored(spec)
+    spec = with_dates(c, _as_stored(spec))
     # Jitter is hashed from the id, so the first tick cannot be known before it.
     sql = "SELECT nextval(pg_get_serial_sequence('feedq.schedule', 'id')) AS id, clock_timestamp() AS now"
     given = c.execute(text(sql)).one()
@@ -44,10 +46,10 @@ def add(c: Connection, spec: ScheduleSpec) -> Schedule:
         given.id, spec, state, None, reason, 1, tick_at, fire_at, 0, given.now, updated_at=given.now
     )
     sql = f"""
-        INSERT INTO feedq.schedule AS s (id, name, job, timing, policy, state, pause_reason, next_tick_at,
-            next_fire_at, created_at, updated_at) OVERRIDING SYSTEM VALUE
-        VALUES (:id, :name, CAST(:job AS jsonb), CAST(:timing AS jsonb), CAST(:policy AS jsonb), :state,
-            :pause_reason, :next_tick_at, :next_fire_at, :now, :now)
+        INSERT INTO feedq.schedule AS s (id, name, job, timing, policy, excluded, state, pause_reason,
+            next_tick_at, next_fire_at, created_at, updated_at) OVERRIDING SYSTEM VALUE
+        VALUES (:id, :name, CAST(:job AS jsonb), CAST(:timing AS jsonb), CAST(:policy AS jsonb),
+            CAST(:excluded AS jsonb), :state, :pause_reason, :next_tick_at, :next_fire_at, :now, :now)
         RETURNING {SCHEDULE_COLUMNS}
     """
     added = _write(c, sql, {**_columns(schedule), "now": given.now})
@@ -59,7 +61,7 @@ def add(c: Connection, spec: ScheduleSpec) -> Schedule:
 
 
 def edit(c: Connection, name: str, spec: ScheduleSpec) -> Schedule:
-    spec = _as_stored(spec)
+    spec = with_dates(c, _as_stored(spec))
     current = shown_schedule_from(locked_row(c, name))
     # Of one that cannot be read not even what does not change is known.
     is_readable = current.unreadable is None
@@ -138,7 +140,7 @@ def _ring_if_soon(c: Connection, schedule: Schedule, at: datetime) -> None:
     """Have a worker look for its next tick, with the commit."""
     fires_at = schedule.next_fire_at
     if schedule.state is ScheduleState.ACTIVE and fires_at is not None and fires_at <= at + _SOON:
-        ring_one(c)
+        ring_some(c, 1)
 
 
 def _as_stored(spec: ScheduleSpec) -> ScheduleSpec:
@@ -162,10 +164,11 @@ def _begun(schedule: Schedule, at: datetime) -> Schedule:
 
 def _has_other_ticks(spec: ScheduleSpec, before: ScheduleSpec) -> bool:
     """By another timing; or by another name, from which each ``H`` of the same one is hashed."""
-    timing = spec.timing
-    if timing != before.timing or not isinstance(timing, Cron):
-        return timing != before.timing
-    return parse(timing.expression, name=spec.name) != parse(timing.expression, name=before.name)
+    timing, bounds = spec.timing, attrgetter("timing", "start_at", "end_at", "exclude")
+    if bounds(spec) != bounds(before) or not isinstance(timing, Cron):
+        return bool(bounds(spec) != bounds(before))
+    rules = [[parse(text, name=one.name) for text in timing.expressions] for one in (spec, before)]
+    return rules[0] != rules[1]
 
 
 def _awake(schedule: Schedule, at: datetime) -> Schedule:
@@ -184,9 +187,10 @@ def _replace(c: Connection, schedule: Schedule) -> Schedule:
     """Write the whole row, which is locked."""
     sql = f"""
         UPDATE feedq.schedule s SET name = :name, job = CAST(:job AS jsonb), timing = CAST(:timing AS jsonb),
-            policy = CAST(:policy AS jsonb), state = :state, paused_until = :paused_until,
-            pause_reason = :pause_reason, generation = :generation, next_tick_at = :next_tick_at,
-            next_fire_at = :next_fire_at, failures = :failures, updated_at = clock_timestamp()
+            policy = CAST(:policy AS jsonb), excluded = CAST(:excluded AS jsonb), state = :state,
+            paused_until = :paused_until, pause_reason = :pause_reason, generation = :generation,
+            next_tick_at = :next_tick_at, next_fire_at = :next_fire_at, failures = :failures,
+            updated_at = clock_timestamp()
         WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
     """
     return _write(c, sql, _columns(schedule))

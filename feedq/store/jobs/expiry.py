@@ -1,35 +1,45 @@
-"""Expiry: runs whose worker is gone, or whose time is up, are taken from it.
+"""Expiry: runs whose worker is gone are taken from it.
 
-A run is its worker's as long as the worker's session lives; there is no lease of its own to renew. Any node may
-expire, several at once: what one has locked the others skip. Nothing is waited for, so the order of locks matters
-to nobody else, and what was skipped is there for the next look.
+A run is its worker's as long as the worker's session lives; there is no lease of its own to renew. Until the
+worker is declared gone, nobody else ends the run, whatever its time-out says: its owner does, and may only be
+waiting for the database to tell it. An outage of the database is no loss of workers (`feedq.lease.Quiet`), so it
+ends no run. Afterwards the time-out decides nothing either: what becomes of the run is a matter of its
+semantics.
 
-The worker, should it live after all (frozen, cut off), finds its fence passed when it finishes: the run has ended,
-or waits for an attempt under a new one.
+Any node may expire, several at once: what one has locked the others skip. Nothing is waited for, so the order of
+locks matters to nobody else, and what was skipped is there for the next look.
+
+A worker that has lost all its sessions for a moment is taken for dead, and lives. So what it runs is left alone
+for `GRACE_S` from the suspicion on. Its process registers again within a fraction of that, and takes its runs over
+by their fences: each still `running` under the fence that the process has for it, so nobody else can have begun
+it. Whose heartbeats stayed away for a whole ttl, or who left, is owed no grace.
+
+The worker, should it live after all and come later (frozen, cut off), finds its fence passed when it finishes: the
+run has ended, or waits for an attempt under a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from feedq.errors import InvalidInput
-from feedq.schedule.model import RunState
-from feedq.schedule.outcome import Ends, RunAgain, after_loss
-from feedq.schedule.plain import job_from_plain
-from feedq.store.channels import Ring, ring_workers
 from feedq.store.jobs.claiming import MISS_DEADLINES
-from feedq.store.jobs.finishing import STANDING, Ended, Standing, after_end, end, standing_from
+from feedq.store.jobs.finishing import STANDING, after_lost, end, record_lost, standing_from
 from feedq.store.jobs.sessions import end_sessions
-from feedq.store.jobs.writing import record
-from feedq.telemetry import EventKind
 
 WORKER_GONE = "its worker was declared gone"
-TIME_IS_UP = "still running when its time was up"
+
+GRACE_S = 1.0
+"""The runs of a process that was killed end later by this; the process that lives has to register within it."""
 
 _NOW = "statement_timestamp()"
+# A suspicion that lies ahead was before the database's clock was put back: no grace without an end.
+_OWNED = f"""EXISTS (
+    SELECT FROM feedq.worker w WHERE w.id = {{worker_id}} AND (w.state <> 'gone'
+        OR (w.suspected_at <= {_NOW} AND w.suspected_at > {_NOW} - make_interval(secs => {GRACE_S})))
+    OFFSET 0)"""
 # From one worker that runs something to the next, by the index: thousands may run, on a few workers.
 FOUND = f"""
     WITH RECURSIVE holder (id) AS (
@@ -41,33 +51,49 @@ FOUND = f"""
         ) FROM holder h WHERE h.id IS NOT NULL
     ), gone AS (
         SELECT h.id FROM holder h WHERE h.id IS NOT NULL
-            AND NOT EXISTS (SELECT FROM feedq.worker w WHERE w.id = h.id AND w.state <> 'gone' OFFSET 0)
+            AND NOT {_OWNED.format(worker_id="h.id")}
     )
-    (SELECT r.id, r.schedule_id FROM gone CROSS JOIN LATERAL (
-        SELECT id, schedule_id FROM feedq.run WHERE worker_id = gone.id AND state = 'running' OFFSET 0
-    ) r LIMIT :limit)
-    UNION
-    (SELECT id, schedule_id FROM feedq.run WHERE state = 'running' AND deadline_at <= {_NOW}
-     ORDER BY deadline_at LIMIT :limit)
+    SELECT r.id, r.schedule_id, r.worker_id FROM gone CROSS JOIN LATERAL (
+        SELECT id, schedule_id, worker_id FROM feedq.run WHERE worker_id = gone.id AND state = 'running' OFFSET 0
+    ) r LIMIT :limit
 """
 _ANY_MISSED = f"SELECT EXISTS (SELECT FROM feedq.run WHERE state = 'waiting' AND start_by <= {_NOW})"
+_ANY = f"""
+    SELECT EXISTS (SELECT FROM feedq.run WHERE state = 'running')
+        OR EXISTS (SELECT FROM feedq.run WHERE state = 'waiting' AND start_by <= {_NOW})
+"""
 _LOCK_SCHEDULES = f"""
     SELECT {STANDING} FROM feedq.schedule s WHERE s.id = ANY(:ids) ORDER BY s.id FOR NO KEY UPDATE SKIP LOCKED
 """
+# Of the worker that was found: a new one, which has taken it over meanwhile, this statement may not see yet.
 _LOCK_RUNS = f"""
-    SELECT r.*, NOT EXISTS (
-            SELECT FROM feedq.worker w WHERE w.id = r.worker_id AND w.state <> 'gone' OFFSET 0
-        ) AS is_orphan, r.deadline_at <= {_NOW} AS is_late
-    FROM unnest(CAST(:ids AS bigint[])) AS given (id) CROSS JOIN LATERAL (
+    SELECT r.* FROM unnest(CAST(:ids AS bigint[]), CAST(:worker_ids AS uuid[])) AS given (id, worker_id)
+    CROSS JOIN LATERAL (
         SELECT * FROM feedq.run WHERE id = given.id AND schedule_id = ANY(:schedule_ids)
         OFFSET 0 FOR UPDATE SKIP LOCKED
     ) r
-    WHERE r.state = 'running' LIMIT :limit
+    WHERE r.state = 'running' AND r.worker_id IS NOT DISTINCT FROM given.worker_id
+        AND NOT {_OWNED.format(worker_id="r.worker_id")}
+"""
+_TAKE_OVER = """
+    WITH given AS (
+        SELECT r.id FROM (
+            SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:fences AS bigint[])) AS t (id, fence) ORDER BY id
+        ) t CROSS JOIN LATERAL (SELECT * FROM feedq.run WHERE id = t.id FOR UPDATE) r
+        WHERE r.fence = t.fence AND r.worker_id = :was AND r.state = 'running'
+            AND EXISTS (SELECT FROM feedq.worker WHERE id = :worker_id AND state <> 'gone')
+    )
+    UPDATE feedq.run r SET worker_id = :worker_id FROM given WHERE r.id = given.id RETURNING r.id
 """
 
 
+def is_needed(c: Connection) -> bool:
+    """Whether anything runs, or has missed its start deadline: nearly all looks find nothing."""
+    return bool(c.execute(text(_ANY)).scalar_one())
+
+
 def expire(c: Connection, *, limit: int) -> int:
-    """Take at most ``limit`` runs from workers that are gone, or past their deadline. Returns how many.
+    """Take at most ``limit`` runs from workers that are gone. Returns how many.
 
     Runs that missed their start deadline are ended, too: where nobody claims, nobody else does it.
     """
@@ -80,51 +106,27 @@ def expire(c: Connection, *, limit: int) -> int:
     standings = {
         row.id: standing_from(row) for row in c.execute(text(_LOCK_SCHEDULES), {"ids": schedule_ids})
     }
-    parameters = {"ids": [row.id for row in found], "schedule_ids": list(standings), "limit": limit}
-    rows = [row for row in c.execute(text(_LOCK_RUNS), parameters) if row.is_orphan or row.is_late]
-    ended = [_after(row, standings[row.schedule_id]) for row in rows]
-    end(c, ended, standings)
-    _record_lost(c, rows, ended, standings)
-    end_sessions(c, [(row.id, row.fence) for row in rows])
-    late = {row.worker_id for row in rows if not row.is_orphan}
-    if late:
-        ring_workers(c, list(late), Ring.JOBS)
-    return len(ended)
+    parameters = {
+        "ids": [row.id for row in found],
+        "worker_ids": [row.worker_id for row in found],
+        "schedule_ids": list(standings),
+    }
+    lost = [
+        (row, after_lost(row, WORKER_GONE, standings[row.schedule_id]))
+        for row in c.execute(text(_LOCK_RUNS), parameters)
+    ]
+    end(c, [ended for _, ended in lost], standings)
+    record_lost(c, lost, standings)
+    end_sessions(c, [(row.id, row.fence) for row, _ in lost])
+    return len(lost)
 
 
-def _after(row: Any, standing: Standing) -> Ended:
-    if not row.is_orphan:
-        return after_end(row, RunState.TIMED_OUT, TIME_IS_UP, standing)
-    losses = row.losses + 1
-    match _after_loss(row, standing, losses):
-        case Ends(state):
-            return Ended(row.id, row.schedule_id, state, WORKER_GONE, row.attempt, losses)
-        case RunAgain():
-            return Ended(
-                row.id, row.schedule_id, RunState.WAITING, WORKER_GONE, row.attempt + 1, losses, due_in_s=0.0
-            )
-
-
-def _after_loss(row: Any, standing: Standing, losses: int) -> RunAgain | Ends:
-    if standing.is_removed:
-        return Ends(RunState.LOST)
-    try:
-        return after_loss(job_from_plain(row.job), losses=losses)
-    except (InvalidInput, ValueError):
-        return Ends(RunState.LOST)  # of another release: whether it may be run twice cannot be known here
-
-
-def _record_lost(
-    c: Connection, rows: Sequence[Any], ended: Sequence[Ended], standings: dict[int, Standing]
-) -> None:
-    for row, one in zip(rows, ended, strict=True):
-        if row.is_orphan:
-            record(
-                c,
-                EventKind.RUN_LOST,
-                standings[row.schedule_id].name,
-                key=row.key,
-                run=row.id,
-                attempt=row.attempt,
-                state=one.state.value,
-            )
+def take_over(c: Connection, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
+    """Make these runs of a former session of the process (id → fence) this session's. Returns those that are."""
+    parameters = {
+        "worker_id": worker_id,
+        "was": was,
+        "ids": list(fences),
+        "fences": list(fences.values()),
+    }
+    return {row.id for row in c.execute(text(_TAKE_OVER), parameters)}

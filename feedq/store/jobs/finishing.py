@@ -1,9 +1,9 @@
 """Finishing: an attempt ends, or is to be repeated, if it still is its worker's.
 
 A finish names run, fence and worker. It has an effect only while the run is running under that fence: not when
-the attempt was taken away (its worker declared gone, its deadline passed), and not a second time. Those turned
-away are written down as events, unless the run was cancelled on purpose or the worker says itself that time ran
-out: then nothing is lost that anybody could miss.
+the attempt was taken away (its worker was declared gone), and not a second time. Those turned away are written
+down as events, unless the run was cancelled on purpose, the worker says itself that time ran out, or it thought
+a commit lost that has happened: then nothing is lost that anybody could miss.
 
 The schedule's row is locked before its runs', and only when its failures in a row may change: a success after
 successes locks nothing but the run. `Ended` and `end` serve `feedq.store.jobs.expiry` as well.
@@ -20,7 +20,7 @@ from sqlalchemy import Connection, text
 
 from feedq.errors import InvalidInput
 from feedq.schedule.model import Finish, RunState
-from feedq.schedule.outcome import Ends, RetryIn, after_attempt, counts_as_failure
+from feedq.schedule.outcome import Ends, RetryIn, RunAgain, after_attempt, after_loss, counts_as_failure
 from feedq.schedule.plain import job_from_plain
 from feedq.store.jobs.writing import record
 from feedq.telemetry import EventKind
@@ -146,6 +146,8 @@ def finish(c: Connection, worker_id: UUID, finishes: Sequence[Finish]) -> list[i
         else:
             record_rejected(c, row, worker_id, f)
     end(c, list(ended.values()), standings)
+    lost = [f.run_id for f in finishes if f.state is RunState.LOST and f.run_id in ended]
+    record_lost(c, [(runs[run_id], ended[run_id]) for run_id in lost], standings)
     return list(ended)
 
 
@@ -213,6 +215,41 @@ def after_end(row: Any, state: RunState, reason: str | None, standing: Standing 
             )
 
 
+def after_lost(row: Any, reason: str, standing: Standing) -> Ended:
+    """What becomes of a run whose attempt ended with its worker, or with nothing kept."""
+    losses = row.losses + 1
+    match _after_loss(row, standing, losses):
+        case Ends(state):
+            return Ended(row.id, row.schedule_id, state, reason, row.attempt, losses)
+        case RunAgain():
+            return Ended(
+                row.id, row.schedule_id, RunState.WAITING, reason, row.attempt + 1, losses, due_in_s=0.0
+            )
+
+
+def _after_loss(row: Any, standing: Standing, losses: int) -> RunAgain | Ends:
+    if standing.is_removed:
+        return Ends(RunState.LOST)
+    try:
+        return after_loss(job_from_plain(row.job), losses=losses)
+    except (InvalidInput, ValueError):
+        return Ends(RunState.LOST)  # of another release: whether it may be run twice cannot be known here
+
+
+def record_lost(c: Connection, lost: Sequence[tuple[Any, Ended]], standings: Mapping[int, Standing]) -> None:
+    """Write down attempts that were lost, each with its row as it was found."""
+    for row, one in lost:
+        record(
+            c,
+            EventKind.RUN_LOST,
+            standings[row.schedule_id].name,
+            key=row.key,
+            run=row.id,
+            attempt=row.attempt,
+            state=one.state.value,
+        )
+
+
 def _decide(row: Any, state: RunState, standing: Standing | None) -> RetryIn | Ends:
     if standing is not None and standing.is_removed:
         return Ends(state)  # nobody wants another attempt
@@ -235,6 +272,9 @@ def _may_repeat(f: Finish) -> bool:
 
 
 def _after(row: Any, f: Finish, standing: Standing | None) -> Ended:
+    if f.state is RunState.LOST:
+        assert standing is not None, "locked for its failures"
+        return after_lost(row, f.reason or "", standing)
     if f.state is not RunState.WAITING:
         return after_end(row, f.state, f.reason, standing)
     # Given back: as if it had never been claimed, unless its schedule is gone meanwhile.
@@ -250,7 +290,8 @@ def record_rejected(
     ``row`` is the run as it was found; if it is gone, ``schedule`` and ``key`` are what its worker knows of it.
     """
     is_cancelled = row is not None and row.state == RunState.CANCELLED and row.fence == f.fence
-    if is_cancelled or f.state is RunState.TIMED_OUT:
+    is_kept = row is not None and row.state == RunState.SUCCEEDED and row.fence == f.fence
+    if is_cancelled or f.state is RunState.TIMED_OUT or (is_kept and f.state is RunState.LOST):
         return
     record(
         c,

@@ -23,6 +23,7 @@ from sqlalchemy import Connection, text
 from feedq.schedule import due
 from feedq.schedule.due import Firing, Unfinished
 from feedq.schedule.model import Hint, Overlap, RunState, Schedule, ScheduleState
+from feedq.schedule.outcome import LEFT_OUT
 from feedq.schedule.spread import segment_of
 from feedq.store.channels import Ring, ring_workers
 from feedq.store.jobs.base import Fired
@@ -51,7 +52,8 @@ _LOOK = text("""
             SELECT paused_until FROM feedq.schedule
             WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL
             ORDER BY paused_until LIMIT 1
-        ) - clock_timestamp())::float8 AS resumed_in_s
+        ) - clock_timestamp())::float8 AS resumed_in_s,
+        NOT EXISTS (SELECT FROM feedq.run WHERE state IN ('waiting', 'running')) AS is_done
 """)
 _DUE = text(f"""
     SELECT {SCHEDULE_COLUMNS}, {_NOW} AS now FROM feedq.schedule s
@@ -106,6 +108,23 @@ _INSERT = text(f"""
     ON CONFLICT (schedule_id, key) DO NOTHING
     RETURNING id, attempt, segment, state = 'waiting' AND due_at <= {_NOW} AS may_start
 """)
+# A tick that is left out every second must not become a row every second: it is counted in the schedule's newest
+# row, if that is of the same state for the same reason. What that row stands for already is not counted again.
+_FOLD = text("""
+    UPDATE feedq.run r SET last_tick_at = greatest(newest.last, given.last_tick_at), ended_at = clock_timestamp(),
+        ticks = r.ticks + CASE WHEN newest.last < given.tick_at THEN given.ticks ELSE 0 END
+    FROM unnest(CAST(:schedule_ids AS bigint[]), CAST(:tick_ats AS timestamptz[]), CAST(:ticks AS int[]),
+        CAST(:last_tick_ats AS timestamptz[]), CAST(:states AS text[]), CAST(:reasons AS text[]))
+        AS given (schedule_id, tick_at, ticks, last_tick_at, state, reason)
+    CROSS JOIN LATERAL (
+        SELECT id, kind, state, reason, tick_at AS first, coalesce(last_tick_at, tick_at) AS last FROM feedq.run
+        WHERE schedule_id = given.schedule_id ORDER BY id DESC LIMIT 1
+    ) newest
+    WHERE r.id = newest.id AND newest.kind = 'tick' AND newest.state = given.state
+        AND newest.reason = given.reason AND newest.first < given.tick_at
+        AND (newest.last < given.tick_at OR newest.last >= given.last_tick_at)
+    RETURNING r.schedule_id
+""")
 # Only forward, whatever was decided: a tick that is behind it has been fired.
 _ADVANCE = text("""
     UPDATE feedq.schedule s SET next_tick_at = given.next_tick_at, next_fire_at = given.next_fire_at,
@@ -140,11 +159,11 @@ class Problem:
     reason: str
 
 
-def next_in_s(c: Connection) -> float | None:
-    """Until something is to be fired or resumed; not above zero when it is time. Writes nothing."""
+def look(c: Connection) -> Fired:
+    """What there is to fire or resume, and when; not above zero when it is time. Writes nothing."""
     row = c.execute(_LOOK).one()
     waits = [wait for wait in (row.due_in_s, row.resumed_in_s) if wait is not None]
-    return min(waits, default=None)
+    return Fired((), False, min(waits, default=None), is_idle=not waits and row.is_done)
 
 
 def fire(c: Connection, *, limit: int, ageing_s: float) -> Fired:
@@ -154,7 +173,7 @@ def fire(c: Connection, *, limit: int, ageing_s: float) -> Fired:
     decided, problems = _decide(rows, _unfinished(c, rows), resuming={row.id for row in paused})
     hints = write(c, decided, ageing_s=ageing_s)
     _pause(c, problems)
-    waits_s = next_in_s(c)
+    waits_s = look(c).next_in_s
     more = len(rows) >= limit or len(decided) + len(problems) < len(rows)
     more = more or any(d.firing.more for d in decided)
     if more:
@@ -174,7 +193,13 @@ def write(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> list
 
 def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> list[Hint]:
     """Make rows of ticks. Returns hints for those that may start."""
-    runs = [(d.schedule, run) for d in decided for run in d.firing.runs]
+    folded = _fold(c, decided)
+    runs = [
+        (d.schedule, run)
+        for d in decided
+        for place, run in enumerate(d.firing.runs)
+        if place > 0 or d.schedule.id not in folded
+    ]
     if not runs:
         return []
     parameters = {
@@ -194,6 +219,27 @@ def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> lis
     }
     made = c.execute(_INSERT, parameters)
     return [Hint(row.id, row.attempt, row.segment) for row in made if row.may_start]
+
+
+def _fold(c: Connection, decided: Sequence[Decided]) -> set[int]:
+    """Count the first runs of schedules in rows that there are. Returns the ids of the schedules for which that
+    was done."""
+    runs = [
+        (d.schedule.id, d.firing.runs[0])
+        for d in decided
+        if d.firing.runs and d.firing.runs[0].state in LEFT_OUT
+    ]
+    if not runs:
+        return set()
+    parameters = {
+        "schedule_ids": [schedule_id for schedule_id, _ in runs],
+        "tick_ats": [run.tick_at for _, run in runs],
+        "ticks": [run.ticks for _, run in runs],
+        "last_tick_ats": [run.last_tick_at or run.tick_at for _, run in runs],
+        "states": [run.state.value for _, run in runs],
+        "reasons": [run.reason for _, run in runs],
+    }
+    return {row.schedule_id for row in c.execute(_FOLD, parameters)}
 
 
 def advance(c: Connection, decided: Sequence[Decided]) -> None:

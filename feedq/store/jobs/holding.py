@@ -16,6 +16,16 @@ def held(c: Connection, worker_id: UUID) -> dict[int, int]:
     return {row.id: row.fence for row in c.execute(text(sql), {"worker_id": worker_id})}
 
 
+def overdue(c: Connection, worker_id: UUID, *, by_s: float) -> dict[int, int]:
+    """Its running runs whose time was up so long ago, with their fences."""
+    sql = """
+        SELECT id, fence FROM feedq.run
+        WHERE worker_id = :worker_id AND state = 'running'
+            AND deadline_at <= statement_timestamp() - make_interval(secs => :by_s)
+    """
+    return {row.id: row.fence for row in c.execute(text(sql), {"worker_id": worker_id, "by_s": by_s})}
+
+
 def taken_away(c: Connection, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
     """Those of these runs that are no longer running at this worker under this fence."""
     sql = """

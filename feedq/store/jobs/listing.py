@@ -6,11 +6,12 @@ Reads only. A page is a few lookups in indexes a row, however many schedules and
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, text
 
-from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
+from feedq.schedule.model import Run, RunState, Schedule, ScheduleState, ScheduleView
 from feedq.store.jobs.rows import (
     RUN_COLUMNS,
     SCHEDULE_COLUMNS,
@@ -19,6 +20,7 @@ from feedq.store.jobs.rows import (
     schedule_from,
     view_from,
 )
+from feedq.store.jobs.serving import unserved
 from feedq.store.jobs.writing import UNFINISHED, no_run, no_schedule
 
 PAGE_MAX = 1_000
@@ -110,15 +112,18 @@ def view(c: Connection, name: str) -> ScheduleView:
     if row is None:
         raise no_schedule(name)
     schedule_from(row)  # whole or not at all: what is shown of one is its declaration
-    return view_from(row)
+    return replace(view_from(row), unserved=unserved(c, [name]).get(name))
 
 
-def views(c: Connection, *, prefix: str, after: str, limit: int) -> list[ScheduleView]:
+def views(
+    c: Connection, *, prefix: str, after: str, state: ScheduleState | None, limit: int
+) -> list[ScheduleView]:
     # The page first: what is looked up for each of its rows must not be for any other.
     sql = f"""
         WITH page AS MATERIALIZED (
             SELECT * FROM feedq.schedule
             WHERE removed_at IS NULL AND name > :after AND name >= :prefix AND name < :beyond
+                AND (CAST(:state AS text) IS NULL OR state = :state)
             ORDER BY name LIMIT :limit
         )
         {_VIEWS.replace("FROM feedq.schedule s", "FROM page s")} ORDER BY s.name
@@ -127,6 +132,7 @@ def views(c: Connection, *, prefix: str, after: str, limit: int) -> list[Schedul
         "prefix": prefix,
         "after": after,
         "beyond": prefix + LAST_OF_ALL,
+        "state": state,
         "limit": min(max(limit, 0), PAGE_MAX),
     }
     return [view_from(row) for row in c.execute(text(sql), parameters)]
@@ -140,7 +146,7 @@ def urgent(c: Connection, *, failing: Sequence[str], limit: int) -> list[Schedul
 def specs(c: Connection) -> Sequence[Any]:
     """As rows: a hundred thousand of them must not be read with the transaction waiting for it."""
     sql = f"""
-        SELECT {SPEC_COLUMNS}, s.pause_reason FROM feedq.schedule s
+        SELECT {SPEC_COLUMNS.replace("s.excluded::text", "NULL")}, s.pause_reason FROM feedq.schedule s
         WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat') ORDER BY s.name
     """
     return c.execute(text(sql)).all()

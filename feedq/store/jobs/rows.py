@@ -6,7 +6,7 @@ A declaration is stored in three parts, the job, the timing and the policies, ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -37,14 +37,17 @@ from feedq.schedule.plain import (
 )
 from feedq.store.jobs.pauses import DECLARED
 
-SPEC_COLUMNS = "s.name, s.job::text AS job, s.timing::text AS timing, s.policy::text AS policy"
+SPEC_COLUMNS = (
+    "s.name, s.job::text AS job, s.timing::text AS timing, s.policy::text AS policy, "
+    "s.excluded::text AS excluded"
+)
 SCHEDULE_COLUMNS = (
     f"s.id, {SPEC_COLUMNS}, s.state, s.paused_until, s.pause_reason, s.generation, s.next_tick_at, "
     "s.next_fire_at, s.failures, s.created_at, s.updated_at"
 )
 """In the order of the fields, as those of runs are: a page has a thousand rows, and to look each column up by its
 name takes longer than all else that is done with it."""
-SCHEDULE_WIDTH = 14
+SCHEDULE_WIDTH = 15
 RUN_COLUMNS = (
     "r.id AS run_id, r.schedule_id, s.name AS schedule_name, r.kind, r.key, r.tick_at, r.ticks, r.due_at, "
     "r.state AS run_state, r.reason, r.attempt, r.fence, r.worker_id, w.name AS worker_name, r.started_at, "
@@ -63,21 +66,26 @@ def stored_job(job: Job) -> str:
     return orjson.dumps(job_to_plain(job)).decode()
 
 
-def stored(spec: ScheduleSpec) -> dict[str, str]:
+def stored(spec: ScheduleSpec) -> dict[str, str | None]:
     """The columns that hold a declaration."""
     return {
         "name": spec.name,
         "job": stored_job(spec.job),
         "timing": orjson.dumps(timing_to_plain(spec.timing)).decode(),
         "policy": orjson.dumps(policy_to_plain(spec)).decode(),
+        "excluded": stored_dates(spec.exclude.calendar_dates) if spec.exclude.calendars else None,
     }
+
+
+def stored_dates(dates: Sequence[str]) -> str:
+    return orjson.dumps(list(dates)).decode()
 
 
 def spec_from(row: Any) -> ScheduleSpec:
     """From `SPEC_COLUMNS`. Raises `Unreadable`."""
-    name, job, timing, policy = row
+    name, job, timing, policy, excluded = row
     try:
-        return ScheduleSpec(name, _timing_from(timing), _job_from(job), **_policy_from(policy))
+        return ScheduleSpec(name, _timing_from(timing), job_from(job), **_policy_from(policy, excluded))
     except (InvalidInput, ValueError) as error:
         raise Unreadable(
             f"schedule {name!r} is stored in a way that this release of feedq cannot read ({error}); upgrade "
@@ -97,8 +105,10 @@ def declared_from(row: Any) -> ScheduleSpec | UnreadableSpec:
 
 def schedule_from(row: Any) -> Schedule:
     """From a row that begins with `SCHEDULE_COLUMNS`. Raises `Unreadable`."""
-    schedule_id, name, job, timing, policy, state, *rest = row[:SCHEDULE_WIDTH]
-    return Schedule(schedule_id, spec_from((name, job, timing, policy)), ScheduleState(state), *rest)
+    schedule_id, name, job, timing, policy, excluded, state, *rest = row[:SCHEDULE_WIDTH]
+    return Schedule(
+        schedule_id, spec_from((name, job, timing, policy, excluded)), ScheduleState(state), *rest
+    )
 
 
 def shown_schedule_from(row: Any) -> Schedule:
@@ -106,7 +116,7 @@ def shown_schedule_from(row: Any) -> Schedule:
     try:
         return schedule_from(row)
     except Unreadable as error:
-        schedule_id, name, _, timing, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
+        schedule_id, name, _, timing, _, _, state, until, reason, *rest = row[:SCHEDULE_WIDTH]
         spec = ScheduleSpec(name, _shown_timing_from(timing), Job(UNREADABLE), paused=reason == DECLARED)
         known = Schedule(schedule_id, spec, ScheduleState(state), until, reason, *rest)
         return replace(known, unreadable=str(error))
@@ -129,7 +139,7 @@ def view_from(row: Any) -> ScheduleView:
 
 def _shown_job_from(stored: str) -> Job:
     try:
-        return _job_from(stored)
+        return job_from(stored)
     except (InvalidInput, ValueError):
         return Job(UNREADABLE)
 
@@ -142,7 +152,7 @@ def _shown_timing_from(stored: str) -> Timing:
 
 
 @lru_cache(maxsize=KEPT)
-def _job_from(stored: str) -> Job:
+def job_from(stored: str) -> Job:
     return job_from_plain(orjson.loads(stored))
 
 
@@ -152,5 +162,8 @@ def _timing_from(stored: str) -> Timing:
 
 
 @lru_cache(maxsize=KEPT)
-def _policy_from(stored: str) -> Mapping[str, Any]:
-    return policy_from_plain(orjson.loads(stored))
+def _policy_from(stored: str, excluded: str | None) -> Mapping[str, Any]:
+    policy = policy_from_plain(orjson.loads(stored))
+    if excluded is None or "exclude" not in policy:
+        return policy
+    return policy | {"exclude": replace(policy["exclude"], calendar_dates=tuple(orjson.loads(excluded)))}

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from feedq.schedule.model import Job, Run, RunState, Schedule, ScheduleSpec, ScheduleView, UnreadableSpec
+from feedq.schedule.model import (
+    Job,
+    Run,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+    ScheduleView,
+    UnreadableSpec,
+)
 from feedq.store.database import Database
-from feedq.store.jobs import asking, declaring, listing
+from feedq.store.jobs import asking, declaring, listing, serving
 from feedq.store.jobs.rows import declared_from
 
 AGEING_S = 1.0
@@ -70,14 +79,23 @@ class PostgresSchedules:
             return listing.view(c, name)
 
     def views(
-        self, *, prefix: str = "", after: str = "", limit: int = listing.PAGE_MAX
+        self,
+        *,
+        prefix: str = "",
+        after: str = "",
+        state: ScheduleState | None = None,
+        limit: int = listing.PAGE_MAX,
     ) -> list[ScheduleView]:
         with self._database.transaction() as c:
-            return listing.views(c, prefix=prefix, after=after, limit=limit)
+            return listing.views(c, prefix=prefix, after=after, state=state, limit=limit)
 
     def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
         with self._database.transaction() as c:
             return listing.urgent(c, failing=failing, limit=limit)
+
+    def unserved(self, names: Collection[str]) -> dict[str, str]:
+        with self._database.transaction() as c:
+            return serving.unserved(c, names)
 
     def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
         with self._database.transaction() as c:

@@ -13,6 +13,10 @@ row is locked, nobody can take the run away before the commit, and the database 
 A commit whose answer is lost may have happened. The run says so: it is read on a new connection, locked, so that a
 commit that is under way is waited for. Has it succeeded under our fence, all is well; else nothing was kept.
 
+A session that is cut off (the server restarts, the network breaks) is no failure of the job: nothing was kept,
+so the run is tried again. `JobSessionLost` says so. If it cannot even be asked whether a commit has happened, it
+says so all the same: an end of this kind has an effect only on a run that is still running.
+
 Each session has a connection of its own, outside the pool: a job may keep it for hours, and heartbeats and claims
 must not wait for one. The server ends a transaction whose job has been silent for as long as its run may take; one
 whose run was taken away is ended at once (`end_sessions`), so that a frozen worker does not hold up its successor
@@ -24,13 +28,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from feedq.errors import RunTakenAway
+from feedq.errors import JobSessionLost, RunCancelled, RunTakenAway, Unavailable
 from feedq.schedule.model import ClaimedRun, Finish, RunState
 from feedq.store.engine import make_lone_engine, translate_errors
 from feedq.store.jobs import finishing
@@ -49,9 +54,12 @@ _NO_FAILURES = text("""
     UPDATE feedq.schedule SET failures = 0
     WHERE failures > 0 AND id = (SELECT schedule_id FROM feedq.run WHERE id = :id)
 """)
+# The fence is of one claim. If the session that made it is gone, the run was taken over by its process's next one
+# (`feedq.store.jobs.expiry`), or would not be running under this fence any more.
 COMPLETE = """
     UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = clock_timestamp()
-    WHERE r.id = :id AND r.fence = :fence AND r.worker_id = :worker_id AND r.state = 'running'
+    WHERE r.id = :id AND r.fence = :fence AND r.state = 'running' AND (r.worker_id = :worker_id
+        OR EXISTS (SELECT FROM feedq.worker w WHERE w.id = :worker_id AND w.state = 'gone' OFFSET 0))
 """
 _OUTCOME = "SELECT state = 'succeeded' AND fence = :fence FROM feedq.run WHERE id = :id FOR UPDATE"
 _FOUND = """
@@ -73,19 +81,36 @@ class JobSessions:
 
     @contextmanager
     def transact(self, worker_id: UUID, run: ClaimedRun) -> Iterator[Session]:
-        with translate_errors(self._url):
-            connection = self._engine.connect()
         # Closed without a commit, it rolls back. What goes wrong within the job's block is the job's own.
-        with connection:
+        with self._connect(run) as connection:
+            try:
+                # What the job commits or rolls back by itself are savepoints: the end is ours.
+                with Session(connection, join_transaction_mode="create_savepoint") as session:
+                    yield session
+                    session.commit()
+                with translate_errors(self._url):
+                    self._complete(connection, worker_id, run)
+                    self._commit(connection, run)
+            except (RunTakenAway, RunCancelled):
+                raise
+            except Exception as error:
+                # Whatever the job made of it: without its session it could end in no other way.
+                if _is_cut(connection):
+                    raise _lost(run, error) from error
+                raise
+
+    def _connect(self, run: ClaimedRun) -> Connection:
+        try:
             with translate_errors(self._url):
-                connection.execute(_PREPARE, {"name": _name(run.id, run.fence), "ms": _timeout_ms(run)})
-            # What the job commits or rolls back by itself are savepoints: the end is ours.
-            with Session(connection, join_transaction_mode="create_savepoint") as session:
-                yield session
-                session.commit()
-            with translate_errors(self._url):
-                self._complete(connection, worker_id, run)
-                self._commit(connection, run)
+                connection = self._engine.connect()
+                try:
+                    connection.execute(_PREPARE, {"name": _name(run.id, run.fence), "ms": _timeout_ms(run)})
+                except BaseException:
+                    connection.close()
+                    raise
+        except Unavailable as error:
+            raise _lost(run, error) from error
+        return connection
 
     def _complete(self, connection: Connection, worker_id: UUID, run: ClaimedRun) -> None:
         try:
@@ -112,6 +137,23 @@ class JobSessions:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _is_cut(connection: Connection) -> bool:
+    """Whether the server is known to have dropped this session, or cannot be reached through it any more."""
+    try:
+        session: Any = connection.connection.driver_connection
+    except SQLAlchemyError:
+        return True  # invalidated: a statement of the job found it gone
+    return bool(session is None or session.closed)
+
+
+def _lost(run: ClaimedRun, error: Exception) -> JobSessionLost:
+    said = " ".join(str(error).split()) or type(error).__name__
+    return JobSessionLost(
+        f"run {run.id} ({run.correlation_id}): the database session of its transaction was cut off, so nothing "
+        f"that it wrote was kept ({said})"
+    )
 
 
 def complete(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:

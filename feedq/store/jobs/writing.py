@@ -132,8 +132,9 @@ def cancel(c: Connection, schedule_id: int, states: Sequence[RunState], *, reaso
     return len(workers)
 
 
-def ring_one(c: Connection) -> None:
-    """Tell a worker that takes runs that one waits, with the commit: one with a slot free if there is any."""
+def ring_some(c: Connection, runs: int) -> None:
+    """Tell one worker for each of so many runs, with the commit: those with a slot free first. A worker that is
+    not told looks by itself, on an idle fleet seconds later; by then the others have done all of a backlog."""
     sql = """
         SELECT pg_notify('feedq_worker_' || lock_key, :ring) FROM (
             SELECT lock_key FROM feedq.worker w
@@ -141,10 +142,10 @@ def ring_one(c: Connection) -> None:
                 AND expires_at > clock_timestamp()
             ORDER BY job_slots > (
                 SELECT count(*) FROM feedq.run r WHERE r.worker_id = w.id AND r.state = 'running'
-            ) DESC, random() LIMIT 1
-        ) one
+            ) DESC, random() LIMIT :runs
+        ) these
     """
-    c.execute(text(sql), {"ring": Ring.JOBS.value})
+    c.execute(text(sql), {"ring": Ring.JOBS.value, "runs": runs})
 
 
 def record(c: Connection, kind: EventKind, name: str, **detail: Any) -> None:

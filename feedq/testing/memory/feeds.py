@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from feedq import lease as policy
 from feedq.errors import Conflict, NotFound
-from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, TargetState
+from feedq.model import Event, Feed, FeedSpec, FeedView, Identity, Lease, TargetState
+from feedq.store.history import HistoryKept, folded
 from feedq.telemetry import EventKind
 from feedq.testing.memory.moves import move
 from feedq.testing.memory.tables import MemoryDatabase, statement
@@ -18,14 +19,16 @@ from feedq.testing.memory.tables import MemoryDatabase, statement
 class MemoryFeeds:
     """Desired state."""
 
-    def __init__(self, database: MemoryDatabase) -> None:
+    def __init__(self, database: MemoryDatabase, *, keep: HistoryKept) -> None:
         self._db = database
+        self._keep = keep
 
     @statement
     def add(self, spec: FeedSpec) -> Feed:
         self._refuse_taken(spec.name)
         now = self._db.now()
-        feed = Feed(self._db.next_feed_id(), spec, 1, now, now)
+        identity = Identity(uuid4(), self._db.installation)
+        feed = Feed(self._db.next_feed_id(), spec, 1, now, now, identity=identity)
         self._db.tables.leases[feed.id] = Lease(feed.id, reason=policy.first_reason(feed))
         added = self._touch(feed, EventKind.FEED_ADDED)
         self._db.tables.dirty.discard(feed.id)
@@ -92,10 +95,20 @@ class MemoryFeeds:
         return [v for v in views if worker is None or v.worker == worker]
 
     @statement
+    def declared(self, *, tenant: str | None = None, after: str = "", limit: int = 1_000) -> list[Feed]:
+        chosen = [
+            feed
+            for feed in self._db.tables.feeds.values()
+            if feed.removed_at is None and feed.name > after and tenant in (None, feed.spec.tenant)
+        ]
+        return sorted(chosen, key=lambda f: f.name)[:limit]
+
+    @statement
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         feed = self._named(name)
-        mine = [event for event in self._db.tables.events if event.feed_id == feed.id]
-        return mine[::-1][:limit]
+        # Told as they come, and folded when they are asked for.
+        mine = folded(event for event in self._db.tables.events if event.feed_id == feed.id)
+        return mine[::-1][: min(limit, self._keep.per_feed)]
 
     def _live(self, name: str) -> Feed:
         for feed in self._db.tables.feeds.values():

@@ -12,6 +12,7 @@ from feedq.lease import (
     Move,
     avoided_after,
     can_run,
+    is_after_loss,
     is_kept_for_successor,
     is_known_failure,
     is_new_here,
@@ -19,7 +20,19 @@ from feedq.lease import (
     states_before,
     transition,
 )
-from feedq.model import Claim, FeedKey, LeaseState, Progress, Reason, Release, StopRequest, WorkerState
+from feedq.model import (
+    JSON,
+    Claim,
+    FeedKey,
+    Lease,
+    LeaseState,
+    Progress,
+    Reason,
+    Release,
+    StopRequest,
+    Worker,
+    WorkerState,
+)
 from feedq.store.base import Followed
 from feedq.telemetry import EventKind
 from feedq.testing.memory.tables import MemoryDatabase, statement
@@ -63,9 +76,13 @@ class MemoryLeases:
                     lease.blamed,
                     is_new_here(lease, worker),
                     has_failed,
+                    is_after_loss(lease, worker, self._lost_owner(lease), now=self._db.now()),
                 )
             )
         return claims
+
+    def _lost_owner(self, lease: Lease) -> Worker | None:
+        return None if lease.lost_worker is None else self._db.tables.workers.get(lease.lost_worker)
 
     @statement
     def claimed(self, worker_id: UUID, key: FeedKey) -> Claim | None:
@@ -130,6 +147,9 @@ class MemoryLeases:
             is_mended = can_run(lease, p)
             if is_mended and p.records:
                 self._record(EventKind.FEED_MENDED, p.key, worker_id)
+            if p.rewind is not None:
+                detail = {"from": p.rewind.left_at, "to": p.rewind.found_at}
+                self._record(EventKind.SINK_REWOUND, p.key, worker_id, sink=p.rewind.sink, **detail)
             # On one on which it failed before: then it was not the worker that could not reach its source.
             had_failed_here = p.records > 0 and self._db.tables.workers[worker_id].name in lease.avoid
             self._db.tables.leases[p.feed_id] = replace(
@@ -208,7 +228,7 @@ class MemoryLeases:
         if worker.state is WorkerState.GONE:
             return None
         stopping = (lease.reason or Reason.RELEASED) if lease.state is LeaseState.STOPPING else None
-        remaining_s = (worker.expires_at - self._db.now()).total_seconds()
+        remaining_s = (worker.expires_at - max(self._db.now(), worker.heartbeat_at)).total_seconds()
         return Followed(worker.id, worker.state, stopping, remaining_s)
 
     @statement
@@ -221,5 +241,5 @@ class MemoryLeases:
         self._record(EventKind.LEASE_RAISED, (raised.feed_id, raised.epoch), worker_id)
         return (raised.feed_id, raised.epoch)
 
-    def _record(self, kind: EventKind, key: FeedKey, worker_id: UUID, **detail: str) -> None:
+    def _record(self, kind: EventKind, key: FeedKey, worker_id: UUID, **detail: JSON) -> None:
         self._db.record(kind, feed_id=key[0], worker_id=worker_id, epoch=key[1], **detail)

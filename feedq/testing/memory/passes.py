@@ -9,10 +9,11 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.lease import Edit, Move, Quiet, is_dispatch_overdue, may_start, on_edit, transition
+from feedq.lease import Edit, Move, Quiet, as_of, is_dispatch_overdue, may_start, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
 from feedq.placement import NO_EXPERIENCE, Candidate, Experience, Held, Transfer, Waiting
 from feedq.store.base import ReconcilePass, Suspect
+from feedq.store.history import HistoryKept
 from feedq.store.sweeping import WEIGHT_STEP
 from feedq.telemetry import EventKind
 from feedq.testing.memory import moves
@@ -25,9 +26,9 @@ COUNTED = (*UNPLACED, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED)
 class MemoryFleet:
     """One pass at a time; an exception inside it rolls everything back."""
 
-    def __init__(self, database: MemoryDatabase, *, retention_days: int) -> None:
+    def __init__(self, database: MemoryDatabase, *, keep: HistoryKept) -> None:
         self._db = database
-        self._retention_days = retention_days
+        self._keep = keep
 
     @contextmanager
     def reconcile_pass(self, *, measured_load: float = 0.0) -> Iterator[ReconcilePass | None]:
@@ -39,7 +40,7 @@ class MemoryFleet:
         before = db.tables.copy()
         db.pass_open = True
         try:
-            yield MemoryPass(db, retention_days=self._retention_days, measured_load=measured_load)
+            yield MemoryPass(db, keep=self._keep, measured_load=measured_load)
             db.commit()
             db.tables.pass_at = db.now()
             active = [w for w in db.tables.workers.values() if w.state is WorkerState.ACTIVE and w.capacity]
@@ -59,25 +60,42 @@ class MemoryFleet:
 class MemoryPass:
     """One transaction: `MemoryFleet` takes it back as a whole when it fails."""
 
-    def __init__(self, database: MemoryDatabase, *, retention_days: int, measured_load: float) -> None:
+    def __init__(self, database: MemoryDatabase, *, keep: HistoryKept, measured_load: float) -> None:
         self._db = database
-        self._retention_days = retention_days
+        self._keep = keep
         self._measured = measured_load
         self.now = database.now()
+        pass_at, swept_at = database.tables.pass_at, database.tables.swept_at
+        database.tables.swept_at = swept_at and min(swept_at, self.now)
+        if pass_at is not None and pass_at > self.now:
+            self._shorten_delays(pass_at - self.now)
+
+    def _shorten_delays(self, by: timedelta) -> None:
+        """The clock was put back: see `feedq.store.clockstep`."""
+        tables, now = self._db.tables, self.now
+        for lease in list(tables.leases.values()):
+            tables.leases[lease.feed_id] = replace(
+                lease,
+                retry_at=lease.retry_at - by if lease.retry_at and lease.retry_at > now else lease.retry_at,
+                stop_by=lease.stop_by - by if lease.stop_by and lease.stop_by > now else lease.stop_by,
+                assigned_at=lease.assigned_at and min(lease.assigned_at, now),
+                moved_at=lease.moved_at and min(lease.moved_at, now),
+            )
 
     @statement
     def quiet(self, *, ttl_s: float) -> Quiet:
-        since = self._db.tables.alive_since
         # The first to come back after an outage may be this pass, before any heartbeat could renew.
-        if self.now - self._db.tables.alive_at > timedelta(seconds=ttl_s / 2):
-            since = self.now
-        return Quiet(self._db.started_at, since)
+        return Quiet(self._db.service_since(ttl_s / 2))
 
     @statement
     def suspects(self) -> list[Suspect]:
+        workers = self._db.tables.workers
+        workers.update(
+            {w.id: as_of(w, self.now) for w in workers.values() if w.state is not WorkerState.GONE}
+        )
         return [
             Suspect(w, bool(self._db.sessions.get(w.id)))
-            for w in self._db.tables.workers.values()
+            for w in workers.values()
             if w.state is not WorkerState.GONE and (w.expires_at < self.now or w.suspected_at is not None)
         ]
 
@@ -277,7 +295,7 @@ class MemoryPass:
                 repaired += 1
         gone = {w.id for w in tables.workers.values() if w.state is WorkerState.GONE}
         repaired += self._db.free(gone, Move.LOSE_WORKER, Reason.WORKER_GONE)
-        oldest = self.now - timedelta(days=self._retention_days)
+        oldest = self.now - timedelta(days=self._keep.days)
         tables.events = [event for event in tables.events if event.at >= oldest]
         tables.swept_at = self._db.now()
         return repaired

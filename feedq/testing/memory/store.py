@@ -12,6 +12,7 @@ from feedq.lease import is_reapable
 from feedq.model import Heartbeat, LeaseState, Load, Worker, WorkerState
 from feedq.store.base import Store
 from feedq.store.channels import Ring
+from feedq.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
 from feedq.testing.clock import ManualClock
 from feedq.testing.memory import moves
 from feedq.testing.memory.feeds import MemoryFeeds
@@ -24,13 +25,21 @@ from feedq.testing.memory.workers import MemoryWorkers, renew
 class MemoryStore:
     """The control database on dicts; ``clock`` is the database's clock."""
 
-    def __init__(self, clock: ManualClock, *, retention_days: int = 14, restart_hold_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        clock: ManualClock,
+        *,
+        retention_days: int = RETENTION_DAYS,
+        events_per_feed: int = EVENTS_PER_FEED,
+        restart_hold_s: float = 0.0,
+    ) -> None:
         self.clock = clock
         self.database = MemoryDatabase(clock)
-        self.feeds = MemoryFeeds(self.database)
+        keep = HistoryKept(retention_days, events_per_feed)
+        self.feeds = MemoryFeeds(self.database, keep=keep)
         self.workers = MemoryWorkers(self.database)
         self.leases = MemoryLeases(self.database, restart_hold_s=restart_hold_s)
-        self.fleet = MemoryFleet(self.database, retention_days=retention_days)
+        self.fleet = MemoryFleet(self.database, keep=keep)
 
     def session(self, worker: Worker, *, ttl_s: float) -> MemorySession:
         return MemorySession(self.database, worker.id, ttl_s)
@@ -60,7 +69,9 @@ class MemoryStore:
                 if not has_crashed:
                     suspected = replace(worker, suspected_at=self.database.now())
                     self.database.tables.workers[worker.id] = suspected
-            if has_crashed or worker.expires_at < self.database.now():
+            now = self.database.now()
+            is_ahead = max(worker.started_at, worker.heartbeat_at) > now
+            if has_crashed or is_ahead or worker.expires_at < now:
                 lost.append(worker.id)
         return lost
 

@@ -12,10 +12,18 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from feedq.errors import Unavailable
-from feedq.lease import VERDICT_S, Move, awaits_verdict, on_loss, states_before, transition
+from feedq.lease import (
+    VERDICT_S,
+    Move,
+    awaits_verdict,
+    on_loss,
+    service_since,
+    states_before,
+    transition,
+)
 from feedq.model import Event, Feed, FeedKey, Lease, Loss, Reason, TargetState, Worker
 from feedq.telemetry import EventKind
 from feedq.testing.clock import ManualClock
@@ -30,6 +38,7 @@ class Tables:
 
     alive_at: datetime
     alive_since: datetime
+    server_started_at: datetime | None = None
     feeds: dict[int, Feed] = field(default_factory=dict)
     dirty: set[int] = field(default_factory=set)
     leases: dict[int, Lease] = field(default_factory=dict)
@@ -41,8 +50,6 @@ class Tables:
     waiting_after: int = 0
     active_workers: int = 1
     idle_counts: dict[Reason, int] = field(default_factory=dict)
-    losses: dict[UUID, str] = field(default_factory=dict)
-    """How worker sessions were lost."""
     wakes: int = 0
     """Notifications that ask for a pass; whoever runs passes takes them back to 0."""
 
@@ -50,6 +57,7 @@ class Tables:
         return Tables(
             self.alive_at,
             self.alive_since,
+            self.server_started_at,
             dict(self.feeds),
             set(self.dirty),
             dict(self.leases),
@@ -61,7 +69,6 @@ class Tables:
             self.waiting_after,
             self.active_workers,
             dict(self.idle_counts),
-            dict(self.losses),
             self.wakes,
         )
 
@@ -71,8 +78,9 @@ class MemoryDatabase:
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
-        self.tables = Tables(clock.now(), clock.now())
         self.started_at = clock.now()
+        self.tables = Tables(clock.now(), clock.now(), self.started_at)
+        self.installation = uuid4()
         self.sessions: dict[UUID, set[object]] = {}
         self.session_locks: set[UUID] = set()
         """Workers that have held a session; before the first one its absence is no crash."""
@@ -148,10 +156,16 @@ class MemoryDatabase:
 
     def stamp_alive(self, gap_s: float) -> None:
         """Somebody was heard from; a silence longer than ``gap_s`` before it starts the quiet period anew."""
+        self.tables.alive_since = self.service_since(gap_s)
+        self.tables.alive_at = self.now()
+        self.tables.server_started_at = self.started_at
+
+    def service_since(self, gap_s: float) -> datetime:
         tables = self.tables
-        if self.now() - tables.alive_at > timedelta(seconds=gap_s):
-            tables.alive_since = self.now()
-        tables.alive_at = self.now()
+        has_restarted = tables.server_started_at != self.started_at
+        return service_since(
+            tables.alive_since, tables.alive_at, has_restarted=has_restarted, now=self.now(), gap_s=gap_s
+        )
 
     def matched(self, worker_id: UUID, key: FeedKey, move: Move) -> Lease | None:
         """The lease, if this worker holds it under this key and in a state that ``move`` starts from."""
@@ -243,7 +257,8 @@ class MemoryDatabase:
         ]
         is_lost = reason is Reason.WORKER_GONE
         for lease in held:
-            is_explained = lease.lost_worker is None or lease.lost_worker in self.tables.losses
+            lost = self.tables.workers.get(lease.lost_worker) if lease.lost_worker else None
+            is_explained = lost is None or lost.loss is not None
             waits = is_lost and awaits_verdict(lease, is_explained=is_explained, now=self.now())
             self.set_idle(
                 lease,

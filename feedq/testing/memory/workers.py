@@ -118,10 +118,10 @@ class MemoryWorkers:
     @statement
     def report_loss(self, worker_id: UUID, loss: Loss) -> bool:
         worker = self._db.tables.workers.get(worker_id)
-        if worker is None or worker_id in self._db.tables.losses:
+        if worker is None or worker.loss is not None:
             return False
         said = f"{loss.cause}: {loss.said}"
-        self._db.tables.losses[worker_id] = said
+        self._db.tables.workers[worker_id] = replace(worker, loss=said)
         self._db.record(EventKind.WORKER_LOST, worker_id=worker_id, cause=loss.cause, why=said)
         if loss.feed_id is not None:
             self._db.blame(loss.feed_id, worker_id, loss, said=f"worker {worker.name} was lost: {said}")

@@ -16,7 +16,7 @@ from feedq.web.pages import Page
 from feedq.web.particulars import stamp
 from feedq.web.schedules import words
 from feedq.web.schedules.asking import parse_run_id, parse_schedules, parse_states
-from feedq.web.schedules.changing import check_own, refusal
+from feedq.web.schedules.changing import refusal
 from feedq.web.schedules.particulars import declaration_lines, standing_lines
 
 SCHEDULES_SHOWN = 200
@@ -80,7 +80,6 @@ class SchedulePage(_SchedulesFrame):
         return name
 
     def check_xsrf_cookie(self) -> None:
-        check_own(self.request)
         # Not Flower's own, which asks for the token under some kinds of login only.
         web.RequestHandler.check_xsrf_cookie(self)
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from feedq.report import shown
 from feedq.schedule.model import CatchUp, Cron, Job, Overlap, ScheduleSpec, ScheduleView
-from feedq.schedule.words import timing_words
+from feedq.schedule.words import instant, timing_words
 from feedq.web.particulars import Line, as_json, moment
 from feedq.wording import duration
 
@@ -18,6 +18,8 @@ def standing_lines(view: ScheduleView, *, now: datetime) -> Iterator[Line]:
     if schedule.pause_reason is not None:
         yield Line("Paused because", schedule.pause_reason)
     yield from moment("Paused until", schedule.paused_until, now)
+    if view.unserved is not None:
+        yield Line("Cannot run", view.unserved)
     yield from moment("Next tick", schedule.next_tick_at, now)
     if schedule.next_fire_at != schedule.next_tick_at:
         yield from moment("Fires, with its jitter", schedule.next_fire_at, now)
@@ -34,6 +36,7 @@ def declaration_lines(spec: ScheduleSpec) -> Iterator[Line]:
     if isinstance(spec.timing, Cron):
         cron = spec.timing
         yield Line("When clocks change", f"gap: {cron.gap}, fold: {cron.fold}")
+    yield from _bounds_lines(spec)
     yield from _job_lines(spec.job)
     yield Line("Overlap", f"{spec.overlap}{_buffer(spec)}")
     yield Line("Catch-up", _catch_up(spec))
@@ -41,9 +44,23 @@ def declaration_lines(spec: ScheduleSpec) -> Iterator[Line]:
         yield Line("Start deadline", duration(spec.start_deadline_s))
     if spec.jitter_s:
         yield Line("Jitter", f"up to {duration(spec.jitter_s)}")
+    kept = {"runs": spec.keep_runs, "days": spec.keep_days}
+    if any(kept.values()):
+        yield Line("History kept", ", ".join(f"{n:,} {what}" for what, n in kept.items() if n is not None))
     yield Line("When resumed", f"ticks of the pause: {spec.resume}")
     if spec.pause_on_failure is not None:
         yield Line("Pauses itself", f"after {spec.pause_on_failure} in a row that did not succeed")
+
+
+def _bounds_lines(spec: ScheduleSpec) -> Iterator[Line]:
+    if spec.start_at is not None:
+        yield Line("Begins", instant(spec.start_at))
+    if spec.end_at is not None:
+        yield Line("Ends", instant(spec.end_at))
+    if spec.exclude.dates:
+        yield Line("Days left out", f"{', '.join(spec.exclude.dates)} ({spec.exclude.zone})")
+    if spec.exclude.calendars:
+        yield Line("Calendars left out", f"{', '.join(spec.exclude.calendars)} ({spec.exclude.zone})")
 
 
 def _job_lines(job: Job) -> Iterator[Line]:
@@ -52,6 +69,8 @@ def _job_lines(job: Job) -> Iterator[Line]:
         yield Line("Arguments", as_json(shown(job.args), indented=True), code=True)
     if job.kwargs:
         yield Line("Named arguments", as_json(shown(job.kwargs), indented=True), code=True)
+    if job.selector:
+        yield Line("Only on workers with", ", ".join(f"{k}={v}" for k, v in job.selector.items()))
     yield Line("Semantics", job.semantics)
     yield Line("Queue", job.queue)
     if job.priority:

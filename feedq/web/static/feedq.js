@@ -130,6 +130,8 @@
   function ask(asked, form) {
     // With a form that changes something the answer is the live part as it is afterwards.
     var address = new URL(form ? form.action : window.location.href);
+    // The link of `feedq up` holds the login. The browser knows it by now, and fetches no address that holds one.
+    address.username = address.password = "";
     var patience = window.setTimeout(function () { asked.abort(); }, TIMEOUT_MS);
     var wanted = {signal: asked.signal, cache: "no-store", credentials: "same-origin", redirect: "error"};
     if (form) {

@@ -70,6 +70,8 @@ class Start:
     """Messages up to this sequence have landed, whatever the server delivers."""
     gap: str | None = None
     """What is missing, for the log."""
+    missed: int = 0
+    """How many messages that is, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def choose_start(position: Position | None, stream: StreamInfo, deliver: Deliver
         start = Start(DeliverPolicy.BY_START_SEQUENCE, seq=position.seq + 1, landed=position.seq)
         if retention is RetentionPolicy.LIMITS and state.first_seq > position.seq + 1:
             gap = f"the oldest message left is {state.first_seq}, the last one read was {position.seq}"
-            start = replace(start, gap=gap)
+            start = replace(start, gap=gap, missed=state.first_seq - position.seq - 1)
     if retention is RetentionPolicy.WORK_QUEUE:
         # Begins with what is left, and allows nothing else.
         return replace(start, policy=DeliverPolicy.ALL, seq=None)

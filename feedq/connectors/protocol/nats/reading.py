@@ -26,7 +26,7 @@ from feedq.connectors.protocol.nats.pulls import NANOSECONDS, Pulls, Trouble
 from feedq.connectors.records.messages import MessageOptions, batch_of, enclose, oversize
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry import SOURCE_MISSED, LogEvent, log
 
 MESSAGE_BYTES = 512
 """What a message takes beside its payload, so that many small ones are bounded too."""
@@ -71,7 +71,8 @@ class Consumed:
     expected: int | None
     """The sequence that comes next, if that is known."""
     has_no_holes: bool
-    """Whether a hole in the sequence means that something was discarded."""
+    """Whether a hole in the sequence means that something is missing: it was discarded; or it was acknowledged,
+    and the sink has lost it."""
     acknowledges_each: bool
     """Whether each message needs its own acknowledgement."""
     acknowledges: bool
@@ -223,6 +224,7 @@ class Reading:
 
     def _check_gap(self, received: Received) -> None:
         if self._expected is not None and received.seq != self._expected and self._consumed.has_no_holes:
+            SOURCE_MISSED.inc(received.seq - self._expected)
             logger.warning(
                 LogEvent.SOURCE_GAP,
                 feed=self._context.feed,

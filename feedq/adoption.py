@@ -1,0 +1,163 @@
+"""Taking over a checkpoint that a feed of the same name has left in a sink: deliberately, and never by itself.
+
+For feeds that were removed and declared again, and for an installation whose control database was lost: its feeds
+are declared anew, and find in the sink what their namesakes have left there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+
+from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
+from feedq.model import Feed, FeedSpec, Identity, Resume, TargetState
+from feedq.sinks.base import Checkpoint, Sink, Taking, parse_sink
+from feedq.sinks.identity import owner_of
+from feedq.store.base import Store
+
+OpenSink = Callable[[str], AbstractContextManager[Sink]]
+"""Opens a session with a named sink. Raises `InvalidInput` when it is not set up here."""
+
+
+def namesakes(known: Iterable[Checkpoint], feed: Feed) -> list[Checkpoint]:
+    """The checkpoints of other feeds of its name, the one last written at the end."""
+    identity = _identity(feed)
+    others = [one for one in known if one.feed == feed.name and not one.is_of(feed.id, feed.name, identity)]
+    return sorted(others, key=lambda one: one.updated_at)
+
+
+def choose(sink: Sink, feed: Feed, *, number: int | None = None, force: bool = False) -> Checkpoint:
+    """The checkpoint that a feed may adopt; ``number`` says which, where there are several.
+
+    Raises `NotFound` (there is none), `InvalidInput` (there are several), `Conflict` (the feed has landed records
+    of its own, and ``force`` was not given), `SinkUnavailable`.
+    """
+    known = sink.checkpoints([feed.name])
+    others = namesakes(known, feed)
+    found = [one for one in others if number in (None, one.feed_id)]
+    if not found:
+        numbers = ", ".join(str(one.feed_id) for one in others) or "none"
+        raise NotFound(
+            f"no other feed named {feed.name!r} has a checkpoint in the sink; to be adopted are: {numbers}"
+        )
+    if len(found) > 1:
+        listed = "\n".join(f"  {one.feed_id}: {owner_of(one)}" for one in found)
+        raise InvalidInput(
+            f"the sink has several checkpoints of that name; choose one with --number\n{listed}"
+        )
+    own = [one for one in known if one.is_of(feed.id, feed.name, _identity(feed)) and one.records]
+    if own and not force:
+        raise Conflict(
+            f"feed {feed.name!r} has landed {own[0].records} records of its own since it was declared; they stay, "
+            "and some of them may be there twice. --force adopts all the same"
+        )
+    return found[0]
+
+
+def adopt(sink: Sink, feed: Feed, old: Checkpoint) -> None:
+    """Give a feed the checkpoint of its namesake. Raises `Conflict`, `SinkUnavailable`."""
+    sink.take(Taking(feed.id, feed.name, _identity(feed), old.cursor, old.records, old))
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A feed about to be declared, and what its sink knows of its name."""
+
+    spec: FeedSpec
+    last: Checkpoint
+
+    def note(self) -> str:
+        where = parse_sink(self.spec.sink).name
+        return f"sink {where!r} has a checkpoint of {owner_of(self.last)}"
+
+
+def known_newcomers(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dict[str, Newcomer], list[str]]:
+    """Of feeds about to be declared those that their sinks know by name; and what kept us from asking others."""
+    by_sink: dict[str, dict[str, FeedSpec]] = {}
+    for spec in specs:
+        by_sink.setdefault(parse_sink(spec.sink).name, {})[spec.name] = spec
+    found: dict[str, Newcomer] = {}
+    unasked: list[str] = []
+    for name, named in by_sink.items():
+        try:
+            with open_sink(name) as sink:
+                known = sink.checkpoints(list(named))
+        except FeedqError as error:
+            unasked.append(f"sink {name!r} could not be asked whether it knows these feeds: {error}")
+            continue
+        for checkpoint in sorted(known, key=lambda one: one.updated_at):
+            found[checkpoint.feed] = Newcomer(named[checkpoint.feed], checkpoint)
+    return found, unasked
+
+
+def resumes_of(feeds: Iterable[Feed], open_sink: OpenSink) -> dict[str, Resume]:
+    """Where these feeds stand in their sinks, by name; those that have begun. Raises `SinkUnavailable`."""
+    by_sink: dict[str, dict[str, Feed]] = {}
+    for feed in feeds:
+        by_sink.setdefault(parse_sink(feed.spec.sink).name, {})[feed.name] = feed
+    found: dict[str, Resume] = {}
+    for name, named in by_sink.items():
+        with open_sink(name) as sink:
+            for one in sink.checkpoints(list(named)):
+                feed = named[one.feed]
+                if one.cursor is not None and one.is_of(feed.id, feed.name, _identity(feed)):
+                    found[feed.name] = Resume(one.cursor, one.records)
+    return found
+
+
+class Adopting:
+    """Declares feeds that go on from the checkpoints of their namesakes, or from given cursors. A context."""
+
+    def __init__(self, store: Store, open_sink: OpenSink) -> None:
+        self._store, self._open_sink = store, open_sink
+        self._sinks: dict[str, Sink] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> Adopting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def add(self, spec: FeedSpec, start: Checkpoint | Resume, add: Callable[[FeedSpec], Feed]) -> None:
+        """Declare a feed as paused, so that nobody begins it, give it the checkpoint, and let it run."""
+        feed = add(replace(spec, target_state=TargetState.PAUSED))
+        try:
+            sink = self._sink(parse_sink(spec.sink).name)
+            if isinstance(start, Checkpoint):
+                adopt(sink, feed, start)
+            else:
+                sink.take(Taking(feed.id, feed.name, _identity(feed), start.cursor, start.records))
+        except FeedqError as error:
+            raise type(error)(
+                f"{error}\nit was declared as paused, without a checkpoint; remove it and apply again"
+            ) from error
+        if spec.target_state is TargetState.RUNNING:
+            self._store.feeds.set_target(spec.name, TargetState.RUNNING)
+
+    def _sink(self, name: str) -> Sink:
+        if name not in self._sinks:
+            self._sinks[name] = self._open.enter_context(self._open_sink(name))
+        return self._sinks[name]
+
+
+def left_behind(
+    known: Iterable[Checkpoint], feeds: Collection[Feed]
+) -> tuple[list[Checkpoint], list[Checkpoint]]:
+    """Of a sink's checkpoints those of other installations, and those that no feed of this one has any more."""
+    uuids = {_identity(feed).feed for feed in feeds}
+    named = {(feed.id, feed.name) for feed in feeds}
+    here = {_identity(feed).installation for feed in feeds}
+    strangers: list[Checkpoint] = []
+    orphans: list[Checkpoint] = []
+    for one in known:
+        if one.feed_uuid in uuids or (one.feed_uuid is None and (one.feed_id, one.feed) in named):
+            continue
+        (orphans if one.installation is None or one.installation in here else strangers).append(one)
+    return strangers, orphans
+
+
+def _identity(feed: Feed) -> Identity:
+    assert feed.identity is not None, "a feed of the store has one"
+    return feed.identity

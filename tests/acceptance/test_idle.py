@@ -1,0 +1,87 @@
+"""A fleet with nothing to do leaves processors and database alone, and still sees at once that a worker died."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.embedded.valkey import Valkey
+from tests.cluster import Cluster, wait_until
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+LIMIT_S = 30.0
+WINDOW_S = 2.0
+TRANSACTIONS_MAX_PER_S = 40
+"""Three workers and two beats make about ten once they have settled; with a look each 10 ms they would be about a
+hundred."""
+CORES_MAX = 0.3
+"""Of all workers and beats, on a machine that is busy with other things; about a tenth of that on a quiet one."""
+SEEN_MAX_S = 3.0
+"""Less than a ttl, which is what it takes when nobody hears of the death."""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Cluster]:
+    client = valkey.client()
+    client.flushall()
+    client.close()
+    url = postgres.create_database("idle")
+    with Cluster(tmp_path, database_url=url, broker_url=valkey.url()) as cluster:
+        for name in ("b1", "b2"):
+            cluster.add_beat(name)
+        for name in ("w1", "w2", "w3"):
+            cluster.add_worker(name, ready=False, gossip=True)
+        for name in ("w1", "w2", "w3"):
+            cluster.wait_worker(name)
+        yield cluster
+    postgres.drop_database("idle")
+
+
+def test_an_idle_fleet_costs_next_to_nothing_and_a_crash_is_heard_of(fleet: Cluster) -> None:
+    waiting = """
+        SELECT count(*) AS n FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name LIKE 'feedq-waiter/%'
+            AND wait_event_type = 'Lock' AND wait_event = 'advisory'
+    """
+    # One for each worker, and one of the beat that stands by.
+    wait_until(
+        lambda: fleet.sql(waiting)[0]["n"] == 4, limit_s=LIMIT_S, what="each session waits for another"
+    )
+    rates: list[tuple[float, float]] = []
+
+    def is_calm() -> bool:
+        before, began = (transactions(fleet), used_s(fleet)), time.monotonic()
+        time.sleep(WINDOW_S)  # that is measured
+        after, took_s = (transactions(fleet), used_s(fleet)), time.monotonic() - began
+        rates.append(((after[0] - before[0]) / took_s, (after[1] - before[1]) / took_s))
+        return rates[-1][0] <= TRANSACTIONS_MAX_PER_S and rates[-1][1] <= CORES_MAX
+
+    wait_until(is_calm, limit_s=LIMIT_S, what=lambda: f"transactions a second and cores: {rates}")
+
+    victim = fleet.workers["w1"]
+    worker_id = fleet.worker_id(victim)
+    killed_at = victim.signal(signal.SIGKILL)
+    gone = "SELECT 1 FROM feedq.event WHERE kind = 'worker_gone' AND worker_id = %s"
+    seen_at = wait_until(lambda: fleet.sql(gone, (worker_id,)), limit_s=LIMIT_S, what="its end is seen")
+    assert seen_at - killed_at <= SEEN_MAX_S
+
+
+def transactions(fleet: Cluster) -> int:
+    """Of all sessions in the control database, as far as they have told."""
+    (row,) = fleet.sql(
+        "SELECT xact_commit + xact_rollback AS n FROM pg_stat_database WHERE datname = current_database()"
+    )
+    return int(row["n"])
+
+
+def used_s(fleet: Cluster) -> float:
+    nodes = [*fleet.workers.values(), *fleet.beats.values()]
+    times = [psutil.Process(node.pid).cpu_times() for node in nodes]
+    return float(sum(one.user + one.system for one in times))

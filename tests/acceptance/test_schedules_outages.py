@@ -1,0 +1,140 @@
+"""Runs through outages of the control database, and through the end of all workers: only their owner ends them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from feedq.embedded.postgres import Postgres
+from feedq.schedule.model import Every, Job, ScheduleSpec, Semantics
+from feedq.store.jobs.base import Schedules
+from feedq.store.postgresql import PostgresStore
+from tests import jobs_under_test
+from tests.cluster import Cluster, wait_until
+from tests.faults import frozen_database
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(150)]
+
+LIMIT_S = 40.0
+TAKES_S = 2.5
+"""Longer than the grace of a worker that was declared gone while it lives, and a look for it."""
+TIMEOUT_S = 4.0
+"""Of runs that are over in time, and of whose end the database hears when their time is up by its clock."""
+TTL_S = 2.0
+ENV = {
+    "FEEDQ_IMPORTS": "tests.jobs_under_test",
+    "FEEDQ_HEARTBEAT_S": "0.5",
+    "FEEDQ_TTL_S": str(TTL_S),
+    "FEEDQ_TRUST_MARGIN_S": "0.5",
+}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Cluster]:
+    with Cluster(tmp_path, database_url=database_url, broker_url=broker_url, env=ENV) as made:
+        made.sql(jobs_under_test.TABLE)
+        yield made
+
+
+@pytest.fixture
+def schedules(cluster: Cluster) -> Iterator[Schedules]:
+    store = PostgresStore(cluster.database_url)
+    never = Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12))
+    for semantics in Semantics:
+        job = Job("tests.pause", (TAKES_S,), semantics=semantics, timeout_s=TIMEOUT_S)
+        store.jobs.schedules.add(ScheduleSpec(semantics, never, job))
+    yield store.jobs.schedules
+    store.close()
+
+
+def begin(cluster: Cluster, schedules: Schedules) -> None:
+    """Trigger one run of each, and wait until all have been claimed, and the transaction has its session."""
+    for semantics in Semantics:
+        schedules.trigger(semantics)
+    wait_until(
+        lambda: (
+            len(cluster.sql("SELECT 1 FROM feedq.run WHERE state = 'running'")) == len(Semantics)
+            and cluster.sql("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'feedq-job/%'")
+        ),
+        limit_s=LIMIT_S,
+        what="all run",
+    )
+
+
+def ends(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
+    """State and attempt of the newest run of each schedule, once none is on its way."""
+    wait_until(
+        lambda: not cluster.sql("SELECT 1 FROM feedq.run WHERE state IN ('waiting', 'running')"),
+        limit_s=LIMIT_S,
+        what=lambda: (
+            f"all have ended: {cluster.sql('SELECT * FROM feedq.run')}\n"
+            + "\n".join(node.text()[-3000:] for node in cluster.workers.values())
+        ),
+    )
+    rows = cluster.sql(
+        "SELECT s.name, r.state, r.attempt FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id "
+        "ORDER BY r.id"
+    )
+    return {row["name"]: (row["state"], row["attempt"]) for row in rows}
+
+
+def test_only_its_owner_ends_a_run(cluster: Cluster, schedules: Schedules, postgres: Postgres) -> None:
+    cluster.add_beat("beat")
+    cluster.add_worker("w1", "-Q", "jobs", capacity=8)
+    for away_s, cut in ((1.0, False), (10.0, True)):
+        begin(cluster, schedules)
+        with frozen_database(postgres, cluster, cut=cut):
+            time.sleep(away_s)  # the length of the outage
+        # All have ended in time; and of a transaction that was cut off nothing was kept.
+        attempts = {s: 2 if cut and s is Semantics.TRANSACTIONAL else 1 for s in Semantics}
+        assert ends(cluster) == {s: ("succeeded", attempts[s]) for s in Semantics}
+    assert cluster.sql("SELECT detail FROM feedq.event WHERE kind = 'run_finish_rejected'") == []
+    begin(cluster, schedules)
+    cluster.workers["w1"].signal(signal.SIGKILL)
+    time.sleep(TIMEOUT_S + 0.5)  # for which no worker is there
+    cluster.add_worker("w2", "-Q", "jobs", capacity=8)
+    assert ends(cluster) == {
+        Semantics.AT_MOST_ONCE: ("lost", 1),
+        Semantics.AT_LEAST_ONCE: ("succeeded", 2),
+        Semantics.TRANSACTIONAL: ("succeeded", 2),
+    }
+
+
+def have_declared_gone(cluster: Cluster) -> None:
+    """End every session that workers have with PostgreSQL, while they stand still until the beat has noticed."""
+    nodes = cluster.workers.values()
+    ports = [c.laddr.port for node in nodes for c in psutil.Process(node.pid).net_connections() if c.raddr]
+    for node in nodes:
+        node.freeze()
+    cluster.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE client_port = ANY(%s)", (ports,)
+    )
+    wait_until(
+        lambda: len(cluster.sql("SELECT 1 FROM feedq.worker WHERE state = 'gone'")) == len(nodes),
+        limit_s=LIMIT_S,
+        interval_s=0.01,
+        what="workers without a session are taken for dead",
+    )
+    for node in nodes:
+        node.thaw()
+
+
+def test_a_living_worker_that_is_declared_gone_goes_on_with_its_runs(
+    cluster: Cluster, schedules: Schedules
+) -> None:
+    cluster.add_beat("beat")
+    for name in ("w1", "w2"):
+        cluster.add_worker(name, "-Q", "jobs", capacity=8)
+    begin(cluster, schedules)
+    have_declared_gone(cluster)
+    # Of the transaction, whose session was cut as well, nothing was kept: only that runs again.
+    attempts = {s: 2 if s is Semantics.TRANSACTIONAL else 1 for s in Semantics}
+    assert ends(cluster) == {s: ("succeeded", attempts[s]) for s in Semantics}
+    assert cluster.sql("SELECT detail FROM feedq.event WHERE kind = 'run_finish_rejected'") == []

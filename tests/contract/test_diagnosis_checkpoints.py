@@ -1,0 +1,64 @@
+"""Doctor's look at whose checkpoints a sink has."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from pydantic import SecretStr
+
+from feedq.diagnosis.checks import Level
+from feedq.diagnosis.sinks import check_sinks
+from feedq.model import Feed, FeedSpec, Identity
+from feedq.settings import Settings
+from feedq.sinks.base import FenceRequest
+from feedq.sinks.sql import SqlSink
+from feedq.testing.sink_stage import PATIENCE_S, RAW
+from tests.contract.sink_harness import SqliteHarness
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+OURS, THEIRS = uuid4(), uuid4()
+
+
+def feed(number: int, installation: UUID = OURS) -> Feed:
+    spec = FeedSpec(f"f/{number}", "tcp", {}, {"name": "own", "table": "raw"})
+    return Feed(number, spec, 1, AT, AT, identity=Identity(uuid4(), installation))
+
+
+def land(url: str, *feeds: Feed) -> None:
+    sink = SqlSink(url, environment="default", worker_id=uuid4(), role="fencer")
+    requests = [FenceRequest(one.id, one.name, 1, RAW, one.identity) for one in feeds]
+    sink.fence(requests, lock_timeout_s=PATIENCE_S)
+    sink.close()
+
+
+@pytest.mark.parametrize("lately", [True, False])
+def test_doctor_finds_strangers_orphans_and_another_installation(tmp_path: Path, lately: bool) -> None:
+    harness = SqliteHarness(tmp_path / "sink.sqlite3")
+    ours, gone, theirs = feed(1), feed(2), feed(3, THEIRS)
+    land(harness.url, ours, gone, theirs)
+    if not lately:
+        before = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%d %H:%M:%S.%f")
+        harness.query("UPDATE feedq_checkpoint SET updated_at = ?", [before])
+    settings = Settings(sinks={"own": SecretStr(harness.url)})
+    found = {check.name: check for check in check_sinks(settings, [ours]) if "own" in check.name}
+    assert found["sink own"].level is Level.OK
+    other = found["others on own" if lately else "strangers on own"]
+    assert other.level is Level.WARN
+    assert str(THEIRS) in other.detail
+    assert "f/3" in other.detail
+    assert ("FEEDQ_ENVIRONMENT" if lately else "feedq feed adopt") in other.advice
+    assert "f/2" in found["orphans on own"].detail
+    assert len(found) == 3
+    harness.close()
+
+
+def test_doctor_says_nothing_of_a_sink_that_is_all_our_own(tmp_path: Path) -> None:
+    harness = SqliteHarness(tmp_path / "sink.sqlite3")
+    ours = feed(1)
+    land(harness.url, ours)
+    settings = Settings(sinks={"own": SecretStr(harness.url)})
+    assert [c.name for c in check_sinks(settings, [ours]) if "own" in c.name] == ["sink own"]
+    harness.close()

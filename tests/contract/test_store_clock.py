@@ -1,0 +1,149 @@
+"""The database's clock is put back: nothing waits longer for it than a ttl, and nobody alive is declared gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from feedq.model import Load, Reason, Release, TargetState, WorkerState
+from tests.contract.harness import STOP_WITHIN_S, TTL_S, Harness, PostgresHarness
+
+pytestmark = pytest.mark.servers
+
+STEP_S = 3600.0
+
+
+def make_a_pass(harness: Harness) -> int:
+    """How many workers it declared gone."""
+    report, _ = harness.reconcile(ttl_s=TTL_S)
+    return report.workers_gone
+
+
+def test_a_worker_that_died_before_the_step_is_gone_a_ttl_after_it(harness: Harness) -> None:
+    dead, alive = harness.worker("dead"), harness.worker("alive")
+    make_a_pass(harness)
+    harness.put_clock_back(STEP_S)
+    harness.store.workers.heartbeat(alive.id, Load(), ttl_s=TTL_S)
+    assert make_a_pass(harness) == 0
+    for _ in range(3):
+        harness.elapse(0.3 * TTL_S)
+        harness.store.workers.heartbeat(alive.id, Load(), ttl_s=TTL_S)
+        assert make_a_pass(harness) == 0, "its ttl is not over yet"
+    harness.elapse(0.3 * TTL_S)
+    harness.store.workers.heartbeat(alive.id, Load(), ttl_s=TTL_S)
+    assert make_a_pass(harness) == 1
+    states = {view.worker.name: view.worker.state for view in harness.store.workers.views(gone=True)}
+    assert states == {dead.name: WorkerState.GONE, alive.name: WorkerState.ACTIVE}
+
+
+def test_a_crash_is_seen_at_once_after_the_step(harness: Harness) -> None:
+    worker = harness.worker()
+    session = harness.store.session(worker, ttl_s=TTL_S)
+    for _ in range(4):
+        harness.elapse(0.3 * TTL_S)
+        session.heartbeat(Load())
+    harness.put_clock_back(STEP_S)
+    session.heartbeat(Load())
+    session.close()
+    harness.await_unlocked(worker)
+    harness.look()
+    harness.look()
+    assert make_a_pass(harness) == 1, "everybody had a ttl of service before"
+
+
+def test_delays_and_time_limits_do_not_grow_by_the_step(harness: Harness) -> None:
+    worker = harness.worker()
+    waits, stops, given = (harness.feed(name) for name in ("waits", "stops", "given"))
+    feed_id, epoch = harness.run(waits, worker)
+    harness.store.leases.release(worker.id, [Release(feed_id, epoch, Reason.BACKOFF, 30.0, 5, "no")])
+    harness.run(stops, worker)
+    harness.store.feeds.set_target(stops.name, TargetState.PAUSED)
+    harness.absorb_edits()
+    harness.assign(given, worker)
+    with harness.in_a_pass():
+        pass
+    harness.put_clock_back(STEP_S)
+    with harness.in_a_pass():
+        pass
+    retry_at, stop_by = harness.lease(waits).retry_at, harness.lease(stops).stop_by
+    assert retry_at is not None
+    assert stop_by is not None
+    with harness.in_a_pass() as p:
+        assert p.reap() == 0
+        assert p.waiting(limit=10) == []
+        assert 20 < (retry_at - p.now).total_seconds() < 31
+        assert 0 < (stop_by - p.now).total_seconds() <= STOP_WITHIN_S
+    harness.elapse(max(31, STOP_WITHIN_S))
+    with harness.in_a_pass() as p:
+        assert p.reap() == 1
+        assert [w.feed_id for w in p.waiting(limit=10)] == [waits.id]
+        assert p.overdue(timeout_s=10) == [worker.id]
+
+
+def test_a_step_that_is_shorter_than_the_time_between_two_passes_changes_no_delay(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    feed_id, epoch = harness.run(feed, worker)
+    harness.store.leases.release(worker.id, [Release(feed_id, epoch, Reason.BACKOFF, 30.0, 5, "no")])
+    before = harness.lease(feed).retry_at
+    with harness.in_a_pass():
+        pass
+    harness.elapse(20)
+    harness.put_clock_back(10)
+    with harness.in_a_pass():
+        pass
+    retry_at = harness.lease(feed).retry_at
+    assert retry_at is not None
+    assert before is not None
+    with harness.in_a_pass() as p:
+        assert 10 < (retry_at - p.now).total_seconds() < 21
+
+
+def test_a_sweep_is_due_again_after_the_step(harness: Harness) -> None:
+    harness.put_clock_back(STEP_S)
+    with harness.in_a_pass():
+        pass
+    harness.elapse(61)
+    with harness.in_a_pass() as p:
+        assert p.sweep_is_due(interval_s=60)
+
+
+def test_a_worker_that_started_before_the_step_settles(harness: Harness) -> None:
+    harness.worker("a")
+    feed = harness.feed()
+    harness.put_clock_back(STEP_S)
+    report, _ = harness.reconcile(ttl_s=TTL_S, settle_s=1.5)
+    assert not report.assignments
+    harness.elapse(2)
+    report, _ = harness.reconcile(ttl_s=TTL_S, settle_s=1.5)
+    assert [given.feed_id for given in report.assignments] == [feed.id]
+
+
+def test_who_follows_a_lease_trusts_it_for_a_ttl_at_most(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    key = harness.run(feed, worker)
+    harness.put_clock_back(STEP_S)
+    followed = harness.store.leases.follow(key)
+    assert followed is not None
+    assert followed.remaining_s <= TTL_S
+
+
+def test_a_look_finds_heartbeats_that_lie_ahead(postgres_harness: PostgresHarness) -> None:
+    postgres_harness.worker()
+    assert postgres_harness._look().expired == 0
+    postgres_harness.put_clock_back(STEP_S)
+    assert postgres_harness._look().expired == 1
+    make_a_pass(postgres_harness)
+    assert postgres_harness._look().expired == 0
+
+
+def test_a_server_with_another_start_gives_everybody_a_ttl(postgres_harness: PostgresHarness) -> None:
+    worker = postgres_harness.worker()
+    postgres_harness.elapse(2 * TTL_S)
+    postgres_harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S)
+    postgres_harness.elapse(1.2 * TTL_S)
+    postgres_harness.execute(
+        "UPDATE feedq.fleet SET alive_at = clock_timestamp(), alive_since = alive_since - interval '1 day', "
+        "server_started_at = server_started_at - interval '1 day'"
+    )
+    assert make_a_pass(postgres_harness) == 0
+    postgres_harness.execute("UPDATE feedq.fleet SET server_started_at = pg_postmaster_start_time()")
+    assert make_a_pass(postgres_harness) == 1

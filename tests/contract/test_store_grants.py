@@ -1,0 +1,220 @@
+"""Roles on a real server: what they may, what they may not, and that they keep up with migrations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from uuid import uuid4
+
+import psycopg2
+import pytest
+from psycopg2 import errors
+
+from feedq.embedded.postgres import Postgres
+from feedq.errors import FeedqError
+from feedq.model import FeedSpec, NewWorker
+from feedq.store import grants, migrate
+from feedq.store.grants import Right, Role
+from feedq.store.postgresql import PostgresStore
+from feedq.store.tables import metadata
+from tests.cluster import FEEDQ, ROLE_PASSWORD, SINK_ROLE, make_roles, url_of
+
+pytestmark = pytest.mark.servers
+
+SPEC = FeedSpec("acme/orders", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "acme.landed"})
+DECLARE = "UPDATE feedq.feed SET source = '{}'"
+
+
+@pytest.fixture(scope="module")
+def url(postgres: Postgres) -> Iterator[str]:
+    """A control database with roles, migrated by the role that is for it, with a feed."""
+    made = postgres.create_database("grants")
+    make_roles(made)
+    migrate.upgrade(url_of(made, Role.MIGRATION))
+    store = PostgresStore(url_of(made, Role.OPERATOR))
+    store.feeds.add(SPEC)
+    store.close()
+    yield made
+    postgres.drop_database("grants")
+
+
+def ask(url: str, statement: str) -> list[tuple[object, ...]]:
+    connection = psycopg2.connect(url, connect_timeout=5)
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall()) if cursor.description else []
+    finally:
+        connection.close()
+
+
+def test_no_role_is_a_superuser_or_may_make_others(url: str) -> None:
+    assert (
+        ask(
+            url,
+            "SELECT rolname FROM pg_roles WHERE rolname LIKE 'feedq\\_%' "
+            "AND (rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls)",
+        )
+        == []
+    )
+
+
+def test_a_migration_that_nobody_but_its_role_made_belongs_to_it(url: str) -> None:
+    owned = "SELECT DISTINCT tableowner FROM pg_tables WHERE schemaname = 'feedq'"
+    assert ask(url, owned) == [("feedq_migration",)]
+
+
+@pytest.mark.parametrize("role", [role for role in Role if role is not Role.MIGRATION])
+def test_each_role_may_do_what_is_said_of_it_and_nothing_else(url: str, role: Role) -> None:
+    """By the server's own word, of every table and of every column of it."""
+    name = grants.role_name(grants.PREFIX, role)
+    whose = {role, *grants.INHERITS.get(role, ())}
+    columns = [(t.name, c) for t in metadata.sorted_tables for c in sorted(t.columns.keys())]
+    values = ", ".join(f"('{table}', '{column}')" for table, column in columns)
+    found = ask(
+        url,
+        f"SELECT t, c, has_column_privilege('{name}', 'feedq.' || t, c, 'SELECT'), "
+        f"has_column_privilege('{name}', 'feedq.' || t, c, 'INSERT'), "
+        f"has_column_privilege('{name}', 'feedq.' || t, c, 'UPDATE'), "
+        f"has_table_privilege('{name}', 'feedq.' || t, 'DELETE') FROM (VALUES {values}) AS v (t, c)",
+    )
+    assert len(found) == len(columns)
+    for table, column, *granted in found:
+        said = {right for other in whose for right in grants.CHANGES[str(table)].get(other, ())}
+        is_state = column not in grants.DECLARED.get(str(table), ())
+        assert granted == [
+            True,
+            Right.INSERT in said,
+            Right.UPDATE in said or (is_state and Right.UPDATE_STATE in said),
+            Right.DELETE in said,
+        ], (table, column)
+
+
+@pytest.mark.parametrize("role", [Role.WORKER, Role.BEAT, Role.FLOWER, Role.READER, SINK_ROLE])
+def test_only_the_operator_changes_what_a_feed_is(url: str, role: str) -> None:
+    with pytest.raises(errors.InsufficientPrivilege):
+        ask(url_of(url, role), DECLARE)
+
+
+def test_a_sink_makes_its_own_tables_and_knows_nothing_of_the_control_tables(url: str) -> None:
+    sink = url_of(url, SINK_ROLE)
+    ask(sink, "CREATE TABLE public.landed (n int); INSERT INTO public.landed VALUES (1)")
+    with pytest.raises(errors.InsufficientPrivilege):
+        ask(sink, "SELECT * FROM feedq.feed")
+
+
+def test_tables_that_declared_feeds_name_may_be_written_by_their_sink(url: str) -> None:
+    ask(url, "CREATE SCHEMA acme; CREATE TABLE acme.landed (n int); CREATE TABLE acme.other (n int)")
+    ask(url, "REVOKE ALL ON acme.landed, acme.other FROM feedq_sink_default")
+    with grants.opened(url) as connection:
+        found = grants.sink_tables(connection, "default", with_control=True)
+        grants.apply(url, grants.script(connection, grants.PREFIX, [found], {}), connection)
+    sink = url_of(url, SINK_ROLE)
+    ask(sink, "INSERT INTO acme.landed VALUES (1)")
+    for statement in ("DELETE FROM acme.landed", "INSERT INTO acme.other VALUES (1)"):
+        with pytest.raises(errors.InsufficientPrivilege):
+            ask(sink, statement)
+
+
+def test_a_table_that_a_migration_adds_is_readable_and_its_owner_is_right_whoever_migrates(url: str) -> None:
+    ask(url, "CREATE TABLE feedq.added (n int)")  # as a superuser would, in the course of a migration
+    with pytest.raises(errors.InsufficientPrivilege):
+        ask(url_of(url, Role.READER), "SELECT * FROM feedq.added")
+    migrate.upgrade(url)
+    assert ask(url_of(url, Role.READER), "SELECT * FROM feedq.added") == []
+    ask(url_of(url, Role.MIGRATION), "DROP TABLE feedq.added")
+
+
+def test_roles_of_another_installation_get_nothing_here(postgres: Postgres, url: str) -> None:
+    """The server has such roles; this database was never given to them."""
+    alone = postgres.create_database("alone")
+    try:
+        migrate.upgrade(alone)
+        with pytest.raises(errors.InsufficientPrivilege):
+            ask(url_of(alone, Role.READER), "SELECT * FROM feedq.feed")
+    finally:
+        postgres.drop_database("alone")
+
+
+def test_a_database_that_was_used_without_roles_is_handed_over_with_all_that_is_in_it(
+    postgres: Postgres,
+) -> None:
+    old = postgres.create_database("old")
+    try:
+        migrate.upgrade(old)
+        store = PostgresStore(old)
+        store.feeds.add(SPEC)
+        worker = NewWorker(uuid4(), "w1", "node.w1", capacity=1, host="h", pid=1, version="0", labels={})
+        store.workers.register(worker, ttl_s=60)
+        store.close()
+        ask(old, "CREATE TABLE feedq_checkpoint (n int); INSERT INTO feedq_checkpoint VALUES (1)")
+        make_roles(old)
+        assert ask(url_of(old, Role.READER), "SELECT name FROM feedq.feed") == [("acme/orders",)]
+        assert ask(
+            url_of(old, SINK_ROLE),
+            "ALTER TABLE feedq_checkpoint ADD COLUMN m int; SELECT n FROM feedq_checkpoint",
+        )
+        assert migrate.upgrade(url_of(old, Role.MIGRATION)) == []
+    finally:
+        postgres.drop_database("old")
+
+
+def test_who_may_not_make_roles_is_told_so_and_changes_nothing(url: str) -> None:
+    lowly = url_of(url, Role.OPERATOR)
+    with grants.opened(lowly) as connection:
+        steps = grants.script(connection, "other_", [], {})
+        with pytest.raises(FeedqError, match=r"may not do this .*: connect as a superuser"):
+            grants.apply(lowly, steps, connection)
+    assert ask(url, "SELECT 1 FROM pg_roles WHERE rolname LIKE 'other\\_%'") == []
+
+
+def test_a_role_that_owns_the_database_and_makes_roles_will_do(postgres: Postgres) -> None:
+    """As administrators of hosted servers are: no superuser."""
+    managed = postgres.create_database("managed")
+    name = f"admin_{uuid4().hex[:8]}"
+    try:
+        ask(
+            managed,
+            f"CREATE ROLE {name} LOGIN CREATEROLE PASSWORD 'as-a-role'; ALTER DATABASE managed OWNER TO {name}",
+        )
+        ask(managed, f"ALTER SCHEMA public OWNER TO {name}")
+        admin = url_of(managed, "x").replace("feedq_x", name)
+        migrate.upgrade(admin)
+        with grants.opened(admin) as connection:
+            sink = grants.sink_tables(connection, "default", with_control=True)
+            grants.apply(
+                admin, grants.script(connection, "managed_", [sink], {"reader": "as-a-role"}), connection
+            )
+        reader = url_of(managed, "reader").replace("feedq_reader", "managed_reader")
+        assert ask(reader, "SELECT count(*) FROM feedq.feed") == [(0,)]
+    finally:
+        postgres.drop_database("managed")
+        roles = ", ".join(f"managed_{role}" for role in (*Role, SINK_ROLE))
+        ask(postgres.url(), f"DROP ROLE {roles}; DROP ROLE {name}")
+
+
+def test_what_the_command_prints_makes_the_roles_and_shows_no_password(postgres: Postgres) -> None:
+    printed = postgres.create_database("printed")
+    variables = {
+        "FEEDQ_DATABASE_URL": printed,
+        "FEEDQ_ROLE_PREFIX": "printed_",
+        "FEEDQ_ROLE_PASSWORDS__READER": ROLE_PASSWORD,
+        "FEEDQ_SINKS__AWAY": "postgresql://feeds:secret@127.0.0.1:1/away",
+        "FEEDQ_SINKS__FILES": "sqlite:////nowhere",
+        "PATH": os.defpath,
+    }
+    try:
+        migrate.upgrade(printed)
+        command = [str(FEEDQ), "db", "grants"]
+        ran = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=True)
+        here, away = ran.stdout.split("-- To be run in the database of sink away")
+        assert 'GRANT CONNECT, TEMPORARY ON DATABASE "away" TO "printed_sink_away"' in away
+        assert "printed_sink_files" not in ran.stdout
+        assert [word for word in (ROLE_PASSWORD, "secret") if word in ran.stdout] == []
+        ask(printed, here)
+        reader = url_of(printed, "reader").replace("feedq_reader", "printed_reader")
+        assert ask(reader, "SELECT count(*) FROM feedq.feed") == [(0,)]
+    finally:
+        postgres.drop_database("printed")
+        ask(postgres.url(), "DROP ROLE " + ", ".join(f"printed_{role}" for role in (*Role, SINK_ROLE)))

@@ -1,0 +1,177 @@
+"""What history keeps of trouble that comes again and again, in PostgreSQL and in memory alike."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import psycopg2
+import pytest
+
+from feedq.model import Event, Feed, Reason, Release, TargetState, Worker
+from feedq.store.history import TROUBLES
+from feedq.store.postgresql import PostgresStore
+from feedq.telemetry import EventKind
+from feedq.testing import ManualClock, MemoryStore
+from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
+
+pytestmark = pytest.mark.servers
+
+ADDED, ASSIGNED, CLAIMED, RELEASED = "feed_added", "lease_assigned", "lease_claimed", "lease_released"
+
+
+def fail(
+    harness: Harness, feed: Feed, worker: Worker, reason: Reason = Reason.BACKOFF, why: str = "no"
+) -> None:
+    """Placed, claimed, and let go of."""
+    feed_id, epoch = harness.run(feed, worker)
+    harness.store.leases.release(worker.id, [Release(feed_id, epoch, reason, 5.0, 5, why)])
+    harness.elapse(60)
+
+
+def history(harness: Harness, feed: Feed) -> list[Event]:
+    """Oldest first."""
+    return harness.store.feeds.events(feed.name)[::-1]
+
+
+def told(harness: Harness, feed: Feed) -> list[tuple[str, int]]:
+    return [(event.kind, event.count) for event in history(harness, feed)]
+
+
+def test_the_same_trouble_again_and_again_is_one_event_with_its_count(harness: Harness) -> None:
+    first, second, feed = harness.worker("a"), harness.worker("b"), harness.feed()
+    for n in range(6):
+        fail(harness, feed, (first, second)[n % 2], why=f"error {n}")
+    assert told(harness, feed) == [(ADDED, 1), (ASSIGNED, 6), (CLAIMED, 6), (RELEASED, 6)]
+    *_, claimed, released = history(harness, feed)
+    assert (released.worker_id, released.epoch, released.detail["error"]) == (second.id, 6, "error 5")
+    assert released.since is not None
+    assert 299 < (released.at - released.since).total_seconds() < 310, (
+        "five minutes from the first to the last"
+    )
+    assert claimed.since is not None
+    assert claimed.since <= released.since
+
+
+def test_the_next_try_after_trouble_is_an_event_of_its_own(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    for _ in range(3):
+        fail(harness, feed, worker)
+    harness.run(feed, worker)
+    assert told(harness, feed)[-3:] == [(RELEASED, 3), (ASSIGNED, 1), (CLAIMED, 1)]
+
+
+def test_another_trouble_begins_anew(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    for reason in (Reason.BACKOFF, Reason.BACKOFF, Reason.FENCED, Reason.FENCED, Reason.BACKOFF):
+        fail(harness, feed, worker, reason)
+    troubles = [(e.detail["reason"], e.count) for e in history(harness, feed) if e.kind == RELEASED]
+    assert troubles == [("backoff", 2), ("fenced", 2), ("backoff", 1)]
+    assert [count for kind, count in told(harness, feed) if kind == ASSIGNED] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("reason", [Reason.RELEASED, Reason.MOVED, Reason.DRAINED, Reason.EDITED])
+def test_what_is_no_trouble_is_told_each_time(harness: Harness, reason: Reason) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    for _ in range(3):
+        fail(harness, feed, worker, reason)
+    assert told(harness, feed) == [(ADDED, 1), *[(ASSIGNED, 1), (CLAIMED, 1), (RELEASED, 1)] * 3]
+
+
+def test_an_edit_in_between_begins_anew(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    fail(harness, feed, worker)
+    fail(harness, feed, worker)
+    for target in (TargetState.PAUSED, TargetState.RUNNING):
+        harness.store.feeds.set_target(feed.name, target)
+        harness.absorb_edits()
+    fail(harness, feed, worker)
+    assert [count for kind, count in told(harness, feed) if kind == RELEASED] == [2, 1]
+
+
+def test_trouble_that_comes_back_after_more_than_an_hour_is_an_event_of_its_own(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    fail(harness, feed, worker)
+    fail(harness, feed, worker)
+    harness.elapse(3600)
+    fail(harness, feed, worker)
+    assert [count for kind, count in told(harness, feed) if kind == RELEASED] == [2, 1]
+
+
+def test_assignments_that_nobody_claims_are_folded(harness: Harness) -> None:
+    worker, feed = harness.worker(), harness.feed()
+    for _ in range(4):
+        harness.assign(feed, worker)
+        harness.elapse(20)
+        with harness.in_a_pass() as p:
+            assert p.overdue(timeout_s=10) == [worker.id]
+    assert told(harness, feed) == [(ADDED, 1), (ASSIGNED, 4), (EventKind.LEASE_OVERDUE, 4)]
+
+
+def test_one_feeds_trouble_is_not_anothers(harness: Harness) -> None:
+    worker, one, other = harness.worker(), harness.feed("one"), harness.feed("other")
+    fail(harness, one, worker)
+    fail(harness, other, worker)
+    fail(harness, one, worker)
+    assert told(harness, one)[-1] == (RELEASED, 2)
+    assert told(harness, other)[-1] == (RELEASED, 1)
+
+
+def test_a_feed_keeps_its_latest_events_only(request: pytest.FixtureRequest, harness: Harness) -> None:
+    if isinstance(harness, MemoryHarness):
+        harness.store = harness.memory = MemoryStore(ManualClock(), events_per_feed=10)
+    elif isinstance(harness, PostgresHarness):
+        harness.store.close()
+        harness.store = PostgresStore(harness.url, events_per_feed=10)
+    worker, feed, other = harness.worker(), harness.feed("many"), harness.feed("few")
+    for _ in range(5):
+        fail(harness, feed, worker, Reason.RELEASED)
+    fail(harness, other, worker)
+    with harness.in_a_pass() as p:
+        p.sweep(stop_within_s=30)
+    assert len(told(harness, feed)) == 10
+    assert history(harness, feed)[-1].epoch == 5
+    assert len(told(harness, other)) == 4
+
+
+def test_a_feed_with_very_many_events_is_trimmed_a_part_each_pass(
+    postgres_harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedq.store.sweeping.SWEEP_PAGE", 100)
+    feed = postgres_harness.feed()
+    sql = "INSERT INTO feedq.event (kind, feed_id) SELECT 'lease_claimed', %s FROM generate_series(1, 550)"
+    postgres_harness.execute(sql, feed.id)
+    passes = 0
+    left = 551
+    while left > 200:
+        passes += 1
+        with postgres_harness.in_a_pass() as p:
+            assert p.sweep_is_due(interval_s=3600) or passes == 1
+            p.sweep(stop_within_s=30)
+        left = len(postgres_harness.store.feeds.events(feed.name, limit=1000))
+        assert left >= 200
+    assert passes == 4
+
+
+def test_trouble_is_written_although_somebody_trims_history(postgres_harness: PostgresHarness) -> None:
+    """Without waiting: a pass that trims may be about to wait for the lease."""
+    worker, feed = postgres_harness.worker(), postgres_harness.feed()
+    fail(postgres_harness, feed, worker)
+    key = postgres_harness.run(feed, worker)
+    with closing(psycopg2.connect(postgres_harness.url)) as other, other.cursor() as cursor:
+        cursor.execute("DELETE FROM feedq.event")
+        with ThreadPoolExecutor(1) as thread:
+            release = Release(*key, Reason.BACKOFF, 5.0, 5, "no")
+            done = thread.submit(postgres_harness.store.leases.release, worker.id, [release])
+            assert done.result(timeout=10) == [key]
+        other.commit()
+    assert told(postgres_harness, feed) == [(RELEASED, 1)]
+
+
+@pytest.mark.parametrize("kind", sorted(TROUBLES))
+def test_each_kind_of_trouble_is_folded(postgres_harness: PostgresHarness, kind: str) -> None:
+    feed = postgres_harness.feed()
+    for epoch in (1, 2, 3):
+        sql = "INSERT INTO feedq.event (kind, feed_id, epoch) VALUES (%s, %s, %s)"
+        postgres_harness.execute(sql, kind, feed.id, epoch)
+    assert told(postgres_harness, feed) == [(ADDED, 1), (kind, 3)]

@@ -1,0 +1,198 @@
+"""Feeds that find in their sink what a namesake has left there: on the command line and in doctor's eyes."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import pytest
+from click.testing import CliRunner, Result
+
+from feedq import manifest
+from feedq.adoption import left_behind
+from feedq.cli import main
+from feedq.cli.invocation import Invocation
+from feedq.model import Batch, Feed, TargetState
+from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Landing, Unusable
+from feedq.testing import ManualClock, MemoryStore
+from feedq.testing.sink import MemorySink, MemoryTables
+from tests.unit.data_path import AT
+
+LANDING = Landing("t", "json")
+
+
+class Site:
+    """An installation with a control database of its own, whose feeds get the numbers from ``first`` on."""
+
+    def __init__(self, tables: MemoryTables, *, first: int = 1) -> None:
+        self.store = MemoryStore(ManualClock())
+        self.store.database._last_feed_id = first - 1
+        self.sink = MemorySink(
+            "memory://", environment="default", worker_id=uuid4(), role="cli", tables=tables
+        )
+
+    def run(self, *arguments: str, manifest: list[str] | None = None) -> Result:
+        feeds = [
+            {"name": n, "connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}
+            for n in manifest or []
+        ]
+        invocation = Invocation(injected_store=self.store, injected_sinks={"default": self.sink})
+        given = orjson.dumps({"feeds": feeds}) if manifest is not None else None
+        return CliRunner().invoke(main, arguments, input=given, obj=invocation)
+
+    def apply(self, *names: str, options: tuple[str, ...] = ()) -> str:
+        ran = self.run("apply", "-f", "-", *options, manifest=list(names))
+        assert ran.exit_code == 0, ran.output
+        return ran.output
+
+    def feed(self, name: str) -> Feed:
+        return self.store.feeds.get(name)
+
+    def fence(self, name: str, *, epoch: int = 1) -> Any:
+        feed = self.feed(name)
+        request = FenceRequest(feed.id, name, epoch, LANDING, feed.identity)
+        (outcome,) = self.sink.fence([request], lock_timeout_s=0)
+        return outcome
+
+    def land(self, name: str, cursor: int) -> None:
+        fenced = self.fence(name)
+        assert isinstance(fenced, Fenced), fenced
+        batch = Batch.of_records([b"%d" % cursor], cursor=cursor, received_at=AT)
+        feed = self.feed(name)
+        self.sink.write([FeedWrite(feed.id, name, 1, LANDING, (batch,), fenced.commit_id)])
+
+
+@pytest.fixture
+def tables() -> MemoryTables:
+    return MemoryTables()
+
+
+@pytest.fixture
+def lost(tables: MemoryTables) -> Site:
+    """Two feeds that have landed, and an installation that nobody knows any more."""
+    site = Site(tables)
+    site.apply("acme/big", "acme/other")
+    site.land("acme/big", 318)
+    site.land("acme/other", 7)
+    return site
+
+
+def test_feeds_declared_anew_get_no_cursor_by_a_number_that_was_given_out_before(
+    tables: MemoryTables, lost: Site
+) -> None:
+    """The control database was lost; a new feed stands before the others in the file."""
+    site = Site(tables)
+    said = site.apply("acme/a-new-one", "acme/big", "acme/other")
+    assert said.count("--adopt goes on from its cursor") == 2
+    assert "sink 'default' has a checkpoint of feed 'acme/big' of installation" in said
+    for name in ("acme/a-new-one", "acme/big", "acme/other"):
+        assert isinstance(site.fence(name), Unusable)
+
+
+def test_applying_with_adopt_goes_on_from_the_checkpoints_of_a_lost_installation(
+    tables: MemoryTables, lost: Site
+) -> None:
+    site = Site(tables, first=1_001)
+    said = site.apply("acme/other", "acme/big", "acme/new", options=("--adopt",))
+    assert said.count(": adopted") == 2
+    assert {n: site.fence(n).cursor for n in ("acme/big", "acme/other", "acme/new")} == {
+        "acme/big": 318,
+        "acme/other": 7,
+        "acme/new": None,
+    }
+    assert {view.feed.spec.target_state for view in site.store.feeds.views()} == {TargetState.RUNNING}
+    assert isinstance(lost.fence("acme/big", epoch=9), Unusable)
+
+
+def test_a_dry_run_says_what_the_sink_knows_and_takes_nothing(tables: MemoryTables, lost: Site) -> None:
+    site = Site(tables, first=1_001)
+    before = dict(tables.checkpoints)
+    said = site.apply("acme/big", options=("--adopt", "--dry-run"))
+    assert "feed 'acme/big' of installation" in said
+    assert tables.checkpoints == before
+    assert site.store.feeds.views() == []
+
+
+def test_a_feed_that_was_removed_and_declared_again_begins_anew_unless_it_adopts(lost: Site) -> None:
+    asked = lost.run("feed", "remove", "acme/big")
+    assert "they begin where their sources begin" in asked.output
+    lost.run("feed", "remove", "acme/big", "--yes")
+    assert "--adopt goes on" in lost.apply("acme/big")
+    assert lost.fence("acme/big").cursor is None
+    ran = lost.run("feed", "adopt", "acme/big", "--yes")
+    assert (ran.exit_code, ran.output) == (0, "acme/big adopted\n")
+    assert lost.fence("acme/big").cursor == 318
+    assert lost.feed("acme/big").generation == 2
+
+
+def test_a_feed_that_has_landed_records_of_its_own_adopts_by_force_only(lost: Site) -> None:
+    lost.run("feed", "remove", "acme/big", "--yes")
+    lost.apply("acme/big")
+    lost.land("acme/big", 1)
+    refused = lost.run("feed", "adopt", "acme/big", "--yes")
+    assert refused.exit_code == 1
+    assert "has landed 1 records of its own" in refused.output
+    assert lost.run("feed", "adopt", "acme/big", "--yes", "--force").exit_code == 0
+    assert lost.fence("acme/big").cursor == 318
+
+
+def test_there_may_be_nothing_to_adopt_or_too_much(tables: MemoryTables, lost: Site) -> None:
+    assert "no other feed named 'acme/big' has a checkpoint" in lost.run("feed", "adopt", "acme/big").output
+    for cursor in (1, 2):
+        lost.run("feed", "remove", "acme/big", "--yes")
+        lost.apply("acme/big")
+        lost.land("acme/big", cursor)
+    lost.run("feed", "remove", "acme/big", "--yes")
+    lost.apply("acme/big")
+    asked = lost.run("feed", "adopt", "acme/big", "--yes")
+    assert "several checkpoints of that name; choose one with --number" in asked.output
+    assert lost.run("feed", "adopt", "acme/big", "--yes", "--number", "1").exit_code == 0
+    assert lost.fence("acme/big").cursor == 318
+
+
+def test_an_export_with_cursors_goes_on_elsewhere(lost: Site) -> None:
+    lost.apply("acme/idle")
+    exported = lost.run("feed", "export", "--with-cursors")
+    assert exported.exit_code == 0
+    elsewhere = Site(MemoryTables(), first=1_001)
+    invocation = Invocation(injected_store=elsewhere.store, injected_sinks={"default": elsewhere.sink})
+    ran = CliRunner().invoke(main, ["apply", "-f", "-"], input=exported.output, obj=invocation)
+    assert ran.exit_code == 0, ran.output
+    found = [elsewhere.fence(name) for name in ("acme/big", "acme/other", "acme/idle")]
+    assert [(one.cursor, one.records) for one in found] == [(318, 1), (7, 1), (None, 0)]
+    again = CliRunner().invoke(main, ["apply", "-f", "-"], input=exported.output, obj=invocation)
+    assert "= 3 unchanged" in again.output
+
+
+@pytest.mark.parametrize("resume", ["7", "{records: 1}", "{cursor: 1, records: -1}", "{cursor: 1, more: 2}"])
+def test_a_resume_that_says_no_cursor_is_refused(resume: str) -> None:
+    text = f"feeds: [{{name: a, connector: tcp, sink: {{table: t}}, resume: {resume}}}]"
+    (problem,) = manifest.parse(text, origin="f.yaml").problems
+    assert "resume: must be {cursor: …" in str(problem)
+
+
+def test_adopting_needs_the_sink(tables: MemoryTables) -> None:
+    tables.away = True
+    site = Site(tables)
+    refused = site.run("apply", "-f", "-", "--adopt", manifest=["acme/new"])
+    assert refused.exit_code == 1
+    assert "could not be asked" in refused.output
+    assert site.store.feeds.views() == []
+
+
+def test_a_sink_that_cannot_be_asked_keeps_nobody_from_declaring(tables: MemoryTables) -> None:
+    tables.away = True
+    assert "could not be asked whether it knows these feeds" in Site(tables).apply("acme/new")
+
+
+def test_strangers_and_orphans_are_told_apart(tables: MemoryTables, lost: Site) -> None:
+    site = Site(tables, first=1_001)
+    site.apply("b/one", "b/two", "b/three", "b/four")
+    for name in ("b/three", "b/four"):
+        site.land(name, 1)
+    gone = site.feed("b/four")
+    feeds = [view.feed for view in site.store.feeds.views() if view.feed.id != gone.id]
+    strangers, orphans = left_behind(site.sink.checkpoints(), feeds)
+    assert [one.feed for one in strangers] == ["acme/big", "acme/other"]
+    assert [one.feed for one in orphans] == ["b/four"]
