@@ -69,8 +69,10 @@ PASS_GRACE_S = 0.5
 """What a pass under way gets to end by itself when the beat stops; cut off, it has not happened."""
 WHOLE_PASS_EVERY_S = 0.15
 """Passes that come sooner after a whole one only place the feeds that wait."""
-MAX_SLEEP_S = 1.0
+STANDBY_TICK_S = 1.0
 """How late a new leader's first tick may be."""
+LEADER_TICK_S = 5.0
+"""Between ticks while nothing falls due: each costs more than a millisecond of Celery's own."""
 
 logger = log(__name__)
 
@@ -292,14 +294,14 @@ def send_each(sends: Sequence[Send]) -> None:
 class ElectedScheduler(Scheduler):
     """Celery's scheduler, acting only while this beat is elected. Set as ``beat_scheduler``."""
 
-    max_interval = MAX_SLEEP_S
+    max_interval = LEADER_TICK_S
     producer = None
     """Celery's own would connect to the broker on the thread that ticks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.pop("schedule_filename", None)
         super().__init__(*args, **kwargs)
-        self.max_interval = min(self.max_interval, MAX_SLEEP_S)
+        self.max_interval = min(self.max_interval, LEADER_TICK_S)
         self._outbox: Outbox[Send] = Outbox(
             "feedq-beat-outbox", send_each, stale_s=STALE_S, event=LogEvent.BEAT_SEND_FAILED
         )
@@ -311,11 +313,11 @@ class ElectedScheduler(Scheduler):
             self._candidate = Candidate(settings(), self._outbox.put)
             self._candidate.start()
         if not self._candidate.leads:
-            return MAX_SLEEP_S
+            return STANDBY_TICK_S
         if self._term != self._candidate.term:
             self._term = self._candidate.term
             self._forget_ticks_of_others()
-        return float(min(super().tick(*args, **kwargs), self.max_interval))
+        return float(super().tick(*args, **kwargs))
 
     def _forget_ticks_of_others(self) -> None:
         """What fell due before this beat was elected was another's to send: without this, each change of the
