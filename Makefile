@@ -10,14 +10,15 @@ FAST_TESTS := $(wildcard tests/unit tests/scenarios tests/simulation)
 # One virtual environment, one terminal: nothing here gains from -j.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help venv run test peers check bench docs clean
+.PHONY: help venv run test peers check bench house docs clean
 
 help:
 	@echo 'make run      start everything on this machine with a demo: PostgreSQL, Valkey, workers, beats, Flower'
-	@echo 'make test     all tests, real processes and servers included (about forty minutes)'
+	@echo 'make test     all tests, real processes and servers included (about half an hour)'
 	@echo 'make peers    the tests against servers of other projects, which have to be installed: see tests/peers'
 	@echo 'make check    format, lint, types, import levels and the fast tests'
 	@echo 'make bench    measure throughput, memory and start-up here; ARGS="--help" says more'
+	@echo 'make house    how large the code is, and which names in it stand more than once'
 	@echo 'make docs     write the generated tables of docs/reference anew'
 	@echo 'make venv     only build .venv'
 	@echo 'make clean    delete .venv, caches and build products'
@@ -31,7 +32,7 @@ run: $(INSTALLED)
 	@exec $(RUN)/feedq up --demo $(ARGS)
 
 test: $(INSTALLED)
-	@$(RUN)/python -m pytest --durations=15 $(ARGS)
+	@exec $(RUN)/python -m tests.halves $(ARGS)
 
 peers: $(INSTALLED)
 	@$(RUN)/python -m pytest -q --durations=5 tests/peers $(ARGS)
@@ -45,6 +46,9 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@exec $(RUN)/python -m bench $(ARGS)
+
+house: $(INSTALLED)
+	@exec $(RUN)/python -m tests.house
 
 docs: $(INSTALLED)
 	@$(RUN)/python docs/reference/generate.py
