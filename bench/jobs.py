@@ -22,7 +22,7 @@ from bench.servers import running
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.schedule.model import Every, Job, Once, Overlap, ScheduleSpec
-from feedq.store.jobs.base import Schedules
+from feedq.store.jobs.base import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests.cluster import Cluster, wait_until
 
@@ -97,7 +97,7 @@ def throughput(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[
         yield Figure(f"{case}: Celery alone, -P {pool}, results ignored", "-", measured, None)
 
 
-def _runs_per_s(cluster: Cluster, schedules: Schedules, name: str) -> float:
+def _runs_per_s(cluster: Cluster, schedules: ScheduleStore, name: str) -> float:
     """From the first start to the last end of a backlog that waits before the worker starts."""
     schedules.add(ScheduleSpec(name, Every(60.0), NOTHING, overlap=Overlap.ALLOW_ALL, paused=True))
     first = datetime(2020, 1, 1, tzinfo=UTC)
@@ -224,7 +224,7 @@ def kills(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figur
     yield at_most(case, AFTER_KILL_MUST_S, max(worst), "s", runs=_each(worst))
 
 
-def _kill_one(cluster: Cluster, schedules: Schedules, number: int) -> Sequence[float]:
+def _kill_one(cluster: Cluster, schedules: ScheduleStore, number: int) -> Sequence[float]:
     """Returns how late the runs started that had fallen due by the kill and waited for the killed worker."""
     victim = cluster.add_worker(f"victim{number}", "-Q", "jobs", capacity=SLOTS)
     for _ in range(SLOTS):
@@ -310,7 +310,7 @@ def _ended(cluster: Cluster) -> int:
 @contextmanager
 def _cluster(
     directory: Path, postgres: Postgres, valkey: Valkey, name: str
-) -> Iterator[tuple[Cluster, Schedules]]:
+) -> Iterator[tuple[Cluster, ScheduleStore]]:
     """A cluster on a database of its own, and its schedules."""
     url = postgres.create_database(name)
     with (

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from bench.report import Figure, at_most, say
 from feedq.model import ANYWHERE, Selector
-from feedq.placement import Candidate, Held, Placement, Rules, Strategy, Waiting, place, rebalance
+from feedq.placement import EligibleWorker, Held, Placement, Rules, Strategy, WaitingFeed, place, rebalance
 
 CASES = ((10_000, 10), (100_000, 100), (1_000_000, 1_000))
 PLACE_MUST_S = 5.0
@@ -69,7 +69,7 @@ def _measure(feeds: int, workers: int) -> Iterator[Figure]:
     yield _figure(f"place {size}, equal, by rendezvous", None, took_s)
 
 
-def _join(size: str, fleet: Sequence[Candidate], decision: Placement) -> Figure:
+def _join(size: str, fleet: Sequence[EligibleWorker], decision: Placement) -> Figure:
     spread = Counter(worker for _, worker in decision.assignments)
     held = [Held(feed_id, worker_id) for feed_id, worker_id in decision.assignments]
     full = [replace(w, feeds=spread[w.worker_id], load=float(spread[w.worker_id])) for w in fleet]
@@ -92,10 +92,10 @@ def _timed(work: Callable[[], T]) -> tuple[float, T]:
     return time.process_time() - began, result
 
 
-def _fleet(workers: int, *, capacity: int) -> list[Candidate]:
+def _fleet(workers: int, *, capacity: int) -> list[EligibleWorker]:
     rng = Random(1)
     return [
-        Candidate(
+        EligibleWorker(
             UUID(int=rng.getrandbits(128)),
             f"w{n}",
             f"node.{n}",
@@ -109,16 +109,16 @@ def _fleet(workers: int, *, capacity: int) -> list[Candidate]:
     ]
 
 
-def _equal(feeds: int) -> list[Waiting]:
-    waiting = [Waiting(n) for n in range(feeds)]
+def _equal(feeds: int) -> list[WaitingFeed]:
+    waiting = [WaitingFeed(n) for n in range(feeds)]
     Random(2).shuffle(waiting)
     return waiting
 
 
-def _mixed(feeds: int) -> list[Waiting]:
+def _mixed(feeds: int) -> list[WaitingFeed]:
     rng = Random(3)
     return [
-        Waiting(
+        WaitingFeed(
             n,
             rng.choice(WEIGHTS),
             tenant=f"t{rng.randrange(max(feeds // 100, 1))}",

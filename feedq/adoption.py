@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
-from feedq.model import Feed, FeedSpec, Identity, Resume, TargetState
+from feedq.model import Feed, FeedSpec, Identity, StartCursor, TargetState
 from feedq.sinks.base import Checkpoint, Sink, Taking, parse_sink
 from feedq.sinks.identity import owner_of
 from feedq.store.base import Store
@@ -91,18 +91,18 @@ def known_newcomers(specs: Sequence[FeedSpec], open_sink: OpenSink) -> tuple[dic
     return found, unasked
 
 
-def resumes_of(feeds: Iterable[Feed], open_sink: OpenSink) -> dict[str, Resume]:
+def resumes_of(feeds: Iterable[Feed], open_sink: OpenSink) -> dict[str, StartCursor]:
     """Where these feeds stand in their sinks, by name; those that have begun. Raises `SinkUnavailable`."""
     by_sink: dict[str, dict[str, Feed]] = {}
     for feed in feeds:
         by_sink.setdefault(parse_sink(feed.spec.sink).name, {})[feed.name] = feed
-    found: dict[str, Resume] = {}
+    found: dict[str, StartCursor] = {}
     for name, named in by_sink.items():
         with open_sink(name) as sink:
             for one in sink.checkpoints(list(named)):
                 feed = named[one.feed]
                 if one.cursor is not None and one.is_of(feed.id, feed.name, _identity(feed)):
-                    found[feed.name] = Resume(one.cursor, one.records)
+                    found[feed.name] = StartCursor(one.cursor, one.records)
     return found
 
 
@@ -120,7 +120,7 @@ class Adopting:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def add(self, spec: FeedSpec, start: Checkpoint | Resume, add: Callable[[FeedSpec], Feed]) -> None:
+    def add(self, spec: FeedSpec, start: Checkpoint | StartCursor, add: Callable[[FeedSpec], Feed]) -> None:
         """Declare a feed as paused, so that nobody begins it, give it the checkpoint, and let it run."""
         feed = add(replace(spec, target_state=TargetState.PAUSED))
         try:

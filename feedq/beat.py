@@ -30,10 +30,10 @@ from celery.schedules import schedule
 from feedq.errors import FeedqError, Unavailable
 from feedq.lease import SECOND_LOOK_S
 from feedq.once import OPTION
-from feedq.runtime.lane import Lane
+from feedq.runtime.lane import SerialExecutor
 from feedq.runtime.outbox import Outbox
 from feedq.settings import Settings, settings
-from feedq.store.election import Election, Look
+from feedq.store.election import Election, LivenessCheck
 from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile, wake_later
 from feedq.telemetry import LogEvent, log
 
@@ -91,7 +91,7 @@ class _Asked:
     again_at: float
 
 
-class Candidate(Thread):
+class ElectionCandidate(Thread):
     """One beat's part in the election."""
 
     def __init__(self, s: Settings, post: Callable[[Sequence[Send]], None]) -> None:
@@ -103,7 +103,7 @@ class Candidate(Thread):
         self._holder = uuid4()
         self._rng = Random()
         self._stopping = Event()
-        self._passes = Lane("feedq-passes")
+        self._passes = SerialExecutor("feedq-passes")
         self._election: Election | None = None
         self._leads_until = float("-inf")
         self._look_after = float("-inf")
@@ -202,7 +202,7 @@ class Candidate(Thread):
             elif election.wait(pause_s):
                 self._woken = True
 
-    def _pause_s(self, look: Look, took_s: float) -> float:
+    def _pause_s(self, look: LivenessCheck, took_s: float) -> float:
         """Until the next look, unless something is heard before."""
         now = monotonic()
         often_s = max(self._settings.look_interval_s, LOOK_SHARE * took_s)
@@ -215,7 +215,7 @@ class Candidate(Thread):
         calm_s = max(self._settings.look_interval_s, CALM_LOOK_S)
         return max(often_s, min(calm_s, calm_s if look.due_in_s is None else look.due_in_s))
 
-    def _judge(self, look: Look) -> None:
+    def _judge(self, look: LivenessCheck) -> None:
         now = monotonic()
         unserved = 0 if self._asked is None else self._asked.served_at - look.pass_seq
         if unserved <= 0:
@@ -238,7 +238,7 @@ class Candidate(Thread):
             self._judged_at = now
             self._ask(look)
 
-    def _ask(self, look: Look, *, wait_s: float | None = None) -> None:
+    def _ask(self, look: LivenessCheck, *, wait_s: float | None = None) -> None:
         """Have a pass made, and remember to ask again if none is: by message then, of which ``wait_s`` says how
         long to wait for it."""
         self._woken = False
@@ -305,12 +305,12 @@ class ElectedScheduler(Scheduler):
         self._outbox: Outbox[Send] = Outbox(
             "feedq-beat-outbox", send_each, stale_s=STALE_S, event=LogEvent.BEAT_SEND_FAILED
         )
-        self._candidate: Candidate | None = None
+        self._candidate: ElectionCandidate | None = None
         self._term = 0
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         if self._candidate is None:
-            self._candidate = Candidate(settings(), self._outbox.put)
+            self._candidate = ElectionCandidate(settings(), self._outbox.put)
             self._candidate.start()
         if not self._candidate.leads:
             return STANDBY_TICK_S

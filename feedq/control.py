@@ -17,11 +17,11 @@ from uuid import UUID
 
 from feedq import lease, placement
 from feedq.model import Assignment, Reason
-from feedq.placement import Candidate, Held, Rules, Waiting
+from feedq.placement import EligibleWorker, Held, Rules, WaitingFeed
 from feedq.placement.base import is_settled
 from feedq.reach import connected_in_time, within_reach
 from feedq.settings import Settings
-from feedq.store.base import Evening, Placing, ReconcilePass, Store
+from feedq.store.base import MoveStore, Placing, ReconcilePass, Store
 from feedq.telemetry import (
     FEEDS_UNPLACED,
     RECONCILE_SECONDS,
@@ -267,12 +267,12 @@ def place_the_waiting(
         report.more |= report.left_out and bool(report.assignments)
 
 
-def _capped(feeds: Iterable[Waiting | Held], rules: Rules) -> frozenset[str]:
+def _capped(feeds: Iterable[WaitingFeed | Held], rules: Rules) -> frozenset[str]:
     """Tenants of these feeds of which a worker may have only so many."""
     return frozenset(feed.tenant for feed in feeds if rules.cap_of(feed.tenant) is not None)
 
 
-def even_out(p: Evening, report: PassReport, settings: Settings, *, held: int) -> None:
+def even_out(p: MoveStore, report: PassReport, settings: Settings, *, held: int) -> None:
     """Move running feeds to where there is more room for them, and off the workers that are to be empty.
 
     That other feeds wait is no reason not to: they have been placed before, so whatever room is left is of no
@@ -317,7 +317,7 @@ class _Looks:
     @classmethod
     def of(
         cls,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[EligibleWorker],
         leaving: Mapping[UUID, int],
         *,
         rules: Rules,
@@ -343,7 +343,7 @@ def _digest(*facts: object) -> str:
     return blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
-def _is_calm(candidates: Sequence[Candidate], rules: Rules) -> bool:
+def _is_calm(candidates: Sequence[EligibleWorker], rules: Rules) -> bool:
     """Whether no worker is so far from its even part that feeds should move because of that alone.
 
     When workers come or go, the fleet is evened out as far as it gets. In between somebody adds a feed, pauses

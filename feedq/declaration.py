@@ -251,7 +251,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeclarationChanges:
     """What makes the feeds as declared: additions, changes and removals, each by name."""
 
     changes: tuple[Change, ...]
@@ -268,7 +268,7 @@ def plan(
     keep_target: Collection[str] = (),
     prune: bool = False,
     tenant: str | None = None,
-) -> Plan:
+) -> DeclarationChanges:
     """What to do so that the feeds are as declared.
 
     The feeds named in ``keep_target`` do not say whether they should run: one that a person paused stays
@@ -294,7 +294,7 @@ def plan(
     if prune:
         surplus = sorted(n for n, s in there.items() if n not in names and tenant in (None, s.tenant))
         changes += [Change(Action.REMOVE, name) for name in surplus]
-    return Plan(tuple(changes), unchanged)
+    return DeclarationChanges(tuple(changes), unchanged)
 
 
 def difference(before: FeedSpec, after: FeedSpec) -> tuple[OptionChange, ...]:

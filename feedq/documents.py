@@ -2,7 +2,7 @@
 
 Read as data only: JSON's types and no other tags, no key twice, bounds on length, depth and number. Plain
 words mean what they mean in JSON (`true`, `null`, `12`, `1.5`); `no`, `on` and `2026-01-01` are strings.
-Reading ends at the first mistake, which `Unreadable` names with its line. What the documents mean is not
+Reading ends at the first mistake, which `DocumentError` names with its line. What the documents mean is not
 this module's business; `feedq.manifest` knows.
 """
 
@@ -28,7 +28,7 @@ DEPTH_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DocumentValue:
     """A value of a document, with the line it begins on, and the lines of its keys if it is a mapping.
 
     JSON comes without lines.
@@ -44,11 +44,11 @@ class Document:
     """A document taken apart at its top: its keys with their lines, and the items of the lists asked for."""
 
     keys: Mapping[str, int | None]
-    lists: Mapping[str, Sequence[Entry]]
+    lists: Mapping[str, Sequence[DocumentValue]]
     """By key, those that are there and are lists."""
 
 
-class Unreadable(Exception):
+class DocumentError(Exception):
     """Reading cannot go on, for the reason in the message."""
 
     def __init__(self, line: int | None, what: str) -> None:
@@ -57,9 +57,9 @@ class Unreadable(Exception):
 
 
 def read(text: str, *, lists: Sequence[str]) -> Iterator[Document]:
-    """The documents of a text, with the lists under these keys taken apart. Raises `Unreadable`."""
+    """The documents of a text, with the lists under these keys taken apart. Raises `DocumentError`."""
     if len(text) > LENGTH_MAX:
-        raise Unreadable(None, f"has {len(text)} characters; at most {LENGTH_MAX} are allowed")
+        raise DocumentError(None, f"has {len(text)} characters; at most {LENGTH_MAX} are allowed")
     body = text.removeprefix("\ufeff")
     if body.lstrip()[:1] in ("{", "["):
         # JSON first: YAML reads most of it, but not tabs, nor characters escaped as surrogate pairs.
@@ -105,7 +105,7 @@ def _json_documents(text: str, lists: Sequence[str]) -> list[Document] | None:
     except json.JSONDecodeError:
         return None
     except RecursionError:
-        raise Unreadable(None, f"nested more than {DEPTH_MAX} deep") from None
+        raise DocumentError(None, f"nested more than {DEPTH_MAX} deep") from None
     return documents
 
 
@@ -117,10 +117,10 @@ def _after_blanks(text: str, at: int) -> int:
 
 def _json_document(value: Any, lists: Sequence[str]) -> Document:
     if not isinstance(value, dict):
-        raise Unreadable(None, _no_mapping(lists))
+        raise DocumentError(None, _no_mapping(lists))
     found = {key: value[key] for key in lists if isinstance(value.get(key), list)}
     return Document(
-        dict.fromkeys(value), {key: [Entry(item) for item in items] for key, items in found.items()}
+        dict.fromkeys(value), {key: [DocumentValue(item) for item in items] for key, items in found.items()}
     )
 
 
@@ -132,13 +132,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise Unreadable(None, f"the key {key!r} is given twice in one mapping")
+            raise DocumentError(None, f"the key {key!r} is given twice in one mapping")
         found[key] = value
     return found
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise Unreadable(None, f"{name} is not a JSON value")
+    raise DocumentError(None, f"{name} is not a JSON value")
 
 
 # -- YAML --------------------------------------------------------------------------------------------
@@ -210,11 +210,11 @@ def _yaml_documents(text: str, lists: Sequence[str]) -> Iterator[Document]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ": ".join(part for part in (error.context, error.problem) if part)
-        raise Unreadable(None if mark is None else mark.line + 1, f"no valid YAML: {what}") from None
+        raise DocumentError(None if mark is None else mark.line + 1, f"no valid YAML: {what}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise Unreadable(None, f"no valid YAML: {' '.join(str(error).split())}") from None
+        raise DocumentError(None, f"no valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise Unreadable(None, "nested too deep through aliases") from None
+        raise DocumentError(None, "nested too deep through aliases") from None
 
 
 def _check_depth(text: str) -> None:
@@ -224,7 +224,7 @@ def _check_depth(text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > DEPTH_MAX:
-                raise Unreadable(_line(event), f"nested more than {DEPTH_MAX} deep")
+                raise DocumentError(_line(event), f"nested more than {DEPTH_MAX} deep")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -234,17 +234,17 @@ def _check_nodes(root: yaml.Node) -> None:
     sizes: dict[int, int] = {}
     _weigh(root, sizes)
     if sizes[id(root)] > NODES_MAX:
-        raise Unreadable(_line(root), f"more than {NODES_MAX} values with its aliases written out")
+        raise DocumentError(_line(root), f"more than {NODES_MAX} values with its aliases written out")
 
 
 def _weigh(node: yaml.Node, sizes: dict[int, int]) -> int:
     """How many values a node stands for, each alias counted anew."""
     if id(node) in sizes:
         if not sizes[id(node)]:
-            raise Unreadable(_line(node), "an alias stands for a value that contains it")
+            raise DocumentError(_line(node), "an alias stands for a value that contains it")
         return sizes[id(node)]
     if node.tag not in _TAGS:
-        raise Unreadable(_line(node), f"the tag {node.tag!r} is not supported")
+        raise DocumentError(_line(node), f"the tag {node.tag!r} is not supported")
     sizes[id(node)] = 0
     children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
@@ -261,11 +261,11 @@ def _check_keys(node: yaml.MappingNode) -> None:
     for key, _ in node.value:
         line = _line(key)
         if not isinstance(key, yaml.ScalarNode):
-            raise Unreadable(line, "a key must be a string")
+            raise DocumentError(line, "a key must be a string")
         if not key.tag.endswith((":str", ":merge")):
-            raise Unreadable(line, f"the key {key.value!r} must be a string; quote it")
+            raise DocumentError(line, f"the key {key.value!r} must be a string; quote it")
         if key.value in seen:
-            raise Unreadable(line, f"the key {key.value!r} is given twice in one mapping")
+            raise DocumentError(line, f"the key {key.value!r} is given twice in one mapping")
         seen.add(key.value)
 
 
@@ -274,7 +274,7 @@ def _yaml_document(loader: Any, node: yaml.Node, lists: Sequence[str]) -> Docume
         return None
     line = _line(node)
     if not isinstance(node, yaml.MappingNode):
-        raise Unreadable(line, _no_mapping(lists))
+        raise DocumentError(line, _no_mapping(lists))
     keys = {key.value: _line(key) for key, _ in node.value}
     found = {
         key.value: [_yaml_entry(loader, item) for item in value.value]
@@ -284,9 +284,9 @@ def _yaml_document(loader: Any, node: yaml.Node, lists: Sequence[str]) -> Docume
     return Document(keys, found)
 
 
-def _yaml_entry(loader: Any, node: yaml.Node) -> Entry:
+def _yaml_entry(loader: Any, node: yaml.Node) -> DocumentValue:
     lines = {key.value: _line(key) for key, _ in node.value} if isinstance(node, yaml.MappingNode) else {}
-    return Entry(loader.construct_document(node), _line(node), lines)
+    return DocumentValue(loader.construct_document(node), _line(node), lines)
 
 
 def _line(thing: Any) -> int:

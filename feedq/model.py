@@ -129,7 +129,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class StartCursor:
     """Where a feed that is new is to begin: at the cursor that a feed elsewhere has come to."""
 
     cursor: JSON

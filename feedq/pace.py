@@ -123,7 +123,7 @@ def _positive(rate_per_s: float) -> float:
     return max(rate_per_s, float_info.min)
 
 
-class Gate:
+class RateLimiter:
     """Lets connections begin at a rate, each at a random moment of a slot of its own.
 
     After a pause, the slots of the last `CONNECT_BURST_S`, and one slot at least, may be used at once. A gate

@@ -1,13 +1,13 @@
 """StreamPool: the Celery pool that holds thousands of streams and a few job threads in one process.
 
 ``stream_feed`` becomes a coroutine on the supervisor's loop; its message is acknowledged when the claim is
-committed (`Hooks.accepted`), because from then on the lease brings the feed back, not the broker. ``run_job``
-is acknowledged at once: it is a hint, for the job slots (`feedq.runtime.jobs`), which claim runs by themselves.
-Every other task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and reconcile in one reserved for it, so that
-neither 500 streams nor a full set of jobs can starve it.
+committed (`TaskCallbacks.accepted`), because from then on the lease brings the feed back, not the broker.
+``run_job`` is acknowledged at once: it is a hint, for the job slots (`feedq.runtime.jobs`), which claim runs by
+themselves. Every other task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and reconcile in one reserved for it, so
+that neither 500 streams nor a full set of jobs can starve it.
 
 Celery's callbacks send events, and may block while the broker is away. They are called on a thread of their
-own: never on the loop, and never on the desk. A warm shutdown waits for running jobs, as Celery's pools do, and
+own: never on the loop, and never on the lease client's. A warm shutdown waits for running jobs, as Celery's pools do, and
 for nothing else that may hang.
 """
 
@@ -27,9 +27,9 @@ from celery.worker import state as worker_state
 from celery.worker.request import Request
 from kombu.serialization import loads
 
-from feedq.runtime.intake import Hooks
+from feedq.runtime.intake import TaskCallbacks
 from feedq.runtime.jobs.service import Jobs
-from feedq.runtime.lane import Lane
+from feedq.runtime.lane import SerialExecutor
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import settings
 from feedq.tasks import RECONCILE, RUN_JOB, STREAM_FEED, parse_hint, parse_key
@@ -57,8 +57,8 @@ class StreamPool(BasePool):
         self.schedules: Jobs | None = None
         self._jobs: ThreadPoolExecutor | None = None
         self._running_jobs: set[Future[Any]] = set()
-        self._control = Lane("feedq-control")
-        self._callbacks = Lane("feedq-callbacks")
+        self._control = SerialExecutor("feedq-control")
+        self._callbacks = SerialExecutor("feedq-callbacks")
 
     @property
     def num_processes(self) -> int:
@@ -143,7 +143,7 @@ class StreamPool(BasePool):
     ) -> Running:
         running = Running()
         stream = _Stream(self, running, callback, accept_callback)
-        hooks = Hooks(stream.accepted, stream.finished, stream.progress)
+        hooks = TaskCallbacks(stream.accepted, stream.finished, stream.progress)
         try:
             key = parse_key(_positional(args))
         except Exception as error:  # noqa: BLE001 -- whatever a forged message can make a decoder raise

@@ -30,7 +30,7 @@ from feedq.permission import Permissions
 from feedq.runtime.sockets import Sockets
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
-from feedq.sinks.base import FeedWrite, Landing, Preview, Sink, landing_of, load_sink, parse_sink
+from feedq.sinks.base import FeedWrite, Landing, RowPreview, Sink, landing_of, load_sink, parse_sink
 from feedq.sinks.cursors import cursor_text
 from feedq.telemetry import mask_url
 
@@ -42,7 +42,7 @@ BYTES_MAX = 64 * 2**20
 """Records are few, but may be large: what is received of them ends a trial too."""
 
 
-class Outcome(StrEnum):
+class StepOutcome(StrEnum):
     """How one step of a trial went."""
 
     OK = "ok"
@@ -52,11 +52,11 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrialStep:
     """One thing that was tried. ``detail`` says what was found, or why it failed."""
 
     name: str
-    outcome: Outcome
+    outcome: StepOutcome
     detail: str = ""
 
 
@@ -64,8 +64,8 @@ class Step:
 class Trial:
     """What came of it."""
 
-    steps: list[Step] = field(default_factory=list)
-    records: list[Preview] = field(default_factory=list)
+    steps: list[TrialStep] = field(default_factory=list)
+    records: list[RowPreview] = field(default_factory=list)
     """The first records, and how they would land; without columns when the sink could not be asked."""
     cursor: JSON = None
     """Where the source would be resumed after these."""
@@ -73,7 +73,7 @@ class Trial:
     @property
     def ok(self) -> bool:
         refused = any(record.error is not None for record in self.records)
-        return not refused and all(step.outcome is not Outcome.FAILED for step in self.steps)
+        return not refused and all(step.outcome is not StepOutcome.FAILED for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,15 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
     """Try a feed. Blocks. Never raises for what a feed can do."""
     trial = Trial()
     if found := problems(spec):
-        trial.steps.append(Step("declaration", Outcome.FAILED, "; ".join(found)))
+        trial.steps.append(TrialStep("declaration", StepOutcome.FAILED, "; ".join(found)))
         return trial
-    trial.steps.append(Step("declaration", Outcome.OK, f"connector {spec.connector}"))
+    trial.steps.append(TrialStep("declaration", StepOutcome.OK, f"connector {spec.connector}"))
     options = parse_options(spec.connector, spec.source)
     secrets = _secrets(options, trial, tenant=spec.tenant, permissions=settings.permissions)
     landing = landing_of(parse_sink(spec.sink), options)
     with _sink(spec, settings, landing, trial) as sink:
         if secrets is None:
-            trial.steps.append(Step("source", Outcome.SKIPPED, "for want of the secrets"))
+            trial.steps.append(TrialStep("source", StepOutcome.SKIPPED, "for want of the secrets"))
             return trial
         context = Context(
             feed=spec.name,
@@ -128,10 +128,12 @@ def _secrets(
     try:
         secrets = resolve_secrets(options.secrets, tenant=tenant, permissions=permissions)
     except FeedqError as error:
-        trial.steps.append(Step("secrets", Outcome.FAILED, f"{error} (here, which may not be a worker)"))
+        trial.steps.append(
+            TrialStep("secrets", StepOutcome.FAILED, f"{error} (here, which may not be a worker)")
+        )
         return None
     if secrets:
-        trial.steps.append(Step("secrets", Outcome.OK, f"{', '.join(secrets)}: resolved here"))
+        trial.steps.append(TrialStep("secrets", StepOutcome.OK, f"{', '.join(secrets)}: resolved here"))
     return secrets
 
 
@@ -147,9 +149,11 @@ def _sink(spec: FeedSpec, settings: Settings, landing: Landing, trial: Trial) ->
     except (SinkUnavailable, InvalidInput) as error:
         wrong = mask_url(str(error))
     if wrong is None:
-        trial.steps.append(Step("sink", Outcome.OK, f"{name}: records would land in {landing.table}"))
+        trial.steps.append(
+            TrialStep("sink", StepOutcome.OK, f"{name}: records would land in {landing.table}")
+        )
     else:
-        trial.steps.append(Step("sink", Outcome.FAILED, wrong))
+        trial.steps.append(TrialStep("sink", StepOutcome.FAILED, wrong))
     try:
         yield sink if wrong is None else None
     finally:
@@ -247,24 +251,26 @@ class _Reception:
         )
 
 
-def _source_step(received: _Reception, wanted: Wanted, masker: Masker) -> Step:
+def _source_step(received: _Reception, wanted: Wanted, masker: Masker) -> TrialStep:
     count = sum(batch.count for batch in received.batches)
     error = received.error and masker.mask(mask_url(received.error))
     within = f"within {wanted.timeout_s:g} s (--timeout)"
     if count:
-        return Step("source", Outcome.OK, f"connected; {count} records{f', then: {error}' if error else ''}")
+        return TrialStep(
+            "source", StepOutcome.OK, f"connected; {count} records{f', then: {error}' if error else ''}"
+        )
     if error:
-        return Step("source", Outcome.FAILED, error)
+        return TrialStep("source", StepOutcome.FAILED, error)
     if not received.is_connected:
-        return Step("source", Outcome.FAILED, f"no connection {within}")
-    return Step("source", Outcome.OK, f"connected; no record {within}")
+        return TrialStep("source", StepOutcome.FAILED, f"no connection {within}")
+    return TrialStep("source", StepOutcome.OK, f"connected; no record {within}")
 
 
 def _look_at_cursor(cursor: JSON, trial: Trial, masker: Masker) -> None:
     try:
         cursor_text(cursor)
     except ValueError as error:
-        trial.steps.append(Step("cursor", Outcome.FAILED, masker.mask(str(error))))
+        trial.steps.append(TrialStep("cursor", StepOutcome.FAILED, masker.mask(str(error))))
     else:
         trial.cursor = _masked_cursor(cursor, masker)
 
@@ -278,22 +284,22 @@ def _first(batches: tuple[Batch, ...], records: int) -> tuple[Batch, ...]:
     )
 
 
-def _previews(sink: Sink | None, write: FeedWrite, trial: Trial) -> list[Preview]:
-    plain = [Preview(record, {}) for batch in write.batches for record in batch.split()]
+def _previews(sink: Sink | None, write: FeedWrite, trial: Trial) -> list[RowPreview]:
+    plain = [RowPreview(record, {}) for batch in write.batches for record in batch.split()]
     if sink is None:
         return plain
     try:
         return sink.preview(write)
     except (SinkUnavailable, InvalidInput) as error:
-        trial.steps.append(Step("landing", Outcome.FAILED, mask_url(str(error))))
+        trial.steps.append(TrialStep("landing", StepOutcome.FAILED, mask_url(str(error))))
     except Exception as error:  # noqa: BLE001 -- of a batch that is not as it has to be
-        trial.steps.append(Step("landing", Outcome.FAILED, mask_url(f"unexpected error: {error!r}")))
+        trial.steps.append(TrialStep("landing", StepOutcome.FAILED, mask_url(f"unexpected error: {error!r}")))
     return plain
 
 
-def _masked(preview: Preview, masker: Masker) -> Preview:
+def _masked(preview: RowPreview, masker: Masker) -> RowPreview:
     """A source may send back what it was told."""
-    return Preview(
+    return RowPreview(
         masker.mask(preview.record.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape"),
         {name: None if text is None else masker.mask(text) for name, text in preview.columns.items()},
         None if preview.error is None else masker.mask(preview.error),

@@ -13,7 +13,7 @@ from feedq import placement
 from feedq.declaration import Action, Change, validate
 from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.model import Feed, FeedSpec, Reason, WorkerState, WorkerTarget, WorkerView
-from feedq.placement import Candidate, Rules, Waiting
+from feedq.placement import EligibleWorker, Rules, WaitingFeed
 from feedq.settings import Settings
 from feedq.store.base import Store
 
@@ -106,7 +106,7 @@ def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rul
         return f"it is {worker.target_state}; `feedq worker uncordon {worker.name}` lets it serve again"
     cap = rules.cap_of(tenant)
     theirs = () if cap is None else store.feeds.views(tenant=tenant)
-    candidate = Candidate(
+    candidate = EligibleWorker(
         worker.id,
         worker.name,
         worker.queue,
@@ -118,7 +118,7 @@ def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rul
         {tenant: sum((v.lease.promised_to or v.lease.worker_id) == worker.id for v in theirs)},
     )
     decision = placement.place(
-        [Waiting(feed.id, tenant=tenant, selector=selector)],
+        [WaitingFeed(feed.id, tenant=tenant, selector=selector)],
         [candidate],
         now=worker.started_at,
         rules=replace(rules, settle_s=0.0),

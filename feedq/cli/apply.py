@@ -23,11 +23,11 @@ from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json
 from feedq.cli.schedule_views import never_ticks, warn_ended, warn_never, warn_unserved
 from feedq.cli.views import write_difference
-from feedq.declaration import Action, Change, Plan, plan, problems
+from feedq.declaration import Action, Change, DeclarationChanges, plan, problems
 from feedq.diagnosis.checks import counted
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
-from feedq.manifest import JobChange, JobPlan, Manifest, Problem
-from feedq.model import Resume
+from feedq.manifest import JobChange, JobPlan, Manifest, ManifestProblem
+from feedq.model import StartCursor
 from feedq.report import masked
 from feedq.schedule.model import Calendar, Queue, Schedule, ScheduleSpec
 from feedq.sinks.base import Checkpoint
@@ -102,7 +102,7 @@ def apply(
     if adopt and unasked:
         raise SinkUnavailable("\n".join(unasked))
     resumes = {d.spec.name: d.resume for d in declared.declarations if d.resume is not None}
-    starts: dict[str, Checkpoint | Resume] = {**resumes}
+    starts: dict[str, Checkpoint | StartCursor] = {**resumes}
     if adopt:
         starts |= {name: newcomer.last for name, newcomer in newcomers.items()}
     notes = {name: _newcomer_note(newcomer, starts.get(name)) for name, newcomer in newcomers.items()}
@@ -151,12 +151,12 @@ def _read(file: str) -> Manifest:
             with Path(file).open("rb") as opened:
                 raw = opened.read(BYTES_MAX + 1)
         if len(raw) > BYTES_MAX:
-            return Manifest(problems=(Problem(origin, f"is larger than {BYTES_MAX} bytes"),))
+            return Manifest(problems=(ManifestProblem(origin, f"is larger than {BYTES_MAX} bytes"),))
         return manifest.parse(raw.decode("utf-8"), origin=origin)
     except OSError as error:
-        return Manifest(problems=(Problem(origin, f"cannot be read: {error.strerror}"),))
+        return Manifest(problems=(ManifestProblem(origin, f"cannot be read: {error.strerror}"),))
     except UnicodeDecodeError as error:
-        return Manifest(problems=(Problem(origin, f"is not UTF-8 text (byte {error.start})"),))
+        return Manifest(problems=(ManifestProblem(origin, f"is not UTF-8 text (byte {error.start})"),))
 
 
 def _checked(manifests: Sequence[Manifest]) -> Manifest:
@@ -164,15 +164,17 @@ def _checked(manifests: Sequence[Manifest]) -> Manifest:
     joined = manifest.join(manifests)
     found = [*joined.problems]
     for feed in joined.declarations:
-        found += [Problem(feed.where, f"feed {feed.spec.name!r}: {what}") for what in problems(feed.spec)]
+        found += [
+            ManifestProblem(feed.where, f"feed {feed.spec.name!r}: {what}") for what in problems(feed.spec)
+        ]
     for schedule in joined.schedules:
         name, wrong = schedule.spec.name, manifest.schedule_problems(schedule.spec)
-        found += [Problem(schedule.where, f"schedule {name!r}: {what}") for what in wrong]
+        found += [ManifestProblem(schedule.where, f"schedule {name!r}: {what}") for what in wrong]
     _refuse(found)
     return joined
 
 
-def _refuse(found: Sequence[Problem]) -> None:
+def _refuse(found: Sequence[ManifestProblem]) -> None:
     if found:
         mistakes = "1 mistake" if len(found) == 1 else f"{len(found)} mistakes"
         lines = "\n".join(f"  {printable(str(problem))}" for problem in found)
@@ -186,7 +188,7 @@ def _plan(
     # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
     # not mean to lose all feeds with --prune.
     kinds = declared.keys or {"feeds"}
-    feeds, schedules, queues, calendars = Plan((), 0), JobPlan(), JobPlan(), JobPlan()
+    feeds, schedules, queues, calendars = DeclarationChanges((), 0), JobPlan(), JobPlan(), JobPlan()
     # Of schedules and queues none belongs to a tenant.
     prune_jobs = prune and tenant is None
     if "feeds" in kinds:
@@ -234,7 +236,9 @@ def _check_calendars(
         using += [("--prune", s) for s in kept if isinstance(s, ScheduleSpec) and s.name not in gone]
     _refuse(
         [
-            Problem(where, f"schedule {spec.name!r}: exclude.calendars: there is no calendar {name!r}")
+            ManifestProblem(
+                where, f"schedule {spec.name!r}: exclude.calendars: there is no calendar {name!r}"
+            )
             for where, spec in using
             for name in spec.exclude.calendars
             if name not in known - removed
@@ -250,11 +254,11 @@ def _note(change: AnyChange, notes: Mapping[str, str]) -> str | None:
     return change.note if isinstance(change, JobChange) else notes.get(change.name)
 
 
-def _newcomer_note(newcomer: Newcomer, start: Checkpoint | Resume | None) -> str:
+def _newcomer_note(newcomer: Newcomer, start: Checkpoint | StartCursor | None) -> str:
     match start:
         case Checkpoint():
             return f"{newcomer.note()}: adopted"
-        case Resume():
+        case StartCursor():
             return f"{newcomer.note()}: it is left alone, as the manifest says where to begin"
     return f"{newcomer.note()}: it is left alone; --adopt goes on from its cursor"
 
@@ -269,7 +273,7 @@ def _show(changes: Sequence[AnyChange], notes: Mapping[str, str]) -> None:
 
 
 def _carry_out(
-    invocation: Invocation, changes: Sequence[AnyChange], starts: Mapping[str, Checkpoint | Resume]
+    invocation: Invocation, changes: Sequence[AnyChange], starts: Mapping[str, Checkpoint | StartCursor]
 ) -> list[Schedule]:
     """Returns the schedules as they are now that were added or changed."""
     made = []

@@ -170,7 +170,7 @@ def _database(settings: Settings, sink: str) -> str:
     return url.database or url.username or ""
 
 
-def _written(steps: Iterable[roles.Statement], connection: Connection) -> list[tuple[str, str]]:
+def _written(steps: Iterable[roles.GrantStatement], connection: Connection) -> list[tuple[str, str]]:
     return [(step.about, step.text.as_string(connection)) for step in steps]
 
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from feedq.cli.output import rich_table, styled
-from feedq.embedded.demo import Tally
+from feedq.embedded.demo import FeedTally
 from feedq.embedded.observer import Snapshot
 from feedq.model import FeedView, Status, WorkerState, WorkerView
 from feedq.telemetry import mask_url
@@ -67,7 +67,7 @@ def _feeds(snapshot: Snapshot) -> RenderableType:
 
 def _feed_row(view: FeedView, snapshot: Snapshot) -> list[str | Text]:
     name = view.feed.name
-    tally = snapshot.tallies.get(name, Tally())
+    tally = snapshot.tallies.get(name, FeedTally())
     rate = snapshot.rates.get(name)
     return [
         name,
@@ -98,7 +98,7 @@ def _workers(snapshot: Snapshot) -> RenderableType:
     return rich_table(titles, rows, right={"Feeds", "Capacity", "Heartbeat", "CPU", "Memory", "PID"})
 
 
-def _check(tally: Tally) -> Text:
+def _check(tally: FeedTally) -> Text:
     if not tally.rows:
         return Text("-", style="dim")
     if tally.is_exact:

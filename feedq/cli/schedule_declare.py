@@ -25,7 +25,7 @@ from feedq.schedule.model import (
     DstFold,
     DstGap,
     Overlap,
-    Resume,
+    ResumePolicy,
     ScheduleSpec,
     Semantics,
     UnreadableSpec,
@@ -153,7 +153,7 @@ def _policy_options(command: Command) -> Command:
         click.option("--start-deadline", metavar="DURATION", help="Not started later than this, or none."),
         click.option("--jitter", metavar="DURATION", help="Fire each tick up to this much later."),
         click.option(
-            "--resume", type=_choice(Resume), help="The ticks of a pause, after it. [default: skip]"
+            "--resume", type=_choice(ResumePolicy), help="The ticks of a pause, after it. [default: skip]"
         ),
         click.option(
             "--pause-on-failure", metavar="N", help="Pause after so many failures in a row, or none."

@@ -29,7 +29,7 @@ TRIED = "example"
 
 
 @dataclass(frozen=True, slots=True)
-class Preview:
+class TickPreview:
     """One tick to come."""
 
     tick: datetime
@@ -101,7 +101,7 @@ def checked_zone(zone: str) -> str:
     return zone
 
 
-def previews(spec: ScheduleSpec, *, schedule_id: int, after: datetime, zone: str) -> Iterator[Preview]:
+def previews(spec: ScheduleSpec, *, schedule_id: int, after: datetime, zone: str) -> Iterator[TickPreview]:
     clock = ZoneInfo(zone)
     before = after.astimezone(clock)
     ticks = ticks_after(spec, after=after)
@@ -110,7 +110,7 @@ def previews(spec: ScheduleSpec, *, schedule_id: int, after: datetime, zone: str
         following = next(ticks, None)
         local = tick.astimezone(clock)
         fires = delayed(spec, schedule_id=schedule_id, tick=tick, following=following)
-        yield Preview(tick, local, fires, _change(before, local))
+        yield TickPreview(tick, local, fires, _change(before, local))
         before, tick = local, following
 
 
@@ -131,7 +131,7 @@ def _aside(state: ScheduleState) -> str:
     return "" if state is ScheduleState.ACTIVE else " (paused: none of these is fired until it is resumed)"
 
 
-def _write(found: list[Preview], zone: str, *, jittered: bool) -> None:
+def _write(found: list[TickPreview], zone: str, *, jittered: bool) -> None:
     rows = [
         (
             _utc(one.tick),
@@ -145,7 +145,7 @@ def _write(found: list[Preview], zone: str, *, jittered: bool) -> None:
     write_table(titles, rows)
 
 
-def _fires(one: Preview) -> str:
+def _fires(one: TickPreview) -> str:
     """With the date only where that is another one."""
     date, _, time = _utc(one.fires).partition(" ")
     return time if _utc(one.tick).startswith(date) else f"{date} {time}"
@@ -161,7 +161,9 @@ def _offset(at: datetime) -> str:
     return f"{text[:3]}:{text[3:5]}"
 
 
-def _document(spec: ScheduleSpec, zone: str, state: ScheduleState, found: list[Preview]) -> dict[str, object]:
+def _document(
+    spec: ScheduleSpec, zone: str, state: ScheduleState, found: list[TickPreview]
+) -> dict[str, object]:
     return {
         "name": spec.name,
         "when": timing_words(spec.timing),

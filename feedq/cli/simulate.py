@@ -19,7 +19,7 @@ from feedq.placement import Strategy
 from feedq.settings import Settings, settings
 
 if TYPE_CHECKING:
-    from feedq.simulate import Phase, Report, Scenario
+    from feedq.simulate import Phase, Scenario, SimulationReport
 
 # The simulation is imported where it is used: `feedq --help` need not wait for it.
 
@@ -189,7 +189,7 @@ def _drawable(path: Path) -> Path:
     return path
 
 
-def _draw(report: Report, path: Path) -> None:
+def _draw(report: SimulationReport, path: Path) -> None:
     from feedq.simulate.chart import draw_chart
 
     try:
@@ -198,7 +198,7 @@ def _draw(report: Report, path: Path) -> None:
         raise FeedqError(f"--chart {path}: cannot be written: {error.strerror}") from None
 
 
-def _write(report: Report) -> None:
+def _write(report: SimulationReport) -> None:
     fleet = f"{counted(report.feeds, 'feed')} on {counted(report.workers, 'worker')}"
     click.echo(f"{fleet} at the end, {report.duration_s:g} s")
     click.echo()
@@ -238,7 +238,7 @@ def _range(ends: tuple[int, int]) -> str:
 
 
 def _broken(
-    report: Report, *, max_moves: int | None, max_gap_s: float | None, max_unplaced: int | None
+    report: SimulationReport, *, max_moves: int | None, max_gap_s: float | None, max_unplaced: int | None
 ) -> Iterator[str]:
     """What was to hold and does not."""
     if max_moves is not None and report.total.moved > max_moves:

@@ -21,7 +21,7 @@ from feedq.embedded import demo, demo_source
 from feedq.embedded.datadir import DEFAULT, DataDir
 from feedq.embedded.fleet import answers_tcp
 from feedq.embedded.observer import Observer
-from feedq.embedded.stack import SINK_URL, Interrupted, Stack, StackOptions, StopRequests
+from feedq.embedded.stack import SINK_URL, Interrupted, LocalStack, StackOptions, StopRequests
 from feedq.settings import DEFAULT_SINK, Settings
 from feedq.settings import settings as check_settings
 
@@ -87,7 +87,7 @@ def up(
     options = StackOptions(data_dir, workers, beats, capacity, port_base)
     screen = Screen(as_json=invocation.json)
     with _stop_requests() as stops:
-        stack = Stack(options, screen, stops)
+        stack = LocalStack(options, screen, stops)
         try:
             stack.start(before_fleet=_prepare_demo if with_demo else None)
             _run(stack, screen, with_demo=with_demo)
@@ -122,7 +122,7 @@ def env(invocation: Invocation, *, data_dir: Path, as_export: bool) -> None:
         click.echo(f"{'export ' if as_export else ''}{name}={shlex.quote(value)}")
 
 
-def _run(stack: Stack, screen: Screen, *, with_demo: bool) -> None:
+def _run(stack: LocalStack, screen: Screen, *, with_demo: bool) -> None:
     screen.say(f"everything is up; for other commands here: env $(feedq env{_named(stack)}) feedq feed list")
     if not with_demo:
         _mention_demo_feeds(stack, screen)
@@ -138,14 +138,14 @@ def _run(stack: Stack, screen: Screen, *, with_demo: bool) -> None:
     screen.say(summarize(observer.latest))
 
 
-def _tend_until_stopped(stack: Stack, refresh: Callable[[], None] = lambda: None) -> None:
+def _tend_until_stopped(stack: LocalStack, refresh: Callable[[], None] = lambda: None) -> None:
     while not stack.stops.requested:
         stack.tend()
         refresh()
         time.sleep(TICK_S)
 
 
-def _prepare_demo(stack: Stack) -> None:
+def _prepare_demo(stack: LocalStack) -> None:
     """The demo's source, table and feeds, before there are workers to stream them."""
     port = stack.ports.choose("source")
     source = demo.source_service(port, logs=stack.data_dir.logs)
@@ -154,7 +154,7 @@ def _prepare_demo(stack: Stack) -> None:
     stack.reporter.ready("feeds", note=f"{len(demo_source.RATES)} of the demo are declared")
 
 
-def _mention_demo_feeds(stack: Stack, screen: Screen) -> None:
+def _mention_demo_feeds(stack: LocalStack, screen: Screen) -> None:
     orphans = [v for v in stack.store.feeds.views() if demo.is_demo(v.feed)]
     if orphans:
         screen.say(
@@ -163,13 +163,13 @@ def _mention_demo_feeds(stack: Stack, screen: Screen) -> None:
         )
 
 
-def _sink_url(stack: Stack) -> str:
+def _sink_url(stack: LocalStack) -> str:
     # The servers' addresses are newer than the environment that settings come from.
     known: Mapping[str, Any] = {"database_url": stack.database_url}
     return stack.settings.get(SINK_URL) or Settings(**known).sink_url(DEFAULT_SINK)
 
 
-def _named(stack: Stack) -> str:
+def _named(stack: LocalStack) -> str:
     chosen = stack.options.data_dir
     return "" if chosen == DEFAULT else f" --data-dir {shlex.quote(str(chosen))}"
 

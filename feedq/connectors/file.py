@@ -24,8 +24,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.local.followed import (
+    FileCursor,
     FollowedFile,
-    Position,
     find,
     inode_at,
     open_next,
@@ -150,7 +150,7 @@ class FileConnector:
             )
         return self._open(at_end=cursor is None and not begun and self._options.start == "end")
 
-    def _find(self, position: Position) -> bool:
+    def _find(self, position: FileCursor) -> bool:
         self._file = find(self._path, position, self._options.framer)
         self._grew_at = time.monotonic()
         return self._file is not None

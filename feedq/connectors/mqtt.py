@@ -31,7 +31,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.protocol.mqtt.link import Login, Message, MqttLink
+from feedq.connectors.protocol.mqtt.link import Message, MqttLink, MqttLogin
 from feedq.connectors.protocol.mqtt.pending import PendingMessages, Seen
 from feedq.connectors.protocol.mqtt.socket import shake_hands
 from feedq.connectors.records.messages import (
@@ -171,7 +171,7 @@ def check_topic_filter(topic: str) -> None:
 
 
 @dataclass(slots=True)
-class Taken:
+class MqttBatch:
     """What messages come to."""
 
     records: list[bytes] = field(default_factory=list)
@@ -306,8 +306,8 @@ class MqttConnector:
                     f"{self._location}: {topic!r} is granted with QoS 0 only, which loses messages"
                 )
 
-    def _login(self) -> Login:
-        return Login(
+    def _login(self) -> MqttLogin:
+        return MqttLogin(
             client_id=self._client_id,
             version=self._options.version,
             keep_session=not self._context.trial,
@@ -325,9 +325,9 @@ class MqttConnector:
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _take(self, link: MqttLink, messages: Sequence[Message]) -> Taken:
+    def _take(self, link: MqttLink, messages: Sequence[Message]) -> MqttBatch:
         """The records of messages, up to one that is too large."""
-        taken = Taken()
+        taken = MqttBatch()
         for message in messages:
             if message.left_out_bytes:
                 size = message.left_out_bytes
@@ -360,7 +360,7 @@ class MqttConnector:
             self._pending.acknowledge(self._waiting, link.acknowledge)
             self._waiting = []
 
-    def _batch(self, link: MqttLink, taken: Taken, cursor: JSON) -> Batch:
+    def _batch(self, link: MqttLink, taken: MqttBatch, cursor: JSON) -> Batch:
         numbers, self._waiting = [*self._waiting, *taken.numbers], []
         on_committed = None
         if numbers and not self._context.trial:

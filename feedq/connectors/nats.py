@@ -25,7 +25,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.protocol.nats.consumer import (
-    Position,
+    NatsCursor,
     Start,
     Terms,
     choose_start,
@@ -33,7 +33,7 @@ from feedq.connectors.protocol.nats.consumer import (
     make_consumer,
     retention_of,
 )
-from feedq.connectors.protocol.nats.link import Login, NatsLink
+from feedq.connectors.protocol.nats.link import NatsLink, NatsLogin
 from feedq.connectors.protocol.nats.pulls import HEARTBEAT_S_MAX, HEARTBEATS_MISSED, Pulls
 from feedq.connectors.protocol.nats.reading import Consumed, Reading
 from feedq.connectors.records.messages import MessageOptions, fill_in, name_at_source
@@ -198,7 +198,7 @@ class NatsConnector:
                 tls = await tls_context(self._options)
                 link = await self._open(give_up_at, tls)
                 await self._log_in(link, tls)
-                reading = await link.unless_failed(self._begin(link, Position.of(cursor)))
+                reading = await link.unless_failed(self._begin(link, NatsCursor.of(cursor)))
             self._context.on_connected()
             acknowledging = asyncio.create_task(reading.send_acknowledgements())
             while True:
@@ -228,7 +228,7 @@ class NatsConnector:
 
     async def _log_in(self, link: NatsLink, tls: SSLContext | None) -> None:
         options, context = self._options, self._context
-        login = Login(
+        login = NatsLogin(
             name=f"feedq/{context.environment}/{context.feed}",
             inbox_prefix=options.inbox_prefix,
             username=fill_in(options.username, context),
@@ -265,7 +265,7 @@ class NatsConnector:
 
     # -- the consumer --------------------------------------------------------------------------------------
 
-    async def _begin(self, link: NatsLink, position: Position | None) -> Reading:
+    async def _begin(self, link: NatsLink, position: NatsCursor | None) -> Reading:
         options = self._options
         js = link.client.jetstream(domain=options.domain, timeout=options.connect_timeout_s)
         terms = Terms(options.subjects, options.deliver, options.max_unacknowledged, self._context.trial)

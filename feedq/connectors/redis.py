@@ -75,7 +75,7 @@ Id: TypeAlias = tuple[int, int]
 """Of an entry: what it is compared by."""
 
 
-class Entry(NamedTuple):
+class StreamEntry(NamedTuple):
     """An entry as it was read."""
 
     stream: bytes
@@ -279,7 +279,7 @@ class RedisConnector:
         if failure is not None:
             raise failure
 
-    async def _entries(self, answers: RespParser) -> AsyncGenerator[Entry, None]:
+    async def _entries(self, answers: RespParser) -> AsyncGenerator[StreamEntry, None]:
         """The entries of an answer to XREAD, each when it has arrived."""
         for _ in range(await answers.array(at_most=len(self._names))):
             await _pair(answers)
@@ -293,13 +293,13 @@ class RedisConnector:
                     raise InvalidResponse("an entry with an id that is none")
                 yield await self._entry(answers, stream, entry_id)
 
-    async def _entry(self, answers: RespParser, stream: bytes, entry_id: bytes) -> Entry:
+    async def _entry(self, answers: RespParser, stream: bytes, entry_id: bytes) -> StreamEntry:
         """One entry, or of one that is too large as much as tells so."""
         count = await answers.array(at_most=2**31)
         if count % 2:
             raise InvalidResponse("an entry with a field that has no value")
         if count > 2 * FIELDS_MAX:
-            return Entry(
+            return StreamEntry(
                 stream, entry_id, too_large=f"entry of {count // 2} fields (at most {FIELDS_MAX} are read)"
             )
         most = self._options.max_record_bytes
@@ -308,13 +308,13 @@ class RedisConnector:
         for _ in range(count // 2):
             name = await answers.text(at_most=FIELD_NAME_BYTES_MAX)
             if isinstance(name, LeftOut):
-                return Entry(stream, entry_id, too_large=f"name of a field of {name.size} bytes")
+                return StreamEntry(stream, entry_id, too_large=f"name of a field of {name.size} bytes")
             is_wanted = name == self._field
             value = await answers.text(at_most=most)
             if isinstance(value, LeftOut):
                 too_large = f"payload of {value.size} bytes"
                 if is_wanted or self._field is None:
-                    return Entry(stream, entry_id, too_large=too_large)
+                    return StreamEntry(stream, entry_id, too_large=too_large)
                 await answers.skip(value)
             elif is_wanted:
                 # The last of that name counts, and the others are not needed.
@@ -324,10 +324,10 @@ class RedisConnector:
                 size += len(name) + len(value)
                 too_large = f"payload of more than {most} bytes" if size > most else ""
                 values = [] if too_large else values
-        return Entry(stream, entry_id, values, "" if wanted else too_large)
+        return StreamEntry(stream, entry_id, values, "" if wanted else too_large)
 
     def _refusal(
-        self, entry: Entry, record: bytes, positions: Mapping[bytes, Id]
+        self, entry: StreamEntry, record: bytes, positions: Mapping[bytes, Id]
     ) -> FeedMisconfigured | None:
         """Why a record cannot land; None if it can."""
         after = _cursor(positions)
@@ -358,7 +358,7 @@ class RedisConnector:
 
     # -- records -------------------------------------------------------------------------------------------
 
-    def _record(self, entry: Entry) -> bytes:
+    def _record(self, entry: StreamEntry) -> bytes:
         stream, entry_id, values, _ = entry
         value = values[1] if values and values[0] == self._field else None
         if not self._options.envelope:

@@ -13,7 +13,7 @@ from feedq.lease import stillness_of
 from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import Rules
 from feedq.store.insight import FleetState
-from feedq.store.listing import LATELY_S, Tally
+from feedq.store.listing import LATELY_S, StatusCount
 from feedq.telemetry import mask_url
 from feedq.wording import ago, duration
 
@@ -73,7 +73,7 @@ def overview(feeds: Sequence[FeedView], workers: Sequence[WorkerView]) -> Overvi
     return summary(tallies_of(feeds), workers)
 
 
-def summary(tallies: Sequence[Tally], workers: Sequence[WorkerView]) -> Overview:
+def summary(tallies: Sequence[StatusCount], workers: Sequence[WorkerView]) -> Overview:
     """`overview` of feeds that were counted where they are, in the database."""
     by_status: Counter[Status] = Counter()
     waiting: Counter[Reason] = Counter()
@@ -113,12 +113,12 @@ def summary(tallies: Sequence[Tally], workers: Sequence[WorkerView]) -> Overview
     )
 
 
-def tallies_of(feeds: Sequence[FeedView]) -> list[Tally]:
+def tallies_of(feeds: Sequence[FeedView]) -> list[StatusCount]:
     groups: dict[tuple[Status, Reason | None], list[FeedView]] = {}
     for view in feeds:
         groups.setdefault((view.status, view.lease.reason), []).append(view)
     return [
-        Tally(
+        StatusCount(
             status=status,
             reason=reason,
             feeds=len(views),
@@ -179,7 +179,7 @@ def number_checks(
         yield _reconcile(state, reconcile_interval_s)
 
 
-def tally_checks(tallies: Sequence[Tally]) -> Iterator[Check]:
+def tally_checks(tallies: Sequence[StatusCount]) -> Iterator[Check]:
     """Each kind of trouble that feeds are in, by number and an example."""
     found: dict[tuple[Status, Reason | None], tuple[int, str]] = {}
     for tally in tallies:

@@ -38,7 +38,7 @@ AUDIT_SHARE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class FeedTally:
     """One feed's rows in the table, against the numbers that its source gave them."""
 
     rows: int = 0
@@ -118,7 +118,7 @@ class Auditor:
     def __init__(self, sink_url: str) -> None:
         self._url = sink_url
         self._next_at = 0.0
-        self.tallies: Mapping[str, Tally] = {}
+        self.tallies: Mapping[str, FeedTally] = {}
 
     def refresh(self) -> bool:
         """Count anew if it is time. Raises `Unavailable`."""
@@ -135,7 +135,7 @@ class Auditor:
                 connection.close()
         except psycopg2.Error as error:
             raise Unavailable(f"the demo's table cannot be counted: {error}") from error
-        self.tallies = {feed: Tally(count, distinct, last) for feed, count, distinct, last in rows}
+        self.tallies = {feed: FeedTally(count, distinct, last) for feed, count, distinct, last in rows}
         ended = time.monotonic()
         self._next_at = ended + max(AUDIT_PAUSE_MIN_S, AUDIT_SHARE * (ended - began))
         return True

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from feedq.embedded.demo import Auditor, Tally, is_demo
+from feedq.embedded.demo import Auditor, FeedTally, is_demo
 from feedq.errors import Unavailable
 from feedq.model import FeedView, WorkerView
 from feedq.store.base import Store
@@ -25,7 +25,7 @@ class Snapshot:
 
     feeds: tuple[FeedView, ...] = ()
     workers: tuple[WorkerView, ...] = ()
-    tallies: Mapping[str, Tally] = field(default_factory=dict)
+    tallies: Mapping[str, FeedTally] = field(default_factory=dict)
     rates: Mapping[str, float] = field(default_factory=dict)
     """Rows a second of each feed, over the last seconds."""
     trouble: str = ""

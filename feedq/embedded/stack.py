@@ -53,7 +53,7 @@ class Interrupted(Exception):
     """The stack was asked to stop while it was still starting."""
 
 
-class Reporter(Protocol):
+class StackOutput(Protocol):
     """Where the stack says what happens."""
 
     def ready(self, what: str, address: str = "", *, note: str = "") -> None:
@@ -91,10 +91,10 @@ class StackOptions:
     port_base: int | None = None
 
 
-class Stack:
+class LocalStack:
     """One machine's feedq. Call `start`, then `tend` again and again, and `stop` in any case."""
 
-    def __init__(self, options: StackOptions, reporter: Reporter, stops: StopRequests) -> None:
+    def __init__(self, options: StackOptions, reporter: StackOutput, stops: StopRequests) -> None:
         self.options, self.reporter, self.stops = options, reporter, stops
         self.data_dir = DataDir(options.data_dir)
         self.ports = Ports(self.data_dir, base=options.port_base)
@@ -119,7 +119,7 @@ class Stack:
     def database_url(self) -> str:
         return self.settings[DATABASE_URL]
 
-    def start(self, *, before_fleet: Callable[[Stack], None] | None = None) -> None:
+    def start(self, *, before_fleet: Callable[[LocalStack], None] | None = None) -> None:
         """Start everything and wait until it is ready; ``before_fleet`` may add to a migrated database.
 
         Raises `FeedqError` when something does not start, `Interrupted` when asked to stop meanwhile.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from feedq.model import FeedSpec, Resume, Selector, TargetState
+from feedq.model import FeedSpec, Selector, StartCursor, TargetState
 
 FEED_KEYS = (
     "name",
@@ -30,13 +30,13 @@ def read_feed(feed: Mapping[Any, Any]) -> FeedSpec | list[tuple[str, str]]:
     return list(_problems(feed)) or _spec(feed)
 
 
-def read_resume(feed: Mapping[Any, Any]) -> Resume | None:
+def read_resume(feed: Mapping[Any, Any]) -> StartCursor | None:
     """Where the feed is to begin if it is new, of an entry that `read_feed` found nothing wrong with."""
     resume = feed.get("resume")
-    return None if resume is None else Resume(resume["cursor"], resume.get("records") or 0)
+    return None if resume is None else StartCursor(resume["cursor"], resume.get("records") or 0)
 
 
-def plain(spec: FeedSpec, resume: Resume | None = None) -> dict[str, Any]:
+def plain(spec: FeedSpec, resume: StartCursor | None = None) -> dict[str, Any]:
     """One feed as it stands in a manifest; what is at its default is left out."""
     keys: dict[str, Any] = {"name": spec.name}
     if spec.tenant:

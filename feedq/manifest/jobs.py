@@ -24,7 +24,7 @@ from feedq.schedule.model import (
     Once,
     Overlap,
     Queue,
-    Resume,
+    ResumePolicy,
     Retries,
     ScheduleSpec,
     Semantics,
@@ -146,7 +146,9 @@ def plain_schedule(spec: ScheduleSpec) -> dict[str, Any]:
     if any(kept.values()):
         keys["keep"] = {key: value for key, value in kept.items() if value is not None}
     # As plain text: an enumeration is more than a string to the writer of YAML.
-    return {key: str(value) if isinstance(value, Overlap | Resume) else value for key, value in keys.items()}
+    return {
+        key: str(value) if isinstance(value, Overlap | ResumePolicy) else value for key, value in keys.items()
+    }
 
 
 def _timing(fields: Fields, zone: str) -> Timing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from feedq import documents
-from feedq.documents import Document, Entry, Unreadable
+from feedq.documents import Document, DocumentError, DocumentValue
 from feedq.errors import InvalidInput
 from feedq.manifest.feeds import plain, read_feed, read_resume
 from feedq.manifest.jobs import (
@@ -18,7 +18,7 @@ from feedq.manifest.jobs import (
     read_queue,
     read_schedule,
 )
-from feedq.model import FeedSpec, Resume
+from feedq.model import FeedSpec, StartCursor
 from feedq.schedule.model import Calendar, Queue, ScheduleSpec
 
 ENTRIES_MAX = 100_000
@@ -46,12 +46,12 @@ class Declaration(Generic[Spec]):
     says_target: bool
     """Whether ``target_state`` or, of a schedule, ``paused`` was given; if not, one that is there already keeps
     its own."""
-    resume: Resume | None = None
+    resume: StartCursor | None = None
     """Of a feed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ManifestProblem:
     """One mistake in a manifest."""
 
     where: str
@@ -67,7 +67,7 @@ class Manifest:
 
     declarations: tuple[Declaration[FeedSpec], ...] = ()
     """The feeds."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ManifestProblem, ...] = ()
     schedules: tuple[Declaration[ScheduleSpec], ...] = ()
     queues: tuple[Declaration[Queue], ...] = ()
     calendars: tuple[Declaration[Calendar], ...] = ()
@@ -81,7 +81,7 @@ def parse(text: str, *, origin: str) -> Manifest:
     try:
         for document in documents.read(text, lists=TOP_KEYS):
             reader.read(document)
-    except Unreadable as stop:
+    except DocumentError as stop:
         reader.complain(stop.line, str(stop))
     return Manifest(
         declarations=tuple(reader.feeds),
@@ -115,7 +115,7 @@ def join(manifests: Sequence[Manifest]) -> Manifest:
 
 
 def _unique(
-    noun: str, declared: Sequence[Declaration[Kept]], problems: list[Problem]
+    noun: str, declared: Sequence[Declaration[Kept]], problems: list[ManifestProblem]
 ) -> tuple[Declaration[Kept], ...]:
     """Those that were not declared before; the others, and too many of them, become problems."""
     first: dict[str, Declaration[Kept]] = {}
@@ -123,18 +123,20 @@ def _unique(
         name = declaration.spec.name
         if name in first:
             what = f"{noun} {name!r} was declared before, at {first[name].where}"
-            problems.append(Problem(declaration.where, what))
+            problems.append(ManifestProblem(declaration.where, what))
         else:
             first[name] = declaration
     if len(first) > ENTRIES_MAX:
-        problems.append(Problem("manifest", f"{len(first)} {noun}s; at most {ENTRIES_MAX} are allowed"))
+        problems.append(
+            ManifestProblem("manifest", f"{len(first)} {noun}s; at most {ENTRIES_MAX} are allowed")
+        )
     return tuple(first.values())
 
 
 def dump(
     feeds: Iterable[FeedSpec] = (),
     *,
-    resumes: Mapping[str, Resume] | None = None,
+    resumes: Mapping[str, StartCursor] | None = None,
     schedules: Iterable[ScheduleSpec] | None = None,
     queues: Sequence[Queue] = (),
     calendars: Sequence[Calendar] = (),
@@ -148,7 +150,7 @@ def dump(
 def dump_parts(
     feeds: Iterable[FeedSpec] = (),
     *,
-    resumes: Mapping[str, Resume] | None = None,
+    resumes: Mapping[str, StartCursor] | None = None,
     schedules: Iterable[ScheduleSpec] | None = None,
     queues: Sequence[Queue] = (),
     calendars: Sequence[Calendar] = (),
@@ -172,12 +174,12 @@ class _Reader:
         self.schedules: list[Declaration[ScheduleSpec]] = []
         self.queues: list[Declaration[Queue]] = []
         self.calendars: list[Declaration[Calendar]] = []
-        self.problems: list[Problem] = []
+        self.problems: list[ManifestProblem] = []
         self.keys: set[str] = set()
         self._entries = dict.fromkeys(TOP_KEYS, 0)
 
     def complain(self, line: int | None, what: str) -> None:
-        self.problems.append(Problem(self.origin if line is None else f"{self.origin}:{line}", what))
+        self.problems.append(ManifestProblem(self.origin if line is None else f"{self.origin}:{line}", what))
 
     def read(self, document: Document) -> None:
         for key, line in document.keys.items():
@@ -204,7 +206,7 @@ class _Reader:
     def _read_entry(
         self,
         key: str,
-        entry: Entry,
+        entry: DocumentValue,
         read: Callable[[Mapping[Any, Any]], Any],
         into: list[Any],
         target_key: str,
@@ -214,7 +216,7 @@ class _Reader:
         number = f"{self.origin}: {noun} {self._entries[key]}"
         at = number if entry.line is None else f"{self.origin}:{entry.line}"
         if not isinstance(entry.value, Mapping):
-            self.problems.append(Problem(at, f"a {noun} must be a mapping with {_SHAPES[key]}"))
+            self.problems.append(ManifestProblem(at, f"a {noun} must be a mapping with {_SHAPES[key]}"))
             return
         found = read(entry.value)
         if not isinstance(found, list):
@@ -225,4 +227,4 @@ class _Reader:
         who = f"{noun} {name!r}: " if isinstance(name, str) else f"{noun}: "
         for wrong, what in found:
             line = entry.key_lines.get(wrong)
-            self.problems.append(Problem(at if line is None else f"{self.origin}:{line}", who + what))
+            self.problems.append(ManifestProblem(at if line is None else f"{self.origin}:{line}", who + what))

@@ -7,14 +7,14 @@
 from feedq.placement.base import (
     NO_EXPERIENCE,
     Avoided,
-    Candidate,
+    EligibleWorker,
     Experience,
     Held,
     Placement,
     Rules,
     Strategy,
     Transfer,
-    Waiting,
+    WaitingFeed,
     lags,
 )
 from feedq.placement.placing import place
@@ -23,14 +23,14 @@ from feedq.placement.rebalance import donors, rebalance
 __all__ = [
     "NO_EXPERIENCE",
     "Avoided",
-    "Candidate",
+    "EligibleWorker",
     "Experience",
     "Held",
     "Placement",
     "Rules",
     "Strategy",
     "Transfer",
-    "Waiting",
+    "WaitingFeed",
     "donors",
     "lags",
     "place",

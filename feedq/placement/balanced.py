@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from feedq.placement.base import Rules, Waiting
-from feedq.placement.fleet import Choice, Fleet, Pool, Slot
+from feedq.placement.base import Rules, WaitingFeed
+from feedq.placement.fleet import Choice, FleetLoads, Pool, Slot
 
 
 class Balanced:
     """Chooses a worker for one feed after the other; cheapest when a tenant's feeds come one after the other."""
 
-    def __init__(self, fleet: Fleet, rules: Rules) -> None:
+    def __init__(self, fleet: FleetLoads, rules: Rules) -> None:
         self._fleet = fleet
         self._rules = rules
         self._tenant = ""
@@ -25,7 +25,7 @@ class Balanced:
         self._hopeless: set[tuple[str, int]] = set()
         """Tenants that are at their cap in all of a tier: within one decision that is for good."""
 
-    def choose(self, feed: Waiting, choice: Choice) -> Slot | None:
+    def choose(self, feed: WaitingFeed, choice: Choice) -> Slot | None:
         """Of the first tier that has room for it; None when none has."""
         for mask in choice.tiers:
             slot = self.least(feed, mask)
@@ -33,7 +33,7 @@ class Balanced:
                 return slot
         return None
 
-    def choose_but(self, feed: Waiting, choice: Choice, avoided: int) -> Slot | None:
+    def choose_but(self, feed: WaitingFeed, choice: Choice, avoided: int) -> Slot | None:
         """The same, of the workers that it does not avoid."""
         for mask in choice.tiers:
             slot = self.least_but(feed, mask, avoided)
@@ -41,7 +41,7 @@ class Balanced:
                 return slot
         return None
 
-    def least_but(self, feed: Waiting, mask: int, avoided: int) -> Slot | None:
+    def least_but(self, feed: WaitingFeed, mask: int, avoided: int) -> Slot | None:
         """Of the workers of one tier that have room for it and that it does not avoid."""
         slot = self.least(feed, mask)
         if not avoided:
@@ -56,7 +56,7 @@ class Balanced:
         pool.forget()
         return slot
 
-    def least(self, feed: Waiting, mask: int) -> Slot | None:
+    def least(self, feed: WaitingFeed, mask: int) -> Slot | None:
         """Of the workers of one tier that have room for it."""
         pool = self._fleet.pool(mask)
         tenant = feed.tenant

@@ -64,7 +64,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingFeed:
     """A feed that may start and has no owner."""
 
     feed_id: int
@@ -96,7 +96,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class EligibleWorker:
     """A worker that may be given feeds: active, wanted to serve, heard from."""
 
     worker_id: UUID
@@ -168,5 +168,5 @@ class Experience:
 NO_EXPERIENCE = Experience()
 
 
-def is_settled(worker: Candidate, *, now: datetime, settle_s: float) -> bool:
+def is_settled(worker: EligibleWorker, *, now: datetime, settle_s: float) -> bool:
     return now - worker.started_at >= timedelta(seconds=settle_s)

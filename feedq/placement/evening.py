@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from feedq.placement.base import Rules
-from feedq.placement.fleet import Choice, Fleet, Slot
+from feedq.placement.fleet import Choice, FleetLoads, Slot
 from feedq.placement.moving import Moves, open_tiers
 
 ROUNDING = 1e-9
@@ -31,7 +31,7 @@ Lot: TypeAlias = dict[str, list[Item]]
 """A worker's feeds of one selector by tenant, in order; tenants without a cap count as one."""
 
 
-class Evening:
+class Rebalancer:
     """Evens the fleet out as far as the limit on moves allows."""
 
     def __init__(self, made: Moves, rules: Rules) -> None:
@@ -187,7 +187,7 @@ class Evening:
                 del lots[choice]
 
 
-def givers(fleet: Fleet, rules: Rules) -> list[Slot]:
+def givers(fleet: FleetLoads, rules: Rules) -> list[Slot]:
     """Workers that could have too much, going by their counters: above one that may be given something."""
     slots = fleet.slots
     takers = [slot for slot in slots if slot.key is not None]

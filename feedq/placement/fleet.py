@@ -19,7 +19,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from feedq.model import ANYWHERE, Selector
-from feedq.placement.base import Avoided, Candidate, Held, Waiting, is_settled
+from feedq.placement.base import Avoided, EligibleWorker, Held, WaitingFeed, is_settled
 
 POOL_ENTRIES_MAX = 4_000_000
 """Entries of all pools together, about 8 bytes each: beyond it they are dropped and made anew when asked for."""
@@ -48,7 +48,7 @@ class Slot:
         "worker_id",
     )
 
-    def __init__(self, worker: Candidate, index: int, *, is_open: bool) -> None:
+    def __init__(self, worker: EligibleWorker, index: int, *, is_open: bool) -> None:
         self.worker_id = worker.worker_id
         self.name = worker.name
         self.started_at = worker.started_at
@@ -206,11 +206,11 @@ NOWHERE = Choice((), matched=True)
 """For a feed that had better stay where it is."""
 
 
-class Fleet:
+class FleetLoads:
     """All workers, those whose ``is_open`` is false as givers only."""
 
     def __init__(
-        self, workers: Sequence[Candidate], *, settled: tuple[datetime, float] | None = None
+        self, workers: Sequence[EligibleWorker], *, settled: tuple[datetime, float] | None = None
     ) -> None:
         """With ``settled``, now and the time to settle, younger workers are given nothing, nor those that lag."""
         ordered = sorted(workers, key=lambda w: w.worker_id.int)
@@ -262,7 +262,7 @@ class Fleet:
             found = self._choices[key] = self._in_order(Choice(tiers, matched=bool(required)))
         return found
 
-    def choice_of(self, feed: Waiting | Held) -> Choice:
+    def choice_of(self, feed: WaitingFeed | Held) -> Choice:
         """As far as labels and the sink are concerned: if some of the workers can write to that, only these."""
         choice = self.choice(feed.selector)
         if feed.sink in self.without:

@@ -9,7 +9,7 @@ move away only starts above it, so neither undoes the other.
 from __future__ import annotations
 
 from feedq.placement.base import Held, Rules
-from feedq.placement.fleet import Fleet, Slot
+from feedq.placement.fleet import FleetLoads, Slot
 from feedq.placement.moving import Moves, open_tiers
 from feedq.placement.rendezvous import EXCESS, Rendezvous
 
@@ -76,7 +76,7 @@ class Homing:
         return None
 
 
-def strays(fleet: Fleet, rules: Rules) -> list[Slot]:
+def strays(fleet: FleetLoads, rules: Rules) -> list[Slot]:
     """Workers whose feeds could be at home elsewhere, going by the counters alone."""
     if all(slot.key is None for slot in fleet.slots):
         return []
@@ -85,7 +85,7 @@ def strays(fleet: Fleet, rules: Rules) -> list[Slot]:
     return [slot for slot in fleet.slots if slot.feeds and (joined or chooser.is_over(slot))]
 
 
-def _newcomers(fleet: Fleet, chooser: Rendezvous) -> list[Slot]:
+def _newcomers(fleet: FleetLoads, chooser: Rendezvous) -> list[Slot]:
     return [
         slot
         for slot in fleet.slots

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from feedq.placement.base import Held, Transfer
-from feedq.placement.fleet import Fleet, Slot
+from feedq.placement.fleet import FleetLoads, Slot
 
 
 class Moves:
     """Carries moves out on paper. A feed that moves twice counts once, and not at all when it comes back."""
 
-    def __init__(self, fleet: Fleet, held: Iterable[Held], *, limit: int) -> None:
+    def __init__(self, fleet: FleetLoads, held: Iterable[Held], *, limit: int) -> None:
         self.fleet = fleet
         self.made = 0
         """Steps, those of a feed that moved twice included."""

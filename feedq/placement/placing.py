@@ -19,20 +19,20 @@ from uuid import UUID
 
 from feedq.model import Reason
 from feedq.placement.balanced import Balanced
-from feedq.placement.base import Candidate, Placement, Rules, Strategy, Waiting, is_settled
-from feedq.placement.fleet import Choice, Fleet, Slot
+from feedq.placement.base import EligibleWorker, Placement, Rules, Strategy, WaitingFeed, is_settled
+from feedq.placement.fleet import Choice, FleetLoads, Slot
 from feedq.placement.rendezvous import Rendezvous
 
 
 def place(
-    waiting: Iterable[Waiting], workers: Sequence[Candidate], *, now: datetime, rules: Rules
+    waiting: Iterable[WaitingFeed], workers: Sequence[EligibleWorker], *, now: datetime, rules: Rules
 ) -> Placement:
     """Assign every waiting feed that fits.
 
     While *every* worker is younger than ``rules.settle_s`` the fleet is starting cold, and nothing is placed but
     what was promised: the first worker up must not take everything. One older worker is enough to go ahead.
     """
-    fleet = Fleet(workers)
+    fleet = FleetLoads(workers)
     queue = in_order(waiting)
     assignments, queue = _keep_promises(queue, fleet)
     if workers and is_cold(workers, now=now, settle_s=rules.settle_s):
@@ -46,12 +46,12 @@ def place(
     return Placement(tuple(assignments), tuple(unplaced))
 
 
-def is_cold(workers: Sequence[Candidate], *, now: datetime, settle_s: float) -> bool:
+def is_cold(workers: Sequence[EligibleWorker], *, now: datetime, settle_s: float) -> bool:
     """Whether the whole fleet has only just come up."""
     return not any(is_settled(w, now=now, settle_s=settle_s) for w in workers)
 
 
-def in_order(waiting: Iterable[Waiting]) -> list[Waiting]:
+def in_order(waiting: Iterable[WaitingFeed]) -> list[WaitingFeed]:
     """The heaviest first; of equal weight a tenant's one after the other: they fall on different workers."""
     # Three stable sorts by plain values take half the time of one by tuples.
     queue = sorted(waiting, key=attrgetter("feed_id"))
@@ -60,7 +60,9 @@ def in_order(waiting: Iterable[Waiting]) -> list[Waiting]:
     return queue
 
 
-def assign(queue: Sequence[Waiting], fleet: Fleet, rules: Rules) -> Iterator[tuple[Waiting, Slot | None]]:
+def assign(
+    queue: Sequence[WaitingFeed], fleet: FleetLoads, rules: Rules
+) -> Iterator[tuple[WaitingFeed, Slot | None]]:
     """Fill the fleet up with these feeds, in this order, as far as it is asked to: who took each, or None."""
     rendezvous = rules.strategy is Strategy.RENDEZVOUS
     strategy = Rendezvous(fleet, rules, queue) if rendezvous else Balanced(fleet, rules)
@@ -77,7 +79,7 @@ def assign(queue: Sequence[Waiting], fleet: Fleet, rules: Rules) -> Iterator[tup
         yield feed, slot
 
 
-def _longest_ago(feed: Waiting, choice: Choice, fleet: Fleet, rules: Rules) -> Slot | None:
+def _longest_ago(feed: WaitingFeed, choice: Choice, fleet: FleetLoads, rules: Rules) -> Slot | None:
     """Of the workers on which a feed failed and that have room, the one on which it did so longest ago."""
     cap = rules.cap_of(feed.tenant)
     held = fleet.held(feed.tenant) if cap is not None else {}
@@ -89,19 +91,21 @@ def _longest_ago(feed: Waiting, choice: Choice, fleet: Fleet, rules: Rules) -> S
     return None
 
 
-def _why_not(feed: Waiting, fleet: Fleet) -> Reason:
+def _why_not(feed: WaitingFeed, fleet: FleetLoads) -> Reason:
     has_match = fleet.choice(feed.selector).matched or not fleet.slots
     return Reason.NO_CAPACITY if has_match else Reason.NO_MATCH
 
 
-def _keep_promises(queue: Sequence[Waiting], fleet: Fleet) -> tuple[list[tuple[int, UUID]], list[Waiting]]:
+def _keep_promises(
+    queue: Sequence[WaitingFeed], fleet: FleetLoads
+) -> tuple[list[tuple[int, UUID]], list[WaitingFeed]]:
     """A promise is counted with its worker already, so it needs no room there and takes none.
 
     A worker that lacks a required label, as the feed was edited or the worker came back with others, is left out;
     so is one that cannot write to its sink while another can.
     """
     kept: list[tuple[int, UUID]] = []
-    rest: list[Waiting] = []
+    rest: list[WaitingFeed] = []
     for feed in queue:
         slot = fleet.by_id.get(feed.promised_to) if feed.promised_to is not None else None
         if slot is None:

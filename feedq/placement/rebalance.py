@@ -17,9 +17,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from feedq.placement.base import Candidate, Held, Rules, Strategy, Transfer, Waiting
-from feedq.placement.evening import Evening, givers
-from feedq.placement.fleet import Fleet
+from feedq.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed
+from feedq.placement.evening import Rebalancer, givers
+from feedq.placement.fleet import FleetLoads
 from feedq.placement.homing import Homing, strays
 from feedq.placement.moving import Moves
 from feedq.placement.placing import assign, in_order
@@ -27,7 +27,7 @@ from feedq.placement.placing import assign, in_order
 
 def rebalance(
     held: Iterable[Held],
-    workers: Sequence[Candidate],
+    workers: Sequence[EligibleWorker],
     *,
     now: datetime,
     rules: Rules,
@@ -40,9 +40,9 @@ def rebalance(
     worker is none of ``workers`` has to leave it, as soon as there is a place for it. To ``busy`` workers, which
     feeds are on their way to, none goes to see whether it fails there still.
     """
-    fleet = Fleet(workers, settled=(now, rules.settle_s))
+    fleet = FleetLoads(workers, settled=(now, rules.settle_s))
     made = Moves(fleet, _with_one_try(list(held), fleet, now=now, rules=rules, busy=busy), limit=moves)
-    strategy = Homing if rules.strategy is Strategy.RENDEZVOUS else Evening
+    strategy = Homing if rules.strategy is Strategy.RENDEZVOUS else Rebalancer
     while made.left > 0:
         _evacuate(made, rules)
         before = made.made
@@ -54,19 +54,19 @@ def rebalance(
     return made.transfers()
 
 
-def donors(workers: Sequence[Candidate], *, now: datetime, rules: Rules) -> tuple[UUID, ...]:
+def donors(workers: Sequence[EligibleWorker], *, now: datetime, rules: Rules) -> tuple[UUID, ...]:
     """Workers that `rebalance` could move feeds from, going by their counters alone; none means that it moves none
     (but those of workers that are no candidates). A worker named may turn out to have no feed that fits elsewhere.
 
     Feeds count as equal in weight when the loads of all workers are in proportion to their numbers of feeds.
     """
-    fleet = Fleet(workers, settled=(now, rules.settle_s))
+    fleet = FleetLoads(workers, settled=(now, rules.settle_s))
     found = strays(fleet, rules) if rules.strategy is Strategy.RENDEZVOUS else givers(fleet, rules)
     return tuple(slot.worker_id for slot in found)
 
 
 def _with_one_try(
-    held: list[Held], fleet: Fleet, *, now: datetime, rules: Rules, busy: Collection[UUID]
+    held: list[Held], fleet: FleetLoads, *, now: datetime, rules: Rules, busy: Collection[UUID]
 ) -> list[Held]:
     """One feed for each worker that feeds avoid and on which none has failed for long: it may be moved there. The
     others may once one of their remote has landed records there. Most feeds avoid nobody."""
@@ -91,7 +91,7 @@ def _with_one_try(
 
 def _evacuate(made: Moves, rules: Rules) -> None:
     queue = in_order(
-        Waiting(
+        WaitingFeed(
             feed.feed_id,
             feed.weight,
             tenant=feed.tenant,

@@ -23,8 +23,8 @@ from hashlib import blake2b
 from struct import unpack
 
 from feedq.placement.balanced import Balanced
-from feedq.placement.base import Rules, Waiting
-from feedq.placement.fleet import Choice, Fleet, Slot
+from feedq.placement.base import Rules, WaitingFeed
+from feedq.placement.fleet import Choice, FleetLoads, Slot
 
 EXCESS = 0.25
 """How much more than the mean a worker may be utilised. Smaller is more even, and moves more feeds when workers
@@ -38,12 +38,12 @@ varies by an eighth. The others' are in proportion, so a fleet that outgrows a p
 class Rendezvous:
     """Chooses a worker for one feed after the other."""
 
-    def __init__(self, fleet: Fleet, rules: Rules, queue: Sequence[Waiting] = ()) -> None:
+    def __init__(self, fleet: FleetLoads, rules: Rules, queue: Sequence[WaitingFeed] = ()) -> None:
         """``queue`` are all feeds that are about to be placed: the bound is what it will be with them."""
         self._fleet = fleet
         self._rules = rules
         self._fallback = Balanced(fleet, rules)
-        self._rings: dict[int, tuple[Ring, list[Slot]]] = {}
+        self._rings: dict[int, tuple[HashRing, list[Slot]]] = {}
         load = sum(slot.load for slot in fleet.slots) + sum(feed.weight for feed in queue)
         count = sum(slot.feeds for slot in fleet.slots) + len(queue)
         self.mean = load / max(sum(slot.capacity for slot in fleet.slots), 1)
@@ -52,11 +52,11 @@ class Rendezvous:
         """Mean weight."""
         self._means = {mask: self._mean_of(mask, coming) for mask, coming in _by_tier(fleet, queue).items()}
 
-    def choose(self, feed: Waiting, choice: Choice) -> Slot | None:
+    def choose(self, feed: WaitingFeed, choice: Choice) -> Slot | None:
         """Of the first tier that has room for it; None when none has."""
         return self.choose_but(feed, choice, 0)
 
-    def choose_but(self, feed: Waiting, choice: Choice, avoided: int) -> Slot | None:
+    def choose_but(self, feed: WaitingFeed, choice: Choice, avoided: int) -> Slot | None:
         """The same, of the workers that it does not avoid."""
         for mask in choice.tiers:
             slot = self.favoured(feed.feed_id, feed.weight, feed.tenant, mask, avoided)
@@ -97,7 +97,7 @@ class Rendezvous:
         load = sum(slot.load for slot in slots) + coming
         return max(self.mean, load / max(sum(slot.capacity for slot in slots), 1))
 
-    def _ring(self, mask: int) -> tuple[Ring, list[Slot]]:
+    def _ring(self, mask: int) -> tuple[HashRing, list[Slot]]:
         found = self._rings.get(mask)
         if found is None:
             slots = self._fleet.members(mask)
@@ -105,7 +105,7 @@ class Rendezvous:
         return found
 
 
-def _by_tier(fleet: Fleet, queue: Iterable[Waiting]) -> dict[int, float]:
+def _by_tier(fleet: FleetLoads, queue: Iterable[WaitingFeed]) -> dict[int, float]:
     """The weight of these feeds by the first tier of each."""
     weights: dict[int, float] = {}
     for feed in queue:
@@ -116,7 +116,7 @@ def _by_tier(fleet: Fleet, queue: Iterable[Waiting]) -> dict[int, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class HashRing:
     """Points in order, and whose each is, as an index; after the last comes the first."""
 
     points: tuple[int, ...]
@@ -129,7 +129,7 @@ class Ring:
                 yield self.owners[bisect(self.points, place)]
 
 
-def ring_of(slots: Iterable[Slot]) -> Ring:
+def ring_of(slots: Iterable[Slot]) -> HashRing:
     """By name, which a worker keeps when it is restarted; should two have the same, the later id gets a number."""
     seen: Counter[str] = Counter()
     workers: list[tuple[str, int]] = []
@@ -141,10 +141,10 @@ def ring_of(slots: Iterable[Slot]) -> Ring:
 
 
 @lru_cache(maxsize=16)
-def _ring(workers: tuple[tuple[str, int], ...]) -> Ring:
+def _ring(workers: tuple[tuple[str, int], ...]) -> HashRing:
     largest = max((capacity for _, capacity in workers), default=0)
     if largest <= 0:
-        return Ring((), ())
+        return HashRing((), ())
     unit = 1 << largest.bit_length() - 1
     points: list[tuple[int, int]] = []
     for owner, (name, capacity) in enumerate(workers):
@@ -152,7 +152,7 @@ def _ring(workers: tuple[tuple[str, int], ...]) -> Ring:
         points += ((point, owner) for point in _points(name, count))
     points.sort()
     owners = [owner for _, owner in points]
-    return Ring(tuple(point for point, _ in points), (*owners, owners[0]))
+    return HashRing(tuple(point for point, _ in points), (*owners, owners[0]))
 
 
 def _points(name: str, count: int) -> Iterator[int]:

@@ -17,7 +17,7 @@ from uuid import UUID
 from feedq.clock import Clock
 from feedq.errors import Unavailable
 from feedq.model import FeedKey, Reason, Release
-from feedq.runtime.desk import Desk
+from feedq.runtime.desk import LeaseClient
 from feedq.store.base import Store
 
 FOLLOW_S = 0.5
@@ -28,10 +28,10 @@ Tenures = Callable[[], Collection[int]]
 """The ids of the feeds whose ``stream_feed`` runs, or is about to, in this worker."""
 
 
-class Beside:
+class ExternalPool:
     """The leases of tenures beside the supervisor. `audit` may be called from any thread."""
 
-    def __init__(self, store: Store, desk: Desk, tenures: Tenures, *, clock: Clock) -> None:
+    def __init__(self, store: Store, desk: LeaseClient, tenures: Tenures, *, clock: Clock) -> None:
         self._store, self._desk = store, desk
         self._tenures = tenures
         self._clock = clock

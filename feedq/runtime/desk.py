@@ -69,7 +69,7 @@ class _Group:
             self.claims.setdefault(item[0], []).append(item[1])
 
 
-class Desk:
+class LeaseClient:
     """Grouped claims, releases and reports of one worker process."""
 
     def __init__(

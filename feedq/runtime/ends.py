@@ -9,7 +9,7 @@ from uuid import UUID
 
 from feedq.model import FeedKey
 from feedq.runtime.fencer import Fencer, GoneWorkers
-from feedq.runtime.outlet import Budget, Outlet
+from feedq.runtime.outlet import BatchQueue, InflightBudget
 from feedq.runtime.writer import Down, Outage, Writer
 from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Landing, Sink, load_sink
@@ -20,7 +20,7 @@ WRITTEN_S = 30.0
 """A sink counts as within reach for so long after it was written to: longer than most feeds are silent."""
 
 
-class SinkEnds:
+class SinkPool:
     """Writers and fencers by sink name. Thread-safe; `fence` and `open_outlet` on a runner's loop."""
 
     def __init__(
@@ -33,7 +33,7 @@ class SinkEnds:
         self._fencers: dict[str, Fencer] = {}
         self._outages: dict[str, Outage] = {}
         self._lock = Lock()
-        self.budget = Budget(settings.inflight_bytes_total)
+        self.budget = InflightBudget(settings.inflight_bytes_total)
 
     async def fence(self, sink: str, request: FenceRequest) -> FenceOutcome:
         """Raises `SinkUnavailable`, or `InvalidInput` when no such sink is set up here."""
@@ -47,8 +47,8 @@ class SinkEnds:
         landing: Landing,
         fenced: Fenced,
         on_change: Callable[[], None],
-    ) -> Outlet:
-        return Outlet(
+    ) -> BatchQueue:
+        return BatchQueue(
             key,
             feed,
             landing,

@@ -26,7 +26,7 @@ logger = log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Hooks:
+class TaskCallbacks:
     """What the message's side wants to hear. None of them may block: they are called on the loop."""
 
     accepted: Callable[[], None]
@@ -37,16 +37,16 @@ class Hooks:
     """A sign of life now and then, for whoever watches Celery's events; this one is called often."""
 
 
-class Audience:
+class AssignmentListener:
     """Who hears of one tenure: the side of its message, once that is here."""
 
     __slots__ = ("_hooks", "_intake", "_key", "_was_accepted")
 
-    def __init__(self, intake: Intake, key: FeedKey, hooks: Hooks | None) -> None:
+    def __init__(self, intake: ClaimQueue, key: FeedKey, hooks: TaskCallbacks | None) -> None:
         self._intake, self._key, self._hooks = intake, key, hooks
         self._was_accepted = False
 
-    def join(self, hooks: Hooks) -> bool:
+    def join(self, hooks: TaskCallbacks) -> bool:
         """Whether there was nobody else; one who comes after the claim hears of it now."""
         with self._intake.lock:
             if self._hooks is not None:
@@ -76,10 +76,10 @@ class Audience:
             self._hooks.progress(text)
 
 
-Granted: TypeAlias = list[tuple[Claim, Audience]]
+Granted: TypeAlias = list[tuple[Claim, AssignmentListener]]
 
 
-class Intake:
+class ClaimQueue:
     """Tenures of this worker, from the moment that their claim is asked for. Thread-safe."""
 
     def __init__(
@@ -92,11 +92,11 @@ class Intake:
         """``refusal`` says why not, given the key and how many claims are under way."""
         self._refusal, self._claim, self._begin = refusal, claim, begin
         self.lock = Lock()
-        self.tenures: dict[FeedKey, Audience] = {}
+        self.tenures: dict[FeedKey, AssignmentListener] = {}
         """With `lock`, for its audiences."""
         self._pending: set[FeedKey] = set()
 
-    def offer(self, key: FeedKey, hooks: Hooks) -> None:
+    def offer(self, key: FeedKey, hooks: TaskCallbacks) -> None:
         """A message came in: ask for the claim, join the tenure, or drop it."""
         refused = self._ask(key, hooks)
         if refused is None:
@@ -111,14 +111,14 @@ class Intake:
         for key in keys:
             self._ask(key, None)
 
-    def _ask(self, key: FeedKey, hooks: Hooks | None) -> str | None:
+    def _ask(self, key: FeedKey, hooks: TaskCallbacks | None) -> str | None:
         """Why the claim is not asked for, if so."""
         with self.lock:
             if key in self.tenures:
                 return "a duplicate: its claim is under way, or it runs here"
             if (refused := self._refusal(key, len(self._pending))) is not None:
                 return refused
-            self.tenures[key] = Audience(self, key, hooks)
+            self.tenures[key] = AssignmentListener(self, key, hooks)
             self._pending.add(key)
         self._claim(key)
         return None
@@ -141,7 +141,7 @@ class Intake:
             self._begin(worker_id, starting)
 
 
-def _drop(key: FeedKey, hooks: Hooks | Audience, why: str) -> None:
+def _drop(key: FeedKey, hooks: TaskCallbacks | AssignmentListener, why: str) -> None:
     logger.info(LogEvent.MESSAGE_DROPPED, feed_id=key[0], epoch=key[1], why=why)
     hooks.accepted()
     hooks.finished(f"dropped: {why}")

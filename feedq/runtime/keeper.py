@@ -7,7 +7,7 @@ Three threads, none of them the event loop's, so that feed code cannot hold them
 * *guard* does nothing but wait for the end of the trust window: the other two may be stuck in a call to a
   database that does not answer.
 
-What follows from it is the `Tenant`'s business: suspend (cut every socket, keep the leases), resume, or let
+What follows from it is the `LeaseListener`'s business: suspend (cut every socket, keep the leases), resume, or let
 everything go and begin anew. A worker that lost *all* its sessions suspends at once: the beat may take it
 for crashed.
 """
@@ -25,8 +25,8 @@ from feedq.lease import TrustWindow
 from feedq.model import Heartbeat, Load, NewWorker, Worker, WorkerState
 from feedq.runtime.stall import LOOK_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
-from feedq.store.base import Listener, Session, Store
-from feedq.store.channels import Ring
+from feedq.store.base import Listener, Store, WorkerSession
+from feedq.store.channels import NotifyReason
 from feedq.telemetry import HEARTBEAT_SECONDS, LogEvent, log
 
 RETRY_FIRST_S = 0.1
@@ -44,7 +44,7 @@ WATCHDOG_JITTER = 0.2
 logger = log(__name__)
 
 
-class Tenant(Protocol):
+class LeaseListener(Protocol):
     """Whoever acts under the lease. Called from the keeper's threads; must not block."""
 
     def registered(self, worker: Worker) -> None: ...
@@ -71,7 +71,7 @@ class Tenant(Protocol):
     def load(self) -> Load: ...
 
 
-class Companion(Protocol):
+class SessionListener(Protocol):
     """Who else lives under the worker session. Called from the keeper's threads; must not block."""
 
     def gone(self) -> None: ...
@@ -79,21 +79,21 @@ class Companion(Protocol):
     def summoned(self) -> None: ...
 
 
-class Keeper:
+class LeaseKeeper:
     """The lease of one worker process, through as many worker sessions as it takes."""
 
     def __init__(
         self,
         store: Store,
         new_worker: Callable[[], NewWorker],
-        tenant: Tenant,
+        tenant: LeaseListener,
         *,
         settings: Settings,
         clock: Clock,
         rng: Random,
     ) -> None:
         self._store, self._new_worker, self._tenant = store, new_worker, tenant
-        self.companion: Companion | None = None
+        self.companion: SessionListener | None = None
         self._settings, self._clock = settings, clock
         self._heartbeat_s = max(settings.heartbeat_s, HEARTBEAT_MIN_S)
         self._lock = RLock()
@@ -105,7 +105,7 @@ class Keeper:
         self._live: set[str] = set()
         self._is_reconnecting = False
         """Whether a session was lost since the database last answered a heartbeat."""
-        self._session: Session | None = None
+        self._session: WorkerSession | None = None
         self._listener: Listener | None = None
         self._renewed_at = self._tried_at = clock.monotonic()
         self._watchdog_s = max(settings.reconcile_interval_s * WATCHDOG_INTERVALS, WATCHDOG_MIN_S)
@@ -251,7 +251,7 @@ class Keeper:
 
     # -- sessions ------------------------------------------------------------------------------------
 
-    def _open_session(self) -> Session:
+    def _open_session(self) -> WorkerSession:
         if self._session is None:
             assert self.worker is not None
             session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
@@ -343,7 +343,7 @@ class Keeper:
                 pause_s = RETRY_FIRST_S
                 try:
                     # Something may have been asked before we listened.
-                    self._summoned(list(Ring))
+                    self._summoned(list(NotifyReason))
                     while not self._stopping.is_set() and self.worker is worker:
                         if listener.wait(LISTEN_S):
                             self._summoned(listener.heard)
@@ -361,9 +361,9 @@ class Keeper:
                 self._stopping.wait(RETRY_MAX_S)
 
     def _summoned(self, heard: Collection[str]) -> None:
-        if Ring.FEEDS.is_among(heard):
+        if NotifyReason.FEEDS.is_among(heard):
             self._tenant.summoned()
-        if self.companion is not None and Ring.JOBS.is_among(heard):
+        if self.companion is not None and NotifyReason.JOBS.is_among(heard):
             self.companion.summoned()
 
     def _guard(self) -> None:

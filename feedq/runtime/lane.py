@@ -20,7 +20,7 @@ class _Job(NamedTuple):
     keywords: dict[str, Any]
 
 
-class Lane:
+class SerialExecutor:
     """Jobs one after the other. Thread-safe; the thread starts with the first job."""
 
     def __init__(self, name: str) -> None:

@@ -107,7 +107,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class ThreadStack:
     """What one thread was doing, the innermost call first: ``File "…", line 3 in f``."""
 
     ident: int
@@ -139,15 +139,15 @@ class Voice:
         self._said = b""
 
 
-def parse_stacks(text: str) -> list[Stack]:
+def parse_stacks(text: str) -> list[ThreadStack]:
     """The stacks of a dump of faulthandler."""
-    stacks: list[Stack] = []
+    stacks: list[ThreadStack] = []
     head: tuple[int, bool] | None = None
     calls: list[str] = []
 
     def close() -> None:
         if head is not None:
-            stacks.append(Stack(*head, tuple(calls)))
+            stacks.append(ThreadStack(*head, tuple(calls)))
 
     for line in text.splitlines():
         words = line.split()
@@ -299,7 +299,7 @@ class Monitor:
         since, used = self._used[thread]
         return (processor_s(self._pid, thread) - used) / max(monotonic() - since, 0.001)
 
-    def _ask_for_stacks(self) -> list[Stack]:
+    def _ask_for_stacks(self) -> list[ThreadStack]:
         self._voice.forget()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, DUMP_SIGNAL)
@@ -373,7 +373,7 @@ def main() -> None:
         if loss is not None and loss.cause == "killed":
             sleep(AFTER_FAILOVER_S)
     if loss is not None:
-        report = Report(activity, loss)
+        report = VerdictWriter(activity, loss)
         if not is_over:
             # First the verdict, then the end: whoever takes its feeds over must know. Memory does not wait.
             report.join(0.0 if loss.cause == "memory" else REPORT_FIRST_S)
@@ -483,7 +483,7 @@ def _send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-class Report(Thread):
+class VerdictWriter(Thread):
     """Writes the verdict into the control database, as far as that answers in time."""
 
     def __init__(self, activity: Activity, loss: Loss) -> None:

@@ -1,8 +1,8 @@
 """The end of a feed's pipe: where a runner puts its batches and learns what became of them.
 
 An outlet lives on its runner's event loop; the writer thread reaches it through `call_soon_threadsafe` only.
-It bounds what is received and not yet committed, for its feed and, through `Budget`, for the whole worker: a
-batch that it has taken is on its way at once, and the next one is only asked for when there is room for it.
+It bounds what is received and not yet committed, for its feed and, through `InflightBudget`, for the whole worker:
+a batch that it has taken is on its way at once, and the next one is only asked for when there is room for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from feedq.sinks.base import Landing
 from feedq.telemetry import INFLIGHT_BYTES
 
 
-class Budget:
+class InflightBudget:
     """Bytes received and not yet committed, over all feeds of the worker. Thread-safe.
 
     It is the `feedq.connectors.base.Room` of this worker's connectors: what waits in their buffers counts. A
@@ -33,7 +33,7 @@ class Budget:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._lock = Lock()
-        self._waiting: set[Outlet] = set()
+        self._waiting: set[BatchQueue] = set()
         INFLIGHT_BYTES.set_function(lambda: self._bytes)
 
     @property
@@ -66,12 +66,12 @@ class Budget:
         for outlet in woken:
             outlet.wake_from_any_thread()
 
-    def wake_when_free(self, outlet: Outlet) -> None:
+    def wake_when_free(self, outlet: BatchQueue) -> None:
         with self._lock:
             self._waiting.add(outlet)
 
 
-class Outlet:
+class BatchQueue:
     """One tenure's way into the sink.
 
     ``cursor`` is where the sink stands: everything up to it has been committed. ``failure``, once set, is
@@ -116,9 +116,9 @@ class Outlet:
         *,
         cursor: JSON,
         continues: UUID | None,
-        budget: Budget,
+        budget: InflightBudget,
         inflight_max: int,
-        submit: Callable[[Outlet, Batch], None],
+        submit: Callable[[BatchQueue, Batch], None],
         hurry: Callable[[], None],
         forget: Callable[[], None],
         on_change: Callable[[], None],
@@ -210,7 +210,7 @@ class Outlet:
         self._inflight -= size
         self.unwritten_since = monotonic() if self._inflight else None
 
-    def take_over(self, counts_of: Outlet) -> None:
+    def take_over(self, counts_of: BatchQueue) -> None:
         """Go on counting where another outlet of this tenure has ended."""
         before = counts_of
         self.landed, self.dead, self.bytes_landed = before.landed, before.dead, before.bytes_landed

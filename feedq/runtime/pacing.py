@@ -33,7 +33,7 @@ NAP_S_MAX = 2.0
 table may be gone."""
 
 
-class Pace:
+class FeedThrottle:
     """What one feed has to keep to."""
 
     __slots__ = ("_clock", "_is_waiting", "_lock", "_throttles", "_waiting_bytes_max")
@@ -94,7 +94,7 @@ class PacedRoom:
 
     __slots__ = ("_held", "_pace", "_room")
 
-    def __init__(self, room: Room, pace: Pace) -> None:
+    def __init__(self, room: Room, pace: FeedThrottle) -> None:
         self._room = room
         self._pace = pace
         self._held = 0
@@ -130,13 +130,15 @@ class Pacing:
         self._throttles: dict[str, Throttle] = {}
 
     @contextmanager
-    def of(self, feed: Feed, limits: RateLimits) -> Iterator[Pace]:
+    def of(self, feed: Feed, limits: RateLimits) -> Iterator[FeedThrottle]:
         """What a feed has to keep to while it is here."""
         own = () if limits == UNLIMITED else (Throttle(limits, now=self._clock.monotonic()),)
         shared = self._join(feed.spec.tenant)
         self._count_limited(1 if own or shared else 0)
         try:
-            yield Pace(own + shared, self._clock, self._lock, waiting_bytes_max=self._waiting_bytes_max)
+            yield FeedThrottle(
+                own + shared, self._clock, self._lock, waiting_bytes_max=self._waiting_bytes_max
+            )
         finally:
             self._count_limited(-1 if own or shared else 0)
             if shared:

@@ -32,7 +32,7 @@ from feedq import lease
 from feedq.errors import FeedqError
 from feedq.model import Claim, FeedKey, Loss, Reason, Release
 from feedq.runtime.activity import Activity
-from feedq.runtime.intake import Audience
+from feedq.runtime.intake import AssignmentListener
 from feedq.runtime.monitor import (
     DUMP_SIGNAL,
     Limits,
@@ -79,7 +79,7 @@ class Quarantine:
     def has_feed(self, feed_id: int) -> bool:
         return any(key[0] == feed_id for key in self.keys)
 
-    def start(self, claim: Claim, audience: Audience, worker_id: UUID) -> None:
+    def start(self, claim: Claim, audience: AssignmentListener, worker_id: UUID) -> None:
         """Run a claim that was granted. Returns at once."""
         child = _Child(claim, worker_id, self._settings)
         with self._lock:
@@ -111,7 +111,7 @@ class Quarantine:
         for child in children:
             child.kill()
 
-    def _attend(self, child: _Child, audience: Audience, worker_id: UUID) -> None:
+    def _attend(self, child: _Child, audience: AssignmentListener, worker_id: UUID) -> None:
         release: Release | None = None
         try:
             loss = child.run()

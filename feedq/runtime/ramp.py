@@ -40,7 +40,7 @@ from threading import Lock
 from typing import Final, Generic, TypeVar
 
 from feedq.clock import Clock, SystemClock
-from feedq.pace import Gate
+from feedq.pace import RateLimiter
 from feedq.settings import Settings
 from feedq.telemetry import CONNECTS, CONNECTS_WAITING
 
@@ -68,19 +68,19 @@ W = TypeVar("W", bound=Waiter)
 
 
 @dataclass(eq=False, slots=True)
-class Line(Generic[W]):
+class HostQueue(Generic[W]):
     """Those who wait for one host, the feeds of lost workers apart from others; the gate is the same."""
 
     host: str | None
     after_loss: bool
-    gate: Gate | None
+    gate: RateLimiter | None
     waiting: OrderedDict[W, None] = field(default_factory=OrderedDict)
     takes_turns: bool = False
     timer: int = 0
     """The entry in the timetable that counts; 0 for none."""
 
 
-class Turns(Generic[W]):
+class ConnectTurns(Generic[W]):
     """Who may connect when. Told the time; knows neither threads nor event loops."""
 
     def __init__(
@@ -93,14 +93,14 @@ class Turns(Generic[W]):
     ) -> None:
         self._rng = rng
         self._failover_burst_s = failover_burst_s
-        self._gate = Gate(connects_per_s, rng=rng) if connects_per_s else None
+        self._gate = RateLimiter(connects_per_s, rng=rng) if connects_per_s else None
         self._rates = {host.strip("[]").lower(): rate for host, rate in host_connects_per_s.items()}
         self._workers = 1
-        self._lines: dict[tuple[str | None, bool], Line[W]] = {}
+        self._lines: dict[tuple[str | None, bool], HostQueue[W]] = {}
         self._look_through_at = HOSTS_KEPT
-        self._turns: dict[bool, deque[Line[W]]] = {True: deque(), False: deque()}
+        self._turns: dict[bool, deque[HostQueue[W]]] = {True: deque(), False: deque()}
         """By whether they are those of lost workers, which come first."""
-        self._timetable: list[tuple[float, int, Line[W]]] = []
+        self._timetable: list[tuple[float, int, HostQueue[W]]] = []
         self._numbers = count(1)
         self.waiting = 0
 
@@ -190,7 +190,7 @@ class Turns(Generic[W]):
         ]
         heapify(self._timetable)
 
-    def _line_up(self, line: Line[W], now: float) -> None:
+    def _line_up(self, line: HostQueue[W], now: float) -> None:
         """Have a line take its turns as soon as its gate is open."""
         if not line.waiting or line.takes_turns or line.timer:
             return
@@ -202,13 +202,13 @@ class Turns(Generic[W]):
             line.timer = next(self._numbers)
             heappush(self._timetable, (opens_at, line.timer, line))
 
-    def _opens_at(self, gate: Gate | None, after_loss: bool) -> float:
+    def _opens_at(self, gate: RateLimiter | None, after_loss: bool) -> float:
         """When it opens for feeds of lost workers, or for others."""
         if gate is None:
             return float("-inf")
         return gate.opens_at - (self._failover_burst_s if after_loss else 0.0)
 
-    def _line(self, host: str | None, after_loss: bool, now: float) -> Line[W]:
+    def _line(self, host: str | None, after_loss: bool, now: float) -> HostQueue[W]:
         line = self._lines.get((host, after_loss))
         if line is None:
             if len(self._lines) >= self._look_through_at:
@@ -217,8 +217,8 @@ class Turns(Generic[W]):
             if beside is not None:
                 gate = beside.gate
             else:
-                gate = Gate(rate, share=1 / self._workers, rng=self._rng) if rate else None
-            line = self._lines[host, after_loss] = Line(host, after_loss, gate)
+                gate = RateLimiter(rate, share=1 / self._workers, rng=self._rng) if rate else None
+            line = self._lines[host, after_loss] = HostQueue(host, after_loss, gate)
         return line
 
     def _rate(self, host: str | None) -> float:
@@ -242,7 +242,7 @@ class Sleeper(Waiter):
     through: asyncio.Future[None]
 
 
-class Ramp:
+class ConnectLimiter:
     """The turns of one process. Thread-safe: feeds may wait on several event loops."""
 
     def __init__(
@@ -257,7 +257,7 @@ class Ramp:
         """Rates of 0 are without a limit. Hosts are lower-case, ``*`` stands for each one that is not named."""
         self._clock = clock
         self._lock = Lock()
-        self._turns = Turns[Sleeper](
+        self._turns = ConnectTurns[Sleeper](
             connects_per_s, host_connects_per_s, failover_burst_s=failover_burst_s, rng=rng
         )
         self._alarm: tuple[float, Sleeper] | None = None
@@ -332,9 +332,9 @@ def _tell(through: asyncio.Future[None]) -> None:
         through.set_result(None)
 
 
-def ramp_of(settings: Settings, clock: Clock, rng: Random) -> Ramp:
+def ramp_of(settings: Settings, clock: Clock, rng: Random) -> ConnectLimiter:
     """A ramp at the pace of the settings."""
-    return Ramp(
+    return ConnectLimiter(
         settings.connects_per_s,
         settings.host_connects_per_s,
         clock,
@@ -343,7 +343,7 @@ def ramp_of(settings: Settings, clock: Clock, rng: Random) -> Ramp:
     )
 
 
-def ramp_beside(settings: Settings) -> Ramp:
+def ramp_beside(settings: Settings) -> ConnectLimiter:
     """The ramp of this process, for tenures that run on threads beside the worker's supervisor."""
     # By process: a child must not use a lock that was held at the moment it was forked.
     hosts = frozenset(settings.host_connects_per_s.items())
@@ -353,5 +353,7 @@ def ramp_beside(settings: Settings) -> Ramp:
 @cache
 def _ramp_beside(
     _pid: int, connects_per_s: float, hosts: frozenset[tuple[str, float]], failover_burst_s: float
-) -> Ramp:
-    return Ramp(connects_per_s, dict(hosts), SystemClock(), failover_burst_s=failover_burst_s, rng=Random())
+) -> ConnectLimiter:
+    return ConnectLimiter(
+        connects_per_s, dict(hosts), SystemClock(), failover_burst_s=failover_burst_s, rng=Random()
+    )

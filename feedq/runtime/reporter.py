@@ -23,7 +23,7 @@ in the database, has a bound: of 10,000 busy feeds each is heard of every fifth 
 Send = Callable[[UUID, list[Progress]], None]
 
 
-class Reporter:
+class ProgressReporter:
     """What is to be reported of the runners of one loop. Used on that loop only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Send, *, worker_id: Callable[[], UUID]) -> None:

@@ -16,7 +16,7 @@ from threading import Lock
 
 from feedq.lease import Owner
 from feedq.model import FeedKey, Reason, StopRequest
-from feedq.runtime.intake import Audience
+from feedq.runtime.intake import AssignmentListener
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.runner import FeedRunner
 from feedq.telemetry import LogEvent, log
@@ -37,13 +37,13 @@ takes to land a record."""
 logger = log(__name__)
 
 
-class Roster:
+class RunningFeeds:
     """Who runs here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = Lock()
-        self._running: dict[int, tuple[FeedRunner, Audience]] = {}
+        self._running: dict[int, tuple[FeedRunner, AssignmentListener]] = {}
         self._lost: dict[FeedRunner, float] = {}
         """Those who lost their lease and have not ended, and when they were told."""
         self._looks_after_lost = False
@@ -52,7 +52,7 @@ class Roster:
         """From any thread."""
         return len(self._running)
 
-    def __iter__(self) -> Iterator[tuple[FeedRunner, Audience]]:
+    def __iter__(self) -> Iterator[tuple[FeedRunner, AssignmentListener]]:
         return iter(list(self._running.values()))
 
     @property
@@ -74,7 +74,7 @@ class Roster:
         held = self._running.get(key[0])
         return held is not None and held[0].key == key
 
-    def add(self, runner: FeedRunner, audience: Audience) -> None:
+    def add(self, runner: FeedRunner, audience: AssignmentListener) -> None:
         before = self._running.get(runner.key[0])
         if before is not None:
             # The feed came back before its last tenure here has ended.

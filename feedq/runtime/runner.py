@@ -56,11 +56,11 @@ from feedq.model import (
 from feedq.permission import Permissions
 from feedq.runtime.declared import Declared, declared, lean
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.outlet import Outlet
-from feedq.runtime.pacing import Pace, Pacing
-from feedq.runtime.ramp import Ramp
+from feedq.runtime.outlet import BatchQueue
+from feedq.runtime.pacing import FeedThrottle, Pacing
+from feedq.runtime.ramp import ConnectLimiter
 from feedq.runtime.sockets import Sockets
-from feedq.runtime.turnstile import Turnstile
+from feedq.runtime.turnstile import StartLimiter
 from feedq.secrets import Masker, resolve_secrets
 from feedq.sinks.base import (
     Fenced,
@@ -93,14 +93,14 @@ class Surroundings:
     note_thread: Callable[[int], AbstractContextManager[None]]
     """Notes that a thread runs code of this feed."""
     pacing: Pacing
-    ramp: Ramp
-    turnstile: Turnstile
+    ramp: ConnectLimiter
+    turnstile: StartLimiter
     trusted: asyncio.Event
     """Set while this worker may act as owner; belongs to the runner's loop."""
     drain_timeout_s: float
     fence: Callable[[str, FenceRequest], Awaitable[FenceOutcome]]
     raise_epoch: Callable[[FeedKey, int], Awaitable[FeedKey | None]]
-    open_outlet: Callable[[str, FeedKey, str, Landing, Fenced, Callable[[], None]], Outlet]
+    open_outlet: Callable[[str, FeedKey, str, Landing, Fenced, Callable[[], None]], BatchQueue]
     hurry: Callable[[str], None]
     """Ask the writer of a sink to commit now."""
     sink_trouble: Callable[[str], str | None]
@@ -139,7 +139,7 @@ class FeedRunner:
         self._letting_go = self._stalled = False
         self._stop_reason = Reason.RELEASED
         self._task: asyncio.Task[Release | None] | None = None
-        self._outlet: Outlet | None = None
+        self._outlet: BatchQueue | None = None
         self._must_fence = False
         """Whether its outlet has failed, though the tenure has not: it gets another one."""
         self._rewind: Rewind | None = None
@@ -309,7 +309,7 @@ class FeedRunner:
                         return await self._let_go(what.sink)
                 # Suspended, or a reconnect whose delay is over: wait until we may, then go round again.
 
-    async def _attempt(self, kind: type[Connector], what: Declared, pace: Pace) -> Release | None:
+    async def _attempt(self, kind: type[Connector], what: Declared, pace: FeedThrottle) -> Release | None:
         """One connection, from its fence to its end. None: go on as the interrupt says, or try again."""
         try:
             if what.options.secrets and self._masker is None:
@@ -344,7 +344,9 @@ class FeedRunner:
             return await self._after_failure(error)
         return None
 
-    async def _stream(self, batches: AsyncGenerator[Batch, None], outlet: Outlet, pace: Pace) -> None:
+    async def _stream(
+        self, batches: AsyncGenerator[Batch, None], outlet: BatchQueue, pace: FeedThrottle
+    ) -> None:
         try:
             async with contextlib.aclosing(batches):
                 async for batch in batches:
@@ -364,7 +366,7 @@ class FeedRunner:
             raise SourceUnavailable(f"unexpected error in connector: {error!r}") from error
         raise SourceUnavailable("the source ended the stream")
 
-    async def _open_outlet(self, what: Declared, failed: Outlet | None) -> Outlet:
+    async def _open_outlet(self, what: Declared, failed: BatchQueue | None) -> BatchQueue:
         """Fence, and begin where the sink says; what waits in an outlet that has ``failed`` is asked for again."""
         if failed is not None:
             failed.abandon()
@@ -494,7 +496,7 @@ class FeedRunner:
 
     # -- small things --------------------------------------------------------------------------------
 
-    def _context(self, outlet: Outlet, pace: Pace) -> Context:
+    def _context(self, outlet: BatchQueue, pace: FeedThrottle) -> Context:
         return Context(
             feed=self.feed.name,
             clock=self._worker.clock,

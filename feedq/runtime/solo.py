@@ -24,14 +24,14 @@ from feedq.model import Claim, FeedKey, Reason, Release, WorkerState
 from feedq.pace import RateLimits
 from feedq.runtime.activity import Activity, current_feed
 from feedq.runtime.beside import FOLLOW_S
-from feedq.runtime.ends import SinkEnds
+from feedq.runtime.ends import SinkPool
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.pacing import Pacing
 from feedq.runtime.ramp import ramp_beside
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.runtime.stall import LOOK_S
-from feedq.runtime.turnstile import Turnstile
+from feedq.runtime.turnstile import StartLimiter
 from feedq.settings import Settings
 from feedq.store.base import Followed, Store
 from feedq.telemetry import LogEvent, log
@@ -69,11 +69,11 @@ def _run(claim: Claim, worker_id: UUID, store: Store, settings: Settings, activi
     return release.reason.value
 
 
-_ends_of: dict[UUID, SinkEnds] = {}
+_ends_of: dict[UUID, SinkPool] = {}
 _ends_lock = Lock()
 
 
-def _ends(store: Store, settings: Settings, worker_id: UUID) -> SinkEnds:
+def _ends(store: Store, settings: Settings, worker_id: UUID) -> SinkPool:
     """The sinks of this process, shared by its feeds; a new worker session has new ones."""
     with _ends_lock:
         if worker_id not in _ends_of:
@@ -82,7 +82,7 @@ def _ends(store: Store, settings: Settings, worker_id: UUID) -> SinkEnds:
             for ended in _ends_of.values():
                 ended.stop(timeout_s=lambda: 0.0)
             _ends_of.clear()
-            _ends_of[worker_id] = SinkEnds(
+            _ends_of[worker_id] = SinkPool(
                 settings, worker_id=lambda: worker_id, gone_workers=store.workers.gone_among
             )
         return _ends_of[worker_id]
@@ -129,7 +129,7 @@ class _Tenure:
                 note_thread=self._activity.thread_of,
                 pacing=_pacing(self._settings),
                 ramp=ramp_beside(self._settings),
-                turnstile=Turnstile(),
+                turnstile=StartLimiter(),
                 trusted=self._trusted,
                 drain_timeout_s=self._settings.drain_timeout_s,
                 fence=ends.fence,

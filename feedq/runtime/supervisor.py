@@ -40,24 +40,24 @@ from feedq.model import (
     Worker,
 )
 from feedq.runtime.activity import NO_FEED, Activity, current_feed
-from feedq.runtime.beside import FOLLOW_S, Beside, Tenures
-from feedq.runtime.desk import Desk
-from feedq.runtime.ends import SinkEnds, sinks_to_leave
-from feedq.runtime.intake import SUMMONED_MAX, Audience, Granted, Hooks, Intake
+from feedq.runtime.beside import FOLLOW_S, ExternalPool, Tenures
+from feedq.runtime.desk import LeaseClient
+from feedq.runtime.ends import SinkPool, sinks_to_leave
+from feedq.runtime.intake import SUMMONED_MAX, AssignmentListener, ClaimQueue, Granted, TaskCallbacks
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.keeper import Keeper
+from feedq.runtime.keeper import LeaseKeeper
 from feedq.runtime.memory import MemoryWatch
 from feedq.runtime.monitor import Watch
 from feedq.runtime.pacing import SHARE_TICKS, Pacing
 from feedq.runtime.quarantine import Quarantine
 from feedq.runtime.ramp import ramp_beside, ramp_of
-from feedq.runtime.reporter import Reporter
-from feedq.runtime.roster import Roster
+from feedq.runtime.reporter import ProgressReporter
+from feedq.runtime.roster import RunningFeeds
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
 from feedq.runtime.stall import LOOK_S, Scheduling, StallClock
-from feedq.runtime.turnstile import Turnstile
-from feedq.runtime.vitals import Vitals
+from feedq.runtime.turnstile import StartLimiter
+from feedq.runtime.vitals import LoadMeter
 from feedq.settings import Settings
 from feedq.store.base import Store
 from feedq.telemetry import LogEvent, log
@@ -96,17 +96,19 @@ class Supervisor:
         self._activity = watch.activity if watch is not None else Activity.private()
         self._clock = clock or SystemClock()
         self._rng = Random()
-        self.keeper = Keeper(store, new_worker, self, settings=settings, clock=self._clock, rng=self._rng)
-        self._intake = Intake(refusal=self._refusal, claim=self._claim, begin=self._granted)
-        self.desk = Desk(
+        self.keeper = LeaseKeeper(
+            store, new_worker, self, settings=settings, clock=self._clock, rng=self._rng
+        )
+        self._intake = ClaimQueue(refusal=self._refusal, claim=self._claim, begin=self._granted)
+        self.desk = LeaseClient(
             store,
             on_claimed=self._intake.answered,
             on_lost=lambda keys: self._soon_after(self._roster.lose, keys),
             on_doubt=lambda _: self._ask_for_audit(),
         )
-        self._beside = tenures_beside and Beside(store, self.desk, tenures_beside, clock=self._clock)
+        self._beside = tenures_beside and ExternalPool(store, self.desk, tenures_beside, clock=self._clock)
         self.sockets = Sockets()
-        self._ends = SinkEnds(settings, worker_id=self._session_id, gone_workers=store.workers.gone_among)
+        self._ends = SinkPool(settings, worker_id=self._session_id, gone_workers=store.workers.gone_among)
         self._pacing = Pacing(settings.tenant_limits, self._clock, room_bytes=settings.inflight_bytes_total)
         self._ramp = ramp_beside(settings) if tenures_beside else ramp_of(settings, self._clock, self._rng)
         self._asked: set[FeedKey] = set()
@@ -117,14 +119,14 @@ class Supervisor:
         self._drain_began = 0.0
         self._drained = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-        self._roster = Roster(self._loop)
-        self._turnstile = Turnstile()
+        self._roster = RunningFeeds(self._loop)
+        self._turnstile = StartLimiter()
         self._quarantine = Quarantine(
             settings, release=self.desk.release, on_ended=lambda: self._soon(self._note_if_drained)
         )
-        self._reporter = Reporter(self._loop, self._report, worker_id=self._session_id)
+        self._reporter = ProgressReporter(self._loop, self._report, worker_id=self._session_id)
         self._trusted = asyncio.Event()
-        self._vitals = Vitals(self._loop)
+        self._vitals = LoadMeter(self._loop)
         limit = watch.limits.memory_bytes if watch is not None else 0
         self._memory_watch = (
             MemoryWatch(self._activity, limit_bytes=limit, let_go=partial(self._soon, self._let_go))
@@ -253,7 +255,7 @@ class Supervisor:
 
     # -- messages ------------------------------------------------------------------------------------
 
-    def offer(self, key: FeedKey, hooks: Hooks) -> None:
+    def offer(self, key: FeedKey, hooks: TaskCallbacks) -> None:
         """A ``stream_feed`` message came in: claim the feed, or drop the message."""
         self._intake.offer(key, hooks)
 
@@ -316,7 +318,7 @@ class Supervisor:
         self._tasks.add(task)  # or it could be collected while it waits
         task.add_done_callback(self._tasks.discard)
 
-    async def _live(self, runner: FeedRunner, audience: Audience, worker_id: UUID) -> None:
+    async def _live(self, runner: FeedRunner, audience: AssignmentListener, worker_id: UUID) -> None:
         logger.debug(LogEvent.FEED_CLAIMED, feed=runner.feed.name, epoch=runner.key[1])
         release: Release | None = None
         said = "lost"

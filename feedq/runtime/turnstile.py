@@ -15,7 +15,7 @@ TURNS = 50
 """So many turns for all who wait: with thousands of feeds a turn is long, and few a turn would take all day."""
 
 
-class Turnstile:
+class StartLimiter:
     """Used on one event loop."""
 
     def __init__(self) -> None:

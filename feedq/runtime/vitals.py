@@ -35,7 +35,7 @@ class SmoothedRate:
         return self._per_s
 
 
-class Vitals:
+class LoadMeter:
     """Measures one process and its event loop. `load` from any thread, the others on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

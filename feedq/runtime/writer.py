@@ -10,7 +10,7 @@ that is locked) is put apart, the others land, and `ApartWriter` writes it feed 
 of its own, until the feed behaves.
 
 Invariant: batches of one feed are written in the order they were received, and a batch is answered exactly
-once, through `Outlet.committed` or `Outlet.failed`.
+once, through `BatchQueue.committed` or `BatchQueue.failed`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
 from feedq.model import JSON, Batch
-from feedq.runtime.outlet import Budget, Outlet
+from feedq.runtime.outlet import BatchQueue, InflightBudget
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
 from feedq.telemetry import (
     BYTES,
@@ -60,9 +60,9 @@ NO_ANSWER_S = 8.0
 logger = log(__name__)
 
 
-Entry = tuple[Outlet, Batch, float]
+Entry = tuple[BatchQueue, Batch, float]
 """A batch on its way, and the monotonic time of its arrival here. A bare tuple: one is made for each batch."""
-Group = dict[Outlet, list[Batch]]
+Group = dict[BatchQueue, list[Batch]]
 
 
 class Down(NamedTuple):
@@ -116,7 +116,7 @@ class Outage:
 class _Answer(NamedTuple):
     """What to tell one outlet, with the sizes of all its batches in the group added up."""
 
-    outlet: Outlet
+    outlet: BatchQueue
     size: int
     landed: int = 0
     dead: int = 0
@@ -158,7 +158,7 @@ class WritingSession:
         """Whether it is known what became of the last group. If not, the same is to be written next."""
         return self._unknown is None
 
-    def write(self, group: Mapping[Outlet, Sequence[Batch]], *, briefly: bool) -> Written:
+    def write(self, group: Mapping[BatchQueue, Sequence[Batch]], *, briefly: bool) -> Written:
         """Raises `SinkUnavailable`."""
         since = monotonic()
         if briefly:
@@ -179,7 +179,7 @@ class WritingSession:
             if briefly:
                 self._outage.answered()
 
-    def _write(self, group: Mapping[Outlet, Sequence[Batch]], *, briefly: bool) -> Written:
+    def _write(self, group: Mapping[BatchQueue, Sequence[Batch]], *, briefly: bool) -> Written:
         if self.must_renew and self.is_decided:
             self.must_renew = False
             self.close()
@@ -247,7 +247,7 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, outlet: Outlet, batch: Batch) -> None:
+    def submit(self, outlet: BatchQueue, batch: Batch) -> None:
         with self._lock:
             self._queue.append((outlet, batch, monotonic()))
             self._bytes += batch.size
@@ -447,7 +447,7 @@ class ApartWriter:
         self._name, self._session = name, session
         self._flush_interval_s, self._slice_bytes_max = flush_interval_s, slice_bytes_max
         self._wakeup = Condition()
-        self._feeds: dict[Outlet, FeedApart] = {}
+        self._feeds: dict[BatchQueue, FeedApart] = {}
         self._stopping = False
         self._thread: Thread | None = None
 
@@ -468,7 +468,7 @@ class ApartWriter:
                 self._thread.start()
             self._wakeup.notify()
 
-    def take(self, outlet: Outlet, batch: Batch) -> bool:
+    def take(self, outlet: BatchQueue, batch: Batch) -> bool:
         """Take over what comes later of a feed that is here; False when it is to go with the others again."""
         now = monotonic()
         with self._wakeup:
@@ -521,7 +521,7 @@ class ApartWriter:
             del turn, outlet, feed, batches
         self._session.close()
 
-    def _next_turn(self) -> tuple[Outlet, FeedApart, list[Batch]] | None:
+    def _next_turn(self) -> tuple[BatchQueue, FeedApart, list[Batch]] | None:
         with self._wakeup:
             while not self._stopping:
                 self._drop_broken()
@@ -543,11 +543,11 @@ class ApartWriter:
             if feed.batches:
                 _answer([_refusal(outlet, list(feed.batches), outlet.broken)])
 
-    def _let_back(self, outlet: Outlet, now: float) -> None:
+    def _let_back(self, outlet: BatchQueue, now: float) -> None:
         self._feeds.pop(outlet, None)
         outlet.is_apart, outlet.back_at = False, now
 
-    def _write(self, outlet: Outlet, feed: FeedApart, batches: list[Batch]) -> None:
+    def _write(self, outlet: BatchQueue, feed: FeedApart, batches: list[Batch]) -> None:
         started = monotonic()
         written = self._write_decided(outlet, feed, batches)
         if written is None:
@@ -571,7 +571,7 @@ class ApartWriter:
             outlet.is_postponed = False
         self._say(outlet, None)
 
-    def _write_decided(self, outlet: Outlet, feed: FeedApart, batches: list[Batch]) -> Written | None:
+    def _write_decided(self, outlet: BatchQueue, feed: FeedApart, batches: list[Batch]) -> Written | None:
         """Write until it is known what became of it; None when nothing was written."""
         while not self._stopping:
             try:
@@ -588,7 +588,7 @@ class ApartWriter:
                     return None
         return None
 
-    def _put_off(self, outlet: Outlet, feed: FeedApart, why: str) -> None:
+    def _put_off(self, outlet: BatchQueue, feed: FeedApart, why: str) -> None:
         with self._wakeup:
             feed.pause_s = min(max(2 * feed.pause_s, RETRY_FIRST_S), RETRY_MAX_S)
             feed.due_at = monotonic() + feed.pause_s
@@ -599,7 +599,7 @@ class ApartWriter:
                     theirs.due_at = max(theirs.due_at, feed.due_at)
         self._say(outlet, why)
 
-    def _say(self, outlet: Outlet, trouble: str | None) -> None:
+    def _say(self, outlet: BatchQueue, trouble: str | None) -> None:
         if outlet.trouble == trouble:
             return
         if trouble is not None:
@@ -644,7 +644,7 @@ def _refuse_unexpected(name: str, group: Group, error: Exception) -> None:
 
 def _answer(answers: Iterable[_Answer]) -> None:
     by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Answer]] = defaultdict(list)
-    decided: defaultdict[Budget, int] = defaultdict(int)
+    decided: defaultdict[InflightBudget, int] = defaultdict(int)
     for answer in answers:
         decided[answer.outlet.budget] += answer.size
         by_loop[answer.outlet.loop].append(answer)
@@ -662,7 +662,7 @@ def _deliver(answers: list[_Answer]) -> None:
         answer.deliver()
 
 
-def _answer_of(outlet: Outlet, batches: list[Batch], written: Written) -> _Answer:
+def _answer_of(outlet: BatchQueue, batches: list[Batch], written: Written) -> _Answer:
     if outlet.broken is not None:
         return _refusal(outlet, batches, outlet.broken)
     if outlet.key in written.unusable:
@@ -693,6 +693,6 @@ def _answer_of(outlet: Outlet, batches: list[Batch], written: Written) -> _Answe
     return _Answer(outlet, size, landed, dead, error, batches[-1].cursor, on_committed=on_committed)
 
 
-def _refusal(outlet: Outlet, batches: list[Batch], failure: FeedqError) -> _Answer:
+def _refusal(outlet: BatchQueue, batches: list[Batch], failure: FeedqError) -> _Answer:
     outlet.broken = failure
     return _Answer(outlet, sum(batch.size for batch in batches), failure=failure)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from feedq.schedule.jitter import MICROSECOND, delayed, fire_time
-from feedq.schedule.model import CatchUp, Every, Overlap, Resume, RunState, Schedule, ScheduleSpec
+from feedq.schedule.model import CatchUp, Every, Overlap, ResumePolicy, RunState, Schedule, ScheduleSpec
 from feedq.schedule.timing import Grid, next_tick, ticks_after
 from feedq.schedule.words import instant
 
@@ -45,7 +45,7 @@ class Unfinished:
 
 
 @dataclass(frozen=True, slots=True)
-class NewRun:
+class DueRun:
     """A row to insert: one tick, or many that were missed in a row."""
 
     tick_at: datetime
@@ -68,7 +68,7 @@ class NewRun:
 class Firing:
     """What a look decided."""
 
-    runs: Sequence[NewRun]
+    runs: Sequence[DueRun]
     """In the order of their ticks."""
     cancel_others: bool
     """Whether the runs that had not ended before are to be cancelled."""
@@ -115,7 +115,7 @@ def resumed(schedule: Schedule, *, now: datetime) -> tuple[datetime | None, date
     the ticks of the pause is to go on with the first that fires after ``now``: jitter may have put off one that
     fell due before."""
     tick = schedule.next_tick_at
-    if tick is not None and tick <= now and schedule.spec.resume is Resume.SKIP:
+    if tick is not None and tick <= now and schedule.spec.resume is ResumePolicy.SKIP:
         return _first_ahead(schedule, tick, now)
     return tick, None if tick is None else fire_time(schedule.spec, schedule_id=schedule.id, tick=tick)
 
@@ -273,7 +273,7 @@ class _Judge:
         self._now = now
         self._waiting = unfinished.waiting
         self._running = unfinished.running
-        self.runs: list[NewRun] = []
+        self.runs: list[DueRun] = []
         self.cancels_others = False
 
     def miss(self, missed: _Missed) -> None:
@@ -282,7 +282,7 @@ class _Judge:
         if self._spec.catch_up is not CatchUp.SKIP:
             reason += f", within {self._spec.catch_up_window_s:g} s and the newest {_made_up_max(self._spec)}"
         self.runs.append(
-            NewRun(missed.first, missed.ticks, last, missed.first, RunState.MISSED_CATCHUP, reason)
+            DueRun(missed.first, missed.ticks, last, missed.first, RunState.MISSED_CATCHUP, reason)
         )
 
     def make_up(self, tick: datetime) -> None:
@@ -296,13 +296,13 @@ class _Judge:
         if start_by is not None and start_by < self._now:
             # Not left to the claim: until then it would keep later ticks from being run.
             reason = f"not fired within {self._spec.start_deadline_s:g} s"
-            self._leave_out(NewRun(tick, 1, None, fires_at, RunState.MISSED_DEADLINE, reason, start_by))
+            self._leave_out(DueRun(tick, 1, None, fires_at, RunState.MISSED_DEADLINE, reason, start_by))
         elif objection is not None:
-            self._leave_out(NewRun(tick, 1, None, fires_at, RunState.SKIPPED_OVERLAP, objection))
+            self._leave_out(DueRun(tick, 1, None, fires_at, RunState.SKIPPED_OVERLAP, objection))
         else:
             self._admit(tick, due_at=fires_at)
 
-    def _leave_out(self, run: NewRun) -> None:
+    def _leave_out(self, run: DueRun) -> None:
         """Of many in a row, for the same reason, one row is enough."""
         last = self.runs[-1] if self.runs else None
         if last is not None and (last.state, last.reason) == (run.state, run.reason):
@@ -314,7 +314,7 @@ class _Judge:
         if self._spec.overlap is Overlap.CANCEL_OTHER:
             self._cancel_others(tick)
         self._waiting += 1
-        self.runs.append(NewRun(tick, 1, None, due_at, RunState.WAITING, None, self._start_by(due_at)))
+        self.runs.append(DueRun(tick, 1, None, due_at, RunState.WAITING, None, self._start_by(due_at)))
 
     def _start_by(self, due_at: datetime) -> datetime | None:
         deadline_s = self._spec.start_deadline_s

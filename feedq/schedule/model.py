@@ -62,7 +62,7 @@ class DstFold(StrEnum):
     BOTH = "both"
 
 
-class Resume(StrEnum):
+class ResumePolicy(StrEnum):
     """What becomes of the ticks of a pause when it ends."""
 
     SKIP = "skip"
@@ -226,7 +226,7 @@ class ScheduleSpec:
     """Of `CatchUp.ALL`: how many misfires are made up for, the latest of them."""
     misfire_after_s: float = 60.0
     """A tick fired this much late is no misfire yet."""
-    resume: Resume = Resume.SKIP
+    resume: ResumePolicy = ResumePolicy.SKIP
     pause_on_failure: int | None = None
     """So many runs in a row that failed, timed out or were lost pause the schedule."""
     paused: bool = False

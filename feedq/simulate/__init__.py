@@ -6,8 +6,8 @@ and the numbers come from `feedq.settings`. What takes time in a real fleet take
 """
 
 from feedq.simulate.engine import simulate
-from feedq.simulate.report import Phase, Report
+from feedq.simulate.report import Phase, SimulationReport
 from feedq.simulate.scenario import Scenario, build_scenario, parse_scenario
 from feedq.simulate.timing import Timing
 
-__all__ = ["Phase", "Report", "Scenario", "Timing", "build_scenario", "parse_scenario", "simulate"]
+__all__ = ["Phase", "Scenario", "SimulationReport", "Timing", "build_scenario", "parse_scenario", "simulate"]

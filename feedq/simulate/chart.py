@@ -12,7 +12,7 @@ from statistics import median
 from typing import Final
 
 from feedq.simulate.record import BIN_MS
-from feedq.simulate.report import BINS_PER_S, Report
+from feedq.simulate.report import BINS_PER_S, SimulationReport
 from feedq.simulate.svg import Panel, box, clock, line, text
 
 WORKER_COLOURS: Final = (
@@ -38,7 +38,7 @@ EVENTS_SHOWN: Final = 40
 NAME_CHARACTERS: Final = 16
 
 
-def draw_chart(report: Report) -> str:
+def draw_chart(report: SimulationReport) -> str:
     """The text of an SVG file."""
     series = report.series
     down_max = max(series.down, default=0)
@@ -67,23 +67,23 @@ def _document(drawn: Sequence[str], height: float, title: str) -> str:
     )
 
 
-def _panel(report: Report, place: int, title: str, value_max: float) -> Panel:
+def _panel(report: SimulationReport, place: int, title: str, value_max: float) -> Panel:
     top = TOP + place * (HEIGHT + GAP)
     return Panel(title, LEFT, top, WIDTH - LEFT - RIGHT, HEIGHT, report.duration_s, max(1.0, value_max))
 
 
-def _are_few(report: Report) -> bool:
+def _are_few(report: SimulationReport) -> bool:
     return len(report.series.feeds) <= len(WORKER_COLOURS)
 
 
-def _worker_max(report: Report) -> float:
+def _worker_max(report: SimulationReport) -> float:
     columns = list(zip(*report.series.feeds.values(), strict=True))
     if _are_few(report):
         return max(map(sum, columns), default=0)
     return max(map(max, columns), default=0)
 
 
-def _workers(panel: Panel, report: Report, column_s: float) -> list[str]:
+def _workers(panel: Panel, report: SimulationReport, column_s: float) -> list[str]:
     if _are_few(report):
         return _stack(panel, report.series.feeds, column_s)
     return _band(panel, report.series.feeds, column_s)
@@ -116,7 +116,7 @@ def _band(panel: Panel, feeds: Mapping[str, Sequence[int]], column_s: float) -> 
     ]
 
 
-def _down(panel: Panel, report: Report, column_s: float) -> list[str]:
+def _down(panel: Panel, report: SimulationReport, column_s: float) -> list[str]:
     nothing = [0.0] * len(report.series.down)
     return [
         *panel.axes(),

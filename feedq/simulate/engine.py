@@ -18,11 +18,11 @@ from feedq.lease import Move
 from feedq.model import LeaseState, Reason
 from feedq.settings import Settings
 from feedq.simulate.agenda import Agenda, to_ms
-from feedq.simulate.fleet import PaperFeed, PaperFleet, PaperWorker
+from feedq.simulate.fleet import SimulatedFeed, SimulatedFleet, SimulatedWorker
 from feedq.simulate.plot import Plot
 from feedq.simulate.reconcile import Reconcile
 from feedq.simulate.record import Recorder
-from feedq.simulate.report import Report, build_report
+from feedq.simulate.report import SimulationReport, build_report
 from feedq.simulate.scenario import Scenario
 from feedq.simulate.timing import Timing
 
@@ -33,7 +33,7 @@ TICK_MS_MIN: Final = 100
 """An interval of 0 would never let time go on."""
 
 
-def simulate(scenario: Scenario, settings: Settings, timing: Timing | None = None) -> Report:
+def simulate(scenario: Scenario, settings: Settings, timing: Timing | None = None) -> SimulationReport:
     """Run a scenario to its end. Raises `InvalidInput` when an event names a worker that is not there."""
     return Engine(scenario, settings, timing or Timing()).run()
 
@@ -47,7 +47,7 @@ class Engine:
         self.agenda = Agenda()
         self.end = to_ms(scenario.duration_s)
         self.recorder = Recorder(self.end)
-        self.fleet = PaperFleet(self.recorder, settings.rules)
+        self.fleet = SimulatedFleet(self.recorder, settings.rules)
         self.away: set[str] = set()
         """Remote hosts that refuse connections."""
         self._reconcile = Reconcile(self.fleet, self.settings)
@@ -57,7 +57,7 @@ class Engine:
         """The state of the fleet that the last pass has left."""
         self.looks_at = self.rng.randrange(max(1, to_ms(settings.look_interval_s)))
 
-    def run(self) -> Report:
+    def run(self) -> SimulationReport:
         plot = Plot(self)
         plot.begin()
         for event in sorted(self.scenario.events, key=lambda event: event.at_s):
@@ -108,7 +108,7 @@ class Engine:
 
     # -- a feed starts -------------------------------------------------------------------------------
 
-    def _claim(self, tenures: Sequence[tuple[PaperFeed, int]]) -> None:
+    def _claim(self, tenures: Sequence[tuple[SimulatedFeed, int]]) -> None:
         for feed, epoch in tenures:
             owner = feed.owner
             if (
@@ -121,26 +121,26 @@ class Engine:
             self.fleet.claim(feed)
             self._queue(feed)
 
-    def _queue(self, feed: PaperFeed) -> None:
+    def _queue(self, feed: SimulatedFeed) -> None:
         """Get into line for the remote host, and behind that for the worker's own pace."""
         assert feed.owner is not None
         now_s = self.agenda.now / 1000
         feed.dial = feed.owner.dialler.join(feed, workers=self.fleet.active_workers, now=now_s)
         self._ring_soon(feed.owner, self.agenda.now)
 
-    def _ring_soon(self, worker: PaperWorker, when: int) -> None:
+    def _ring_soon(self, worker: SimulatedWorker, when: int) -> None:
         dialler = worker.dialler
         if dialler.rings_at is None or when < dialler.rings_at:
             dialler.rings_at = when
             self.agenda.at(when, partial(self._ring, worker, when))
 
-    def _ring(self, worker: PaperWorker, when: int) -> None:
+    def _ring(self, worker: SimulatedWorker, when: int) -> None:
         """Let those dial whose turn it is."""
         dialler = worker.dialler
         if dialler.rings_at != when or not worker.is_up:
             return
         dialler.rings_at = None
-        connecting: list[tuple[PaperFeed, int]] = []
+        connecting: list[tuple[SimulatedFeed, int]] = []
         for dial in dialler.let_through(workers=self.fleet.active_workers, now=when / 1000):
             dial.feed.dial = None
             self.recorder.dialled(dial.feed.host, when)
@@ -150,7 +150,7 @@ class Engine:
         if (next_s := dialler.next_at()) is not None:
             self._ring_soon(worker, max(when + RINGS_MS, to_ms(next_s)))
 
-    def _connected(self, tenures: Sequence[tuple[PaperFeed, int]]) -> None:
+    def _connected(self, tenures: Sequence[tuple[SimulatedFeed, int]]) -> None:
         for feed, epoch in tenures:
             if not self._runs(feed, epoch):
                 continue
@@ -162,18 +162,18 @@ class Engine:
                 if self.fleet.is_moving(feed):
                     self.agenda.at(self._next_beat(feed.owner), partial(self._arrived, feed, epoch))
 
-    def _next_beat(self, worker: PaperWorker | None) -> int:
+    def _next_beat(self, worker: SimulatedWorker | None) -> int:
         """When a worker sends its next heartbeat, and with it how its feeds fare."""
         assert worker is not None
         every = max(1, to_ms(self.settings.heartbeat_s))
         return self.agenda.now + (worker.beats_at - self.agenda.now) % every
 
-    def _arrived(self, feed: PaperFeed, epoch: int) -> None:
+    def _arrived(self, feed: SimulatedFeed, epoch: int) -> None:
         if self._runs(feed, epoch) and feed.connected:
             self.fleet.arrive(feed)
             self.wake()
 
-    def fail(self, feed: PaperFeed) -> None:
+    def fail(self, feed: SimulatedFeed) -> None:
         """The connection broke or was refused."""
         feed.attempts += 1
         self.fleet.disconnect(feed, now=self.agenda.now)
@@ -184,18 +184,18 @@ class Engine:
         else:
             self.agenda.after(decision.delay_s, partial(self._dial_again, feed, feed.epoch))
 
-    def _dial_again(self, feed: PaperFeed, epoch: int) -> None:
+    def _dial_again(self, feed: SimulatedFeed, epoch: int) -> None:
         if self._runs(feed, epoch):
             self._queue(feed)
 
-    def _runs(self, feed: PaperFeed, epoch: int) -> bool:
+    def _runs(self, feed: SimulatedFeed, epoch: int) -> bool:
         """Whether this tenure goes on."""
         owner = feed.owner
         return feed.epoch == epoch and feed.state is LeaseState.RUNNING and owner is not None and owner.is_up
 
     # -- a feed stops --------------------------------------------------------------------------------
 
-    def let_go(self, feeds: Sequence[PaperFeed]) -> None:
+    def let_go(self, feeds: Sequence[SimulatedFeed]) -> None:
         """Owners that were asked to let go of feeds do so."""
         tenures = []
         for feed in feeds:
@@ -205,7 +205,7 @@ class Engine:
                 tenures.append((feed, feed.epoch))
         self.agenda.after(self.timing.stop_s, partial(self._released, tenures))
 
-    def cut(self, feed: PaperFeed) -> None:
+    def cut(self, feed: SimulatedFeed) -> None:
         """It streams no more, and is in no line."""
         self.fleet.disconnect(feed, now=self.agenda.now)
         if feed.dial is not None:
@@ -213,7 +213,7 @@ class Engine:
             feed.owner.dialler.leave(feed.dial, now=self.agenda.now / 1000)
             feed.dial = None
 
-    def _released(self, tenures: Sequence[tuple[PaperFeed, int]]) -> None:
+    def _released(self, tenures: Sequence[tuple[SimulatedFeed, int]]) -> None:
         for feed, epoch in tenures:
             if feed.epoch != epoch or feed.state is not LeaseState.STOPPING:
                 continue
@@ -221,19 +221,19 @@ class Engine:
             self.idle(feed)
         self.wake()
 
-    def idle(self, feed: PaperFeed) -> None:
+    def idle(self, feed: SimulatedFeed) -> None:
         if feed.removed:
             self.fleet.forget(feed, now=self.agenda.now)
         else:
             self.fleet.wait(feed)
 
-    def wait_until(self, feed: PaperFeed, delay_s: float) -> None:
+    def wait_until(self, feed: SimulatedFeed, delay_s: float) -> None:
         if feed.removed:
             self.fleet.forget(feed, now=self.agenda.now)
             return
         self.agenda.after(delay_s, partial(self._due, feed, feed.epoch))
 
-    def _due(self, feed: PaperFeed, epoch: int) -> None:
+    def _due(self, feed: SimulatedFeed, epoch: int) -> None:
         # One that a successor got has another epoch by now, or is promised.
         if feed.epoch == epoch and feed.state is LeaseState.IDLE:
             self.fleet.end_hold(feed)

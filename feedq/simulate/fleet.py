@@ -15,7 +15,7 @@ from uuid import UUID
 
 from feedq.lease import Move, transition
 from feedq.model import LeaseState, Reason, Selector, WorkerState, WorkerTarget
-from feedq.placement import Candidate, Held, Rules, Waiting
+from feedq.placement import EligibleWorker, Held, Rules, WaitingFeed
 from feedq.simulate.pacing import Dial, Dialler
 from feedq.simulate.record import Recorder
 
@@ -28,7 +28,7 @@ def moment(ms: int) -> datetime:
 
 
 @dataclass(slots=True, eq=False)
-class PaperFeed:
+class SimulatedFeed:
     """A feed with its lease."""
 
     id: int
@@ -41,8 +41,8 @@ class PaperFeed:
     state: LeaseState = LeaseState.IDLE
     reason: Reason | None = Reason.NEW
     epoch: int = 0
-    owner: PaperWorker | None = None
-    promised_to: PaperWorker | None = None
+    owner: SimulatedWorker | None = None
+    promised_to: SimulatedWorker | None = None
     attempts: int = 0
     dial: Dial | None = None
     """While it waits for its turn to connect."""
@@ -62,7 +62,7 @@ class PaperFeed:
 
 
 @dataclass(slots=True, eq=False)
-class PaperWorker:
+class SimulatedWorker:
     """A worker session."""
 
     id: UUID
@@ -80,10 +80,10 @@ class PaperWorker:
     feeds: int = 0
     load: float = 0.0
     tenants: Counter[str] = field(default_factory=Counter)
-    leases: dict[int, PaperFeed] = field(default_factory=dict)
+    leases: dict[int, SimulatedFeed] = field(default_factory=dict)
     """Feeds that it owns, by id; the one that it has had longest first."""
 
-    def count(self, feed: PaperFeed, sign: int) -> None:
+    def count(self, feed: SimulatedFeed, sign: int) -> None:
         self.feeds += sign
         self.load += sign * feed.weight
         if feed.tenant:
@@ -93,8 +93,8 @@ class PaperWorker:
     def serves(self) -> bool:
         return self.state is WorkerState.ACTIVE and self.target is WorkerTarget.SERVING
 
-    def as_candidate(self) -> Candidate:
-        return Candidate(
+    def as_candidate(self) -> EligibleWorker:
+        return EligibleWorker(
             self.id,
             self.name,
             self.name,
@@ -107,21 +107,21 @@ class PaperWorker:
         )
 
 
-class PaperFleet:
+class SimulatedFleet:
     """All of them, and the transitions."""
 
     def __init__(self, recorder: Recorder, rules: Rules) -> None:
         self._recorder = recorder
         self.rules = rules
-        self.feeds: list[PaperFeed] = []
-        self.sessions: dict[UUID, PaperWorker] = {}
+        self.feeds: list[SimulatedFeed] = []
+        self.sessions: dict[UUID, SimulatedWorker] = {}
         """Every worker session that has not ended, the last of a name included."""
-        self.waiting: dict[int, PaperFeed] = {}
+        self.waiting: dict[int, SimulatedFeed] = {}
         """Idle feeds that may be placed now."""
         self._moved_at: dict[int, int] = {}
         """When feeds were asked to move that are not connected at their new worker yet, by id."""
         self._active = 0
-        self._held: dict[str, dict[int, PaperFeed]] = {}
+        self._held: dict[str, dict[int, SimulatedFeed]] = {}
         """Feeds that are kept for the successor of a worker, by its name."""
         self.changes = 0
         """Counts whatever may change the next decision."""
@@ -133,11 +133,11 @@ class PaperFleet:
         """As workers hear it, to know their part of a pace; 1 at least."""
         return max(1, self._active)
 
-    def up(self) -> list[PaperWorker]:
+    def up(self) -> list[SimulatedWorker]:
         """Workers whose process runs and is not about to end."""
         return [w for w in self.sessions.values() if w.is_up and w.state is WorkerState.ACTIVE]
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[EligibleWorker]:
         return [w.as_candidate() for w in self.sessions.values() if w.serves]
 
     @property
@@ -151,13 +151,13 @@ class PaperFleet:
         goals = (feed.promised_to or feed.owner for feed in moving)
         return Counter(goal.id for goal in goals if goal is not None)
 
-    def next_waiting(self, limit: int) -> list[Waiting]:
-        page: list[Waiting] = []
+    def next_waiting(self, limit: int) -> list[WaitingFeed]:
+        page: list[WaitingFeed] = []
         for feed in self.waiting.values():
             if len(page) == limit:
                 break
             promised = None if feed.promised_to is None else feed.promised_to.id
-            page.append(Waiting(feed.id, feed.weight, feed.reason, feed.tenant, feed.selector, promised))
+            page.append(WaitingFeed(feed.id, feed.weight, feed.reason, feed.tenant, feed.selector, promised))
         return page
 
     def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
@@ -174,13 +174,13 @@ class PaperFleet:
 
     # -- leases --------------------------------------------------------------------------------------
 
-    def declare(self, feeds: Sequence[PaperFeed]) -> None:
+    def declare(self, feeds: Sequence[SimulatedFeed]) -> None:
         self.feeds += feeds
         self.waiting |= {feed.id: feed for feed in feeds}
         self._recorder.feeds_declared(len(feeds))
         self.changes += 1
 
-    def assign(self, feed: PaperFeed, worker: PaperWorker) -> None:
+    def assign(self, feed: SimulatedFeed, worker: SimulatedWorker) -> None:
         feed.state = transition(feed.state, Move.ASSIGN)
         del self.waiting[feed.id]
         if feed.promised_to is not None:
@@ -194,11 +194,11 @@ class PaperFleet:
         feed.home = worker.name
         self.changes += 1
 
-    def claim(self, feed: PaperFeed) -> None:
+    def claim(self, feed: SimulatedFeed) -> None:
         feed.state = transition(feed.state, Move.CLAIM)
         self.changes += 1
 
-    def promise(self, feed: PaperFeed, target: PaperWorker, *, now: int) -> None:
+    def promise(self, feed: SimulatedFeed, target: SimulatedWorker, *, now: int) -> None:
         """Ask the owner to let go of it, for another worker."""
         assert feed.owner is not None
         feed.state = transition(feed.state, Move.ASK_TO_STOP)
@@ -208,11 +208,11 @@ class PaperFleet:
         self._moved_at[feed.id] = now
         self.changes += 1
 
-    def ask_to_stop(self, feed: PaperFeed) -> None:
+    def ask_to_stop(self, feed: SimulatedFeed) -> None:
         """For good: it is removed."""
         feed.state = transition(feed.state, Move.ASK_TO_STOP)
 
-    def let_go(self, feed: PaperFeed, move: Move, reason: Reason) -> None:
+    def let_go(self, feed: SimulatedFeed, move: Move, reason: Reason) -> None:
         """The owner released it, or is gone. Whether it waits for a place now is for the caller to say."""
         owner = feed.owner
         assert owner is not None
@@ -225,13 +225,13 @@ class PaperFleet:
         del owner.leases[feed.id]
         self.changes += 1
 
-    def wait(self, feed: PaperFeed) -> None:
+    def wait(self, feed: SimulatedFeed) -> None:
         """It may be placed from now on."""
         if feed.state is LeaseState.IDLE and not feed.removed:
             self.waiting.setdefault(feed.id, feed)
             self.changes += 1
 
-    def forget(self, feed: PaperFeed, *, now: int) -> None:
+    def forget(self, feed: SimulatedFeed, *, now: int) -> None:
         """It is removed, and nobody has it any more."""
         self._moved_at.pop(feed.id, None)
         self.waiting.pop(feed.id, None)
@@ -242,21 +242,21 @@ class PaperFleet:
         self._recorder.feed_forgotten(feed, now)
         self.changes += 1
 
-    def connect(self, feed: PaperFeed, *, now: int) -> None:
+    def connect(self, feed: SimulatedFeed, *, now: int) -> None:
         if not feed.connected:
             feed.connected = True
             self._recorder.feed_up(feed, now)
 
-    def is_moving(self, feed: PaperFeed) -> bool:
+    def is_moving(self, feed: SimulatedFeed) -> bool:
         """Whether it was asked to move, and nobody knows yet that it has arrived."""
         return feed.id in self._moved_at
 
-    def arrive(self, feed: PaperFeed) -> None:
+    def arrive(self, feed: SimulatedFeed) -> None:
         """The control plane hears that a feed that moved is connected."""
         if self._moved_at.pop(feed.id, None) is not None:
             self.changes += 1
 
-    def disconnect(self, feed: PaperFeed, *, now: int) -> None:
+    def disconnect(self, feed: SimulatedFeed, *, now: int) -> None:
         if feed.connected:
             feed.connected = False
             self._recorder.feed_down(feed, now)
@@ -267,7 +267,7 @@ class PaperFleet:
 
     # -- workers -------------------------------------------------------------------------------------
 
-    def register(self, worker: PaperWorker) -> None:
+    def register(self, worker: SimulatedWorker) -> None:
         """A new session is there; what was held for one of its name is promised to it."""
         self.sessions[worker.id] = worker
         self._active += 1
@@ -277,13 +277,13 @@ class PaperFleet:
             worker.count(feed, 1)
             self.wait(feed)
 
-    def drain(self, worker: PaperWorker) -> None:
+    def drain(self, worker: SimulatedWorker) -> None:
         """It is about to end, and said so."""
         worker.state = WorkerState.DRAINING
         self._active -= 1
         self.changes += 1
 
-    def end(self, worker: PaperWorker) -> None:
+    def end(self, worker: SimulatedWorker) -> None:
         """The control plane knows that it is gone."""
         if worker.state is WorkerState.ACTIVE:
             self._active -= 1
@@ -291,12 +291,12 @@ class PaperFleet:
         del self.sessions[worker.id]
         self.changes += 1
 
-    def hold(self, feed: PaperFeed, name: str) -> None:
+    def hold(self, feed: SimulatedFeed, name: str) -> None:
         """Keep an idle feed for the successor of the worker of this name."""
         feed.reason = Reason.HELD
         self._held.setdefault(name, {})[feed.id] = feed
 
-    def end_hold(self, feed: PaperFeed) -> None:
+    def end_hold(self, feed: SimulatedFeed) -> None:
         """Nobody came for it: anybody may have it."""
         for held in self._held.values():
             held.pop(feed.id, None)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from feedq.runtime.ramp import Turns, Waiter
+from feedq.runtime.ramp import ConnectTurns, Waiter
 
 if TYPE_CHECKING:
-    from feedq.simulate.fleet import PaperFeed
+    from feedq.simulate.fleet import SimulatedFeed
 
 
 @dataclass(eq=False, slots=True)
 class Dial(Waiter):
     """A feed in the line for its remote host."""
 
-    feed: PaperFeed
+    feed: SimulatedFeed
     epoch: int
 
 
@@ -34,13 +34,13 @@ class Dialler:
         failover_burst_s: float,
         rng: Random,
     ) -> None:
-        self._turns: Turns[Dial] = Turns(
+        self._turns: ConnectTurns[Dial] = ConnectTurns(
             connects_per_s, host_connects_per_s, failover_burst_s=failover_burst_s, rng=rng
         )
         self.rings_at: int | None = None
         """When, in milliseconds, somebody will ask again who may dial; None while nobody needs to."""
 
-    def join(self, feed: PaperFeed, *, workers: int, now: float) -> Dial:
+    def join(self, feed: SimulatedFeed, *, workers: int, now: float) -> Dial:
         dial = Dial(feed.host, feed, feed.epoch, after_loss=feed.after_loss)
         feed.after_loss = False
         self._turns.share(workers, now=now)

@@ -11,7 +11,7 @@ from feedq.errors import InvalidInput
 from feedq.lease import SECOND_LOOK_S, Move
 from feedq.model import LeaseState, Reason, WorkerTarget
 from feedq.simulate.agenda import to_ms
-from feedq.simulate.fleet import PaperFeed, PaperWorker
+from feedq.simulate.fleet import SimulatedFeed, SimulatedWorker
 from feedq.simulate.happening import DEPLOY_PAUSE_S, DEPLOY_RESTART_S, Happening, Verb
 from feedq.simulate.population import Population, spread
 from feedq.simulate.record import PhaseRecord
@@ -30,7 +30,7 @@ class Plot:
         self._recorder = engine.recorder
         self._rng = engine.rng
         self._population = Population(engine.settings, engine.rng)
-        self._ended: dict[str, PaperWorker] = {}
+        self._ended: dict[str, SimulatedWorker] = {}
         """The last session of each worker that is down, by name."""
 
     def begin(self) -> None:
@@ -97,11 +97,11 @@ class Plot:
 
     # -- workers -------------------------------------------------------------------------------------
 
-    def _each(self, event: Happening, act: Callable[[PaperWorker], None]) -> None:
+    def _each(self, event: Happening, act: Callable[[SimulatedWorker], None]) -> None:
         for worker in self._meant(event):
             act(worker)
 
-    def _meant(self, event: Happening) -> list[PaperWorker]:
+    def _meant(self, event: Happening) -> list[SimulatedWorker]:
         """The workers that an event names, or so many of those that are up."""
         up = self._fleet.up()
         if not event.names:
@@ -114,20 +114,20 @@ class Plot:
                 raise InvalidInput(f"event {event.text!r}: no worker {name!r} is up then; up are: {there}")
         return [by_name[name] for name in event.names]
 
-    def _register(self, worker: PaperWorker) -> None:
+    def _register(self, worker: SimulatedWorker) -> None:
         self._ended.pop(worker.name, None)
         self._fleet.register(worker)
         self._engine.wake()
         # From then on it may be moved something, which the next tick will see.
         self._agenda.after(self._engine.settings.settle_s, self._fleet.note_change)
 
-    def _kill(self, worker: PaperWorker) -> None:
+    def _kill(self, worker: SimulatedWorker) -> None:
         """Its sessions end with it: the beat sees that in its next look, and once more in the second."""
         self._go_down(worker)
         look = self._next_look(self._agenda.now) + to_ms(SECOND_LOOK_S)
         self._agenda.at(look, partial(self._bury, worker))
 
-    def _freeze(self, worker: PaperWorker) -> None:
+    def _freeze(self, worker: SimulatedWorker) -> None:
         """Its sessions stay: only its silence tells, once its last heartbeat has expired."""
         self._go_down(worker)
         settings = self._engine.settings
@@ -136,7 +136,7 @@ class Plot:
         expires = max(worker.started_at, last) + to_ms(settings.ttl_s)
         self._agenda.at(self._next_look(expires), partial(self._bury, worker))
 
-    def _go_down(self, worker: PaperWorker) -> None:
+    def _go_down(self, worker: SimulatedWorker) -> None:
         worker.is_up = False
         self._ended[worker.name] = worker
         for feed in worker.leases.values():
@@ -146,21 +146,21 @@ class Plot:
         interval = max(1, to_ms(self._engine.settings.look_interval_s))
         return at + (self._engine.looks_at - at) % interval
 
-    def _bury(self, worker: PaperWorker) -> None:
+    def _bury(self, worker: SimulatedWorker) -> None:
         self._fleet.end(worker)
         for feed in list(worker.leases.values()):
             self._fleet.let_go(feed, Move.LOSE_WORKER, Reason.WORKER_GONE)
             self._engine.idle(feed)
         self._engine.wake()
 
-    def _stop(self, worker: PaperWorker) -> None:
+    def _stop(self, worker: SimulatedWorker) -> None:
         """SIGTERM: it lets go of everything at once, and says so."""
         self._fleet.drain(worker)
         leases = [(feed, feed.epoch) for feed in worker.leases.values()]
         self._go_down(worker)
         self._agenda.after(self._engine.timing.stop_s, partial(self._stopped, worker, leases))
 
-    def _stopped(self, worker: PaperWorker, leases: Sequence[tuple[PaperFeed, int]]) -> None:
+    def _stopped(self, worker: SimulatedWorker, leases: Sequence[tuple[SimulatedFeed, int]]) -> None:
         hold_s = self._engine.settings.restart_hold_s
         self._fleet.end(worker)
         for feed, epoch in leases:
@@ -210,11 +210,11 @@ class Plot:
             self._stop(worker)
         self._agenda.after(restart_s, partial(self._come_back, chosen))
 
-    def _come_back(self, ended: Sequence[PaperWorker]) -> None:
+    def _come_back(self, ended: Sequence[SimulatedWorker]) -> None:
         for worker in ended:
             self._register(self._population.successor(worker, now=self._agenda.now))
 
-    def _want(self, target: WorkerTarget, worker: PaperWorker) -> None:
+    def _want(self, target: WorkerTarget, worker: SimulatedWorker) -> None:
         worker.target = target
         self._fleet.note_change()
         self._engine.wake()
@@ -226,7 +226,7 @@ class Plot:
 
     # -- feeds ---------------------------------------------------------------------------------------
 
-    def _declare(self, feeds: Sequence[PaperFeed]) -> None:
+    def _declare(self, feeds: Sequence[SimulatedFeed]) -> None:
         self._fleet.declare(feeds)
         self._engine.wake()
 
@@ -237,7 +237,7 @@ class Plot:
 
     def _remove(self, number: int) -> None:
         there = [feed for feed in self._fleet.feeds if not feed.removed]
-        stopping: list[PaperFeed] = []
+        stopping: list[SimulatedFeed] = []
         for feed in self._rng.sample(there, min(number, len(there))):
             feed.removed = True
             match feed.state:

@@ -10,7 +10,7 @@ from uuid import UUID
 from feedq.model import ANYWHERE, Selector
 from feedq.settings import Settings
 from feedq.simulate.agenda import to_ms
-from feedq.simulate.fleet import PaperFeed, PaperWorker
+from feedq.simulate.fleet import SimulatedFeed, SimulatedWorker
 from feedq.simulate.pacing import Dialler
 from feedq.simulate.scenario import MIXED_WEIGHTS, FeedGroup, WorkerGroup
 
@@ -24,7 +24,7 @@ class Population:
         self._numbers = count(1)
         self._feed_ids = count()
 
-    def feeds(self, group: FeedGroup, *, number: int, now: int, phase: int) -> list[PaperFeed]:
+    def feeds(self, group: FeedGroup, *, number: int, now: int, phase: int) -> list[SimulatedFeed]:
         """So many feeds of a group; ``phase`` is the one that they are declared in."""
         selector = (
             Selector(group.required, group.preferred) if group.required or group.preferred else ANYWHERE
@@ -33,7 +33,7 @@ class Population:
         tenants = [group.tenant_of(i) for i in range(max(1, group.tenants))]
         hosts = [group.host_of(i) for i in range(group.hosts)]
         return [
-            PaperFeed(
+            SimulatedFeed(
                 next(self._feed_ids),
                 weight,
                 tenants[i % len(tenants)],
@@ -45,17 +45,17 @@ class Population:
             for i, weight in enumerate(self._weights(group, number))
         ]
 
-    def workers(self, group: WorkerGroup, *, number: int, now: int) -> list[PaperWorker]:
+    def workers(self, group: WorkerGroup, *, number: int, now: int) -> list[SimulatedWorker]:
         names = [f"worker{next(self._numbers)}" for _ in range(number)]
         return [self.worker(name, group.capacity, group.labels, now=now) for name in names]
 
-    def successor(self, ended: PaperWorker, *, now: int) -> PaperWorker:
+    def successor(self, ended: SimulatedWorker, *, now: int) -> SimulatedWorker:
         """The same worker, started again: a new session."""
         return self.worker(ended.name, ended.capacity, ended.labels, now=now)
 
-    def worker(self, name: str, capacity: int, labels: Mapping[str, str], *, now: int) -> PaperWorker:
+    def worker(self, name: str, capacity: int, labels: Mapping[str, str], *, now: int) -> SimulatedWorker:
         rng, settings = self._rng, self._settings
-        return PaperWorker(
+        return SimulatedWorker(
             UUID(int=rng.getrandbits(128)),
             name,
             capacity,
@@ -76,6 +76,6 @@ class Population:
         return (group.weight * self._rng.choice(MIXED_WEIGHTS) for _ in range(number))
 
 
-def spread(workers: Sequence[PaperWorker]) -> list[int]:
+def spread(workers: Sequence[SimulatedWorker]) -> list[int]:
     """Feeds on each worker that serves, fewest first."""
     return sorted(w.feeds for w in workers if w.serves and w.is_up)

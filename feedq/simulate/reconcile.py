@@ -1,6 +1,6 @@
 """The reconcile pass on paper: the steps of the real one, over a fleet in memory.
 
-What the steps ask a pass of the control database for, `PaperPass` answers from the fleet.
+What the steps ask a pass of the control database for, `SimulatedPass` answers from the fleet.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from uuid import UUID
 
 from feedq.control import PassReport, even_out, place_the_waiting
 from feedq.model import Assignment, Reason, WorkerState, WorkerTarget
-from feedq.placement import Candidate, Held, Transfer, Waiting
+from feedq.placement import EligibleWorker, Held, Transfer, WaitingFeed
 from feedq.settings import Settings
 from feedq.simulate.agenda import to_ms
-from feedq.simulate.fleet import PaperFeed, PaperFleet, moment
+from feedq.simulate.fleet import SimulatedFeed, SimulatedFleet, moment
 
 
 class Reconcile:
     """Passes over a fleet."""
 
-    def __init__(self, fleet: PaperFleet, settings: Settings) -> None:
+    def __init__(self, fleet: SimulatedFleet, settings: Settings) -> None:
         self._fleet = fleet
         self._settings = settings
         self._evened_out: str | None = None
 
-    def run(self, now: int) -> PaperPass:
-        p = PaperPass(self._fleet, now, evened_out=self._evened_out)
+    def run(self, now: int) -> SimulatedPass:
+        p = SimulatedPass(self._fleet, now, evened_out=self._evened_out)
         place_the_waiting(p, p.report, rules=self._settings.rules, silent=frozenset())
         if not p.more and not p.settling:
             even_out(p, p.report, self._settings, held=self._fleet.held)
@@ -34,17 +34,17 @@ class Reconcile:
         return p
 
 
-class PaperPass:
+class SimulatedPass:
     """One pass, and what followed from it."""
 
-    def __init__(self, fleet: PaperFleet, now: int, *, evened_out: str | None) -> None:
+    def __init__(self, fleet: SimulatedFleet, now: int, *, evened_out: str | None) -> None:
         self._fleet = fleet
         self._at = now
         self.now: datetime = moment(now)
         self.evened_out = evened_out
         self.report = PassReport()
-        self.assigned: list[PaperFeed] = []
-        self.moving: list[PaperFeed] = []
+        self.assigned: list[SimulatedFeed] = []
+        self.moving: list[SimulatedFeed] = []
         """Feeds whose owners were asked to let go."""
 
     @property
@@ -57,14 +57,14 @@ class PaperPass:
         """Whether the fleet starts cold, and nothing was placed for that."""
         return Reason.SETTLING in self.report.unplaced
 
-    def waiting(self, *, limit: int) -> list[Waiting]:
+    def waiting(self, *, limit: int) -> list[WaitingFeed]:
         page = self._fleet.next_waiting(limit)
         for feed in page:
             # To the end of the queue, so that feeds without a place keep no others from theirs.
             self._fleet.waiting[feed.feed_id] = self._fleet.waiting.pop(feed.feed_id)
         return page
 
-    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+    def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
         return self._fleet.candidates()
 
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from feedq.simulate.fleet import PaperFeed
+    from feedq.simulate.fleet import SimulatedFeed
 
 COLUMNS: Final = 240
 """Points in time that a chart shows."""
@@ -95,19 +95,19 @@ class Recorder:
     def feeds_declared(self, count: int) -> None:
         self.down += count
 
-    def feed_forgotten(self, feed: PaperFeed, now: int) -> None:
+    def feed_forgotten(self, feed: SimulatedFeed, now: int) -> None:
         if not feed.connected:
             self.down -= 1
 
-    def feed_down(self, feed: PaperFeed, now: int) -> None:
+    def feed_down(self, feed: SimulatedFeed, now: int) -> None:
         self.down += 1
         feed.down_since, feed.down_phase = now, len(self.phases) - 1
 
-    def feed_up(self, feed: PaperFeed, now: int) -> None:
+    def feed_up(self, feed: SimulatedFeed, now: int) -> None:
         self.down -= 1
         self.phases[feed.down_phase].gaps_ms.append(now - feed.down_since)
 
-    def given(self, feed: PaperFeed, name: str) -> None:
+    def given(self, feed: SimulatedFeed, name: str) -> None:
         """A feed was assigned to the worker of this name."""
         phase = self.phases[-1]
         if not feed.home:

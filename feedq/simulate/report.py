@@ -10,7 +10,7 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from feedq.simulate.fleet import PaperFeed, PaperFleet
+from feedq.simulate.fleet import SimulatedFeed, SimulatedFleet
 from feedq.simulate.record import BIN_MS, PhaseRecord, Recorder, Series
 
 BINS_PER_S = 1000 // BIN_MS
@@ -55,7 +55,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SimulationReport:
     """All phases, and the sum of them."""
 
     feeds: int
@@ -79,13 +79,13 @@ class Report:
         }
 
 
-def build_report(recorder: Recorder, fleet: PaperFleet, *, duration_ms: int) -> Report:
+def build_report(recorder: Recorder, fleet: SimulatedFleet, *, duration_ms: int) -> SimulationReport:
     ends = [phase.began_at for phase in recorder.phases[1:]] + [duration_ms]
     phases = tuple(_phase(p, until, recorder) for p, until in zip(recorder.phases, ends, strict=True))
     connects: Counter[int] = Counter()
     for bins in recorder.connects.values():
         connects.update(bins)
-    return Report(
+    return SimulationReport(
         feeds=sum(not feed.removed for feed in fleet.feeds),
         workers=len(fleet.up()),
         duration_s=duration_ms / 1000,
@@ -122,7 +122,7 @@ def _phase(phase: PhaseRecord, until: int, recorder: Recorder) -> Phase:
     )
 
 
-def _total(phases: Sequence[Phase], recorder: Recorder, feeds: Iterable[PaperFeed]) -> Phase:
+def _total(phases: Sequence[Phase], recorder: Recorder, feeds: Iterable[SimulatedFeed]) -> Phase:
     first, last = phases[0], phases[-1]
     worst = max(phases, key=lambda phase: phase.host_connects_per_s)
     gaps: array[int] = array("q")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import psycopg2
 
-from feedq.sinks.isolate import Refusal
+from feedq.sinks.isolate import FailedAttempt
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.plan import Plan
-from feedq.sinks.session import Session
-from feedq.sinks.sqlstate import Trouble, classify, explain, line_of
+from feedq.sinks.plan import CopyPlan
+from feedq.sinks.session import SinkSession
+from feedq.sinks.sqlstate import ErrorScope, classify, explain, line_of
 
 
 class LandingBroken(Exception):
@@ -25,26 +25,26 @@ class NotNow(Exception):
         self.error = error
 
 
-def attempt(session: Session, plan: Plan, land: Callable[[], None]) -> Refusal | None:
+def attempt(session: SinkSession, plan: CopyPlan, land: Callable[[], None]) -> FailedAttempt | None:
     """Land. Raises `LandingBroken`, `NotNow`, and `psycopg2.Error` for what savepoints cannot mend."""
     session.execute("SAVEPOINT attempt")
     try:
         plan.clear_stage(session)
         land()
     except UnreadableRecord as unreadable:
-        refusal = Refusal(str(unreadable))
+        refusal = FailedAttempt(str(unreadable))
     except psycopg2.Error as error:
         trouble = classify(error)
-        if trouble is Trouble.UNAVAILABLE or session.is_broken:
+        if trouble is ErrorScope.UNAVAILABLE or session.is_broken:
             raise
-        if trouble is Trouble.LANDING:
+        if trouble is ErrorScope.LANDING:
             raise LandingBroken(
                 f"table {plan.landing.table!r} cannot be written: {explain(error)}; "
                 "mend the table or edit the feed"
             ) from error
-        if trouble is not Trouble.DATA:
+        if trouble is not ErrorScope.DATA:
             raise NotNow(plan.landing.table, error) from error
-        refusal = Refusal(explain(error), line_of(error))
+        refusal = FailedAttempt(explain(error), line_of(error))
     else:
         session.execute("RELEASE SAVEPOINT attempt")
         return None

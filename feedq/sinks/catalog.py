@@ -14,10 +14,10 @@ import psycopg2
 from psycopg2 import sql
 
 from feedq.sinks.base import Landing
-from feedq.sinks.landing import Column, Shape, TableName, create_table, misdeclared, problem
-from feedq.sinks.plan import Plan
-from feedq.sinks.session import Session
-from feedq.sinks.sqlstate import Trouble, classify, explain
+from feedq.sinks.landing import Column, TableName, TableShape, create_table, misdeclared, problem
+from feedq.sinks.plan import CopyPlan
+from feedq.sinks.session import SinkSession
+from feedq.sinks.sqlstate import ErrorScope, classify, explain
 from feedq.sinks.statements import (
     BOOKKEEPING_EXISTS,
     CREATE_BOOKKEEPING,
@@ -34,10 +34,10 @@ STAGES_MAX: Final = 64
 class Catalog:
     """Landings as this session sees them. Methods raise `psycopg2.Error`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SinkSession) -> None:
         self._session = session
-        self._plans: dict[Landing, Plan] = {}
-        self._stages: dict[Landing, Plan] = {}
+        self._plans: dict[Landing, CopyPlan] = {}
+        self._stages: dict[Landing, CopyPlan] = {}
         self._stages_made = 0
 
     def ensure_bookkeeping(self) -> None:
@@ -46,7 +46,7 @@ class Catalog:
         if not exists:
             self._create(CREATE_BOOKKEEPING)
 
-    def plan(self, landing: Landing) -> Plan:
+    def plan(self, landing: Landing) -> CopyPlan:
         """How to write to a landing that `problems` found nothing wrong with."""
         return self._plans[landing]
 
@@ -65,7 +65,7 @@ class Catalog:
             if why := problem(landing, shape):
                 wrong[landing] = why
             elif shape is not None:
-                self._plans[landing] = Plan(landing, shape)
+                self._plans[landing] = CopyPlan(landing, shape)
         return wrong
 
     def exists(self, landing: Landing) -> bool:
@@ -107,7 +107,7 @@ class Catalog:
             try:
                 plan.create_stage(self._session)
             except psycopg2.Error as error:
-                if classify(error) is not Trouble.LANDING:
+                if classify(error) is not ErrorScope.LANDING:
                     raise
                 wrong[landing] = (
                     f"table {landing.table!r}: sink.key needs a temporary table: {explain(error)}; "
@@ -123,7 +123,7 @@ class Catalog:
         if stage := self._stages.pop(landing, None):
             stage.drop_stage(self._session)
 
-    def _describe(self, landings: Collection[Landing]) -> dict[Landing, Shape]:
+    def _describe(self, landings: Collection[Landing]) -> dict[Landing, TableShape]:
         numbered = dict(enumerate(landings))
         if not numbered:
             return {}
@@ -137,7 +137,7 @@ class Catalog:
             },
         )
         return {
-            numbered[n]: Shape(
+            numbered[n]: TableShape(
                 schema,
                 name,
                 kind,
@@ -156,7 +156,7 @@ class Catalog:
             try:
                 self._create_landing(landing)
             except psycopg2.Error as error:
-                if classify(error) not in (Trouble.LANDING, Trouble.DATA, Trouble.LATER):
+                if classify(error) not in (ErrorScope.LANDING, ErrorScope.DATA, ErrorScope.LATER):
                     raise
                 wrong[landing] = (
                     f"table {landing.table!r} does not exist and cannot be created: {explain(error)}; "

@@ -16,7 +16,7 @@ from feedq.connectors.records.csvtext import CsvReader
 from feedq.model import JSON, Batch
 from feedq.sinks.base import FeedWrite
 from feedq.sinks.cursors import cursor_text
-from feedq.sinks.jsontext import Step, UnreadableRecord, decode, steps_of, unquote
+from feedq.sinks.jsontext import PointerToken, UnreadableRecord, decode, steps_of, unquote
 from feedq.sinks.landing import Column
 from feedq.sinks.mapping import ColumnSource, Origin, Otherwise
 
@@ -53,7 +53,7 @@ class Cell:
     def __init__(self, source: ColumnSource, kind: Kind) -> None:
         self.source = source
         self.kind = kind
-        self.paths: tuple[tuple[Step, ...], ...] = tuple(
+        self.paths: tuple[tuple[PointerToken, ...], ...] = tuple(
             map(steps_of, (source.pointer, *source.alternatives))
         )
         self.default = self.text_of_json(source.default.encode())

@@ -35,7 +35,7 @@ from feedq.connectors.records.csvtext import CsvReader
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite
 from feedq.sinks.cells import Cell, Kind, copied
-from feedq.sinks.jsontext import Step, UnreadableRecord, items
+from feedq.sinks.jsontext import PointerToken, UnreadableRecord, items
 from feedq.sinks.mapping import Origin
 
 LF: Final = b"\n"
@@ -44,7 +44,7 @@ NOTHING: Final = b"\0"
 NULL_IN_CSV: Final = b""
 TRY_AGAIN_AFTER: Final = 15
 """Chunks: a source that sends nulls or escapes is not tried in vain all the time."""
-Path = tuple[Step, ...]
+Path = tuple[PointerToken, ...]
 Row = tuple[Raw, ...]
 
 
@@ -123,7 +123,7 @@ class Members:
 
     def __init__(self, paths: Collection[Path], *, at: Path = ()) -> None:
         """``paths`` from ``at`` on. Raises `ValueError` for names that msgspec does not know."""
-        deeper: dict[Step, list[Path]] = {}
+        deeper: dict[PointerToken, list[Path]] = {}
         for path in dict.fromkeys(paths):
             deeper.setdefault(path[len(at)], []).append(path)
         self._places = [step.place for step in deeper if step.place is not None]

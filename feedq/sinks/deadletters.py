@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from feedq.model import FeedKey
 from feedq.sinks.copybinary import HEADER, JSONB_VERSION, TRAILER, int8, row
 from feedq.sinks.cursors import cursor_text
-from feedq.sinks.plan import Suspect
-from feedq.sinks.session import Session
+from feedq.sinks.plan import SuspectRecord
+from feedq.sinks.session import SinkSession
 from feedq.sinks.statements import COPY_DEAD_LETTERS
 
-DeadRecord = tuple[Suspect, str]
+DeadRecord = tuple[SuspectRecord, str]
 """A record that was refused, and the error."""
 
 
-def bury(session: Session, environment: str, dead: Iterable[DeadRecord]) -> None:
+def bury(session: SinkSession, environment: str, dead: Iterable[DeadRecord]) -> None:
     """Write dead letters, in the transaction that is open. Raises `psycopg2.Error`."""
     session.copy(COPY_DEAD_LETTERS, _rows(environment, dead))
 

@@ -25,8 +25,8 @@ from feedq.sinks.base import (
     Unusable,
 )
 from feedq.sinks.identity import strangers
-from feedq.sinks.session import Session, worker_of
-from feedq.sinks.sqlstate import Trouble, classify
+from feedq.sinks.session import SinkSession, worker_of
+from feedq.sinks.sqlstate import ErrorScope, classify
 from feedq.sinks.statements import EPOCHS_IN_SINK, FENCE, LOCK_HOLDERS, LOCKED_BY_OTHERS, STRANGERS
 
 FENCED_AT_ONCE: Final = 1_000
@@ -40,7 +40,7 @@ BRIEF_WAITS_MAX: Final = 10
 class Fencing:
     """The fences of one owner in one environment. Methods raise `psycopg2.Error`."""
 
-    def __init__(self, session: Session, environment: str, owner: UUID) -> None:
+    def __init__(self, session: SinkSession, environment: str, owner: UUID) -> None:
         self._session = session
         self._environment = environment
         self._owner = owner
@@ -83,7 +83,7 @@ class Fencing:
                 },
             )
         except psycopg2.Error as error:
-            if classify(error) is Trouble.LOCKED:
+            if classify(error) is ErrorScope.LOCKED:
                 return None
             raise
         epochs = {request.feed_id: request.epoch for request in requests}

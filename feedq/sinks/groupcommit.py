@@ -36,12 +36,12 @@ from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.deadletters import DeadRecord, bury, count_by_feed, last_errors
-from feedq.sinks.isolate import Refusal, isolate
+from feedq.sinks.isolate import FailedAttempt, isolate
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.plan import Plan, Suspect
+from feedq.sinks.plan import CopyPlan, SuspectRecord
 from feedq.sinks.screen import screen, sift
-from feedq.sinks.session import AnswerLost, Session
-from feedq.sinks.sqlstate import Trouble, classify, explain
+from feedq.sinks.session import AnswerLost, SinkSession
+from feedq.sinks.sqlstate import ErrorScope, classify, explain
 from feedq.sinks.statements import ADVANCE, EPOCHS_IN_SINK, LOCK_MINE, LOCKED_BY_OTHERS
 
 LOCK_TIMEOUT_S: Final = 0.25
@@ -81,7 +81,7 @@ class GroupFailed(Exception):
     """An attempt failed: nothing was written, and the transaction is still open, or broken."""
 
     def __init__(
-        self, part: Part, trouble: Trouble, error: Exception, said: str, *, landing: Landing | None = None
+        self, part: Part, trouble: ErrorScope, error: Exception, said: str, *, landing: Landing | None = None
     ) -> None:
         super().__init__(said)
         self.part, self.trouble, self.error, self.landing = part, trouble, error, landing
@@ -115,14 +115,14 @@ class Course:
     def after(self, failed: GroupFailed) -> Next:
         """Decide after an attempt that failed on a session that still works."""
         trouble, part, landing = failed.trouble, failed.part, failed.landing
-        if landing is not None and trouble in (Trouble.LOCKED, Trouble.LATER):
-            why = " is locked" if trouble is Trouble.LOCKED else f": {failed}"
+        if landing is not None and trouble in (ErrorScope.LOCKED, ErrorScope.LATER):
+            why = " is locked" if trouble is ErrorScope.LOCKED else f": {failed}"
             self.held[landing] = f"table {landing.table!r}{why}"
             # One wait is enough for all who wait with it.
             self.doubted = self.landings
-        elif trouble is Trouble.LOCKED and part is Part.CHECKPOINTS and not self.around_locks:
+        elif trouble is ErrorScope.LOCKED and part is Part.CHECKPOINTS and not self.around_locks:
             self.around_locks = True
-        elif trouble is Trouble.CONFLICT and self._conflicts < CONFLICTS_MAX:
+        elif trouble is ErrorScope.CONFLICT and self._conflicts < CONFLICTS_MAX:
             self._conflicts += 1
         elif part is Part.CHECKPOINTS:
             return Next.GIVE_UP
@@ -138,7 +138,7 @@ class GroupCommit:
 
     def __init__(
         self,
-        session: Session,
+        session: SinkSession,
         catalog: Catalog,
         environment: str,
         *,
@@ -215,7 +215,7 @@ class GroupCommit:
         epochs = dict(self._session.execute(EPOCHS_IN_SINK, ids))
         return {(feed_id, epoch) for feed_id, epoch in lost if epochs.get(feed_id, 0) > epoch}
 
-    def _land(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
+    def _land(self, plan: CopyPlan, writes: Sequence[FeedWrite]) -> None:
         try:
             if self._course.care is Care.OPTIMISTIC:
                 sound = self._sift_spoiled(plan, writes) if self._spoiled else writes
@@ -224,19 +224,19 @@ class GroupCommit:
             else:
                 self._land_carefully(plan, writes)
         except UnreadableRecord as unreadable:
-            raise GroupFailed(Part.LANDING, Trouble.DATA, unreadable, str(unreadable)) from unreadable
+            raise GroupFailed(Part.LANDING, ErrorScope.DATA, unreadable, str(unreadable)) from unreadable
         except psycopg2.Error as error:
             raise _failed(Part.LANDING, error, landing=plan.landing) from error
 
-    def _sift_spoiled(self, plan: Plan, writes: Sequence[FeedWrite]) -> list[FeedWrite]:
+    def _sift_spoiled(self, plan: CopyPlan, writes: Sequence[FeedWrite]) -> list[FeedWrite]:
         return [self._sift(plan, write) if write.key in self._spoiled else write for write in writes]
 
-    def _sift(self, plan: Plan, write: FeedWrite) -> FeedWrite:
+    def _sift(self, plan: CopyPlan, write: FeedWrite) -> FeedWrite:
         sound, dead = sift(self._session, plan, write)
         self._dead += dead
         return sound
 
-    def _find_locked(self, plan: Plan) -> str | None:
+    def _find_locked(self, plan: CopyPlan) -> str | None:
         """Look, where there is a doubt, whether somebody has the table locked."""
         if plan.landing not in self._course.doubted:
             return None
@@ -248,7 +248,7 @@ class GroupCommit:
         except psycopg2.Error as error:
             self._session.execute("ROLLBACK TO SAVEPOINT look")
             # Whatever else is wrong with it, landing there will tell.
-            if classify(error) is Trouble.LOCKED:
+            if classify(error) is ErrorScope.LOCKED:
                 return self._course.held.setdefault(plan.landing, f"table {plan.landing.table!r} is locked")
         return None
 
@@ -299,21 +299,21 @@ class GroupCommit:
 
     # -- with care -----------------------------------------------------------------------------------
 
-    def _land_carefully(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
+    def _land_carefully(self, plan: CopyPlan, writes: Sequence[FeedWrite]) -> None:
         """Land the feeds of a landing that can be, or none of them if it is the landing that is broken."""
 
         briefly = self._course.briefly
 
-        def land(part: Sequence[FeedWrite]) -> Refusal | None:
+        def land(part: Sequence[FeedWrite]) -> FailedAttempt | None:
             try:
                 refusal = attempt(self._session, plan, lambda: plan.land(self._session, part))
             except NotNow as later:
-                if not (briefly and classify(later.error) is Trouble.CONFLICT):
+                if not (briefly and classify(later.error) is ErrorScope.CONFLICT):
                     raise
                 # Of one of these, perhaps.
                 self._session.execute("ROLLBACK TO SAVEPOINT attempt; RELEASE SAVEPOINT attempt")
-                return Refusal(str(later))
-            return refusal and Refusal(refusal.error, _feed_at(part, refusal.position))
+                return FailedAttempt(str(later))
+            return refusal and FailedAttempt(refusal.error, _feed_at(part, refusal.position))
 
         landed = {write.key: write.records for write in writes}
         dead: list[DeadRecord] = []
@@ -336,16 +336,18 @@ class GroupCommit:
         self._landed |= landed
         self._dead += dead
 
-    def _land_records(self, plan: Plan, write: FeedWrite) -> list[DeadRecord]:
+    def _land_records(self, plan: CopyPlan, write: FeedWrite) -> list[DeadRecord]:
         """Land what can be of a feed, record by record where need be; returns the others."""
 
-        def land(part: Sequence[Suspect]) -> Refusal | None:
+        def land(part: Sequence[SuspectRecord]) -> FailedAttempt | None:
             return attempt(self._session, plan, lambda: plan.land_singly(self._session, part))
 
         sound, refused = sift(self._session, plan, write)
         if refused and not attempt(self._session, plan, lambda: plan.land(self._session, [sound])):
             return refused
-        suspects = [Suspect(sound, batch, record) for batch in sound.batches for record in batch.split()]
+        suspects = [
+            SuspectRecord(sound, batch, record) for batch in sound.batches for record in batch.split()
+        ]
         kept, more = screen(self._session, plan, suspects)
         return refused + more + isolate(kept, land)
 

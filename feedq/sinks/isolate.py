@@ -21,7 +21,7 @@ STRIDE_MIN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class FailedAttempt:
     """Why an attempt took nothing."""
 
     error: str
@@ -30,7 +30,10 @@ class Refusal:
 
 
 def isolate(
-    units: Sequence[T], attempt: Callable[[Sequence[T]], Refusal | None], *, refusals_max: int | None = None
+    units: Sequence[T],
+    attempt: Callable[[Sequence[T]], FailedAttempt | None],
+    *,
+    refusals_max: int | None = None,
 ) -> list[tuple[T, str]]:
     """Have every unit taken but those that are refused by themselves; returns these with their errors.
 

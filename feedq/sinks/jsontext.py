@@ -35,16 +35,16 @@ class BeyondUs(UnreadableRecord):
     """JSON that the parsers here do not take, though perhaps PostgreSQL's do."""
 
 
-class Step(NamedTuple):
+class PointerToken(NamedTuple):
     """One token of a pointer: a member's name, and the place in an array if it can be one."""
 
     name: str
     place: int | None
 
 
-def steps_of(pointer: str) -> tuple[Step, ...]:
+def steps_of(pointer: str) -> tuple[PointerToken, ...]:
     """Raises `ValueError` for what is no pointer."""
-    return tuple(Step(token, array_index(token)) for token in parse_pointer(pointer))
+    return tuple(PointerToken(token, array_index(token)) for token in parse_pointer(pointer))
 
 
 class JsonRecord:
@@ -57,7 +57,7 @@ class JsonRecord:
         self.text = text
         self._parts: dict[str, Raw] | list[Raw] | None = None
 
-    def find(self, steps: Sequence[Step]) -> bytes | None:
+    def find(self, steps: Sequence[PointerToken]) -> bytes | None:
         """What a pointer points at; None where there is nothing."""
         if not steps:
             return self.text
@@ -66,7 +66,7 @@ class JsonRecord:
             return found
         return JsonRecord(found).find(steps[1:])
 
-    def _part(self, step: Step) -> bytes | None:
+    def _part(self, step: PointerToken) -> bytes | None:
         if self._parts is None:
             self._parts = _parts(self.text)
         if isinstance(self._parts, dict):

@@ -76,7 +76,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TableShape:
     """A table as it is, with what this session's role may do to it."""
 
     schema: str
@@ -169,7 +169,7 @@ def misdeclared(landing: Landing) -> str | None:
     return None
 
 
-def problem(landing: Landing, shape: Shape | None) -> str | None:
+def problem(landing: Landing, shape: TableShape | None) -> str | None:
     """Why the landing cannot work with the table as it is; None when it can."""
     if shape is None:
         return f"table {landing.table!r} does not exist: create it, or correct sink.table"
@@ -190,7 +190,7 @@ def problem(landing: Landing, shape: Shape | None) -> str | None:
     return next(_complaints(landing, shape, written), None)
 
 
-def _complaints(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
+def _complaints(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
     yield from _missing(landing, shape, written)
     yield from _unwritable(landing, shape, written)
     yield from _types(landing, shape)
@@ -201,7 +201,7 @@ def _complaints(landing: Landing, shape: Shape, written: Sequence[str]) -> Itera
         yield from _unchangeable(landing, shape, written)
 
 
-def _missing(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
+def _missing(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
     missing = [column for column in written if column not in shape.columns]
     if missing and landing.is_mapped:
         yield (
@@ -221,7 +221,7 @@ def _missing(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator
         )
 
 
-def _unwritable(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
+def _unwritable(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
     columns = [(name, shape.columns[name]) for name in written]
     generated = [name for name, column in columns if column.generated]
     if generated:
@@ -236,7 +236,7 @@ def _unwritable(landing: Landing, shape: Shape, written: Sequence[str]) -> Itera
         )
 
 
-def _types(landing: Landing, shape: Shape) -> Iterator[str]:
+def _types(landing: Landing, shape: TableShape) -> Iterator[str]:
     if landing.is_mapped:
         for source in landing.columns:
             name = source.column
@@ -257,7 +257,7 @@ def _types(landing: Landing, shape: Shape) -> Iterator[str]:
             )
 
 
-def _unfilled(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
+def _unfilled(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
     unfilled = [
         name
         for name, column in shape.columns.items()
@@ -270,7 +270,7 @@ def _unfilled(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterato
         )
 
 
-def _keyless(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
+def _keyless(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
     key = ", ".join(map(_quoted, landing.key))
     unwritten = [name for name in landing.key if name not in written]
     if unwritten:
@@ -291,7 +291,7 @@ def _keyless(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator
         )
 
 
-def _unchangeable(landing: Landing, shape: Shape, written: Sequence[str]) -> Iterator[str]:
+def _unchangeable(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
     columns = [shape.columns[name] for name in written]
     # PostgreSQL wants SELECT for whatever an update takes its new values from.
     if not all(column.updatable and column.selectable for column in columns):
@@ -301,7 +301,7 @@ def _unchangeable(landing: Landing, shape: Shape, written: Sequence[str]) -> Ite
         )
 
 
-def _table(shape: Shape) -> str:
+def _table(shape: TableShape) -> str:
     return f"{_quoted(shape.schema)}.{_quoted(shape.name)}"
 
 

@@ -1,7 +1,7 @@
 """How records get into one landing: the statements and the encoder, worked out once for a session.
 
 Without a key, rows are copied straight into the table. With one they are too, as long as none of the keys is
-there already, and otherwise by way of a staging table: see `feedq.sinks.staging`. Either way `Plan.land` takes
+there already, and otherwise by way of a staging table: see `feedq.sinks.staging`. Either way `CopyPlan.land` takes
 all that it is given or raises.
 """
 
@@ -18,9 +18,9 @@ from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Landing
 from feedq.sinks.copybinary import DefaultRows
 from feedq.sinks.copytext import ColumnRows
-from feedq.sinks.landing import Shape, written_columns
-from feedq.sinks.session import Session
-from feedq.sinks.staging import Detour, Stage
+from feedq.sinks.landing import TableShape, written_columns
+from feedq.sinks.session import SinkSession
+from feedq.sinks.staging import Detour, StagingTable
 
 GOES_STAGED: Final = (
     errorcodes.UNIQUE_VIOLATION,
@@ -30,7 +30,7 @@ GOES_STAGED: Final = (
 """Refusals of a COPY into the table itself that an INSERT from the staging table need not meet."""
 
 
-class Suspect(NamedTuple):
+class SuspectRecord(NamedTuple):
     """A record on its own, with where it came from."""
 
     write: FeedWrite
@@ -38,10 +38,10 @@ class Suspect(NamedTuple):
     record: bytes
 
 
-class Plan:
+class CopyPlan:
     """One landing, ready to be written."""
 
-    def __init__(self, landing: Landing, shape: Shape, *, stage: str | None = None) -> None:
+    def __init__(self, landing: Landing, shape: TableShape, *, stage: str | None = None) -> None:
         self.landing = landing
         self.shape = shape
         self.columns = written_columns(landing, shape.columns)
@@ -54,13 +54,13 @@ class Plan:
         self._fields = self.columns if landing.is_mapped else ("payload",)
         """What ``rows.fields`` gives for a record."""
         self.field_types = tuple(shape.columns[name].definition for name in self._fields)
-        self._stage = Stage(landing, shape, self.columns, name=stage) if stage else None
+        self._stage = StagingTable(landing, shape, self.columns, name=stage) if stage else None
         self._detour = Detour()
 
-    def with_stage(self, name: str) -> Plan:
-        return Plan(self.landing, self.shape, stage=name)
+    def with_stage(self, name: str) -> CopyPlan:
+        return CopyPlan(self.landing, self.shape, stage=name)
 
-    def land(self, session: Session, writes: Sequence[FeedWrite]) -> None:
+    def land(self, session: SinkSession, writes: Sequence[FeedWrite]) -> None:
         """Write whole feeds. Raises `psycopg2.Error`, `UnreadableRecord`."""
 
         def chunks() -> Iterable[bytes]:
@@ -72,7 +72,7 @@ class Plan:
         elif not self._lands_straight(session, chunks):
             self._land_staged(session, self._stage, chunks())
 
-    def land_singly(self, session: Session, suspects: Sequence[Suspect]) -> None:
+    def land_singly(self, session: SinkSession, suspects: Sequence[SuspectRecord]) -> None:
         """Write records by the plain reference. Raises `psycopg2.Error`, `UnreadableRecord`."""
         rows = (self.rows.record(*suspect) for suspect in suspects)
         if self._stage is None:
@@ -80,7 +80,7 @@ class Plan:
         else:
             self._land_staged(session, self._stage, rows)
 
-    def texts(self, suspect: Suspect) -> dict[str, str | None]:
+    def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
         """A row by its columns, as texts; None is NULL. Raises `UnreadableRecord`."""
         found = dict(zip(self._fields, self.rows.fields(*suspect), strict=True))
         if self.landing.is_mapped:
@@ -102,20 +102,20 @@ class Plan:
                     return f'null value in column "{name}" violates not-null constraint (23502)'
         return None
 
-    def create_stage(self, session: Session) -> None:
+    def create_stage(self, session: SinkSession) -> None:
         assert self._stage is not None
         self._stage.create(session)
 
-    def clear_stage(self, session: Session) -> None:
+    def clear_stage(self, session: SinkSession) -> None:
         """Forget what was landed before in this transaction."""
         if self._stage is not None:
             self._stage.clear(session)
 
-    def drop_stage(self, session: Session) -> None:
+    def drop_stage(self, session: SinkSession) -> None:
         if self._stage is not None:
             self._stage.drop(session)
 
-    def _lands_straight(self, session: Session, chunks: Callable[[], Iterable[bytes]]) -> bool:
+    def _lands_straight(self, session: SinkSession, chunks: Callable[[], Iterable[bytes]]) -> bool:
         """Copy into the table itself; False, and nothing was, when a key was there already."""
         if not self._detour.is_over:
             self._detour.pass_one()
@@ -133,11 +133,11 @@ class Plan:
         self._detour.shorten()
         return True
 
-    def _land_staged(self, session: Session, stage: Stage, chunks: Iterable[bytes]) -> None:
+    def _land_staged(self, session: SinkSession, stage: StagingTable, chunks: Iterable[bytes]) -> None:
         self._copy(session, stage.identifier, chunks)
         stage.insert(session)
 
-    def _copy(self, session: Session, table: sql.Identifier, chunks: Iterable[bytes]) -> None:
+    def _copy(self, session: SinkSession, table: sql.Identifier, chunks: Iterable[bytes]) -> None:
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
             table,
             sql.SQL(", ").join(map(sql.Identifier, self.columns)),

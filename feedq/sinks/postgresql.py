@@ -28,8 +28,8 @@ from feedq.sinks.base import (
     FenceOutcome,
     FenceRequest,
     Landing,
-    Preview,
     Replayed,
+    RowPreview,
     Taking,
     Unusable,
     Written,
@@ -41,9 +41,9 @@ from feedq.sinks.groupcommit import Care, Course, GroupCommit, GroupFailed, Next
 from feedq.sinks.identity import not_its_own, taken_meanwhile
 from feedq.sinks.landing import misdeclared
 from feedq.sinks.replay import preview, replay
-from feedq.sinks.session import AnswerLost, Backend, Session, application_name
+from feedq.sinks.session import AnswerLost, Backend, SinkSession, application_name
 from feedq.sinks.settlement import LastCommit, decide
-from feedq.sinks.sqlstate import Trouble, classify, explain
+from feedq.sinks.sqlstate import ErrorScope, classify, explain
 from feedq.sinks.statements import (
     CHECKPOINTS,
     DEAD_LETTERS,
@@ -81,7 +81,7 @@ class PostgresSink:
         self._environment = environment
         self._worker_id = worker_id
         self._name = application_name(role, worker_id)
-        self._session: Session | None = None
+        self._session: SinkSession | None = None
         self._catalog: Catalog | None = None
         self._lost: dict[UUID, Backend] = {}
         self._locked: set[Landing] = set()
@@ -92,7 +92,7 @@ class PostgresSink:
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         """Fence many feeds in few statements. Raises `SinkUnavailable`."""
 
-        def fence(session: Session, catalog: Catalog) -> list[FenceOutcome]:
+        def fence(session: SinkSession, catalog: Catalog) -> list[FenceOutcome]:
             landings = {request.landing for request in requests}
             # A table that was taken away since is made anew, or complained about, before a feed starts.
             catalog.look_again(landings)
@@ -123,7 +123,7 @@ class PostgresSink:
             except GroupFailed as failed:
                 last = failed
                 session.rollback()
-                if session.is_broken or failed.trouble is Trouble.UNAVAILABLE:
+                if session.is_broken or failed.trouble is ErrorScope.UNAVAILABLE:
                     if not _died_idle(session):
                         break
                     continue
@@ -136,7 +136,7 @@ class PostgresSink:
                 session.rollback()
                 if not _died_idle(session):
                     raise self._unavailable(error, "nothing was written") from error
-                last = GroupFailed(Part.CHECKPOINTS, Trouble.UNAVAILABLE, error, str(error))
+                last = GroupFailed(Part.CHECKPOINTS, ErrorScope.UNAVAILABLE, error, str(error))
             except CommitUnknown as unknown:
                 self._lost[unknown.commit_id] = session.backend
                 self.close()
@@ -151,7 +151,7 @@ class PostgresSink:
         """Whether the lost commit happened; None: nothing of it did. Raises `SinkUnavailable`."""
         backend = self._lost.get(unknown.commit_id)
 
-        def last_commits(session: Session, _: Catalog) -> dict[int, LastCommit]:
+        def last_commits(session: SinkSession, _: Catalog) -> dict[int, LastCommit]:
             if backend is not None:
                 # It may still hold a COMMIT that it has not read: without this, we would wait for it.
                 session.execute(END_BACKEND, {"pid": backend.pid, "started_at": backend.started_at})
@@ -186,7 +186,7 @@ class PostgresSink:
     def check(self, landing: Landing) -> str | None:
         """Why the landing cannot work; None when it can. Writes nothing. Raises `SinkUnavailable`."""
 
-        def check(_: Session, catalog: Catalog) -> str | None:
+        def check(_: SinkSession, catalog: Catalog) -> str | None:
             catalog.look_again([landing])
             if not landing.is_mapped and not misdeclared(landing) and not catalog.exists(landing):
                 return (
@@ -201,7 +201,7 @@ class PostgresSink:
 
         return self._read(check)
 
-    def preview(self, write: FeedWrite) -> list[Preview]:
+    def preview(self, write: FeedWrite) -> list[RowPreview]:
         """How the records would land. Writes nothing. Raises `SinkUnavailable`, `InvalidInput`."""
         try:
             return self._read(lambda session, catalog: preview(session, catalog, write))
@@ -254,7 +254,7 @@ class PostgresSink:
     def take(self, taking: Taking) -> None:
         """Give a feed its checkpoint. Raises `Conflict`, `SinkUnavailable`."""
 
-        def take(session: Session, _: Catalog) -> None:
+        def take(session: SinkSession, _: Catalog) -> None:
             session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
             session.begin()
             old = taking.instead_of
@@ -302,7 +302,7 @@ class PostgresSink:
     # -- private -------------------------------------------------------------------------------------
 
     def _write(
-        self, session: Session, catalog: Catalog, writes: Sequence[FeedWrite], course: Course
+        self, session: SinkSession, catalog: Catalog, writes: Sequence[FeedWrite], course: Course
     ) -> Written:
         """One attempt, without the feeds that cannot be written in any case."""
         grouped = by_landing(writes)
@@ -340,7 +340,7 @@ class PostgresSink:
         self.close()
         return Written({}, {}, (), {}, {write.key: f"the commit failed: {failed}" for write in writes})
 
-    def _read(self, work: Callable[[Session, Catalog], T]) -> T:
+    def _read(self, work: Callable[[SinkSession, Catalog], T]) -> T:
         """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
         for _ in range(READ_ATTEMPTS_MAX):
             session, catalog = self._connect()
@@ -349,20 +349,20 @@ class PostgresSink:
             except psycopg2.Error as error:
                 session.rollback()
                 last = error
-                if classify(error) is not Trouble.CONFLICT and not session.is_broken:
+                if classify(error) is not ErrorScope.CONFLICT and not session.is_broken:
                     break
             except BaseException:
                 self.close()
                 raise
         raise self._unavailable(last) from last
 
-    def _connect(self) -> tuple[Session, Catalog]:
+    def _connect(self) -> tuple[SinkSession, Catalog]:
         """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""
         if self._session is not None and self._session.is_broken:
             self.close()
         if self._session is None or self._catalog is None:
             try:
-                session = Session(self._url, application_name=self._name)
+                session = SinkSession(self._url, application_name=self._name)
                 self._session, self._catalog = session, Catalog(session)
                 self._catalog.ensure_bookkeeping()
             except psycopg2.ProgrammingError as error:
@@ -381,13 +381,13 @@ class PostgresSink:
         """The error for the caller; the session starts afresh, whatever state it was in."""
         self.close()
         text = explain(error) if isinstance(error, psycopg2.Error) else str(error)
-        if isinstance(error, psycopg2.Error) and classify(error) is Trouble.LOCKED:
+        if isinstance(error, psycopg2.Error) and classify(error) is ErrorScope.LOCKED:
             text = f"{text}: another session holds the lock ({error.diag.context or 'no more is known'})"
         parts = [f"sink {mask_url(self._url)}: {mask_url(text)}", *filter(None, [consequence])]
         return SinkUnavailable("; ".join(parts))
 
 
-def _died_idle(session: Session) -> bool:
+def _died_idle(session: SinkSession) -> bool:
     """Whether the connection was dead before the transaction began: then a new one is worth a try at once."""
     return session.is_broken and not session.has_begun
 

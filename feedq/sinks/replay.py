@@ -13,13 +13,13 @@ from typing import Final
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.model import Batch
 from feedq.sinks.attempt import LandingBroken, NotNow, attempt
-from feedq.sinks.base import FeedWrite, Landing, Preview, Replayed
+from feedq.sinks.base import FeedWrite, Landing, Replayed, RowPreview
 from feedq.sinks.catalog import Catalog
-from feedq.sinks.isolate import Refusal, isolate
+from feedq.sinks.isolate import FailedAttempt, isolate
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.landing import misdeclared
-from feedq.sinks.plan import Plan, Suspect
-from feedq.sinks.session import AnswerLost, Session
+from feedq.sinks.plan import CopyPlan, SuspectRecord
+from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.statements import DELETE_DEAD_LETTERS, KEEP_DEAD_LETTERS, TAKE_DEAD_LETTERS
 
 LOCK_TIMEOUT_S: Final = 5.0
@@ -27,18 +27,18 @@ LOCK_TIMEOUT_S: Final = 5.0
 
 
 def replay(
-    session: Session, catalog: Catalog, environment: str, *, ids: Collection[int], landing: Landing
+    session: SinkSession, catalog: Catalog, environment: str, *, ids: Collection[int], landing: Landing
 ) -> Replayed:
     """Raises `InvalidInput` when the landing cannot work, `SinkUnavailable` when the answer was lost."""
     plan = _plan(catalog, landing)
     _begin(session)
     rows = session.execute(TAKE_DEAD_LETTERS, {"environment": environment, "ids": list(ids)})
-    letters: dict[int, Suspect] = {}
+    letters: dict[int, SuspectRecord] = {}
     for id_, feed_id, feed, epoch, record, cursor, at in rows:
         batch = Batch.of_records([bytes(record)], cursor=cursor, received_at=at)
-        letters[id_] = Suspect(FeedWrite(feed_id, feed, epoch, landing, (batch,)), batch, bytes(record))
+        letters[id_] = SuspectRecord(FeedWrite(feed_id, feed, epoch, landing, (batch,)), batch, bytes(record))
 
-    def land(part: Sequence[int]) -> Refusal | None:
+    def land(part: Sequence[int]) -> FailedAttempt | None:
         return attempt(session, plan, lambda: plan.land_singly(session, [letters[id_] for id_ in part]))
 
     try:
@@ -61,7 +61,7 @@ def replay(
     return Replayed(len(landed), refused)
 
 
-def preview(session: Session, catalog: Catalog, write: FeedWrite) -> list[Preview]:
+def preview(session: SinkSession, catalog: Catalog, write: FeedWrite) -> list[RowPreview]:
     """Land each record by itself in a transaction that is rolled back. Raises `InvalidInput`.
 
     What the catalog knows afterwards was true inside that transaction only.
@@ -74,7 +74,7 @@ def preview(session: Session, catalog: Catalog, write: FeedWrite) -> list[Previe
             catalog.create_within(write.landing)
         plan = _plan(catalog, write.landing)
         return [
-            _preview(session, plan, Suspect(write, batch, record))
+            _preview(session, plan, SuspectRecord(write, batch, record))
             for batch in write.batches
             for record in batch.split()
         ]
@@ -86,23 +86,23 @@ def preview(session: Session, catalog: Catalog, write: FeedWrite) -> list[Previe
         session.rollback()
 
 
-def _begin(session: Session) -> None:
+def _begin(session: SinkSession) -> None:
     session.set_lock_timeout(LOCK_TIMEOUT_S)
     session.begin()
     # What is deferred to the commit would let each record pass, and then refuse all of them.
     session.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
 
-def _preview(session: Session, plan: Plan, suspect: Suspect) -> Preview:
+def _preview(session: SinkSession, plan: CopyPlan, suspect: SuspectRecord) -> RowPreview:
     try:
         columns = plan.texts(suspect)
     except UnreadableRecord as unreadable:
-        return Preview(suspect.record, {}, str(unreadable))
+        return RowPreview(suspect.record, {}, str(unreadable))
     refusal = attempt(session, plan, lambda: plan.land_singly(session, [suspect]))
-    return Preview(suspect.record, columns, None if refusal is None else refusal.error)
+    return RowPreview(suspect.record, columns, None if refusal is None else refusal.error)
 
 
-def _plan(catalog: Catalog, landing: Landing) -> Plan:
+def _plan(catalog: Catalog, landing: Landing) -> CopyPlan:
     """Raises `InvalidInput` when the landing cannot work."""
     catalog.look_again([landing])
     wrong = catalog.problems([landing], create=False) or catalog.open_stages([landing])

@@ -28,9 +28,9 @@ from feedq.model import Batch
 from feedq.sinks.base import FeedWrite
 from feedq.sinks.deadletters import DeadRecord
 from feedq.sinks.jsontext import UnreadableRecord, encode
-from feedq.sinks.plan import Plan, Suspect
-from feedq.sinks.session import Session
-from feedq.sinks.sqlstate import ERROR_TEXT_MAX, Trouble, classify
+from feedq.sinks.plan import CopyPlan, SuspectRecord
+from feedq.sinks.session import SinkSession
+from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify
 from feedq.sinks.statements import INPUT_ERRORS
 
 ASKS_INPUT_FUNCTIONS: Final = 160_000
@@ -46,23 +46,23 @@ _parse: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def screen(
-    session: Session, plan: Plan, suspects: Sequence[Suspect]
-) -> tuple[list[Suspect], list[DeadRecord]]:
+    session: SinkSession, plan: CopyPlan, suspects: Sequence[SuspectRecord]
+) -> tuple[list[SuspectRecord], list[DeadRecord]]:
     """Those that may land, and those that cannot, each in order. Raises `psycopg2.Error`."""
     errors = _find_errors(session, plan, suspects)
     kept = [suspect for n, suspect in enumerate(suspects) if n not in errors]
     return kept, [(suspects[n], errors[n]) for n in sorted(errors)]
 
 
-def sift(session: Session, plan: Plan, write: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
+def sift(session: SinkSession, plan: CopyPlan, write: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
     """The write without those that a quick look found and that cannot land; these. Raises `psycopg2.Error`."""
     places: list[tuple[int, int]] = []
-    suspects: list[Suspect] = []
+    suspects: list[SuspectRecord] = []
     for number, batch in enumerate(write.batches):
         records = batch.split()
         doubtful = _find_doubtful(plan, batch, records)
         places += [(number, n) for n in doubtful]
-        suspects += [Suspect(write, batch, records[n]) for n in doubtful]
+        suspects += [SuspectRecord(write, batch, records[n]) for n in doubtful]
     errors = _find_errors(session, plan, suspects)
     gone: dict[int, set[int]] = {}
     for place in errors:
@@ -72,7 +72,7 @@ def sift(session: Session, plan: Plan, write: FeedWrite) -> tuple[FeedWrite, lis
     return replace(write, batches=tuple(batches)), [(suspects[n], errors[n]) for n in sorted(errors)]
 
 
-def _find_errors(session: Session, plan: Plan, suspects: Sequence[Suspect]) -> dict[int, str]:
+def _find_errors(session: SinkSession, plan: CopyPlan, suspects: Sequence[SuspectRecord]) -> dict[int, str]:
     """Why some of them cannot land, by index."""
     readable, errors = _screen_here(plan, suspects)
     if session.server_version >= ASKS_INPUT_FUNCTIONS:
@@ -83,7 +83,7 @@ def _find_errors(session: Session, plan: Plan, suspects: Sequence[Suspect]) -> d
             try:
                 found = _ask_input_functions(session, plan.field_types, [readable[n] for n in asked])
             except psycopg2.Error as error:
-                if classify(error) is Trouble.UNAVAILABLE or session.is_broken:
+                if classify(error) is ErrorScope.UNAVAILABLE or session.is_broken:
                     raise
                 # Not all that an input function refuses it refuses softly: too deep a nesting of JSON, for one.
                 # What is left to do is to try them.
@@ -94,7 +94,7 @@ def _find_errors(session: Session, plan: Plan, suspects: Sequence[Suspect]) -> d
     return errors
 
 
-def _find_doubtful(plan: Plan, batch: Batch, records: Sequence[bytes]) -> list[int]:
+def _find_doubtful(plan: CopyPlan, batch: Batch, records: Sequence[bytes]) -> list[int]:
     """Indices of records that may be refused, found without a step of Python for each of the others."""
     if plan.landing.format == "bytes" or not records:
         return []
@@ -152,7 +152,9 @@ def _without(batch: Batch, gone: Collection[int]) -> Batch:
     return replace(batch, count=count, size=size + count, lines=b"\n".join([*kept, b""]))
 
 
-def _screen_here(plan: Plan, suspects: Sequence[Suspect]) -> tuple[dict[int, Fields], dict[int, str]]:
+def _screen_here(
+    plan: CopyPlan, suspects: Sequence[SuspectRecord]
+) -> tuple[dict[int, Fields], dict[int, str]]:
     """The fields of those that can be read, and the errors of the others, by index."""
     readable: dict[int, Fields] = {}
     errors: dict[int, str] = {}
@@ -178,7 +180,9 @@ def _nul_violation(fields: Fields) -> str | None:
     return None
 
 
-def _ask_input_functions(session: Session, types: Sequence[str], rows: Sequence[Fields]) -> dict[int, str]:
+def _ask_input_functions(
+    session: SinkSession, types: Sequence[str], rows: Sequence[Fields]
+) -> dict[int, str]:
     errors: dict[int, str] = {}
     for column, type_name in enumerate(types):
         texts = [fields[column] for fields in rows]

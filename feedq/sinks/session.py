@@ -1,7 +1,7 @@
 """One connection to a sink database: opened with bounds on every wait, and honest about its commits.
 
 Autocommit throughout: transactions begin and end where the caller says so, and a single statement is a
-transaction of the server's, which a client frozen afterwards cannot hold open. `Session.commit` tells apart
+transaction of the server's, which a client frozen afterwards cannot hold open. `SinkSession.commit` tells apart
 what psycopg2 does not: a commit that the server refused, and one whose answer never came.
 
 It does not reconnect and does not retry.
@@ -100,7 +100,7 @@ class CopySource:
             raise
 
 
-class Session:
+class SinkSession:
     """A connection in autocommit mode. Methods raise `psycopg2.Error`."""
 
     def __init__(self, url: str, *, application_name: str) -> None:

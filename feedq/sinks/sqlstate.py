@@ -1,7 +1,7 @@
 """What an error of PostgreSQL means for us: the one place that reads SQLSTATE codes.
 
 A server that answers with an error, on a session that still works, is not away. Unknown codes count as
-`Trouble.DATA`: the record that raises one again when it is written by itself goes to the dead letters, with the
+`ErrorScope.DATA`: the record that raises one again when it is written by itself goes to the dead letters, with the
 code, and its neighbours land.
 """
 
@@ -16,7 +16,7 @@ ERROR_TEXT_MAX: Final = 1_000
 """Characters of a server's message that are kept; its detail may quote a whole record."""
 
 
-class Trouble(Enum):
+class ErrorScope(Enum):
     """What the caller does differently."""
 
     UNAVAILABLE = auto()
@@ -34,46 +34,46 @@ class Trouble(Enum):
 
 
 _BY_CODE: Final = {
-    "55P03": Trouble.LOCKED,
-    "55000": Trouble.LANDING,  # a view, a rule: not in the prerequisite state
-    "55006": Trouble.LATER,  # object in use
-    "40003": Trouble.UNAVAILABLE,  # statement completion unknown
-    "57014": Trouble.LATER,  # a statement that took too long, or that an operator has cancelled
-    "XX001": Trouble.LATER,  # a damaged table
-    "XX002": Trouble.LATER,  # a damaged index
+    "55P03": ErrorScope.LOCKED,
+    "55000": ErrorScope.LANDING,  # a view, a rule: not in the prerequisite state
+    "55006": ErrorScope.LATER,  # object in use
+    "40003": ErrorScope.UNAVAILABLE,  # statement completion unknown
+    "57014": ErrorScope.LATER,  # a statement that took too long, or that an operator has cancelled
+    "XX001": ErrorScope.LATER,  # a damaged table
+    "XX002": ErrorScope.LATER,  # a damaged index
 }
 _BY_CLASS: Final = {
-    "08": Trouble.LATER,  # of a foreign table's server: when our own connection breaks, there is no code
-    "0A": Trouble.LANDING,  # not supported, e.g. COPY into this kind of relation
-    "21": Trouble.DATA,
-    "22": Trouble.DATA,
-    "23": Trouble.DATA,
-    "25": Trouble.LATER,  # read-only, for now
-    "27": Trouble.DATA,  # a trigger's own change
-    "28": Trouble.LANDING,
-    "38": Trouble.DATA,  # a trigger's function
-    "39": Trouble.DATA,
-    "3F": Trouble.LANDING,
-    "40": Trouble.CONFLICT,
-    "42": Trouble.LANDING,
-    "44": Trouble.DATA,  # WITH CHECK OPTION
-    "53": Trouble.LATER,  # no room on the disk, out of memory
-    "54": Trouble.DATA,  # a value too long to index, JSON nested too deeply
-    "57": Trouble.UNAVAILABLE,
-    "58": Trouble.LATER,  # errors of the file system
-    "P0": Trouble.DATA,  # RAISE in a trigger
+    "08": ErrorScope.LATER,  # of a foreign table's server: when our own connection breaks, there is no code
+    "0A": ErrorScope.LANDING,  # not supported, e.g. COPY into this kind of relation
+    "21": ErrorScope.DATA,
+    "22": ErrorScope.DATA,
+    "23": ErrorScope.DATA,
+    "25": ErrorScope.LATER,  # read-only, for now
+    "27": ErrorScope.DATA,  # a trigger's own change
+    "28": ErrorScope.LANDING,
+    "38": ErrorScope.DATA,  # a trigger's function
+    "39": ErrorScope.DATA,
+    "3F": ErrorScope.LANDING,
+    "40": ErrorScope.CONFLICT,
+    "42": ErrorScope.LANDING,
+    "44": ErrorScope.DATA,  # WITH CHECK OPTION
+    "53": ErrorScope.LATER,  # no room on the disk, out of memory
+    "54": ErrorScope.DATA,  # a value too long to index, JSON nested too deeply
+    "57": ErrorScope.UNAVAILABLE,
+    "58": ErrorScope.LATER,  # errors of the file system
+    "P0": ErrorScope.DATA,  # RAISE in a trigger
 }
 
 
-def classify(error: psycopg2.Error) -> Trouble:
+def classify(error: psycopg2.Error) -> ErrorScope:
     """What to do about ``error``; without a code the connection broke."""
     code = error.pgcode
-    return Trouble.UNAVAILABLE if code is None else classify_code(code)
+    return ErrorScope.UNAVAILABLE if code is None else classify_code(code)
 
 
-def classify_code(code: str) -> Trouble:
+def classify_code(code: str) -> ErrorScope:
     """What to do about an error with this SQLSTATE."""
-    return _BY_CODE.get(code) or _BY_CLASS.get(code[:2], Trouble.DATA)
+    return _BY_CODE.get(code) or _BY_CLASS.get(code[:2], ErrorScope.DATA)
 
 
 def is_known(code: str) -> bool:

@@ -22,8 +22,8 @@ from typing import Final
 from psycopg2 import sql
 
 from feedq.sinks.base import Landing, OnConflict
-from feedq.sinks.landing import Shape
-from feedq.sinks.session import Session
+from feedq.sinks.landing import TableShape
+from feedq.sinks.session import SinkSession
 
 ORDINAL: Final = "feedq_ordinal"
 DETOUR_FIRST: Final = 8
@@ -55,10 +55,10 @@ class Detour:
         self._length = max(self._length // 2, DETOUR_FIRST)
 
 
-class Stage:
+class StagingTable:
     """The staging table of one landing, in one session. Methods raise `psycopg2.Error`."""
 
-    def __init__(self, landing: Landing, shape: Shape, columns: Sequence[str], *, name: str) -> None:
+    def __init__(self, landing: Landing, shape: TableShape, columns: Sequence[str], *, name: str) -> None:
         self._shape = shape
         self._columns = columns
         self._ordinal = ORDINAL
@@ -67,7 +67,7 @@ class Stage:
         self.identifier = sql.Identifier("pg_temp", name)
         self._insert = self._insertion(landing)
 
-    def create(self, session: Session) -> None:
+    def create(self, session: SinkSession) -> None:
         columns = [
             sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(self._shape.columns[name].definition))
             for name in self._columns
@@ -84,14 +84,14 @@ class Stage:
             )
         )
 
-    def clear(self, session: Session) -> None:
+    def clear(self, session: SinkSession) -> None:
         """Forget what was copied before in this transaction."""
         session.execute(sql.SQL("DELETE FROM {}").format(self.identifier))
 
-    def drop(self, session: Session) -> None:
+    def drop(self, session: SinkSession) -> None:
         session.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(self.identifier))
 
-    def insert(self, session: Session) -> None:
+    def insert(self, session: SinkSession) -> None:
         """Put the rows into the table, in order of arrival."""
         session.execute(self._insert)
 

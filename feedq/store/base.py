@@ -1,7 +1,7 @@
 """What the control database can do, as interfaces.
 
 Two implementations: `feedq.store.postgresql.PostgresStore`, the real one, and
-`feedq.testing.MemoryStore`, for scenarios ticked by hand. One contract suite (``tests/contract``) runs over
+`tests.fakes.MemoryStore`, for scenarios ticked by hand. One contract suite (``tests/contract``) runs over
 both. Every method is one transaction and one decision; the database's clock is the only one that counts.
 
 All methods block and may raise `feedq.errors.Unavailable`; none is called from an event loop.
@@ -40,7 +40,7 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.placement import Candidate, Held, Transfer, Waiting
+from feedq.placement import EligibleWorker, Held, Transfer, WaitingFeed
 
 
 class Feeds(Protocol):
@@ -162,7 +162,7 @@ class Leases(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class SuspectWorker:
     """A worker that may be gone, its row locked until the pass ends."""
 
     worker: Worker
@@ -175,11 +175,11 @@ class Placing(Protocol):
     now: datetime
     """The database's clock at the beginning of the pass."""
 
-    def waiting(self, *, limit: int) -> list[Waiting]:
+    def waiting(self, *, limit: int) -> list[WaitingFeed]:
         """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
         that feeds without a place keep no others from theirs."""
 
-    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+    def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
         """Workers that may be given feeds; with their feeds of these tenants, counted from the leases."""
 
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]: ...
@@ -188,13 +188,13 @@ class Placing(Protocol):
         """Write why feeds wait, where that changed."""
 
 
-class Evening(Protocol):
+class MoveStore(Protocol):
     """What it takes to move feeds."""
 
     now: datetime
     """As for `Placing`."""
 
-    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+    def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
         """As for `Placing`."""
 
     def leaving(self) -> dict[UUID, int]:
@@ -219,7 +219,7 @@ class Evening(Protocol):
         """No move was found for a fleet that looks like this: it need not be looked at again."""
 
 
-class ReconcilePass(Placing, Evening, Protocol):
+class ReconcilePass(Placing, MoveStore, Protocol):
     """One pass of reconcile: one transaction, and only one in the fleet at a time."""
 
     def quiet(self, *, ttl_s: float) -> Quiet:
@@ -228,7 +228,7 @@ class ReconcilePass(Placing, Evening, Protocol):
         Such a break may still be under way: the first to come back after an outage may be this very pass.
         """
 
-    def suspects(self) -> list[Suspect]:
+    def suspects(self) -> list[SuspectWorker]:
         """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
 
     def bury(self, worker_ids: Sequence[UUID]) -> int:
@@ -271,7 +271,7 @@ class ReconcilePass(Placing, Evening, Protocol):
         """Idle feeds by reason: those held right now, and the rest as the last sweep counted them."""
 
 
-class Fleet(Protocol):
+class FleetStore(Protocol):
     """What belongs to nobody in particular."""
 
     def reconcile_pass(self, *, measured_load: float = 0.0) -> AbstractContextManager[ReconcilePass | None]:
@@ -292,7 +292,7 @@ class Listener(Protocol):
 
     @property
     def heard(self) -> Collection[str]:
-        """The payloads of what came in the last `wait`; a worker's are in `feedq.store.channels.Ring`."""
+        """The payloads of what came in the last `wait`; a worker's are in `feedq.store.channels.NotifyReason`."""
 
     def wait(self, timeout_s: float) -> bool:
         """True when something came in time. Raises `Unavailable` as soon as the session breaks."""
@@ -303,7 +303,7 @@ class Listener(Protocol):
     def close(self) -> None: ...
 
 
-class Session(Protocol):
+class WorkerSession(Protocol):
     """The keeper's own database session, which holds the worker's lock and carries its heartbeat."""
 
     @property
@@ -331,9 +331,9 @@ class Store(Protocol):
     @property
     def leases(self) -> Leases: ...
     @property
-    def fleet(self) -> Fleet: ...
+    def fleet(self) -> FleetStore: ...
 
-    def session(self, worker: Worker, *, ttl_s: float) -> Session:
+    def session(self, worker: Worker, *, ttl_s: float) -> WorkerSession:
         """Open the keeper's session. Raises `Unavailable`."""
 
     def worker_listener(self, worker: Worker) -> Listener:

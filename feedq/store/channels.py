@@ -18,7 +18,7 @@ WAKE = "feedq_wake"
 WAKE_SQL = f"SELECT pg_notify('{WAKE}', '')"
 
 
-class Ring(StrEnum):
+class NotifyReason(StrEnum):
     """What a worker is rung for."""
 
     FEEDS = "feeds"
@@ -26,7 +26,7 @@ class Ring(StrEnum):
 
     def is_among(self, heard: Collection[str]) -> bool:
         """Whether these payloads are for this; what another release says may be for anybody."""
-        others = {ring.value for ring in Ring if ring is not self}
+        others = {ring.value for ring in NotifyReason if ring is not self}
         return any(payload not in others for payload in heard)
 
 
@@ -60,7 +60,7 @@ def worker_channel(lock_key: int) -> str:
     return f"feedq_worker_{lock_key}"
 
 
-def ring_workers(c: Connection, worker_ids: list[UUID], ring: Ring) -> None:
+def ring_workers(c: Connection, worker_ids: list[UUID], ring: NotifyReason) -> None:
     """Tell these workers that something waits for them: a stop request, a feed to claim, the end of a run."""
     sql = "SELECT pg_notify('feedq_worker_' || lock_key, :ring) FROM feedq.worker WHERE id = ANY(:ids)"
     c.execute(text(sql), {"ids": worker_ids, "ring": ring.value})

@@ -85,7 +85,7 @@ _PREPARED_LOOK = "EXECUTE feedq_look (%(settle_s)s, %(waiters)s)"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LivenessCheck:
     """What one look over the workers found."""
 
     crashed: int
@@ -218,14 +218,14 @@ class Election:
         self._session.execute(STAMP_ALIVE.replace(":ttl_s", "%(ttl_s)s"), {"ttl_s": self._ttl_s})
         return bool(rows)
 
-    def look(self) -> Look:
+    def look(self) -> LivenessCheck:
         parameters = {"settle_s": self._settle_s, "waiters": self._waiters.limit}
         *found, sessions = self._session.execute(self._look, parameters)[0]
         # Behind a pooler, which the look shows that is not prepared, a session could not wait either.
         if self._look is _PREPARED_LOOK and self._waiters.limit:
             self._waiters.watch(None if sessions is None else _backends(sessions))
         has_heard, self._has_heard = self._has_heard, False
-        return replace(Look(*found), is_awaited=self._waiters.is_complete, has_heard=has_heard)
+        return replace(LivenessCheck(*found), is_awaited=self._waiters.is_complete, has_heard=has_heard)
 
     def wait(self, timeout_s: float) -> bool:
         """True when reconcile was asked for in time. Ends early when the end of a session was heard."""

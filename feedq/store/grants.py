@@ -122,7 +122,7 @@ class SinkTables:
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class GrantStatement:
     """One step, and what it is for; the first of several alike says it."""
 
     text: sql.Composable
@@ -140,11 +140,11 @@ def sink_role(sink: str) -> str:
 # -- what is said --------------------------------------------------------------------------------------
 
 
-def roles(prefix: str, names: Iterable[str]) -> Iterator[Statement]:
+def roles(prefix: str, names: Iterable[str]) -> Iterator[GrantStatement]:
     """Make roles that are not there. They may log in; how is for the server to say."""
     about = "Roles; give each a password, or let pg_hba.conf say how they log in"
     for name in names:
-        yield Statement(
+        yield GrantStatement(
             sql.SQL(
                 "DO $$ BEGIN CREATE ROLE {} LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
             ).format(sql.Identifier(role_name(prefix, name))),
@@ -153,29 +153,29 @@ def roles(prefix: str, names: Iterable[str]) -> Iterator[Statement]:
         about = ""
 
 
-def owning(prefix: str, database: str, *, existing: Existing) -> Iterator[Statement]:
+def owning(prefix: str, database: str, *, existing: Existing) -> Iterator[GrantStatement]:
     """The role of migrations owns the schema and all that is in it."""
     owner = sql.Identifier(role_name(prefix, Role.MIGRATION))
     schema = sql.Identifier(SCHEMA)
-    yield Statement(
+    yield GrantStatement(
         sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(sql.Identifier(database), owner),
         "The schema belongs to the role of migrations",
     )
-    yield Statement(sql.SQL("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}").format(schema, owner))
-    yield Statement(sql.SQL("ALTER SCHEMA {} OWNER TO {}").format(schema, owner))
+    yield GrantStatement(sql.SQL("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}").format(schema, owner))
+    yield GrantStatement(sql.SQL("ALTER SCHEMA {} OWNER TO {}").format(schema, owner))
     for kind, names in (("TABLE", existing.tables), ("SEQUENCE", existing.sequences)):
         for name in names:
-            yield Statement(
+            yield GrantStatement(
                 sql.SQL("ALTER {} {} OWNER TO {}").format(sql.SQL(kind), sql.Identifier(SCHEMA, name), owner)
             )
     for function in existing.functions:
-        yield Statement(sql.SQL("ALTER FUNCTION {} OWNER TO {}").format(sql.SQL(function), owner))
+        yield GrantStatement(sql.SQL("ALTER FUNCTION {} OWNER TO {}").format(sql.SQL(function), owner))
 
 
-def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> Iterator[Statement]:
+def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> Iterator[GrantStatement]:
     about = "Who may connect, and whose rights come on top"
     for role in Role:
-        yield Statement(
+        yield GrantStatement(
             sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(
                 sql.Identifier(database), sql.Identifier(role_name(prefix, role))
             ),
@@ -184,14 +184,14 @@ def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> It
         about = ""
     for role, others in INHERITS.items():
         for other in others:
-            yield Statement(_membership(prefix, other, role))
+            yield GrantStatement(_membership(prefix, other, role))
     for sink in sinks:
         # Transactional jobs write into its tables as they go; and whoever declares feeds may look at them.
         for role in (Role.WORKER, Role.OPERATOR):
-            yield Statement(_membership(prefix, sink_role(sink.name), role))
+            yield GrantStatement(_membership(prefix, sink_role(sink.name), role))
 
 
-def rights(prefix: str, *, existing: Existing) -> Iterator[Statement]:
+def rights(prefix: str, *, existing: Existing) -> Iterator[GrantStatement]:
     """What each role may do in the schema, and nothing else. For the owner of its tables, or a superuser."""
     for role in Role:
         if role is Role.MIGRATION or role_name(prefix, role) not in existing.roles:
@@ -199,43 +199,43 @@ def rights(prefix: str, *, existing: Existing) -> Iterator[Statement]:
         yield from _rights_of(prefix, role, existing)
 
 
-def _rights_of(prefix: str, role: Role, existing: Existing) -> Iterator[Statement]:
+def _rights_of(prefix: str, role: Role, existing: Existing) -> Iterator[GrantStatement]:
     grantee, schema = sql.Identifier(role_name(prefix, role)), sql.Identifier(SCHEMA)
-    yield Statement(
+    yield GrantStatement(
         sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, grantee), f"What {role.value} may do"
     )
     for kind in ("TABLES", "SEQUENCES"):
-        yield Statement(
+        yield GrantStatement(
             sql.SQL("REVOKE ALL ON ALL {} IN SCHEMA {} FROM {}").format(sql.SQL(kind), schema, grantee)
         )
-    yield Statement(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}").format(schema, grantee))
+    yield GrantStatement(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}").format(schema, grantee))
     for table, changes in CHANGES.items():
         if table in existing.tables and (granted := _granted(table, changes.get(role, ()))):
-            yield Statement(
+            yield GrantStatement(
                 sql.SQL("GRANT {} ON {} TO {}").format(granted, sql.Identifier(SCHEMA, table), grantee)
             )
     for sequence, users in SEQUENCES.items():
         if role in users and VERSION_TABLE in existing.tables:
-            yield Statement(
+            yield GrantStatement(
                 sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(sql.Identifier(SCHEMA, sequence), grantee)
             )
 
 
-def sink_rights(prefix: str, database: str, sink: SinkTables) -> Iterator[Statement]:
+def sink_rights(prefix: str, database: str, sink: SinkTables) -> Iterator[GrantStatement]:
     """What the role of a sink may do in its database. For the owner of the tables there, or a superuser."""
     name = role_name(prefix, sink_role(sink.name))
     role = sql.Identifier(name)
-    yield Statement(
+    yield GrantStatement(
         sql.SQL("GRANT CONNECT, TEMPORARY ON DATABASE {} TO {}").format(sql.Identifier(database), role),
         f"What the sink {sink.name} may do: feedq's tables are its own, those that feeds name it writes",
     )
-    yield Statement(sql.SQL("GRANT USAGE, CREATE ON SCHEMA public TO {}").format(role))
+    yield GrantStatement(sql.SQL("GRANT USAGE, CREATE ON SCHEMA public TO {}").format(role))
     for own in ("feedq_checkpoint", "feedq_dead_letter"):
-        yield Statement(
+        yield GrantStatement(
             sql.SQL("ALTER TABLE IF EXISTS public.{} OWNER TO {}").format(sql.Identifier(own), role)
         )
     if sink.with_control:
-        yield Statement(
+        yield GrantStatement(
             sql.SQL(
                 "ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA public "
                 "GRANT SELECT, INSERT, UPDATE ON TABLES TO {}"
@@ -245,10 +245,12 @@ def sink_rights(prefix: str, database: str, sink: SinkTables) -> Iterator[Statem
         schema, _, _ = table.rpartition(".")
         named = sql.Identifier(*table.split("."))
         if schema:
-            yield Statement(
+            yield GrantStatement(
                 _if_there(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}"), sql.Identifier(schema), role)
             )
-        yield Statement(_if_there(sql.SQL("GRANT SELECT, INSERT, UPDATE ON TABLE {} TO {}"), named, role))
+        yield GrantStatement(
+            _if_there(sql.SQL("GRANT SELECT, INSERT, UPDATE ON TABLE {} TO {}"), named, role)
+        )
 
 
 def _membership(prefix: str, of: str, to: str) -> sql.Composable:
@@ -348,7 +350,7 @@ def sink_tables(connection: Connection, sink: str, *, with_control: bool) -> Sin
 
 def script(
     connection: Connection, prefix: str, sinks: Collection[SinkTables], passwords: Mapping[str, str]
-) -> list[Statement]:
+) -> list[GrantStatement]:
     """All that makes the roles of a control database, and of the sinks that are in it. Raises `psycopg2.Error`.
 
     ``passwords`` are by role, without the prefix; others keep theirs, or have none.
@@ -369,10 +371,10 @@ def script(
     ]
 
 
-def _keep_the_users_tables_apart(existing: Existing) -> Iterator[Statement]:
+def _keep_the_users_tables_apart(existing: Existing) -> Iterator[GrantStatement]:
     """As `feedq.store.migrate` does for a user called like the schema, who is not the one that makes it here."""
     if SCHEMA in existing.roles and (existing.is_superuser or existing.user == SCHEMA):
-        yield Statement(
+        yield GrantStatement(
             sql.SQL("ALTER ROLE {} IN DATABASE {} SET search_path = public").format(
                 sql.Identifier(SCHEMA), sql.Identifier(existing.database)
             ),
@@ -382,7 +384,7 @@ def _keep_the_users_tables_apart(existing: Existing) -> Iterator[Statement]:
 
 def sink_script(
     connection: Connection, prefix: str, sink: SinkTables, passwords: Mapping[str, str], *, database: str
-) -> list[Statement]:
+) -> list[GrantStatement]:
     """The same for a sink in another ``database``, which ``connection`` is not to."""
     name = sink_role(sink.name)
     return [
@@ -394,28 +396,28 @@ def sink_script(
 
 def _passwords(
     connection: Connection, prefix: str, passwords: Mapping[str, str], names: Iterable[str]
-) -> Iterator[Statement]:
+) -> Iterator[GrantStatement]:
     for role in names:
         if role not in passwords:
             continue
         name = role_name(prefix, role)
         # As the server would store it: a log of statements must not hold the password itself.
         secret = encrypt_password(passwords[role], name, scope=connection, algorithm="scram-sha-256")
-        yield Statement(
+        yield GrantStatement(
             sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(name), sql.Literal(secret))
         )
 
 
-def _own_membership(prefix: str, names: Iterable[str]) -> Iterator[Statement]:
+def _own_membership(prefix: str, names: Iterable[str]) -> Iterator[GrantStatement]:
     about = "Whoever is no superuser gives away only to roles that they belong to"
     for name in names:
-        yield Statement(
+        yield GrantStatement(
             sql.SQL("GRANT {} TO CURRENT_USER").format(sql.Identifier(role_name(prefix, name))), about
         )
         about = ""
 
 
-def apply(url: str, statements: Iterable[Statement], connection: Connection) -> None:
+def apply(url: str, statements: Iterable[GrantStatement], connection: Connection) -> None:
     """Run them in one transaction. Raises `FeedqError` where the role of ``url`` may not."""
     try:
         with connection.cursor() as cursor:

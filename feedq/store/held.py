@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from feedq.placement import Candidate, Experience, lags
+from feedq.placement import EligibleWorker, Experience, lags
 from feedq.settings import DEFAULT_SINK
 
 # What is promised counts for the worker that it is promised to, and no longer for the one that is letting go
@@ -58,7 +58,7 @@ def fold(c: Connection) -> None:
     c.execute(text(sql))
 
 
-def candidates(c: Connection, tenants: Collection[str]) -> list[Candidate]:
+def candidates(c: Connection, tenants: Collection[str]) -> list[EligibleWorker]:
     fold(c)
     # One statement sees one moment: a release between the fold and this is a line in held_change here, and a
     # promise that is idle. Without that line the feed would count for its old worker and for its new one.
@@ -78,7 +78,7 @@ def candidates(c: Connection, tenants: Collection[str]) -> list[Candidate]:
     rows = c.execute(text(sql)).all()
     by_worker = _by_tenant(c, tenants) if tenants and rows else {}
     return [
-        Candidate(
+        EligibleWorker(
             row.id,
             row.name,
             row.queue,

@@ -56,7 +56,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class StatusCount:
     """Feeds that share a status and a reason, counted."""
 
     status: Status
@@ -72,13 +72,13 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FoundFeeds:
     """One page of feeds, with the numbers of all that the search found, whatever their status."""
 
     now: datetime
     """The database's clock, for ages."""
     views: Sequence[FeedView]
-    tallies: Sequence[Tally]
+    tallies: Sequence[StatusCount]
     matching: int
     """Feeds on all pages together."""
 
@@ -153,7 +153,7 @@ class PostgresListing:
     def __init__(self, url: str, *, application_name: str = "feedq-listing") -> None:
         self._database = Database(url, application_name=application_name)
 
-    def page(self, query: Query) -> Page:
+    def page(self, query: Query) -> FoundFeeds:
         conditions, parameters = _where(query)
         key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
         # The ids first: wide rows would make the sort of a large table spill to disk. OFFSET 0 is a fence:
@@ -175,9 +175,9 @@ class PostgresListing:
             tallies = _tallies(c, _filtered([conditions]), parameters)
             views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
-        return Page(now, views, tallies, matching)
+        return FoundFeeds(now, views, tallies, matching)
 
-    def tallies(self) -> list[Tally]:
+    def tallies(self) -> list[StatusCount]:
         """All feeds, counted."""
         with self._database.transaction() as c:
             c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
@@ -209,7 +209,7 @@ def _now(c: Connection) -> datetime:
     return now
 
 
-def _tallies(c: Connection, conditions: str, parameters: Mapping[str, Any]) -> list[Tally]:
+def _tallies(c: Connection, conditions: str, parameters: Mapping[str, Any]) -> list[StatusCount]:
     reason = "CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END"
     sql = f"""
         SELECT status, reason, count(*) AS feeds, count(*) FILTER (WHERE wanted) AS wanted,
@@ -226,8 +226,8 @@ def _tallies(c: Connection, conditions: str, parameters: Mapping[str, Any]) -> l
     return [_tally_from(row) for row in c.execute(text(sql), parameters)]
 
 
-def _tally_from(row: Any) -> Tally:
-    return Tally(
+def _tally_from(row: Any) -> StatusCount:
+    return StatusCount(
         status=Status(row.status),
         reason=None if row.reason is None else Reason(row.reason),
         feeds=row.feeds,

@@ -1,7 +1,7 @@
 """What a feed weighs: as it is declared, blended with what was measured of it.
 
 A feed that lands as many rows and bytes a second as the mean of the fleet measures 1; half of the measure is
-rows, half bytes. Leases hold the smoothed rates, workers' heartbeats the fleet's sums. `feedq.testing.memory`
+rows, half bytes. Leases hold the smoothed rates, workers' heartbeats the fleet's sums. `tests.fakes.memory`
 says the same in Python, and the contract compares the two.
 """
 

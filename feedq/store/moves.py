@@ -18,7 +18,7 @@ from feedq.errors import Conflict
 from feedq.lease import Move, objection_to_move, states_before
 from feedq.model import LeaseState, Reason
 from feedq.placement import NO_EXPERIENCE, Held, Transfer
-from feedq.store.channels import WAKE_SQL, Ring, ring_workers
+from feedq.store.channels import WAKE_SQL, NotifyReason, ring_workers
 from feedq.store.dirty import look_again
 from feedq.store.held import REMOTE, SINK, experiences
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means
@@ -105,7 +105,7 @@ def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: flo
         "kind": EventKind.STOP_REQUESTED.value,
     }
     owners = [row.worker_id for row in c.execute(text(sql), parameters)]
-    ring_workers(c, list(set(owners)), Ring.FEEDS)
+    ring_workers(c, list(set(owners)), NotifyReason.FEEDS)
     return len(owners)
 
 

@@ -16,9 +16,9 @@ from sqlalchemy import Connection, text
 
 from feedq.lease import Edit, Move, Quiet, as_of, states_before
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, Worker
-from feedq.placement import Candidate, Held, Transfer, Waiting
-from feedq.store.base import ReconcilePass, Suspect
-from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL, Ring, ring_workers
+from feedq.placement import EligibleWorker, Held, Transfer, WaitingFeed
+from feedq.store.base import ReconcilePass, SuspectWorker
+from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL, NotifyReason, ring_workers
 from feedq.store.clockstep import shorten_delays
 from feedq.store.database import Database
 from feedq.store.dirty import absorb_new, dirty
@@ -49,7 +49,7 @@ _GIVEN = """
 
 
 class PostgresFleet:
-    """`feedq.store.base.Fleet` on PostgreSQL."""
+    """`feedq.store.base.FleetStore` on PostgreSQL."""
 
     def __init__(self, database: Database, *, keep: HistoryKept) -> None:
         self._database = database
@@ -118,7 +118,7 @@ class PostgresPass:
         sql = f"SELECT {SERVICE_SINCE} FROM feedq.fleet"
         return Quiet(self._c.execute(text(sql), {"ttl_s": ttl_s}).scalar_one())
 
-    def suspects(self) -> list[Suspect]:
+    def suspects(self) -> list[SuspectWorker]:
         # Locked before it is judged: a heartbeat that came first is seen here, a later one waits and then
         # finds the worker gone.
         sql = f"""
@@ -132,7 +132,7 @@ class PostgresPass:
         found = [as_of(worker_from(row), row.now) for row in rows]
         self._put_back([w for w, row in zip(found, rows, strict=True) if w != worker_from(row)])
         held = {row.lock_key for row in self._c.execute(text(HELD_LOCKS))}
-        return [Suspect(worker, worker.lock_key in held) for worker in found]
+        return [SuspectWorker(worker, worker.lock_key in held) for worker in found]
 
     def _put_back(self, workers: Sequence[Worker]) -> None:
         """Keep what `feedq.lease.as_of` made of these, which are locked."""
@@ -203,13 +203,13 @@ class PostgresPass:
     def reap(self) -> int:
         return reap(self._c)
 
-    def waiting(self, *, limit: int) -> list[Waiting]:
+    def waiting(self, *, limit: int) -> list[WaitingFeed]:
         found, self._waiting_after = waiting(
             self._c, limit=limit, after=self._waiting_after, means=self._means
         )
         return found
 
-    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+    def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
         return candidates(self._c, tenants)
 
     def leaving(self) -> dict[UUID, int]:
@@ -265,7 +265,7 @@ class PostgresPass:
         }
         rows = self._c.execute(text(sql), parameters).all()
         # The messages follow; a worker that hears this first need not wait for them.
-        ring_workers(self._c, list({row.worker_id for row in rows}), Ring.FEEDS)
+        ring_workers(self._c, list({row.worker_id for row in rows}), NotifyReason.FEEDS)
         return [Assignment(row.feed_id, row.epoch, row.worker_id, row.queue) for row in rows]
 
     def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
@@ -345,7 +345,7 @@ class PostgresPass:
             "kind": EventKind.STOP_REQUESTED.value,
         }
         workers = [row.worker_id for row in self._c.execute(text(sql), parameters)]
-        ring_workers(self._c, workers, Ring.FEEDS)
+        ring_workers(self._c, workers, NotifyReason.FEEDS)
 
 
 def _reason_columns(reasons: Sequence[tuple[int, Reason | None]]) -> dict[str, list[object]]:

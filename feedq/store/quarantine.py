@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from feedq import lease as policy
 from feedq.model import Lease, Loss, Reason
-from feedq.store.channels import WAKE_SQL, Ring, ring_workers
+from feedq.store.channels import WAKE_SQL, NotifyReason, ring_workers
 from feedq.store.rows import LEASE_COLUMNS, lease_from
 from feedq.telemetry import EventKind
 
@@ -96,7 +96,7 @@ def part(c: Connection, leases: Sequence[Lease], *, stop_within_s: float) -> Non
     for lease, reason in zip(leases, reasons, strict=True):
         kind = EventKind.STOP_REQUESTED if lease.quarantined else EventKind.FEED_PARDONED
         _record(c, kind, lease.feed_id, lease.worker_id, {"reason": reason.value})
-    ring_workers(c, [lease.worker_id for lease in leases if lease.worker_id is not None], Ring.FEEDS)
+    ring_workers(c, [lease.worker_id for lease in leases if lease.worker_id is not None], NotifyReason.FEEDS)
 
 
 def _record(

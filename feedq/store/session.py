@@ -141,7 +141,7 @@ class _Waiting:
 
 
 class PostgresSession(_Waiting):
-    """The keeper's session: `feedq.store.base.Session`."""
+    """The keeper's session: `feedq.store.base.WorkerSession`."""
 
     def __init__(self, url: str, worker: Worker, *, ttl_s: float) -> None:
         super().__init__(url, application_name=f"feedq-keeper/{worker.id}")

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from feedq.model import Reason
-from feedq.placement import NO_EXPERIENCE, Waiting
+from feedq.placement import NO_EXPERIENCE, WaitingFeed
 from feedq.store.held import REMOTE, SERVING, SINK, candidates, experiences
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means
 from feedq.store.rows import avoided_from, selector_from
@@ -60,7 +60,7 @@ _DETAILS = f"""
 _ALL = 2**63 - 1
 
 
-def waiting(c: Connection, *, limit: int, after: int, means: Means) -> tuple[list[Waiting], int]:
+def waiting(c: Connection, *, limit: int, after: int, means: Means) -> tuple[list[WaitingFeed], int]:
     """What to place now, and where the next pass goes on among those without a place."""
     _promise_to_successors(c)
     ids = _ids(c, _NEWS, limit=limit)
@@ -76,7 +76,7 @@ def waiting(c: Connection, *, limit: int, after: int, means: Means) -> tuple[lis
     known = experiences(c, proven=True)
     rows = c.execute(text(_DETAILS), {"ids": ids, **means.parameters()})
     return [
-        Waiting(
+        WaitingFeed(
             row.feed_id,
             row.weight,
             Reason(row.reason),

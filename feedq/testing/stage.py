@@ -136,7 +136,7 @@ class Stage:
                 yield source, source.where
 
     @asynccontextmanager
-    async def waiting(self, where: str, source: Served, **options: Any) -> AsyncIterator[Waiting]:
+    async def waiting(self, where: str, source: Served, **options: Any) -> AsyncIterator[WaitingRead]:
         """A connector that has given one record and waits for the next one."""
         tenure = self.tenure(where, **options)
         async with aclosing(tenure.open()) as stream:
@@ -145,7 +145,7 @@ class Stage:
             async with asking(stream) as task:
                 await asyncio.sleep(MOMENT_S)
                 assert not task.done(), "it did not wait for the next record"
-                yield Waiting(tenure, task)
+                yield WaitingRead(tenure, task)
 
     async def come_to_rest(self, relay: Relay) -> None:
         """Return when nothing has gone down for a while."""
@@ -178,7 +178,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRead:
     """See `Stage.waiting`."""
 
     tenure: Tenure

@@ -14,10 +14,10 @@ from feedq.diagnosis.schedules import job_checks
 from feedq.model import Event, FeedView, WorkerView
 from feedq.settings import Settings
 from feedq.store.insight import FleetState, JobState, fleet_state, job_state
-from feedq.store.listing import Page, PostgresListing, Query, Tally
+from feedq.store.listing import FoundFeeds, PostgresListing, Query, StatusCount
 from feedq.store.postgresql import PostgresStore
 from feedq.web.reading import Reader
-from feedq.web.schedules.facts import Schedules
+from feedq.web.schedules.facts import ScheduleQueries
 
 EVENTS_SHOWN = 100
 
@@ -42,7 +42,7 @@ class FleetFacts:
     state: FleetState
     jobs: JobState
     numbers: Overview
-    tallies: Sequence[Tally]
+    tallies: Sequence[StatusCount]
     workers: Sequence[WorkerView]
     warnings: Sequence[Check]
 
@@ -56,9 +56,11 @@ class Facts:
         self._store = PostgresStore(self._url, application_name="feedq-web")
         self._listing = PostgresListing(self._url, application_name="feedq-web")
         self._reader = Reader(self._url)
-        self.schedules = Schedules(self._store.jobs, self._reader, now=lambda: fleet_state(self._url).now)
+        self.schedules = ScheduleQueries(
+            self._store.jobs, self._reader, now=lambda: fleet_state(self._url).now
+        )
 
-    async def page(self, query: Query) -> Page:
+    async def page(self, query: Query) -> FoundFeeds:
         return await self._reader.read(query, lambda: self._listing.page(query))
 
     async def feed(self, name: str) -> FeedFacts:

@@ -22,7 +22,7 @@ from feedq import __version__, wording
 from feedq.errors import FeedqError, InvalidInput, NotFound
 from feedq.lease import stillness_of
 from feedq.model import Status
-from feedq.store.listing import Query, Sort, Tally
+from feedq.store.listing import Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
 from feedq.web.asking import address, parse_query
 from feedq.web.facts import Facts
@@ -64,7 +64,7 @@ TONES = {
 logger = log(__name__)
 
 
-class Page(BaseHandler):
+class PageHandler(BaseHandler):
     """What all pages share: who may see them, their frame, their headers and how they fail."""
 
     title = ""
@@ -172,7 +172,7 @@ class Page(BaseHandler):
             super().write_error(status_code, **kwargs)
 
 
-class FeedsPage(Page):
+class FeedsPage(PageHandler):
     """All feeds, a page at a time."""
 
     title = "Feeds"
@@ -199,7 +199,7 @@ class FeedsPage(Page):
         )
 
 
-class FeedPage(Page):
+class FeedPage(PageHandler):
     """One feed: declaration, lease, progress and history."""
 
     title = "Feed"
@@ -224,7 +224,7 @@ class FeedPage(Page):
         )
 
 
-class FleetPage(Page):
+class FleetPage(PageHandler):
     """Workers, the elected beat, reconcile, and what is wrong with them."""
 
     title = "Fleet"
@@ -243,7 +243,7 @@ class FleetPage(Page):
         )
 
 
-def reasons(tallies: Iterable[Tally]) -> list[tuple[str, int]]:
+def reasons(tallies: Iterable[StatusCount]) -> list[tuple[str, int]]:
     """Why feeds wait for a worker, the most frequent first."""
     waiting = [(str(t.reason or "unknown"), t.feeds) for t in tallies if t.status is Status.WAITING]
     return sorted(waiting, key=lambda found: (-found[1], found[0]))

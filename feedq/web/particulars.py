@@ -17,7 +17,7 @@ from feedq.wording import duration, printable, size
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DetailLine:
     """A name and what stands beside it, on one line; ``code`` keeps its line breaks.
 
     What cannot be printed is written as an escape: much of it comes from sources, and a character that turns the
@@ -33,65 +33,65 @@ class Line:
         object.__setattr__(self, "text", "\n".join(map(printable, lines)))
 
 
-def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -> Iterator[Line]:
+def lease_lines(view: FeedView, *, now: datetime, workers: Mapping[UUID, str]) -> Iterator[DetailLine]:
     """``workers`` are names, of those that are there."""
     lease = view.lease
-    yield Line("State", lease.state)
+    yield DetailLine("State", lease.state)
     if lease.reason is not None:
-        yield Line("Reason", lease.reason)
-    yield Line("Epoch", str(lease.epoch))
+        yield DetailLine("Reason", lease.reason)
+    yield DetailLine("Epoch", str(lease.epoch))
     if view.worker is not None:
-        yield Line("Worker", view.worker)
+        yield DetailLine("Worker", view.worker)
     if lease.promised_to is not None:
-        yield Line("Goes on to", workers.get(lease.promised_to, "a worker that is gone by now"))
+        yield DetailLine("Goes on to", workers.get(lease.promised_to, "a worker that is gone by now"))
     yield from moment("To let go by", lease.stop_by, now)
     if lease.held_for is not None:
-        yield Line("Kept for a successor of", lease.held_for)
+        yield DetailLine("Kept for a successor of", lease.held_for)
     yield from moment("Assigned", lease.assigned_at, now)
     yield from moment("Running since", lease.running_since, now)
     yield from moment("Next try", lease.retry_at, now)
     if lease.attempts:
-        yield Line("Failures in a row", str(lease.attempts))
+        yield DetailLine("Failures in a row", str(lease.attempts))
     if lease.failures:
-        yield Line("Since it last landed a record", f"{lease.failures} failures")
+        yield DetailLine("Since it last landed a record", f"{lease.failures} failures")
     if lease.avoid:
-        yield Line("Failed on", ", ".join(lease.avoid))
+        yield DetailLine("Failed on", ", ".join(lease.avoid))
     if lease.last_error is not None:
-        yield Line("Last error", mask_url(lease.last_error))
+        yield DetailLine("Last error", mask_url(lease.last_error))
     yield from moment("Last error at", lease.last_error_at, now)
     if lease.sink_error is not None:
-        yield Line("Sink", mask_url(lease.sink_error))
+        yield DetailLine("Sink", mask_url(lease.sink_error))
     if lease.dead_letter_error is not None:
-        yield Line("Latest dead letter", mask_url(lease.dead_letter_error))
+        yield DetailLine("Latest dead letter", mask_url(lease.dead_letter_error))
     yield from moment("Latest dead letter at", lease.dead_letter_at, now)
     if lease.quarantined or lease.blamed:
-        yield Line("Workers lost to it", str(lease.blamed))
-        yield Line("How the last was lost", mask_url(lease.blame or "nobody knows"))
+        yield DetailLine("Workers lost to it", str(lease.blamed))
+        yield DetailLine("How the last was lost", mask_url(lease.blame or "nobody knows"))
     yield from moment("Last lost at", lease.blamed_at, now)
-    yield Line("Bytes", size(lease.bytes_total))
+    yield DetailLine("Bytes", size(lease.bytes_total))
     yield from moment("Last record", lease.last_record_at, now)
     if lease.cursor is not None:
-        yield Line("Cursor", as_json(lease.cursor), code=True)
+        yield DetailLine("Cursor", as_json(lease.cursor), code=True)
 
 
-def declaration_lines(view: FeedView, *, now: datetime) -> Iterator[Line]:
+def declaration_lines(view: FeedView, *, now: datetime) -> Iterator[DetailLine]:
     feed, lease, spec = view.feed, view.lease, view.feed.spec
-    yield Line("Connector", spec.connector)
-    yield Line("Source", as_json(spec.source, indented=True), code=True)
-    yield Line("Sink", as_json(spec.sink, indented=True), code=True)
-    yield Line("Target state", spec.target_state)
+    yield DetailLine("Connector", spec.connector)
+    yield DetailLine("Source", as_json(spec.source, indented=True), code=True)
+    yield DetailLine("Sink", as_json(spec.sink, indented=True), code=True)
+    yield DetailLine("Target state", spec.target_state)
     if spec.tenant:
-        yield Line("Tenant", spec.tenant)
+        yield DetailLine("Tenant", spec.tenant)
     if spec.labels:
-        yield Line("Labels", _pairs(spec.labels))
+        yield DetailLine("Labels", _pairs(spec.labels))
     if spec.selector.required:
-        yield Line("Requires", _pairs(spec.selector.required))
+        yield DetailLine("Requires", _pairs(spec.selector.required))
     if spec.selector.preferred:
-        yield Line("Prefers", _pairs(spec.selector.preferred))
-    yield Line("Weight", f"{spec.weight:g}")
+        yield DetailLine("Prefers", _pairs(spec.selector.preferred))
+    yield DetailLine("Weight", f"{spec.weight:g}")
     running_old = lease.worker_id is not None and lease.generation != feed.generation
     running = f" (running with {lease.generation})" if running_old else ""
-    yield Line("Generation", f"{feed.generation}{running}")
+    yield DetailLine("Generation", f"{feed.generation}{running}")
     yield from moment("Declared", feed.created_at, now)
     yield from moment("Changed", feed.updated_at, now)
     yield from moment("Removed", feed.removed_at, now)
@@ -126,9 +126,9 @@ def stamp(at: datetime) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def moment(name: str, at: datetime | None, now: datetime) -> Iterator[Line]:
+def moment(name: str, at: datetime | None, now: datetime) -> Iterator[DetailLine]:
     """A line for a point in time, if there is one."""
     if at is not None:
         seconds = (now - at).total_seconds()
         distance = f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
-        yield Line(name, f"{stamp(at)} UTC ({distance})")
+        yield DetailLine(name, f"{stamp(at)} UTC ({distance})")

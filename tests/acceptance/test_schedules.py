@@ -17,7 +17,7 @@ import pytest
 
 from feedq.schedule.model import Every, Job, Overlap, Retries, RunState, ScheduleSpec, Semantics
 from feedq.store.grants import Role
-from feedq.store.jobs.base import Schedules
+from feedq.store.jobs.base import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until
@@ -37,7 +37,7 @@ def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Clus
 
 
 @pytest.fixture
-def schedules(cluster: Cluster) -> Iterator[Schedules]:
+def schedules(cluster: Cluster) -> Iterator[ScheduleStore]:
     store = PostgresStore(cluster.database_url)
     yield store.jobs.schedules
     store.close()
@@ -85,7 +85,7 @@ def logs(cluster: Cluster) -> str:
     return "\n".join(f"--- {name}\n{node.text()[-3000:]}" for name, node in cluster.workers.items())
 
 
-def test_every_tick_runs_once_on_whichever_worker(cluster: Cluster, schedules: Schedules) -> None:
+def test_every_tick_runs_once_on_whichever_worker(cluster: Cluster, schedules: ScheduleStore) -> None:
     cluster.add_worker("w1")
     cluster.add_worker("w2")
     for n in range(6):
@@ -114,7 +114,7 @@ def test_every_tick_runs_once_on_whichever_worker(cluster: Cluster, schedules: S
     assert len(workers) == 2, "both take part"
 
 
-def test_a_job_is_told_of_its_run(cluster: Cluster, schedules: Schedules) -> None:
+def test_a_job_is_told_of_its_run(cluster: Cluster, schedules: ScheduleStore) -> None:
     node = cluster.add_worker("w1")
     schedules.add(never("acme/report", Job("tests.note", kwargs={"what": "told"}, timeout_s=60.0)))
     schedules.trigger("acme/report", key="by hand")
@@ -129,7 +129,7 @@ def test_a_job_is_told_of_its_run(cluster: Cluster, schedules: Schedules) -> Non
 
 
 def test_what_a_transactional_job_writes_is_there_with_its_success_and_not_before(
-    cluster: Cluster, schedules: Schedules
+    cluster: Cluster, schedules: ScheduleStore
 ) -> None:
     cluster.add_worker("w1")
     job = Job(
@@ -145,7 +145,7 @@ def test_what_a_transactional_job_writes_is_there_with_its_success_and_not_befor
     assert [row["attempt"] for row in effects(cluster, "transfer")] == [3]
 
 
-def test_a_failure_says_why_and_shows_no_password(cluster: Cluster, schedules: Schedules) -> None:
+def test_a_failure_says_why_and_shows_no_password(cluster: Cluster, schedules: ScheduleStore) -> None:
     node = cluster.add_worker("w1")
     schedules.add(never("fails", Job("tests.fail")))
     schedules.trigger("fails")
@@ -157,7 +157,7 @@ def test_a_failure_says_why_and_shows_no_password(cluster: Cluster, schedules: S
     assert "hunter2" not in node.text()
 
 
-def test_a_cancelled_run_ends_at_once_and_its_job_is_told(cluster: Cluster, schedules: Schedules) -> None:
+def test_a_cancelled_run_ends_at_once_and_its_job_is_told(cluster: Cluster, schedules: ScheduleStore) -> None:
     cluster.add_worker("w1")
     schedules.add(never("slow", Job("tests.slow", (60.0,))))
     run = schedules.trigger("slow")
@@ -169,7 +169,7 @@ def test_a_cancelled_run_ends_at_once_and_its_job_is_told(cluster: Cluster, sche
 
 
 def test_a_run_past_its_time_out_is_over_whatever_its_job_does(
-    cluster: Cluster, schedules: Schedules
+    cluster: Cluster, schedules: ScheduleStore
 ) -> None:
     cluster.add_worker("w1", env={"FEEDQ_JOB_SLOTS": "1"})
     schedules.add(never("deaf", Job("tests.deaf", (10.0,), timeout_s=1.0)))
@@ -186,7 +186,7 @@ def test_a_run_past_its_time_out_is_over_whatever_its_job_does(
     assert wait_state(cluster, "deaf", RunState.TIMED_OUT)["state"] == "timed_out"
 
 
-def test_a_worker_that_is_told_to_stop_lets_its_job_end(cluster: Cluster, schedules: Schedules) -> None:
+def test_a_worker_that_is_told_to_stop_lets_its_job_end(cluster: Cluster, schedules: ScheduleStore) -> None:
     node = cluster.add_worker("w1")
     schedules.add(never("slow", Job("tests.slow", (4.0,))))
     schedules.add(never("later", Job("tests.note")))
@@ -209,7 +209,7 @@ def test_a_worker_that_is_told_to_stop_lets_its_job_end(cluster: Cluster, schedu
     ("semantics", "state"), [(Semantics.AT_MOST_ONCE, "lost"), (Semantics.AT_LEAST_ONCE, "succeeded")]
 )
 def test_a_job_that_does_not_end_in_time_ends_with_its_worker(
-    cluster: Cluster, schedules: Schedules, semantics: Semantics, state: str
+    cluster: Cluster, schedules: ScheduleStore, semantics: Semantics, state: str
 ) -> None:
     node = cluster.add_worker("w1", env={"FEEDQ_JOB_DRAIN_S": "1"})
     schedules.add(never("slow", Job("tests.slow", (6.0,), semantics=semantics)))
@@ -224,7 +224,7 @@ def test_a_job_that_does_not_end_in_time_ends_with_its_worker(
     assert len(effects(cluster, "slow", "begun")) == (1 if state == "lost" else 2)
 
 
-def test_who_insists_is_not_kept_waiting_by_a_job(cluster: Cluster, schedules: Schedules) -> None:
+def test_who_insists_is_not_kept_waiting_by_a_job(cluster: Cluster, schedules: ScheduleStore) -> None:
     node = cluster.add_worker("w1")
     schedules.add(never("slow", Job("tests.deaf", (25.0,))))
     schedules.trigger("slow")
@@ -242,7 +242,7 @@ def test_who_insists_is_not_kept_waiting_by_a_job(cluster: Cluster, schedules: S
 
 
 def test_a_worker_of_the_queue_jobs_runs_jobs_and_holds_no_feeds(
-    cluster: Cluster, schedules: Schedules
+    cluster: Cluster, schedules: ScheduleStore
 ) -> None:
     cluster.add_worker("w1", "-Q", "jobs", capacity=3)
     (row,) = cluster.sql("SELECT capacity, job_slots FROM feedq.worker WHERE state = 'active'")
@@ -260,7 +260,7 @@ def test_a_worker_of_the_queue_jobs_runs_jobs_and_holds_no_feeds(
 
 
 @pytest.mark.parametrize("pool", ["threads", "prefork"])
-def test_jobs_run_on_celerys_own_pools(cluster: Cluster, schedules: Schedules, pool: str) -> None:
+def test_jobs_run_on_celerys_own_pools(cluster: Cluster, schedules: ScheduleStore, pool: str) -> None:
     node = cluster.add_worker("w1", "-P", pool, capacity=3)
     schedules.add(ScheduleSpec("tick", Every(1.0), Job("tests.note")))
     schedules.add(never("slow", Job("tests.slow", (60.0,))))
@@ -351,7 +351,7 @@ def test_a_module_that_is_not_there_ends_the_worker_with_a_sentence(cluster: Clu
     assert "Traceback" not in node.text()
 
 
-def test_runs_wait_for_a_worker_that_knows_their_task(cluster: Cluster, schedules: Schedules) -> None:
+def test_runs_wait_for_a_worker_that_knows_their_task(cluster: Cluster, schedules: ScheduleStore) -> None:
     """A rolling deploy: the worker without the module claims none of its runs, and fails none."""
 
     def said() -> tuple[str, str]:

@@ -14,7 +14,7 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.schedule.model import Every, Job, ScheduleSpec, Semantics
-from feedq.store.jobs.base import Schedules
+from feedq.store.jobs.base import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until
@@ -44,7 +44,7 @@ def cluster(tmp_path: Path, database_url: str, broker_url: str) -> Iterator[Clus
 
 
 @pytest.fixture
-def schedules(cluster: Cluster) -> Iterator[Schedules]:
+def schedules(cluster: Cluster) -> Iterator[ScheduleStore]:
     store = PostgresStore(cluster.database_url)
     never = Every(86_400.0, anchor=datetime.now(UTC) + timedelta(hours=12))
     for semantics in Semantics:
@@ -54,7 +54,7 @@ def schedules(cluster: Cluster) -> Iterator[Schedules]:
     store.close()
 
 
-def begin(cluster: Cluster, schedules: Schedules) -> None:
+def begin(cluster: Cluster, schedules: ScheduleStore) -> None:
     """Trigger one run of each, and wait until all have been claimed, and the transaction has its session."""
     for semantics in Semantics:
         schedules.trigger(semantics)
@@ -85,7 +85,7 @@ def ends(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
     return {row["name"]: (row["state"], row["attempt"]) for row in rows}
 
 
-def test_only_its_owner_ends_a_run(cluster: Cluster, schedules: Schedules, postgres: Postgres) -> None:
+def test_only_its_owner_ends_a_run(cluster: Cluster, schedules: ScheduleStore, postgres: Postgres) -> None:
     cluster.add_beat("beat")
     cluster.add_worker("w1", "-Q", "jobs", capacity=8)
     for away_s, cut in ((1.0, False), (10.0, True)):
@@ -127,7 +127,7 @@ def have_declared_gone(cluster: Cluster) -> None:
 
 
 def test_a_living_worker_that_is_declared_gone_goes_on_with_its_runs(
-    cluster: Cluster, schedules: Schedules
+    cluster: Cluster, schedules: ScheduleStore
 ) -> None:
     cluster.add_beat("beat")
     for name in ("w1", "w2"):

@@ -26,7 +26,7 @@ from feedq.runtime.jobs.hints import Note
 from feedq.schedule.model import ClaimedRun
 from feedq.store.database import Database
 from feedq.store.jobs import claiming, expiry, finishing, firing, runs, sessions
-from feedq.store.jobs.prepared import PreparedRuns, Statement
+from feedq.store.jobs.prepared import PreparedRuns, PreparedStatement
 from feedq.tasks import send_hints
 
 BOUNDARIES = ("fire_due", "claim", "finish", "transact", "expire")
@@ -113,7 +113,7 @@ def _watch_prepared(doom: Doom) -> None:
         with session._open().cursor() as cursor:
             cursor.execute(sql)
 
-    def watched(self: PreparedRuns, statement: Statement, parameters: Mapping[str, Any]) -> Any:
+    def watched(self: PreparedRuns, statement: PreparedStatement, parameters: Mapping[str, Any]) -> Any:
         name = statement.execute.split()[1]
         if name not in writes:
             return execute(self, statement, parameters)

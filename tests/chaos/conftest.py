@@ -11,7 +11,7 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
-from feedq.store.jobs.base import Schedules
+from feedq.store.jobs.base import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests.chaos import effects, storm
 from tests.cluster import Cluster
@@ -104,7 +104,7 @@ def fleet(
 
 
 @pytest.fixture
-def schedules(fleet: ForkedCluster) -> Iterator[Schedules]:
+def schedules(fleet: ForkedCluster) -> Iterator[ScheduleStore]:
     store = PostgresStore(fleet.database_url)
     yield store.jobs.schedules
     store.close()

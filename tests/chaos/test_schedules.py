@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 
 from feedq.schedule.model import Every, Finish, Job, Retries, RunState, ScheduleSpec, Semantics
-from feedq.store.jobs.base import Schedules
+from feedq.store.jobs.base import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import LogEvent
 from tests.chaos import storm, ticking
@@ -44,7 +44,7 @@ def seed() -> str:
 
 def blow(
     fleet: ForkedCluster,
-    schedules: Schedules,
+    schedules: ScheduleStore,
     chosen: str,
     *,
     seconds: float,
@@ -67,7 +67,7 @@ def blow(
 
 
 def test_every_tick_is_accounted_for_once_however_many_workers_are_killed(
-    fleet: ForkedCluster, schedules: Schedules, measured: Measured
+    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured
 ) -> None:
     chosen = seed()
 
@@ -85,7 +85,7 @@ def test_every_tick_is_accounted_for_once_however_many_workers_are_killed(
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_of_the_protocol_is_found_out(
-    fleet: ForkedCluster, schedules: Schedules, measured: Measured, mutant: str
+    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured, mutant: str
 ) -> None:
     chosen = seed()
     env = {"FEEDQ_IMPORTS": f"{storm.IMPORTED},tests.mutants.{mutant}"}
@@ -130,7 +130,7 @@ def wake(fleet: ForkedCluster, zombie: Node) -> None:
 
 
 def test_the_end_of_an_attempt_that_was_taken_away_is_rejected_and_written_down(
-    fleet: ForkedCluster, schedules: Schedules
+    fleet: ForkedCluster, schedules: ScheduleStore
 ) -> None:
     fleet.add_beat("b1")
     zombie = fleet.add_worker("w0", env={"FEEDQ_TEST_DOOM": "finish:entry:stop:1"})
@@ -167,7 +167,7 @@ def test_the_end_of_an_attempt_that_was_taken_away_is_rejected_and_written_down(
 
 
 def test_what_a_transactional_job_wrote_is_rolled_back_when_its_worker_wakes_too_late(
-    fleet: ForkedCluster, schedules: Schedules
+    fleet: ForkedCluster, schedules: ScheduleStore
 ) -> None:
     fleet.add_beat("b1")
     zombie = fleet.add_worker("w0", env={"FEEDQ_TEST_DOOM": "complete:entry:stop:1"})
@@ -194,7 +194,7 @@ def test_what_a_transactional_job_wrote_is_rolled_back_when_its_worker_wakes_too
 
 
 def test_a_run_that_may_be_started_once_only_is_lost_with_a_frozen_worker(
-    fleet: ForkedCluster, schedules: Schedules
+    fleet: ForkedCluster, schedules: ScheduleStore
 ) -> None:
     fleet.add_beat("b1")
     fleet.add_worker("w0")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from feedq.schedule.model import CatchUp, Cron, Every, Job, Overlap, ScheduleSpec, Timing
-from feedq.store.jobs.base import Schedules
+from feedq.store.jobs.base import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests.chaos import ticking
 from tests.chaos.test_schedules import never
@@ -79,7 +79,7 @@ def states_of(fleet: ForkedCluster, name: str, kind: str = "tick") -> Counter[st
 
 
 def test_of_an_outage_exactly_so_many_ticks_are_made_up_for_as_the_policy_says(
-    fleet: ForkedCluster, schedules: Schedules, measured: Measured
+    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured
 ) -> None:
     last = (database_now(fleet) - timedelta(minutes=30)).replace(second=0, microsecond=0)
     first = last - timedelta(hours=HOURS - 1)
@@ -191,7 +191,7 @@ def watch(fleet: ForkedCluster, seen: Seen) -> None:
 
 
 def test_no_two_runs_of_a_schedule_overlap_that_must_not_whoever_starts_them(
-    fleet: ForkedCluster, schedules: Schedules, measured: Measured
+    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured
 ) -> None:
     fleet.add_beat("b1")
     for n in range(4):
@@ -267,7 +267,7 @@ UNEVEN_MAX = 0.05
 
 
 def test_ten_thousand_short_runs_are_spread_evenly_over_equal_workers(
-    fleet: ForkedCluster, schedules: Schedules, measured: Measured
+    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured
 ) -> None:
     fleet.add_beat("b1")
     for n in range(4):

@@ -14,7 +14,7 @@ import pytest
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.schedule.model import Overlap
-from feedq.store.jobs.base import Schedules
+from feedq.store.jobs.base import ScheduleStore
 from tests.chaos import ticking
 from tests.cluster import wait_until
 from tests.node import Node
@@ -33,7 +33,7 @@ BROKER_AWAY_S = 4.0
 
 
 @contextmanager
-def accounted(fleet: ForkedCluster, schedules: Schedules) -> Iterator[Mapping[str, datetime]]:
+def accounted(fleet: ForkedCluster, schedules: ScheduleStore) -> Iterator[Mapping[str, datetime]]:
     """Schedules that tick through what happens in the block, every tick to be run; and their account."""
     specs = ticking.ticking(each=EACH, most_s=0.1, overlaps=OVERLAPS)
     first = ticking.begin(schedules, specs)
@@ -65,7 +65,7 @@ def leave(node: Node) -> None:
 
 
 def test_ticks_outlive_servers_that_go_away(
-    fleet: ForkedCluster, schedules: Schedules, postgres: Postgres, valkey: Valkey, measured: Measured
+    fleet: ForkedCluster, schedules: ScheduleStore, postgres: Postgres, valkey: Valkey, measured: Measured
 ) -> None:
     for name in BEATS:
         fleet.add_beat(name)
@@ -100,7 +100,7 @@ def test_ticks_outlive_servers_that_go_away(
 
 
 def test_no_tick_is_lost_in_a_fleet_that_grows_shrinks_and_is_replaced(
-    fleet: ForkedCluster, schedules: Schedules, measured: Measured
+    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured
 ) -> None:
     for name in BEATS:
         fleet.add_beat(name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from feedq.schedule.model import CatchUp, Every, Job, Overlap, Retries, ScheduleSpec, Semantics
 from feedq.schedule.timing import EPOCH
-from feedq.store.jobs.base import Schedules
+from feedq.store.jobs.base import ScheduleStore
 from tests.cluster import Cluster, wait_until
 
 PERIOD_S = 1.0
@@ -85,7 +85,7 @@ def ticking(
     ]
 
 
-def begin(schedules: Schedules, specs: Collection[ScheduleSpec]) -> dict[str, datetime]:
+def begin(schedules: ScheduleStore, specs: Collection[ScheduleSpec]) -> dict[str, datetime]:
     """Declare them. Returns the first tick of each."""
     first = {}
     for spec in specs:
@@ -95,13 +95,13 @@ def begin(schedules: Schedules, specs: Collection[ScheduleSpec]) -> dict[str, da
     return first
 
 
-def end(cluster: Cluster, schedules: Schedules, first: Mapping[str, datetime]) -> None:
+def end(cluster: Cluster, schedules: ScheduleStore, first: Mapping[str, datetime]) -> None:
     """Let everything be fired that is due, fire no more, and wait until nothing runs or waits any more."""
     end_while(lambda: None, cluster, schedules, first)
 
 
 def end_while(
-    tend: Callable[[], None], cluster: Cluster, schedules: Schedules, first: Mapping[str, datetime]
+    tend: Callable[[], None], cluster: Cluster, schedules: ScheduleStore, first: Mapping[str, datetime]
 ) -> None:
     """The same, and look after the workers meanwhile."""
 

@@ -28,13 +28,13 @@ from feedq.model import (
     Progress,
     Worker,
 )
-from feedq.placement import Candidate, Transfer
+from feedq.placement import EligibleWorker, Transfer
 from feedq.settings import Settings
 from feedq.store.base import ReconcilePass, Store
 from feedq.store.channels import WAKE, WORKER_LOCK_CLASS
-from feedq.store.election import Election, Look
+from feedq.store.election import Election, LivenessCheck
 from feedq.store.postgresql import PostgresStore
-from feedq.testing import ManualClock, MemoryStore
+from tests.fakes import ManualClock, MemoryStore
 
 TTL_S = 60.0
 """Longer than any test: a worker expires when a test lets time elapse, and not before."""
@@ -163,7 +163,7 @@ class Harness(ABC):
         with self.in_a_pass() as p:
             return p.transfer([Transfer(feed.id, source.id, target.id)], stop_within_s=stop_within_s)
 
-    def candidate(self, worker: Worker, *tenants: str) -> Candidate:
+    def candidate(self, worker: Worker, *tenants: str) -> EligibleWorker:
         with self.in_a_pass() as p:
             (found,) = [c for c in p.candidates(tenants) if c.worker_id == worker.id]
         return found
@@ -302,7 +302,7 @@ class PostgresHarness(Harness):
                 time.sleep(0.01)
             return heard - {"the_end"}
 
-    def _look(self, *, settle_s: float = 3600.0) -> Look:
+    def _look(self, *, settle_s: float = 3600.0) -> LivenessCheck:
         election = Election(self.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S, settle_s=settle_s)
         try:
             return election.look()

@@ -19,8 +19,8 @@ from feedq.connectors.base import Connector, Context, open_stream
 from feedq.errors import FeedqError
 from feedq.model import JSON, Batch
 from feedq.permission import DEFAULT, Permissions
-from feedq.testing.clock import ManualClock
 from feedq.testing.loopback import PATIENCE_S, RecordingGuard, run_on
+from tests.fakes.clock import ManualClock
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

@@ -14,7 +14,6 @@ from feedq.connectors.tcp import TcpConnector, TcpOptions
 from feedq.errors import FeedqError
 from feedq.model import JSON, Batch
 from feedq.secrets import resolve_secrets
-from feedq.testing.clock import ManualClock
 from feedq.testing.loopback import (
     PATIENCE_S,
     RecordingGuard,
@@ -26,6 +25,7 @@ from feedq.testing.loopback import (
     until,
     until_closed,
 )
+from tests.fakes.clock import ManualClock
 
 __all__ = [
     "PATIENCE_S",

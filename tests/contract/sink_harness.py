@@ -27,7 +27,6 @@ from feedq.model import JSON
 from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Sink
 from feedq.sinks.postgresql import PostgresSink
 from feedq.sinks.sql import SqlSink
-from feedq.testing.sink import MemorySink, MemoryTables
 from feedq.testing.sink_stage import (
     ENVIRONMENT,
     LOCK_TIMEOUT_S,
@@ -42,6 +41,7 @@ from feedq.testing.sink_stage import (
     request,
     write,
 )
+from tests.fakes.sink import MemorySink, MemoryTables
 from tests.proxy import Fault, PostgresProxy, Trap
 
 __all__ = [

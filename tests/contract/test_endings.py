@@ -12,7 +12,7 @@ import pytest
 
 from feedq.model import Worker
 from feedq.store.channels import SESSION_LOCK_CLASS
-from feedq.store.election import WAITER_NAME, Election, Look
+from feedq.store.election import WAITER_NAME, Election, LivenessCheck
 from feedq.store.endings import SNAPSHOT_S
 from tests.contract.harness import TTL_S, PostgresHarness
 
@@ -54,7 +54,7 @@ def has_session(harness: PostgresHarness, worker: Worker, stack: ExitStack) -> i
     return int(session._connection.info.backend_pid)
 
 
-def look_until(election: Election, awaited: bool) -> Look:
+def look_until(election: Election, awaited: bool) -> LivenessCheck:
     """Look until the end of every worker is waited for, or not so."""
     deadline = time.monotonic() + LIMIT_S
     while (look := election.look()).is_awaited is not awaited:
@@ -63,7 +63,7 @@ def look_until(election: Election, awaited: bool) -> Look:
     return look
 
 
-def hears(election: Election) -> Look:
+def hears(election: Election) -> LivenessCheck:
     """Wait until something is heard; the look that follows."""
     # The server's farewell may come before the end of the connection.
     for _ in range(3):

@@ -12,7 +12,7 @@ from feedq.model import Worker
 from feedq.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, Semantics
 from feedq.schedule.outcome import LOSSES_MAX
 from feedq.store.jobs import expiry
-from feedq.store.jobs.finishing import Standing, standing_from
+from feedq.store.jobs.finishing import ScheduleStanding, standing_from
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish
 
@@ -282,7 +282,7 @@ def test_a_run_that_somebody_else_has_by_then_is_not_taken_away(
     other = jobs.job_worker("b")
     real = standing_from
 
-    def meanwhile(row: object) -> Standing:
+    def meanwhile(row: object) -> ScheduleStanding:
         sql = "UPDATE feedq.run SET worker_id = %s, fence = nextval('feedq.run_fence')"
         jobs.execute(sql, str(other.id))
         return real(row)

@@ -18,7 +18,7 @@ from feedq.schedule.model import (
     Job,
     Once,
     Overlap,
-    Resume,
+    ResumePolicy,
     RunKind,
     RunState,
     ScheduleState,
@@ -306,8 +306,8 @@ def test_a_paused_schedule_does_not_fire(jobs: JobsHarness) -> None:
     assert (list(fired.hints), fired.next_in_s) == ([], None)
 
 
-@pytest.mark.parametrize("resume", Resume)
-def test_a_pause_with_an_end_ends_by_itself(jobs: JobsHarness, resume: Resume) -> None:
+@pytest.mark.parametrize("resume", ResumePolicy)
+def test_a_pause_with_an_end_ends_by_itself(jobs: JobsHarness, resume: ResumePolicy) -> None:
     jobs.schedule(resume=resume, catch_up=CatchUp.ALL, overlap=Overlap.ALLOW_ALL)
     jobs.schedules.pause("nightly", until=jobs.now() + timedelta(seconds=5 * INTERVAL_S), reason="works")
     fired = jobs.store.jobs.runs.fire_due(limit=100)
@@ -323,7 +323,7 @@ def test_a_pause_with_an_end_ends_by_itself(jobs: JobsHarness, resume: Resume) -
         None,
     )
     assert watermark(jobs) > jobs.now()
-    assert len(hints) == (0 if resume is Resume.SKIP else 5)
+    assert len(hints) == (0 if resume is ResumePolicy.SKIP else 5)
     assert [kind for kind, _ in jobs.events("schedule_resumed")] == ["schedule_resumed"]
 
 

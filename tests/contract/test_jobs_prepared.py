@@ -7,7 +7,7 @@ import pytest
 from feedq.errors import Unavailable
 from feedq.schedule.model import Overlap, RunState
 from feedq.store.jobs import prepared
-from feedq.store.jobs.prepared import PreparedRuns, Statement
+from feedq.store.jobs.prepared import PreparedRuns, PreparedStatement
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish, offer
 
@@ -18,7 +18,7 @@ def prepared_of(jobs: JobsHarness) -> PreparedRuns:
     return jobs.store.jobs.runs._prepared
 
 
-def plan(jobs: JobsHarness, statement: Statement) -> str:
+def plan(jobs: JobsHarness, statement: PreparedStatement) -> str:
     """As the session would execute it now."""
     session = prepared_of(jobs)._session
     assert session is not None
@@ -83,7 +83,7 @@ def test_a_backlog_is_worked_off_without_a_look_each_time(
     asked: list[str] = []
     real = PreparedRuns._execute
 
-    def execute(self: PreparedRuns, statement: Statement, parameters: object) -> object:
+    def execute(self: PreparedRuns, statement: PreparedStatement, parameters: object) -> object:
         asked.append(statement.execute.split()[1])
         return real(self, statement, parameters)  # type: ignore[arg-type]
 

@@ -21,7 +21,7 @@ from feedq.schedule.model import (
     Job,
     Once,
     Overlap,
-    Resume,
+    ResumePolicy,
     Retries,
     RunState,
     ScheduleSpec,
@@ -54,7 +54,7 @@ EVERYTHING = ScheduleSpec(
     catch_up_window_s=0.0,
     catch_up_max=3,
     misfire_after_s=0.0,
-    resume=Resume.CATCH_UP,
+    resume=ResumePolicy.CATCH_UP,
     pause_on_failure=1,
     paused=True,
     start_at=datetime(2026, 1, 1, tzinfo=UTC),
@@ -325,7 +325,7 @@ def test_a_short_pause_takes_no_tick_away_that_jitter_has_put_off(jobs: JobsHarn
 
 
 def test_resuming_to_catch_up_keeps_the_watermark(jobs: JobsHarness) -> None:
-    tick = overdue(jobs, resume=Resume.CATCH_UP)
+    tick = overdue(jobs, resume=ResumePolicy.CATCH_UP)
     jobs.schedules.pause("nightly")
     resumed = jobs.schedules.resume("nightly")
     assert (resumed.next_tick_at, resumed.next_fire_at) == (tick, tick)

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from feedq.clock import SystemClock
-from feedq.runtime.keeper import Keeper
+from feedq.runtime.keeper import LeaseKeeper
 from feedq.settings import Settings
 from feedq.store.session import PostgresListener, PostgresSession
 from tests.contract.harness import PostgresHarness
@@ -29,8 +29,8 @@ def tenant() -> Tenant:
 
 
 @pytest.fixture
-def keeper(postgres_harness: PostgresHarness, tenant: Tenant) -> Iterator[Keeper]:
-    made = Keeper(
+def keeper(postgres_harness: PostgresHarness, tenant: Tenant) -> Iterator[LeaseKeeper]:
+    made = LeaseKeeper(
         postgres_harness.store, describe, tenant, settings=SETTINGS, clock=SystemClock(), rng=Random(1)
     )
     made.start()
@@ -66,7 +66,7 @@ def both(worker_id: UUID) -> set[tuple[object, ...]]:
 
 
 def test_after_it_was_declared_gone_the_listener_hears_for_the_new_worker_at_once(
-    keeper: Keeper, postgres_harness: PostgresHarness
+    keeper: LeaseKeeper, postgres_harness: PostgresHarness
 ) -> None:
     first = keeper.worker
     assert first is not None
@@ -82,7 +82,7 @@ def test_after_it_was_declared_gone_the_listener_hears_for_the_new_worker_at_onc
     ("kind", "role"), [(PostgresSession, "feedq-keeper"), (PostgresListener, "feedq-listener")]
 )
 def test_an_unexpected_error_ends_a_session_and_not_its_thread(
-    keeper: Keeper,
+    keeper: LeaseKeeper,
     postgres_harness: PostgresHarness,
     monkeypatch: pytest.MonkeyPatch,
     kind: type[PostgresSession] | type[PostgresListener],
@@ -117,7 +117,7 @@ def test_a_heartbeat_that_is_asked_for_does_not_wait_for_its_interval(
     postgres_harness: PostgresHarness, tenant: Tenant
 ) -> None:
     rarely = Settings(heartbeat_s=1_800, ttl_s=3_600, trust_margin_s=1)
-    keeper = Keeper(
+    keeper = LeaseKeeper(
         postgres_harness.store, describe, tenant, settings=rarely, clock=SystemClock(), rng=Random(1)
     )
     keeper.start()

@@ -15,12 +15,12 @@ from feedq.runtime import keeper as keeper_module
 from feedq.sinks import fencing, groupcommit, statements
 from feedq.store import passes
 from feedq.store.workers import free_leases
-from feedq.testing import ManualClock, MemoryStore
 from tests.contract import test_sink_conformance
 from tests.contract import test_store_passes as store_passes
 from tests.contract import test_store_races as races
 from tests.contract.harness import PostgresHarness
 from tests.contract.sink_harness import PostgresSinkHarness
+from tests.fakes import ManualClock, MemoryStore
 from tests.tenant import Tenant
 from tests.unit import test_keeper as keeper
 

@@ -11,7 +11,7 @@ import pytest
 from feedq.sinks.session import AnswerLost
 from feedq.sinks.sql import letters, session
 from feedq.sinks.sql.sqlite import Sqlite
-from feedq.sinks.sqlstate import Trouble
+from feedq.sinks.sqlstate import ErrorScope
 from feedq.testing.sink_stage import batch
 from tests.contract import test_sink_conformance
 from tests.contract.sink_harness import SqliteHarness
@@ -101,7 +101,7 @@ def test_dead_letters_that_are_written_elsewhere_are_noticed(
 ) -> None:
     bury = letters.bury
 
-    def at_once(to: session.Session, environment: str, dead: Any) -> None:
+    def at_once(to: session.SqlSession, environment: str, dead: Any) -> None:
         bury(to, environment, dead)
         commit_and_go_on(to.connection)
 
@@ -121,6 +121,6 @@ def test_a_replay_that_leaves_its_dead_letters_is_noticed(
 def test_an_attempt_that_is_not_undone_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MENDABLE", (Trouble.LOCKED,))
+    monkeypatch.setattr(session, "MENDABLE", (ErrorScope.LOCKED,))
     with pytest.raises(AssertionError):
         suite.test_refused_records_go_to_the_dead_letters_and_all_others_land(harness, "9", batch)

@@ -8,12 +8,12 @@ from uuid import uuid4
 import pytest
 
 from feedq.model import LeaseState, Load, Reason, Release
-from feedq.sinks.session import Session
+from feedq.sinks.session import SinkSession
 from feedq.store.election import Election
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import EventKind
-from feedq.testing import ManualClock, MemoryStore
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
+from tests.fakes import ManualClock, MemoryStore
 from tests.simulation.durations import DAY_S, Bounds, durations
 
 RECKONED = (
@@ -185,7 +185,7 @@ def test_a_leader_s_row_can_be_written_and_renewed(postgres_harness: PostgresHar
 @pytest.mark.servers
 @pytest.mark.parametrize(("end", "shown"), [("lowest", "1ms"), ("largest", "1min")])
 def test_a_fence_waits_for_its_predecessor_so_long(control_database_url: str, end: str, shown: str) -> None:
-    session = Session(control_database_url, application_name="test")
+    session = SinkSession(control_database_url, application_name="test")
     try:
         session.set_lock_timeout(getattr(Bounds.of("fence_lock_timeout_s"), end))
         assert session.execute("SHOW lock_timeout") == [(shown,)], "0 would be without end"

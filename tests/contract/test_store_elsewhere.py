@@ -8,7 +8,7 @@ import pytest
 
 from feedq.lease import AVOIDED_MAX
 from feedq.model import Claim, Feed, FeedKey, LeaseState, Load, Reason, Release, Status, Worker
-from feedq.placement import Candidate, Waiting
+from feedq.placement import EligibleWorker, WaitingFeed
 from feedq.telemetry import EventKind
 from tests.contract.harness import TTL_S, Harness, progress, spec
 
@@ -31,14 +31,14 @@ def claim(harness: Harness, feed: Feed, worker: Worker) -> Claim:
     return claimed
 
 
-def waiting(harness: Harness, *, after_s: float = FAILED_S) -> list[Waiting]:
+def waiting(harness: Harness, *, after_s: float = FAILED_S) -> list[WaitingFeed]:
     harness.elapse(after_s)
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
         return p.waiting(limit=10)
 
 
-def candidates(harness: Harness) -> dict[str, Candidate]:
+def candidates(harness: Harness) -> dict[str, EligibleWorker]:
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
         return {worker.name: worker for worker in p.candidates()}

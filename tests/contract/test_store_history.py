@@ -12,8 +12,8 @@ from feedq.model import Event, Feed, Reason, Release, TargetState, Worker
 from feedq.store.history import TROUBLES
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import EventKind
-from feedq.testing import ManualClock, MemoryStore
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
+from tests.fakes import ManualClock, MemoryStore
 
 pytestmark = pytest.mark.servers
 

@@ -6,12 +6,12 @@ import pytest
 
 from feedq.lease import Edit, Move
 from feedq.model import LeaseState, Load, Reason, Release, TargetState, Worker, WorkerState
-from feedq.store.base import Suspect
+from feedq.store.base import SuspectWorker
 from feedq.telemetry import EventKind
 from tests.contract.harness import TTL_S, Harness, progress
 
 
-def suspects(harness: Harness) -> list[Suspect]:
+def suspects(harness: Harness) -> list[SuspectWorker]:
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
         return p.suspects()

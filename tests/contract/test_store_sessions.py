@@ -101,7 +101,7 @@ def test_every_session_of_the_control_database_is_given_up_when_its_other_end_is
         found["transactional job"] = probes(execute_on(job))
     with connect_once(url) as c:
         found["command"] = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
-    with closing(sinks.Session(url, application_name="feedq-writer")) as writer:
+    with closing(sinks.SinkSession(url, application_name="feedq-writer")) as writer:
         found["writer"] = probes(writer.execute)
     wanted = {
         "tcp_keepalives_idle": 5,

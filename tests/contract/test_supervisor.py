@@ -32,7 +32,7 @@ from feedq.model import (
     Release,
     TargetState,
 )
-from feedq.runtime.intake import Hooks
+from feedq.runtime.intake import TaskCallbacks
 from feedq.runtime.supervisor import STOP_GRACE_S, Supervisor
 from feedq.settings import Settings
 from tests.contract.harness import PostgresHarness
@@ -116,7 +116,7 @@ class Stage:
         control.reconcile(self.store, send, self.settings)
 
     def offer(self, key: FeedKey) -> None:
-        self.supervisor.offer(key, Hooks(lambda: None, self.said.append, lambda _: None))
+        self.supervisor.offer(key, TaskCallbacks(lambda: None, self.said.append, lambda _: None))
 
     def lease(self, name: str = "a") -> Any:
         return self.store.feeds.view(name).lease

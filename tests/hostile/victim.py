@@ -36,7 +36,7 @@ from feedq.clock import SystemClock
 from feedq.connectors.base import Context, load_connector, open_stream
 from feedq.errors import FeedqError
 from feedq.permission import Permissions
-from feedq.runtime.outlet import Budget
+from feedq.runtime.outlet import InflightBudget
 from feedq.settings import Settings
 from feedq.testing.loopback import RecordingGuard, serving
 from tests.hostile.attacks import ATTACKS, Attack, prepare
@@ -146,7 +146,7 @@ async def suffer(attack: Attack, source: Mapping[str, Any], programs: frozenset[
                 on_connected=lambda: None,
                 secrets={},
                 permissions=Permissions(programs=tuple(programs)),
-                room=Budget(Settings.model_fields["inflight_bytes_total"].default),
+                room=InflightBudget(Settings.model_fields["inflight_bytes_total"].default),
             )
             async with aclosing(open_stream(kind, options, context=context, cursor=cursor)) as stream:
                 async for batch in stream:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from textwrap import dedent
 from typing import Any
 
-from feedq.testing import PaperFleet
+from tests.fakes import FakeFleet
 
 
-def streaming_fleet(*, workers: str = "abc", feeds: int = 4, **options: Any) -> PaperFleet:
+def streaming_fleet(*, workers: str = "abc", feeds: int = 4, **options: Any) -> FakeFleet:
     """Every feed streams, the quiet period after the start is over, and the transcript is empty.
 
     With the defaults worker a has feed 2, b has feed 3, and c has feeds 1 and 4; it is t=10. They are dealt by
     hand, the last worker's first: where equal workers fill first is for placement to say, and not for a story.
     """
-    fleet = PaperFleet(**options)
+    fleet = FakeFleet(**options)
     for name in workers:
         fleet.add_worker(name)
     fleet.run(1)
@@ -26,7 +26,7 @@ def streaming_fleet(*, workers: str = "abc", feeds: int = 4, **options: Any) -> 
     return fleet
 
 
-def expect(fleet: PaperFleet, story: str) -> None:
+def expect(fleet: FakeFleet, story: str) -> None:
     """The transcript since the last comparison reads like this."""
     assert fleet.transcript == dedent(story).lstrip()
     fleet.lines.clear()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from feedq.model import LeaseState
-from feedq.testing import PaperFleet
+from tests.fakes import FakeFleet
 from tests.scenarios.story import expect, streaming_fleet
 
 
-def epochs(fleet: PaperFleet) -> dict[int, int]:
+def epochs(fleet: FakeFleet) -> dict[int, int]:
     return {view.feed.id: view.lease.epoch for view in fleet.store.feeds.views()}
 
 

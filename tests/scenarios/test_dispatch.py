@@ -7,18 +7,18 @@ from collections import Counter
 import pytest
 
 from feedq.model import Reason, Status
-from feedq.testing import PaperFleet
+from tests.fakes import FakeFleet
 from tests.scenarios.story import expect, streaming_fleet
 
 
-def spread(fleet: PaperFleet) -> list[int]:
+def spread(fleet: FakeFleet) -> list[int]:
     """How many feeds each worker streams."""
     held = Counter(view.worker for view in fleet.store.feeds.views() if view.worker)
     return sorted(held[name] for name in fleet.workers)
 
 
 def test_a_cold_start_settles_and_then_spreads() -> None:
-    fleet = PaperFleet()
+    fleet = FakeFleet()
     fleet.add_feeds(7)
     fleet.add_worker("a")
     fleet.run(1)
@@ -47,7 +47,7 @@ def test_a_cold_start_settles_and_then_spreads() -> None:
 
 
 def test_what_finds_no_room_says_so_and_is_placed_when_there_is_some() -> None:
-    fleet = PaperFleet()
+    fleet = FakeFleet()
     fleet.add_worker("a", capacity=2)
     fleet.add_feeds(4)
     fleet.run(12)
@@ -77,7 +77,7 @@ def test_what_finds_no_room_says_so_and_is_placed_when_there_is_some() -> None:
 
 
 def test_a_fleet_without_room_for_a_dead_workers_feeds_keeps_them_waiting() -> None:
-    fleet = PaperFleet()
+    fleet = FakeFleet()
     for name in "ab":
         fleet.add_worker(name, capacity=2)
     fleet.add_feeds(4)

@@ -8,24 +8,24 @@ from typing import cast
 import pytest
 
 from feedq.model import Status
-from feedq.testing import PaperFleet
+from tests.fakes import FakeFleet
 from tests.scenarios.story import expect, streaming_fleet
 from tests.scenarios.troubled import TroubledWorker
 
 
 @pytest.fixture
-def fleet() -> Iterator[PaperFleet]:
+def fleet() -> Iterator[FakeFleet]:
     """Worker a has feeds 2 and 4, b has 1 and 3."""
     TroubledWorker.missing.clear()
     yield streaming_fleet(workers="ab", worker_type=TroubledWorker)
     TroubledWorker.missing.clear()
 
 
-def worker(fleet: PaperFleet, name: str) -> TroubledWorker:
+def worker(fleet: FakeFleet, name: str) -> TroubledWorker:
     return cast(TroubledWorker, fleet.workers[name])
 
 
-def cut_off_from_sources(fleet: PaperFleet, *names: str) -> None:
+def cut_off_from_sources(fleet: FakeFleet, *names: str) -> None:
     for name in names:
         fleet.say(f"worker {name}", "is cut off from the sources")
         worker(fleet, name).has_no_source = True
@@ -33,12 +33,12 @@ def cut_off_from_sources(fleet: PaperFleet, *names: str) -> None:
             stream.disconnect()
 
 
-def events(fleet: PaperFleet) -> int:
+def events(fleet: FakeFleet) -> int:
     return len(fleet.store.database.tables.events)
 
 
 def test_a_worker_that_cannot_reach_the_sources_is_left_by_its_feeds_and_gets_none_back(
-    fleet: PaperFleet,
+    fleet: FakeFleet,
 ) -> None:
     cut_off_from_sources(fleet, "a")
     fleet.run(300)
@@ -89,7 +89,7 @@ def test_a_worker_that_reaches_the_sources_again_is_given_one_feed_to_try_and_th
     assert fleet.everything_streams()
 
 
-def test_when_nobody_reaches_the_sources_tries_become_rare_and_feeds_do_not_flap(fleet: PaperFleet) -> None:
+def test_when_nobody_reaches_the_sources_tries_become_rare_and_feeds_do_not_flap(fleet: FakeFleet) -> None:
     cut_off_from_sources(fleet, "a", "b")
     fleet.run(60)
     before, tries = events(fleet), sum(worker(fleet, name).tries for name in "ab")
@@ -105,7 +105,7 @@ def test_when_nobody_reaches_the_sources_tries_become_rare_and_feeds_do_not_flap
     assert all(not view.lease.avoid for view in fleet.store.feeds.views()), "no worker was to blame"
 
 
-def test_a_worker_that_cannot_write_to_the_sink_gets_no_feed_until_it_can(fleet: PaperFleet) -> None:
+def test_a_worker_that_cannot_write_to_the_sink_gets_no_feed_until_it_can(fleet: FakeFleet) -> None:
     fleet.say("worker a", "is cut off from the sink")
     worker(fleet, "a").sink_lost_at = fleet.clock.monotonic()
     fleet.run(10)
@@ -127,7 +127,7 @@ def test_a_worker_that_cannot_write_to_the_sink_gets_no_feed_until_it_can(fleet:
     assert fleet.everything_streams()
 
 
-def test_when_nobody_can_write_to_the_sink_feeds_stay_where_they_are(fleet: PaperFleet) -> None:
+def test_when_nobody_can_write_to_the_sink_feeds_stay_where_they_are(fleet: FakeFleet) -> None:
     for name in "ab":
         worker(fleet, name).sink_lost_at = fleet.clock.monotonic()
     fleet.run(120)
@@ -138,7 +138,7 @@ def test_when_nobody_can_write_to_the_sink_feeds_stay_where_they_are(fleet: Pape
     assert fleet.everything_streams()
 
 
-def test_a_feed_without_a_table_streams_once_there_is_one(fleet: PaperFleet) -> None:
+def test_a_feed_without_a_table_streams_once_there_is_one(fleet: FakeFleet) -> None:
     TroubledWorker.missing.add(5)
     fleet.add_feeds(1)
     fleet.run(40)

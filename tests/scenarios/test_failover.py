@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from feedq.testing import PaperFleet
+from tests.fakes import FakeFleet
 from tests.scenarios.story import expect, streaming_fleet
 
 
-def epochs(fleet: PaperFleet) -> list[int]:
+def epochs(fleet: FakeFleet) -> list[int]:
     return [view.lease.epoch for view in fleet.store.feeds.views()]
 
 
@@ -242,7 +242,7 @@ def test_a_fleet_without_a_beat_heals_by_its_watchdogs() -> None:
 
 
 def test_a_worker_whose_clock_is_wrong_by_years_and_runs_fast_is_as_good_as_any() -> None:
-    fleet = PaperFleet()
+    fleet = FakeFleet()
     fleet.add_feeds(4)
     fleet.add_worker("a", offset_s=-3e8, rate=1.02)
     fleet.add_worker("b", offset_s=3e8, rate=0.98)

@@ -1,7 +1,7 @@
 """Feeds that go on elsewhere while their worker lives: newcomers, drains, moves by hand, restarts; and faults in
 each.
 
-Every step of `PaperFleet` checks that no feed is read twice, lost or given away before it has another place.
+Every step of `FakeFleet` checks that no feed is read twice, lost or given away before it has another place.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import pytest
 
 from feedq.errors import Conflict
 from feedq.model import LeaseState, Reason
-from feedq.testing import PaperFleet
-from feedq.testing.durations import DURATIONS
+from tests.fakes import FakeFleet
+from tests.fakes.durations import DURATIONS
 from tests.scenarios.story import expect, streaming_fleet
 
 HOLD_S = 5.0
 
 
-def holding_fleet(*, workers: str = "abc", feeds: int = 4) -> PaperFleet:
+def holding_fleet(*, workers: str = "abc", feeds: int = 4) -> FakeFleet:
     settings = DURATIONS.model_copy(update={"restart_hold_s": HOLD_S})
     return streaming_fleet(workers=workers, feeds=feeds, settings=settings)
 
 
-def feeds_of(fleet: PaperFleet) -> dict[str, int]:
+def feeds_of(fleet: FakeFleet) -> dict[str, int]:
     views = fleet.store.workers.views()
     return {view.worker.name: view.leases for view in views}
 
 
-def epochs(fleet: PaperFleet) -> dict[int, int]:
+def epochs(fleet: FakeFleet) -> dict[int, int]:
     return {view.feed.id: view.lease.epoch for view in fleet.store.feeds.views()}
 
 
@@ -107,7 +107,7 @@ def test_a_change_of_one_feed_moves_no_other() -> None:
 
 
 def test_a_drained_worker_keeps_what_has_no_other_place_until_there_is_one() -> None:
-    fleet = PaperFleet()
+    fleet = FakeFleet()
     for name in "ab":
         fleet.add_worker(name, capacity=3)
     fleet.run(1)

@@ -14,11 +14,11 @@ import pytest
 from feedq.lease import TrustWindow
 from feedq.model import FeedKey, Lease
 from feedq.placement import Transfer
-from feedq.testing import PaperSink, PaperWorker
-from feedq.testing.memory import moves
-from feedq.testing.memory.passes import MemoryPass
-from feedq.testing.memory.tables import MemoryDatabase
-from feedq.testing.paper import PaperCheckpoint
+from tests.fakes import FakeSink, FakeWorker
+from tests.fakes.memory import moves
+from tests.fakes.memory.passes import MemoryPass
+from tests.fakes.memory.tables import MemoryDatabase
+from tests.fakes.servers import FakeCheckpoint
 from tests.scenarios import test_dispatch as dispatch
 from tests.scenarios import test_failover as failover
 from tests.scenarios import test_moves as handovers
@@ -30,37 +30,37 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_epoch_in_the_checkpoint_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    def admit_anybody(self: PaperSink, seen: PaperCheckpoint, epoch: int) -> bool:
+    def admit_anybody(self: FakeSink, seen: FakeCheckpoint, epoch: int) -> bool:
         return True
 
-    monkeypatch.setattr(PaperSink, "_admits", admit_anybody)
+    monkeypatch.setattr(FakeSink, "_admits", admit_anybody)
 
 
 def no_fence_on_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The successor reads the cursor and leaves the epoch alone; its first write will raise it."""
 
-    def only_read(self: PaperSink, key: FeedKey) -> int | None:
-        seen = self.checkpoints.setdefault(key[0], PaperCheckpoint(0, 0))
+    def only_read(self: FakeSink, key: FeedKey) -> int | None:
+        seen = self.checkpoints.setdefault(key[0], FakeCheckpoint(0, 0))
         return seen.cursor if seen.epoch < key[1] else None
 
-    def write(self: PaperSink, key: FeedKey, records: Sequence[int]) -> bool:
+    def write(self: FakeSink, key: FeedKey, records: Sequence[int]) -> bool:
         if self.checkpoints[key[0]].epoch > key[1]:
             return False
         self.rows.setdefault(key[0], []).extend(records)
-        self.checkpoints[key[0]] = PaperCheckpoint(key[1], records[-1])
+        self.checkpoints[key[0]] = FakeCheckpoint(key[1], records[-1])
         return True
 
-    monkeypatch.setattr(PaperSink, "fence", only_read)
-    monkeypatch.setattr(PaperSink, "write", write)
+    monkeypatch.setattr(FakeSink, "fence", only_read)
+    monkeypatch.setattr(FakeSink, "write", write)
 
 
 def trust_window_anchored_at_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stretched(self: PaperWorker, *, sent_at: float, received_at: float) -> TrustWindow:
+    def stretched(self: FakeWorker, *, sent_at: float, received_at: float) -> TrustWindow:
         return TrustWindow.after_heartbeat(
             sent_at=received_at, ttl_s=self._settings.ttl_s, margin_s=self._settings.trust_margin_s
         )
 
-    monkeypatch.setattr(PaperWorker, "_window", stretched)
+    monkeypatch.setattr(FakeWorker, "_window", stretched)
 
 
 def gone_without_freeing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from feedq.backoff import LetGo, next_look_s, next_try
 from feedq.model import FeedKey, Load, Reason, Release
 from feedq.settings import DEFAULT_SINK
-from feedq.testing.stream import PaperStream, numbers
-from feedq.testing.worker import PaperWorker
+from tests.fakes.stream import FakeStream, numbers
+from tests.fakes.worker import FakeWorker
 
 SINK_PATIENCE_S = 5.0
 
@@ -26,7 +26,7 @@ class Longest(Random):
         return max(a, b)
 
 
-class TroubledWorker(PaperWorker):
+class TroubledWorker(FakeWorker):
     """Its troubles are set by the story; ``missing`` are feeds without a table, for all workers alike."""
 
     missing: set[int] = set()  # noqa: RUF012 - shared on purpose: there is one sink
@@ -46,7 +46,7 @@ class TroubledWorker(PaperWorker):
             return Load(feeds=len(self.streams), sinks_down=sinks)
         return Load(feeds=len(self.streams), sinks_up=sinks if self.streams else ())
 
-    def _may_connect(self, stream: PaperStream) -> bool:
+    def _may_connect(self, stream: FakeStream) -> bool:
         now = self.clock.monotonic()
         trouble = self._troubles.setdefault(stream.key, [stream.claim.attempts, now])
         attempts, again_at = trouble
@@ -70,7 +70,7 @@ class TroubledWorker(PaperWorker):
             self._give_up(stream, release)
         return False
 
-    def _give_up(self, stream: PaperStream, release: Release) -> None:
+    def _give_up(self, stream: FakeStream, release: Release) -> None:
         self._releases.append(release)
         self._forget([stream.key[0]])
         self._say(f"lets go of {numbers([stream.key[0]])} ({release.error})")

@@ -12,8 +12,8 @@ from math import inf, nextafter
 from typing import Any
 
 from feedq.settings import HEARTBEAT_MIN_S, HEARTBEATS_TRUSTED_MIN, Settings
-from feedq.testing import PaperFleet
-from feedq.testing.durations import DURATIONS
+from tests.fakes import FakeFleet
+from tests.fakes.durations import DURATIONS
 
 DAY_S = 86_400.0
 IS_DURATION = re.compile(r"_(s|days|per_s|per_pass)$")
@@ -90,7 +90,7 @@ def _valid(base: Settings, changed: Mapping[str, float]) -> Settings:
     return Settings(**{**values, **changed})
 
 
-class TimedFleet(PaperFleet):
+class TimedFleet(FakeFleet):
     """Three workers and six feeds; each step is short enough for its durations, and no shorter."""
 
     def __init__(self, settings: Settings) -> None:

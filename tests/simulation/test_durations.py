@@ -3,7 +3,7 @@
 Each setting has two stories, one for each end: what the value means comes true, no sooner and no later than
 follows from it. And with each value the same fleet lives its life: it starts, a worker is killed, another
 freezes and wakes up, a third is restarted; feeds come back within the time that the settings say, and while
-nothing happens nothing is done more often than they say. `PaperFleet` checks its invariants at every step.
+nothing happens nothing is done more often than they say. `FakeFleet` checks its invariants at every step.
 
 What `FEEDQ_…` sets in one process alone (how long a writer gathers, how long a stop may take) has its tests with
 that part; the table names them.
@@ -18,10 +18,10 @@ import pytest
 
 from feedq.model import LeaseState, Status
 from feedq.settings import HEARTBEAT_MIN_S, Settings
-from feedq.testing.fleet import TICK_MIN_S
 from tests.contract import test_jobs_durations as jobs
 from tests.contract import test_store_durations as store
 from tests.contract import test_store_sessions as sessions
+from tests.fakes.fleet import TICK_MIN_S
 from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durations
 from tests.unit import test_backoff as backoff
 from tests.unit import test_durations_of_processes as processes

@@ -1,6 +1,6 @@
 """A fleet on paper under random faults, seed by seed.
 
-After every step the invariants of `PaperFleet.check` hold. At the end everything that was broken is mended,
+After every step the invariants of `FakeFleet.check` hold. At the end everything that was broken is mended,
 and then every feed must stream and every record must land. A failure prints its seed and its transcript;
 ``FEEDQ_SIM_SEED=<seed>`` replays that one alone.
 """
@@ -16,8 +16,8 @@ import pytest
 
 from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
 from feedq.model import TargetState, WorkerState, WorkerTarget
-from feedq.testing import PaperFleet
-from feedq.testing.durations import DURATIONS
+from tests.fakes import FakeFleet
+from tests.fakes.durations import DURATIONS
 
 STEPS = 400
 STEP_S = 0.25
@@ -42,7 +42,7 @@ class Trouble:
         self.rng = Random(seed)
         # Announced restarts wait for the successor in half of the stories.
         settings = DURATIONS.model_copy(update={"restart_hold_s": self.rng.choice([0.0, 5.0])})
-        self.fleet = PaperFleet(step_s=STEP_S, rate_hz=2.0, settings=settings)
+        self.fleet = FakeFleet(step_s=STEP_S, rate_hz=2.0, settings=settings)
         self.fleet.add_feeds(8)
         for name in NAMES[:3]:
             self._add(name)

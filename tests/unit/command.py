@@ -15,7 +15,7 @@ from feedq.cli.invocation import Invocation
 from feedq.model import Assignment, FeedSpec, FeedView, Load, NewWorker, Progress, Reason, Release, Worker
 from feedq.settings import Settings
 from feedq.store.insight import FleetState, JobState
-from feedq.testing import ManualClock, MemoryStore
+from tests.fakes import ManualClock, MemoryStore
 from tests.unit.job_store import MemoryJobs
 
 URL = "tcp://127.0.0.1:7001"

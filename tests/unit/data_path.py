@@ -9,10 +9,10 @@ from uuid import UUID, uuid4
 
 from feedq.model import JSON, Batch, FeedKey
 from feedq.runtime.fencer import Fencer
-from feedq.runtime.outlet import Budget, Outlet
+from feedq.runtime.outlet import BatchQueue, InflightBudget
 from feedq.runtime.writer import Writer
 from feedq.sinks.base import Landing
-from feedq.testing.sink import MemorySink, MemoryTables
+from tests.fakes.sink import MemorySink, MemoryTables
 
 LANDING = Landing("landed", "json")
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,7 +35,7 @@ class DataPath:
         self.tables = tables if tables is not None else MemoryTables()
         self.worker_id = uuid4()
         self.inflight_max = inflight_max
-        self.budget = Budget(budget)
+        self.budget = InflightBudget(budget)
         self.writer = Writer(
             "default", self.make_sink, flush_interval_s=flush_interval_s, flush_bytes=flush_bytes
         )
@@ -69,8 +69,8 @@ class DataPath:
         continues: UUID | None = None,
         landing: Landing = LANDING,
         on_change: Callable[[], None] = lambda: None,
-    ) -> Outlet:
-        return Outlet(
+    ) -> BatchQueue:
+        return BatchQueue(
             key,
             feed,
             landing,

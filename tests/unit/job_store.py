@@ -31,13 +31,13 @@ from feedq.schedule.model import (
 )
 from feedq.schedule.words import instant, trigger_key
 from feedq.store.jobs.base import Runs
-from feedq.testing import ManualClock
+from tests.fakes import ManualClock
 
 WORKER = UUID(int=7)
 
 
 class MemorySchedules:
-    """`feedq.store.jobs.base.Schedules` on dicts."""
+    """`feedq.store.jobs.base.ScheduleStore` on dicts."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock

@@ -11,7 +11,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from feedq.model import ANYWHERE, Selector
-from feedq.placement import Candidate, Held, Rules, Strategy, Transfer, Waiting
+from feedq.placement import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0
@@ -44,8 +44,8 @@ def candidate(
     up_s: float = DAY_S,
     labels: Mapping[str, str] | None = None,
     tenants: Mapping[str, int] | None = None,
-) -> Candidate:
-    return Candidate(
+) -> EligibleWorker:
+    return EligibleWorker(
         UUID(int=number),
         f"w{number}",
         f"node.{number}",
@@ -58,29 +58,30 @@ def candidate(
     )
 
 
-def matches(worker: Candidate, labels: Mapping[str, str]) -> bool:
+def matches(worker: EligibleWorker, labels: Mapping[str, str]) -> bool:
     return labels.items() <= worker.labels.items()
 
 
 @st.composite
-def waiting_feeds(draw: st.DrawFn, weight: st.SearchStrategy[float] = weights) -> list[Waiting]:
+def waiting_feeds(draw: st.DrawFn, weight: st.SearchStrategy[float] = weights) -> list[WaitingFeed]:
     """Feeds that may go anywhere."""
     ids = draw(st.lists(st.integers(1, 10_000), unique=True, max_size=60))
-    return [Waiting(feed_id, draw(weight)) for feed_id in ids]
+    return [WaitingFeed(feed_id, draw(weight)) for feed_id in ids]
 
 
 @st.composite
-def choosy_feeds(draw: st.DrawFn) -> list[Waiting]:
+def choosy_feeds(draw: st.DrawFn) -> list[WaitingFeed]:
     """Feeds of tenants, with selectors, of few different weights."""
     ids = draw(st.lists(st.integers(1, 10_000), unique=True, max_size=60))
     weight = st.sampled_from(draw(st.sampled_from(((1.0,), (1.0, 2.0), (1.0, 3.0, 7.0)))))
     return [
-        Waiting(n, draw(weight), tenant=draw(st.sampled_from(TENANTS)), selector=draw(selectors)) for n in ids
+        WaitingFeed(n, draw(weight), tenant=draw(st.sampled_from(TENANTS)), selector=draw(selectors))
+        for n in ids
     ]
 
 
 @st.composite
-def fleets(draw: st.DrawFn, *, labelled: bool = False) -> list[Candidate]:
+def fleets(draw: st.DrawFn, *, labelled: bool = False) -> list[EligibleWorker]:
     """Workers of any fill, some above their capacity; with labels they are often alike, so that there are ties."""
     fleet = []
     alike = labelled and draw(st.booleans())
@@ -100,7 +101,7 @@ def fleets(draw: st.DrawFn, *, labelled: bool = False) -> list[Candidate]:
 class Running:
     """A fleet and what runs on it, of which some on workers that are to have none."""
 
-    workers: list[Candidate]
+    workers: list[EligibleWorker]
     held: list[Held]
     rules: Rules
 
@@ -119,7 +120,7 @@ class Running:
         return [w.feeds for w in self.workers]
 
 
-def running(workers: Sequence[Candidate], held: Sequence[Held], rules: Rules | None = None) -> Running:
+def running(workers: Sequence[EligibleWorker], held: Sequence[Held], rules: Rules | None = None) -> Running:
     """The workers' counters are made to say what they hold."""
     counted = []
     for worker in workers:

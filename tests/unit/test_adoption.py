@@ -15,8 +15,8 @@ from feedq.cli import main
 from feedq.cli.invocation import Invocation
 from feedq.model import Batch, Feed, TargetState
 from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Landing, Unusable
-from feedq.testing import ManualClock, MemoryStore
-from feedq.testing.sink import MemorySink, MemoryTables
+from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.data_path import AT
 
 LANDING = Landing("t", "json")

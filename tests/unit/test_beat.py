@@ -21,13 +21,13 @@ from feedq.beat import (
     LOOK_SHARE,
     LOOKS_COMPARED,
     WHOLE_PASS_EVERY_S,
-    Candidate,
     ElectedScheduler,
+    ElectionCandidate,
     send_each,
 )
 from feedq.lease import SECOND_LOOK_S
 from feedq.settings import Settings
-from feedq.store.election import Look
+from feedq.store.election import LivenessCheck
 from feedq.tasks import reconcile
 
 LIMIT_S = 10.0
@@ -75,29 +75,29 @@ def asked(time: Time, sent_at: list[float], monkeypatch: pytest.MonkeyPatch) -> 
         def submit(self, _: Callable[[], None]) -> None:
             moments.append(time.now)
 
-    monkeypatch.setattr(beat, "Lane", Passes)
+    monkeypatch.setattr(beat, "SerialExecutor", Passes)
     monkeypatch.setattr(reconcile, "apply_async", send)
     return moments
 
 
 @pytest.fixture
-def candidate(asked: list[float]) -> Candidate:
-    return Candidate(Settings(reconcile_interval_s=5, ttl_s=6), send_each)
+def candidate(asked: list[float]) -> ElectionCandidate:
+    return ElectionCandidate(Settings(reconcile_interval_s=5, ttl_s=6), send_each)
 
 
-def look(*, crashed: int = 0, expired: int = 0, pass_seq: int = 1, is_due: bool = False) -> Look:
-    return Look(
+def look(*, crashed: int = 0, expired: int = 0, pass_seq: int = 1, is_due: bool = False) -> LivenessCheck:
+    return LivenessCheck(
         crashed=crashed, suspected=0, expired=expired, pass_seq=pass_seq, pass_age_s=0.0, is_due=is_due
     )
 
 
-def test_with_nothing_wrong_nothing_is_asked_for(candidate: Candidate, asked: list[float]) -> None:
+def test_with_nothing_wrong_nothing_is_asked_for(candidate: ElectionCandidate, asked: list[float]) -> None:
     candidate._judge(look())
     assert asked == []
 
 
 def test_a_crash_is_reported_at_once_even_while_an_earlier_message_is_not_served(
-    candidate: Candidate, asked: list[float], time: Time
+    candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
     candidate._ask(look())  # the crashed worker may have taken this one with it
     time.now += 0.01
@@ -110,7 +110,7 @@ def test_a_crash_is_reported_at_once_even_while_an_earlier_message_is_not_served
 
 
 def test_what_is_not_served_is_asked_for_again_ever_more_slowly(
-    candidate: Candidate, asked: list[float], time: Time
+    candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
     candidate._ask(look())
     for _ in range(2000):
@@ -123,7 +123,7 @@ def test_what_is_not_served_is_asked_for_again_ever_more_slowly(
 
 
 def test_what_changed_is_reconciled_here_and_by_message_only_if_that_comes_to_no_end(
-    candidate: Candidate, asked: list[float], sent_at: list[float], time: Time
+    candidate: ElectionCandidate, asked: list[float], sent_at: list[float], time: Time
 ) -> None:
     candidate._judge(look(crashed=1))
     assert len(asked) == 1
@@ -139,7 +139,7 @@ def test_what_changed_is_reconciled_here_and_by_message_only_if_that_comes_to_no
 
 
 def test_passes_soon_after_a_whole_one_only_place_feeds_and_another_whole_one_follows(
-    candidate: Candidate, time: Time, monkeypatch: pytest.MonkeyPatch
+    candidate: ElectionCandidate, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[bool] = []
     followed: list[float] = []
@@ -159,14 +159,16 @@ def test_passes_soon_after_a_whole_one_only_place_feeds_and_another_whole_one_fo
 
 def test_whoever_elects_leaves_its_message_to_others(asked: list[float], sent_at: list[float]) -> None:
     posted: list[Any] = []
-    candidate = Candidate(Settings(), posted.extend)
+    candidate = ElectionCandidate(Settings(), posted.extend)
     candidate._ask(look(), wait_s=1.0)
     assert sent_at == []
     send_each(posted)
     assert len(sent_at) == 1
 
 
-def test_what_was_served_is_not_asked_for_again(candidate: Candidate, asked: list[float], time: Time) -> None:
+def test_what_was_served_is_not_asked_for_again(
+    candidate: ElectionCandidate, asked: list[float], time: Time
+) -> None:
     candidate._ask(look(pass_seq=1))
     for _ in range(100):
         time.now += 0.05
@@ -174,14 +176,14 @@ def test_what_was_served_is_not_asked_for_again(candidate: Candidate, asked: lis
     assert len(asked) == 1
 
 
-def test_a_delay_that_is_over_is_asked_for_at_once(candidate: Candidate, asked: list[float]) -> None:
+def test_a_delay_that_is_over_is_asked_for_at_once(candidate: ElectionCandidate, asked: list[float]) -> None:
     candidate._judge(look(is_due=True))
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("wrong", [{"expired": 1}, {"crashed": 1}, {"is_due": True}])
 def test_what_passes_may_not_change_yet_does_not_make_a_pass_of_every_look(
-    candidate: Candidate, asked: list[float], time: Time, wrong: dict[str, Any]
+    candidate: ElectionCandidate, asked: list[float], time: Time, wrong: dict[str, Any]
 ) -> None:
     # After an outage nobody is declared gone for a ttl, though every pass is served.
     for pass_seq in range(1, 101):
@@ -191,7 +193,7 @@ def test_what_passes_may_not_change_yet_does_not_make_a_pass_of_every_look(
 
 
 def test_after_its_own_outage_it_takes_nobody_for_crashed_for_a_ttl(
-    candidate: Candidate, asked: list[float], time: Time
+    candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
     candidate._look_after = time.now + 6
     candidate._judge(look(crashed=3))
@@ -202,7 +204,7 @@ def test_after_its_own_outage_it_takes_nobody_for_crashed_for_a_ttl(
 
 
 def test_a_thousand_edits_are_few_messages_and_the_last_edit_is_served(
-    candidate: Candidate, asked: list[float], time: Time
+    candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
     began_at, finished, served_edit = 0.0, 1, -1
     for edit in range(1000):
@@ -221,7 +223,7 @@ def test_a_thousand_edits_are_few_messages_and_the_last_edit_is_served(
 
 
 def test_a_change_while_a_pass_is_under_way_is_asked_for_at_once_for_it_may_have_come_too_late(
-    candidate: Candidate, asked: list[float]
+    candidate: ElectionCandidate, asked: list[float]
 ) -> None:
     candidate._woken = True
     candidate._judge(look())
@@ -238,7 +240,7 @@ def test_a_change_while_a_pass_is_under_way_is_asked_for_at_once_for_it_may_have
 
 
 def test_what_woke_it_while_too_much_was_asked_for_is_not_forgotten_when_messages_are_lost(
-    candidate: Candidate, asked: list[float], time: Time
+    candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
     for _ in range(3):
         candidate._woken = True
@@ -253,7 +255,12 @@ def test_what_woke_it_while_too_much_was_asked_for_is_not_forgotten_when_message
     [(0.001, 0, 0.05), (0.05, 0, 0.5), (0.1, 0, 0.9), (3.0, 0, 0.0), (0.05, 1, SECOND_LOOK_S)],
 )
 def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_time(
-    candidate: Candidate, asked: list[float], time: Time, took_s: float, suspected: int, pause_s: float
+    candidate: ElectionCandidate,
+    asked: list[float],
+    time: Time,
+    took_s: float,
+    suspected: int,
+    pause_s: float,
 ) -> None:
     class Slow:
         pauses: ClassVar[list[float]] = []
@@ -261,9 +268,9 @@ def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_tim
         def renew(self) -> bool:
             return True
 
-        def look(self) -> Look:
+        def look(self) -> LivenessCheck:
             time.now += took_s
-            return Look(0, suspected, 0, 1, 0.0)
+            return LivenessCheck(0, suspected, 0, 1, 0.0)
 
         def wait(self, timeout_s: float) -> bool:
             self.pauses.append(timeout_s)
@@ -278,27 +285,27 @@ def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_tim
 @pytest.mark.parametrize(
     ("look", "pause_s"),
     [
-        (Look(0, 0, 0, 1, 0.0, is_awaited=True), CALM_LOOK_S),
-        (Look(0, 0, 0, 1, 0.0, is_awaited=False), 0.01),
-        (Look(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=0.3), 0.3),
-        (Look(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=0.001), 0.01),
-        (Look(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=3600.0), CALM_LOOK_S),
-        (Look(1, 0, 0, 1, 0.0, is_awaited=True), 0.01),
-        (Look(0, 0, 1, 1, 0.0, is_awaited=True), 0.01),
-        (Look(0, 0, 0, 1, 0.0, is_due=True, is_awaited=True), 0.01),
-        (Look(0, 1, 0, 1, 0.0, is_awaited=True), SECOND_LOOK_S),
+        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True), CALM_LOOK_S),
+        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=False), 0.01),
+        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=0.3), 0.3),
+        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=0.001), 0.01),
+        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=3600.0), CALM_LOOK_S),
+        (LivenessCheck(1, 0, 0, 1, 0.0, is_awaited=True), 0.01),
+        (LivenessCheck(0, 0, 1, 1, 0.0, is_awaited=True), 0.01),
+        (LivenessCheck(0, 0, 0, 1, 0.0, is_due=True, is_awaited=True), 0.01),
+        (LivenessCheck(0, 1, 0, 1, 0.0, is_awaited=True), SECOND_LOOK_S),
     ],
 )
 def test_while_all_is_calm_and_ends_are_waited_for_it_looks_seldom(
-    candidate: Candidate, time: Time, look: Look, pause_s: float
+    candidate: ElectionCandidate, time: Time, look: LivenessCheck, pause_s: float
 ) -> None:
     candidate._settings = Settings(look_interval_s=0.01)
     assert candidate._pause_s(look, 0.0001) == pytest.approx(pause_s)
 
 
-def test_for_a_moment_after_each_change_it_looks_often(candidate: Candidate, time: Time) -> None:
+def test_for_a_moment_after_each_change_it_looks_often(candidate: ElectionCandidate, time: Time) -> None:
     candidate._settings = Settings(look_interval_s=0.01)
-    calm = Look(0, 0, 0, 1, 0.0, is_awaited=True)
+    calm = LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True)
     candidate._ask(calm)
     assert candidate._pause_s(calm, 0.0001) == pytest.approx(0.01)
     candidate._judge(look(pass_seq=2))
@@ -309,17 +316,17 @@ def test_for_a_moment_after_each_change_it_looks_often(candidate: Candidate, tim
 
 
 def test_a_worker_whose_last_session_was_heard_to_end_needs_no_second_look(
-    candidate: Candidate, asked: list[float]
+    candidate: ElectionCandidate, asked: list[float]
 ) -> None:
-    candidate._judge(Look(0, 1, 0, 1, 0.0, is_awaited=True))
+    candidate._judge(LivenessCheck(0, 1, 0, 1, 0.0, is_awaited=True))
     assert asked == []
-    candidate._judge(Look(0, 1, 0, 1, 0.0, is_awaited=True, has_heard=True))
+    candidate._judge(LivenessCheck(0, 1, 0, 1, 0.0, is_awaited=True, has_heard=True))
     assert len(asked) == 1
     candidate._judge(look(crashed=1))
     assert len(asked) == 1, "the pass is under way"
 
 
-def test_one_slow_look_does_not_put_off_the_next(candidate: Candidate, time: Time) -> None:
+def test_one_slow_look_does_not_put_off_the_next(candidate: ElectionCandidate, time: Time) -> None:
     takes_s = [0.001, 0.02, 0.001, *[0.02] * LOOKS_COMPARED]
     pauses: list[float] = []
 
@@ -327,9 +334,9 @@ def test_one_slow_look_does_not_put_off_the_next(candidate: Candidate, time: Tim
         def renew(self) -> bool:
             return True
 
-        def look(self) -> Look:
+        def look(self) -> LivenessCheck:
             time.now += takes_s[min(len(pauses), len(takes_s) - 1)]
-            return Look(0, 0, 0, 1, 0.0)
+            return LivenessCheck(0, 0, 0, 1, 0.0)
 
         def wait(self, timeout_s: float) -> bool:
             pauses.append(timeout_s)
@@ -367,7 +374,7 @@ def scheduler(elected: Elected, monkeypatch: pytest.MonkeyPatch) -> ElectedSched
         "often": {"task": "often", "schedule": 5.0},
     }
     made = ElectedScheduler(app, Producer=lambda *_, **__: None)
-    made._candidate = cast("Candidate", elected)
+    made._candidate = cast("ElectionCandidate", elected)
     return made
 
 

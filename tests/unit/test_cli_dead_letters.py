@@ -16,8 +16,8 @@ from feedq.cli.invocation import Invocation
 from feedq.errors import SinkUnavailable
 from feedq.model import Batch, FeedSpec
 from feedq.sinks.base import FeedWrite, FenceRequest, Landing, Replayed
-from feedq.testing import ManualClock, MemoryStore
-from feedq.testing.sink import MemorySink, MemoryTables
+from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.data_path import AT
 
 NAME = "acme/orders"

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from feedq.model import LeaseState, NewWorker, Reason, Selector, Worker
-from feedq.testing import MemoryStore
+from tests.fakes import MemoryStore
 from tests.unit.command import Command
 
 

@@ -21,7 +21,7 @@ from feedq.schedule.model import (
     Once,
     Overlap,
     Queue,
-    Resume,
+    ResumePolicy,
     Retries,
     RunState,
     ScheduleSpec,
@@ -87,7 +87,7 @@ def test_add_declares_a_schedule_from_options(command: Command) -> None:
         catch_up_window_s=172_800.0,
         catch_up_max=9,
         misfire_after_s=120.0,
-        resume=Resume.CATCH_UP,
+        resume=ResumePolicy.CATCH_UP,
         pause_on_failure=4,
         paused=True,
     )

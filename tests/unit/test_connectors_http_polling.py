@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from feedq.connectors.protocol.http.polling import (
     Elements,
-    Page,
-    Position,
+    PollAnswer,
+    PollCursor,
     TooMany,
     advance,
     conceal,
@@ -38,7 +38,7 @@ CURSORS = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.i
 
 @given(
     st.builds(
-        Position,
+        PollCursor,
         at=CURSORS,
         page=st.text(max_size=5),
         etag=st.text(max_size=5),
@@ -47,80 +47,84 @@ CURSORS = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.i
         digest=st.text(max_size=5),
     )
 )
-def test_a_position_comes_back_from_its_cursor(position: Position) -> None:
-    assert Position.of(json.loads(json.dumps(position.as_cursor()))) == position
+def test_a_position_comes_back_from_its_cursor(position: PollCursor) -> None:
+    assert PollCursor.of(json.loads(json.dumps(position.as_cursor()))) == position
 
 
 @pytest.mark.parametrize("cursor", [None, 7, "x", [1], {"seq": 1}, {"at": 1, "more": 2}])
 def test_any_other_cursor_is_the_sources_own(cursor: JSON) -> None:
-    assert Position.of(cursor) == Position(at=cursor)
+    assert PollCursor.of(cursor) == PollCursor(at=cursor)
 
 
 def test_what_is_empty_is_not_written() -> None:
-    assert Position(at=7).as_cursor() == {"at": 7}
-    assert Position().as_cursor() == {"at": None}
+    assert PollCursor(at=7).as_cursor() == {"at": 7}
+    assert PollCursor().as_cursor() == {"at": None}
 
 
 def test_conditions_are_made_of_what_is_known() -> None:
-    assert Position(etag='"v1"', modified="then").conditions == {
+    assert PollCursor(etag='"v1"', modified="then").conditions == {
         "if-none-match": '"v1"',
         "if-modified-since": "then",
     }
-    assert Position().conditions == {}
+    assert PollCursor().conditions == {}
 
 
 # -- steps ---------------------------------------------------------------------------------------------
 
 
 def test_an_answer_to_the_same_request_is_remembered() -> None:
-    page = Page([b"1", b"2"], at=7, etag='"v1"', modified="then")
-    step = at_once(advance(Position(at=7, etag='"v0"'), page, follows_cursor=True))
+    page = PollAnswer([b"1", b"2"], at=7, etag='"v1"', modified="then")
+    step = at_once(advance(PollCursor(at=7, etag='"v0"'), page, follows_cursor=True))
     assert step.new == [b"1", b"2"]
-    assert step.after == Position(
+    assert step.after == PollCursor(
         at=7, etag='"v1"', modified="then", seen=2, digest=at_once(digest([b"1", b"2"]))
     )
     assert not step.again
 
 
 def test_a_moved_cursor_forgets_what_belonged_to_the_last_request() -> None:
-    page = Page([b"1"], at=8, etag='"v1"', modified="then")
-    step = at_once(advance(Position(at=7, seen=3, digest="x"), page, follows_cursor=True))
-    assert step.after == Position(at=8)
+    page = PollAnswer([b"1"], at=8, etag='"v1"', modified="then")
+    step = at_once(advance(PollCursor(at=7, seen=3, digest="x"), page, follows_cursor=True))
+    assert step.after == PollCursor(at=8)
     assert step.again
 
 
 @pytest.mark.parametrize(("records", "follows_cursor"), [([], True), ([b"1"], False)])
 def test_a_moved_cursor_alone_is_no_reason_to_ask_at_once(records: list[bytes], follows_cursor: bool) -> None:
-    step = at_once(advance(Position(at=7), Page(records, at=8), follows_cursor=follows_cursor))
-    assert step.after == Position(at=8)
+    step = at_once(advance(PollCursor(at=7), PollAnswer(records, at=8), follows_cursor=follows_cursor))
+    assert step.after == PollCursor(at=8)
     assert not step.again
 
 
 def test_a_next_page_comes_before_everything_else() -> None:
-    step = at_once(advance(Position(), Page([b"1"], at=8, next_page="/2", etag='"v1"'), follows_cursor=True))
-    assert (step.after, step.again) == (Position(at=8, page="/2"), True)
-    step = at_once(advance(step.after, Page([], at=8, next_page="/3"), follows_cursor=True))
-    assert (step.after, step.again) == (Position(at=8, page="/3"), True)
+    step = at_once(
+        advance(PollCursor(), PollAnswer([b"1"], at=8, next_page="/2", etag='"v1"'), follows_cursor=True)
+    )
+    assert (step.after, step.again) == (PollCursor(at=8, page="/2"), True)
+    step = at_once(advance(step.after, PollAnswer([], at=8, next_page="/3"), follows_cursor=True))
+    assert (step.after, step.again) == (PollCursor(at=8, page="/3"), True)
 
 
 def test_after_the_last_page_comes_the_first() -> None:
-    step = at_once(advance(Position(at=8, page="/3"), Page([b"1"], at=9, etag='"v1"'), follows_cursor=True))
-    assert (step.after, step.again) == (Position(at=9), False)
     step = at_once(
-        advance(Position(at=8, page="/3"), Page([b"1"], at=9, next_page="/3"), follows_cursor=True)
+        advance(PollCursor(at=8, page="/3"), PollAnswer([b"1"], at=9, etag='"v1"'), follows_cursor=True)
     )
-    assert (step.after, step.again) == (Position(at=9), False)
+    assert (step.after, step.again) == (PollCursor(at=9), False)
+    step = at_once(
+        advance(PollCursor(at=8, page="/3"), PollAnswer([b"1"], at=9, next_page="/3"), follows_cursor=True)
+    )
+    assert (step.after, step.again) == (PollCursor(at=9), False)
 
 
 @given(RECORDS, RECORDS)
 def test_what_began_the_last_answer_is_not_new(known: list[bytes], more: list[bytes]) -> None:
-    position = Position(seen=len(known), digest=at_once(digest(known)))
+    position = PollCursor(seen=len(known), digest=at_once(digest(known)))
     assert list(at_once(unseen(position, known + more))) == more
 
 
 @given(RECORDS, RECORDS)
 def test_an_answer_that_begins_otherwise_is_new_as_a_whole(known: list[bytes], other: list[bytes]) -> None:
-    position = Position(seen=len(known), digest=at_once(digest(known)))
+    position = PollCursor(seen=len(known), digest=at_once(digest(known)))
     if other[: len(known)] != known:
         assert list(at_once(unseen(position, other))) == other
 
@@ -129,7 +133,7 @@ def test_an_answer_that_begins_otherwise_is_new_as_a_whole(known: list[bytes], o
 def test_what_lies_before_a_record_that_cannot_land_is_skipped_when_it_can(
     records: list[bytes], data: st.DataObject
 ) -> None:
-    position = Position(at=7, page="/2", etag='"v1"')
+    position = PollCursor(at=7, page="/2", etag='"v1"')
     places = [data.draw(st.integers(0, len(records))), len(records)]
     landed: list[bytes] = []
     for place in sorted(places):
@@ -148,7 +152,8 @@ def test_digests_tell_records_apart(one: list[bytes], other: list[bytes]) -> Non
 def test_tags_that_are_long_or_odd_are_not_kept() -> None:
     for tag in ('"' + "x" * 600 + '"', '"ü"'):
         assert (
-            at_once(advance(Position(), Page([], at=None, etag=tag), follows_cursor=True)).after == Position()
+            at_once(advance(PollCursor(), PollAnswer([], at=None, etag=tag), follows_cursor=True)).after
+            == PollCursor()
         )
 
 

@@ -14,8 +14,8 @@ from nats.js.api import DeliverPolicy, RetentionPolicy, StreamConfig, StreamInfo
 
 from feedq.connectors.base import parse_options
 from feedq.connectors.nats import NatsOptions
-from feedq.connectors.protocol.nats.consumer import Position, Start, choose_start, created
-from feedq.connectors.protocol.nats.pulls import Pulls, Trouble
+from feedq.connectors.protocol.nats.consumer import NatsCursor, Start, choose_start, created
+from feedq.connectors.protocol.nats.pulls import ConsumerLost, Pulls
 from feedq.connectors.protocol.nats.reading import Received
 from feedq.errors import InvalidInput
 
@@ -88,14 +88,14 @@ def test_without_a_cursor_it_begins_where_it_is_told() -> None:
 
 @pytest.mark.parametrize("deliver", ["all", "new", "last"])
 def test_a_cursor_goes_before_what_it_is_told(deliver: Any) -> None:
-    assert choose_start(Position(50, HERE), stream(), deliver) == Start(BY_SEQ, seq=51, landed=50)
-    assert choose_start(Position(100, HERE), stream(), deliver) == Start(BY_SEQ, seq=101, landed=100)
+    assert choose_start(NatsCursor(50, HERE), stream(), deliver) == Start(BY_SEQ, seq=51, landed=50)
+    assert choose_start(NatsCursor(100, HERE), stream(), deliver) == Start(BY_SEQ, seq=101, landed=100)
 
 
 def test_what_was_discarded_after_the_cursor_is_a_gap() -> None:
-    assert choose_start(Position(9, HERE), stream(first=10), "all").gap is None
-    assert choose_start(Position(99, HERE), stream(first=101), "all").gap is not None
-    start = choose_start(Position(8, HERE), stream(first=10), "all")
+    assert choose_start(NatsCursor(9, HERE), stream(first=10), "all").gap is None
+    assert choose_start(NatsCursor(99, HERE), stream(first=101), "all").gap is not None
+    start = choose_start(NatsCursor(8, HERE), stream(first=10), "all")
     assert (start.seq, start.landed) == (9, 8)
     assert start.gap == "the oldest message left is 10, the last one read was 8"
     assert start.missed == 1
@@ -103,20 +103,20 @@ def test_what_was_discarded_after_the_cursor_is_a_gap() -> None:
 
 @pytest.mark.parametrize("retention", [RetentionPolicy.INTEREST, RetentionPolicy.WORK_QUEUE])
 def test_what_was_acknowledged_away_is_no_gap(retention: RetentionPolicy) -> None:
-    assert choose_start(Position(8, HERE), stream(first=50, retention=retention), "all").gap is None
+    assert choose_start(NatsCursor(8, HERE), stream(first=50, retention=retention), "all").gap is None
 
 
-@pytest.mark.parametrize("position", [Position(101, HERE), Position(50, "another time")])
-def test_a_stream_that_is_another_one_is_read_from_its_beginning(position: Position) -> None:
+@pytest.mark.parametrize("position", [NatsCursor(101, HERE), NatsCursor(50, "another time")])
+def test_a_stream_that_is_another_one_is_read_from_its_beginning(position: NatsCursor) -> None:
     start = choose_start(position, stream(), "new")
     assert (start.policy, start.seq, start.landed) == (DeliverPolicy.ALL, None, 0)
     assert start.gap is not None
     assert "made anew" in start.gap
 
 
-@pytest.mark.parametrize("position", [None, Position(50, HERE)])
+@pytest.mark.parametrize("position", [None, NatsCursor(50, HERE)])
 @pytest.mark.parametrize("deliver", ["all", "new", "last"])
-def test_a_work_queue_begins_with_what_is_left(position: Position | None, deliver: Any) -> None:
+def test_a_work_queue_begins_with_what_is_left(position: NatsCursor | None, deliver: Any) -> None:
     start = choose_start(position, stream(retention=RetentionPolicy.WORK_QUEUE), deliver)
     assert (start.policy, start.seq) == (DeliverPolicy.ALL, None)
     assert start.landed == (50 if position else 0)
@@ -124,11 +124,11 @@ def test_a_work_queue_begins_with_what_is_left(position: Position | None, delive
 
 @pytest.mark.parametrize("cursor", [None, 7, "7", {"seq": "7", "created": HERE}, {"seq": 7}, []])
 def test_a_cursor_of_another_kind_is_none(cursor: Any) -> None:
-    assert Position.of(cursor) is None
+    assert NatsCursor.of(cursor) is None
 
 
 def test_a_cursor_is_read_as_it_was_written() -> None:
-    assert Position.of(Position(7, HERE).cursor()) == Position(7, HERE)
+    assert NatsCursor.of(NatsCursor(7, HERE).cursor()) == NatsCursor(7, HERE)
 
 
 # -- what it asks for ----------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ async def test_a_heartbeat_changes_nothing() -> None:
 async def test_a_consumer_that_is_gone_is_trouble(code: str, said: str) -> None:
     asked = Asked(10)
     await asked.pulls.ask()
-    assert asked.pulls.heed(status(code, said, "IN.1")) == Trouble(code, said)
+    assert asked.pulls.heed(status(code, said, "IN.1")) == ConsumerLost(code, said)
 
 
 @pytest.mark.parametrize(

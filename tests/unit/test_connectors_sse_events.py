@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from feedq.connectors.protocol.http.eventstream import (
     LINE_BYTES_MIN,
-    Event,
     EventFramer,
     EventParser,
+    ServerSentEvent,
     shape_of,
 )
 
 MAX = 1000
 
 
-def events_of(stream: bytes) -> list[Event]:
+def events_of(stream: bytes) -> list[ServerSentEvent]:
     return EventParser(MAX).push(stream)
 
 
@@ -61,24 +61,27 @@ def cut(stream: bytes, places: Sequence[int]) -> list[bytes]:
 
 def test_an_event_ends_with_a_blank_line() -> None:
     assert events_of(b"data: one\n\ndata: two\n\n") == [
-        Event(b"", b"message", b"one"),
-        Event(b"", b"message", b"two"),
+        ServerSentEvent(b"", b"message", b"one"),
+        ServerSentEvent(b"", b"message", b"two"),
     ]
 
 
 def test_lines_end_with_any_of_three_marks() -> None:
     for end in (b"\n", b"\r", b"\r\n"):
         stream = end.join([b"id: 7", b"event: update", b"data: a", b"data: b", b"", b"data: c", b"", b""])
-        assert events_of(stream) == [Event(b"7", b"update", b"a\nb"), Event(b"7", b"message", b"c")]
+        assert events_of(stream) == [
+            ServerSentEvent(b"7", b"update", b"a\nb"),
+            ServerSentEvent(b"7", b"message", b"c"),
+        ]
 
 
 def test_examples_of_the_standard() -> None:
     assert [e.data for e in events_of(b"data: YHOO\ndata: +2\ndata: 10\n\n")] == [b"YHOO\n+2\n10"]
     stream = b": test stream\n\ndata: first event\nid: 1\n\ndata:second event\nid\n\ndata:  third event\n\n"
     assert events_of(stream) == [
-        Event(b"1", b"message", b"first event"),
-        Event(b"", b"message", b"second event"),
-        Event(b"", b"message", b" third event"),
+        ServerSentEvent(b"1", b"message", b"first event"),
+        ServerSentEvent(b"", b"message", b"second event"),
+        ServerSentEvent(b"", b"message", b" third event"),
     ]
     assert [e.data for e in events_of(b"data\n\ndata\ndata\n\ndata:")] == [b"", b"\n"]
     assert [e.data for e in events_of(b"data:test\n\ndata: test\n\n")] == [b"test", b"test"]
@@ -93,13 +96,13 @@ def test_one_byte_order_mark_at_the_beginning_is_no_part_of_the_stream() -> None
 
 def test_an_incomplete_event_does_not_count() -> None:
     parser = EventParser(MAX)
-    assert parser.push(b"id: 1\ndata: 1\n\nid: 2\ndata: 2\n") == [Event(b"1", b"message", b"1")]
+    assert parser.push(b"id: 1\ndata: 1\n\nid: 2\ndata: 2\n") == [ServerSentEvent(b"1", b"message", b"1")]
     assert parser.last_id == b"1"
 
 
 def test_an_event_without_data_moves_the_id_only() -> None:
     parser = EventParser(MAX)
-    assert parser.push(b"id: 5\nevent: update\n\ndata: x\n\n") == [Event(b"5", b"message", b"x")]
+    assert parser.push(b"id: 5\nevent: update\n\ndata: x\n\n") == [ServerSentEvent(b"5", b"message", b"x")]
     assert parser.last_id == b"5"
 
 

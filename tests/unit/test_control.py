@@ -28,9 +28,9 @@ from feedq.model import (
 )
 from feedq.settings import Settings
 from feedq.telemetry import FEEDS_UNPLACED
-from feedq.testing import ManualClock, MemoryStore
-from feedq.testing.memory.passes import MemoryPass
 from feedq.verbs import cordon_worker, drain_worker, find_worker, move_feed, uncordon_worker
+from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.memory.passes import MemoryPass
 
 SETTINGS = Settings.model_construct(settle_s=0.0)
 

@@ -11,9 +11,9 @@ from feedq import control
 from feedq.control import reconcile
 from feedq.errors import Unavailable
 from feedq.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
-from feedq.placement import Waiting
-from feedq.testing import ManualClock, MemoryStore
-from feedq.testing.memory.passes import MemoryPass
+from feedq.placement import WaitingFeed
+from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.memory.passes import MemoryPass
 from tests.unit.test_control import SETTINGS, add_feeds, add_worker, run
 
 
@@ -135,7 +135,7 @@ def test_the_feeds_of_a_dead_worker_are_placed_in_ever_larger_parts(
     parts: list[int] = []
     waiting = MemoryPass.waiting
 
-    def count(self: MemoryPass, *, limit: int) -> list[Waiting]:
+    def count(self: MemoryPass, *, limit: int) -> list[WaitingFeed]:
         found = waiting(self, limit=limit)
         parts.append(len(found))
         return found

@@ -6,7 +6,7 @@ import pytest
 
 from feedq.model import Load
 from feedq.settings import Settings
-from feedq.testing import ManualClock, MemoryStore
+from tests.fakes import ManualClock, MemoryStore
 from tests.unit.test_control import add_feeds, add_worker, run
 
 SETTINGS = Settings.model_construct(settle_s=2.0)

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from feedq.declaration import ABSENT, Action, OptionChange, Plan, difference, plan, problems, validate
+from feedq.declaration import (
+    ABSENT,
+    Action,
+    DeclarationChanges,
+    OptionChange,
+    difference,
+    plan,
+    problems,
+    validate,
+)
 from feedq.errors import InvalidInput
 from feedq.model import Feed, FeedSpec, Selector, TargetState
 
@@ -30,7 +39,7 @@ def stored(*specs: FeedSpec) -> list[Feed]:
     return [Feed(i, spec, 1, NOW, NOW) for i, spec in enumerate(specs, start=1)]
 
 
-def actions(the_plan: Plan) -> list[tuple[str, str]]:
+def actions(the_plan: DeclarationChanges) -> list[tuple[str, str]]:
     return [(change.action.value, change.name) for change in the_plan.changes]
 
 

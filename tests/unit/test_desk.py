@@ -10,10 +10,10 @@ import pytest
 
 from feedq.errors import Unavailable
 from feedq.model import Claim, FeedKey, FeedSpec, LeaseState, NewWorker, Reason, Release
-from feedq.runtime.beside import Beside
-from feedq.runtime.desk import Desk
-from feedq.runtime.intake import Granted, Hooks, Intake
-from feedq.testing import ManualClock, MemoryStore
+from feedq.runtime.beside import ExternalPool
+from feedq.runtime.desk import LeaseClient
+from feedq.runtime.intake import ClaimQueue, Granted, TaskCallbacks
+from tests.fakes import ManualClock, MemoryStore
 
 LIMIT_S = 10.0
 
@@ -30,12 +30,12 @@ class Office:
         self.said: list[str] = []
         self.lost: list[FeedKey] = []
         self.doubts: list[UUID] = []
-        self.intake = Intake(
+        self.intake = ClaimQueue(
             refusal=lambda key, pending: None,
             claim=lambda key: self.desk.claim(self.worker.id, key),
             begin=self._begin,
         )
-        self.desk = Desk(
+        self.desk = LeaseClient(
             self.store, on_claimed=self.intake.answered, on_lost=self.lost.extend, on_doubt=self.doubts.append
         )
 
@@ -48,7 +48,7 @@ class Office:
 
     def offer(self, key: FeedKey) -> None:
         self.intake.offer(
-            key, Hooks(lambda: self.said.append("accepted"), self.said.append, lambda text: None)
+            key, TaskCallbacks(lambda: self.said.append("accepted"), self.said.append, lambda text: None)
         )
 
     def _begin(self, worker_id: UUID, starting: Granted) -> None:
@@ -166,7 +166,7 @@ def test_a_lease_whose_tenure_ended_without_letting_go_is_released(office: Offic
     key, other = office.assigned("a"), office.assigned("b")
     office.store.leases.claim(office.worker.id, [key, other])
     running = {key[0], other[0]}
-    beside = Beside(office.store, office.desk, lambda: running, clock=office.store.clock)
+    beside = ExternalPool(office.store, office.desk, lambda: running, clock=office.store.clock)
     leases = office.store.database.tables.leases
     answered: list[bool] = []
 
@@ -190,7 +190,7 @@ def test_a_lease_whose_tenure_ended_without_letting_go_is_released(office: Offic
 def test_waiting_for_tenures_ends_when_the_database_is_away(office: Office) -> None:
     key = office.assigned()
     office.store.leases.claim(office.worker.id, [key])
-    beside = Beside(office.store, office.desk, set, clock=office.store.clock)
+    beside = ExternalPool(office.store, office.desk, set, clock=office.store.clock)
     office.store.go_away()
     with pytest.raises(Unavailable):
         office.store.leases.held(office.worker.id)

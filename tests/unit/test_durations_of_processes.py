@@ -16,20 +16,20 @@ import uvloop
 from pydantic import SecretStr
 
 from feedq import beat
-from feedq.beat import LOOK_SHARE, RENEW_S, Candidate, send_each
+from feedq.beat import LOOK_SHARE, RENEW_S, ElectionCandidate, send_each
 from feedq.celery import make_app
 from feedq.lease import is_pardoned
 from feedq.model import Lease, LeaseState, Reason, Release
-from feedq.runtime.ends import SinkEnds, sinks_to_leave
+from feedq.runtime.ends import SinkPool, sinks_to_leave
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.keeper import WATCHDOG_MIN_S, Keeper
+from feedq.runtime.keeper import WATCHDOG_MIN_S, LeaseKeeper
 from feedq.runtime.runner import Surroundings
 from feedq.runtime.writer import Outage
 from feedq.settings import HEARTBEAT_MIN_S, Settings
-from feedq.store.election import Look
+from feedq.store.election import LivenessCheck
 from feedq.tasks import reconcile
-from feedq.testing import ManualClock, MemoryStore
-from feedq.testing.sink import MemoryCheckpoint
+from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.sink import MemoryCheckpoint
 from tests.simulation.durations import Bounds
 from tests.tenant import Tenant, describe
 from tests.unit.data_path import LIMIT_S, DataPath, batch, until
@@ -55,14 +55,14 @@ class Leader:
         monkeypatch.setattr(beat, "monotonic", lambda: self.now)
         monkeypatch.setattr(reconcile, "apply_async", lambda **_: None)
         monkeypatch.setattr(beat, "run_reconcile", lambda **_: "")
-        self.candidate = Candidate(settings, send_each)
+        self.candidate = ElectionCandidate(settings, send_each)
         self._ttl_s = settings.leader_ttl_s
         self._expires_at = self.now + self._ttl_s
 
-    def look(self) -> Look:
+    def look(self) -> LivenessCheck:
         self.looks += 1
         self.now += LOOK_TAKES_S
-        return Look(0, 0, 0, pass_seq=self.looks, pass_age_s=0.0)
+        return LivenessCheck(0, 0, 0, pass_seq=self.looks, pass_age_s=0.0)
 
     def renew(self) -> bool:
         self.was_taken_for_frozen |= self.now > self._expires_at
@@ -102,7 +102,7 @@ def test_an_elected_beat_stays_elected_while_it_looks(
 def test_the_watchdog_does_not_make_a_pass_of_every_heartbeat(interval_s: float) -> None:
     clock, tenant = ManualClock(), Tenant()
     settings = Settings(heartbeat_s=0, reconcile_interval_s=interval_s)
-    keeper = Keeper(MemoryStore(clock), describe, tenant, settings=settings, clock=clock, rng=Random(1))
+    keeper = LeaseKeeper(MemoryStore(clock), describe, tenant, settings=settings, clock=clock, rng=Random(1))
     keeper.register()
     for _ in range(200):
         clock.advance(HEARTBEAT_MIN_S)
@@ -196,7 +196,7 @@ def test_a_loop_may_stand_still_for_ever_or_for_a_day() -> None:
     ):
         store, tenant = MemoryStore(ManualClock()), Tenant()
         s = Settings(stall_s=stall_s)
-        keeper = Keeper(store, describe, tenant, settings=s, clock=store.clock, rng=Random(1))
+        keeper = LeaseKeeper(store, describe, tenant, settings=s, clock=store.clock, rng=Random(1))
         keeper.register()
         tenant.stalled = stalled_s
         keeper._look_at_the_loop()
@@ -222,7 +222,7 @@ def test_a_quarantine_lasts_so_long(quarantine_s: float) -> None:
 
 def test_a_sink_is_left_after_no_time_or_after_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once, a_day = astuple(Bounds.of("sink_patience_s"))
-    ends = SinkEnds(Settings(), worker_id=uuid4, gone_workers=lambda _: set())
+    ends = SinkPool(Settings(), worker_id=uuid4, gone_workers=lambda _: set())
     outage = Outage("lake")
     outage.failed(OSError("away"), since=monotonic())
     monkeypatch.setitem(ends._outages, "lake", outage)

@@ -16,7 +16,7 @@ from rich.console import Console
 from feedq.cli.demo_view import render, summarize
 from feedq.connectors.wire.template import compile_template, wire_values
 from feedq.declaration import validate
-from feedq.embedded.demo import Tally, demo_specs
+from feedq.embedded.demo import FeedTally, demo_specs
 from feedq.embedded.demo_source import RATES, DemoSource, Timetable, parse_hello, record, sample
 from feedq.embedded.observer import RateMeter, Snapshot
 from feedq.embedded.process import free_port
@@ -120,8 +120,8 @@ def test_a_source_goes_on_after_the_cursor_and_holds_what_fell_due_meanwhile() -
 
 
 def test_a_gap_and_a_double_do_not_make_up_for_each_other() -> None:
-    exact = Tally(rows=100, distinct=100, last_seq=100)
-    both = Tally(rows=100, distinct=99, last_seq=100)
+    exact = FeedTally(rows=100, distinct=100, last_seq=100)
+    both = FeedTally(rows=100, distinct=99, last_seq=100)
     assert exact.is_exact
     assert not both.is_exact
     assert (both.lost, both.doubled) == (1, 1)
@@ -165,7 +165,7 @@ def worker(name: str, pid: int, leases: int) -> WorkerView:
 SNAPSHOT = Snapshot(
     feeds=(view("coastguard/ais-01", Status.STREAMING, "worker1@h"), view(FEED, Status.WAITING, None)),
     workers=(worker("worker1@h", 100, 1), worker("worker2@h", 200, 7)),
-    tallies={"coastguard/ais-01": Tally(1_234, 1_234, 1_234), FEED: Tally(10, 9, 12)},
+    tallies={"coastguard/ais-01": FeedTally(1_234, 1_234, 1_234), FEED: FeedTally(10, 9, 12)},
     rates={"coastguard/ais-01": 2.0},
 )
 

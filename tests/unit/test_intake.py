@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq.model import Claim, Feed, FeedKey, FeedSpec
-from feedq.runtime.intake import Audience, Granted, Hooks, Intake
+from feedq.runtime.intake import AssignmentListener, ClaimQueue, Granted, TaskCallbacks
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY: FeedKey = (1, 7)
@@ -20,10 +20,10 @@ class Bench:
 
     def __init__(self) -> None:
         self.asked: list[FeedKey] = []
-        self.begun: list[Audience] = []
+        self.begun: list[AssignmentListener] = []
         self.said: list[str] = []
         self.refusal: str | None = None
-        self.intake = Intake(refusal=lambda *_: self.refusal, claim=self.asked.append, begin=self._begin)
+        self.intake = ClaimQueue(refusal=lambda *_: self.refusal, claim=self.asked.append, begin=self._begin)
 
     def _begin(self, session: UUID, starting: Granted) -> None:
         assert session == SESSION
@@ -32,7 +32,7 @@ class Bench:
     def message(self, name: str, key: FeedKey = KEY) -> None:
         self.intake.offer(
             key,
-            Hooks(
+            TaskCallbacks(
                 lambda: self.said.append(f"{name} accepted"),
                 lambda why: self.said.append(f"{name}: {why}"),
                 lambda text: self.said.append(f"{name}: {text}"),

@@ -18,7 +18,7 @@ from feedq.errors import InvalidInput, JobSessionLost
 from feedq.runtime.jobs.calling import (
     REASON_MAX,
     SESSION_LOST,
-    Outcome,
+    CallOutcome,
     TaskCaller,
     import_jobs,
     perform,
@@ -47,11 +47,11 @@ def app() -> Celery:
     return Celery("test", set_as_current=False, broker="memory://")
 
 
-def call(app: Celery, run: ClaimedRun) -> Outcome:
+def call(app: Celery, run: ClaimedRun) -> CallOutcome:
     return perform(MemoryRuns(), ME, run, RunContext(run), TaskCaller(app, ("acme.jobs",)))
 
 
-def outcome_of(app: Celery, body: Callable[..., object], **options: Any) -> Outcome:
+def outcome_of(app: Celery, body: Callable[..., object], **options: Any) -> CallOutcome:
     app.task(name="task", shared=False, **options)(body)
     return call(app, claimed())
 
@@ -235,7 +235,7 @@ def test_one_that_was_taken_away_writes_nothing_and_says_nothing() -> None:
 
     runs = MemoryRuns()
     run = transactional(runs)
-    assert perform(runs, ME, run, RunContext(run), body) == Outcome(None)
+    assert perform(runs, ME, run, RunContext(run), body) == CallOutcome(None)
     assert runs.rows[1].written == []
 
 

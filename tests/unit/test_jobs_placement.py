@@ -11,10 +11,10 @@ from feedq import control
 from feedq.diagnosis.fleet import overview
 from feedq.diagnosis.placing import serves
 from feedq.model import FeedSpec, NewWorker, Worker, WorkerTarget
-from feedq.placement import Candidate, Rules, Strategy, Waiting, donors, place, rebalance
+from feedq.placement import EligibleWorker, Rules, Strategy, WaitingFeed, donors, place, rebalance
 from feedq.settings import Settings
 from feedq.store.jobs.base import JobWorker
-from feedq.testing import ManualClock, MemoryStore
+from tests.fakes import ManualClock, MemoryStore
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 SETTINGS = Settings.model_construct(settle_s=0.0)
@@ -73,11 +73,11 @@ def test_with_jobs_workers_alone_there_is_no_place_and_no_division_by_zero(store
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_the_pure_policies_bear_one_all_the_same(strategy: Strategy) -> None:
     workers = [
-        Candidate(UUID(int=n), f"w{n}", f"q{n}", capacity, feeds, float(feeds), NOW, {}, {})
+        EligibleWorker(UUID(int=n), f"w{n}", f"q{n}", capacity, feeds, float(feeds), NOW, {}, {})
         for n, (capacity, feeds) in enumerate([(0, 0), (10, 9), (10, 0)])
     ]
     rules = Rules(strategy=strategy, settle_s=0.0)
-    decision = place([Waiting(n) for n in range(5)], workers, now=NOW, rules=rules)
+    decision = place([WaitingFeed(n) for n in range(5)], workers, now=NOW, rules=rules)
     assert not decision.unplaced
     assert UUID(int=0) not in {worker_id for _, worker_id in decision.assignments}
     donors(workers, now=NOW, rules=rules)

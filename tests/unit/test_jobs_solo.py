@@ -16,7 +16,7 @@ from feedq.model import NewWorker
 from feedq.runtime.jobs import solo as module
 from feedq.runtime.jobs.solo import run_hinted, session_of
 from feedq.schedule.model import ClaimedRun, Semantics
-from feedq.testing import ManualClock, MemoryStore
+from tests.fakes import ManualClock, MemoryStore
 from tests.unit.job_runs import ME, MemoryRuns
 
 LIMIT_S = 10.0

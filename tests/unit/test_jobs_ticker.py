@@ -15,7 +15,7 @@ from feedq.runtime.jobs import hints as hints_module
 from feedq.runtime.jobs import pace as pace_module
 from feedq.runtime.jobs import ticker as module
 from feedq.runtime.jobs.hints import Note, Reminder
-from feedq.runtime.jobs.pace import LOOKERS, POLL_MAX_S, STAGGER_S, Pace
+from feedq.runtime.jobs.pace import LOOKERS, POLL_MAX_S, STAGGER_S, PollIntervals
 from feedq.runtime.jobs.share import Share
 from feedq.runtime.jobs.ticker import Ticker
 from feedq.runtime.outbox import Outbox
@@ -206,7 +206,7 @@ def test_without_any_worker_nobody_is_told() -> None:
 def test_a_look_is_never_far_away_and_the_looks_of_all_are_few(
     workers: int, next_in_s: float | None, seed: int
 ) -> None:
-    pace = Pace(workers)
+    pace = PollIntervals(workers)
     assert 0.5 <= pace.poll_s <= POLL_MAX_S
     assert workers / pace.poll_s <= max(50.001, workers / POLL_MAX_S)
     pause_s = pace.next_look_s(next_in_s, rng=Random(seed))
@@ -215,10 +215,10 @@ def test_a_look_is_never_far_away_and_the_looks_of_all_are_few(
 
 def test_of_a_thousand_workers_some_look_at_the_tick_and_not_all() -> None:
     rng = Random(7)
-    looks = [Pace(1_000).next_look_s(0.3, rng=rng) for _ in range(1_000)]
+    looks = [PollIntervals(1_000).next_look_s(0.3, rng=rng) for _ in range(1_000)]
     at_the_tick = sum(0.3 <= look <= 0.3 + STAGGER_S for look in looks)
     assert 1 <= at_the_tick <= 4 * LOOKERS
-    few = [Pace(3).next_look_s(0.3, rng=rng) for _ in range(100)]
+    few = [PollIntervals(3).next_look_s(0.3, rng=rng) for _ in range(100)]
     assert all(0.3 <= look <= 0.3 + STAGGER_S for look in few)
 
 

@@ -18,10 +18,10 @@ from feedq.bootsteps import Places
 from feedq.pool import StreamPool
 from feedq.runtime.jobs.hints import Note
 from feedq.runtime.jobs.service import Jobs
-from feedq.runtime.keeper import Keeper
+from feedq.runtime.keeper import LeaseKeeper
 from feedq.settings import Settings
 from feedq.tasks import RUN_JOB, parse_hint, send_hints
-from feedq.testing import ManualClock, MemoryStore
+from tests.fakes import ManualClock, MemoryStore
 from tests.tenant import Tenant, describe
 
 LIMIT_S = 10.0
@@ -133,7 +133,7 @@ class Companion:
     """Writes down what it is told, and under which session."""
 
     def __init__(self) -> None:
-        self.keeper: Keeper | None = None
+        self.keeper: LeaseKeeper | None = None
         self.heard: list[object] = []
 
     def gone(self) -> None:
@@ -149,7 +149,7 @@ def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_ring() -> None:
     clock = ManualClock()
     store, tenant, companion = MemoryStore(clock), Tenant(), Companion()
     settings = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1)
-    keeper = Keeper(store, describe, tenant, settings=settings, clock=clock, rng=Random(1))
+    keeper = LeaseKeeper(store, describe, tenant, settings=settings, clock=clock, rng=Random(1))
     keeper.companion, companion.keeper = companion, keeper
     keeper.register()
     assert keeper.worker is not None
@@ -176,7 +176,9 @@ def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_ring() -> None:
 def test_a_ring_is_heard_by_those_it_is_for(payloads: list[str], feeds: int, jobs: int) -> None:
     clock = ManualClock()
     tenant, companion = Tenant(), Companion()
-    keeper = Keeper(MemoryStore(clock), describe, tenant, settings=Settings(), clock=clock, rng=Random(1))
+    keeper = LeaseKeeper(
+        MemoryStore(clock), describe, tenant, settings=Settings(), clock=clock, rng=Random(1)
+    )
     keeper.companion = companion
     keeper._summoned(payloads)
     assert tenant.heard.count("summoned") == feeds

@@ -10,9 +10,9 @@ import pytest
 
 from feedq.lease import on_edit
 from feedq.model import FeedSpec, Load, Reason, TargetState
-from feedq.runtime.keeper import Keeper
+from feedq.runtime.keeper import LeaseKeeper
 from feedq.settings import Settings
-from feedq.testing import ManualClock, MemoryStore
+from tests.fakes import ManualClock, MemoryStore
 from tests.tenant import Tenant, describe
 
 SETTINGS = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1, reconcile_interval_s=5)
@@ -34,22 +34,22 @@ def tenant() -> Tenant:
 
 
 @pytest.fixture
-def keeper(store: MemoryStore, tenant: Tenant, clock: ManualClock) -> Keeper:
+def keeper(store: MemoryStore, tenant: Tenant, clock: ManualClock) -> LeaseKeeper:
     return make_keeper(store, tenant, clock)
 
 
-def make_keeper(store: MemoryStore, tenant: Tenant, clock: ManualClock) -> Keeper:
-    return Keeper(store, describe, tenant, settings=SETTINGS, clock=clock, rng=Random(1))
+def make_keeper(store: MemoryStore, tenant: Tenant, clock: ManualClock) -> LeaseKeeper:
+    return LeaseKeeper(store, describe, tenant, settings=SETTINGS, clock=clock, rng=Random(1))
 
 
-def test_a_registered_worker_is_trusted_at_once(keeper: Keeper, tenant: Tenant) -> None:
+def test_a_registered_worker_is_trusted_at_once(keeper: LeaseKeeper, tenant: Tenant) -> None:
     keeper.register()
     assert keeper.trusted
     assert tenant.heard == ["registered"]
 
 
 def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
-    keeper: Keeper, store: MemoryStore, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+    keeper: LeaseKeeper, store: MemoryStore, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper.register()
     session = keeper._open_session()
@@ -61,7 +61,7 @@ def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
 
 
 def test_trust_ends_before_the_database_may_declare_the_worker_gone(
-    keeper: Keeper, store: MemoryStore, clock: ManualClock
+    keeper: LeaseKeeper, store: MemoryStore, clock: ManualClock
 ) -> None:
     keeper.register()
     (view,) = store.workers.views()
@@ -73,7 +73,7 @@ def test_trust_ends_before_the_database_may_declare_the_worker_gone(
 
 
 def test_a_slow_heartbeat_does_not_stretch_the_lease(
-    keeper: Keeper, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    keeper: LeaseKeeper, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper.register()
     session = keeper._open_session()
@@ -92,7 +92,7 @@ def test_a_slow_heartbeat_does_not_stretch_the_lease(
 
 
 def test_an_answer_that_comes_too_late_does_not_resume_a_suspended_worker(
-    keeper: Keeper, tenant: Tenant, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    keeper: LeaseKeeper, tenant: Tenant, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper.register()
     keeper._suspend("for the test")
@@ -111,7 +111,7 @@ def test_an_answer_that_comes_too_late_does_not_resume_a_suspended_worker(
 
 
 def test_a_worker_declared_gone_drops_everything_and_registers_anew(
-    keeper: Keeper, store: MemoryStore, tenant: Tenant, clock: ManualClock
+    keeper: LeaseKeeper, store: MemoryStore, tenant: Tenant, clock: ManualClock
 ) -> None:
     keeper.register()
     first = keeper.worker
@@ -125,7 +125,9 @@ def test_a_worker_declared_gone_drops_everything_and_registers_anew(
     assert keeper.trusted
 
 
-def test_one_lost_session_is_no_reason_to_stop(keeper: Keeper, tenant: Tenant, store: MemoryStore) -> None:
+def test_one_lost_session_is_no_reason_to_stop(
+    keeper: LeaseKeeper, tenant: Tenant, store: MemoryStore
+) -> None:
     keeper.register()
     keeper._live.add("listener")
     assert keeper.worker is not None
@@ -136,7 +138,7 @@ def test_one_lost_session_is_no_reason_to_stop(keeper: Keeper, tenant: Tenant, s
 
 
 def test_the_loss_of_the_last_session_cuts_the_streams_at_once(
-    keeper: Keeper, tenant: Tenant, store: MemoryStore
+    keeper: LeaseKeeper, tenant: Tenant, store: MemoryStore
 ) -> None:
     keeper.register()
     assert keeper.worker is not None
@@ -152,7 +154,7 @@ def test_the_loss_of_the_last_session_cuts_the_streams_at_once(
 
 
 def test_an_outage_shorter_than_the_window_changes_nothing(
-    keeper: Keeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
+    keeper: LeaseKeeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
 ) -> None:
     keeper.register()
     keeper._live.add("listener")
@@ -165,7 +167,7 @@ def test_an_outage_shorter_than_the_window_changes_nothing(
 
 
 def test_stop_requests_are_heard_with_the_heartbeat(
-    keeper: Keeper, tenant: Tenant, store: MemoryStore
+    keeper: LeaseKeeper, tenant: Tenant, store: MemoryStore
 ) -> None:
     keeper.register()
     assert keeper.worker is not None
@@ -188,7 +190,7 @@ def test_stop_requests_are_heard_with_the_heartbeat(
 
 
 def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
-    keeper: Keeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
+    keeper: LeaseKeeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
 ) -> None:
     keeper.register()
     with store.fleet.reconcile_pass():
@@ -204,7 +206,7 @@ def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
 
 
 def test_the_watchdog_does_not_go_by_a_pass_that_lies_ahead(
-    keeper: Keeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
+    keeper: LeaseKeeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
 ) -> None:
     keeper.register()
     with store.fleet.reconcile_pass():
@@ -217,7 +219,7 @@ def test_the_watchdog_does_not_go_by_a_pass_that_lies_ahead(
 
 
 def test_the_watchdog_is_quiet_while_passes_finish(
-    keeper: Keeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
+    keeper: LeaseKeeper, tenant: Tenant, store: MemoryStore, clock: ManualClock
 ) -> None:
     keeper.register()
     for _ in range(30):
@@ -229,7 +231,7 @@ def test_the_watchdog_is_quiet_while_passes_finish(
 
 
 def test_it_renews_nothing_and_cuts_the_sockets_while_the_event_loop_stands_still(
-    keeper: Keeper, store: MemoryStore, tenant: Tenant, clock: ManualClock
+    keeper: LeaseKeeper, store: MemoryStore, tenant: Tenant, clock: ManualClock
 ) -> None:
     keeper.register()
     (before,) = store.workers.views()
@@ -252,7 +254,7 @@ def test_it_renews_nothing_and_cuts_the_sockets_while_the_event_loop_stands_stil
 
 
 def test_an_answer_that_was_under_way_when_the_loop_stopped_resumes_nothing(
-    keeper: Keeper, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+    keeper: LeaseKeeper, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper.register()
     session = keeper._open_session()

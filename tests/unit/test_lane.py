@@ -11,13 +11,13 @@ from threading import Event
 import pytest
 
 from feedq.runtime.deadline import Deadline
-from feedq.runtime.lane import Lane
+from feedq.runtime.lane import SerialExecutor
 
 LIMIT_S = 10.0
 
 
 def test_jobs_run_in_their_order_and_answer() -> None:
-    lane, done = Lane("test"), list[int]()
+    lane, done = SerialExecutor("test"), list[int]()
     futures = [lane.submit(done.append, n) for n in range(100)]
     assert [future.result(LIMIT_S) for future in futures] == [None] * 100
     assert done == list(range(100))
@@ -25,7 +25,7 @@ def test_jobs_run_in_their_order_and_answer() -> None:
 
 
 def test_an_error_is_told_to_whoever_asked_and_does_not_end_the_lane() -> None:
-    lane = Lane("test")
+    lane = SerialExecutor("test")
     with pytest.raises(ZeroDivisionError):
         lane.submit(lambda: 1 / 0).result(LIMIT_S)
     assert lane.submit(int, "7").result(LIMIT_S) == 7
@@ -34,7 +34,7 @@ def test_an_error_is_told_to_whoever_asked_and_does_not_end_the_lane() -> None:
 
 def test_a_lane_that_closes_does_what_waits_or_drops_it() -> None:
     for drop in (False, True):
-        lane, started, go_on, done = Lane("test"), Event(), Event(), list[int]()
+        lane, started, go_on, done = SerialExecutor("test"), Event(), Event(), list[int]()
         lane.submit(lambda s=started, g=go_on: (s.set(), g.wait(LIMIT_S)))
         assert started.wait(LIMIT_S)
         waiting = lane.submit(done.append, 1)
@@ -47,7 +47,7 @@ def test_a_lane_that_closes_does_what_waits_or_drops_it() -> None:
 
 
 def test_a_job_that_is_cancelled_while_it_waits_does_not_run() -> None:
-    lane, go_on, done = Lane("test"), Event(), list[int]()
+    lane, go_on, done = SerialExecutor("test"), Event(), list[int]()
     lane.submit(go_on.wait, LIMIT_S)
     waiting = lane.submit(done.append, 1)
     assert waiting.cancel()

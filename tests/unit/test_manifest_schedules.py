@@ -23,7 +23,7 @@ from feedq.schedule.model import (
     Once,
     Overlap,
     Queue,
-    Resume,
+    ResumePolicy,
     Retries,
     ScheduleSpec,
     Semantics,
@@ -110,7 +110,7 @@ def test_every_key_has_its_place() -> None:
         catch_up_window_s=172_800.0,
         catch_up_max=9,
         misfire_after_s=120.0,
-        resume=Resume.CATCH_UP,
+        resume=ResumePolicy.CATCH_UP,
         pause_on_failure=4,
         paused=True,
     )
@@ -426,7 +426,7 @@ specs = st.builds(
     catch_up_window_s=seconds,
     catch_up_max=st.integers(-5, 10**6),
     misfire_after_s=seconds,
-    resume=st.sampled_from(Resume),
+    resume=st.sampled_from(ResumePolicy),
     pause_on_failure=st.none() | st.integers(-5, 10**6),
     paused=st.booleans(),
 )

@@ -14,7 +14,7 @@ from feedq.model import Loss, NewWorker
 from feedq.runtime.activity import Activity
 from feedq.runtime.memory import GROWTH_MIN_BYTES, MemoryWatch
 from feedq.runtime.monitor import Limits, Monitor, Voice, Watch, make_private, parse_stacks, report_losses
-from feedq.testing import ManualClock, MemoryStore
+from tests.fakes import ManualClock, MemoryStore
 
 
 def test_stacks_are_told_apart_and_begin_with_the_innermost_call(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from uuid import uuid4
 
-from feedq.testing.sink import MemoryCheckpoint
+from tests.fakes.sink import MemoryCheckpoint
 from tests.unit.data_path import LIMIT_S, DataPath, batch, until
 
 

@@ -14,9 +14,9 @@ import pytest
 from feedq.clock import SystemClock
 from feedq.model import Batch, Feed, FeedSpec
 from feedq.pace import RateLimits
-from feedq.runtime.outlet import Budget
-from feedq.runtime.pacing import WAITING_PART, Pace, Pacing
-from feedq.testing import ManualClock
+from feedq.runtime.outlet import InflightBudget
+from feedq.runtime.pacing import WAITING_PART, FeedThrottle, Pacing
+from tests.fakes import ManualClock
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -30,7 +30,7 @@ def batch(rows: int) -> Batch:
     return Batch.of_lines(b"x\n" * rows, cursor=None, received_at=AT)
 
 
-def waits(pace: Pace, rows: int) -> bool:
+def waits(pace: FeedThrottle, rows: int) -> bool:
     """Whether a feed is held back after taking so many rows."""
 
     async def keep() -> bool:
@@ -134,7 +134,7 @@ def test_feeds_of_a_tenant_come_by_turns_whoever_wakes_first() -> None:
 
 async def test_feeds_that_wait_keep_a_small_part_of_the_workers_memory_between_them() -> None:
     clock = ManualClock()
-    budget = Budget(1_000)
+    budget = InflightBudget(1_000)
     pacing = Pacing({"acme": RateLimits(rows_per_s=1)}, clock, room_bytes=1_000)
     with (
         pacing.of(feed(1, "acme"), RateLimits()) as one,

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from feedq.model import Reason, Selector
-from feedq.placement import Candidate, Placement, Rules, Strategy, Waiting, fleet, place
+from feedq.placement import EligibleWorker, Placement, Rules, Strategy, WaitingFeed, fleet, place
 from feedq.placement.placing import is_cold
 from tests.unit.placing import (
     DAY_S,
@@ -32,8 +32,8 @@ from tests.unit.placing import (
 
 
 def decide(
-    waiting: Sequence[Waiting],
-    workers: Sequence[Candidate],
+    waiting: Sequence[WaitingFeed],
+    workers: Sequence[EligibleWorker],
     *,
     settle_s: float = SETTLE_S,
     tenant_caps: dict[str, int] | None = None,
@@ -43,20 +43,24 @@ def decide(
     return place(waiting, workers, now=NOW, rules=rules)
 
 
-def held_after(workers: Sequence[Candidate], decision: Placement) -> dict[UUID, int]:
+def held_after(workers: Sequence[EligibleWorker], decision: Placement) -> dict[UUID, int]:
     taken = Counter(worker_id for _, worker_id in decision.assignments)
     return {w.worker_id: w.feeds + taken[w.worker_id] for w in workers}
 
 
 @given(waiting_feeds(), fleets())
-def test_every_feed_is_placed_once_or_told_why_not(feeds: list[Waiting], workers: list[Candidate]) -> None:
+def test_every_feed_is_placed_once_or_told_why_not(
+    feeds: list[WaitingFeed], workers: list[EligibleWorker]
+) -> None:
     decision = decide(feeds, workers)
     said = [f for f, _ in decision.assignments] + [f for f, _ in decision.unplaced]
     assert Counter(said) == Counter(w.feed_id for w in feeds)
 
 
 @given(waiting_feeds(), fleets())
-def test_no_worker_is_given_more_than_it_holds(feeds: list[Waiting], workers: list[Candidate]) -> None:
+def test_no_worker_is_given_more_than_it_holds(
+    feeds: list[WaitingFeed], workers: list[EligibleWorker]
+) -> None:
     after = held_after(workers, decide(feeds, workers))
     for w in workers:
         assert after[w.worker_id] <= max(w.capacity, w.feeds)
@@ -64,7 +68,7 @@ def test_no_worker_is_given_more_than_it_holds(feeds: list[Waiting], workers: li
 
 @given(waiting_feeds(), fleets())
 def test_everything_is_placed_as_long_as_there_is_room(
-    feeds: list[Waiting], workers: list[Candidate]
+    feeds: list[WaitingFeed], workers: list[EligibleWorker]
 ) -> None:
     room = sum(max(w.capacity - w.feeds, 0) for w in workers)
     decision = decide(feeds, workers)
@@ -74,7 +78,7 @@ def test_everything_is_placed_as_long_as_there_is_room(
 
 @given(waiting_feeds(), fleets(), st.integers())
 def test_the_order_of_the_rows_does_not_matter(
-    feeds: list[Waiting], workers: list[Candidate], seed: int
+    feeds: list[WaitingFeed], workers: list[EligibleWorker], seed: int
 ) -> None:
     rng = Random(seed)
     decision = decide(feeds, workers)
@@ -84,7 +88,7 @@ def test_the_order_of_the_rows_does_not_matter(
 
 
 @given(waiting_feeds(), fleets())
-def test_the_heaviest_goes_first(feeds: list[Waiting], workers: list[Candidate]) -> None:
+def test_the_heaviest_goes_first(feeds: list[WaitingFeed], workers: list[EligibleWorker]) -> None:
     weight = {w.feed_id: w.weight for w in feeds}
     decision = decide(feeds, workers)
     placed = [weight[feed_id] for feed_id, _ in decision.assignments]
@@ -95,7 +99,7 @@ def test_the_heaviest_goes_first(feeds: list[Waiting], workers: list[Candidate])
 
 @given(waiting_feeds(whole_weights), fleets())
 def test_each_goes_to_a_worker_that_was_least_utilised_at_that_moment(
-    feeds: list[Waiting], workers: list[Candidate]
+    feeds: list[WaitingFeed], workers: list[EligibleWorker]
 ) -> None:
     assume(all(w.load == int(w.load) for w in workers))
     weight = {w.feed_id: w.weight for w in feeds}
@@ -119,7 +123,7 @@ def test_equal_feeds_on_equal_workers_end_within_one_of_each_other(
     count: int, size: int, weight: float, held: int
 ) -> None:
     workers = [candidate(n + 1, capacity=1000, feeds=held, load=held * weight) for n in range(size)]
-    after = held_after(workers, decide([Waiting(i, weight) for i in range(count)], workers)).values()
+    after = held_after(workers, decide([WaitingFeed(i, weight) for i in range(count)], workers)).values()
     assert max(after) - min(after) <= 1
 
 
@@ -129,20 +133,20 @@ def test_newcomers_are_filled_up_before_the_others_get_more(
 ) -> None:
     workers = [candidate(n + 1, capacity=1000, feeds=held) for n in range(old)]
     workers += [candidate(n + 100, capacity=1000) for n in range(newcomers)]
-    after = held_after(workers, decide([Waiting(i) for i in range(count)], workers))
+    after = held_after(workers, decide([WaitingFeed(i) for i in range(count)], workers))
     if any(after[w.worker_id] > held for w in workers[:old]):
         assert max(after.values()) - min(after.values()) <= 1
 
 
 def test_a_worker_twice_as_large_gets_twice_as_much() -> None:
     workers = [candidate(1, capacity=100), candidate(2, capacity=200)]
-    after = held_after(workers, decide([Waiting(i) for i in range(90)], workers))
+    after = held_after(workers, decide([WaitingFeed(i) for i in range(90)], workers))
     assert (after[UUID(int=1)], after[UUID(int=2)]) == (30, 60)
 
 
 def test_weight_counts_and_not_only_number() -> None:
     workers = [candidate(1), candidate(2)]
-    feeds = [Waiting(1, 10.0), *(Waiting(i, 1.0) for i in range(2, 12))]
+    feeds = [WaitingFeed(1, 10.0), *(WaitingFeed(i, 1.0) for i in range(2, 12))]
     decision = decide(feeds, workers)
     heavy = dict(decision.assignments)[1]
     assert Counter(w for _, w in decision.assignments)[heavy] == 1, "ten light ones weigh as much"
@@ -151,7 +155,7 @@ def test_weight_counts_and_not_only_number() -> None:
 def test_ties_do_not_favour_any_worker() -> None:
     workers = [candidate(n + 1) for n in range(4)]
     firsts = Counter(
-        decide([Waiting(1)], [candidate(w.worker_id.int + 10 * i) for w in workers]).assignments[0][1].int
+        decide([WaitingFeed(1)], [candidate(w.worker_id.int + 10 * i) for w in workers]).assignments[0][1].int
         - 10 * i
         for i in range(400)
     )
@@ -164,8 +168,8 @@ def test_nothing_waits_and_nothing_is_decided() -> None:
 
 
 @pytest.mark.parametrize("workers", [[], [candidate(1, capacity=0)], [candidate(1, capacity=2, feeds=2)]])
-def test_without_any_room_everything_waits_for_capacity(workers: list[Candidate]) -> None:
-    assert decide([Waiting(1), Waiting(2)], workers) == Placement(
+def test_without_any_room_everything_waits_for_capacity(workers: list[EligibleWorker]) -> None:
+    assert decide([WaitingFeed(1), WaitingFeed(2)], workers) == Placement(
         (), ((1, Reason.NO_CAPACITY), (2, Reason.NO_CAPACITY))
     )
 
@@ -175,14 +179,14 @@ def test_without_any_room_everything_waits_for_capacity(workers: list[Candidate]
 
 def test_a_fleet_that_starts_cold_places_nothing_until_one_worker_has_settled() -> None:
     young = [candidate(1, up_s=1.9), candidate(2, up_s=0.0)]
-    assert decide([Waiting(1)], young) == Placement((), ((1, Reason.SETTLING),))
+    assert decide([WaitingFeed(1)], young) == Placement((), ((1, Reason.SETTLING),))
     settled = [candidate(1, up_s=2.0), candidate(2, up_s=0.0)]
-    assert len(decide([Waiting(1)], settled).assignments) == 1
+    assert len(decide([WaitingFeed(1)], settled).assignments) == 1
 
 
 def test_a_settled_fleet_uses_a_newcomer_at_once() -> None:
     workers = [candidate(1, feeds=50), candidate(2, up_s=0.0)]
-    assert decide([Waiting(1)], workers).assignments == ((1, UUID(int=2)),)
+    assert decide([WaitingFeed(1)], workers).assignments == ((1, UUID(int=2)),)
 
 
 @pytest.mark.parametrize(
@@ -194,25 +198,25 @@ def test_the_settle_time_at_its_ends(up_s: float, settle_s: float, cold: bool) -
 
 
 def test_no_worker_at_all_is_a_lack_of_capacity_and_not_of_patience() -> None:
-    assert decide([Waiting(1)], [], settle_s=DAY_S).unplaced == ((1, Reason.NO_CAPACITY),)
+    assert decide([WaitingFeed(1)], [], settle_s=DAY_S).unplaced == ((1, Reason.NO_CAPACITY),)
 
 
 def test_a_promise_is_kept_even_while_the_fleet_starts_cold() -> None:
     young = [candidate(1, feeds=1, up_s=0.0), candidate(2, up_s=0.0)]
-    decision = decide([Waiting(7, promised_to=UUID(int=1)), Waiting(8)], young)
+    decision = decide([WaitingFeed(7, promised_to=UUID(int=1)), WaitingFeed(8)], young)
     assert decision == Placement(((7, UUID(int=1)),), ((8, Reason.SETTLING),))
 
 
 # -- labels, tenants, caps ---------------------------------------------------------------------------
 
 
-def in_order(feeds: Sequence[Waiting]) -> list[Waiting]:
+def in_order(feeds: Sequence[WaitingFeed]) -> list[WaitingFeed]:
     return sorted(feeds, key=lambda w: (-w.weight, w.tenant, w.feed_id))
 
 
 @given(choosy_feeds(), fleets(labelled=True), caps)
 def test_each_goes_to_the_best_worker_that_is_eligible_at_that_moment_and_waits_only_if_none_is(
-    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int]
+    feeds: list[WaitingFeed], workers: list[EligibleWorker], tenant_caps: dict[str, int]
 ) -> None:
     """The whole promise of `balanced`, feed by feed: labels, caps and capacity are held; preferred workers come
     first; of these the least utilised; of equally utilised ones that with fewest of the tenant's."""
@@ -247,7 +251,7 @@ def test_each_goes_to_the_best_worker_that_is_eligible_at_that_moment_and_waits_
 
 @given(choosy_feeds(), fleets(labelled=True), caps, st.integers())
 def test_the_order_of_the_rows_does_not_matter_with_labels_and_caps_either(
-    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int], seed: int
+    feeds: list[WaitingFeed], workers: list[EligibleWorker], tenant_caps: dict[str, int], seed: int
 ) -> None:
     rng = Random(seed)
     decision = decide(feeds, workers, tenant_caps=tenant_caps)
@@ -258,7 +262,7 @@ def test_the_order_of_the_rows_does_not_matter_with_labels_and_caps_either(
 
 @given(choosy_feeds(), fleets(labelled=True), caps)
 def test_pools_that_are_dropped_for_their_size_change_nothing(
-    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int]
+    feeds: list[WaitingFeed], workers: list[EligibleWorker], tenant_caps: dict[str, int]
 ) -> None:
     decision = decide(feeds, workers, tenant_caps=tenant_caps)
     with pytest.MonkeyPatch.context() as patch:
@@ -271,7 +275,7 @@ def test_the_feeds_of_every_tenant_spread_to_within_one_over_an_even_fleet(
     sizes: list[int], size: int
 ) -> None:
     workers = [candidate(n + 1, capacity=1000) for n in range(size)]
-    feeds = [Waiting(100 * t + i, tenant=f"t{t}") for t, count in enumerate(sizes) for i in range(count)]
+    feeds = [WaitingFeed(100 * t + i, tenant=f"t{t}") for t, count in enumerate(sizes) for i in range(count)]
     where = dict(decide(feeds, workers).assignments)
     for tenant in {f.tenant for f in feeds}:
         spread = Counter(where[f.feed_id] for f in feeds if f.tenant == tenant)
@@ -281,7 +285,7 @@ def test_the_feeds_of_every_tenant_spread_to_within_one_over_an_even_fleet(
 
 def test_a_tenant_whose_cap_is_reached_everywhere_waits_and_keeps_nobody_else_from_a_place() -> None:
     workers = [candidate(1), candidate(2, feeds=1, tenants={"acme": 1})]
-    feeds = [*(Waiting(i, 5.0, tenant="acme") for i in range(5)), Waiting(9, tenant="beta")]
+    feeds = [*(WaitingFeed(i, 5.0, tenant="acme") for i in range(5)), WaitingFeed(9, tenant="beta")]
     decision = decide(feeds, workers, tenant_caps={"acme": 2})
     assert len(decision.assignments) == 4
     assert [why for _, why in decision.unplaced] == [Reason.NO_CAPACITY] * 2
@@ -291,33 +295,37 @@ def test_a_tenant_whose_cap_is_reached_everywhere_waits_and_keeps_nobody_else_fr
 def test_the_cap_holds_on_workers_that_fill_up_side_by_side() -> None:
     workers = [candidate(n + 1) for n in range(3)]
     after = held_after(
-        workers, decide([Waiting(i, tenant="acme") for i in range(9)], workers, tenant_caps={"*": 2})
+        workers, decide([WaitingFeed(i, tenant="acme") for i in range(9)], workers, tenant_caps={"*": 2})
     )
     assert set(after.values()) == {2}
 
 
 def test_feeds_without_a_tenant_have_no_cap() -> None:
-    assert len(decide([Waiting(i) for i in range(9)], [candidate(1)], tenant_caps={"*": 0}).assignments) == 9
+    assert (
+        len(decide([WaitingFeed(i) for i in range(9)], [candidate(1)], tenant_caps={"*": 0}).assignments) == 9
+    )
 
 
 def test_when_every_preferred_worker_is_full_another_takes_it() -> None:
     selector = Selector(preferred={"disk": "fast"})
     workers = [candidate(1, capacity=2, feeds=1, labels={"disk": "fast"}), candidate(2)]
-    decision = decide([Waiting(1, selector=selector), Waiting(2, selector=selector)], workers)
+    decision = decide([WaitingFeed(1, selector=selector), WaitingFeed(2, selector=selector)], workers)
     assert decision.assignments == ((1, UUID(int=1)), (2, UUID(int=2)))
 
 
 def test_a_label_that_is_required_and_preferred_with_another_value_is_required() -> None:
     selector = Selector(required={"zone": "a"}, preferred={"zone": "b"})
     workers = [candidate(1, labels={"zone": "a"}), candidate(2, labels={"zone": "b"})]
-    assert decide([Waiting(1, selector=selector)], workers).assignments == ((1, UUID(int=1)),)
+    assert decide([WaitingFeed(1, selector=selector)], workers).assignments == ((1, UUID(int=1)),)
 
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_a_match_that_is_full_is_a_lack_of_capacity_and_no_match_another_reason(strategy: Strategy) -> None:
     workers = [candidate(1, capacity=1, feeds=1, labels={"zone": "a"}), candidate(2)]
     full, nowhere = Selector({"zone": "a"}), Selector({"zone": "c"})
-    decision = decide([Waiting(1, selector=full), Waiting(2, selector=nowhere)], workers, strategy=strategy)
+    decision = decide(
+        [WaitingFeed(1, selector=full), WaitingFeed(2, selector=nowhere)], workers, strategy=strategy
+    )
     assert decision.unplaced == ((1, Reason.NO_CAPACITY), (2, Reason.NO_MATCH))
 
 
@@ -325,7 +333,9 @@ def test_a_match_that_is_full_is_a_lack_of_capacity_and_no_match_another_reason(
 @pytest.mark.parametrize("weight", [5e-324, 1e-12, 1e12, 1.7e308])
 def test_weights_at_their_ends_are_placed_evenly(weight: float, strategy: Strategy) -> None:
     workers = [candidate(1, capacity=5), candidate(2, capacity=5)]
-    after = held_after(workers, decide([Waiting(i, weight) for i in range(10)], workers, strategy=strategy))
+    after = held_after(
+        workers, decide([WaitingFeed(i, weight) for i in range(10)], workers, strategy=strategy)
+    )
     assert set(after.values()) == {5}
 
 
@@ -334,13 +344,15 @@ def test_weights_at_their_ends_are_placed_evenly(weight: float, strategy: Strate
 
 @given(choosy_feeds(), fleets(), st.integers(1, 8))
 def test_a_promised_feed_goes_where_it_was_promised_and_takes_no_room_there(
-    feeds: list[Waiting], workers: list[Candidate], number: int
+    feeds: list[WaitingFeed], workers: list[EligibleWorker], number: int
 ) -> None:
     assume(workers)
     target = workers[number % len(workers)]
     free = [replace(f, selector=Selector()) for f in feeds]
     promised = (
-        replace(free[0], promised_to=target.worker_id) if free else Waiting(1, promised_to=target.worker_id)
+        replace(free[0], promised_to=target.worker_id)
+        if free
+        else WaitingFeed(1, promised_to=target.worker_id)
     )
     others = free[1:]
     decision = decide([promised, *others], workers)
@@ -350,19 +362,21 @@ def test_a_promised_feed_goes_where_it_was_promised_and_takes_no_room_there(
 
 def test_a_full_worker_and_a_tenant_at_its_cap_keep_a_promise() -> None:
     worker = candidate(1, capacity=1, feeds=1, tenants={"acme": 1})
-    decision = decide([Waiting(1, tenant="acme", promised_to=UUID(int=1))], [worker], tenant_caps={"acme": 1})
+    decision = decide(
+        [WaitingFeed(1, tenant="acme", promised_to=UUID(int=1))], [worker], tenant_caps={"acme": 1}
+    )
     assert decision.assignments == ((1, UUID(int=1)),)
 
 
 def test_what_was_promised_to_a_worker_that_is_no_candidate_is_placed_like_any_other() -> None:
-    feed = Waiting(1, promised_to=UUID(int=9))
+    feed = WaitingFeed(1, promised_to=UUID(int=9))
     assert decide([feed], [candidate(1)]).assignments == ((1, UUID(int=1)),)
     assert decide([feed], []).unplaced == ((1, Reason.NO_CAPACITY),)
 
 
 def test_a_promise_to_a_worker_without_the_required_label_is_void_and_its_room_free_again() -> None:
-    feed = Waiting(1, selector=Selector({"zone": "a"}), promised_to=UUID(int=2))
+    feed = WaitingFeed(1, selector=Selector({"zone": "a"}), promised_to=UUID(int=2))
     workers = [candidate(1, labels={"zone": "a"}), candidate(2, capacity=1, feeds=1)]
-    decision = decide([feed, Waiting(2), Waiting(3)], workers)
+    decision = decide([feed, WaitingFeed(2), WaitingFeed(3)], workers)
     assert dict(decision.assignments)[1] == UUID(int=1)
     assert UUID(int=2) in [dict(decision.assignments)[n] for n in (2, 3)]

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.model import Reason
-from feedq.placement import Avoided, Candidate, Held, Rules, Strategy, Waiting, lags, place, rebalance
+from feedq.placement import (
+    Avoided,
+    EligibleWorker,
+    Held,
+    Rules,
+    Strategy,
+    WaitingFeed,
+    lags,
+    place,
+    rebalance,
+)
 from tests.unit.placing import (
     DAY_S,
     NOW,
@@ -43,7 +53,7 @@ names = st.lists(st.sampled_from([f"w{n}" for n in range(1, 10)]), unique=True, 
 
 
 @st.composite
-def troubled_feeds(draw: st.DrawFn) -> list[Waiting]:
+def troubled_feeds(draw: st.DrawFn) -> list[WaitingFeed]:
     return [
         replace(feed, avoid=failed(*draw(names)), sink=draw(st.sampled_from(SINKS)))
         for feed in draw(choosy_feeds())
@@ -51,7 +61,7 @@ def troubled_feeds(draw: st.DrawFn) -> list[Waiting]:
 
 
 @st.composite
-def troubled_workers(draw: st.DrawFn, workers: Sequence[Candidate]) -> list[Candidate]:
+def troubled_workers(draw: st.DrawFn, workers: Sequence[EligibleWorker]) -> list[EligibleWorker]:
     down = st.sets(st.sampled_from(SINKS[1:])).map(frozenset)
     return [
         replace(
@@ -64,11 +74,11 @@ def troubled_workers(draw: st.DrawFn, workers: Sequence[Candidate]) -> list[Cand
 
 
 @st.composite
-def troubled_fleets(draw: st.DrawFn) -> list[Candidate]:
+def troubled_fleets(draw: st.DrawFn) -> list[EligibleWorker]:
     return draw(troubled_workers(draw(fleets(labelled=True))))
 
 
-def may_have(worker: Candidate, feed: Waiting | Held, workers: Iterable[Candidate]) -> bool:
+def may_have(worker: EligibleWorker, feed: WaitingFeed | Held, workers: Iterable[EligibleWorker]) -> bool:
     """Whether the labels fit and the sink can be written to, or by nobody whose labels fit."""
     fitting = [w for w in workers if matches(w, feed.selector.required)]
     able = [w for w in fitting if feed.sink not in w.sinks_down]
@@ -76,7 +86,11 @@ def may_have(worker: Candidate, feed: Waiting | Held, workers: Iterable[Candidat
 
 
 def room_after(
-    worker: Candidate, feed: Waiting, queue: Sequence[Waiting], got: dict[int, UUID], rules: Rules
+    worker: EligibleWorker,
+    feed: WaitingFeed,
+    queue: Sequence[WaitingFeed],
+    got: dict[int, UUID],
+    rules: Rules,
 ) -> bool:
     """Whether the worker could have taken one more of this tenant at the end, and so before it, too."""
     taken = [w for w in queue if got.get(w.feed_id) == worker.worker_id]
@@ -87,7 +101,7 @@ def room_after(
 
 @given(troubled_feeds(), troubled_fleets(), caps, strategies)
 def test_no_feed_is_given_to_a_worker_while_a_better_one_has_room(
-    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int], strategy: Strategy
+    feeds: list[WaitingFeed], workers: list[EligibleWorker], tenant_caps: dict[str, int], strategy: Strategy
 ) -> None:
     rules = Rules(settle_s=SETTLE_S, tenant_caps=tenant_caps, strategy=strategy)
     decision = place(feeds, workers, now=NOW, rules=rules)
@@ -111,7 +125,7 @@ def test_no_feed_is_given_to_a_worker_while_a_better_one_has_room(
 
 @given(troubled_feeds(), troubled_fleets(), strategies)
 def test_who_avoids_somebody_changes_nothing_for_the_caps_and_the_capacity(
-    feeds: list[Waiting], workers: list[Candidate], strategy: Strategy
+    feeds: list[WaitingFeed], workers: list[EligibleWorker], strategy: Strategy
 ) -> None:
     rules = Rules(settle_s=SETTLE_S, tenant_caps={"*": 2}, strategy=strategy)
     decision = place(feeds, workers, now=NOW, rules=rules)
@@ -128,16 +142,16 @@ def test_a_feed_that_failed_everywhere_goes_where_it_failed_longest_ago(strategy
     workers = [candidate(n) for n in (1, 2, 3)]
     rules = Rules(strategy=strategy)
     for order in (("w2", "w3", "w1"), ("w3", "w1", "w2"), ("w9", "w1", "w3", "w2")):
-        decision = place([Waiting(7, avoid=failed(*order))], workers, now=NOW, rules=rules)
+        decision = place([WaitingFeed(7, avoid=failed(*order))], workers, now=NOW, rules=rules)
         oldest = next(name for name in order if name != "w9")
         assert decision.assignments == ((7, UUID(int=int(oldest[1:]))),)
 
 
 def test_a_worker_session_that_began_after_the_failure_has_not_had_its_try() -> None:
     workers = [candidate(1, up_s=5.0), candidate(2, feeds=50)]
-    decision = place([Waiting(1, avoid=failed("w1", ago_s=10.0))], workers, now=NOW, rules=Rules())
+    decision = place([WaitingFeed(1, avoid=failed("w1", ago_s=10.0))], workers, now=NOW, rules=Rules())
     assert decision.assignments == ((1, UUID(int=1)),)
-    decision = place([Waiting(1, avoid=failed("w1", ago_s=3.0))], workers, now=NOW, rules=Rules())
+    decision = place([WaitingFeed(1, avoid=failed("w1", ago_s=3.0))], workers, now=NOW, rules=Rules())
     assert decision.assignments == ((1, UUID(int=2)),)
 
 
@@ -146,7 +160,7 @@ def test_a_feed_waits_rather_than_go_where_its_sink_is_down() -> None:
         candidate(1, capacity=1, feeds=1),
         replace(candidate(2), sinks_down=frozenset({"reports"})),
     )
-    feeds = [Waiting(1, sink="reports"), Waiting(2, sink="default")]
+    feeds = [WaitingFeed(1, sink="reports"), WaitingFeed(2, sink="default")]
     decision = place(feeds, [full, cut_off], now=NOW, rules=Rules())
     assert decision.assignments == ((2, UUID(int=2)),)
     assert decision.unplaced == ((1, Reason.NO_CAPACITY),)
@@ -154,7 +168,7 @@ def test_a_feed_waits_rather_than_go_where_its_sink_is_down() -> None:
 
 def test_a_promise_is_not_kept_where_the_sink_is_down() -> None:
     cut_off = replace(candidate(2, feeds=1), sinks_down=frozenset({"reports"}))
-    promised = Waiting(1, sink="reports", promised_to=cut_off.worker_id)
+    promised = WaitingFeed(1, sink="reports", promised_to=cut_off.worker_id)
     decision = place([promised], [candidate(1), cut_off], now=NOW, rules=Rules())
     assert decision.assignments == ((1, UUID(int=1)),)
 
@@ -291,5 +305,5 @@ def test_too_many_different_sets_of_avoided_workers_cost_moves_and_no_time() -> 
 
 def test_all_that_lag_are_as_good_as_any() -> None:
     workers = [replace(candidate(n), lags=True) for n in (1, 2)]
-    decision = place([Waiting(n) for n in range(4)], workers, now=NOW, rules=Rules())
+    decision = place([WaitingFeed(n) for n in range(4)], workers, now=NOW, rules=Rules())
     assert sorted(owner.int for _, owner in decision.assignments) == [1, 1, 2, 2]

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.model import Selector
-from feedq.placement import Candidate, Held, Rules, Strategy, Transfer, donors, place, rebalance
-from feedq.placement.base import Waiting, is_settled
+from feedq.placement import EligibleWorker, Held, Rules, Strategy, Transfer, donors, place, rebalance
+from feedq.placement.base import WaitingFeed, is_settled
 from tests.unit.placing import (
     NOW,
     SETTLE_S,
@@ -41,7 +41,7 @@ def donors_of(fleet: Running) -> tuple[UUID, ...]:
     return donors(fleet.workers, now=NOW, rules=fleet.rules)
 
 
-def preference(worker: Candidate, selector: Selector) -> bool:
+def preference(worker: EligibleWorker, selector: Selector) -> bool:
     return matches(worker, selector.preferred)
 
 
@@ -293,7 +293,7 @@ def test_those_that_leave_go_where_place_would_put_them() -> None:
         Held(n, UUID(int=77), tenant="acme", selector=Selector(preferred={"zone": "a"})) for n in range(4)
     ]
     rules = Rules(settle_s=SETTLE_S, tenant_caps={"acme": 3})
-    as_new = [Waiting(h.feed_id, tenant=h.tenant, selector=h.selector) for h in held]
+    as_new = [WaitingFeed(h.feed_id, tenant=h.tenant, selector=h.selector) for h in held]
     placed = place(as_new, workers, now=NOW, rules=rules)
     moved = rebalance(held, workers, now=NOW, rules=rules, moves=UNLIMITED)
     assert tuple((t.feed_id, t.target) for t in moved) == placed.assignments
@@ -369,18 +369,18 @@ def test_donors_of_unequal_weights_are_those_beyond_the_band() -> None:
     assert donors_of(weighted([5, 5, 1], [4, 4], band=0.2)) == (UUID(int=1),)
 
 
-def full(worker: Candidate) -> Candidate:
+def full(worker: EligibleWorker) -> EligibleWorker:
     return replace(worker, capacity=worker.feeds)
 
 
-def young(worker: Candidate) -> Candidate:
+def young(worker: EligibleWorker) -> EligibleWorker:
     return replace(worker, started_at=NOW)
 
 
 @pytest.mark.parametrize("strategy", Strategy)
 @pytest.mark.parametrize("spoil", [full, young])
 def test_there_are_no_donors_without_a_worker_that_may_be_given_something(
-    spoil: Callable[[Candidate], Candidate], strategy: Strategy
+    spoil: Callable[[EligibleWorker], EligibleWorker], strategy: Strategy
 ) -> None:
     workers = [spoil(w) for w in uniform([9, 4, 4, 4]).workers]
     assert donors(workers, now=NOW, rules=Rules(strategy=strategy, settle_s=SETTLE_S)) == ()

@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.model import Reason, Selector
-from feedq.placement import Candidate, Held, Placement, Rules, Strategy, Transfer, Waiting, donors, place
+from feedq.placement import (
+    EligibleWorker,
+    Held,
+    Placement,
+    Rules,
+    Strategy,
+    Transfer,
+    WaitingFeed,
+    donors,
+    place,
+)
 from feedq.placement import rebalance as rebalance_fleet
 from feedq.placement.rendezvous import EXCESS
 from tests.unit.placing import NOW, candidate, caps, choosy_feeds, fleets, matches, running
@@ -22,23 +32,25 @@ RULES = Rules(strategy=Strategy.RENDEZVOUS)
 
 
 def decide(
-    waiting: Sequence[Waiting], workers: Sequence[Candidate], tenant_caps: dict[str, int] | None = None
+    waiting: Sequence[WaitingFeed],
+    workers: Sequence[EligibleWorker],
+    tenant_caps: dict[str, int] | None = None,
 ) -> Placement:
     rules = replace(RULES, tenant_caps=tenant_caps or {})
     return place(waiting, workers, now=NOW, rules=rules)
 
 
-def fleet_of(size: int, *, capacity: int = 1000) -> list[Candidate]:
+def fleet_of(size: int, *, capacity: int = 1000) -> list[EligibleWorker]:
     return [candidate(n + 1, capacity=capacity) for n in range(size)]
 
 
-def homes(count: int, workers: Sequence[Candidate]) -> dict[int, UUID]:
-    return dict(decide([Waiting(i) for i in range(count)], workers).assignments)
+def homes(count: int, workers: Sequence[EligibleWorker]) -> dict[int, UUID]:
+    return dict(decide([WaitingFeed(i) for i in range(count)], workers).assignments)
 
 
 @given(choosy_feeds(), fleets(labelled=True), caps)
 def test_labels_caps_and_capacity_are_held_and_nothing_waits_that_has_a_place(
-    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int]
+    feeds: list[WaitingFeed], workers: list[EligibleWorker], tenant_caps: dict[str, int]
 ) -> None:
     decision = decide(feeds, workers, tenant_caps)
     feed = {f.feed_id: f for f in feeds}
@@ -46,7 +58,7 @@ def test_labels_caps_and_capacity_are_held_and_nothing_waits_that_has_a_place(
     tenants = {w.worker_id: Counter(w.tenants) for w in workers}
     worker = {w.worker_id: w for w in workers}
 
-    def has_place(candidate: Candidate, f: Waiting) -> bool:
+    def has_place(candidate: EligibleWorker, f: WaitingFeed) -> bool:
         cap = replace(RULES, tenant_caps=tenant_caps).cap_of(f.tenant)
         return (
             matches(candidate, f.selector.required)
@@ -69,7 +81,7 @@ def test_labels_caps_and_capacity_are_held_and_nothing_waits_that_has_a_place(
 
 @given(choosy_feeds(), fleets(labelled=True), caps, st.integers())
 def test_the_order_of_the_rows_does_not_matter(
-    feeds: list[Waiting], workers: list[Candidate], tenant_caps: dict[str, int], seed: int
+    feeds: list[WaitingFeed], workers: list[EligibleWorker], tenant_caps: dict[str, int], seed: int
 ) -> None:
     rng = Random(seed)
     decision = decide(feeds, workers, tenant_caps)
@@ -114,7 +126,7 @@ def test_a_worker_twice_as_large_gets_about_twice_as_much() -> None:
 
 def test_feeds_that_only_some_workers_may_have_follow_the_hash_among_those() -> None:
     workers = [replace(w, labels={"zone": "a"} if n < 3 else {}) for n, w in enumerate(fleet_of(30))]
-    feeds = [Waiting(i, selector=Selector({"zone": "a"})) for i in range(300)]
+    feeds = [WaitingFeed(i, selector=Selector({"zone": "a"})) for i in range(300)]
     where = dict(decide(feeds, workers).assignments)
     alone = homes(300, workers[:3])
     assert sum(where[n] == alone[n] for n in range(300)) > 250
@@ -124,15 +136,15 @@ def test_feeds_that_only_some_workers_may_have_follow_the_hash_among_those() -> 
 
 
 def settle(
-    held: Sequence[Held], workers: Sequence[Candidate], *, moves: int = 10**6
-) -> tuple[tuple[Transfer, ...], list[Held], list[Candidate]]:
+    held: Sequence[Held], workers: Sequence[EligibleWorker], *, moves: int = 10**6
+) -> tuple[tuple[Transfer, ...], list[Held], list[EligibleWorker]]:
     fleet = running(workers, held, RULES)
     transfers = rebalance_fleet(fleet.held, fleet.workers, now=NOW, rules=RULES, moves=moves)
     after = fleet.after(transfers)
     return transfers, after.held, after.workers
 
 
-def placed(count: int, workers: Sequence[Candidate]) -> list[Held]:
+def placed(count: int, workers: Sequence[EligibleWorker]) -> list[Held]:
     return [Held(feed_id, worker_id) for feed_id, worker_id in homes(count, workers).items()]
 
 

@@ -13,8 +13,8 @@ import pytest
 from feedq import pool as pool_module
 from feedq.model import FeedKey
 from feedq.pool import StreamPool
-from feedq.runtime.intake import Hooks
-from feedq.runtime.lane import Lane
+from feedq.runtime.intake import TaskCallbacks
+from feedq.runtime.lane import SerialExecutor
 from feedq.runtime.supervisor import Supervisor
 from feedq.tasks import RECONCILE, STREAM_FEED
 
@@ -25,11 +25,11 @@ class Offered:
     """A supervisor that only takes note of what it is offered."""
 
     def __init__(self) -> None:
-        self.offers: list[tuple[FeedKey, Hooks]] = []
+        self.offers: list[tuple[FeedKey, TaskCallbacks]] = []
         self.cancelled: list[int] = []
         self.feeds = 0
 
-    def offer(self, key: FeedKey, hooks: Hooks) -> None:
+    def offer(self, key: FeedKey, hooks: TaskCallbacks) -> None:
         self.offers.append((key, hooks))
 
     def cancel(self, feed_id: int) -> None:
@@ -191,7 +191,7 @@ def test_a_stop_waits_for_running_jobs_and_drops_those_that_wait(pool: StreamPoo
         pool.stop()
         pool_stops.set()
 
-    Lane("test").submit(stop)
+    SerialExecutor("test").submit(stop)
     assert not pool_stops.wait(0.2)
     go_on.set()
     assert pool_stops.wait(LIMIT_S)

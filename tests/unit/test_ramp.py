@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.clock import SystemClock
-from feedq.pace import CONNECT_BURST_S, CONNECT_FIRST_S, Gate
-from feedq.runtime.ramp import HOSTS_KEPT, Ramp, Turns, Waiter
+from feedq.pace import CONNECT_BURST_S, CONNECT_FIRST_S, RateLimiter
+from feedq.runtime.ramp import HOSTS_KEPT, ConnectLimiter, ConnectTurns, Waiter
 from feedq.settings import Settings
 from feedq.telemetry import REGISTRY
 
@@ -34,7 +34,7 @@ class Stage:
         seed: int = 1,
         burst_s: float = 0.0,
     ) -> None:
-        self.turns = Turns[Waiter](worker, hosts or {}, failover_burst_s=burst_s, rng=Random(seed))
+        self.turns = ConnectTurns[Waiter](worker, hosts or {}, failover_burst_s=burst_s, rng=Random(seed))
         self.now = 1_000.0
         self.turns.share(workers, now=self.now)
         self.went: list[tuple[float, str | None]] = []
@@ -415,7 +415,7 @@ def test_a_host_is_not_forgotten_before_its_slot_is_over() -> None:
 
 def test_a_rested_gate_is_as_good_as_new() -> None:
     for share in (1.0, 0.01):
-        gate = Gate(10, share=share, rng=Random(1))
+        gate = RateLimiter(10, share=share, rng=Random(1))
         gate.arrive(100.0)
         gate.let_through(100.0)
         assert not gate.is_rested(100.0)
@@ -425,8 +425,8 @@ def test_a_rested_gate_is_as_good_as_new() -> None:
 # -- on event loops ------------------------------------------------------------------------------------
 
 
-def ramp(worker: float = 0.0, hosts: dict[str, float] | None = None) -> Ramp:
-    return Ramp(worker, hosts or {}, SystemClock(), rng=Random(1))
+def ramp(worker: float = 0.0, hosts: dict[str, float] | None = None) -> ConnectLimiter:
+    return ConnectLimiter(worker, hosts or {}, SystemClock(), rng=Random(1))
 
 
 def sample(name: str) -> float:
@@ -519,5 +519,7 @@ def test_who_is_next_in_line_and_ends_with_its_loop_leaves_nobody_behind() -> No
 def test_settings_accept_no_pace_and_the_largest() -> None:
     for rate in (0.0, SMALLEST, LARGEST):
         settings = Settings(connects_per_s=rate, host_connects_per_s={"*": rate, "a": rate})
-        made = Ramp(settings.connects_per_s, settings.host_connects_per_s, SystemClock(), rng=Random(1))
+        made = ConnectLimiter(
+            settings.connects_per_s, settings.host_connects_per_s, SystemClock(), rng=Random(1)
+        )
         asyncio.run(asyncio.wait_for(made.turn("a"), LIMIT_S))

@@ -12,15 +12,15 @@ from feedq.clock import SystemClock
 from feedq.model import Claim, Feed, FeedSpec, Progress
 from feedq.permission import Permissions
 from feedq.runtime.pacing import Pacing
-from feedq.runtime.ramp import Ramp
-from feedq.runtime.reporter import NEWS_S, PROGRESS_MAX, Reporter
+from feedq.runtime.ramp import ConnectLimiter
+from feedq.runtime.reporter import NEWS_S, PROGRESS_MAX, ProgressReporter
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
-from feedq.runtime.turnstile import Turnstile
+from feedq.runtime.turnstile import StartLimiter
 from tests.unit.data_path import AT, DataPath, until
 
 
-def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
+def make_runner(path: DataPath, reporter: ProgressReporter, feed_id: int) -> FeedRunner:
     spec = FeedSpec(f"feed-{feed_id}", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "t"})
 
     async def cannot_raise(*_: object) -> None:
@@ -35,8 +35,8 @@ def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
         environment="test",
         note_thread=lambda _: nullcontext(),
         pacing=Pacing({}, SystemClock()),
-        ramp=Ramp(0, {}, SystemClock(), rng=Random(1)),
-        turnstile=Turnstile(),
+        ramp=ConnectLimiter(0, {}, SystemClock(), rng=Random(1)),
+        turnstile=StartLimiter(),
         trusted=asyncio.Event(),
         drain_timeout_s=1.0,
         fence=lambda _, request: path.fencer.fence(request),
@@ -54,7 +54,7 @@ def make_runner(path: DataPath, reporter: Reporter, feed_id: int) -> FeedRunner:
 
 async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
     sent: list[list[Progress]] = []
-    reporter = Reporter(
+    reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
     path = DataPath()
@@ -69,7 +69,7 @@ async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
 
 async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
     sent: list[list[Progress]] = []
-    reporter = Reporter(
+    reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
     runner = make_runner(DataPath(), reporter, 1)
@@ -84,7 +84,7 @@ async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
 
 async def test_a_runner_that_ended_is_not_reported_again() -> None:
     sent: list[list[Progress]] = []
-    reporter = Reporter(
+    reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
     runner = make_runner(DataPath(), reporter, 1)
@@ -96,7 +96,7 @@ async def test_a_runner_that_ended_is_not_reported_again() -> None:
 
 async def test_a_report_of_many_busy_feeds_is_bounded_and_each_has_its_turn() -> None:
     sent: list[list[Progress]] = []
-    reporter = Reporter(
+    reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
     path = DataPath()
@@ -112,7 +112,7 @@ async def test_a_report_of_many_busy_feeds_is_bounded_and_each_has_its_turn() ->
 
 async def test_news_are_told_however_many_others_wait() -> None:
     sent: list[list[Progress]] = []
-    reporter = Reporter(
+    reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
     path = DataPath()
@@ -127,7 +127,7 @@ async def test_news_are_told_however_many_others_wait() -> None:
 async def test_news_do_not_bring_the_progress_of_others_along() -> None:
     # While thousands begin, some have news at any moment: each time the others would be reported as well.
     sent: list[list[Progress]] = []
-    reporter = Reporter(
+    reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
     busy, new = (make_runner(DataPath(), reporter, n) for n in (1, 2))

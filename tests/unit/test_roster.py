@@ -10,7 +10,7 @@ import pytest
 
 from feedq.runtime import roster
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.roster import SHOW_TICKS, SHOWN_MAX, STOP_TOGETHER, Roster
+from feedq.runtime.roster import SHOW_TICKS, SHOWN_MAX, STOP_TOGETHER, RunningFeeds
 
 
 class Told:
@@ -40,8 +40,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return taken
 
 
-def full(feeds: int, told: list[int]) -> Roster:
-    made = Roster(asyncio.get_running_loop())
+def full(feeds: int, told: list[int]) -> RunningFeeds:
+    made = RunningFeeds(asyncio.get_running_loop())
     for feed_id in range(feeds):
         runner: Any = Told(feed_id, told)
         nobody: Any = None
@@ -87,7 +87,7 @@ class Shown:
 
 @pytest.mark.parametrize("feeds", [1, 200, 20 * SHOWN_MAX * SHOW_TICKS])
 async def test_every_feed_shows_itself_in_turn_and_never_many_at_once(feeds: int) -> None:
-    made = Roster(asyncio.get_running_loop())
+    made = RunningFeeds(asyncio.get_running_loop())
     audiences = [Shown() for _ in range(feeds)]
     for feed_id, audience in enumerate(audiences):
         runner: Any = Told(feed_id, [])

@@ -22,12 +22,12 @@ from feedq.permission import DEFAULT, Permissions
 from feedq.runtime import pacing
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.pacing import Pacing
-from feedq.runtime.ramp import Ramp
+from feedq.runtime.ramp import ConnectLimiter
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
-from feedq.runtime.turnstile import Turnstile
+from feedq.runtime.turnstile import StartLimiter
 from feedq.testing.loopback import serving
-from feedq.testing.sink import MemoryCheckpoint, MemoryTables
+from tests.fakes.sink import MemoryCheckpoint, MemoryTables
 from tests.unit import odd_connector
 from tests.unit.data_path import AT, DataPath, until
 
@@ -97,7 +97,7 @@ class Bench:
         table: str = "landed",
         connector: str = "tcp",
         room_bytes: int = 2**24,
-        ramp: Ramp | None = None,
+        ramp: ConnectLimiter | None = None,
         attempts: int = 0,
         is_new_here: bool = False,
         has_failed: bool = False,
@@ -106,7 +106,7 @@ class Bench:
     ) -> None:
         self.path = path
         self.permissions = permissions
-        self.ramp = ramp or Ramp(0, {}, SystemClock(), rng=Random(1))
+        self.ramp = ramp or ConnectLimiter(0, {}, SystemClock(), rng=Random(1))
         self.pacing = Pacing({}, SystemClock(), room_bytes=room_bytes)
         self.sockets = Sockets()
         self.sink_trouble: str | None = None
@@ -150,7 +150,7 @@ class Bench:
             note_thread=lambda _: nullcontext(),
             pacing=self.pacing,
             ramp=self.ramp,
-            turnstile=Turnstile(),
+            turnstile=StartLimiter(),
             trusted=self.trusted,
             drain_timeout_s=2.0,
             fence=lambda _, request: self.path.fencer.fence(request),

@@ -12,7 +12,7 @@ from feedq.clock import SystemClock
 from feedq.connectors.base import parse_options
 from feedq.model import Reason
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.ramp import Ramp
+from feedq.runtime.ramp import ConnectLimiter
 from tests.unit.data_path import DataPath, until
 from tests.unit.test_runner import Bench, numbered_source, options
 
@@ -20,11 +20,11 @@ NEXT_YEAR = 1e-8
 """A rate at which the first one goes, and the next one in years."""
 
 
-def ramp() -> Ramp:
-    return Ramp(0, {"127.0.0.1": NEXT_YEAR}, SystemClock(), rng=Random(1))
+def ramp() -> ConnectLimiter:
+    return ConnectLimiter(0, {"127.0.0.1": NEXT_YEAR}, SystemClock(), rng=Random(1))
 
 
-def waiting(paced: Ramp) -> int:
+def waiting(paced: ConnectLimiter) -> int:
     return paced._turns.waiting
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from feedq.model import Reason
 from feedq.runtime.interrupt import Interrupt
-from feedq.testing.sink import MemoryCheckpoint, MemoryTables
+from tests.fakes.sink import MemoryCheckpoint, MemoryTables
 from tests.unit.data_path import DataPath
 from tests.unit.test_runner import Bench, numbered_source, options
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feedq.schedule.due import Firing, NewRun, Unfinished, begin, fire, resumed
+from feedq.schedule.due import DueRun, Firing, Unfinished, begin, fire, resumed
 from feedq.schedule.jitter import fire_time
 from feedq.schedule.model import (
     CatchUp,
@@ -23,7 +23,7 @@ from feedq.schedule.model import (
     Job,
     Once,
     Overlap,
-    Resume,
+    ResumePolicy,
     RunState,
     Schedule,
     ScheduleSpec,
@@ -84,7 +84,7 @@ def test_nothing_is_due_before_its_time() -> None:
 def test_a_tick_becomes_a_run_that_waits() -> None:
     schedule = scheduled(start_deadline_s=30)
     firing = fire(schedule, now=BEGIN, unfinished=NOTHING)
-    run = NewRun(BEGIN, 1, None, BEGIN, WAITING, None, BEGIN + timedelta(seconds=30))
+    run = DueRun(BEGIN, 1, None, BEGIN, WAITING, None, BEGIN + timedelta(seconds=30))
     assert firing == Firing([run], False, BEGIN + MINUTE, BEGIN + MINUTE, False)
     assert run.key == "2026-01-01T00:00:00Z"
 
@@ -372,7 +372,7 @@ def naive(schedule: Schedule, *, now: datetime) -> list[Decided]:
     return [Decided(tick, state) for tick, state in states.items()]
 
 
-def spread_out(schedule: Schedule, runs: Sequence[NewRun]) -> list[Decided]:
+def spread_out(schedule: Schedule, runs: Sequence[DueRun]) -> list[Decided]:
     """One entry a tick, also of rows that stand for several."""
     found: list[Decided] = []
     for run in runs:
@@ -423,7 +423,7 @@ def test_many_bounded_looks_decide_what_one_unbounded_look_would(
     now = BEGIN + timedelta(seconds=seconds_later)
     expected = naive(schedule, now=now)
     looks = list(looked(schedule, now=now, limit=limit))
-    ended: list[NewRun] = []
+    ended: list[DueRun] = []
     for firing in looks:
         if firing.cancel_others:
             ended = [replace(run, state=CANCELLED) if run.state is WAITING else run for run in ended]
@@ -475,7 +475,7 @@ def test_a_moment_that_has_passed_never_comes() -> None:
 
 
 def test_after_a_pause_a_schedule_goes_on_with_the_next_tick() -> None:
-    schedule = scheduled(resume=Resume.SKIP, jitter_s=30)
+    schedule = scheduled(resume=ResumePolicy.SKIP, jitter_s=30)
     tick, fires_at = resumed(schedule, now=FIVE_LATE)
     assert tick == BEGIN + 6 * MINUTE
     assert fires_at == fire_time(schedule.spec, schedule_id=7, tick=tick)
@@ -485,7 +485,7 @@ def test_after_a_pause_a_schedule_goes_on_with_the_next_tick() -> None:
 @pytest.mark.parametrize("since_h", [0, 5, 50_000])
 def test_a_tick_that_jitter_has_put_off_until_after_the_pause_fires(timing: Timing, since_h: int) -> None:
     since = BEGIN if isinstance(timing, Once) else BEGIN - timedelta(hours=since_h)
-    schedule = scheduled(timing, since=since, resume=Resume.SKIP, jitter_s=3600)
+    schedule = scheduled(timing, since=since, resume=ResumePolicy.SKIP, jitter_s=3600)
     fires_at = fire_time(schedule.spec, schedule_id=7, tick=BEGIN)
     assert fires_at > BEGIN + MINUTE, "or there is nothing to prove"
     for now in (BEGIN, BEGIN + MINUTE, fires_at - timedelta(microseconds=1)):
@@ -517,12 +517,12 @@ def test_after_a_pause_exactly_the_ticks_that_fire_later_are_to_come(
 
 
 def test_or_it_makes_up_for_what_fell_due_meanwhile() -> None:
-    schedule = scheduled(resume=Resume.CATCH_UP)
+    schedule = scheduled(resume=ResumePolicy.CATCH_UP)
     assert resumed(schedule, now=FIVE_LATE) == (BEGIN, BEGIN)
 
 
-@pytest.mark.parametrize("resume", Resume)
-def test_a_pause_never_moves_the_watermark_back(resume: Resume) -> None:
+@pytest.mark.parametrize("resume", ResumePolicy)
+def test_a_pause_never_moves_the_watermark_back(resume: ResumePolicy) -> None:
     schedule = scheduled(since=BEGIN + 9 * MINUTE, resume=resume)
     assert resumed(schedule, now=BEGIN) == (BEGIN + 9 * MINUTE, BEGIN + 9 * MINUTE)
     over = replace(schedule, next_tick_at=None, next_fire_at=None)

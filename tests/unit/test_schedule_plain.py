@@ -22,7 +22,7 @@ from feedq.schedule.model import (
     Job,
     Once,
     Overlap,
-    Resume,
+    ResumePolicy,
     Retries,
     ScheduleSpec,
     Semantics,
@@ -80,7 +80,7 @@ specs = st.builds(
     catch_up_window_s=numbers,
     catch_up_max=st.integers(1, 200),
     misfire_after_s=numbers,
-    resume=st.sampled_from(Resume),
+    resume=st.sampled_from(ResumePolicy),
     pause_on_failure=st.one_of(st.none(), st.integers(1, 9)),
     paused=st.booleans(),
 )

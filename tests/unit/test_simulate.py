@@ -11,7 +11,7 @@ import pytest
 from feedq.errors import InvalidInput
 from feedq.model import LeaseState, WorkerState
 from feedq.settings import Settings
-from feedq.simulate import Phase, Report, Timing, build_scenario, simulate
+from feedq.simulate import Phase, SimulationReport, Timing, build_scenario, simulate
 from feedq.simulate.engine import Engine
 
 UNPACED: dict[str, Any] = {"connects_per_s": 0, "host_connects_per_s": {}}
@@ -24,14 +24,14 @@ TROUBLES = (
 
 def run(
     *events: str, lasting: str | None = None, settings: dict[str, Any] | None = None, **scenario: Any
-) -> Report:
+) -> SimulationReport:
     chosen = Settings(**(UNPACED | (settings or {})))
     if lasting is not None:
         scenario["for"] = lasting
     return simulate(build_scenario({"events": list(events), **scenario}, origin="test"), chosen)
 
 
-def after(report: Report, event: str) -> Phase:
+def after(report: SimulationReport, event: str) -> Phase:
     [phase] = [phase for phase in report.phases if phase.event == event]
     return phase
 

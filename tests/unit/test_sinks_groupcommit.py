@@ -9,7 +9,7 @@ import pytest
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Landing
 from feedq.sinks.groupcommit import CONFLICTS_MAX, Care, Course, GroupFailed, Next, Part, by_landing
-from feedq.sinks.sqlstate import Trouble
+from feedq.sinks.sqlstate import ErrorScope
 
 AT = datetime(2026, 11, 20, tzinfo=UTC)
 
@@ -31,19 +31,21 @@ def test_feeds_with_equal_landings_share_a_copy_whether_or_not_they_share_the_ob
 ONE, TWO = Landing("one", "json"), Landing("two", "json")
 
 
-def failed(part: Part, trouble: Trouble, landing: Landing | None = None) -> GroupFailed:
+def failed(part: Part, trouble: ErrorScope, landing: Landing | None = None) -> GroupFailed:
     return GroupFailed(part, trouble, Exception(), "said so", landing=landing)
 
 
 def test_a_group_whose_records_are_refused_is_looked_at_ever_closer_and_then_put_off() -> None:
     course = Course((ONE,), briefly=True)
-    refused = failed(Part.LANDING, Trouble.DATA, ONE)
+    refused = failed(Part.LANDING, ErrorScope.DATA, ONE)
     assert [course.after(refused) for _ in Care] == [Next.AGAIN, Next.AGAIN, Next.POSTPONE]
     assert course.care is Care.IMMEDIATE
 
 
-@pytest.mark.parametrize("trouble", [Trouble.DATA, Trouble.LANDING, Trouble.LATER, Trouble.LOCKED])
-def test_a_commit_that_is_refused_is_tried_with_constraints_checked_at_once(trouble: Trouble) -> None:
+@pytest.mark.parametrize(
+    "trouble", [ErrorScope.DATA, ErrorScope.LANDING, ErrorScope.LATER, ErrorScope.LOCKED]
+)
+def test_a_commit_that_is_refused_is_tried_with_constraints_checked_at_once(trouble: ErrorScope) -> None:
     course = Course((ONE,), briefly=True)
     assert course.after(failed(Part.COMMIT, trouble)) is Next.AGAIN
     assert course.care is Care.IMMEDIATE
@@ -52,22 +54,22 @@ def test_a_commit_that_is_refused_is_tried_with_constraints_checked_at_once(trou
 
 def test_a_locked_table_is_left_out_and_no_other_one_waited_for() -> None:
     course = Course((ONE, TWO), briefly=True)
-    assert course.after(failed(Part.LANDING, Trouble.LOCKED, ONE)) is Next.AGAIN
+    assert course.after(failed(Part.LANDING, ErrorScope.LOCKED, ONE)) is Next.AGAIN
     assert (course.held, course.doubted) == ({ONE: "table 'one' is locked"}, (ONE, TWO))
     assert course.care is Care.OPTIMISTIC
 
 
 def test_conflicts_are_tried_again_a_bounded_number_of_times() -> None:
     course = Course((ONE,), briefly=True)
-    conflict = failed(Part.LANDING, Trouble.CONFLICT, ONE)
+    conflict = failed(Part.LANDING, ErrorScope.CONFLICT, ONE)
     answers = [course.after(conflict) for _ in range(CONFLICTS_MAX + len(Care))]
     assert answers == [Next.AGAIN] * (CONFLICTS_MAX + len(Care) - 1) + [Next.POSTPONE]
 
 
 def test_only_what_fails_at_the_checkpoints_is_the_sinks() -> None:
     course = Course((ONE,), briefly=True)
-    locked = failed(Part.CHECKPOINTS, Trouble.LOCKED)
+    locked = failed(Part.CHECKPOINTS, ErrorScope.LOCKED)
     assert [course.after(locked) for _ in range(2)] == [Next.AGAIN, Next.GIVE_UP]
     assert course.around_locks
-    for trouble in (Trouble.DATA, Trouble.LANDING, Trouble.LATER):
+    for trouble in (ErrorScope.DATA, ErrorScope.LANDING, ErrorScope.LATER):
         assert Course((ONE,), briefly=True).after(failed(Part.CHECKPOINTS, trouble)) is Next.GIVE_UP

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.sinks.isolate import Refusal, isolate
+from feedq.sinks.isolate import FailedAttempt, isolate
 
 
 class Table:
@@ -20,13 +20,13 @@ class Table:
         self.attempts = 0
         self.attempted = 0
 
-    def attempt(self, part: Sequence[int]) -> Refusal | None:
+    def attempt(self, part: Sequence[int]) -> FailedAttempt | None:
         assert part, "an empty attempt is a wasted round trip"
         self.attempts += 1
         self.attempted += len(part)
         for position, unit in enumerate(part):
             if unit in self.bad:
-                return Refusal(f"bad {unit}", self.hint(position))
+                return FailedAttempt(f"bad {unit}", self.hint(position))
         self.taken += part
         return None
 

@@ -13,8 +13,8 @@ from feedq.connectors.base import CsvFormat, RecordFormat
 from feedq.sinks.base import Landing, OnConflict
 from feedq.sinks.landing import (
     Column,
-    Shape,
     TableName,
+    TableShape,
     column_sources,
     misdeclared,
     problem,
@@ -43,8 +43,8 @@ def column(type_name: str = "text", **changes: Any) -> Column:
     return replace(plain, **changes)
 
 
-def table(**changes: Any) -> Shape:
-    plain = Shape(
+def table(**changes: Any) -> TableShape:
+    plain = TableShape(
         schema="public",
         name="raw",
         kind="r",
@@ -62,7 +62,7 @@ def table(**changes: Any) -> Shape:
     return replace(plain, **changes)
 
 
-def typed_table(**columns: Column) -> Shape:
+def typed_table(**columns: Column) -> TableShape:
     return table(
         columns={"seq": column("bigint"), "payload": column("text"), **columns},
         unique_keys=frozenset({frozenset({"seq"})}),
@@ -159,7 +159,9 @@ def test_the_payload_column_fits_the_format(record_format: RecordFormat, payload
         ),
     ],
 )
-def test_a_problem_names_table_column_and_remedy(landing: Landing, shape: Shape | None, words: str) -> None:
+def test_a_problem_names_table_column_and_remedy(
+    landing: Landing, shape: TableShape | None, words: str
+) -> None:
     why = problem(landing, shape)
     assert why is not None
     assert re.search(words, why), why

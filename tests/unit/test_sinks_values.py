@@ -14,7 +14,7 @@ from psycopg2 import errors
 
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.session import application_name, driver_url, worker_of
-from feedq.sinks.sqlstate import Trouble, classify
+from feedq.sinks.sqlstate import ErrorScope, classify
 
 SOMEBODY = "9c6cebea-62dd-4588-afc0-400ae5251d6a"
 
@@ -46,38 +46,38 @@ def test_a_backslash_before_u0000_is_no_nul() -> None:
 @pytest.mark.parametrize(
     ("code", "trouble"),
     [
-        ("08006", Trouble.LATER),
-        ("57P01", Trouble.UNAVAILABLE),
-        ("57P03", Trouble.UNAVAILABLE),
-        ("57014", Trouble.LATER),
-        ("53100", Trouble.LATER),
-        ("25006", Trouble.LATER),
-        ("XX001", Trouble.LATER),
-        ("XX000", Trouble.DATA),
-        ("45000", Trouble.DATA),
-        ("40003", Trouble.UNAVAILABLE),
-        ("22P02", Trouble.DATA),
-        ("22021", Trouble.DATA),
-        ("23505", Trouble.DATA),
-        ("54001", Trouble.DATA),
-        ("P0001", Trouble.DATA),
-        ("42P01", Trouble.LANDING),
-        ("42703", Trouble.LANDING),
-        ("42501", Trouble.LANDING),
-        ("3F000", Trouble.LANDING),
-        ("55P03", Trouble.LOCKED),
-        ("40P01", Trouble.CONFLICT),
-        ("40001", Trouble.CONFLICT),
+        ("08006", ErrorScope.LATER),
+        ("57P01", ErrorScope.UNAVAILABLE),
+        ("57P03", ErrorScope.UNAVAILABLE),
+        ("57014", ErrorScope.LATER),
+        ("53100", ErrorScope.LATER),
+        ("25006", ErrorScope.LATER),
+        ("XX001", ErrorScope.LATER),
+        ("XX000", ErrorScope.DATA),
+        ("45000", ErrorScope.DATA),
+        ("40003", ErrorScope.UNAVAILABLE),
+        ("22P02", ErrorScope.DATA),
+        ("22021", ErrorScope.DATA),
+        ("23505", ErrorScope.DATA),
+        ("54001", ErrorScope.DATA),
+        ("P0001", ErrorScope.DATA),
+        ("42P01", ErrorScope.LANDING),
+        ("42703", ErrorScope.LANDING),
+        ("42501", ErrorScope.LANDING),
+        ("3F000", ErrorScope.LANDING),
+        ("55P03", ErrorScope.LOCKED),
+        ("40P01", ErrorScope.CONFLICT),
+        ("40001", ErrorScope.CONFLICT),
     ],
 )
-def test_an_error_is_classified_by_its_code(code: str, trouble: Trouble) -> None:
+def test_an_error_is_classified_by_its_code(code: str, trouble: ErrorScope) -> None:
     error: Any = errors.lookup(code)() if code not in ("40003", "45000") else psycopg2.OperationalError()
     error.__setstate__({"pgcode": code})  # as unpickling does: the attribute itself is read-only
     assert classify(error) is trouble
 
 
 def test_an_error_without_a_code_is_a_broken_connection() -> None:
-    assert classify(psycopg2.OperationalError("server closed the connection")) is Trouble.UNAVAILABLE
+    assert classify(psycopg2.OperationalError("server closed the connection")) is ErrorScope.UNAVAILABLE
 
 
 def test_a_session_names_its_worker_within_what_postgresql_keeps() -> None:

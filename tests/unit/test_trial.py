@@ -15,7 +15,7 @@ from feedq.clock import SystemClock
 from feedq.connectors.base import load_connector
 from feedq.model import FeedSpec
 from feedq.settings import Settings
-from feedq.trial import BYTES_MAX, Outcome, Trial, Wanted, try_feed
+from feedq.trial import BYTES_MAX, StepOutcome, Trial, Wanted, try_feed
 from tests.unit import odd_connector
 
 
@@ -42,7 +42,7 @@ def tried(settings: Settings, how: str, *, timeout_s: float = 0.1, records: int 
     return try_feed(spec, settings, SystemClock(), wanted=Wanted(records=records, timeout_s=timeout_s))
 
 
-def said(trial: Trial, step: str) -> tuple[Outcome, str]:
+def said(trial: Trial, step: str) -> tuple[StepOutcome, str]:
     (found,) = [s for s in trial.steps if s.name == step]
     return found.outcome, found.detail
 
@@ -50,41 +50,45 @@ def said(trial: Trial, step: str) -> tuple[Outcome, str]:
 @pytest.mark.parametrize(
     ("how", "outcome", "detail"),
     [
-        ("gives a record", Outcome.OK, "connected; 1 records"),
-        ("hangs in its end", Outcome.OK, "connected; 1 records"),
-        ("is silent", Outcome.OK, "connected; no record within 0.1 s (--timeout)"),
-        ("gives nothing for ever", Outcome.OK, "connected; no record within 0.1 s (--timeout)"),
-        ("ends", Outcome.FAILED, "the source ended the stream"),
-        ("raises", Outcome.FAILED, "unexpected error in connector: ZeroDivisionError('x')"),
-        ("times out", Outcome.FAILED, "unexpected error in connector: TimeoutError('x')"),
-        ("exits", Outcome.FAILED, "unexpected error in connector: SystemExit(3)"),
+        ("gives a record", StepOutcome.OK, "connected; 1 records"),
+        ("hangs in its end", StepOutcome.OK, "connected; 1 records"),
+        ("is silent", StepOutcome.OK, "connected; no record within 0.1 s (--timeout)"),
+        ("gives nothing for ever", StepOutcome.OK, "connected; no record within 0.1 s (--timeout)"),
+        ("ends", StepOutcome.FAILED, "the source ended the stream"),
+        ("raises", StepOutcome.FAILED, "unexpected error in connector: ZeroDivisionError('x')"),
+        ("times out", StepOutcome.FAILED, "unexpected error in connector: TimeoutError('x')"),
+        ("exits", StepOutcome.FAILED, "unexpected error in connector: SystemExit(3)"),
         (
             "gives no batch",
-            Outcome.FAILED,
+            StepOutcome.FAILED,
             "unexpected error in connector: TypeError('it gave a int instead of a Batch')",
         ),
-        ("keeps the loop busy", Outcome.FAILED, "the connector did not end within 0.4 s of being told to"),
+        (
+            "keeps the loop busy",
+            StepOutcome.FAILED,
+            "the connector did not end within 0.4 s of being told to",
+        ),
         (
             "swallows its cancellation",
-            Outcome.FAILED,
+            StepOutcome.FAILED,
             "the connector did not end within 0.4 s of being told to",
         ),
     ],
 )
 def test_a_trial_ends_in_time_and_says_what_the_connector_did(
-    settings: Settings, how: str, outcome: Outcome, detail: str
+    settings: Settings, how: str, outcome: StepOutcome, detail: str
 ) -> None:
     began = time.monotonic()
     trial = tried(settings, how, text="x")
     assert said(trial, "source") == (outcome, detail)
     assert time.monotonic() - began < odd_connector.BUSY_S
-    assert trial.ok is (outcome is Outcome.OK)
+    assert trial.ok is (outcome is StepOutcome.OK)
 
 
 @pytest.mark.parametrize("how", ["gives a record", "is silent", "gives nothing for ever"])
 def test_no_time_at_all_is_enough_to_end(settings: Settings, how: str) -> None:
     trial = tried(settings, how, timeout_s=0.0)
-    assert said(trial, "source")[0] is Outcome.OK
+    assert said(trial, "source")[0] is StepOutcome.OK
 
 
 def test_a_cursor_that_could_not_be_kept_fails_the_trial_as_it_would_fail_the_feed(
@@ -92,7 +96,7 @@ def test_a_cursor_that_could_not_be_kept_fails_the_trial_as_it_would_fail_the_fe
 ) -> None:
     trial = tried(settings, "has a cursor that is no JSON")
     outcome, detail = said(trial, "cursor")
-    assert outcome is Outcome.FAILED
+    assert outcome is StepOutcome.FAILED
     assert detail.startswith("the cursor cannot be kept: ")
     assert trial.cursor is None
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from feedq.runtime.turnstile import TOGETHER, Turnstile
+from feedq.runtime.turnstile import TOGETHER, StartLimiter
 
 FEEDS = 200
 STEPS = 5
 
 
 async def test_the_first_are_done_long_before_the_last() -> None:
-    turnstile, done, steps = Turnstile(), [], 0
+    turnstile, done, steps = StartLimiter(), [], 0
 
     async def begin(feed: int) -> None:
         nonlocal steps
@@ -28,7 +28,7 @@ async def test_the_first_are_done_long_before_the_last() -> None:
 
 
 async def test_few_go_on_at_once() -> None:
-    turnstile = Turnstile()
+    turnstile = StartLimiter()
     for _ in range(TOGETHER):
         turn = turnstile.turn()
         try:
@@ -39,7 +39,7 @@ async def test_few_go_on_at_once() -> None:
 
 
 async def test_thousands_take_more_a_turn() -> None:
-    turnstile, turns = Turnstile(), 0
+    turnstile, turns = StartLimiter(), 0
     tasks = [asyncio.create_task(turnstile.turn()) for _ in range(10_000)]
     while not all(task.done() for task in tasks):
         turns += 1
@@ -48,7 +48,7 @@ async def test_thousands_take_more_a_turn() -> None:
 
 
 async def test_one_that_is_cancelled_keeps_nobody_waiting() -> None:
-    turnstile = Turnstile()
+    turnstile = StartLimiter()
     tasks = [asyncio.create_task(turnstile.turn()) for _ in range(3 * TOGETHER)]
     await asyncio.sleep(0)  # now the first have passed, and the others wait
     cancelled = tasks[TOGETHER : 2 * TOGETHER]

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from feedq.lease import standing
 from feedq.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, Selector
-from feedq.testing.clock import NEW_YEAR
 from feedq.web.particulars import declaration_lines, detail, lease_lines
 from feedq.wording import why
+from tests.fakes.clock import NEW_YEAR
 
 NOW = NEW_YEAR
 

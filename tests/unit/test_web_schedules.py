@@ -30,7 +30,6 @@ from feedq.schedule.model import (
     ScheduleView,
 )
 from feedq.store.jobs.base import JobStore
-from feedq.testing.clock import NEW_YEAR
 from feedq.web.reading import Reader
 from feedq.web.schedules.asking import (
     ScheduleQuery,
@@ -41,9 +40,10 @@ from feedq.web.schedules.asking import (
     parse_states,
 )
 from feedq.web.schedules.changing import refusal
-from feedq.web.schedules.facts import SchedulePart, Schedules
+from feedq.web.schedules.facts import SchedulePart, ScheduleQueries
 from feedq.web.schedules.particulars import declaration_lines, standing_lines
 from feedq.web.schedules.words import what
+from tests.fakes.clock import NEW_YEAR
 
 NOW = NEW_YEAR
 LONG_S = 20
@@ -290,8 +290,8 @@ class Shelf:
         return run(key=key or "made")
 
 
-def pages(shelf: Shelf) -> Schedules:
-    return Schedules(cast(JobStore, shelf), Reader(URL, timeout_s=LONG_S), now=lambda: NOW)
+def pages(shelf: Shelf) -> ScheduleQueries:
+    return ScheduleQueries(cast(JobStore, shelf), Reader(URL, timeout_s=LONG_S), now=lambda: NOW)
 
 
 def story(told: Callable[[], Awaitable[None]]) -> None:

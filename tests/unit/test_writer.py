@@ -14,7 +14,7 @@ from feedq.errors import FeedMisconfigured, LeaseLost, SinkRewound, SinkUnavaila
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite, Landing, Written
 from feedq.telemetry import REGISTRY
-from feedq.testing.sink import MemoryCheckpoint, MemorySink
+from tests.fakes.sink import MemoryCheckpoint, MemorySink
 from tests.unit.data_path import AT, DataPath, batch, until
 
 
@@ -224,7 +224,7 @@ async def test_a_bug_in_a_sink_is_told_to_its_feeds_and_does_not_end_the_thread(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own(path, 1, 2)
-    monkeypatch.setattr("feedq.testing.sink.MemorySink._apply", None)
+    monkeypatch.setattr("tests.fakes.sink.MemorySink._apply", None)
     outlet = path.open_outlet((1, 1), "a")
     await outlet.put(batch(b"1", cursor=1))
     with pytest.raises(Exception, match="unexpected error"):

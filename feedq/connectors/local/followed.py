@@ -34,7 +34,7 @@ _ROTATED = re.compile(r"[-._]?[0-9][-._:T0-9]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class FileCursor:
     """After which byte of which file."""
 
     inode: int
@@ -47,12 +47,12 @@ class Position:
         return asdict(self)
 
 
-def parse_position(cursor: JSON) -> Position | None:
+def parse_position(cursor: JSON) -> FileCursor | None:
     """The position that a cursor is; None if it is that of another kind of source."""
     if isinstance(cursor, dict) and cursor.keys() == {"inode", "offset", "head"}:
         inode, offset, head = cursor["inode"], cursor["offset"], cursor["head"]
         if isinstance(inode, int) and isinstance(offset, int) and isinstance(head, int):
-            return Position(inode, offset, head)
+            return FileCursor(inode, offset, head)
     return None
 
 
@@ -80,10 +80,10 @@ class FollowedFile:
         """The first of them."""
 
     @property
-    def position(self) -> Position:
+    def position(self) -> FileCursor:
         """After the last record that was given back."""
         offset = self._read - self._framer.pending
-        return Position(self.inode, offset, crc32(self._head[:offset]))
+        return FileCursor(self.inode, offset, crc32(self._head[:offset]))
 
     @property
     def modified_ns(self) -> int:
@@ -95,7 +95,7 @@ class FollowedFile:
         """Bytes that were read of a record that is not complete yet."""
         return self._framer.pending
 
-    def holds(self, position: Position) -> bool:
+    def holds(self, position: FileCursor) -> bool:
         """Whether this is the file that a position is in, or a copy of it."""
         if os.fstat(self._fileno).st_size < position.offset:
             return False
@@ -170,7 +170,7 @@ class _Done:
         raise AssertionError("the file was finished")
 
 
-def find(path: str, position: Position, framer: Callable[[], Framer]) -> FollowedFile | None:
+def find(path: str, position: FileCursor, framer: Callable[[], Framer]) -> FollowedFile | None:
     """The file of a position, by whatever name beside ``path``; else a copy of it; None if all are gone."""
     for _ in range(LOOKS_MAX):
         before = _beside(path, position.inode)

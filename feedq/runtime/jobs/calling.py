@@ -92,7 +92,7 @@ class TaskCaller:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """How the code of an attempt came to its end."""
 
     finish: Finish | None
@@ -101,7 +101,7 @@ class Outcome:
     """Whether the database knows already: the job's own transaction said so."""
 
 
-def perform(runs: Runs, session_id: UUID, run: ClaimedRun, context: RunContext, call: Call) -> Outcome:
+def perform(runs: Runs, session_id: UUID, run: ClaimedRun, context: RunContext, call: Call) -> CallOutcome:
     """Run the code of one attempt, in this thread. Never raises for what the job does."""
     transactional = run.job.semantics is Semantics.TRANSACTIONAL
     bound = structlog.contextvars.bound_contextvars(
@@ -116,13 +116,13 @@ def perform(runs: Runs, session_id: UUID, run: ClaimedRun, context: RunContext, 
                 call(run)
         except RunTakenAway:
             logger.warning(LogEvent.RUN_TAKEN_AWAY, why="what it wrote was rolled back")
-            return Outcome(None)
+            return CallOutcome(None)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- users' code raises anything
             finish = _failure(run, context, error)
             _log_failure(run, finish, error)
-            return Outcome(finish)
+            return CallOutcome(finish)
         logger.debug(LogEvent.RUN_SUCCEEDED)
-        return Outcome(Finish(run.id, run.fence, RunState.SUCCEEDED), is_told=transactional)
+        return CallOutcome(Finish(run.id, run.fence, RunState.SUCCEEDED), is_told=transactional)
 
 
 def _call_in_transaction(

@@ -25,7 +25,7 @@ STAGGER_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PollIntervals:
     """For a fleet of so many workers."""
 
     workers: int = 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from feedq.runtime.jobs.pace import Pace
+from feedq.runtime.jobs.pace import PollIntervals
 from feedq.schedule.model import Hint
 from feedq.schedule.spread import segments_of
 from feedq.store.jobs.base import JobWorker
@@ -32,8 +32,8 @@ class Share:
     """Whether there was nothing to fire and nothing to run when somebody looked last."""
 
     @property
-    def pace(self) -> Pace:
-        return Pace(self.workers, self.is_idle)
+    def pace(self) -> PollIntervals:
+        return PollIntervals(self.workers, self.is_idle)
 
     @classmethod
     def of(cls, workers: Sequence[JobWorker], me: UUID | None, *, is_idle: bool = False) -> Share:

@@ -29,7 +29,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from feedq.errors import Unavailable
-from feedq.runtime.jobs.calling import Call, Outcome, perform
+from feedq.runtime.jobs.calling import Call, CallOutcome, perform
 from feedq.runtime.jobs.context import TIMED_OUT, RunContext
 from feedq.runtime.jobs.share import Identity, Share
 from feedq.runtime.jobs.threads import JobThreads
@@ -199,7 +199,7 @@ class Slots:
             self._claim_at = float("-inf")
             self._stir()
 
-    def _note(self, session_id: UUID, outcome: Outcome) -> None:
+    def _note(self, session_id: UUID, outcome: CallOutcome) -> None:
         assert outcome.finish is not None
         if outcome.is_told:
             RUNS_ENDED.labels(outcome.finish.state.value).inc()

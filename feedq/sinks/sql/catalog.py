@@ -1,6 +1,6 @@
 """What a session knows of its database: feedq's own tables, and the landings it has looked at.
 
-Landings are looked at one by one, judged by `feedq.sinks.sql.shape`, and remembered until `Catalog.look_again`.
+Landings are looked at one by one, judged by `feedq.sinks.sql.shape`, and remembered until `SqlCatalog.look_again`.
 Only a fence creates tables: what disappears while a feed is being written was taken away by a person, who
 should be asked and not overruled.
 """
@@ -16,20 +16,20 @@ from feedq.errors import InvalidInput
 from feedq.sinks.base import FeedWrite, Landing
 from feedq.sinks.landing import TableName
 from feedq.sinks.sql.flavor import explain
-from feedq.sinks.sql.plan import Plan
-from feedq.sinks.sql.session import Session
-from feedq.sinks.sql.shape import Shape, describe, misdeclared, problem, shape_of
+from feedq.sinks.sql.plan import InsertPlan
+from feedq.sinks.sql.session import SqlSession
+from feedq.sinks.sql.shape import SqlTableShape, describe, misdeclared, problem, shape_of
 from feedq.sinks.sql.tables import checkpoint, dead_letter, exists, lacking, landing_table
 from feedq.sinks.sql.values import Unfit
-from feedq.sinks.sqlstate import Trouble
+from feedq.sinks.sqlstate import ErrorScope
 
 
-class Catalog:
+class SqlCatalog:
     """Landings as this session sees them. Methods raise `SQLAlchemyError`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SqlSession) -> None:
         self._session = session
-        self._plans: dict[Landing, Plan] = {}
+        self._plans: dict[Landing, InsertPlan] = {}
         self._has_bookkeeping = False
         self._record_bytes_max = session.flavor.record_bytes_max(session.connection)
 
@@ -42,17 +42,19 @@ class Catalog:
             self._upgrade()
             self._has_bookkeeping = True
 
-    def plan(self, landing: Landing) -> Plan:
+    def plan(self, landing: Landing) -> InsertPlan:
         """How to write to a landing. Raises `InvalidInput` when it cannot work."""
         if wrong := self.problems([landing], create=False):
             raise InvalidInput(wrong[landing])
         return self._plans[landing]
 
-    def imagined(self, landing: Landing) -> Plan:
+    def imagined(self, landing: Landing) -> InsertPlan:
         """How to write to a default landing whose table is yet to be made. Raises `InvalidInput`."""
         if why := misdeclared(landing):
             raise InvalidInput(why)
-        return Plan(landing, shape_of(landing_table(landing), self._session.connection), self._session.flavor)
+        return InsertPlan(
+            landing, shape_of(landing_table(landing), self._session.connection), self._session.flavor
+        )
 
     def problems(self, landings: Iterable[Landing], *, create: bool) -> dict[Landing, str]:
         """Those that cannot work, and why. With ``create``, default landing tables that are missing are made."""
@@ -101,7 +103,7 @@ class Catalog:
             return why
         assert shape is not None
         try:
-            self._plans[landing] = Plan(landing, shape, self._session.flavor)
+            self._plans[landing] = InsertPlan(landing, shape, self._session.flavor)
         except Unfit as unfit:
             return f"table {landing.table!r}: {unfit}"
         return None
@@ -109,7 +111,7 @@ class Catalog:
     def _inspector(self) -> Inspector:
         return inspect(self._session.connection)
 
-    def _describe(self, inspector: Inspector, landing: Landing) -> Shape | None:
+    def _describe(self, inspector: Inspector, landing: Landing) -> SqlTableShape | None:
         try:
             return describe(self._session.connection, inspector, self._session.flavor, landing)
         finally:
@@ -124,7 +126,7 @@ class Catalog:
             self._make(table)
         except SQLAlchemyError as error:
             self._session.rollback()
-            if self._session.flavor.trouble(error) not in (Trouble.LANDING, Trouble.DATA):
+            if self._session.flavor.trouble(error) not in (ErrorScope.LANDING, ErrorScope.DATA):
                 raise
             schema = TableName.parse(landing.table).schema
             where = f"in {schema!r} " if schema else ""
@@ -176,6 +178,6 @@ class Catalog:
             self._end()
 
     def _end(self) -> None:
-        """Have what was read outside of `Session.begin` over with, where that began a transaction, too."""
+        """Have what was read outside of `SqlSession.begin` over with, where that began a transaction, too."""
         if self._session.flavor.isolation is None:
             self._session.rollback()

@@ -13,7 +13,7 @@ from feedq.sinks.base import Checkpoint, Taking
 from feedq.sinks.identity import not_its_own, taken_meanwhile
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE
 from feedq.sinks.sql.letters import cursor_of, cursor_text
-from feedq.sinks.sql.session import Session
+from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.tables import checkpoint, utc_now
 
 c = checkpoint.c
@@ -38,7 +38,7 @@ def checkpoint_of(row: Row[*tuple[Any, ...]]) -> Checkpoint:
     )
 
 
-def listed(session: Session, environment: str, feeds: Collection[str] | None) -> list[Checkpoint]:
+def listed(session: SqlSession, environment: str, feeds: Collection[str] | None) -> list[Checkpoint]:
     """Those of feeds of these names, or all. Raises `SQLAlchemyError`."""
     here = c.environment == environment
     if feeds is None:
@@ -50,7 +50,7 @@ def listed(session: Session, environment: str, feeds: Collection[str] | None) ->
     return found
 
 
-def take(session: Session, environment: str, owner: UUID, taking: Taking) -> None:
+def take(session: SqlSession, environment: str, owner: UUID, taking: Taking) -> None:
     """Give a feed its checkpoint, in one transaction. Raises `Conflict`, `SQLAlchemyError`."""
     old, identity = taking.instead_of, taking.identity
     session.set_lock_wait(session.flavor.lock_timeout_s)

@@ -11,7 +11,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from feedq.errors import InvalidInput
 from feedq.sinks.sql.flavor import Flavor
 from feedq.sinks.sql.mysql import MySql
-from feedq.sinks.sql.session import Session
+from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import Sqlite
 from feedq.sinks.sql.tables import checkpoint
 from feedq.telemetry import mask_url
@@ -64,9 +64,9 @@ class SqlDatabase:
             raise InvalidInput(f"sink {shown}: {mask_url(str(error))}") from None
         self._refuse_unfit(shown)
 
-    def open(self, *, role: str, worker_id: UUID) -> Session:
+    def open(self, *, role: str, worker_id: UUID) -> SqlSession:
         """Raises `SQLAlchemyError`."""
-        return Session(self._engine, self.flavor, role=role, worker_id=worker_id)
+        return SqlSession(self._engine, self.flavor, role=role, worker_id=worker_id)
 
     def _refuse_unfit(self, shown: str) -> None:
         dialect = self._engine.dialect

@@ -31,13 +31,13 @@ from feedq.sinks.base import (
     Unusable,
 )
 from feedq.sinks.identity import strangers
-from feedq.sinks.isolate import Refusal, isolate
+from feedq.sinks.isolate import FailedAttempt, isolate
 from feedq.sinks.sql.checkpoints import checkpoint_of, checkpoints_where
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE
 from feedq.sinks.sql.letters import cursor_of
-from feedq.sinks.sql.session import Session
+from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.tables import checkpoint
-from feedq.sinks.sqlstate import Trouble
+from feedq.sinks.sqlstate import ErrorScope
 
 POLL_S: Final = 0.02
 """How often to look again, where there is no waiting for a lock."""
@@ -45,10 +45,10 @@ LOCKED_MAX: Final = 10
 """Refusals in one round after which the rest is taken for locked: each costs an attempt."""
 
 
-class Fencing:
+class SqlFencing:
     """The fences of one owner in one environment. Methods raise `SQLAlchemyError`."""
 
-    def __init__(self, session: Session, environment: str, owner: UUID) -> None:
+    def __init__(self, session: SqlSession, environment: str, owner: UUID) -> None:
         self._session = session
         self._environment = environment
         self._owner = owner
@@ -124,17 +124,17 @@ class Fencing:
         """Raise the epochs of all that can be without waiting; returns the feeds that were locked since."""
         refusals = 0
 
-        def attempt(part: Sequence[FenceRequest]) -> Refusal | None:
+        def attempt(part: Sequence[FenceRequest]) -> FailedAttempt | None:
             nonlocal refusals
             if refusals >= LOCKED_MAX:
-                return Refusal("locked")
+                return FailedAttempt("locked")
             refusal = self._attempt(part, wait_s=0)
             refusals += refusal is not None
             return refusal
 
         return {request.feed_id for request, _ in isolate(requests, attempt)}
 
-    def _attempt(self, requests: Sequence[FenceRequest], *, wait_s: float) -> Refusal | None:
+    def _attempt(self, requests: Sequence[FenceRequest], *, wait_s: float) -> FailedAttempt | None:
         rows = [
             {
                 "environment": self._environment,
@@ -154,10 +154,10 @@ class Fencing:
             flavor.fence(self._session.connection, rows, wait_s=wait_s)
         except SQLAlchemyError as error:
             # Trouble with the data is a checkpoint that somebody else makes at this very moment.
-            if flavor.trouble(error) not in (Trouble.LOCKED, Trouble.DATA):
+            if flavor.trouble(error) not in (ErrorScope.LOCKED, ErrorScope.DATA):
                 raise
             self._session.rollback()
-            return Refusal("locked")
+            return FailedAttempt("locked")
         return None
 
     def _read_back(self, requests: Sequence[FenceRequest]) -> list[FenceOutcome]:
@@ -186,7 +186,7 @@ class Fencing:
                 owners |= {feed_id: UUID(row.owner) for feed_id, row in self._checkpoints(part).items()}
             except SQLAlchemyError as error:
                 # Where a commit locks out readers, too, the owner is told next time.
-                if self._session.flavor.trouble(error) is not Trouble.LOCKED:
+                if self._session.flavor.trouble(error) is not ErrorScope.LOCKED:
                     raise
         return [Blocked(request.feed_id, request.epoch, owners.get(request.feed_id)) for request in requests]
 

@@ -4,7 +4,7 @@ What such a database must have: transactions, ``SELECT … FOR UPDATE``, and sav
 connect with bounds on every wait, how a transaction begins and commits, what an error means, how a feed's epoch
 is raised, and whose session is in the way. It holds no state of a session.
 
-An error that the driver says nothing of counts as `Trouble.UNAVAILABLE`; one with a code of the standard means
+An error that the driver says nothing of counts as `ErrorScope.UNAVAILABLE`; one with a code of the standard means
 what it means in PostgreSQL, and an unknown code that a record is at fault.
 """
 
@@ -37,7 +37,7 @@ from feedq.model import FeedKey
 from feedq.sinks.landing import TableName
 from feedq.sinks.sql.tables import checkpoint, utc_now
 from feedq.sinks.sql.values import Conversion, conversion
-from feedq.sinks.sqlstate import ERROR_TEXT_MAX, Trouble, classify_code, is_known
+from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify_code, is_known
 
 CONNECT_TIMEOUT_S: Final = 5
 READ_TIMEOUT_S: Final = 60
@@ -112,12 +112,12 @@ class Flavor:
 
     # -- errors --------------------------------------------------------------------------------------
 
-    def trouble(self, error: SQLAlchemyError) -> Trouble:
+    def trouble(self, error: SQLAlchemyError) -> ErrorScope:
         if not isinstance(error, DBAPIError):
             # A value that SQLAlchemy or the driver cannot even send.
-            return Trouble.DATA
+            return ErrorScope.DATA
         if error.connection_invalidated:
-            return Trouble.UNAVAILABLE
+            return ErrorScope.UNAVAILABLE
         code = sqlstate_of(error)
         if code is not None:
             return classify_code(code)
@@ -125,7 +125,10 @@ class Flavor:
 
     def refused_commit(self, error: SQLAlchemyError) -> bool:
         """Whether a commit that failed with this has surely not happened; else nobody knows."""
-        if not isinstance(error, DBAPIError) or self.trouble(error) not in (Trouble.CONFLICT, Trouble.DATA):
+        if not isinstance(error, DBAPIError) or self.trouble(error) not in (
+            ErrorScope.CONFLICT,
+            ErrorScope.DATA,
+        ):
             return False
         code = sqlstate_of(error)
         return code is None or is_known(code)
@@ -293,13 +296,13 @@ def parameter(name: str, column: Any = None) -> Any:
     return bindparam(f"this_{name}", type_=None if column is None else column.type)
 
 
-def by_class(error: DBAPIError) -> Trouble:
+def by_class(error: DBAPIError) -> ErrorScope:
     """What the driver calls the error, which tells little."""
     if isinstance(error, IntegrityError | DataError):
-        return Trouble.DATA
+        return ErrorScope.DATA
     if isinstance(error, ProgrammingError):
-        return Trouble.LANDING
-    return Trouble.UNAVAILABLE
+        return ErrorScope.LANDING
+    return ErrorScope.UNAVAILABLE
 
 
 def sqlstate_of(error: DBAPIError) -> str | None:

@@ -16,23 +16,23 @@ from feedq.model import FeedKey
 from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
 from feedq.sinks.deadletters import DeadRecord, count_by_feed, last_errors
 from feedq.sinks.groupcommit import REFUSALS_MAX, Care, Course, GroupFailed, Part, by_landing
-from feedq.sinks.isolate import Refusal, isolate
+from feedq.sinks.isolate import FailedAttempt, isolate
 from feedq.sinks.session import AnswerLost
 from feedq.sinks.sql.attempt import LandingBroken, attempt
 from feedq.sinks.sql.flavor import explain
 from feedq.sinks.sql.letters import bury, cursor_text
-from feedq.sinks.sql.plan import Plan
-from feedq.sinks.sql.session import RowRefused, Session
-from feedq.sinks.sqlstate import Trouble
+from feedq.sinks.sql.plan import InsertPlan
+from feedq.sinks.sql.session import RowRefused, SqlSession
+from feedq.sinks.sqlstate import ErrorScope
 
 
-class GroupCommit:
+class SqlGroupCommit:
     """One transaction. Used once."""
 
     def __init__(
         self,
-        session: Session,
-        plans: Mapping[Landing, Plan],
+        session: SqlSession,
+        plans: Mapping[Landing, InsertPlan],
         environment: str,
         *,
         owner: UUID,
@@ -100,7 +100,7 @@ class GroupCommit:
         fenced = tuple(w.key for w in lost if epochs.get(w.feed_id, 0) > w.epoch)
         return fenced, tuple(write.key for write in lost if write.key not in fenced)
 
-    def _land(self, plan: Plan, writes: Sequence[FeedWrite]) -> None:
+    def _land(self, plan: InsertPlan, writes: Sequence[FeedWrite]) -> None:
         """Land what can be, or nothing of it if it is the landing that is broken."""
         session, doubted = self._session, plan.landing in self._course.doubted
         try:
@@ -127,18 +127,18 @@ class GroupCommit:
         self._dead += refused
 
     def _land_feeds(
-        self, plan: Plan, writes: Sequence[FeedWrite]
+        self, plan: InsertPlan, writes: Sequence[FeedWrite]
     ) -> tuple[list[FeedWrite], list[DeadRecord]]:
         """Land the feeds that nothing is wrong with, and postpone the others; returns those that landed."""
         read = {write.key: plan.rows([write]) for write in writes}
 
-        def land(part: Sequence[FeedWrite]) -> Refusal | None:
+        def land(part: Sequence[FeedWrite]) -> FailedAttempt | None:
             rows = [row for write in part for row in read[write.key][0]]
             refusal = attempt(self._session, plan, rows)
             if refusal is None or refusal.position is None or refusal.position >= len(rows):
                 return refusal
             keys = [write.key for write in part]
-            return Refusal(refusal.error, keys.index(rows[refusal.position].suspect.write.key))
+            return FailedAttempt(refusal.error, keys.index(rows[refusal.position].suspect.write.key))
 
         with self._session.savepoint("feedq_landing"):
             refused = isolate(writes, land, refusals_max=REFUSALS_MAX)
@@ -146,7 +146,7 @@ class GroupCommit:
         landed = [write for write in writes if write.key not in self._postponed]
         return landed, [dead for write in landed for dead in read[write.key][1]]
 
-    def _land_records(self, plan: Plan, writes: Sequence[FeedWrite]) -> list[DeadRecord]:
+    def _land_records(self, plan: InsertPlan, writes: Sequence[FeedWrite]) -> list[DeadRecord]:
         """Land the records that can be; returns the others."""
         rows, refused = plan.rows(writes)
         with self._session.savepoint("feedq_landing"):
@@ -203,6 +203,6 @@ class GroupCommit:
 
     def _failed(self, part: Part, error: SQLAlchemyError, *, landing: Landing | None = None) -> GroupFailed:
         trouble = self._session.flavor.trouble(error)
-        if trouble is Trouble.LOCKED and self._session.flavor.locks_all:
+        if trouble is ErrorScope.LOCKED and self._session.flavor.locks_all:
             part, landing = Part.CHECKPOINTS, None
         return GroupFailed(part, trouble, error, explain(error), landing=landing)

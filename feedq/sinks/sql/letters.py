@@ -17,16 +17,16 @@ from sqlalchemy import delete, insert, select, update
 
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.model import JSON, Batch
-from feedq.sinks.base import DeadLetter, FeedWrite, Landing, Preview, Replayed
+from feedq.sinks.base import DeadLetter, FeedWrite, Landing, Replayed, RowPreview
 from feedq.sinks.deadletters import DeadRecord
 from feedq.sinks.isolate import isolate
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.plan import Suspect
+from feedq.sinks.plan import SuspectRecord
 from feedq.sinks.session import AnswerLost
 from feedq.sinks.sql.attempt import LandingBroken, attempt
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE, parameter
-from feedq.sinks.sql.plan import Plan, Row
-from feedq.sinks.sql.session import Session
+from feedq.sinks.sql.plan import InsertPlan, Row
+from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.tables import dead_letter
 
 LOCK_TIMEOUT_S: Final = 5.0
@@ -50,7 +50,7 @@ def cursor_of(text: str | None) -> JSON:
     return None if text is None else json.loads(text)
 
 
-def bury(session: Session, environment: str, dead: Iterable[DeadRecord]) -> None:
+def bury(session: SqlSession, environment: str, dead: Iterable[DeadRecord]) -> None:
     """Write dead letters, in the transaction that is open."""
     rows = [
         {
@@ -69,7 +69,7 @@ def bury(session: Session, environment: str, dead: Iterable[DeadRecord]) -> None
 
 
 def listed(
-    session: Session,
+    session: SqlSession,
     environment: str,
     *,
     feed: str | None,
@@ -99,7 +99,7 @@ def listed(
     return sorted(found, key=lambda letter: letter.id, reverse=after is None)[:limit]
 
 
-def drop(session: Session, environment: str, ids: Collection[int]) -> int:
+def drop(session: SqlSession, environment: str, ids: Collection[int]) -> int:
     """Returns how many there were."""
     session.set_lock_wait(LOCK_TIMEOUT_S)
     session.begin()
@@ -109,7 +109,7 @@ def drop(session: Session, environment: str, ids: Collection[int]) -> int:
 
 
 def replay(
-    session: Session, environment: str, plan: Plan, *, ids: Collection[int], landing: Landing
+    session: SqlSession, environment: str, plan: InsertPlan, *, ids: Collection[int], landing: Landing
 ) -> Replayed:
     """Raises `InvalidInput` when the landing cannot work, `SinkUnavailable` when the answer was lost."""
     session.set_lock_wait(LOCK_TIMEOUT_S)
@@ -135,14 +135,14 @@ def replay(
     return Replayed(len(landed), refused)
 
 
-def preview(session: Session, plan: Plan, write: FeedWrite, *, lands: bool) -> list[Preview]:
+def preview(session: SqlSession, plan: InsertPlan, write: FeedWrite, *, lands: bool) -> list[RowPreview]:
     """Each record by itself; where it ``lands``, in a transaction that is rolled back. Raises `InvalidInput`."""
     session.set_lock_wait(LOCK_TIMEOUT_S)
     if lands:
         session.begin()
     try:
         return [
-            _preview(session, plan, Suspect(write, batch, record), lands=lands)
+            _preview(session, plan, SuspectRecord(write, batch, record), lands=lands)
             for batch in write.batches
             for record in batch.split()
         ]
@@ -152,19 +152,19 @@ def preview(session: Session, plan: Plan, write: FeedWrite, *, lands: bool) -> l
         session.rollback()
 
 
-def _preview(session: Session, plan: Plan, suspect: Suspect, *, lands: bool) -> Preview:
+def _preview(session: SqlSession, plan: InsertPlan, suspect: SuspectRecord, *, lands: bool) -> RowPreview:
     try:
         columns = plan.texts(suspect)
     except UnreadableRecord as unreadable:
-        return Preview(suspect.record, {}, str(unreadable))
+        return RowPreview(suspect.record, {}, str(unreadable))
     rows, refused = plan.rows([_alone(suspect)])
     if refused:
-        return Preview(suspect.record, columns, refused[0][1])
+        return RowPreview(suspect.record, columns, refused[0][1])
     refusal = attempt(session, plan, rows) if lands else None
-    return Preview(suspect.record, columns, None if refusal is None else refusal.error)
+    return RowPreview(suspect.record, columns, None if refusal is None else refusal.error)
 
 
-def _land(session: Session, plan: Plan, letters: dict[int, FeedWrite]) -> dict[int, str]:
+def _land(session: SqlSession, plan: InsertPlan, letters: dict[int, FeedWrite]) -> dict[int, str]:
     """Land what can be; returns why the others cannot."""
     rows: dict[int, Row] = {}
     refused: dict[int, str] = {}
@@ -185,7 +185,7 @@ def _land(session: Session, plan: Plan, letters: dict[int, FeedWrite]) -> dict[i
         raise InvalidInput(str(broken)) from broken
 
 
-def _delete(session: Session, environment: str, ids: Collection[int]) -> int:
+def _delete(session: SqlSession, environment: str, ids: Collection[int]) -> int:
     return sum(
         session.execute(
             delete(dead_letter).where(dead_letter.c.environment == environment, dead_letter.c.id.in_(part))
@@ -194,7 +194,7 @@ def _delete(session: Session, environment: str, ids: Collection[int]) -> int:
     )
 
 
-def _commit(session: Session, consequence: str) -> None:
+def _commit(session: SqlSession, consequence: str) -> None:
     try:
         session.commit()
     except AnswerLost as lost:
@@ -220,7 +220,7 @@ def _write(row: ResultRow[Any], landing: Landing) -> FeedWrite:
     return FeedWrite(letter.feed_id, letter.feed, letter.epoch, landing, (batch,))
 
 
-def _alone(suspect: Suspect) -> FeedWrite:
+def _alone(suspect: SuspectRecord) -> FeedWrite:
     write, batch, record = suspect
     one = Batch.of_records([record], cursor=batch.cursor, received_at=batch.received_at)
     return FeedWrite(write.feed_id, write.feed, write.epoch, write.landing, (one,))

@@ -27,7 +27,7 @@ from feedq.sinks.sql import values
 from feedq.sinks.sql.flavor import Flavor, by_class
 from feedq.sinks.sql.tables import MYSQL, checkpoint, utc_now
 from feedq.sinks.sql.values import Conversion, conversion
-from feedq.sinks.sqlstate import Trouble
+from feedq.sinks.sqlstate import ErrorScope
 
 SESSIONS_MAX: Final = 8
 """Of one worker in one role; a worker has one, and a few more while it replaces lost ones."""
@@ -79,13 +79,13 @@ _LATER: Final = (1021, 1030, 1037, 1038, 1041, 1114, 1290, 1317, 1836)
 _UNAVAILABLE: Final = (1040, 1053, 1077, 1078, 1079, *range(1152, 1162), 1203, 1226)
 OF_CLIENTS: Final = range(2000, 3000)
 """Errors that no server has sent."""
-_BY_CODE: Final[Mapping[int, Trouble]] = {
-    **dict.fromkeys(_LOCKED, Trouble.LOCKED),
-    **dict.fromkeys(_CONFLICTS, Trouble.CONFLICT),
-    **dict.fromkeys(_DATA, Trouble.DATA),
-    **dict.fromkeys(_LANDINGS, Trouble.LANDING),
-    **dict.fromkeys(_LATER, Trouble.LATER),
-    **dict.fromkeys(_UNAVAILABLE, Trouble.UNAVAILABLE),
+_BY_CODE: Final[Mapping[int, ErrorScope]] = {
+    **dict.fromkeys(_LOCKED, ErrorScope.LOCKED),
+    **dict.fromkeys(_CONFLICTS, ErrorScope.CONFLICT),
+    **dict.fromkeys(_DATA, ErrorScope.DATA),
+    **dict.fromkeys(_LANDINGS, ErrorScope.LANDING),
+    **dict.fromkeys(_LATER, ErrorScope.LATER),
+    **dict.fromkeys(_UNAVAILABLE, ErrorScope.UNAVAILABLE),
 }
 REFUSED_COMMITS: Final = frozenset({1020, 1205, 1213})
 """Answers of a server that lives and has rolled back."""
@@ -147,16 +147,16 @@ class MySql(Flavor):
 
     # -- errors --------------------------------------------------------------------------------------
 
-    def trouble(self, error: SQLAlchemyError) -> Trouble:
+    def trouble(self, error: SQLAlchemyError) -> ErrorScope:
         if not isinstance(error, DBAPIError):
-            return Trouble.DATA
+            return ErrorScope.DATA
         if error.connection_invalidated:
-            return Trouble.UNAVAILABLE
+            return ErrorScope.UNAVAILABLE
         code = _code(error)
         trouble = _BY_CODE.get(code or 0) or by_class(error)
-        if trouble is Trouble.UNAVAILABLE and code not in (None, *_UNAVAILABLE) and code not in OF_CLIENTS:
+        if trouble is ErrorScope.UNAVAILABLE and code not in (None, *_UNAVAILABLE) and code not in OF_CLIENTS:
             # The server has answered, and lives: what is unknown is the record's fault.
-            return Trouble.DATA
+            return ErrorScope.DATA
         return trouble
 
     def refused_commit(self, error: SQLAlchemyError) -> bool:

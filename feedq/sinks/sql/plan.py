@@ -22,12 +22,12 @@ from feedq.sinks.base import FeedWrite, Landing, OnConflict
 from feedq.sinks.copytext import ColumnRows
 from feedq.sinks.deadletters import DeadRecord
 from feedq.sinks.jsontext import UnreadableRecord, decode, read
-from feedq.sinks.plan import Suspect
+from feedq.sinks.plan import SuspectRecord
 from feedq.sinks.sql.flavor import Flavor, parameter
-from feedq.sinks.sql.session import RowRefused, Session
-from feedq.sinks.sql.shape import DEFAULT_COLUMNS, Shape, written_columns
+from feedq.sinks.sql.session import RowRefused, SqlSession
+from feedq.sinks.sql.shape import DEFAULT_COLUMNS, SqlTableShape, written_columns
 from feedq.sinks.sql.values import Conversion, Convert, Unfit
-from feedq.sinks.sqlstate import Trouble
+from feedq.sinks.sqlstate import ErrorScope
 
 ROWS_AT_ONCE: Final = 1_000
 BYTES_AT_ONCE: Final = 256 * 1024
@@ -41,14 +41,14 @@ Reader = Callable[[bytes], Values]
 class Row(NamedTuple):
     """A record, ready to be inserted."""
 
-    suspect: Suspect
+    suspect: SuspectRecord
     values: Values
 
 
-class Plan:
+class InsertPlan:
     """One landing, ready to be written."""
 
-    def __init__(self, landing: Landing, shape: Shape, flavor: Flavor) -> None:
+    def __init__(self, landing: Landing, shape: SqlTableShape, flavor: Flavor) -> None:
         """Raises `Unfit` for a constant that its column does not take."""
         self.landing = landing
         names = written_columns(landing, shape)
@@ -73,7 +73,7 @@ class Plan:
 
     # -- reading -------------------------------------------------------------------------------------
 
-    def texts(self, suspect: Suspect) -> dict[str, str | None]:
+    def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
         """What each column is to get. Raises `UnreadableRecord`."""
         write, batch, record = suspect
         if self._rows is not None:
@@ -93,7 +93,7 @@ class Plan:
             for batch in write.batches:
                 read_record = self._reader(write, batch)
                 for record in batch.split():
-                    suspect = Suspect(write, batch, record)
+                    suspect = SuspectRecord(write, batch, record)
                     try:
                         rows.append(Row(suspect, read_record(record)))
                     except UnreadableRecord as unreadable:
@@ -103,8 +103,8 @@ class Plan:
     def _reader(self, write: FeedWrite, batch: Batch) -> Reader:
         """What turns a record of this batch into a row. Raises `UnreadableRecord`, then and now."""
         if self._rows is not None:
-            return lambda record: self._values(self.texts(Suspect(write, batch, record)))
-        texts = self.texts(Suspect(write, batch, b""))
+            return lambda record: self._values(self.texts(SuspectRecord(write, batch, record)))
+        texts = self.texts(SuspectRecord(write, batch, b""))
         return _default_reader(
             self._values({name: texts[name] for name in DEFAULT_COLUMNS[:-1]}),
             self.landing.format,
@@ -127,7 +127,7 @@ class Plan:
 
     # -- writing -------------------------------------------------------------------------------------
 
-    def insert(self, session: Session, rows: Sequence[Row]) -> None:
+    def insert(self, session: SqlSession, rows: Sequence[Row]) -> None:
         """Write all of the rows. Raises `SQLAlchemyError`, or `RowRefused` with a guess at which it was."""
         done = 0
         for part in _parts(rows):
@@ -142,7 +142,7 @@ class Plan:
                 raise RowRefused(error, _add(done, session.flavor.row_of(error))) from error
             done += len(part)
 
-    def _statement(self, flavor: Flavor, shape: Shape) -> Insert | None:
+    def _statement(self, flavor: Flavor, shape: SqlTableShape) -> Insert | None:
         """How rows are inserted; None when no single statement does what the key asks for."""
         if not self.landing.key:
             return insert(self._table)
@@ -171,7 +171,7 @@ class ByHand:
             update(table).where(*here).values({c.name: parameter(f"new_{c.name}", c) for c in table.c})
         )
 
-    def insert(self, session: Session, rows: Sequence[Values]) -> None:
+    def insert(self, session: SqlSession, rows: Sequence[Values]) -> None:
         for values in rows:
             if self._is_there(session, values):
                 continue
@@ -180,10 +180,12 @@ class ByHand:
                     session.execute(insert(self._table), values)
             except SQLAlchemyError as error:
                 # Somebody may have inserted it since; then it was there, and otherwise it is refused.
-                if session.flavor.trouble(error) is not Trouble.DATA or not self._is_there(session, values):
+                if session.flavor.trouble(error) is not ErrorScope.DATA or not self._is_there(
+                    session, values
+                ):
                     raise
 
-    def _is_there(self, session: Session, values: Values) -> bool:
+    def _is_there(self, session: SqlSession, values: Values) -> bool:
         wanted = {f"this_{name}": values[name] for name in self._key}
         if self._replaces:
             new = {f"this_new_{name}": value for name, value in values.items()}

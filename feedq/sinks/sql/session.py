@@ -1,6 +1,6 @@
 """One connection to a sink database by way of SQLAlchemy: its waits are bounded, its commits honest.
 
-Transactions begin and end where the caller says so. `Session.commit` tells apart a commit that the database
+Transactions begin and end where the caller says so. `SqlSession.commit` tells apart a commit that the database
 refused, and one whose answer never came. It does not reconnect and does not retry: SQLAlchemy would open a new
 connection behind our back after an error, which is why a broken session refuses to be used.
 """
@@ -17,9 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.sinks.session import AnswerLost
 from feedq.sinks.sql.flavor import Flavor, explain
-from feedq.sinks.sqlstate import Trouble
+from feedq.sinks.sqlstate import ErrorScope
 
-MENDABLE: Final = (Trouble.DATA, Trouble.LANDING)
+MENDABLE: Final = (ErrorScope.DATA, ErrorScope.LANDING)
 """What a savepoint can undo."""
 
 
@@ -32,7 +32,7 @@ class RowRefused(Exception):
         self.position = position
 
 
-class Session:
+class SqlSession:
     """A connection, outside of any transaction until `begin`. Methods raise `SQLAlchemyError`."""
 
     def __init__(self, engine: Engine, flavor: Flavor, *, role: str, worker_id: UUID) -> None:

@@ -28,7 +28,7 @@ WHOLE_INDEX_ONLY: Final = ("_where", "_length")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SqlColumn:
     """A column as the inspector describes it."""
 
     type: TypeEngine[Any]
@@ -56,11 +56,11 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SqlTableShape:
     """A table as it is."""
 
     name: TableName
-    columns: Mapping[str, Column]
+    columns: Mapping[str, SqlColumn]
     unique_keys: frozenset[frozenset[str]]
     """Those that a landing's key may name."""
     other_unique: bool
@@ -69,21 +69,23 @@ class Shape:
     """Why nothing can land there whatever the landing."""
 
 
-def describe(connection: Connection, inspector: Inspector, flavor: Flavor, landing: Landing) -> Shape | None:
+def describe(
+    connection: Connection, inspector: Inspector, flavor: Flavor, landing: Landing
+) -> SqlTableShape | None:
     """None when there is no such table. Raises `SQLAlchemyError`."""
     name = TableName.parse(landing.table)
     if flavor.is_system(name, inspector.default_schema_name):
-        return Shape(name, {}, frozenset(), False, SYSTEM)
+        return SqlTableShape(name, {}, frozenset(), False, SYSTEM)
     if not inspector.has_table(name.name, schema=name.schema):
         return None
     if name.name in inspector.get_view_names(schema=name.schema):
-        return Shape(name, {}, frozenset(), False, "is a view: name a table")
+        return SqlTableShape(name, {}, frozenset(), False, "is a view: name a table")
     described = inspector.get_columns(name.name, schema=name.schema)
     json_columns = flavor.json_columns(connection, name)
     primary = inspector.get_pk_constraint(name.name, schema=name.schema)["constrained_columns"]
     own = flavor.own_columns(described, primary)
     columns = {
-        column["name"]: Column(
+        column["name"]: SqlColumn(
             column["type"],
             not_null=not column["nullable"],
             is_json=column["name"] in json_columns or isinstance(column["type"], types.JSON),
@@ -101,13 +103,13 @@ def describe(connection: Connection, inspector: Inspector, flavor: Flavor, landi
         if not constraint.get("duplicates_index"):
             whole.add(frozenset(constraint["column_names"]))
     unfit = flavor.unfit_table(connection, inspector, name)
-    return Shape(name, columns, frozenset(whole), bool(partial), unfit)
+    return SqlTableShape(name, columns, frozenset(whole), bool(partial), unfit)
 
 
-def shape_of(table: Table, connection: Connection) -> Shape:
+def shape_of(table: Table, connection: Connection) -> SqlTableShape:
     """The shape of a table that is yet to be made."""
     columns = {
-        column.name: Column(
+        column.name: SqlColumn(
             column.type.dialect_impl(connection.dialect),
             not_null=not column.nullable,
             is_json=isinstance(column.type.dialect_impl(connection.dialect), types.JSON),
@@ -117,7 +119,7 @@ def shape_of(table: Table, connection: Connection) -> Shape:
         )
         for column in table.c
     }
-    return Shape(TableName(table.schema, table.name), columns, frozenset(), False, None)
+    return SqlTableShape(TableName(table.schema, table.name), columns, frozenset(), False, None)
 
 
 def misdeclared(landing: Landing) -> str | None:
@@ -131,7 +133,7 @@ def misdeclared(landing: Landing) -> str | None:
     return None
 
 
-def written_columns(landing: Landing, shape: Shape) -> tuple[str, ...]:
+def written_columns(landing: Landing, shape: SqlTableShape) -> tuple[str, ...]:
     """What is written of the table, in order."""
     if landing.is_mapped:
         readable = {name: column.for_reading for name, column in shape.columns.items()}
@@ -139,7 +141,7 @@ def written_columns(landing: Landing, shape: Shape) -> tuple[str, ...]:
     return DEFAULT_COLUMNS
 
 
-def problem(landing: Landing, shape: Shape | None) -> str | None:
+def problem(landing: Landing, shape: SqlTableShape | None) -> str | None:
     """Why the landing cannot work with the table as it is; None when it can."""
     if shape is None:
         return f"table {landing.table!r} does not exist: create it, or correct sink.table"
@@ -151,7 +153,7 @@ def problem(landing: Landing, shape: Shape | None) -> str | None:
         return f"table {landing.table!r}: {error}"
 
 
-def _complaints(landing: Landing, shape: Shape) -> Iterator[str]:
+def _complaints(landing: Landing, shape: SqlTableShape) -> Iterator[str]:
     table, written = f"table {landing.table!r}", written_columns(landing, shape)
     if missing := [name for name in written if name not in shape.columns]:
         yield (
@@ -187,7 +189,7 @@ def _complaints(landing: Landing, shape: Shape) -> Iterator[str]:
         )
 
 
-def _wrong_types(landing: Landing, shape: Shape) -> Iterator[str]:
+def _wrong_types(landing: Landing, shape: SqlTableShape) -> Iterator[str]:
     wanted: dict[str, tuple[str, bool]] = {
         "feed": ("a text", isinstance(shape.columns["feed"].type, types.String)),
         "epoch": ("an integer of 64 bits", isinstance(shape.columns["epoch"].type, types.Integer)),

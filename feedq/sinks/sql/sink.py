@@ -24,8 +24,8 @@ from feedq.sinks.base import (
     FenceOutcome,
     FenceRequest,
     Landing,
-    Preview,
     Replayed,
+    RowPreview,
     Taking,
     Unusable,
     Written,
@@ -34,15 +34,15 @@ from feedq.sinks.groupcommit import Care, Course, GroupFailed, Next, Part
 from feedq.sinks.session import AnswerLost
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sql import checkpoints
-from feedq.sinks.sql.catalog import Catalog
+from feedq.sinks.sql.catalog import SqlCatalog
 from feedq.sinks.sql.database import SqlDatabase
-from feedq.sinks.sql.fencing import Fencing
+from feedq.sinks.sql.fencing import SqlFencing
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE, explain
-from feedq.sinks.sql.group import GroupCommit
+from feedq.sinks.sql.group import SqlGroupCommit
 from feedq.sinks.sql.letters import cursor_text, drop, listed, preview, replay
-from feedq.sinks.sql.session import Session
+from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.shape import misdeclared
-from feedq.sinks.sqlstate import Trouble
+from feedq.sinks.sqlstate import ErrorScope
 from feedq.telemetry import mask_url
 
 T = TypeVar("T")
@@ -65,8 +65,8 @@ class SqlSink:
         self._worker_id = worker_id
         self._role = role
         self._database = SqlDatabase(url)
-        self._session: Session | None = None
-        self._catalog: Catalog | None = None
+        self._session: SqlSession | None = None
+        self._catalog: SqlCatalog | None = None
         self._lost: dict[UUID, int] = {}
         self._locked: set[Landing] = set()
         """Landings that could not be written when last tried, because of somebody's lock."""
@@ -74,7 +74,7 @@ class SqlSink:
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         """Fence many feeds in few statements. Raises `SinkUnavailable`."""
 
-        def fence(session: Session, catalog: Catalog) -> list[FenceOutcome]:
+        def fence(session: SqlSession, catalog: SqlCatalog) -> list[FenceOutcome]:
             catalog.ensure_bookkeeping()
             landings = {request.landing for request in requests}
             # A table that was taken away since is made anew, or complained about, before a feed starts.
@@ -86,7 +86,7 @@ class SqlSink:
                 if request.landing in wrong
             ]
             usable = [request for request in requests if request.landing not in wrong]
-            fencing = Fencing(session, self._environment, self._worker_id)
+            fencing = SqlFencing(session, self._environment, self._worker_id)
             return unusable + fencing.fence(usable, lock_timeout_s=lock_timeout_s)
 
         return self._read(fence) if requests else []
@@ -112,7 +112,7 @@ class SqlSink:
             except GroupFailed as failed:
                 last = failed
                 session.rollback()
-                if session.is_broken or failed.trouble is Trouble.UNAVAILABLE:
+                if session.is_broken or failed.trouble is ErrorScope.UNAVAILABLE:
                     if not _died_idle(session):
                         break
                     continue
@@ -125,7 +125,7 @@ class SqlSink:
                 session.rollback()
                 if not _died_idle(session):
                     raise self._unavailable(error, "nothing was written") from error
-                last = GroupFailed(Part.CHECKPOINTS, Trouble.UNAVAILABLE, error, str(error))
+                last = GroupFailed(Part.CHECKPOINTS, ErrorScope.UNAVAILABLE, error, str(error))
             except CommitUnknown as unknown:
                 if session.number is not None:
                     self._lost[unknown.commit_id] = session.number
@@ -141,7 +141,7 @@ class SqlSink:
         """Whether the lost commit happened; None: nothing of it did. Raises `SinkUnavailable`."""
         number = self._lost.get(unknown.commit_id)
 
-        def last_commits(session: Session, _: Catalog) -> dict[int, LastCommit]:
+        def last_commits(session: SqlSession, _: SqlCatalog) -> dict[int, LastCommit]:
             if number is not None:
                 # It may still hold a COMMIT that it has not read: without this, we would wait for it.
                 session.flavor.end_session(
@@ -167,7 +167,7 @@ class SqlSink:
     def check(self, landing: Landing) -> str | None:
         """Why the landing cannot work; None when it can. Writes nothing. Raises `SinkUnavailable`."""
 
-        def check(_: Session, catalog: Catalog) -> str | None:
+        def check(_: SqlSession, catalog: SqlCatalog) -> str | None:
             catalog.look_again([landing])
             if not landing.is_mapped and not catalog.exists(landing):
                 return misdeclared(landing)
@@ -175,10 +175,10 @@ class SqlSink:
 
         return self._read(check)
 
-    def preview(self, write: FeedWrite) -> list[Preview]:
+    def preview(self, write: FeedWrite) -> list[RowPreview]:
         """How the records would land. Writes nothing. Raises `SinkUnavailable`, `InvalidInput`."""
 
-        def show(session: Session, catalog: Catalog) -> list[Preview]:
+        def show(session: SqlSession, catalog: SqlCatalog) -> list[RowPreview]:
             landing = write.landing
             exists = catalog.exists(landing)
             # A default table would be made by the first fence; there is nothing to try until then.
@@ -198,7 +198,7 @@ class SqlSink:
     ) -> list[DeadLetter]:
         """Refused records, newest first, or oldest first with ``after``. Raises `SinkUnavailable`."""
 
-        def read(session: Session, catalog: Catalog) -> list[DeadLetter]:
+        def read(session: SqlSession, catalog: SqlCatalog) -> list[DeadLetter]:
             catalog.ensure_bookkeeping()
             return listed(
                 session, self._environment, feed=feed, feed_id=feed_id, ids=ids, after=after, limit=limit
@@ -209,7 +209,7 @@ class SqlSink:
     def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
         """Land refused records after all. Raises `SinkUnavailable`, `InvalidInput`."""
 
-        def land(session: Session, catalog: Catalog) -> Replayed:
+        def land(session: SqlSession, catalog: SqlCatalog) -> Replayed:
             catalog.ensure_bookkeeping()
             catalog.look_again([landing])
             return replay(session, self._environment, catalog.plan(landing), ids=ids, landing=landing)
@@ -219,7 +219,7 @@ class SqlSink:
     def drop(self, ids: Collection[int]) -> int:
         """Delete refused records for good. Raises `SinkUnavailable`."""
 
-        def delete(session: Session, catalog: Catalog) -> int:
+        def delete(session: SqlSession, catalog: SqlCatalog) -> int:
             catalog.ensure_bookkeeping()
             return drop(session, self._environment, ids)
 
@@ -228,7 +228,7 @@ class SqlSink:
     def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
         """What the sink knows of feeds of these names, or of all. Raises `SinkUnavailable`."""
 
-        def read(session: Session, catalog: Catalog) -> list[Checkpoint]:
+        def read(session: SqlSession, catalog: SqlCatalog) -> list[Checkpoint]:
             catalog.ensure_bookkeeping()
             return checkpoints.listed(session, self._environment, feeds)
 
@@ -237,7 +237,7 @@ class SqlSink:
     def take(self, taking: Taking) -> None:
         """Give a feed its checkpoint. Raises `Conflict`, `SinkUnavailable`."""
 
-        def take(session: Session, catalog: Catalog) -> None:
+        def take(session: SqlSession, catalog: SqlCatalog) -> None:
             catalog.ensure_bookkeeping()
             checkpoints.take(session, self._environment, self._worker_id, taking)
 
@@ -257,7 +257,7 @@ class SqlSink:
     # -- private -------------------------------------------------------------------------------------
 
     def _write(
-        self, session: Session, catalog: Catalog, writes: Sequence[FeedWrite], course: Course
+        self, session: SqlSession, catalog: SqlCatalog, writes: Sequence[FeedWrite], course: Course
     ) -> Written:
         """One attempt, without the feeds that cannot be written in any case."""
         catalog.ensure_bookkeeping()
@@ -271,7 +271,7 @@ class SqlSink:
                 unusable[write.key] = why
         usable = [write for write in writes if write.key not in unusable]
         plans = {write.landing: catalog.plan(write.landing) for write in usable}
-        group = GroupCommit(
+        group = SqlGroupCommit(
             session, plans, self._environment, owner=self._worker_id, course=course, unusable=unusable
         )
         return group.run(usable)
@@ -282,7 +282,7 @@ class SqlSink:
         self.close()
         return Written({}, {}, (), {}, {write.key: f"the commit failed: {failed}" for write in writes})
 
-    def _last_commits(self, session: Session, feed_ids: Sequence[int]) -> dict[int, LastCommit]:
+    def _last_commits(self, session: SqlSession, feed_ids: Sequence[int]) -> dict[int, LastCommit]:
         found: dict[int, LastCommit] = {}
         for start in range(0, len(feed_ids), FEEDS_AT_ONCE):
             part = feed_ids[start : start + FEEDS_AT_ONCE]
@@ -290,7 +290,7 @@ class SqlSink:
                 found[row.feed_id] = LastCommit(row.epoch, row.commit_id and UUID(row.commit_id))
         return found
 
-    def _read(self, work: Callable[[Session, Catalog], T]) -> T:
+    def _read(self, work: Callable[[SqlSession, SqlCatalog], T]) -> T:
         """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
         for attempt in range(READ_ATTEMPTS_MAX):
             # Longer and longer, and nothing at first: a conflict is over when the other one is done.
@@ -301,7 +301,7 @@ class SqlSink:
             except SQLAlchemyError as error:
                 session.rollback()
                 last = error
-                if session.flavor.trouble(error) is not Trouble.CONFLICT and not session.is_broken:
+                if session.flavor.trouble(error) is not ErrorScope.CONFLICT and not session.is_broken:
                     break
             except BaseException:
                 self.close()
@@ -311,14 +311,14 @@ class SqlSink:
                 return done
         raise self._unavailable(last) from last
 
-    def _connect(self) -> tuple[Session, Catalog]:
+    def _connect(self) -> tuple[SqlSession, SqlCatalog]:
         """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""
         if self._session is not None and self._session.is_broken:
             self.close()
         if self._session is None or self._catalog is None:
             try:
                 self._session = self._database.open(role=self._role, worker_id=self._worker_id)
-                self._catalog = Catalog(self._session)
+                self._catalog = SqlCatalog(self._session)
             except (SQLAlchemyError, OSError, RuntimeError) as error:
                 # Not all that a driver raises when it cannot connect is wrapped.
                 raise self._unavailable(error) from error
@@ -328,13 +328,13 @@ class SqlSink:
         """The error for the caller; the session starts afresh, whatever state it was in."""
         self.close()
         text = explain(error) if isinstance(error, SQLAlchemyError) else str(error)
-        if isinstance(error, DBAPIError) and self._database.flavor.trouble(error) is Trouble.LOCKED:
+        if isinstance(error, DBAPIError) and self._database.flavor.trouble(error) is ErrorScope.LOCKED:
             text = f"{text}: another session holds the lock"
         parts = [f"sink {mask_url(self._url)}: {mask_url(text)}", *filter(None, [consequence])]
         return SinkUnavailable("; ".join(parts))
 
 
-def _died_idle(session: Session) -> bool:
+def _died_idle(session: SqlSession) -> bool:
     """Whether the connection was dead before the transaction did anything: then a new one is worth a try."""
     return session.is_broken and not session.has_begun
 

@@ -25,18 +25,18 @@ from feedq.errors import InvalidInput
 from feedq.sinks.landing import TableName
 from feedq.sinks.sql.flavor import Flavor, by_class
 from feedq.sinks.sql.values import Conversion, Convert, conversion, is_number, native_number, text
-from feedq.sinks.sqlstate import Trouble
+from feedq.sinks.sqlstate import ErrorScope
 
 OPEN_TIMEOUT_S: Final = 5.0
 
 _TROUBLES: Final = {
-    sqlite3.SQLITE_BUSY: Trouble.LOCKED,
-    sqlite3.SQLITE_LOCKED: Trouble.LOCKED,
-    sqlite3.SQLITE_CONSTRAINT: Trouble.DATA,
-    sqlite3.SQLITE_MISMATCH: Trouble.DATA,
-    sqlite3.SQLITE_TOOBIG: Trouble.DATA,
-    sqlite3.SQLITE_ERROR: Trouble.LANDING,
-    sqlite3.SQLITE_SCHEMA: Trouble.CONFLICT,
+    sqlite3.SQLITE_BUSY: ErrorScope.LOCKED,
+    sqlite3.SQLITE_LOCKED: ErrorScope.LOCKED,
+    sqlite3.SQLITE_CONSTRAINT: ErrorScope.DATA,
+    sqlite3.SQLITE_MISMATCH: ErrorScope.DATA,
+    sqlite3.SQLITE_TOOBIG: ErrorScope.DATA,
+    sqlite3.SQLITE_ERROR: ErrorScope.LANDING,
+    sqlite3.SQLITE_SCHEMA: ErrorScope.CONFLICT,
 }
 _DEFERRED: Final = re.compile(r"\bINITIALLY\s+DEFERRED\b", re.IGNORECASE)
 
@@ -81,16 +81,16 @@ class Sqlite(Flavor):
     def check_at_once(self, connection: Connection) -> None:
         """Nothing here waits for the commit: see `unfit_table`."""
 
-    def trouble(self, error: SQLAlchemyError) -> Trouble:
+    def trouble(self, error: SQLAlchemyError) -> ErrorScope:
         code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
         if code is not None:
             # The lowest byte; the others say more than we tell apart.
-            return _TROUBLES.get(code & 0xFF, Trouble.UNAVAILABLE)
-        return by_class(error) if isinstance(error, DBAPIError) else Trouble.DATA
+            return _TROUBLES.get(code & 0xFF, ErrorScope.UNAVAILABLE)
+        return by_class(error) if isinstance(error, DBAPIError) else ErrorScope.DATA
 
     def refused_commit(self, error: SQLAlchemyError) -> bool:
         # Busy readers keep a commit from happening, and leave the transaction as it was.
-        return self.trouble(error) in (Trouble.LOCKED, Trouble.DATA)
+        return self.trouble(error) in (ErrorScope.LOCKED, ErrorScope.DATA)
 
     def free(self, connection: Connection, environment: str, ids: Sequence[int]) -> Collection[int]:
         # No rows are locked here, only the file.

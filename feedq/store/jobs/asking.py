@@ -28,7 +28,7 @@ from feedq.schedule.model import (
 )
 from feedq.schedule.outcome import RunMove, states_before
 from feedq.schedule.words import instant, trigger_key
-from feedq.store.channels import Ring, ring_workers
+from feedq.store.channels import NotifyReason, ring_workers
 from feedq.store.jobs import listing
 from feedq.store.jobs.base import BACKFILL_MAX
 from feedq.store.jobs.rows import stored
@@ -110,12 +110,12 @@ def cancel_run(c: Connection, run_id: int) -> Run:
     if row is None:
         raise Conflict(f"run {run_id} of {run.schedule} has ended ({run.state}); there is nothing to cancel")
     if row.worker_id is not None:
-        ring_workers(c, [row.worker_id], Ring.JOBS)
+        ring_workers(c, [row.worker_id], NotifyReason.JOBS)
     return run
 
 
 def once(c: Connection, entry: str, key: str, tick_at: datetime, job: Job, *, ageing_s: float) -> bool:
-    """As `feedq.store.jobs.base.Schedules.once`; False also while the schedule is paused."""
+    """As `feedq.store.jobs.base.ScheduleStore.once`; False also while the schedule is paused."""
     _checked(key)
     schedule = _behind(c, entry, job)
     if schedule.state is ScheduleState.PAUSED:

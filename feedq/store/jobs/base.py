@@ -34,7 +34,7 @@ from feedq.schedule.model import (
 )
 
 
-class Schedules(Protocol):
+class ScheduleStore(Protocol):
     """Desired state. Edits look forward only: they reach no tick that has been fired, and fire none that is
     past. What needs a declaration that this release cannot read raises `Unreadable`; to edit, pause, purge and
     remove such a schedule, or to list it with others, does not."""
@@ -244,7 +244,7 @@ class JobStore(Protocol):
     """All of it, on one control database."""
 
     @property
-    def schedules(self) -> Schedules: ...
+    def schedules(self) -> ScheduleStore: ...
     @property
     def calendars(self) -> Calendars: ...
     @property

@@ -46,7 +46,7 @@ index."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DueScan:
     """What `look` found."""
 
     parameters: Mapping[str, Any]
@@ -216,7 +216,7 @@ def first_due_in_s(c: Connection) -> float | None:
     return found
 
 
-def look(c: Connection, offer: Offer, *, ageing_s: float, locking: bool) -> Look:
+def look(c: Connection, offer: Offer, *, ageing_s: float, locking: bool) -> DueScan:
     """What there is to be looked through, and when to ask again if that is nothing. With ``locking``, the rows of
     queues with limits that have room are locked."""
     given, takes_others = look_parameters(offer, ageing_s=ageing_s)
@@ -240,11 +240,11 @@ def look_parameters(offer: Offer, *, ageing_s: float) -> tuple[dict[str, Any], b
     return given, bool(offer.segments) or offer.steal_after_s < NEVER_S
 
 
-def look_from(row: Any, given: Mapping[str, Any]) -> Look:
+def look_from(row: Any, given: Mapping[str, Any]) -> DueScan:
     """From the row of `LOOK`."""
     waits = [max(wait, 0.0) for wait in (row.next_due_in_s, row.next_start_in_s) if wait is not None]
     names = ("open", "queues", "tasks", "selectors", "backfilled")
-    return Look(
+    return DueScan(
         parameters={**given, **{name: getattr(row, name) or [] for name in names}},
         any_missed=row.any_missed,
         next_in_s=min(waits, default=None),

@@ -30,7 +30,7 @@ from feedq.schedule.model import ClaimedRun, Finish, Hint, Job, RunKind, RunStat
 from feedq.schedule.spread import segment_of
 from feedq.store.channels import RUN_LOCK_CLASS
 from feedq.store.jobs.base import Granted, Offer
-from feedq.store.jobs.candidates import BY_ID, CANDIDATES, DUE, NEVER_S, NOW, Look, look
+from feedq.store.jobs.candidates import BY_ID, CANDIDATES, DUE, NEVER_S, NOW, DueScan, look
 from feedq.store.jobs.rows import job_from
 
 AGAIN_S = 0.05
@@ -89,7 +89,7 @@ _DUE = f"WITH {CANDIDATES} SELECT * FROM candidate ORDER BY rank_at, id LIMIT :l
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ClaimedRuns:
     """What a claim took."""
 
     granted: Granted
@@ -97,19 +97,19 @@ class Taken:
     """How those end whose job this release cannot read. Later: the row of their schedule comes before theirs."""
 
 
-def claim(c: Connection, offer: Offer, *, ageing_s: float) -> Taken:
+def claim(c: Connection, offer: Offer, *, ageing_s: float) -> ClaimedRuns:
     """Take at most ``offer.limit`` runs. An `IntegrityError` says that another worker was about to take one of the
     same schedule: nothing is taken then."""
     seen = look(c, offer, ageing_s=ageing_s, locking=True)
     if seen.any_missed:
         c.execute(text(MISS_DEADLINES))
     if seen.is_idle:
-        return Taken(Granted((), seen.next_in_s))
+        return ClaimedRuns(Granted((), seen.next_in_s))
     rows = c.execute(text(CLAIM), {**seen.parameters, "limit": offer.limit}).all()
     return taken_from(rows, seen, limit=offer.limit)
 
 
-def taken_from(rows: Sequence[Any], seen: Look, *, limit: int) -> Taken:
+def taken_from(rows: Sequence[Any], seen: DueScan, *, limit: int) -> ClaimedRuns:
     """From the rows of `CLAIM`."""
     taken = [row for row in rows if row.id is not None]
     if len(taken) == limit:
@@ -120,7 +120,7 @@ def taken_from(rows: Sequence[Any], seen: Look, *, limit: int) -> Taken:
     else:
         next_in_s = seen.next_in_s
     runs, unreadable = _read(taken)
-    return Taken(Granted(runs, next_in_s), unreadable)
+    return ClaimedRuns(Granted(runs, next_in_s), unreadable)
 
 
 def due(c: Connection, offer: Offer, *, ageing_s: float) -> list[Hint]:

@@ -94,7 +94,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ScheduleStanding:
     """What ending a run needs to know of its schedule; the row is locked."""
 
     name: str
@@ -107,7 +107,7 @@ class Standing:
 class Failures:
     """Runs in a row that did not succeed, by schedule."""
 
-    def __init__(self, standings: Mapping[int, Standing]) -> None:
+    def __init__(self, standings: Mapping[int, ScheduleStanding]) -> None:
         self._standings = standings
         self.counts: dict[int, int] = {}
         """Of schedules whose number changes."""
@@ -156,17 +156,19 @@ def is_current(row: Any, worker_id: UUID, fence: int) -> bool:
     return bool(row.state == RunState.RUNNING and row.fence == fence and row.worker_id == worker_id)
 
 
-def lock_schedules(c: Connection, run_ids: Sequence[int], *, failed: Sequence[int]) -> dict[int, Standing]:
+def lock_schedules(
+    c: Connection, run_ids: Sequence[int], *, failed: Sequence[int]
+) -> dict[int, ScheduleStanding]:
     """Lock the schedules of these runs whose failures may change, in the order of their ids."""
     rows = c.execute(text(_LOCK_SCHEDULES), {"ids": list(run_ids), "failed": list(failed)})
     return {row.id: standing_from(row) for row in rows}
 
 
-def standing_from(row: Any) -> Standing:
-    return Standing(row.name, row.failures, row.is_active, row.is_removed, row.pause_on_failure)
+def standing_from(row: Any) -> ScheduleStanding:
+    return ScheduleStanding(row.name, row.failures, row.is_active, row.is_removed, row.pause_on_failure)
 
 
-def end(c: Connection, ended: Sequence[Ended], standings: Mapping[int, Standing]) -> None:
+def end(c: Connection, ended: Sequence[Ended], standings: Mapping[int, ScheduleStanding]) -> None:
     """Write what became of these runs, and of their schedules. All rows are locked."""
     if not ended:
         return
@@ -185,7 +187,7 @@ def end(c: Connection, ended: Sequence[Ended], standings: Mapping[int, Standing]
     _write_failures(c, failures, standings)
 
 
-def _write_failures(c: Connection, failures: Failures, standings: Mapping[int, Standing]) -> None:
+def _write_failures(c: Connection, failures: Failures, standings: Mapping[int, ScheduleStanding]) -> None:
     if not failures.counts:
         return
     pauses = failures.pauses()
@@ -199,12 +201,12 @@ def _write_failures(c: Connection, failures: Failures, standings: Mapping[int, S
         record(c, EventKind.SCHEDULE_PAUSED, standings[schedule_id].name, reason=reason)
 
 
-def _is_too_many(failures: int, standing: Standing) -> bool:
+def _is_too_many(failures: int, standing: ScheduleStanding) -> bool:
     most = standing.pause_on_failure
     return most is not None and failures >= most and standing.is_active and not standing.is_removed
 
 
-def after_end(row: Any, state: RunState, reason: str | None, standing: Standing | None) -> Ended:
+def after_end(row: Any, state: RunState, reason: str | None, standing: ScheduleStanding | None) -> Ended:
     """What becomes of a run whose attempt ended in this state: over, or to be repeated."""
     match _decide(row, state, standing):
         case Ends(final):
@@ -215,7 +217,7 @@ def after_end(row: Any, state: RunState, reason: str | None, standing: Standing 
             )
 
 
-def after_lost(row: Any, reason: str, standing: Standing) -> Ended:
+def after_lost(row: Any, reason: str, standing: ScheduleStanding) -> Ended:
     """What becomes of a run whose attempt ended with its worker, or with nothing kept."""
     losses = row.losses + 1
     match _after_loss(row, standing, losses):
@@ -227,7 +229,7 @@ def after_lost(row: Any, reason: str, standing: Standing) -> Ended:
             )
 
 
-def _after_loss(row: Any, standing: Standing, losses: int) -> RunAgain | Ends:
+def _after_loss(row: Any, standing: ScheduleStanding, losses: int) -> RunAgain | Ends:
     if standing.is_removed:
         return Ends(RunState.LOST)
     try:
@@ -236,7 +238,9 @@ def _after_loss(row: Any, standing: Standing, losses: int) -> RunAgain | Ends:
         return Ends(RunState.LOST)  # of another release: whether it may be run twice cannot be known here
 
 
-def record_lost(c: Connection, lost: Sequence[tuple[Any, Ended]], standings: Mapping[int, Standing]) -> None:
+def record_lost(
+    c: Connection, lost: Sequence[tuple[Any, Ended]], standings: Mapping[int, ScheduleStanding]
+) -> None:
     """Write down attempts that were lost, each with its row as it was found."""
     for row, one in lost:
         record(
@@ -250,7 +254,7 @@ def record_lost(c: Connection, lost: Sequence[tuple[Any, Ended]], standings: Map
         )
 
 
-def _decide(row: Any, state: RunState, standing: Standing | None) -> RetryIn | Ends:
+def _decide(row: Any, state: RunState, standing: ScheduleStanding | None) -> RetryIn | Ends:
     if standing is not None and standing.is_removed:
         return Ends(state)  # nobody wants another attempt
     try:
@@ -271,7 +275,7 @@ def _may_repeat(f: Finish) -> bool:
     return counts_as_failure(f.state) or f.state is RunState.WAITING
 
 
-def _after(row: Any, f: Finish, standing: Standing | None) -> Ended:
+def _after(row: Any, f: Finish, standing: ScheduleStanding | None) -> Ended:
     if f.state is RunState.LOST:
         assert standing is not None, "locked for its failures"
         return after_lost(row, f.reason or "", standing)

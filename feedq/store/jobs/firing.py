@@ -25,7 +25,7 @@ from feedq.schedule.due import Firing, Unfinished
 from feedq.schedule.model import Hint, Overlap, RunState, Schedule, ScheduleState
 from feedq.schedule.outcome import LEFT_OUT
 from feedq.schedule.spread import segment_of
-from feedq.store.channels import Ring, ring_workers
+from feedq.store.channels import NotifyReason, ring_workers
 from feedq.store.jobs.base import Fired
 from feedq.store.jobs.pauses import UNFIRED
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from
@@ -151,7 +151,7 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FiringProblem:
     """A schedule about which nothing can be decided."""
 
     schedule_id: int
@@ -266,10 +266,10 @@ def _unfinished(c: Connection, rows: Sequence[Any]) -> dict[int, Unfinished]:
 
 def _decide(
     rows: Sequence[Any], unfinished: Mapping[int, Unfinished], *, resuming: set[int]
-) -> tuple[list[Decided], list[Problem]]:
+) -> tuple[list[Decided], list[FiringProblem]]:
     """As far as the time and the rows of one look go."""
     decided: list[Decided] = []
-    problems: list[Problem] = []
+    problems: list[FiringProblem] = []
     until = time.monotonic() + DECIDE_S
     made = 0
     for row in rows:
@@ -279,7 +279,7 @@ def _decide(
             one = _decide_one(row, unfinished[row.id], is_resumed=row.id in resuming)
         except Exception as error:  # noqa: BLE001 -- whatever is wrong with one, the others must go on
             said = " ".join(str(error).split()) or type(error).__name__
-            problems.append(Problem(row.id, row.name, f"{UNFIRED}{said[:PROBLEM_CHARS_MAX]}"))
+            problems.append(FiringProblem(row.id, row.name, f"{UNFIRED}{said[:PROBLEM_CHARS_MAX]}"))
         else:
             decided.append(one)
             made += len(one.firing.runs)
@@ -321,7 +321,7 @@ def _cancel_others(c: Connection, decided: Sequence[Decided]) -> None:
     parameters = {"ids": list(reasons), "reasons": list(reasons.values())}
     workers = {row.worker_id for row in c.execute(_CANCEL, parameters)} - {None}
     if workers:
-        ring_workers(c, list(workers), Ring.JOBS)
+        ring_workers(c, list(workers), NotifyReason.JOBS)
 
 
 def _why(decided: Decided) -> str:
@@ -331,7 +331,7 @@ def _why(decided: Decided) -> str:
     )
 
 
-def _pause(c: Connection, problems: Sequence[Problem]) -> None:
+def _pause(c: Connection, problems: Sequence[FiringProblem]) -> None:
     if not problems:
         return
     parameters = {"ids": [p.schedule_id for p in problems], "reasons": [p.reason for p in problems]}

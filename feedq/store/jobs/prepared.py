@@ -32,8 +32,8 @@ from psycopg2.extras import NamedTupleCursor
 from feedq.schedule.model import Finish, RunState
 from feedq.store.engine import PLANNER
 from feedq.store.jobs.base import Granted, Offer
-from feedq.store.jobs.candidates import BY_ID, FIRST, LOOK, Look, look_from, look_parameters
-from feedq.store.jobs.claiming import CLAIM, Taken, taken_from
+from feedq.store.jobs.candidates import BY_ID, FIRST, LOOK, DueScan, look_from, look_parameters
+from feedq.store.jobs.claiming import CLAIM, ClaimedRuns, taken_from
 from feedq.store.session import connect, unavailable
 
 PLANS = {
@@ -80,14 +80,14 @@ _NOT_HERE = {errorcodes.INVALID_SQL_STATEMENT_NAME, errorcodes.DUPLICATE_PREPARE
 """What a pooler's other backend says."""
 
 
-class Statement(NamedTuple):
+class PreparedStatement(NamedTuple):
     """One that is prepared once a session."""
 
     prepare: str
     execute: str
 
     @classmethod
-    def of(cls, name: str, sql: str) -> Statement:
+    def of(cls, name: str, sql: str) -> PreparedStatement:
         """``sql`` with parameters such as ``:ids``, each of the type that `TYPES` says."""
         numbers: dict[str, int] = {}
         following = count(1)
@@ -104,10 +104,10 @@ class Statement(NamedTuple):
         return cls(f"PREPARE {name} ({types}) AS {numbered}", f"EXECUTE {name} ({values})")
 
 
-_FIRST = Statement.of("feedq_first", FIRST)
-_LOOK = Statement.of("feedq_look", LOOK.replace("{lock}", ""))
-_CLAIM = Statement.of("feedq_claim", CLAIM)
-_SUCCEED = Statement.of("feedq_succeed", SUCCEED)
+_FIRST = PreparedStatement.of("feedq_first", FIRST)
+_LOOK = PreparedStatement.of("feedq_look", LOOK.replace("{lock}", ""))
+_CLAIM = PreparedStatement.of("feedq_claim", CLAIM)
+_SUCCEED = PreparedStatement.of("feedq_succeed", SUCCEED)
 
 
 class PreparedRuns:
@@ -120,11 +120,11 @@ class PreparedRuns:
         self._session: Session | None = None
         self._is_off = False
         """Behind a pooler."""
-        self._lanes: Look | None = None
+        self._lanes: DueScan | None = None
         """What the last look found, as long as it is good for another claim."""
         self._claims = 0
 
-    def claim(self, offer: Offer, *, is_due: bool = False) -> Taken | None:
+    def claim(self, offer: Offer, *, is_due: bool = False) -> ClaimedRuns | None:
         """As `feedq.store.jobs.claiming.claim`; None when it has to be done there. ``is_due`` says that there is
         something to claim: until then no session is opened. Raises `Unavailable`, and `psycopg2.IntegrityError` as
         that does."""
@@ -156,7 +156,7 @@ class PreparedRuns:
         with self._lock:
             self._drop()
 
-    def _claim(self, offer: Offer) -> Taken | None:
+    def _claim(self, offer: Offer) -> ClaimedRuns | None:
         given, takes_others = look_parameters(offer, ageing_s=self._ageing_s)
         if self._lanes is None or self._claims >= LOOKS_EVERY:
             self._claims = 0
@@ -164,16 +164,16 @@ class PreparedRuns:
             if first is None:
                 return None
             if not first or first[0].due_in_s > 0:
-                return Taken(Granted((), first[0].due_in_s if first else None))
+                return ClaimedRuns(Granted((), first[0].due_in_s if first else None))
             told = {"takes_others": takes_others, "told": bool(given["runs"])}
             rows = self._execute(_LOOK, {**given, **told})
             if rows is None or rows[0].open or rows[0].any_missed:
                 return None
             self._lanes = look_from(rows[0], {})
         lanes, self._lanes = self._lanes, None
-        seen = Look({**given, **lanes.parameters}, any_missed=False, next_in_s=lanes.next_in_s)
+        seen = DueScan({**given, **lanes.parameters}, any_missed=False, next_in_s=lanes.next_in_s)
         if seen.is_idle:
-            return Taken(Granted((), seen.next_in_s))
+            return ClaimedRuns(Granted((), seen.next_in_s))
         rows = self._execute(_CLAIM, {**seen.parameters, "limit": offer.limit})
         if rows is None:
             return None
@@ -182,7 +182,7 @@ class PreparedRuns:
             self._lanes, self._claims = lanes, self._claims + 1
         return taken
 
-    def _execute(self, statement: Statement, parameters: Mapping[str, Any]) -> Sequence[Any] | None:
+    def _execute(self, statement: PreparedStatement, parameters: Mapping[str, Any]) -> Sequence[Any] | None:
         """Its rows; None behind a pooler. Raises `Unavailable`."""
         try:
             session = self._open()

@@ -85,11 +85,11 @@ class PostgresRuns:
             return taken.granted
         return Granted((), claiming.AGAIN_S)
 
-    def _claim(self, offer: Offer) -> claiming.Taken:
+    def _claim(self, offer: Offer) -> claiming.ClaimedRuns:
         with self._database.statement() as c:
             first_in_s = first_due_in_s(c)
         if first_in_s is None or first_in_s > 0:
-            return claiming.Taken(Granted((), first_in_s))
+            return claiming.ClaimedRuns(Granted((), first_in_s))
         if (taken := self._prepared.claim(offer, is_due=True)) is not None:
             return taken
         with self._database.transaction() as c:

@@ -24,7 +24,7 @@ AGEING_S = 1.0
 
 
 class PostgresSchedules:
-    """`feedq.store.jobs.base.Schedules` on PostgreSQL."""
+    """`feedq.store.jobs.base.ScheduleStore` on PostgreSQL."""
 
     def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
         self._database = database

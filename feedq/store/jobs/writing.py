@@ -18,7 +18,7 @@ from sqlalchemy import Connection, text
 from feedq.errors import NotFound
 from feedq.schedule.model import Job, RunKind, RunState, Schedule
 from feedq.schedule.outcome import RunMove, states_before
-from feedq.store.channels import Ring, ring_workers
+from feedq.store.channels import NotifyReason, ring_workers
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from, stored_job
 from feedq.telemetry import EventKind
 
@@ -128,7 +128,7 @@ def cancel(c: Connection, schedule_id: int, states: Sequence[RunState], *, reaso
     parameters = {"schedule_id": schedule_id, "states": [s.value for s in states], "reason": reason}
     workers = [row.worker_id for row in c.execute(text(sql), parameters)]
     if any(workers):
-        ring_workers(c, list({worker for worker in workers if worker is not None}), Ring.JOBS)
+        ring_workers(c, list({worker for worker in workers if worker is not None}), NotifyReason.JOBS)
     return len(workers)
 
 
@@ -145,7 +145,7 @@ def ring_some(c: Connection, runs: int) -> None:
             ) DESC, random() LIMIT :runs
         ) these
     """
-    c.execute(text(sql), {"ring": Ring.JOBS.value, "runs": runs})
+    c.execute(text(sql), {"ring": NotifyReason.JOBS.value, "runs": runs})
 
 
 def record(c: Connection, kind: EventKind, name: str, **detail: Any) -> None:

@@ -38,7 +38,7 @@ class ScheduleFacts:
     runs: Sequence[Run]
 
 
-class Schedules:
+class ScheduleQueries:
     """Schedules and runs in the control database, for one Flower. Every method may raise `Unavailable`."""
 
     def __init__(self, jobs: JobStore, reader: Reader, *, now: Callable[[], datetime]) -> None:

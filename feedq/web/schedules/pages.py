@@ -12,7 +12,7 @@ from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.report import runs as run_words
 from feedq.schedule.model import RunState, ScheduleState
 from feedq.schedule.words import timing_words
-from feedq.web.pages import Page
+from feedq.web.pages import PageHandler
 from feedq.web.particulars import stamp
 from feedq.web.schedules import words
 from feedq.web.schedules.asking import parse_run_id, parse_schedules, parse_states
@@ -24,7 +24,7 @@ SCHEDULES_SHOWN = 200
 PAUSED_HERE = "paused on the web page"
 
 
-class _SchedulesFrame(Page):
+class _SchedulesFrame(PageHandler):
     """What both pages share."""
 
     tab = "schedules"

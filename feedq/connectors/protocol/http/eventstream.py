@@ -42,7 +42,7 @@ _DATA: Final = b"data: "
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ServerSentEvent:
     """One event that was dispatched."""
 
     id: bytes
@@ -90,7 +90,7 @@ class EventParser:
         self.is_behind = False
         """There are more lines to read than the last push has read."""
 
-    def push(self, data: bytes | bytearray) -> list[Event]:
+    def push(self, data: bytes | bytearray) -> list[ServerSentEvent]:
         """The events that ``data`` completes, or some of them: see `is_behind`."""
         if self._after_cr and data:
             # The LF of a CRLF that the pieces were cut in.
@@ -115,11 +115,11 @@ class EventParser:
             del self._tail[: len(BYTE_ORDER_MARK)]
         return True
 
-    def _take_lines(self, searched: int) -> list[Event]:
+    def _take_lines(self, searched: int) -> list[ServerSentEvent]:
         if not _LINE_END.search(self._tail, searched):
             return []
         stream = bytes(self._tail)
-        events: list[Event] = []
+        events: list[ServerSentEvent] = []
         start = 0
         for number, end in enumerate(_LINE_END.finditer(stream)):
             if number == LINES_AT_ONCE:
@@ -135,7 +135,7 @@ class EventParser:
         self._tail = bytearray(stream[start:])
         return events
 
-    def _take_line(self, line: bytes) -> Event | None:
+    def _take_line(self, line: bytes) -> ServerSentEvent | None:
         if not line:
             return self._dispatch()
         self.is_oversize = len(line) > self._line_bytes_max
@@ -154,11 +154,11 @@ class EventParser:
                 self.retry_s = min(int(value[:12]) / 1000, RETRY_S_MAX)
         return None
 
-    def _dispatch(self) -> Event | None:
+    def _dispatch(self) -> ServerSentEvent | None:
         self.last_id = self._id
         kind, data = self._type or MESSAGE, self._data
         self._type, self._data, self._size = b"", [], -1
-        return Event(self.last_id, kind, LF.join(data)) if data else None
+        return ServerSentEvent(self.last_id, kind, LF.join(data)) if data else None
 
 
 class EventFramer:
@@ -259,7 +259,7 @@ class EventFramer:
             return b""
         return _lines([data for data in found if data])
 
-    def _framed(self, events: Sequence[Event]) -> Framed:
+    def _framed(self, events: Sequence[ServerSentEvent]) -> Framed:
         taken = [event for event in events if self._types is None or event.type in self._types]
         if self._envelope:
             records = [_enveloped(event) for event in taken]
@@ -272,7 +272,7 @@ class EventFramer:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class EventShape:
     """What events look like that are all alike but for their ids and their data."""
 
     pattern: re.Pattern[bytes]
@@ -281,7 +281,7 @@ class Shape:
     type: bytes
 
 
-def shape_of(event: bytes) -> Shape | None:
+def shape_of(event: bytes) -> EventShape | None:
     """The shape of an event, blank line included, if a pattern can be made of it."""
     skeleton = []
     for line in event[:-2].split(LF):
@@ -300,7 +300,7 @@ def shape_of(event: bytes) -> Shape | None:
 
 
 @lru_cache(maxsize=64)
-def _shape(skeleton: bytes) -> Shape:
+def _shape(skeleton: bytes) -> EventShape:
     patterns, kind = [], b""
     for line in skeleton.split(LF):
         field, _, value = line.partition(b":")
@@ -312,14 +312,14 @@ def _shape(skeleton: bytes) -> Shape:
             value_begins = line if value else line + b"(?! )"
             patterns.append(value_begins + (b"(.*+)" if field == b"data" else b".*+"))
     pattern = re.compile(b"^" + b"\n".join(patterns) + b"\n\n", re.MULTILINE)
-    return Shape(pattern, len(patterns) + 1, kind or MESSAGE)
+    return EventShape(pattern, len(patterns) + 1, kind or MESSAGE)
 
 
 def _lines(records: Sequence[bytes]) -> bytes:
     return LF.join([*records, b""])
 
 
-def _enveloped(event: Event) -> bytes:
+def _enveloped(event: ServerSentEvent) -> bytes:
     """One line of JSON. Data that is JSON stands there as it is, any other as a string."""
     # Between tokens of JSON a newline is as good as a space, and inside of them there is none.
     data = event.data.replace(LF, b" ") if is_json(event.data) else orjson.dumps(_text(event.data))

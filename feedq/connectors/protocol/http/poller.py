@@ -26,8 +26,8 @@ from feedq.connectors.protocol.http.client import (
 from feedq.connectors.protocol.http.options import FRAMED, LINK, HttpOptions
 from feedq.connectors.protocol.http.polling import (
     Elements,
-    Page,
-    Position,
+    PollAnswer,
+    PollCursor,
     TooMany,
     advance,
     conceal,
@@ -54,7 +54,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    page: Page
+    page: PollAnswer
     refusal: FeedMisconfigured | None
     """Why the feed cannot go on behind the records of the page."""
 
@@ -65,7 +65,7 @@ class Poller:
     def __init__(self, options: HttpOptions, context: Context) -> None:
         self._options = options
         self._context = context
-        self._position = Position()
+        self._position = PollCursor()
         self._record_cursor = options.cursor_reader()
         self._answer_cursor = (
             None if options.next_cursor is None else CursorReader(options.next_cursor, option="next_cursor")
@@ -74,7 +74,7 @@ class Poller:
 
     async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         """Batches after ``cursor``; never ends without an error."""
-        self._position = Position.of(cursor)
+        self._position = PollCursor.of(cursor)
         loop = asyncio.get_running_loop()
         began = loop.time()
         async with aclosing(HttpClient(self._options, self._context, idle_timeout_s=0)) as client:
@@ -112,7 +112,7 @@ class Poller:
                 raise SourceUnavailable(f"{self._options.location}: the pages of its answer lead in a circle")
             if step.after.page:
                 asked.add(step.after.page)
-        self._position = Position(at=self._position.at) if self._position.page else self._position
+        self._position = PollCursor(at=self._position.at) if self._position.page else self._position
 
     async def _fetch(self, client: HttpClient) -> _Fetched | None:
         try:
@@ -121,7 +121,7 @@ class Poller:
             is_resumed = self._position.page and not self._was_answered
             if not is_resumed or refused.status not in _FORGOTTEN:
                 raise
-        self._position = Position(at=self._position.at)
+        self._position = PollCursor(at=self._position.at)
         return await self._ask(client)
 
     async def _ask(self, client: HttpClient) -> _Fetched | None:
@@ -158,7 +158,7 @@ class Poller:
         records, is_last = await self._records(answer, body)
         if is_last is not None:
             refusal = self._options.refusal(is_last, where=answer.where, cursor=at)
-            return _Fetched(Page(records, at), refusal)
+            return _Fetched(PollAnswer(records, at), refusal)
         if self._record_cursor is not None:
             at = await self._record_cursor.follow(Framed(records=tuple(records)), at)
         elif self._answer_cursor is not None:
@@ -167,7 +167,7 @@ class Poller:
                 # It stays what it was only if the answer says so, and what cannot be parsed says nothing.
                 raise _no_json(answer)
             at = at if found == "" else found
-        page = Page(
+        page = PollAnswer(
             records,
             at,
             next_page=self._next_page(answer, body, client),

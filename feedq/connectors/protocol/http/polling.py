@@ -1,6 +1,6 @@
 """Polling: where a feed that asks again and again stands, and where an answer takes it. Pure.
 
-A feed's cursor is a `Position`: what to ask for next, and what of the answer is known already. Every answer
+A feed's cursor is a `PollCursor`: what to ask for next, and what of the answer is known already. Every answer
 becomes one batch at most, whose cursor is the position after it; so whatever a crash interrupts, the last
 committed position is enough to go on, and nothing is lost or landed twice as far as the source lets one tell:
 
@@ -43,7 +43,7 @@ _GUESSES_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class PollCursor:
     """What a feed's cursor is when it polls. Empty means none."""
 
     at: JSON = None
@@ -55,7 +55,7 @@ class Position:
     digest: str = ""
 
     @classmethod
-    def of(cls, cursor: JSON) -> Position:
+    def of(cls, cursor: JSON) -> PollCursor:
         """What `as_cursor` gave; any other cursor is the source's own, from when the feed did not poll."""
         if not isinstance(cursor, dict) or "at" not in cursor or not cursor.keys() <= _KEYS:
             return cls(at=cursor)
@@ -83,7 +83,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PollAnswer:
     """An answer."""
 
     records: Sequence[bytes]
@@ -95,43 +95,43 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PollStep:
     """What an answer does to a feed."""
 
     new: Sequence[bytes]
     """The records that have not landed yet."""
-    after: Position
+    after: PollCursor
     """Where the feed stands once they have."""
     again: bool
     """Whether there is more to ask for at once."""
 
 
-def advance(position: Position, page: Page, *, follows_cursor: bool) -> Steps[Step]:
+def advance(position: PollCursor, page: PollAnswer, *, follows_cursor: bool) -> Steps[PollStep]:
     """From one position to the next. ``follows_cursor``: a moved cursor means that there may be more at once."""
     new = yield from unseen(position, page.records)
     if page.next_page and page.next_page != position.page:
-        return Step(new, Position(at=page.at, page=page.next_page), again=True)
+        return PollStep(new, PollCursor(at=page.at, page=page.next_page), again=True)
     if position.page:
-        return Step(new, Position(at=page.at), again=False)
+        return PollStep(new, PollCursor(at=page.at), again=False)
     if page.at != position.at:
-        return Step(new, Position(at=page.at), again=follows_cursor and bool(page.records))
-    after = Position(
+        return PollStep(new, PollCursor(at=page.at), again=follows_cursor and bool(page.records))
+    after = PollCursor(
         at=page.at,
         etag=_tag(page.etag),
         modified=_tag(page.modified),
         seen=len(page.records),
         digest=(yield from digest(page.records)),
     )
-    return Step(new, after, again=False)
+    return PollStep(new, after, again=False)
 
 
-def within(position: Position, records: Sequence[bytes]) -> Steps[Step]:
+def within(position: PollCursor, records: Sequence[bytes]) -> Steps[PollStep]:
     """As far as an answer goes whose next record cannot land: the same request goes on behind ``records``."""
     after = replace(position, etag="", modified="", seen=len(records), digest=(yield from digest(records)))
-    return Step((yield from unseen(position, records)), after, again=False)
+    return PollStep((yield from unseen(position, records)), after, again=False)
 
 
-def unseen(position: Position, records: Sequence[bytes]) -> Steps[Sequence[bytes]]:
+def unseen(position: PollCursor, records: Sequence[bytes]) -> Steps[Sequence[bytes]]:
     """``records`` without those that began the last answer to the same request."""
     known = position.seen
     if known and len(records) >= known:

@@ -25,7 +25,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from feedq.connectors.protocol.mqtt.socket import Gate, ReadAhead, Refusal
+from feedq.connectors.protocol.mqtt.socket import PacketFilter, PacketRefusal, ReadAhead
 from feedq.connectors.records.inbox import Inbox
 from feedq.connectors.records.turns import TURN_S
 from feedq.connectors.wire.dialing import Dialed, explain
@@ -49,7 +49,7 @@ Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class MqttLogin:
     """What a client says of itself when it connects."""
 
     client_id: str
@@ -132,10 +132,10 @@ class MqttLink:
 
     # -- the connector's side ------------------------------------------------------------------------------
 
-    async def log_in(self, login: Login) -> Accepted:
+    async def log_in(self, login: MqttLogin) -> Accepted:
         """Raises `SourceUnavailable` when the connection is lost before there is an answer."""
         self._client_id, self._is_5 = login.client_id, login.version == "5"
-        self._socket.gate = Gate(payload_bytes_max=self._payload_bytes_max, is_5=self._is_5)
+        self._socket.gate = PacketFilter(payload_bytes_max=self._payload_bytes_max, is_5=self._is_5)
         client = self._client = _Client(
             self._socket,
             callback_api_version=CallbackAPIVersion.VERSION2,
@@ -266,7 +266,7 @@ class MqttLink:
         # What was read ahead does not make the socket readable again.
         self._loop.call_soon(self._read)
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: PacketRefusal) -> None:
         """Nothing more is read; what was read before is taken first, and can be acknowledged."""
         if not refusal.payload_bytes or not self._accepted.done():
             why = refusal.why or "it sent a message before it accepted us"
@@ -419,7 +419,7 @@ class _Client(Client):
         return self._connected_socket
 
 
-def _terms(login: Login) -> dict[str, Any]:
+def _terms(login: MqttLogin) -> dict[str, Any]:
     """What MQTT 5 lets a client ask for when it connects."""
     properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call] # paho's own
     properties.SessionExpiryInterval = login.session_expiry_s

@@ -1,8 +1,8 @@
 """The socket under an `feedq.connectors.protocol.mqtt.link`: TLS over it, and reading it in large pieces.
 
 paho makes room for a packet as it arrives, however large it says that it is, and keeps what no broker should send.
-So what it reads goes past a `Gate`, which knows where packets begin: it refuses one by its first bytes, and then
-nothing more is read. The connection stays, so that what has landed can still be acknowledged.
+So what it reads goes past a `PacketFilter`, which knows where packets begin: it refuses one by its first bytes,
+and then nothing more is read. The connection stays, so that what has landed can still be acknowledged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QOS: Final = 0b0110
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PacketRefusal:
     """Why nothing more is read."""
 
     why: str
@@ -36,7 +36,7 @@ class Refusal:
     """Of a PUBLISH that is too large, about; 0: the broker breaks the rules."""
 
 
-class Gate:
+class PacketFilter:
     """Looks at packets as paho reads them: piece by piece, and none beyond the end of what it asked for."""
 
     __slots__ = ("_begin", "_is_5", "_kind", "_left", "_max", "_qos", "_shift", "_size", "refusal")
@@ -51,7 +51,7 @@ class Gate:
         """Bytes of its body to come; None while its length is read."""
         self._begin: bytearray | None = None
         """Of a PUBLISH with properties, as much as says how long they are."""
-        self.refusal: Refusal | None = None
+        self.refusal: PacketRefusal | None = None
 
     def look(self, piece: memoryview) -> None:
         """To be called with each piece, of one byte until the body begins."""
@@ -71,7 +71,7 @@ class Gate:
         self._size = self._shift = 0
         self._left = self._begin = None
         if self._kind not in _FROM_BROKERS or (self._kind == _PUBLISH and self._qos > 1):
-            self.refusal = Refusal("it sent a packet that no broker sends to a subscriber")
+            self.refusal = PacketRefusal("it sent a packet that no broker sends to a subscriber")
 
     def _measure(self, byte: int) -> None:
         self._size |= (byte & 0x7F) << self._shift
@@ -82,10 +82,10 @@ class Gate:
         if self._kind == _PUBLISH:
             beside = TOPIC_BYTES_MAX + PROPERTIES_BYTES_MAX
             if self._size > self._max + beside:
-                self.refusal = Refusal("", payload_bytes=self._size)
+                self.refusal = PacketRefusal("", payload_bytes=self._size)
             self._begin = bytearray() if self._is_5 else None
         elif self._size > PACKET_BYTES_MAX:
-            self.refusal = Refusal(f"it sent a control packet of {self._size} bytes")
+            self.refusal = PacketRefusal(f"it sent a control packet of {self._size} bytes")
         if not self._left:
             self._kind = 0
 
@@ -100,7 +100,7 @@ class Gate:
             return  # there is more to come
         size = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(length[: (end or 0) + 1]))
         if end is None or size > PROPERTIES_BYTES_MAX:
-            self.refusal = Refusal(
+            self.refusal = PacketRefusal(
                 f"it sent a message with more than {PROPERTIES_BYTES_MAX} bytes of properties"
             )
         self._begin = None
@@ -116,7 +116,7 @@ class ReadAhead:
         """Whether anything was received; for whoever wants to know to set back."""
         self.is_dry = False
         """Whether the last reading found nothing more."""
-        self.gate: Gate | None = None
+        self.gate: PacketFilter | None = None
         self.error: OSError | None = None
         """Why the connection broke; None if the broker ended it in order."""
 

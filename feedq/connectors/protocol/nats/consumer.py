@@ -42,14 +42,14 @@ Deliver = Literal["all", "new", "last"]
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class NatsCursor:
     """The cursor: a sequence of a stream, and which stream of that name it was."""
 
     seq: int
     created: str
 
     @classmethod
-    def of(cls, cursor: JSON) -> Position | None:
+    def of(cls, cursor: JSON) -> NatsCursor | None:
         match cursor:
             case {"seq": int(seq), "created": str(created)}:
                 return cls(seq, created)
@@ -84,7 +84,7 @@ class Terms:
     trial: bool
 
 
-def choose_start(position: Position | None, stream: StreamInfo, deliver: Deliver) -> Start:
+def choose_start(position: NatsCursor | None, stream: StreamInfo, deliver: Deliver) -> Start:
     """Where a consumer must begin so that everything after the cursor comes."""
     state, retention = stream.state, retention_of(stream)
     start = Start(DeliverPolicy(deliver))

@@ -44,7 +44,7 @@ logging.getLogger("nats.aio.client").addFilter(lambda _: False)
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class NatsLogin:
     """What a client says of itself when it connects."""
 
     name: str
@@ -72,7 +72,7 @@ class NatsLink:
 
     async def log_in(
         self,
-        login: Login,
+        login: NatsLogin,
         *,
         tls: ssl.SSLContext | None,
         tls_first: bool,
@@ -137,7 +137,7 @@ class NatsLink:
             gate.left_out if gate is not None and gate.left_out is not None and is_cut else len(message.data)
         )
 
-    def _check_keys(self, login: Login) -> None:
+    def _check_keys(self, login: NatsLogin) -> None:
         """The library raises whatever comes, at different times, and perhaps with what it could not read."""
         seed = login.nkey_seed
         if login.credentials is not None:

@@ -29,7 +29,7 @@ _STILL_THERE: Final = ("maxbytes", "batch completed")
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ConsumerLost:
     """The consumer is of no more use; what the server said."""
 
     status: str
@@ -92,7 +92,7 @@ class Pulls:
                 del self._left[reply]
             return
 
-    def heed(self, status: Msg) -> Trouble | None:
+    def heed(self, status: Msg) -> ConsumerLost | None:
         """What a status message means for the requests; the trouble if it is more than the end of one."""
         headers = status.headers or {}
         code, said = headers.get("Status", ""), headers.get("Description", "")
@@ -104,5 +104,5 @@ class Pulls:
             self._untouched.discard(status.subject)
             # With all of its room left, a message did not fit into the request: it fits into none.
             is_too_large = is_untouched and "exceeds maxbytes" in said.lower()
-            return Trouble(code, said) if is_too_large else None
-        return Trouble(code, said)
+            return ConsumerLost(code, said) if is_too_large else None
+        return ConsumerLost(code, said)

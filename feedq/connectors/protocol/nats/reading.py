@@ -22,7 +22,7 @@ from nats.errors import Error
 
 from feedq.connectors.base import Context
 from feedq.connectors.protocol.nats.link import NatsLink
-from feedq.connectors.protocol.nats.pulls import NANOSECONDS, Pulls, Trouble
+from feedq.connectors.protocol.nats.pulls import NANOSECONDS, ConsumerLost, Pulls
 from feedq.connectors.records.messages import MessageOptions, batch_of, enclose, oversize
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
@@ -79,7 +79,7 @@ class Consumed:
 
 
 @dataclass(slots=True)
-class Taken:
+class NatsBatch:
     """What messages come to."""
 
     records: list[bytes] = field(default_factory=list)
@@ -157,7 +157,7 @@ class Reading:
         # A consumer that is gone does not say so to a request that comes too late.
         return SourceSilent(said) if self._options.idle_timeout_s else SourceUnavailable(said)
 
-    def _taken_away(self, trouble: Trouble) -> SourceUnavailable | FeedMisconfigured:
+    def _taken_away(self, trouble: ConsumerLost) -> SourceUnavailable | FeedMisconfigured:
         said = trouble.said.lower()[:SAID_CHARACTERS_MAX] or f"status {trouble.status}"
         if "maxbytes" in said.replace(" ", ""):
             return FeedMisconfigured(
@@ -173,9 +173,9 @@ class Reading:
     def cursor(self) -> JSON:
         return {"seq": self._seq, "created": self._consumed.created}
 
-    def take(self, messages: Sequence[Msg]) -> Taken:
+    def take(self, messages: Sequence[Msg]) -> NatsBatch:
         """The records of messages, up to one that is too large."""
-        taken = Taken()
+        taken = NatsBatch()
         for message in messages:
             try:
                 received = Received.of(message.reply)
@@ -202,7 +202,7 @@ class Reading:
             self._acknowledge_in_turn(taken.replies)
         return taken
 
-    def batch(self, taken: Taken) -> Batch:
+    def batch(self, taken: NatsBatch) -> Batch:
         replies, self._waiting = [*self._waiting, *taken.replies], []
         on_committed = None
         if self._consumed.acknowledges:

@@ -3,8 +3,8 @@
 It upholds what the URL says about TLS, which the library leaves to the server: with ``tls://`` nothing, and no
 password, is sent in the clear, and with ``nats://`` a server that demands TLS is told apart from one that fails.
 
-What the library reads goes past a `Gate` first: the library gathers a line or a message however large it says that
-it is, learns each server that an INFO names, and answers each PING.
+What the library reads goes past a `MessageFilter` first: the library gathers a line or a message however large it
+says that it is, learns each server that an INFO names, and answers each PING.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _VERSION: Final = re.compile(r"[0-9]{1,6}\.[0-9]{1,6}\.[0-9]{1,6}")
 _ERROR: Final = re.compile(rb"-ERR\s+'(?P<said>[^']+)'\s*")
 
 
-class Gate:
+class MessageFilter:
     """What a server sends, as far as the client may see it: whole lines, and messages of a bounded size.
 
     A message that is larger is cut to one byte over its limit, and is the last that comes through. Who looks at
@@ -190,7 +190,7 @@ class DialedTransport(Transport):
         fail: Callable[[FeedqError], None],
     ) -> None:
         """``fail`` gets why the connection is of no more use when the library reads what it cannot."""
-        self.gate = Gate(payload_bytes_max=payload_bytes_max)
+        self.gate = MessageFilter(payload_bytes_max=payload_bytes_max)
         self._fail = fail
         self._streams = streams
         self._reader, self._writer = streams.reader, streams.writer

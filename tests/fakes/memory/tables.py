@@ -26,7 +26,7 @@ from feedq.lease import (
 )
 from feedq.model import Event, Feed, FeedKey, Lease, Loss, Reason, TargetState, Worker
 from feedq.telemetry import EventKind
-from feedq.testing.clock import ManualClock
+from tests.fakes.clock import ManualClock
 
 P = ParamSpec("P")
 R = TypeVar("R")

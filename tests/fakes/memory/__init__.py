@@ -4,6 +4,6 @@ Decisions are those of `feedq.lease`, so what a scenario proves of them holds fo
 the contract suite shows both stores to behave alike. One thread only: who runs when is the test's choice.
 """
 
-from feedq.testing.memory.store import MemoryStore
+from tests.fakes.memory.store import MemoryStore
 
 __all__ = ["MemoryStore"]

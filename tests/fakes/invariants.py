@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from feedq.model import Lease, LeaseState, Reason, WorkerState
-from feedq.testing.memory.moves import counted_at
-from feedq.testing.memory.tables import Tables
+from tests.fakes.memory.moves import counted_at
+from tests.fakes.memory.tables import Tables
 
 
 def problems_of_move(lease: Lease) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`feedq.store.base.Fleet` and `ReconcilePass` in memory."""
+"""`feedq.store.base.FleetStore` and `ReconcilePass` in memory."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from uuid import UUID
 
 from feedq.lease import Edit, Move, Quiet, as_of, is_dispatch_overdue, may_start, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
-from feedq.placement import NO_EXPERIENCE, Candidate, Experience, Held, Transfer, Waiting
-from feedq.store.base import ReconcilePass, Suspect
+from feedq.placement import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
+from feedq.store.base import ReconcilePass, SuspectWorker
 from feedq.store.history import HistoryKept
 from feedq.store.sweeping import WEIGHT_STEP
 from feedq.telemetry import EventKind
-from feedq.testing.memory import moves
-from feedq.testing.memory.tables import MemoryDatabase, statement
+from tests.fakes.memory import moves
+from tests.fakes.memory.tables import MemoryDatabase, statement
 
 UNPLACED = (Reason.NO_CAPACITY, Reason.NO_MATCH)
 COUNTED = (*UNPLACED, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED)
@@ -88,13 +88,13 @@ class MemoryPass:
         return Quiet(self._db.service_since(ttl_s / 2))
 
     @statement
-    def suspects(self) -> list[Suspect]:
+    def suspects(self) -> list[SuspectWorker]:
         workers = self._db.tables.workers
         workers.update(
             {w.id: as_of(w, self.now) for w in workers.values() if w.state is not WorkerState.GONE}
         )
         return [
-            Suspect(w, bool(self._db.sessions.get(w.id)))
+            SuspectWorker(w, bool(self._db.sessions.get(w.id)))
             for w in workers.values()
             if w.state is not WorkerState.GONE and (w.expires_at < self.now or w.suspected_at is not None)
         ]
@@ -173,7 +173,7 @@ class MemoryPass:
         return moves.reap(self._db)
 
     @statement
-    def waiting(self, *, limit: int) -> list[Waiting]:
+    def waiting(self, *, limit: int) -> list[WaitingFeed]:
         moves.promise_to_successors(self._db, self.now)
         feeds, leases = self._db.tables.feeds, self._db.tables.leases
         ending = {
@@ -203,11 +203,11 @@ class MemoryPass:
             tables.waiting_after = turn[left - 1].feed_id if len(turn) >= left else 0
         return sorted(page, key=lambda lease: lease.feed_id)
 
-    def _waiting(self, lease: Lease, known: Mapping[str, Experience]) -> Waiting:
+    def _waiting(self, lease: Lease, known: Mapping[str, Experience]) -> WaitingFeed:
         feed = self._db.tables.feeds[lease.feed_id]
         weight = moves.effective_weight(self._db, feed, lease, measured=self._measured)
         spec = feed.spec
-        return Waiting(
+        return WaitingFeed(
             feed.id,
             weight,
             lease.reason,
@@ -219,7 +219,7 @@ class MemoryPass:
         )
 
     @statement
-    def candidates(self, tenants: Collection[str] = ()) -> list[Candidate]:
+    def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
         return moves.candidates(self._db, self.now, tenants)
 
     @statement

@@ -22,7 +22,7 @@ from feedq.model import (
 )
 from feedq.store.workers import TARGET_EVENTS
 from feedq.telemetry import EventKind
-from feedq.testing.memory.tables import MemoryDatabase, statement
+from tests.fakes.memory.tables import MemoryDatabase, statement
 
 
 class MemoryWorkers:

@@ -1,4 +1,4 @@
-"""A whole fleet on paper: workers, beat, broker, source, sink and control database, ticked by hand.
+"""A whole fleet without processes: workers, beat, broker, source, sink and control database, ticked by hand.
 
 Every step is logged in words, so that a story can be read and compared as a transcript, and every step ends
 with the invariants: no feed is read by two living workers, no row is lost or doubled, no two tenures share
@@ -27,14 +27,14 @@ from feedq.model import (
 )
 from feedq.settings import Settings
 from feedq.telemetry import EventKind
-from feedq.testing.clock import ManualClock, SkewedClock
-from feedq.testing.durations import DURATIONS
-from feedq.testing.invariants import overfull_workers, problems_of_move, problems_of_rows
-from feedq.testing.memory import MemoryStore
-from feedq.testing.paper import PaperBroker, PaperSink, PaperSource
-from feedq.testing.stream import numbers
-from feedq.testing.worker import PaperWorker
 from feedq.verbs import cordon_worker, drain_worker, move_feed, uncordon_worker
+from tests.fakes.clock import ManualClock, SkewedClock
+from tests.fakes.durations import DURATIONS
+from tests.fakes.invariants import overfull_workers, problems_of_move, problems_of_rows
+from tests.fakes.memory import MemoryStore
+from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
+from tests.fakes.stream import numbers
+from tests.fakes.worker import FakeWorker
 
 SOURCE = {"url": "paper://source"}
 """All feeds have one source: what one cannot reach from a worker the others cannot."""
@@ -47,7 +47,7 @@ class InvariantBroken(AssertionError):
     """The protocol failed; the message ends with the transcript up to that moment."""
 
 
-class PaperFleet:
+class FakeFleet:
     """Everything on one sheet. ``step`` moves time; the verbs are faults and what people do."""
 
     def __init__(
@@ -56,17 +56,17 @@ class PaperFleet:
         step_s: float = STEP_S,
         rate_hz: float = 2.0,
         settings: Settings | None = None,
-        worker_type: type[PaperWorker] = PaperWorker,
-        sink: PaperSink | None = None,
+        worker_type: type[FakeWorker] = FakeWorker,
+        sink: FakeSink | None = None,
     ) -> None:
         self.settings = settings or DURATIONS
         self.clock = ManualClock()
         self._began = self.clock.now()
         self.store = MemoryStore(self.clock, restart_hold_s=self.settings.restart_hold_s)
-        self.broker = PaperBroker()
-        self.source = PaperSource(self.clock, rate_hz=rate_hz)
-        self.sink = sink or PaperSink()
-        self.workers: dict[str, PaperWorker] = {}
+        self.broker = FakeBroker()
+        self.source = FakeSource(self.clock, rate_hz=rate_hz)
+        self.sink = sink or FakeSink()
+        self.workers: dict[str, FakeWorker] = {}
         self.lines: list[str] = []
         self.has_beat = True
         self.passes = self.looks = 0

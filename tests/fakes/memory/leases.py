@@ -35,7 +35,7 @@ from feedq.model import (
 )
 from feedq.store.base import Followed
 from feedq.telemetry import EventKind
-from feedq.testing.memory.tables import MemoryDatabase, statement
+from tests.fakes.memory.tables import MemoryDatabase, statement
 
 
 class MemoryLeases:

@@ -1,4 +1,4 @@
-"""Source, sink and broker on paper: just enough of each to show what the lease protocol is for.
+"""Source, sink and broker without a server: just enough of each to show what the lease protocol is for.
 
 The source numbers its records and knows who is connected. The sink lands rows and checkpoint together, gated
 by the epoch. The broker loses, repeats and delays messages when told to.
@@ -15,10 +15,10 @@ from feedq.clock import Clock
 from feedq.model import Assignment, FeedKey
 
 
-class PaperConnection:
+class FakeConnection:
     """A worker's socket to the source of one feed."""
 
-    def __init__(self, source: PaperSource, feed_id: int, owner: str, cursor: int) -> None:
+    def __init__(self, source: FakeSource, feed_id: int, owner: str, cursor: int) -> None:
         self._source = source
         self.feed_id = feed_id
         self.owner = owner
@@ -35,21 +35,21 @@ class PaperConnection:
         self._source.connections.discard(self)
 
 
-class PaperSource:
+class FakeSource:
     """Every feed's source: record 1, 2, 3, … at a steady rate; whoever connects says what it has already."""
 
     def __init__(self, clock: Clock, *, rate_hz: float) -> None:
         self._clock = clock
         self._rate_hz = rate_hz
         self._began = clock.monotonic()
-        self.connections: set[PaperConnection] = set()
+        self.connections: set[FakeConnection] = set()
 
     def sent(self, feed_id: int) -> int:
         """The newest record of the feed."""
         return floor((self._clock.monotonic() - self._began) * self._rate_hz)
 
-    def connect(self, feed_id: int, owner: str, *, cursor: int) -> PaperConnection:
-        connection = PaperConnection(self, feed_id, owner, cursor)
+    def connect(self, feed_id: int, owner: str, *, cursor: int) -> FakeConnection:
+        connection = FakeConnection(self, feed_id, owner, cursor)
         self.connections.add(connection)
         return connection
 
@@ -59,27 +59,27 @@ class PaperSource:
 
 
 @dataclass(frozen=True, slots=True)
-class PaperCheckpoint:
+class FakeCheckpoint:
     """Where a feed stands in the sink."""
 
     epoch: int
     cursor: int
 
 
-class PaperSink:
+class FakeSink:
     """Rows and checkpoints, each write one transaction."""
 
     def __init__(self) -> None:
         self.rows: dict[int, list[int]] = {}
-        self.checkpoints: dict[int, PaperCheckpoint] = {}
+        self.checkpoints: dict[int, FakeCheckpoint] = {}
 
     def fence(self, key: FeedKey) -> int | None:
         """Raise the feed's epoch and return the predecessor's cursor; None: the sink has seen a newer one."""
         feed_id, epoch = key
-        seen = self.checkpoints.get(feed_id, PaperCheckpoint(0, 0))
+        seen = self.checkpoints.get(feed_id, FakeCheckpoint(0, 0))
         if seen.epoch >= epoch:
             return None
-        self.checkpoints[feed_id] = PaperCheckpoint(epoch, seen.cursor)
+        self.checkpoints[feed_id] = FakeCheckpoint(epoch, seen.cursor)
         return seen.cursor
 
     def epoch(self, feed_id: int) -> int:
@@ -96,14 +96,14 @@ class PaperSink:
         if not self._admits(seen, key[1]):
             return False
         self.rows.setdefault(key[0], []).extend(records)
-        self.checkpoints[key[0]] = PaperCheckpoint(seen.epoch, records[-1])
+        self.checkpoints[key[0]] = FakeCheckpoint(seen.epoch, records[-1])
         return True
 
-    def _admits(self, seen: PaperCheckpoint, epoch: int) -> bool:
+    def _admits(self, seen: FakeCheckpoint, epoch: int) -> bool:
         return seen.epoch == epoch
 
 
-class PaperBroker:
+class FakeBroker:
     """One queue a worker session. Messages are hints: it may lose and repeat them."""
 
     def __init__(self) -> None:

@@ -12,8 +12,8 @@ from feedq.errors import Conflict, NotFound
 from feedq.model import Event, Feed, FeedSpec, FeedView, Identity, Lease, TargetState
 from feedq.store.history import HistoryKept, folded
 from feedq.telemetry import EventKind
-from feedq.testing.memory.moves import move
-from feedq.testing.memory.tables import MemoryDatabase, statement
+from tests.fakes.memory.moves import move
+from tests.fakes.memory.tables import MemoryDatabase, statement
 
 
 class MemoryFeeds:

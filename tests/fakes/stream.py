@@ -1,4 +1,4 @@
-"""A feed that a worker on paper holds, and how it takes over from whoever held it before."""
+"""A feed that a `FakeWorker` holds, and how it takes over from whoever held it before."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from feedq.model import Claim, FeedKey
-from feedq.testing.memory import MemoryStore
-from feedq.testing.paper import PaperConnection, PaperSink
+from tests.fakes.memory import MemoryStore
+from tests.fakes.servers import FakeConnection, FakeSink
 
 
 @dataclass(slots=True)
-class PaperStream:
+class FakeStream:
     """One tenure."""
 
     key: FeedKey
@@ -20,7 +20,7 @@ class PaperStream:
     has_message: bool
     """Whether the message of its assignment has come. One more is a copy."""
     is_fenced: bool = False
-    connection: PaperConnection | None = None
+    connection: FakeConnection | None = None
     pending: list[int] = field(default_factory=list)
     """Received, and not yet committed."""
     unreported: int = 0
@@ -30,7 +30,7 @@ class PaperStream:
         """The key that it was claimed under: its epoch may have been raised since."""
         return self.claim.key
 
-    def take_over(self, worker_id: UUID, *, store: MemoryStore, sink: PaperSink) -> int | None:
+    def take_over(self, worker_id: UUID, *, store: MemoryStore, sink: FakeSink) -> int | None:
         """The cursor to go on after; None: the feed has another owner. Raises `Unavailable`."""
         if self.is_fenced:
             return sink.cursor(self.key)

@@ -11,15 +11,15 @@ from feedq.errors import Unavailable
 from feedq.lease import is_reapable
 from feedq.model import Heartbeat, LeaseState, Load, Worker, WorkerState
 from feedq.store.base import Store
-from feedq.store.channels import Ring
+from feedq.store.channels import NotifyReason
 from feedq.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
-from feedq.testing.clock import ManualClock
-from feedq.testing.memory import moves
-from feedq.testing.memory.feeds import MemoryFeeds
-from feedq.testing.memory.leases import MemoryLeases
-from feedq.testing.memory.passes import MemoryFleet
-from feedq.testing.memory.tables import MemoryDatabase
-from feedq.testing.memory.workers import MemoryWorkers, renew
+from tests.fakes.clock import ManualClock
+from tests.fakes.memory import moves
+from tests.fakes.memory.feeds import MemoryFeeds
+from tests.fakes.memory.leases import MemoryLeases
+from tests.fakes.memory.passes import MemoryFleet
+from tests.fakes.memory.tables import MemoryDatabase
+from tests.fakes.memory.workers import MemoryWorkers, renew
 
 
 class MemoryStore:
@@ -164,7 +164,7 @@ class _Held:
 
 
 class MemorySession(_Held):
-    """`feedq.store.base.Session`; it never really waits either."""
+    """`feedq.store.base.WorkerSession`; it never really waits either."""
 
     locks_hold = True
 
@@ -186,7 +186,7 @@ class MemorySession(_Held):
 class MemoryListener(_Held):
     """`feedq.store.base.Listener`; it never really waits, time is the test's to move."""
 
-    heard = frozenset({Ring.FEEDS.value})
+    heard = frozenset({NotifyReason.FEEDS.value})
 
     def wait(self, timeout_s: float) -> bool:
         self._require_open()

@@ -1,4 +1,4 @@
-"""A worker on paper: one object that does, a tick at a time, what a worker process does on its threads.
+"""A worker without threads: one object that does, a tick at a time, what a worker process does on its threads.
 
 It follows the protocol of `feedq.lease` and nothing else: heartbeat with a trust window anchored where it was
 sent, grouped claims, fence before connecting, writes gated by the epoch, releases. It hears of an assignment by a
@@ -23,10 +23,10 @@ from feedq.model import FeedKey, Heartbeat, Load, Loss, NewWorker, Progress, Rea
 from feedq.runtime.intake import SUMMONED_MAX
 from feedq.runtime.keeper import WATCHDOG_INTERVALS, WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
-from feedq.testing.memory import MemoryStore
-from feedq.testing.memory.store import MemoryListener, MemorySession
-from feedq.testing.paper import PaperBroker, PaperSink, PaperSource
-from feedq.testing.stream import PaperStream, numbers
+from tests.fakes.memory import MemoryStore
+from tests.fakes.memory.store import MemoryListener, MemorySession
+from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
+from tests.fakes.stream import FakeStream, numbers
 
 RETRY_S = 0.5
 """How soon a heartbeat that found no database is tried again."""
@@ -43,7 +43,7 @@ class _InFlight:
     answer: Heartbeat | None
 
 
-class PaperWorker:
+class FakeWorker:
     """One worker process, through as many worker sessions as it takes."""
 
     def __init__(
@@ -51,9 +51,9 @@ class PaperWorker:
         name: str,
         *,
         store: MemoryStore,
-        broker: PaperBroker,
-        source: PaperSource,
-        sink: PaperSink,
+        broker: FakeBroker,
+        source: FakeSource,
+        sink: FakeSink,
         settings: Settings,
         clock: Clock,
         capacity: int,
@@ -67,7 +67,7 @@ class PaperWorker:
         self._capacity = capacity
         self._say = say
         self._reconcile = reconcile
-        self.streams: dict[int, PaperStream] = {}
+        self.streams: dict[int, FakeStream] = {}
         self.worker: Worker | None = None
         self.is_dead = False
         self.is_frozen = False
@@ -285,7 +285,7 @@ class PaperWorker:
         for claim in granted:
             if claim.feed.id in self.streams:
                 self._forget([claim.feed.id])  # a tenure of ours that ended without our hearing of it
-            self.streams[claim.feed.id] = PaperStream(claim.key, claim, has_message)
+            self.streams[claim.feed.id] = FakeStream(claim.key, claim, has_message)
         return len(granted)
 
     def _connect(self, worker_id: UUID) -> None:
@@ -307,11 +307,11 @@ class PaperWorker:
         if begun:
             self._say(f"streams {numbers(begun)}")
 
-    def _may_connect(self, stream: PaperStream) -> bool:
+    def _may_connect(self, stream: FakeStream) -> bool:
         """Asked each time before it does."""
         return True
 
-    def _fenced(self, stream: PaperStream) -> None:
+    def _fenced(self, stream: FakeStream) -> None:
         self._say(f"is fenced off feed {stream.key[0]}@{stream.key[1]}")
         self._releases.append(Release(*stream.key, Reason.FENCED))
         self._must_audit = True

@@ -13,11 +13,11 @@ from uuid import UUID
 
 from feedq.lease import RATE_TIME_S, Move, is_reapable, objection_to_move
 from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Worker, WorkerState, WorkerTarget
-from feedq.placement import NO_EXPERIENCE, Candidate, Experience, Held, Transfer, lags
+from feedq.placement import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
 from feedq.settings import DEFAULT_SINK
 from feedq.store.measured import WEIGHT_MIN
 from feedq.telemetry import EventKind
-from feedq.testing.memory.tables import MemoryDatabase
+from tests.fakes.memory.tables import MemoryDatabase
 
 
 def is_heard_from(worker: Worker, now: datetime) -> bool:
@@ -63,7 +63,7 @@ def experiences(db: MemoryDatabase, *, proven: bool) -> dict[str, Experience]:
     return {remote: Experience(workers, landed.get(remote, {})) for remote, workers in failed.items()}
 
 
-def candidates(db: MemoryDatabase, now: datetime, tenants: Collection[str]) -> list[Candidate]:
+def candidates(db: MemoryDatabase, now: datetime, tenants: Collection[str]) -> list[EligibleWorker]:
     leases = db.tables.leases.values()
     found = []
     for w in sorted(db.tables.workers.values(), key=lambda w: w.id):
@@ -74,7 +74,7 @@ def candidates(db: MemoryDatabase, now: datetime, tenants: Collection[str]) -> l
         counts = {tenant: its_tenants[tenant] for tenant in tenants if its_tenants[tenant]}
         load = float(sum(x.weight for x in mine))
         found.append(
-            Candidate(
+            EligibleWorker(
                 w.id,
                 w.name,
                 w.queue,
