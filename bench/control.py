@@ -251,28 +251,28 @@ def _idle(store: PostgresStore, settings: Settings) -> float:
 
 
 def _heartbeats(postgres: Postgres, store: PostgresStore, session: Any, fleet: Sequence[Worker]) -> float:
-    """Cores of PostgreSQL while every worker beats, over what it takes when none does: on the keepers' own
+    """Cores of PostgreSQL while every worker beats, over what it takes when none does: on the lease keepers' own
     sessions, which live for days, so that the first heartbeat of each does not count."""
     load = Load(feeds=1_000, cpu=0.3, rss=2**27, loop_lag_s=0.001, rows_per_s=1_000.0, bytes_per_s=1e5)
     with ExitStack() as ends:
-        keepers = [ends.enter_context(closing(store.session(worker, ttl_s=TTL_S))) for worker in fleet]
-        for keeper in keepers:
-            keeper.heartbeat(load)
+        lease_keepers = [ends.enter_context(closing(store.session(worker, ttl_s=TTL_S))) for worker in fleet]
+        for lease_keeper in lease_keepers:
+            lease_keeper.heartbeat(load)
         idle = _cores(postgres, lambda: time.sleep(BEATING_S / 4))
         with ThreadPoolExecutor(SENDERS) as threads:
-            lanes = [keepers[n::SENDERS] for n in range(SENDERS)]
+            lanes = [lease_keepers[n::SENDERS] for n in range(SENDERS)]
             busy = _cores(postgres, lambda: list(threads.map(partial(_beat, load=load), lanes)))
     _await_the_end_of_sessions(session)
     return max(0.0, busy - idle)
 
 
-def _beat(keepers: Sequence[PostgresSession], *, load: Load) -> None:
+def _beat(lease_keepers: Sequence[PostgresSession], *, load: Load) -> None:
     began = time.monotonic()
     for turn in range(int(BEATING_S / INTERVAL_S)):
-        for n, keeper in enumerate(keepers):
-            due = began + INTERVAL_S * (turn + n / len(keepers))
+        for n, lease_keeper in enumerate(lease_keepers):
+            due = began + INTERVAL_S * (turn + n / len(lease_keepers))
             time.sleep(max(0.0, due - time.monotonic()))
-            assert keeper.heartbeat(load) is not None
+            assert lease_keeper.heartbeat(load) is not None
 
 
 def _await_the_end_of_sessions(session: Any) -> None:

@@ -30,8 +30,8 @@ from celery.schedules import schedule
 from feedq.errors import FeedqError, Unavailable
 from feedq.lease import SECOND_LOOK_S
 from feedq.once import OPTION
-from feedq.runtime.lane import SerialExecutor
 from feedq.runtime.outbox import Outbox
+from feedq.runtime.serial_executor import SerialExecutor
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, LivenessCheck
 from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile, wake_later

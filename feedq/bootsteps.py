@@ -186,12 +186,12 @@ class FeedqStep(bootsteps.StartStopStep):
             store().jobs.runs,
             s,
             worker=lambda: supervisor.worker,
-            is_trusted=lambda: supervisor.keeper.trusted,
+            is_trusted=lambda: supervisor.lease_keeper.trusted,
             call=TaskCaller(worker.app, s.imports) if streams_here else None,
             count=places.job_slots,
             publish=send_hints,
         )
-        supervisor.keeper.companion = jobs
+        supervisor.lease_keeper.session_listener = jobs
         if not _start(supervisor, s):
             return
         jobs.start()

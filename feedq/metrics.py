@@ -4,8 +4,8 @@ A few threads of the standard library's HTTP server, none of which the streams w
 worker looks for its database, so that a worker that waits can say so, and ends with the process. A port that
 cannot be had is a warning: metrics are no reason not to stream.
 
-* healthy: a restart would not help. The keeper's threads run and try, and the event loop turns. A control database
-  that is away does not make a worker unhealthy: a restart does not bring it back.
+* healthy: a restart would not help. The lease keeper's threads run and try, and the event loop turns. A control
+  database that is away does not make a worker unhealthy: a restart does not bring it back.
 * ready: registered, trusted with its leases, its event loop turns, and it is not draining.
 
 Statuses, lags and ages are looked at when somebody asks for them, by the thread that answers: a loop that is stuck
@@ -55,7 +55,7 @@ CONNECTIONS_MAX = 8
 REQUEST_TIMEOUT_S = 3.0
 """What a client that says nothing, or takes nothing, may hold of them."""
 STUCK_S = 30.0
-"""The keeper tries every couple of seconds and each try is bounded; past this it is not trying any more."""
+"""The lease keeper tries every couple of seconds and each try is bounded; past this it is not trying any more."""
 STUCK_HEARTBEATS = 3
 FRESH_S = 15.0
 FRESH_PASSES = 3
@@ -82,7 +82,7 @@ class Verdict:
 class Signs:
     """What the checks judge by, and some metrics are made of, at one moment."""
 
-    keeper_runs: bool
+    lease_keeper_runs: bool
     attempt_age_s: float
     """Since a heartbeat was last tried."""
     heartbeat_age_s: float
@@ -100,14 +100,14 @@ class Signs:
 
 
 def observe(supervisor: Supervisor) -> Signs:
-    keeper = supervisor.keeper
+    lease_keeper = supervisor.lease_keeper
     return Signs(
-        keeper_runs=keeper.is_running,
-        attempt_age_s=keeper.attempt_age_s,
-        heartbeat_age_s=keeper.heartbeat_age_s,
+        lease_keeper_runs=lease_keeper.is_running,
+        attempt_age_s=lease_keeper.attempt_age_s,
+        heartbeat_age_s=lease_keeper.heartbeat_age_s,
         loop_lag_s=supervisor.loop_lag_s,
         worker=supervisor.worker.name if supervisor.worker is not None else None,
-        trusted=keeper.trusted,
+        trusted=lease_keeper.trusted,
         draining=supervisor.is_draining,
         loop_stalled_s=supervisor.loop_stalled_s,
         feeds=supervisor.feeds,
@@ -124,7 +124,7 @@ def health(signs: Signs | None, *, heartbeat_s: float, stall_s: float) -> Verdic
     if signs.draining:
         # Its threads end one by one now, as they should.
         return Verdict(True, "draining")
-    if not signs.keeper_runs:
+    if not signs.lease_keeper_runs:
         return Verdict(False, "a thread of the keeper has ended")
     if signs.attempt_age_s > limit_s:
         return Verdict(False, f"no heartbeat was tried for {signs.attempt_age_s:.0f} s")

@@ -7,8 +7,8 @@ themselves. Every other task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and rec
 that neither 500 streams nor a full set of jobs can starve it.
 
 Celery's callbacks send events, and may block while the broker is away. They are called on a thread of their
-own: never on the loop, and never on the lease client's. A warm shutdown waits for running jobs, as Celery's pools do, and
-for nothing else that may hang.
+own: never on the loop, and never on the lease client's. A warm shutdown waits for running jobs, as Celery's
+pools do, and for nothing else that may hang.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from celery.worker import state as worker_state
 from celery.worker.request import Request
 from kombu.serialization import loads
 
-from feedq.runtime.intake import TaskCallbacks
+from feedq.runtime.claim_queue import TaskCallbacks
 from feedq.runtime.jobs.service import Jobs
-from feedq.runtime.lane import SerialExecutor
+from feedq.runtime.serial_executor import SerialExecutor
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import settings
 from feedq.tasks import RECONCILE, RUN_JOB, STREAM_FEED, parse_hint, parse_key

@@ -174,9 +174,9 @@ class Fields:
         if isinstance(value, list | tuple) and not value:
             self.wrong(key, "must not be empty")
         items = value if isinstance(value, list | tuple) else [] if value is None else [value]
-        return tuple(self._beside({key: item}) for item in items)
+        return tuple(self._external_pool({key: item}) for item in items)
 
-    def _beside(self, values: Mapping[str, Any]) -> Fields:
+    def _external_pool(self, values: Mapping[str, Any]) -> Fields:
         """Fields whose problems are this one's."""
         found = Fields(values, tuple(values))
         found._top_key, found._path, found.problems = self._top_key, self._path, self.problems

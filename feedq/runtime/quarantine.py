@@ -32,7 +32,7 @@ from feedq import lease
 from feedq.errors import FeedqError
 from feedq.model import Claim, FeedKey, Loss, Reason, Release
 from feedq.runtime.activity import Activity
-from feedq.runtime.intake import AssignmentListener
+from feedq.runtime.claim_queue import AssignmentListener
 from feedq.runtime.monitor import (
     DUMP_SIGNAL,
     Limits,

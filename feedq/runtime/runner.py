@@ -2,7 +2,7 @@
 
 ::
 
-    claim ──► fence ──► connect ──► batches ──► outlet ──► (committed) ──► progress
+    claim ──► fence ──► connect ──► batches ──► batch queue ──► (committed) ──► progress
                            ▲            │
                            └── backoff ─┘  trouble at the source, with the lease still held
 
@@ -54,13 +54,13 @@ from feedq.model import (
     Status,
 )
 from feedq.permission import Permissions
+from feedq.runtime.batch_queue import BatchQueue
+from feedq.runtime.connect_limiter import ConnectLimiter
 from feedq.runtime.declared import Declared, declared, lean
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.outlet import BatchQueue
-from feedq.runtime.pacing import FeedThrottle, Pacing
-from feedq.runtime.ramp import ConnectLimiter
 from feedq.runtime.sockets import Sockets
-from feedq.runtime.turnstile import StartLimiter
+from feedq.runtime.start_limiter import StartLimiter
+from feedq.runtime.throttling import FeedThrottle, Pacing
 from feedq.secrets import Masker, resolve_secrets
 from feedq.sinks.base import (
     Fenced,
@@ -93,14 +93,14 @@ class Surroundings:
     note_thread: Callable[[int], AbstractContextManager[None]]
     """Notes that a thread runs code of this feed."""
     pacing: Pacing
-    ramp: ConnectLimiter
-    turnstile: StartLimiter
+    connect_limiter: ConnectLimiter
+    start_limiter: StartLimiter
     trusted: asyncio.Event
     """Set while this worker may act as owner; belongs to the runner's loop."""
     drain_timeout_s: float
     fence: Callable[[str, FenceRequest], Awaitable[FenceOutcome]]
     raise_epoch: Callable[[FeedKey, int], Awaitable[FeedKey | None]]
-    open_outlet: Callable[[str, FeedKey, str, Landing, Fenced, Callable[[], None]], BatchQueue]
+    open_batch_queue: Callable[[str, FeedKey, str, Landing, Fenced, Callable[[], None]], BatchQueue]
     hurry: Callable[[str], None]
     """Ask the writer of a sink to commit now."""
     sink_trouble: Callable[[str], str | None]
@@ -139,9 +139,9 @@ class FeedRunner:
         self._letting_go = self._stalled = False
         self._stop_reason = Reason.RELEASED
         self._task: asyncio.Task[Release | None] | None = None
-        self._outlet: BatchQueue | None = None
+        self._batch_queue: BatchQueue | None = None
         self._must_fence = False
-        """Whether its outlet has failed, though the tenure has not: it gets another one."""
+        """Whether its batch queue has failed, though the tenure has not: it gets another one."""
         self._rewind: Rewind | None = None
         self._secrets: dict[str, str] = {}
         self._memory: dict[str, object] = {}
@@ -186,8 +186,8 @@ class FeedRunner:
 
     def progress(self) -> Progress:
         """What happened since the last call."""
-        outlet = self._outlet
-        now = (outlet.landed, outlet.bytes_landed, outlet.dead) if outlet else (0, 0, 0)
+        batch_queue = self._batch_queue
+        now = (batch_queue.landed, batch_queue.bytes_landed, batch_queue.dead) if batch_queue else (0, 0, 0)
         before, self._reported = self._reported, now
         error, self._error = self._error, None
         rewind, self._rewind = self._rewind, None
@@ -195,11 +195,11 @@ class FeedRunner:
         sink_error, dead_error = self._find_sink_error(), None
         if sink_error != self._sink_error:
             error, self._sink_error = error or sink_error, sink_error
-        if outlet is not None and outlet.dead_error is not None:
-            dead_error, outlet.dead_error = self._masked(outlet.dead_error), None
+        if batch_queue is not None and batch_queue.dead_error is not None:
+            dead_error, batch_queue.dead_error = self._masked(batch_queue.dead_error), None
         ago_s = None
-        if outlet is not None and outlet.last_record_at is not None:
-            ago_s = max(0.0, (self._worker.clock.now() - outlet.last_record_at).total_seconds())
+        if batch_queue is not None and batch_queue.last_record_at is not None:
+            ago_s = max(0.0, (self._worker.clock.now() - batch_queue.last_record_at).total_seconds())
         return Progress(
             feed_id=self.key[0],
             epoch=self.key[1],
@@ -207,7 +207,7 @@ class FeedRunner:
             bytes=now[1] - before[1],
             dead_letters=now[2] - before[2],
             last_record_ago_s=ago_s,
-            cursor=outlet.cursor if outlet else None,
+            cursor=batch_queue.cursor if batch_queue else None,
             connected=self._connected_at is not None,
             stalled=self._stalled,
             attempts=self._attempts,
@@ -220,7 +220,7 @@ class FeedRunner:
 
     def _find_sink_error(self) -> str | None:
         """Why nothing of it can be written just now: its table, or the sink."""
-        trouble = self._outlet.trouble if self._outlet is not None else None
+        trouble = self._batch_queue.trouble if self._batch_queue is not None else None
         if trouble is None and self.sink is not None:
             trouble = self._worker.sink_trouble(self.sink)
         return None if trouble is None else self._masked(trouble)
@@ -238,7 +238,7 @@ class FeedRunner:
     @property
     def unwritten_s(self) -> float:
         """How long something of it has waited without any of it being written. From any thread."""
-        since = None if self._outlet is None else self._outlet.unwritten_since
+        since = None if self._batch_queue is None else self._batch_queue.unwritten_since
         return 0.0 if since is None else max(0.0, monotonic() - since)
 
     def status(self, owner: Owner | None) -> Status:
@@ -289,8 +289,8 @@ class FeedRunner:
             return self._release(Reason.FAILED, error=message, retry_in_s=again_s)
         finally:
             self._task = None
-            if self._outlet is not None:
-                self._outlet.abandon()
+            if self._batch_queue is not None:
+                self._batch_queue.abandon()
 
     async def _tenure(self) -> Release | None:
         kind, what = load_connector(self.feed.spec.connector), declared(self.feed)
@@ -321,31 +321,31 @@ class FeedRunner:
                 )
                 self._masker = await asyncio.to_thread(Masker, self._secrets.values())
             await self._worker.trusted.wait()
-            if self._outlet is None or self._must_fence:
-                self._outlet = await self._open_outlet(what, self._outlet)
+            if self._batch_queue is None or self._must_fence:
+                self._batch_queue = await self._open_batch_queue(what, self._batch_queue)
             # What was received before the last connection broke must be decided before we ask again.
-            await self._outlet.drained()
-            await self._worker.turnstile.turn()
-            await self._worker.ramp.turn(what.options.remote_host, after_loss=self._after_loss)
+            await self._batch_queue.drained()
+            await self._worker.start_limiter.turn()
+            await self._worker.connect_limiter.turn(what.options.remote_host, after_loss=self._after_loss)
             self._after_loss = False
-            context = self._context(self._outlet, pace)
+            context = self._context(self._batch_queue, pace)
             if self._failing_since is None:
                 self._failing_since = self._worker.clock.monotonic()
-            stream = open_stream(kind, what.options, context=context, cursor=self._outlet.cursor)
-            await self._stream(stream, self._outlet, pace)
+            stream = open_stream(kind, what.options, context=context, cursor=self._batch_queue.cursor)
+            await self._stream(stream, self._batch_queue, pace)
         except asyncio.CancelledError:
             self._disconnected()
             # An interrupt cancels the task to wake it; anybody else's cancellation goes on.
             if self._interrupt is None:
                 raise
         except (SourceUnavailable, SinkUnavailable) as error:
-            if self._outlet is not None and self._outlet.failure is error:
+            if self._batch_queue is not None and self._batch_queue.failure is error:
                 self._must_fence = True
             return await self._after_failure(error)
         return None
 
     async def _stream(
-        self, batches: AsyncGenerator[Batch, None], outlet: BatchQueue, pace: FeedThrottle
+        self, batches: AsyncGenerator[Batch, None], batch_queue: BatchQueue, pace: FeedThrottle
     ) -> None:
         try:
             async with contextlib.aclosing(batches):
@@ -355,9 +355,9 @@ class FeedRunner:
                     if self._stalled:
                         self._stalled = False
                         self._changed()
-                    await outlet.put(batch)
+                    await batch_queue.put(batch)
                     if pace.is_limited:
-                        await pace.keep(batch, unless=lambda: outlet.failure)
+                        await pace.keep(batch, unless=lambda: batch_queue.failure)
                     del batch  # or it would stay in memory until the next one comes
         except (SourceUnavailable, FeedMisconfigured, LeaseLost, SinkUnavailable):
             raise
@@ -366,24 +366,24 @@ class FeedRunner:
             raise SourceUnavailable(f"unexpected error in connector: {error!r}") from error
         raise SourceUnavailable("the source ended the stream")
 
-    async def _open_outlet(self, what: Declared, failed: BatchQueue | None) -> BatchQueue:
-        """Fence, and begin where the sink says; what waits in an outlet that has ``failed`` is asked for again."""
+    async def _open_batch_queue(self, what: Declared, failed: BatchQueue | None) -> BatchQueue:
+        """Fence, and begin where the sink says; what waits in a queue that has ``failed`` is asked for again."""
         if failed is not None:
             failed.abandon()
         fenced = await self._fence(what.sink, what.landing)
         self._owned_since, self._must_fence = self._worker.clock.monotonic(), False
-        outlet = self._worker.open_outlet(
+        batch_queue = self._worker.open_batch_queue(
             what.sink, self.key, self.feed.name, what.landing, fenced, self._progressed
         )
         if failed is not None:
-            outlet.take_over(failed)
+            batch_queue.take_over(failed)
         if failed is not None and isinstance(failed.failure, SinkRewound):
             # It may tell of records as landed that the sink has no more.
             self._memory = {}
             self._rewind = Rewind(what.sink, failed.cursor, fenced.cursor)
             logger.warning(LogEvent.SINK_REWOUND, feed=self.feed.name, sink=what.sink, epoch=self.key[1])
             self._worker.on_progress(self)
-        return outlet
+        return batch_queue
 
     async def _fence(self, sink_name: str, landing: Landing) -> Fenced:
         while True:
@@ -415,7 +415,7 @@ class FeedRunner:
         elif self._failing_since is not None:
             failing_s = now - self._failing_since
         self._failures += 1
-        has_received = self._outlet is not None and self._outlet.last_record_at is not None
+        has_received = self._batch_queue is not None and self._batch_queue.last_record_at is not None
         self._attempts = attempts_after(self._attempts, connected_s=held_s, policy=self._worker.backoff)
         decision = next_try(
             self._attempts,
@@ -476,11 +476,11 @@ class FeedRunner:
 
     async def _drain(self) -> None:
         """Wait for the last commits, but not for ever: what is not committed, the successor asks for again."""
-        if self._outlet is None:
+        if self._batch_queue is None:
             return
         with contextlib.suppress(TimeoutError, SinkUnavailable):
             async with asyncio.timeout(self._worker.drain_timeout_s):
-                await self._outlet.drained()
+                await self._batch_queue.drained()
 
     def _heed(self) -> Interrupt | None:
         """Why it was interrupted, if it was; the cancellations that said so are spent."""
@@ -496,7 +496,7 @@ class FeedRunner:
 
     # -- small things --------------------------------------------------------------------------------
 
-    def _context(self, outlet: BatchQueue, pace: FeedThrottle) -> Context:
+    def _context(self, batch_queue: BatchQueue, pace: FeedThrottle) -> Context:
         return Context(
             feed=self.feed.name,
             clock=self._worker.clock,
@@ -506,7 +506,7 @@ class FeedRunner:
             permissions=self._worker.permissions,
             environment=self._worker.environment,
             note_thread=partial(self._worker.note_thread, self.feed.id),
-            room=pace.room(outlet.budget),
+            room=pace.room(batch_queue.budget),
             memory=self._memory,
         )
 
@@ -521,11 +521,11 @@ class FeedRunner:
         self._changed()
 
     def _progressed(self) -> None:
-        outlet = self._outlet
-        if outlet is not None and outlet.landed > self._landed:
-            self._landed, self._failures = outlet.landed, 0
-        if outlet is not None and outlet.failure is not None:
-            # Its next record may be long in coming. Woken, it looks at the outlet before it connects again.
+        batch_queue = self._batch_queue
+        if batch_queue is not None and batch_queue.landed > self._landed:
+            self._landed, self._failures = batch_queue.landed, 0
+        if batch_queue is not None and batch_queue.failure is not None:
+            # Its next record may be long in coming. Woken, it looks at the batch queue before it connects again.
             self.interrupt(Interrupt.SUSPEND)
         self._worker.on_progress(self)
 

@@ -1,6 +1,6 @@
 """One tenure on a thread or child process of Celery's own pools, with a loop of its own.
 
-For connectors that need a process to themselves. The keeper lives in the main process; here the lease is
+For connectors that need a process to themselves. The lease keeper lives in the main process; here the lease is
 *followed*: asked for every half second, and trusted only as long as the worker's heartbeat reaches, counted
 from before the question was sent. A worker that drains is seen the same way.
 """
@@ -23,15 +23,15 @@ from feedq.lease import TrustWindow
 from feedq.model import Claim, FeedKey, Reason, Release, WorkerState
 from feedq.pace import RateLimits
 from feedq.runtime.activity import Activity, current_feed
-from feedq.runtime.beside import FOLLOW_S
-from feedq.runtime.ends import SinkPool
+from feedq.runtime.connect_limiter import shared_connect_limiter
+from feedq.runtime.external_pool import FOLLOW_S
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.pacing import Pacing
-from feedq.runtime.ramp import ramp_beside
 from feedq.runtime.runner import FeedRunner, Surroundings
+from feedq.runtime.sink_pool import SinkPool
 from feedq.runtime.sockets import Sockets
 from feedq.runtime.stall import LOOK_S
-from feedq.runtime.turnstile import StartLimiter
+from feedq.runtime.start_limiter import StartLimiter
+from feedq.runtime.throttling import Pacing
 from feedq.settings import Settings
 from feedq.store.base import Followed, Store
 from feedq.telemetry import LogEvent, log
@@ -128,13 +128,13 @@ class _Tenure:
                 environment=self._settings.environment,
                 note_thread=self._activity.thread_of,
                 pacing=_pacing(self._settings),
-                ramp=ramp_beside(self._settings),
-                turnstile=StartLimiter(),
+                connect_limiter=shared_connect_limiter(self._settings),
+                start_limiter=StartLimiter(),
                 trusted=self._trusted,
                 drain_timeout_s=self._settings.drain_timeout_s,
                 fence=ends.fence,
                 raise_epoch=self._raise_epoch,
-                open_outlet=ends.open_outlet,
+                open_batch_queue=ends.open_batch_queue,
                 hurry=ends.hurry,
                 sink_trouble=ends.trouble,
                 on_progress=lambda _: None,

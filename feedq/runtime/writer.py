@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
 from feedq.model import JSON, Batch
-from feedq.runtime.outlet import BatchQueue, InflightBudget
+from feedq.runtime.batch_queue import BatchQueue, InflightBudget
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
 from feedq.telemetry import (
     BYTES,
@@ -114,9 +114,9 @@ class Outage:
 
 
 class _Answer(NamedTuple):
-    """What to tell one outlet, with the sizes of all its batches in the group added up."""
+    """What to tell one batch queue, with the sizes of all its batches in the group added up."""
 
-    outlet: BatchQueue
+    batch_queue: BatchQueue
     size: int
     landed: int = 0
     dead: int = 0
@@ -127,9 +127,9 @@ class _Answer(NamedTuple):
 
     def deliver(self) -> None:
         if self.failure is not None:
-            self.outlet.failed(size=self.size, failure=self.failure)
+            self.batch_queue.failed(size=self.size, failure=self.failure)
             return
-        self.outlet.committed(
+        self.batch_queue.committed(
             size=self.size,
             landed=self.landed,
             dead=self.dead,
@@ -141,7 +141,7 @@ class _Answer(NamedTuple):
                 acknowledge()
             except Exception:
                 # A connector's own code: the commit stands, and the other feeds must hear of theirs.
-                logger.exception(LogEvent.UNEXPECTED, where="on_committed", feed=self.outlet.feed)
+                logger.exception(LogEvent.UNEXPECTED, where="on_committed", feed=self.batch_queue.feed)
 
 
 class WritingSession:
@@ -171,9 +171,9 @@ class WritingSession:
         else:
             self._outage.over()
             COMMIT_SECONDS.observe(monotonic() - since)
-            for outlet in group:
-                if outlet.key in written.landed:
-                    outlet.continues = written.commit_id
+            for batch_queue in group:
+                if batch_queue.key in written.landed:
+                    batch_queue.continues = written.commit_id
             return written
         finally:
             if briefly:
@@ -247,9 +247,9 @@ class Writer:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, outlet: BatchQueue, batch: Batch) -> None:
+    def submit(self, batch_queue: BatchQueue, batch: Batch) -> None:
         with self._lock:
-            self._queue.append((outlet, batch, monotonic()))
+            self._queue.append((batch_queue, batch, monotonic()))
             self._bytes += batch.size
             # The thread sleeps without a limit while there is nothing, and until the interval ends while
             # there is something: only the first batch and a full buffer need to wake it.
@@ -264,7 +264,7 @@ class Writer:
         self._apart.hurry()
 
     def forget(self) -> None:
-        """Some outlet was abandoned: let go of what it has brought."""
+        """Some batch queue was abandoned: let go of what it has brought."""
         with self._wakeup:
             self._must_forget = True
             self._wakeup.notify()
@@ -322,9 +322,9 @@ class Writer:
         # Twice the trigger bounds the memory of one transaction; the rest is due again at once.
         size = 0
         while self._queue and size < 2 * self._flush_bytes:
-            outlet, batch, _ = self._queue.popleft()
-            if not outlet.is_apart or not self._apart.take(outlet, batch):
-                group.setdefault(outlet, []).append(batch)
+            batch_queue, batch, _ = self._queue.popleft()
+            if not batch_queue.is_apart or not self._apart.take(batch_queue, batch):
+                group.setdefault(batch_queue, []).append(batch)
             size += batch.size
         self._bytes -= size
         self._hurry = False
@@ -376,14 +376,14 @@ class Writer:
         """Try one feed of a group by itself; whether it landed, or there is no other to tell by."""
         if len(group) == 1:
             return True
-        outlet = next(iter(group))
+        batch_queue = next(iter(group))
         # Another one comes first the next time.
-        batches = group[outlet] = group.pop(outlet)
+        batches = group[batch_queue] = group.pop(batch_queue)
         with contextlib.suppress(SinkUnavailable):
-            written = self._session.write({outlet: batches}, briefly=True)
-            if outlet.key not in written.postponed:
-                del group[outlet]
-                _finish({outlet: batches}, written)
+            written = self._session.write({batch_queue: batches}, briefly=True)
+            if batch_queue.key not in written.postponed:
+                del group[batch_queue]
+                _finish({batch_queue: batches}, written)
                 return True
         return False
 
@@ -401,11 +401,11 @@ class Writer:
                 self._wakeup.wait(left_s)
 
     def _is_gone(self, entry: Entry) -> bool:
-        outlet, batch, _ = entry
-        if outlet.broken is None:
+        batch_queue, batch, _ = entry
+        if batch_queue.broken is None:
             return False
         self._bytes -= batch.size
-        _answer([_refusal(outlet, [batch], outlet.broken)])
+        _answer([_refusal(batch_queue, [batch], batch_queue.broken)])
         return True
 
 
@@ -455,26 +455,26 @@ class ApartWriter:
         """Take these over, with all that comes of them later."""
         now = monotonic()
         with self._wakeup:
-            for outlet, batches in group.items():
+            for batch_queue, batches in group.items():
                 # One that has just come back and fails the others again is to stay for longer.
-                again = now - outlet.back_at < SUSPECT_S
-                outlet.apart_s = min(max(1.0, 2 * outlet.apart_s), SUSPECT_S) if again else 0.0
-                feed = self._feeds[outlet] = FeedApart(due_at=now, until=now + outlet.apart_s)
+                again = now - batch_queue.back_at < SUSPECT_S
+                batch_queue.apart_s = min(max(1.0, 2 * batch_queue.apart_s), SUSPECT_S) if again else 0.0
+                feed = self._feeds[batch_queue] = FeedApart(due_at=now, until=now + batch_queue.apart_s)
                 feed.batches += batches
                 feed.bytes = sum(batch.size for batch in batches)
-                outlet.is_apart = outlet.is_postponed = True
+                batch_queue.is_apart = batch_queue.is_postponed = True
             if self._thread is None and not self._stopping:
                 self._thread = Thread(target=self._run, name=f"feedq-apart-{self._name}", daemon=True)
                 self._thread.start()
             self._wakeup.notify()
 
-    def take(self, outlet: BatchQueue, batch: Batch) -> bool:
+    def take(self, batch_queue: BatchQueue, batch: Batch) -> bool:
         """Take over what comes later of a feed that is here; False when it is to go with the others again."""
         now = monotonic()
         with self._wakeup:
-            feed = self._feeds.get(outlet)
+            feed = self._feeds.get(batch_queue)
             if feed is None or (not feed.batches and now >= feed.until):
-                self._let_back(outlet, now)
+                self._let_back(batch_queue, now)
                 return False
             if not feed.batches:
                 feed.due_at = max(feed.due_at, now)
@@ -485,8 +485,8 @@ class ApartWriter:
 
     def hurry(self) -> None:
         with self._wakeup:
-            for outlet, feed in self._feeds.items():
-                if not outlet.is_postponed:
+            for batch_queue, feed in self._feeds.items():
+                if not batch_queue.is_postponed:
                     feed.due_at = min(feed.due_at, monotonic())
             self._wakeup.notify()
 
@@ -510,15 +510,15 @@ class ApartWriter:
 
     def _run(self) -> None:
         while (turn := self._next_turn()) is not None:
-            outlet, feed, batches = turn
+            batch_queue, feed, batches = turn
             try:
-                self._write(outlet, feed, batches)
+                self._write(batch_queue, feed, batches)
             except Exception as error:
-                logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name, feed=outlet.feed)
-                _refuse_unexpected(self._name, {outlet: batches}, error)
+                logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name, feed=batch_queue.feed)
+                _refuse_unexpected(self._name, {batch_queue: batches}, error)
                 self._session.forget()
                 self._done(feed, batches)
-            del turn, outlet, feed, batches
+            del turn, batch_queue, feed, batches
         self._session.close()
 
     def _next_turn(self) -> tuple[BatchQueue, FeedApart, list[Batch]] | None:
@@ -528,35 +528,35 @@ class ApartWriter:
                 now = monotonic()
                 waiting = [(f.due_at, f.tried_at, n) for n, f in enumerate(self._feeds.values()) if f.batches]
                 if waiting and (first := min(waiting))[0] <= now:
-                    outlet, feed = next(islice(self._feeds.items(), first[2], None))
+                    batch_queue, feed = next(islice(self._feeds.items(), first[2], None))
                     feed.tried_at = now
-                    return outlet, feed, feed.next_slice()
+                    return batch_queue, feed, feed.next_slice()
                 if not self._feeds:
                     self._session.close()
                 self._wakeup.wait(first[0] - now if waiting else IDLE_S)
         return None
 
     def _drop_broken(self) -> None:
-        for outlet in [outlet for outlet in self._feeds if outlet.broken is not None]:
-            assert outlet.broken is not None
-            feed = self._feeds.pop(outlet)
+        for batch_queue in [batch_queue for batch_queue in self._feeds if batch_queue.broken is not None]:
+            assert batch_queue.broken is not None
+            feed = self._feeds.pop(batch_queue)
             if feed.batches:
-                _answer([_refusal(outlet, list(feed.batches), outlet.broken)])
+                _answer([_refusal(batch_queue, list(feed.batches), batch_queue.broken)])
 
-    def _let_back(self, outlet: BatchQueue, now: float) -> None:
-        self._feeds.pop(outlet, None)
-        outlet.is_apart, outlet.back_at = False, now
+    def _let_back(self, batch_queue: BatchQueue, now: float) -> None:
+        self._feeds.pop(batch_queue, None)
+        batch_queue.is_apart, batch_queue.back_at = False, now
 
-    def _write(self, outlet: BatchQueue, feed: FeedApart, batches: list[Batch]) -> None:
+    def _write(self, batch_queue: BatchQueue, feed: FeedApart, batches: list[Batch]) -> None:
         started = monotonic()
-        written = self._write_decided(outlet, feed, batches)
+        written = self._write_decided(batch_queue, feed, batches)
         if written is None:
             return
-        if why := written.postponed.get(outlet.key):
-            self._put_off(outlet, feed, why)
+        if why := written.postponed.get(batch_queue.key):
+            self._put_off(batch_queue, feed, why)
             return
         now = monotonic()
-        _finish({outlet: batches}, written)
+        _finish({batch_queue: batches}, written)
         with self._wakeup:
             self._done(feed, batches)
             feed.pause_s = 0.0
@@ -566,46 +566,48 @@ class ApartWriter:
                 feed.slice_bytes = min(2 * feed.slice_bytes, self._slice_bytes_max)
             elif now - started > SLICE_SLOW_S:
                 feed.slice_bytes = max(feed.slice_bytes // 2, SLICE_BYTES_MIN)
-            if written.dead.get(outlet.key):
+            if written.dead.get(batch_queue.key):
                 feed.until = now + SUSPECT_S
-            outlet.is_postponed = False
-        self._say(outlet, None)
+            batch_queue.is_postponed = False
+        self._say(batch_queue, None)
 
-    def _write_decided(self, outlet: BatchQueue, feed: FeedApart, batches: list[Batch]) -> Written | None:
+    def _write_decided(
+        self, batch_queue: BatchQueue, feed: FeedApart, batches: list[Batch]
+    ) -> Written | None:
         """Write until it is known what became of it; None when nothing was written."""
         while not self._stopping:
             try:
-                return self._session.write({outlet: batches}, briefly=False)
+                return self._session.write({batch_queue: batches}, briefly=False)
             except SinkUnavailable as error:
-                self._put_off(outlet, feed, str(error))
+                self._put_off(batch_queue, feed, str(error))
                 if self._session.is_decided:
                     return None
                 with self._wakeup:
                     while not self._stopping and (left_s := feed.due_at - monotonic()) > 0:
                         self._wakeup.wait(left_s)
-                if outlet.broken is not None:
+                if batch_queue.broken is not None:
                     self._session.forget()
                     return None
         return None
 
-    def _put_off(self, outlet: BatchQueue, feed: FeedApart, why: str) -> None:
+    def _put_off(self, batch_queue: BatchQueue, feed: FeedApart, why: str) -> None:
         with self._wakeup:
             feed.pause_s = min(max(2 * feed.pause_s, RETRY_FIRST_S), RETRY_MAX_S)
             feed.due_at = monotonic() + feed.pause_s
-            outlet.is_postponed = True
+            batch_queue.is_postponed = True
             # Those that the same thing is in the way of: one of them is enough to find out whether it still is.
             for other, theirs in self._feeds.items():
                 if other.trouble == why:
                     theirs.due_at = max(theirs.due_at, feed.due_at)
-        self._say(outlet, why)
+        self._say(batch_queue, why)
 
-    def _say(self, outlet: BatchQueue, trouble: str | None) -> None:
-        if outlet.trouble == trouble:
+    def _say(self, batch_queue: BatchQueue, trouble: str | None) -> None:
+        if batch_queue.trouble == trouble:
             return
         if trouble is not None:
-            logger.warning(LogEvent.FEED_POSTPONED, sink=self._name, feed=outlet.feed, error=trouble)
-        outlet.trouble = trouble
-        outlet.tell()
+            logger.warning(LogEvent.FEED_POSTPONED, sink=self._name, feed=batch_queue.feed, error=trouble)
+        batch_queue.trouble = trouble
+        batch_queue.tell()
 
     @staticmethod
     def _done(feed: FeedApart, batches: list[Batch]) -> None:
@@ -616,13 +618,13 @@ class ApartWriter:
 
 def _finish(group: Group, written: Written) -> None:
     """Count what became of a group, and tell its feeds."""
-    answers = [_answer_of(outlet, batches, written) for outlet, batches in group.items()]
+    answers = [_answer_of(batch_queue, batches, written) for batch_queue, batches in group.items()]
     now = datetime.now(UTC)
     COMMIT_DELAY_SECONDS.observe_all(
         max(0.0, (now - batch.received_at).total_seconds())
         for answer in answers
         if answer.failure is None
-        for batch in group[answer.outlet]
+        for batch in group[answer.batch_queue]
     )
     RECORDS.inc(sum(answer.landed for answer in answers))
     BYTES.inc(sum(answer.size for answer in answers if answer.failure is None))
@@ -631,23 +633,23 @@ def _finish(group: Group, written: Written) -> None:
 
 def _drop_broken(group: Group) -> None:
     """Let go of feeds of which nothing may be written any more: stopped, lost, or misconfigured."""
-    for outlet in [outlet for outlet in group if outlet.broken is not None]:
-        assert outlet.broken is not None
-        _answer([_refusal(outlet, group.pop(outlet), outlet.broken)])
+    for batch_queue in [batch_queue for batch_queue in group if batch_queue.broken is not None]:
+        assert batch_queue.broken is not None
+        _answer([_refusal(batch_queue, group.pop(batch_queue), batch_queue.broken)])
 
 
 def _refuse_unexpected(name: str, group: Group, error: Exception) -> None:
     """An error of ours, or of a sink: its feeds shall hear of it."""
     failure = SinkUnavailable(f"sink {name!r}: unexpected error: {error!r}")
-    _answer([_refusal(outlet, batches, failure) for outlet, batches in group.items()])
+    _answer([_refusal(batch_queue, batches, failure) for batch_queue, batches in group.items()])
 
 
 def _answer(answers: Iterable[_Answer]) -> None:
     by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Answer]] = defaultdict(list)
     decided: defaultdict[InflightBudget, int] = defaultdict(int)
     for answer in answers:
-        decided[answer.outlet.budget] += answer.size
-        by_loop[answer.outlet.loop].append(answer)
+        decided[answer.batch_queue.budget] += answer.size
+        by_loop[answer.batch_queue.loop].append(answer)
     # It no longer burdens the worker, whether or not a runner is left to hear of it.
     for budget, size in decided.items():
         budget.give_back(size)
@@ -662,37 +664,38 @@ def _deliver(answers: list[_Answer]) -> None:
         answer.deliver()
 
 
-def _answer_of(outlet: BatchQueue, batches: list[Batch], written: Written) -> _Answer:
-    if outlet.broken is not None:
-        return _refusal(outlet, batches, outlet.broken)
-    if outlet.key in written.unusable:
-        return _refusal(outlet, batches, FeedMisconfigured(written.unusable[outlet.key]))
-    feed_id, epoch = outlet.key
-    if outlet.key in written.rewound:
+def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) -> _Answer:
+    if batch_queue.broken is not None:
+        return _refusal(batch_queue, batches, batch_queue.broken)
+    if batch_queue.key in written.unusable:
+        return _refusal(batch_queue, batches, FeedMisconfigured(written.unusable[batch_queue.key]))
+    feed_id, epoch = batch_queue.key
+    if batch_queue.key in written.rewound:
         SINK_REWINDS.inc()
         gone_back = (
-            f"feed {feed_id} ({outlet.feed}): its checkpoint in the sink is not the one that was left there under "
-            f"epoch {epoch}: the sink has gone back, or the row was changed; going on from the cursor there now"
+            f"feed {feed_id} ({batch_queue.feed}): its checkpoint in the sink is not the one that was left there "
+            f"under epoch {epoch}: the sink has gone back, or the row was changed; "
+            "going on from the cursor there now"
         )
-        return _refusal(outlet, batches, SinkRewound(gone_back))
-    if outlet.key not in written.landed:
+        return _refusal(batch_queue, batches, SinkRewound(gone_back))
+    if batch_queue.key not in written.landed:
         FENCED.inc()
-        lost = f"feed {feed_id} ({outlet.feed}): epoch {epoch} was superseded; this worker stops writing"
-        return _refusal(outlet, batches, LeaseLost(lost))
-    landed, dead = written.landed[outlet.key], written.dead.get(outlet.key, 0)
+        lost = f"feed {feed_id} ({batch_queue.feed}): epoch {epoch} was superseded; this worker stops writing"
+        return _refusal(batch_queue, batches, LeaseLost(lost))
+    landed, dead = written.landed[batch_queue.key], written.dead.get(batch_queue.key, 0)
     if dead:
         DEAD_LETTERS.inc(dead)
-        logger.warning(LogEvent.DEAD_LETTERS, feed=outlet.feed, records=dead)
+        logger.warning(LogEvent.DEAD_LETTERS, feed=batch_queue.feed, records=dead)
     size = 0
     on_committed: list[Callable[[], None]] = []
     for batch in batches:
         size += batch.size
         if batch.on_committed is not None:
             on_committed.append(batch.on_committed)
-    error = written.errors.get(outlet.key)
-    return _Answer(outlet, size, landed, dead, error, batches[-1].cursor, on_committed=on_committed)
+    error = written.errors.get(batch_queue.key)
+    return _Answer(batch_queue, size, landed, dead, error, batches[-1].cursor, on_committed=on_committed)
 
 
-def _refusal(outlet: BatchQueue, batches: list[Batch], failure: FeedqError) -> _Answer:
-    outlet.broken = failure
-    return _Answer(outlet, sum(batch.size for batch in batches), failure=failure)
+def _refusal(batch_queue: BatchQueue, batches: list[Batch], failure: FeedqError) -> _Answer:
+    batch_queue.broken = failure
+    return _Answer(batch_queue, sum(batch.size for batch in batches), failure=failure)

@@ -1,4 +1,4 @@
-"""When the feeds of one worker dial: the real turns (`feedq.runtime.ramp`), under the simulation's clock."""
+"""When the feeds of one worker dial: the real turns (`feedq.runtime.connect_limiter`), by a simulated clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from feedq.runtime.ramp import ConnectTurns, Waiter
+from feedq.runtime.connect_limiter import ConnectTurns, Waiter
 
 if TYPE_CHECKING:
     from feedq.simulate.fleet import SimulatedFeed

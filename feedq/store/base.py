@@ -304,7 +304,7 @@ class Listener(Protocol):
 
 
 class WorkerSession(Protocol):
-    """The keeper's own database session, which holds the worker's lock and carries its heartbeat."""
+    """The lease keeper's own database session, which holds the worker's lock and carries its heartbeat."""
 
     @property
     def locks_hold(self) -> bool:
@@ -334,7 +334,7 @@ class Store(Protocol):
     def fleet(self) -> FleetStore: ...
 
     def session(self, worker: Worker, *, ttl_s: float) -> WorkerSession:
-        """Open the keeper's session. Raises `Unavailable`."""
+        """Open the lease keeper's session. Raises `Unavailable`."""
 
     def worker_listener(self, worker: Worker) -> Listener:
         """Hears stop requests for this worker."""

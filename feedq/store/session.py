@@ -1,4 +1,4 @@
-"""Database sessions that outlive a transaction: the keeper's, and those that listen.
+"""Database sessions that outlive a transaction: the lease keeper's, and those that listen.
 
 Each holds the shared session lock of its worker for as long as it lives. When the process dies, the kernel
 closes its sockets, the backends exit, and the locks are gone within milliseconds: that is the crash signal
@@ -141,7 +141,7 @@ class _Waiting:
 
 
 class PostgresSession(_Waiting):
-    """The keeper's session: `feedq.store.base.WorkerSession`."""
+    """The lease keeper's session: `feedq.store.base.WorkerSession`."""
 
     def __init__(self, url: str, worker: Worker, *, ttl_s: float) -> None:
         super().__init__(url, application_name=f"feedq-keeper/{worker.id}")

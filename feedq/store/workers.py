@@ -62,7 +62,7 @@ STAMP_ALIVE = f"""
         OR alive_at < clock_timestamp() - make_interval(secs => least({ALIVE_STAMP_S}, :ttl_s / 8.0))
 """
 
-# One statement a worker and interval, however many feeds it runs. `%(name)s` is for the driver: the keeper
+# One statement a worker and interval, however many feeds it runs. `%(name)s` is for the driver: the lease keeper
 # sends it on a session of its own, which plans it once and for all. So what waits for the worker is asked in
 # an order that only `lease_summons` has: it is the way in, even if there was no lease yet when that was planned.
 _WAITING = """

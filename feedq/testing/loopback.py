@@ -55,7 +55,7 @@ class RecordingGuard:
             raise AssertionError(otherwise)
 
     def shut_all(self) -> None:
-        """What the keeper does, from its own thread, when the worker may no longer act as owner."""
+        """What the lease keeper does, from its own thread, when the worker may no longer act as owner."""
         for fileno in set(self.watched):
             with socket.socket(fileno=os.dup(fileno)) as sock:
                 sock.shutdown(socket.SHUT_RDWR)

@@ -51,9 +51,9 @@ class Stages:
 
 @pytest.fixture(scope="package")
 def stages(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Stages]:
-    keeper = Stages(tmp_path_factory.mktemp("chaos"), postgres, valkey)
-    yield keeper
-    keeper.discard()
+    lease_keeper = Stages(tmp_path_factory.mktemp("chaos"), postgres, valkey)
+    yield lease_keeper
+    lease_keeper.discard()
 
 
 @pytest.fixture

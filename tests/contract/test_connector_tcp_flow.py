@@ -157,11 +157,11 @@ def test_the_guard_can_cut_the_socket_from_another_thread(run: Run) -> None:
         async with serving(script) as port:
             stream = harness.connector(url(port)).stream(None)
             await anext(stream)
-            keeper = threading.Thread(target=harness.guard.shut_all)
-            keeper.start()
+            lease_keeper = threading.Thread(target=harness.guard.shut_all)
+            lease_keeper.start()
             with pytest.raises(SourceUnavailable):
                 await anext(stream)
-            keeper.join()
+            lease_keeper.join()
             async with asyncio.timeout(PATIENCE_S):
                 await closed.wait()
         assert not harness.guard.watched

@@ -86,10 +86,10 @@ def test_the_end_of_a_workers_last_session_is_heard_without_a_look(
     postgres_harness: PostgresHarness, elected: Election, closing_all: ExitStack
 ) -> None:
     worker = postgres_harness.worker()
-    keeper = has_session(postgres_harness, worker, closing_all)
+    lease_keeper = has_session(postgres_harness, worker, closing_all)
     listener = closing_all.enter_context(closing(postgres_harness.store.worker_listener(worker)))
     look_until(elected, awaited=True)
-    end(postgres_harness, keeper, listener.backend_pid)
+    end(postgres_harness, lease_keeper, listener.backend_pid)
     assert hears(elected).suspected == 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from feedq.lease import TrustWindow
-from feedq.runtime import keeper as keeper_module
+from feedq.runtime import lease_keeper as lease_keeper_module
 from feedq.sinks import fencing, groupcommit, statements
 from feedq.store import passes
 from feedq.store.workers import free_leases
@@ -21,8 +21,8 @@ from tests.contract import test_store_races as races
 from tests.contract.harness import PostgresHarness
 from tests.contract.sink_harness import PostgresSinkHarness
 from tests.fakes import ManualClock, MemoryStore
-from tests.tenant import Tenant
-from tests.unit import test_keeper as keeper
+from tests.lease_listener import RecordingListener
+from tests.unit import test_lease_keeper as lease_keeper
 
 sinks = test_sink_conformance.TestPostgresSink()
 
@@ -92,16 +92,16 @@ def test_a_sink_that_does_not_fence_on_start_fails(
 def test_a_keeper_whose_trust_is_anchored_at_the_reply_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
     store = MemoryStore(clock)
-    made = keeper.make_keeper(store, Tenant(), clock)
+    made = lease_keeper.make_lease_keeper(store, RecordingListener(), clock)
 
     class AnchoredAtTheReply(TrustWindow):
         @staticmethod
         def after_heartbeat(*, sent_at: float, ttl_s: float, margin_s: float) -> TrustWindow:
             return TrustWindow.after_heartbeat(sent_at=clock.monotonic(), ttl_s=ttl_s, margin_s=margin_s)
 
-    monkeypatch.setattr(keeper_module, "TrustWindow", AnchoredAtTheReply)
+    monkeypatch.setattr(lease_keeper_module, "TrustWindow", AnchoredAtTheReply)
     with pytest.raises(AssertionError), monkeypatch.context() as inner:
-        keeper.test_a_slow_heartbeat_does_not_stretch_the_lease(made, store, clock, inner)
+        lease_keeper.test_a_slow_heartbeat_does_not_stretch_the_lease(made, store, clock, inner)
 
 
 @pytest.mark.parametrize(

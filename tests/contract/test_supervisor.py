@@ -32,7 +32,7 @@ from feedq.model import (
     Release,
     TargetState,
 )
-from feedq.runtime.intake import TaskCallbacks
+from feedq.runtime.claim_queue import TaskCallbacks
 from feedq.runtime.supervisor import STOP_GRACE_S, Supervisor
 from feedq.settings import Settings
 from tests.contract.harness import PostgresHarness
@@ -377,7 +377,7 @@ def test_a_worker_that_alone_cannot_reach_a_sink_lets_its_feeds_go(
     monkeypatch: pytest.MonkeyPatch,
     elsewhere: str,
 ) -> None:
-    monkeypatch.setattr("feedq.runtime.ends.DOWN_AFTER_S", 0.1)
+    monkeypatch.setattr("feedq.runtime.sink_pool.DOWN_AFTER_S", 0.1)
     monkeypatch.setattr("feedq.runtime.fencer.PROBE_S", 0.1)
     stage = Stage(postgres_harness, sinks={"cut": sink.url}, sink_patience_s=0.5)
 
@@ -527,7 +527,7 @@ def test_an_audit_that_meets_a_raised_epoch_takes_no_feed_away(
         raised = real(worker_id, key, above=above)
         # What follows comes to the loop all at once.
         loop.call_soon_threadsafe(time.sleep, 0.2)
-        stage.supervisor.desk.do(stage.supervisor._begin_audit)
+        stage.supervisor.lease_client.do(stage.supervisor._begin_audit)
         return raised
 
     monkeypatch.setattr(stage.store.leases, "raise_epoch", raise_epoch)
@@ -554,7 +554,7 @@ def test_an_audit_of_an_earlier_session_takes_no_feed_away(stage: Stage) -> None
     loop.call_soon_threadsafe(ran.set)
     assert ran.wait(LIMIT_S)
     assert stage.lease().epoch == 1
-    (runner,) = [runner for runner, _ in stage.supervisor._roster]
+    (runner,) = [runner for runner, _ in stage.supervisor._running_feeds]
     assert runner._interrupt is None
 
 

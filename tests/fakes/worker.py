@@ -20,8 +20,8 @@ from feedq.clock import Clock
 from feedq.errors import Unavailable
 from feedq.lease import TrustWindow
 from feedq.model import FeedKey, Heartbeat, Load, Loss, NewWorker, Progress, Reason, Release, Worker
-from feedq.runtime.intake import SUMMONED_MAX
-from feedq.runtime.keeper import WATCHDOG_INTERVALS, WATCHDOG_MIN_S
+from feedq.runtime.claim_queue import SUMMONED_MAX
+from feedq.runtime.lease_keeper import WATCHDOG_INTERVALS, WATCHDOG_MIN_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from tests.fakes.memory import MemoryStore
 from tests.fakes.memory.store import MemoryListener, MemorySession

@@ -36,7 +36,7 @@ from feedq.clock import SystemClock
 from feedq.connectors.base import Context, load_connector, open_stream
 from feedq.errors import FeedqError
 from feedq.permission import Permissions
-from feedq.runtime.outlet import InflightBudget
+from feedq.runtime.batch_queue import InflightBudget
 from feedq.settings import Settings
 from feedq.testing.loopback import RecordingGuard, serving
 from tests.hostile.attacks import ATTACKS, Attack, prepare

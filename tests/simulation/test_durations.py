@@ -24,10 +24,10 @@ from tests.contract import test_store_sessions as sessions
 from tests.fakes.fleet import TICK_MIN_S
 from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durations
 from tests.unit import test_backoff as backoff
+from tests.unit import test_connect_limiter as connect_limiter
 from tests.unit import test_durations_of_processes as processes
 from tests.unit import test_jobs_service as leaving
 from tests.unit import test_placement_elsewhere as elsewhere
-from tests.unit import test_ramp as ramp
 
 Story = Callable[[TimedFleet], None]
 
@@ -265,13 +265,19 @@ TABLE: dict[str, Told | Elsewhere] = {
         )
     ),
     "connects_per_s": Elsewhere(
-        (ramp.test_one_feed_alone_never_waits, ramp.test_settings_accept_no_pace_and_the_largest)
+        (
+            connect_limiter.test_one_feed_alone_never_waits,
+            connect_limiter.test_settings_accept_no_pace_and_the_largest,
+        )
     ),
     "host_connects_per_s": Elsewhere(
-        (ramp.test_one_feed_alone_never_waits, ramp.test_settings_accept_no_pace_and_the_largest)
+        (
+            connect_limiter.test_one_feed_alone_never_waits,
+            connect_limiter.test_settings_accept_no_pace_and_the_largest,
+        )
     ),
     "database_timeout_s": Elsewhere((sessions.test_how_long_the_other_end_may_be_silent_can_be_set,)),
-    "failover_burst_s": Elsewhere((ramp.test_no_burst_and_the_largest,)),
+    "failover_burst_s": Elsewhere((connect_limiter.test_no_burst_and_the_largest,)),
     "drain_timeout_s": Elsewhere((processes.test_a_stop_waits_for_the_last_commit_so_long,)),
     "flush_interval_s": Elsewhere((processes.test_a_writer_gathers_for_the_interval_and_no_longer,)),
     "fence_lock_timeout_s": Elsewhere((store.test_a_fence_waits_for_its_predecessor_so_long,)),

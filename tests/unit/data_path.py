@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from feedq.model import JSON, Batch, FeedKey
+from feedq.runtime.batch_queue import BatchQueue, InflightBudget
 from feedq.runtime.fencer import Fencer
-from feedq.runtime.outlet import BatchQueue, InflightBudget
 from feedq.runtime.writer import Writer
 from feedq.sinks.base import Landing
 from tests.fakes.sink import MemorySink, MemoryTables
@@ -60,7 +60,7 @@ class DataPath:
             "memory://", environment="test", worker_id=self.worker_id, role="writer", tables=self.tables
         )
 
-    def open_outlet(
+    def open_batch_queue(
         self,
         key: FeedKey,
         feed: str,

@@ -20,18 +20,18 @@ from feedq.beat import LOOK_SHARE, RENEW_S, ElectionCandidate, send_each
 from feedq.celery import make_app
 from feedq.lease import is_pardoned
 from feedq.model import Lease, LeaseState, Reason, Release
-from feedq.runtime.ends import SinkPool, sinks_to_leave
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.keeper import WATCHDOG_MIN_S, LeaseKeeper
+from feedq.runtime.lease_keeper import WATCHDOG_MIN_S, LeaseKeeper
 from feedq.runtime.runner import Surroundings
+from feedq.runtime.sink_pool import SinkPool, sinks_to_leave
 from feedq.runtime.writer import Outage
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.election import LivenessCheck
 from feedq.tasks import reconcile
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemoryCheckpoint
+from tests.lease_listener import RecordingListener, describe
 from tests.simulation.durations import Bounds
-from tests.tenant import Tenant, describe
 from tests.unit.data_path import LIMIT_S, DataPath, batch, until
 from tests.unit.test_runner import Bench, numbered_source, options
 
@@ -100,14 +100,16 @@ def test_an_elected_beat_stays_elected_while_it_looks(
 
 @pytest.mark.parametrize("interval_s", astuple(Bounds.of("reconcile_interval_s")))
 def test_the_watchdog_does_not_make_a_pass_of_every_heartbeat(interval_s: float) -> None:
-    clock, tenant = ManualClock(), Tenant()
+    clock, recording = ManualClock(), RecordingListener()
     settings = Settings(heartbeat_s=0, reconcile_interval_s=interval_s)
-    keeper = LeaseKeeper(MemoryStore(clock), describe, tenant, settings=settings, clock=clock, rng=Random(1))
-    keeper.register()
+    lease_keeper = LeaseKeeper(
+        MemoryStore(clock), describe, recording, settings=settings, clock=clock, rng=Random(1)
+    )
+    lease_keeper.register()
     for _ in range(200):
         clock.advance(HEARTBEAT_MIN_S)
-        keeper.beat()
-    calls = tenant.heard.count("reconcile overdue")
+        lease_keeper.beat()
+    calls = recording.heard.count("reconcile overdue")
     assert calls == 0 if interval_s else 5 <= calls <= 200 * HEARTBEAT_MIN_S / WATCHDOG_MIN_S
 
 
@@ -116,16 +118,16 @@ def test_a_writer_gathers_for_the_interval_and_no_longer(interval_s: float) -> N
     async def gather() -> None:
         with DataPath(flush_interval_s=interval_s) as path:
             path.tables.checkpoints[1] = MemoryCheckpoint(1, uuid4())
-            outlet = path.open_outlet((1, 1), "a")
-            await outlet.put(batch(b"x", cursor=1))
+            batch_queue = path.open_batch_queue((1, 1), "a")
+            await batch_queue.put(batch(b"x", cursor=1))
             if interval_s:
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.1):
-                        await outlet.drained()
+                        await batch_queue.drained()
                 assert path.tables.commits == 0
                 path.writer.hurry()
             async with asyncio.timeout(LIMIT_S):
-                await outlet.drained()
+                await batch_queue.drained()
             assert path.tables.commits == 1
 
     on_uvloop(gather)
@@ -194,13 +196,13 @@ def test_a_loop_may_stand_still_for_ever_or_for_a_day() -> None:
         (a_day, a_day - 1, False),
         (a_day, a_day, True),
     ):
-        store, tenant = MemoryStore(ManualClock()), Tenant()
+        store, recording = MemoryStore(ManualClock()), RecordingListener()
         s = Settings(stall_s=stall_s)
-        keeper = LeaseKeeper(store, describe, tenant, settings=s, clock=store.clock, rng=Random(1))
-        keeper.register()
-        tenant.stalled = stalled_s
-        keeper._look_at_the_loop()
-        assert keeper.beat() is not is_withheld
+        lease_keeper = LeaseKeeper(store, describe, recording, settings=s, clock=store.clock, rng=Random(1))
+        lease_keeper.register()
+        recording.stalled = stalled_s
+        lease_keeper._look_at_the_loop()
+        assert lease_keeper.beat() is not is_withheld
 
 
 @pytest.mark.parametrize("quarantine_s", astuple(Bounds.of("quarantine_s")))

@@ -1,4 +1,4 @@
-"""How jobs get into a worker: hints at the pool, the keeper's news, signals, and what a worker takes."""
+"""How jobs get into a worker: hints at the pool, the lease keeper's news, signals, and what a worker takes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from feedq.bootsteps import Places
 from feedq.pool import StreamPool
 from feedq.runtime.jobs.hints import Note
 from feedq.runtime.jobs.service import Jobs
-from feedq.runtime.keeper import LeaseKeeper
+from feedq.runtime.lease_keeper import LeaseKeeper
 from feedq.settings import Settings
 from feedq.tasks import RUN_JOB, parse_hint, send_hints
 from tests.fakes import ManualClock, MemoryStore
-from tests.tenant import Tenant, describe
+from tests.lease_listener import RecordingListener, describe
 
 LIMIT_S = 10.0
 
@@ -126,20 +126,20 @@ def test_a_message_says_two_numbers_and_goes_to_the_workers_own_queue(
         assert parse_hint(json.loads(message.body)[0]) == (7, 2)
 
 
-# -- the keeper --------------------------------------------------------------------------------------
+# -- the lease keeper --------------------------------------------------------------------------------------
 
 
-class Companion:
+class RecordingSession:
     """Writes down what it is told, and under which session."""
 
     def __init__(self) -> None:
-        self.keeper: LeaseKeeper | None = None
+        self.lease_keeper: LeaseKeeper | None = None
         self.heard: list[object] = []
 
     def gone(self) -> None:
-        assert self.keeper is not None
-        assert self.keeper.worker is not None
-        self.heard.append(self.keeper.worker.id)
+        assert self.lease_keeper is not None
+        assert self.lease_keeper.worker is not None
+        self.heard.append(self.lease_keeper.worker.id)
 
     def summoned(self) -> None:
         self.heard.append("summoned")
@@ -147,20 +147,20 @@ class Companion:
 
 def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_ring() -> None:
     clock = ManualClock()
-    store, tenant, companion = MemoryStore(clock), Tenant(), Companion()
+    store, recording, session_listener = MemoryStore(clock), RecordingListener(), RecordingSession()
     settings = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1)
-    keeper = LeaseKeeper(store, describe, tenant, settings=settings, clock=clock, rng=Random(1))
-    keeper.companion, companion.keeper = companion, keeper
-    keeper.register()
-    assert keeper.worker is not None
-    ended = keeper.worker.id
+    lease_keeper = LeaseKeeper(store, describe, recording, settings=settings, clock=clock, rng=Random(1))
+    lease_keeper.session_listener, session_listener.lease_keeper = session_listener, lease_keeper
+    lease_keeper.register()
+    assert lease_keeper.worker is not None
+    ended = lease_keeper.worker.id
     store.workers.leave(ended)
-    keeper.beat()
-    assert companion.heard == [ended], "while the old session is still in place"
-    assert keeper.worker.id != ended
-    keeper._summoned([""])
-    assert companion.heard == [ended, "summoned"]
-    assert "summoned" in tenant.heard
+    lease_keeper.beat()
+    assert session_listener.heard == [ended], "while the old session is still in place"
+    assert lease_keeper.worker.id != ended
+    lease_keeper._summoned([""])
+    assert session_listener.heard == [ended, "summoned"]
+    assert "summoned" in recording.heard
 
 
 @pytest.mark.parametrize(
@@ -175,14 +175,14 @@ def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_ring() -> None:
 )
 def test_a_ring_is_heard_by_those_it_is_for(payloads: list[str], feeds: int, jobs: int) -> None:
     clock = ManualClock()
-    tenant, companion = Tenant(), Companion()
-    keeper = LeaseKeeper(
-        MemoryStore(clock), describe, tenant, settings=Settings(), clock=clock, rng=Random(1)
+    recording, session_listener = RecordingListener(), RecordingSession()
+    lease_keeper = LeaseKeeper(
+        MemoryStore(clock), describe, recording, settings=Settings(), clock=clock, rng=Random(1)
     )
-    keeper.companion = companion
-    keeper._summoned(payloads)
-    assert tenant.heard.count("summoned") == feeds
-    assert companion.heard.count("summoned") == jobs
+    lease_keeper.session_listener = session_listener
+    lease_keeper._summoned(payloads)
+    assert recording.heard.count("summoned") == feeds
+    assert session_listener.heard.count("summoned") == jobs
 
 
 # -- signals -----------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import pytest
 from feedq import pool as pool_module
 from feedq.model import FeedKey
 from feedq.pool import StreamPool
-from feedq.runtime.intake import TaskCallbacks
-from feedq.runtime.lane import SerialExecutor
+from feedq.runtime.claim_queue import TaskCallbacks
+from feedq.runtime.serial_executor import SerialExecutor
 from feedq.runtime.supervisor import Supervisor
 from feedq.tasks import RECONCILE, STREAM_FEED
 

@@ -19,13 +19,13 @@ from feedq.connectors.base import load_connector
 from feedq.lease import LAGS_S, Owner
 from feedq.model import Claim, Feed, FeedKey, FeedSpec, Progress, Reason, Release, Status
 from feedq.permission import DEFAULT, Permissions
-from feedq.runtime import pacing
+from feedq.runtime import throttling
+from feedq.runtime.connect_limiter import ConnectLimiter
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.pacing import Pacing
-from feedq.runtime.ramp import ConnectLimiter
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
-from feedq.runtime.turnstile import StartLimiter
+from feedq.runtime.start_limiter import StartLimiter
+from feedq.runtime.throttling import Pacing
 from feedq.testing.loopback import serving
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables
 from tests.unit import odd_connector
@@ -97,7 +97,7 @@ class Bench:
         table: str = "landed",
         connector: str = "tcp",
         room_bytes: int = 2**24,
-        ramp: ConnectLimiter | None = None,
+        connect_limiter: ConnectLimiter | None = None,
         attempts: int = 0,
         is_new_here: bool = False,
         has_failed: bool = False,
@@ -106,7 +106,7 @@ class Bench:
     ) -> None:
         self.path = path
         self.permissions = permissions
-        self.ramp = ramp or ConnectLimiter(0, {}, SystemClock(), rng=Random(1))
+        self.connect_limiter = connect_limiter or ConnectLimiter(0, {}, SystemClock(), rng=Random(1))
         self.pacing = Pacing({}, SystemClock(), room_bytes=room_bytes)
         self.sockets = Sockets()
         self.sink_trouble: str | None = None
@@ -149,13 +149,13 @@ class Bench:
             environment="test",
             note_thread=lambda _: nullcontext(),
             pacing=self.pacing,
-            ramp=self.ramp,
-            turnstile=StartLimiter(),
+            connect_limiter=self.connect_limiter,
+            start_limiter=StartLimiter(),
             trusted=self.trusted,
             drain_timeout_s=2.0,
             fence=lambda _, request: self.path.fencer.fence(request),
             raise_epoch=self._raise_epoch,
-            open_outlet=lambda _s, key, feed, _l, fenced, on_change: self.path.open_outlet(
+            open_batch_queue=lambda _s, key, feed, _l, fenced, on_change: self.path.open_batch_queue(
                 key, feed, cursor=fenced.cursor, continues=fenced.commit_id, on_change=on_change
             ),
             hurry=lambda _: self.path.writer.hurry(),
@@ -285,7 +285,7 @@ async def test_a_feed_over_its_rate_limit_leaves_the_workers_memory_to_the_other
 async def test_a_feed_over_its_rate_limit_hears_at_once_that_its_table_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pacing, "NAP_S_MAX", 0.05)
+    monkeypatch.setattr(throttling, "NAP_S_MAX", 0.05)
     async with numbered_source() as source:
         with DataPath(flush_interval_s=0.5) as path:
             bench = Bench(path, options(source, limits={"rows_per_s": 1e-3}))

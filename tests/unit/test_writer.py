@@ -31,48 +31,48 @@ def own(path: DataPath, *feed_ids: int, epoch: int = 1) -> None:
 
 async def test_batches_land_in_the_order_they_were_received(path: DataPath) -> None:
     own(path, 1)
-    outlet = path.open_outlet((1, 1), "a")
+    batch_queue = path.open_batch_queue((1, 1), "a")
     for n in range(50):
-        await outlet.put(batch(b"%d" % n, cursor=n))
-    await outlet.drained()
+        await batch_queue.put(batch(b"%d" % n, cursor=n))
+    await batch_queue.drained()
     assert path.tables.rows["a"] == [b"%d" % n for n in range(50)]
-    assert (outlet.cursor, outlet.landed) == (49, 50)
+    assert (batch_queue.cursor, batch_queue.landed) == (49, 50)
 
 
 async def test_many_feeds_share_few_commits() -> None:
     with DataPath(flush_interval_s=0.2) as path:
         own(path, *range(1, 101))
-        outlets = [path.open_outlet((n, 1), f"feed-{n}") for n in range(1, 101)]
-        for outlet in outlets:
-            await outlet.put(batch(b"x", cursor=1))
-        for outlet in outlets:
-            await outlet.drained()
+        batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in range(1, 101)]
+        for batch_queue in batch_queues:
+            await batch_queue.put(batch(b"x", cursor=1))
+        for batch_queue in batch_queues:
+            await batch_queue.drained()
         assert path.tables.commits <= 3
 
 
 async def test_hurry_commits_before_the_interval_ends() -> None:
     with DataPath(flush_interval_s=3600) as path:
         own(path, 1)
-        outlet = path.open_outlet((1, 1), "a")
-        await outlet.put(batch(b"x", cursor=1))
+        batch_queue = path.open_batch_queue((1, 1), "a")
+        await batch_queue.put(batch(b"x", cursor=1))
         path.writer.hurry()
-        await until(lambda: outlet.is_drained, "committed")
+        await until(lambda: batch_queue.is_drained, "committed")
 
 
 async def test_a_full_feed_does_not_wait_for_the_interval() -> None:
     with DataPath(flush_interval_s=3600, inflight_max=10) as path:
         own(path, 1)
-        outlet = path.open_outlet((1, 1), "a")
+        batch_queue = path.open_batch_queue((1, 1), "a")
         async with asyncio.timeout(10):
             for n in range(20):
-                await outlet.put(batch(b"ten bytes.", cursor=n))
+                await batch_queue.put(batch(b"ten bytes.", cursor=n))
         assert len(path.tables.rows["a"]) >= 19
 
 
 async def test_a_superseded_feed_is_told_and_the_others_land(path: DataPath) -> None:
     own(path, 1, 2)
     path.tables.checkpoints[1].epoch = 7
-    lost, kept = path.open_outlet((1, 1), "a"), path.open_outlet((2, 1), "b")
+    lost, kept = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     await lost.put(batch(b"x", cursor=1))
     await kept.put(batch(b"y", cursor=1))
     await kept.drained()
@@ -84,14 +84,14 @@ async def test_a_superseded_feed_is_told_and_the_others_land(path: DataPath) -> 
 async def test_nothing_lands_after_a_refused_batch_even_if_the_table_is_back(path: DataPath) -> None:
     own(path, 1)
     path.tables.unusable["landed"] = "table is gone"
-    outlet = path.open_outlet((1, 1), "a")
-    await outlet.put(batch(b"1", cursor=1))
-    await until(lambda: outlet.broken, "refused")
+    batch_queue = path.open_batch_queue((1, 1), "a")
+    await batch_queue.put(batch(b"1", cursor=1))
+    await until(lambda: batch_queue.broken, "refused")
     path.tables.unusable.clear()
-    path.writer.submit(outlet, batch(b"2", cursor=2))
+    path.writer.submit(batch_queue, batch(b"2", cursor=2))
     with pytest.raises(FeedMisconfigured, match="table is gone"):
-        await outlet.drained()
-    await until(lambda: outlet.is_drained, "answered")
+        await batch_queue.drained()
+    await until(lambda: batch_queue.is_drained, "answered")
     assert path.tables.rows == {}, "a gap: record 2 landed and record 1 did not"
     assert path.tables.checkpoints[1].cursor is None
 
@@ -99,25 +99,25 @@ async def test_nothing_lands_after_a_refused_batch_even_if_the_table_is_back(pat
 @pytest.mark.parametrize("happened", [True, False])
 async def test_a_lost_answer_neither_loses_nor_doubles(path: DataPath, happened: bool) -> None:
     own(path, 1)
-    outlet = path.open_outlet((1, 1), "a")
+    batch_queue = path.open_batch_queue((1, 1), "a")
     path.tables.lose_answer = happened
     for n in range(3):
-        await outlet.put(batch(b"%d" % n, cursor=n))
-    await outlet.drained()
+        await batch_queue.put(batch(b"%d" % n, cursor=n))
+    await batch_queue.drained()
     assert path.tables.rows["a"] == [b"0", b"1", b"2"]
-    assert (outlet.cursor, outlet.landed) == (2, 3)
+    assert (batch_queue.cursor, batch_queue.landed) == (2, 3)
 
 
 async def test_a_sink_that_is_away_gets_the_same_batches_when_it_is_back(path: DataPath) -> None:
     own(path, 1)
-    outlet = path.open_outlet((1, 1), "a")
+    batch_queue = path.open_batch_queue((1, 1), "a")
     path.tables.away = True
-    await outlet.put(batch(b"1", cursor=1))
+    await batch_queue.put(batch(b"1", cursor=1))
     # A moment, to see that nothing is answered.
     await asyncio.sleep(0.15)
-    assert not outlet.is_drained
+    assert not batch_queue.is_drained
     path.tables.away = False
-    await outlet.drained()
+    await batch_queue.drained()
     assert path.tables.rows["a"] == [b"1"]
 
 
@@ -125,13 +125,13 @@ async def test_backpressure_bounds_what_a_feed_holds_while_the_sink_is_away() ->
     with DataPath(inflight_max=100) as path:
         own(path, 1)
         path.tables.away = True
-        outlet = path.open_outlet((1, 1), "a")
+        batch_queue = path.open_batch_queue((1, 1), "a")
         put = 0
 
         async def fill() -> None:
             nonlocal put
             while True:
-                await outlet.put(batch(b"ten bytes.", cursor=put))
+                await batch_queue.put(batch(b"ten bytes.", cursor=put))
                 put += 1
 
         with pytest.raises(TimeoutError):
@@ -145,11 +145,11 @@ async def test_the_budget_of_the_worker_stops_every_feed_and_lets_them_go_on() -
     with DataPath(budget=50) as path:
         own(path, *range(1, 11))
         path.tables.away = True
-        outlets = [path.open_outlet((n, 1), f"feed-{n}") for n in range(1, 11)]
+        batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in range(1, 11)]
 
         async def fill(n: int) -> None:
             for i in range(20):
-                await outlets[n].put(batch(b"ten bytes.", cursor=i))
+                await batch_queues[n].put(batch(b"ten bytes.", cursor=i))
 
         filling = [asyncio.create_task(fill(n)) for n in range(10)]
         # A moment, to see that nothing is answered.
@@ -165,8 +165,8 @@ async def test_the_budget_of_the_worker_stops_every_feed_and_lets_them_go_on() -
 async def test_feeds_of_a_locked_table_wait_and_the_others_go_on(path: DataPath) -> None:
     own(path, 1, 2)
     path.tables.locked_tables.add("stuck")
-    stuck = path.open_outlet((1, 1), "a", landing=Landing("stuck", "json"))
-    free = path.open_outlet((2, 1), "b")
+    stuck = path.open_batch_queue((1, 1), "a", landing=Landing("stuck", "json"))
+    free = path.open_batch_queue((2, 1), "b")
     await stuck.put(batch(b"0", cursor=0))
     await until(lambda: stuck.is_postponed, "put aside")
     putting = asyncio.create_task(stuck.put(batch(b"1", cursor=1)))
@@ -188,35 +188,35 @@ async def test_feeds_of_a_locked_table_wait_and_the_others_go_on(path: DataPath)
 async def test_a_postponed_feed_that_is_superseded_meanwhile_is_told(path: DataPath) -> None:
     own(path, 1)
     path.tables.locked_tables.add("landed")
-    outlet = path.open_outlet((1, 1), "a")
-    await outlet.put(batch(b"0", cursor=0))
-    await until(lambda: outlet.is_postponed, "put aside")
+    batch_queue = path.open_batch_queue((1, 1), "a")
+    await batch_queue.put(batch(b"0", cursor=0))
+    await until(lambda: batch_queue.is_postponed, "put aside")
     path.tables.checkpoints[1].epoch = 2
     with pytest.raises(LeaseLost, match="superseded"):
-        await outlet.drained()
+        await batch_queue.drained()
     assert path.tables.rows == {}
 
 
 async def test_dead_letters_are_counted_and_the_cursor_passes_over_them(path: DataPath) -> None:
     own(path, 1)
     path.tables.poison = b"bad"
-    outlet = path.open_outlet((1, 1), "a")
-    await outlet.put(batch(b"good", b"bad", b"fine", cursor=3))
-    await outlet.drained()
-    assert (outlet.landed, outlet.dead, outlet.cursor) == (2, 1, 3)
+    batch_queue = path.open_batch_queue((1, 1), "a")
+    await batch_queue.put(batch(b"good", b"bad", b"fine", cursor=3))
+    await batch_queue.drained()
+    assert (batch_queue.landed, batch_queue.dead, batch_queue.cursor) == (2, 1, 3)
 
 
 async def test_batches_that_are_committed_do_not_stay_in_memory(path: DataPath) -> None:
     own(path, 1)
-    outlet = path.open_outlet((1, 1), "a")
+    batch_queue = path.open_batch_queue((1, 1), "a")
 
     def acknowledge() -> None:
         """Lives as long as its batch does."""
 
     alive = weakref.ref(acknowledge)
-    await outlet.put(Batch.of_records([b"1"], cursor=1, received_at=AT, on_committed=acknowledge))
+    await batch_queue.put(Batch.of_records([b"1"], cursor=1, received_at=AT, on_committed=acknowledge))
     del acknowledge
-    await outlet.drained()
+    await batch_queue.drained()
     await until(lambda: alive() is None, "let go, and not when the next one comes")
 
 
@@ -225,12 +225,12 @@ async def test_a_bug_in_a_sink_is_told_to_its_feeds_and_does_not_end_the_thread(
 ) -> None:
     own(path, 1, 2)
     monkeypatch.setattr("tests.fakes.sink.MemorySink._apply", None)
-    outlet = path.open_outlet((1, 1), "a")
-    await outlet.put(batch(b"1", cursor=1))
+    batch_queue = path.open_batch_queue((1, 1), "a")
+    await batch_queue.put(batch(b"1", cursor=1))
     with pytest.raises(Exception, match="unexpected error"):
-        await outlet.drained()
+        await batch_queue.drained()
     monkeypatch.undo()
-    other = path.open_outlet((2, 1), "b")
+    other = path.open_batch_queue((2, 1), "b")
     await other.put(batch(b"2", cursor=1))
     await other.drained()
     assert path.tables.rows == {"b": [b"2"]}
@@ -240,8 +240,8 @@ async def test_a_stopped_writer_ends_at_once_with_the_sink_away() -> None:
     with DataPath() as path:
         own(path, 1)
         path.tables.away = True
-        outlet = path.open_outlet((1, 1), "a")
-        await outlet.put(batch(b"1", cursor=1))
+        batch_queue = path.open_batch_queue((1, 1), "a")
+        await batch_queue.put(batch(b"1", cursor=1))
         # A moment, to see that nothing is answered.
         await asyncio.sleep(0.05)
         path.writer.stop(timeout_s=5)
@@ -256,7 +256,7 @@ async def test_a_feed_with_a_refused_record_is_written_apart_and_its_dead_letter
 ) -> None:
     own(path, 1, 2)
     path.tables.poison = b"bad"
-    troubled, well = path.open_outlet((1, 1), "a"), path.open_outlet((2, 1), "b")
+    troubled, well = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     await troubled.put(batch(b"1", b"bad", cursor=2))
     await well.put(batch(b"1", cursor=1))
     await well.drained()
@@ -273,14 +273,14 @@ async def test_a_feed_that_behaves_again_lands_with_the_others_again(
     monkeypatch.setattr("feedq.runtime.writer.SUSPECT_S", 0.0)
     own(path, 1)
     path.tables.poison = b"bad"
-    outlet = path.open_outlet((1, 1), "a")
-    await outlet.put(batch(b"bad", cursor=1))
-    await outlet.drained()
-    assert outlet.is_apart
+    batch_queue = path.open_batch_queue((1, 1), "a")
+    await batch_queue.put(batch(b"bad", cursor=1))
+    await batch_queue.drained()
+    assert batch_queue.is_apart
     for n in range(20):
-        await outlet.put(batch(b"%d" % n, cursor=n))
-    await outlet.drained()
-    assert not outlet.is_apart
+        await batch_queue.put(batch(b"%d" % n, cursor=n))
+    await batch_queue.drained()
+    assert not batch_queue.is_apart
     assert path.tables.rows["a"] == [b"%d" % n for n in range(20)]
 
 
@@ -290,16 +290,16 @@ async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(
     monkeypatch.setattr("feedq.runtime.writer.SUSPECT_S", 0.001)
     own(path, *range(1, 6))
     path.tables.poison = b"bad"
-    outlets = [path.open_outlet((n, 1), f"feed-{n}") for n in range(1, 6)]
+    batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in range(1, 6)]
     for n in range(300):
-        for outlet in outlets:
-            bad = n % (7 * outlet.key[0]) == 0
-            await outlet.put(batch(b"bad" if bad else b"%d" % n, cursor=n))
-    for outlet in outlets:
-        await outlet.drained()
-        landed = [int(record) for record in path.tables.rows[outlet.feed]]
-        assert landed == [n for n in range(300) if n % (7 * outlet.key[0])]
-        assert (outlet.landed + outlet.dead, outlet.cursor) == (300, 299)
+        for batch_queue in batch_queues:
+            bad = n % (7 * batch_queue.key[0]) == 0
+            await batch_queue.put(batch(b"bad" if bad else b"%d" % n, cursor=n))
+    for batch_queue in batch_queues:
+        await batch_queue.drained()
+        landed = [int(record) for record in path.tables.rows[batch_queue.feed]]
+        assert landed == [n for n in range(300) if n % (7 * batch_queue.key[0])]
+        assert (batch_queue.landed + batch_queue.dead, batch_queue.cursor) == (300, 299)
     assert path.budget.bytes == 0
 
 
@@ -307,13 +307,13 @@ async def test_what_is_in_the_way_of_a_feed_is_told_until_it_lands(path: DataPat
     own(path, 1)
     path.tables.locked_tables.add("landed")
     told: list[object] = []
-    outlet = path.open_outlet((1, 1), "a", on_change=lambda: told.append(outlet.trouble))
-    await outlet.put(batch(b"0", cursor=0))
-    await until(lambda: outlet.trouble, "told")
-    assert outlet.trouble == "table 'landed' is locked"
+    batch_queue = path.open_batch_queue((1, 1), "a", on_change=lambda: told.append(batch_queue.trouble))
+    await batch_queue.put(batch(b"0", cursor=0))
+    await until(lambda: batch_queue.trouble, "told")
+    assert batch_queue.trouble == "table 'landed' is locked"
     path.tables.locked_tables.clear()
-    await outlet.drained()
-    await until(lambda: outlet.trouble is None, "told that it lands")
+    await batch_queue.drained()
+    await until(lambda: batch_queue.trouble is None, "told that it lands")
     assert told[0] == "table 'landed' is locked"
 
 
@@ -331,14 +331,14 @@ async def test_a_feed_that_alone_makes_the_sink_fail_does_not_hold_up_the_others
         return write(sink, writes, briefly=briefly)
 
     monkeypatch.setattr(MemorySink, "write", refuse)
-    troubled, *others = (path.open_outlet((n, 1), f"feed-{n}") for n in (1, 2, 3))
-    for outlet in (troubled, *others):
-        await outlet.put(batch(b"1", cursor=1))
-    await until(lambda: all(outlet.is_drained for outlet in others), "the others land")
+    troubled, *others = (path.open_batch_queue((n, 1), f"feed-{n}") for n in (1, 2, 3))
+    for batch_queue in (troubled, *others):
+        await batch_queue.put(batch(b"1", cursor=1))
+    await until(lambda: all(batch_queue.is_drained for batch_queue in others), "the others land")
     await until(lambda: troubled.trouble, "told")
-    for outlet in others:
-        await outlet.put(batch(b"2", cursor=2))
-        await outlet.drained()
+    for batch_queue in others:
+        await batch_queue.put(batch(b"2", cursor=2))
+        await batch_queue.drained()
     monkeypatch.undo()
     await troubled.drained()
     assert path.tables.rows == {"feed-1": [b"1"], "feed-2": [b"1", b"2"], "feed-3": [b"1", b"2"]}
@@ -355,7 +355,7 @@ async def test_an_error_of_ours_over_one_feed_is_told_to_no_other(
         return refusal(sink, write, record)
 
     monkeypatch.setattr(MemorySink, "_refusal", stumble)
-    odd, well = path.open_outlet((1, 1), "a"), path.open_outlet((2, 1), "b")
+    odd, well = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     await odd.put(batch(b"odd", cursor=1))
     await well.put(batch(b"1", cursor=1))
     await well.drained()
@@ -373,8 +373,8 @@ async def test_an_abandoned_feed_leaves_the_writer_at_once(path: DataPath, where
     else:
         path.tables.away = True
     gone, kept = (
-        path.open_outlet((1, 1), "a"),
-        path.open_outlet((2, 1), "b", landing=Landing("other", "json")),
+        path.open_batch_queue((1, 1), "a"),
+        path.open_batch_queue((2, 1), "b", landing=Landing("other", "json")),
     )
     first, second = (kept, gone) if where == "queued" else (gone, kept)
     await first.put(batch(b"1", cursor=1))
@@ -391,7 +391,7 @@ async def test_an_abandoned_feed_leaves_the_writer_at_once(path: DataPath, where
 
 async def test_an_abandoned_feed_whose_commit_is_unknown_is_not_written_again(path: DataPath) -> None:
     own(path, 1, 2)
-    gone, kept = path.open_outlet((1, 1), "a"), path.open_outlet((2, 1), "b")
+    gone, kept = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     path.tables.lose_answer = False
     path.tables.away_after = True
     await gone.put(batch(b"1", cursor=1))
@@ -410,12 +410,12 @@ def rewind(path: DataPath, feed_id: int, to: MemoryCheckpoint) -> None:
 
 async def test_each_group_continues_the_one_before_it_also_one_whose_answer_was_lost(path: DataPath) -> None:
     own(path, 1)
-    outlet = path.open_outlet((1, 1), "a", continues=path.tables.checkpoints[1].commit_id)
+    batch_queue = path.open_batch_queue((1, 1), "a", continues=path.tables.checkpoints[1].commit_id)
     for n, lost in enumerate([None, True, False, None, True]):
         path.tables.lose_answer = lost
-        await outlet.put(batch(b"%d" % n, cursor=n))
-        await outlet.drained()
-        assert outlet.continues == path.tables.checkpoints[1].commit_id
+        await batch_queue.put(batch(b"%d" % n, cursor=n))
+        await batch_queue.drained()
+        assert batch_queue.continues == path.tables.checkpoints[1].commit_id
     assert path.tables.rows["a"] == [b"%d" % n for n in range(5)]
 
 
@@ -423,14 +423,14 @@ async def test_a_feed_whose_checkpoint_went_back_writes_nothing_more_and_the_oth
     path: DataPath,
 ) -> None:
     own(path, 1, 2)
-    back, well = (path.open_outlet((n, 1), f"feed-{n}") for n in (1, 2))
-    for outlet in (back, well):
-        await outlet.put(batch(b"1", cursor=1))
-        await outlet.drained()
+    back, well = (path.open_batch_queue((n, 1), f"feed-{n}") for n in (1, 2))
+    for batch_queue in (back, well):
+        await batch_queue.put(batch(b"1", cursor=1))
+        await batch_queue.drained()
     rewinds = REGISTRY.get_sample_value("feedq_sink_rewinds_total") or 0.0
     rewind(path, 1, MemoryCheckpoint(1, uuid4(), cursor=0, commit_id=uuid4()))
-    for outlet in (back, well):
-        await outlet.put(batch(b"2", cursor=2))
+    for batch_queue in (back, well):
+        await batch_queue.put(batch(b"2", cursor=2))
     await well.drained()
     with pytest.raises(SinkRewound, match=r"feed 1 \(feed-1\): its checkpoint .* under epoch 1"):
         await back.drained()
@@ -442,18 +442,18 @@ async def test_a_commit_of_unknown_outcome_that_was_taken_back_is_not_taken_for_
     path: DataPath,
 ) -> None:
     own(path, 1)
-    outlet = path.open_outlet((1, 1), "a")
-    await outlet.put(batch(b"1", cursor=1))
-    await outlet.drained()
+    batch_queue = path.open_batch_queue((1, 1), "a")
+    await batch_queue.put(batch(b"1", cursor=1))
+    await batch_queue.drained()
     before = replace(path.tables.checkpoints[1], commit_id=uuid4())
     path.tables.lose_answer = path.tables.away_after = True
-    await outlet.put(batch(b"2", cursor=2))
+    await batch_queue.put(batch(b"2", cursor=2))
     await until(lambda: path.tables.away, "its answer is lost, and nobody can be asked")
     rewind(path, 1, before)
     path.tables.away = False
     with pytest.raises(SinkRewound):
-        await outlet.drained()
-    assert outlet.landed == 1
+        await batch_queue.drained()
+    assert batch_queue.landed == 1
 
 
 async def test_a_sink_that_does_not_answer_counts_as_away_before_it_fails(
@@ -462,11 +462,11 @@ async def test_a_sink_that_does_not_answer_counts_as_away_before_it_fails(
     monkeypatch.setattr("feedq.runtime.writer.NO_ANSWER_S", 0.01)
     outage = path.writer._outage
     own(path, 1)
-    outlet = path.open_outlet((1, 1), "a")
+    batch_queue = path.open_batch_queue((1, 1), "a")
     with path.tables.lock:
-        await outlet.put(batch(b"1", cursor=1))
+        await batch_queue.put(batch(b"1", cursor=1))
         await until(lambda: outage.down, "noticed")
         assert outage.down is not None
         assert "no answer for" in outage.down.error
-    await outlet.drained()
+    await batch_queue.drained()
     await until(lambda: outage.down is None, "answers again")

@@ -1,7 +1,7 @@
 """All that one worker process does for schedules: ticker, hints and job slots, put together.
 
-It lives beside the supervisor, under the same worker session: the keeper's heartbeat renews what runs here as
-it renews the leases of feeds, and tells when that session is gone. On `feedq.pool.StreamPool` jobs run in slots
+It lives beside the supervisor, under the same worker session: the lease keeper's heartbeat renews what runs here
+as it renews the leases of feeds, and tells when that session is gone. On `feedq.pool.StreamPool` jobs run in slots
 of their own; on Celery's own pools each runs in a slot of Celery, when a message says so
 (`feedq.runtime.jobs.solo`).
 
@@ -101,7 +101,7 @@ class Jobs:
             self.slots.hint([run_id])
 
     def summoned(self) -> None:
-        """The keeper's listener was rung."""
+        """The lease keeper's listener was rung."""
         self._ticker.wake()
         if self.slots is not None:
             self.slots.ring()

@@ -1,6 +1,6 @@
 """One run in a slot of Celery's own pools: on a thread, or in a child process.
 
-The keeper lives in the main process, and its heartbeat renews what runs here. The run is claimed in this
+The lease keeper lives in the main process, and its heartbeat renews what runs here. The run is claimed in this
 process, in the name of that worker, and *followed* on a thread beside: asked for every half second, and ended
 at its time-out. What the job does after that is not heard, but it keeps its slot: here nobody else could have
 it.

@@ -40,15 +40,15 @@ class TaskCallbacks:
 class AssignmentListener:
     """Who hears of one tenure: the side of its message, once that is here."""
 
-    __slots__ = ("_hooks", "_intake", "_key", "_was_accepted")
+    __slots__ = ("_claim_queue", "_hooks", "_key", "_was_accepted")
 
-    def __init__(self, intake: ClaimQueue, key: FeedKey, hooks: TaskCallbacks | None) -> None:
-        self._intake, self._key, self._hooks = intake, key, hooks
+    def __init__(self, claim_queue: ClaimQueue, key: FeedKey, hooks: TaskCallbacks | None) -> None:
+        self._claim_queue, self._key, self._hooks = claim_queue, key, hooks
         self._was_accepted = False
 
     def join(self, hooks: TaskCallbacks) -> bool:
         """Whether there was nobody else; one who comes after the claim hears of it now."""
-        with self._intake.lock:
+        with self._claim_queue.lock:
             if self._hooks is not None:
                 return False
             self._hooks = hooks
@@ -58,15 +58,15 @@ class AssignmentListener:
         return True
 
     def accepted(self) -> None:
-        with self._intake.lock:
+        with self._claim_queue.lock:
             self._was_accepted = True
             hooks = self._hooks
         if hooks is not None:
             hooks.accepted()
 
     def finished(self, why: str) -> None:
-        with self._intake.lock:
-            self._intake.tenures.pop(self._key, None)
+        with self._claim_queue.lock:
+            self._claim_queue.tenures.pop(self._key, None)
             hooks = self._hooks
         if hooks is not None:
             hooks.finished(why)
@@ -128,7 +128,7 @@ class ClaimQueue:
         return len(self._pending)
 
     def answered(self, worker_id: UUID, granted: list[Claim], stale: list[FeedKey]) -> None:
-        """The desk's answer to what this worker session claimed."""
+        """The lease client's answer to what this worker session claimed."""
         with self.lock:
             starting = [(claim, self.tenures[claim.key]) for claim in granted if claim.key in self._pending]
             dropped = [(key, self.tenures[key]) for key in stale if key in self._pending]

@@ -1,4 +1,4 @@
-"""The desk and the intake: every message is answered, whatever becomes of its claim."""
+"""The lease client and the claim queue: every message is answered, whatever becomes of its claim."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 
 from feedq.errors import Unavailable
 from feedq.model import Claim, FeedKey, FeedSpec, LeaseState, NewWorker, Reason, Release
-from feedq.runtime.beside import ExternalPool
-from feedq.runtime.desk import LeaseClient
-from feedq.runtime.intake import ClaimQueue, Granted, TaskCallbacks
+from feedq.runtime.claim_queue import ClaimQueue, Granted, TaskCallbacks
+from feedq.runtime.external_pool import ExternalPool
+from feedq.runtime.lease_client import LeaseClient
 from tests.fakes import ManualClock, MemoryStore
 
 LIMIT_S = 10.0
 
 
 class Office:
-    """A desk and an intake over a store in memory, with what came out of them."""
+    """A lease client and a claim queue over a store in memory, with what came out of them."""
 
     def __init__(self) -> None:
         self.store = MemoryStore(ManualClock())
@@ -30,13 +30,16 @@ class Office:
         self.said: list[str] = []
         self.lost: list[FeedKey] = []
         self.doubts: list[UUID] = []
-        self.intake = ClaimQueue(
+        self.claim_queue = ClaimQueue(
             refusal=lambda key, pending: None,
-            claim=lambda key: self.desk.claim(self.worker.id, key),
+            claim=lambda key: self.lease_client.claim(self.worker.id, key),
             begin=self._begin,
         )
-        self.desk = LeaseClient(
-            self.store, on_claimed=self.intake.answered, on_lost=self.lost.extend, on_doubt=self.doubts.append
+        self.lease_client = LeaseClient(
+            self.store,
+            on_claimed=self.claim_queue.answered,
+            on_lost=self.lost.extend,
+            on_doubt=self.doubts.append,
         )
 
     def assigned(self, name: str = "a") -> FeedKey:
@@ -47,7 +50,7 @@ class Office:
         return given.key
 
     def offer(self, key: FeedKey) -> None:
-        self.intake.offer(
+        self.claim_queue.offer(
             key, TaskCallbacks(lambda: self.said.append("accepted"), self.said.append, lambda text: None)
         )
 
@@ -58,9 +61,9 @@ class Office:
 @pytest.fixture
 def office() -> Iterator[Office]:
     made = Office()
-    made.desk.start()
+    made.lease_client.start()
     yield made
-    made.desk.stop(timeout_s=LIMIT_S)
+    made.lease_client.stop(timeout_s=LIMIT_S)
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -76,7 +79,7 @@ def test_a_granted_claim_begins_under_the_session_that_asked(office: Office) -> 
     until(lambda: office.begun, "begun")
     assert office.begun == [(office.worker.id, key)]
     assert office.said == ["accepted"]
-    assert (office.intake.pending, office.doubts) == (0, [])
+    assert (office.claim_queue.pending, office.doubts) == (0, [])
 
 
 def test_a_stale_message_is_answered_and_raises_no_doubt(office: Office) -> None:
@@ -98,7 +101,7 @@ def test_claims_that_fail_for_good_are_answered_and_not_kept_pending(
         failing.setattr(office.store.leases, "claim", broken)
         office.offer(key)
         until(lambda: len(office.said) == 2, "answered")
-    assert office.intake.pending == 0
+    assert office.claim_queue.pending == 0
     until(lambda: office.doubts == [office.worker.id], "it may have been claimed all the same")
 
 
@@ -109,7 +112,7 @@ def test_a_claim_whose_answer_was_lost_raises_a_doubt(office: Office) -> None:
     until(lambda: office.doubts, "a doubt")
     assert office.begun == [], "the second try cannot tell its own lease from somebody else's"
     assert office.store.database.tables.leases[key[0]].state is LeaseState.RUNNING
-    assert office.intake.pending == 0
+    assert office.claim_queue.pending == 0
 
 
 def test_a_claim_that_waited_for_the_database_raises_no_doubt(
@@ -137,7 +140,7 @@ def test_an_error_in_what_hears_of_claims_does_not_end_the_desk(
     key = office.assigned()
     with monkeypatch.context() as failing:
         failing.setattr(office, "_begin", None)
-        failing.setattr(office.intake, "_begin", None)
+        failing.setattr(office.claim_queue, "_begin", None)
         office.offer(key)
         until(lambda: office.doubts, "a doubt")
     other = office.assigned("b")
@@ -149,14 +152,14 @@ def test_an_error_in_what_hears_of_claims_does_not_end_the_desk(
 def test_a_desk_that_closes_does_not_wait_for_a_database_that_is_away() -> None:
     office = Office()
     office.store.go_away()
-    office.desk.start()
+    office.lease_client.start()
     for feed_id in range(100):
-        office.desk.release(office.worker.id, Release(feed_id, 1, Reason.RELEASED))
-        office.desk.do(lambda: office.store.workers.leave(office.worker.id))
+        office.lease_client.release(office.worker.id, Release(feed_id, 1, Reason.RELEASED))
+        office.lease_client.do(lambda: office.store.workers.leave(office.worker.id))
     began = time.monotonic()
-    office.desk.stop(timeout_s=LIMIT_S)
+    office.lease_client.stop(timeout_s=LIMIT_S)
     assert time.monotonic() - began < LIMIT_S / 2
-    assert not office.desk._thread.is_alive()
+    assert not office.lease_client._thread.is_alive()
 
 
 # -- tenures beside the supervisor -------------------------------------------------------------------
@@ -166,14 +169,14 @@ def test_a_lease_whose_tenure_ended_without_letting_go_is_released(office: Offic
     key, other = office.assigned("a"), office.assigned("b")
     office.store.leases.claim(office.worker.id, [key, other])
     running = {key[0], other[0]}
-    beside = ExternalPool(office.store, office.desk, lambda: running, clock=office.store.clock)
+    beside = ExternalPool(office.store, office.lease_client, lambda: running, clock=office.store.clock)
     leases = office.store.database.tables.leases
     answered: list[bool] = []
 
     def look() -> None:
         beside.audit(office.worker.id)
         answered.clear()
-        office.desk.do(lambda: answered.append(True))
+        office.lease_client.do(lambda: answered.append(True))
         until(lambda: answered, "looked")
 
     look()
@@ -190,7 +193,7 @@ def test_a_lease_whose_tenure_ended_without_letting_go_is_released(office: Offic
 def test_waiting_for_tenures_ends_when_the_database_is_away(office: Office) -> None:
     key = office.assigned()
     office.store.leases.claim(office.worker.id, [key])
-    beside = ExternalPool(office.store, office.desk, set, clock=office.store.clock)
+    beside = ExternalPool(office.store, office.lease_client, set, clock=office.store.clock)
     office.store.go_away()
     with pytest.raises(Unavailable):
         office.store.leases.held(office.worker.id)

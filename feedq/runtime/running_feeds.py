@@ -1,4 +1,4 @@
-"""Roster: the runners of one worker process, and what all or some of them are told.
+"""Running feeds: the runners of one worker process, and what all or some of them are told.
 
 A runner that lost its lease has nothing left to do and ends within moments. One that does not, because its
 connector swallows the cancellation or a library of it does, would go on reading from a source that is somebody
@@ -16,7 +16,7 @@ from threading import Lock
 
 from feedq.lease import Owner
 from feedq.model import FeedKey, Reason, StopRequest
-from feedq.runtime.intake import AssignmentListener
+from feedq.runtime.claim_queue import AssignmentListener
 from feedq.runtime.interrupt import Interrupt
 from feedq.runtime.runner import FeedRunner
 from feedq.telemetry import LogEvent, log

@@ -11,12 +11,12 @@ from feedq.backoff import BackoffPolicy
 from feedq.clock import SystemClock
 from feedq.model import Claim, Feed, FeedSpec, Progress
 from feedq.permission import Permissions
-from feedq.runtime.pacing import Pacing
-from feedq.runtime.ramp import ConnectLimiter
-from feedq.runtime.reporter import NEWS_S, PROGRESS_MAX, ProgressReporter
+from feedq.runtime.connect_limiter import ConnectLimiter
+from feedq.runtime.progress_reporter import NEWS_S, PROGRESS_MAX, ProgressReporter
 from feedq.runtime.runner import FeedRunner, Surroundings
 from feedq.runtime.sockets import Sockets
-from feedq.runtime.turnstile import StartLimiter
+from feedq.runtime.start_limiter import StartLimiter
+from feedq.runtime.throttling import Pacing
 from tests.unit.data_path import AT, DataPath, until
 
 
@@ -35,13 +35,13 @@ def make_runner(path: DataPath, reporter: ProgressReporter, feed_id: int) -> Fee
         environment="test",
         note_thread=lambda _: nullcontext(),
         pacing=Pacing({}, SystemClock()),
-        ramp=ConnectLimiter(0, {}, SystemClock(), rng=Random(1)),
-        turnstile=StartLimiter(),
+        connect_limiter=ConnectLimiter(0, {}, SystemClock(), rng=Random(1)),
+        start_limiter=StartLimiter(),
         trusted=asyncio.Event(),
         drain_timeout_s=1.0,
         fence=lambda _, request: path.fencer.fence(request),
         raise_epoch=cannot_raise,
-        open_outlet=lambda _s, key, feed, _l, fenced, on_change: path.open_outlet(
+        open_batch_queue=lambda _s, key, feed, _l, fenced, on_change: path.open_batch_queue(
             key, feed, cursor=fenced.cursor, continues=fenced.commit_id, on_change=on_change
         ),
         hurry=lambda _: None,

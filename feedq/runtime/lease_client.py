@@ -1,8 +1,8 @@
-"""The desk: one thread that talks to the control database about feeds, for the whole worker.
+"""`LeaseClient`: one thread that talks to the control database about feeds, for the whole worker.
 
-Runners and the pool drop requests here and go on; the desk takes whatever has gathered and makes one statement
-of it: a thousand claims are one round trip. A database that is away is asked again with the same requests,
-which match an epoch and are therefore harmless when they come late.
+Runners and the pool drop requests here and go on; the lease client takes whatever has gathered and makes one
+statement of it: a thousand claims are one round trip. A database that is away is asked again with the same
+requests, which match an epoch and are therefore harmless when they come late.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ statement for each would cost more than the wait. What a ring brings comes all t
 logger = log(__name__)
 
 OnClaimed = Callable[[UUID, list[Claim], list[FeedKey]], None]
-"""Hears which claims of a worker session were granted and which were not; called on the desk's thread."""
+"""Hears which claims of a worker session were granted and which were not; called on the lease client's thread."""
 Job: TypeAlias = Callable[[], object]
 Request: TypeAlias = tuple[UUID, FeedKey] | tuple[UUID, Release] | tuple[UUID, Progress] | Job | None
 """A claim, a release, a report, something else to do, or None for the end."""
@@ -193,7 +193,7 @@ class LeaseClient:
         self._store.leases.release(worker_id, releases)
 
     def _insist(self, job: Job) -> bool:
-        """Until it succeeds or the desk is closed; what fails for another reason than an outage is dropped.
+        """Until it succeeds or the client is closed; what fails for another reason than an outage is dropped.
 
         Whether it succeeded.
         """

@@ -17,7 +17,7 @@ from uuid import UUID
 from feedq.clock import Clock
 from feedq.errors import Unavailable
 from feedq.model import FeedKey, Reason, Release
-from feedq.runtime.desk import LeaseClient
+from feedq.runtime.lease_client import LeaseClient
 from feedq.store.base import Store
 
 FOLLOW_S = 0.5
@@ -31,8 +31,8 @@ Tenures = Callable[[], Collection[int]]
 class ExternalPool:
     """The leases of tenures beside the supervisor. `audit` may be called from any thread."""
 
-    def __init__(self, store: Store, desk: LeaseClient, tenures: Tenures, *, clock: Clock) -> None:
-        self._store, self._desk = store, desk
+    def __init__(self, store: Store, lease_client: LeaseClient, tenures: Tenures, *, clock: Clock) -> None:
+        self._store, self._lease_client = store, lease_client
         self._tenures = tenures
         self._clock = clock
         self._strays: set[FeedKey] = set()
@@ -40,7 +40,7 @@ class ExternalPool:
 
     def audit(self, worker_id: UUID) -> None:
         """Let go of leases whose tenure has ended: those found twice, as one look may see half of a release."""
-        self._desk.do(partial(self._look, worker_id))
+        self._lease_client.do(partial(self._look, worker_id))
 
     def await_end(self, worker_id: UUID, *, timeout_s: float) -> None:
         """Tenures see a drain by themselves; leaving before they have let go would cut them off."""
@@ -55,5 +55,5 @@ class ExternalPool:
         running = set(self._tenures())
         strays = {key for key in held if key[0] not in running}
         for feed_id, epoch in strays & self._strays:
-            self._desk.release(worker_id, Release(feed_id, epoch, Reason.RELEASED))
+            self._lease_client.release(worker_id, Release(feed_id, epoch, Reason.RELEASED))
         self._strays = strays

@@ -22,7 +22,7 @@ def test_batches_of_a_loop_that_is_gone_do_not_burden_the_worker_for_ever() -> N
         path.tables.away = True
 
         async def leave_one_behind() -> None:
-            await path.open_outlet((1, 1), "a").put(batch(b"ten bytes.", cursor=1))
+            await path.open_batch_queue((1, 1), "a").put(batch(b"ten bytes.", cursor=1))
 
         asyncio.run(leave_one_behind())
         assert path.budget.bytes == 10
@@ -46,18 +46,18 @@ def test_a_loop_that_closes_under_the_writer_does_not_cost_the_others_their_answ
         closing = Closing()
 
         async def leave_one_behind() -> None:
-            await path.open_outlet((1, 1), "a").put(batch(b"x", cursor=1))
+            await path.open_batch_queue((1, 1), "a").put(batch(b"x", cursor=1))
 
         closing.run_until_complete(leave_one_behind())
         closing.close()
 
         async def stay() -> None:
-            outlet = path.open_outlet((2, 1), "b")
-            await outlet.put(batch(b"y", cursor=1))
+            batch_queue = path.open_batch_queue((2, 1), "b")
+            await batch_queue.put(batch(b"y", cursor=1))
             path.writer.hurry()
-            await until(lambda: outlet.is_drained, "answered")
-            assert outlet.failure is None
-            assert outlet.cursor == 1
+            await until(lambda: batch_queue.is_drained, "answered")
+            assert batch_queue.failure is None
+            assert batch_queue.cursor == 1
 
         asyncio.run(stay())
         assert path.tables.rows == {"a": [b"x"], "b": [b"y"]}
@@ -68,9 +68,9 @@ async def test_a_connection_that_reads_ahead_never_stops_a_feed_for_good() -> No
     with DataPath(budget=100, flush_interval_s=0.0) as path:
         own(path, 1)
         path.budget.take(100)
-        outlet = path.open_outlet((1, 1), "a")
+        batch_queue = path.open_batch_queue((1, 1), "a")
         async with asyncio.timeout(LIMIT_S):
             for n in range(20):
-                await outlet.put(batch(b"x" * 90, cursor=n))
-            await outlet.drained()
+                await batch_queue.put(batch(b"x" * 90, cursor=n))
+            await batch_queue.drained()
         assert len(path.tables.rows["a"]) == 20

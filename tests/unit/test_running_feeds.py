@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from feedq.runtime import roster
+from feedq.runtime import running_feeds
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.roster import SHOW_TICKS, SHOWN_MAX, STOP_TOGETHER, RunningFeeds
+from feedq.runtime.running_feeds import SHOW_TICKS, SHOWN_MAX, STOP_TOGETHER, RunningFeeds
 
 
 class Told:
@@ -72,7 +72,7 @@ async def test_the_pauses_take_no_more_than_the_time_that_there_is(
     told: list[int] = []
     await full(10_000, told).stop_all(within_s=within_s)
     assert len(told) == 10_000
-    assert sum(pauses) <= min(within_s, 10_000 / STOP_TOGETHER * roster.STOP_PAUSE_S)
+    assert sum(pauses) <= min(within_s, 10_000 / STOP_TOGETHER * running_feeds.STOP_PAUSE_S)
 
 
 class Shown:

@@ -1,4 +1,4 @@
-"""A tenant that only listens, for tests of the keeper."""
+"""A `LeaseListener` that only writes down, for tests of the lease keeper."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from uuid import uuid4
 from feedq.model import Heartbeat, Load, NewWorker, Worker
 
 
-class Tenant:
+class RecordingListener:
     """Writes down what it is told."""
 
     def __init__(self) -> None:

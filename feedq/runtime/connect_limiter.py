@@ -332,7 +332,7 @@ def _tell(through: asyncio.Future[None]) -> None:
         through.set_result(None)
 
 
-def ramp_of(settings: Settings, clock: Clock, rng: Random) -> ConnectLimiter:
+def connect_limiter_of(settings: Settings, clock: Clock, rng: Random) -> ConnectLimiter:
     """A ramp at the pace of the settings."""
     return ConnectLimiter(
         settings.connects_per_s,
@@ -343,15 +343,15 @@ def ramp_of(settings: Settings, clock: Clock, rng: Random) -> ConnectLimiter:
     )
 
 
-def ramp_beside(settings: Settings) -> ConnectLimiter:
+def shared_connect_limiter(settings: Settings) -> ConnectLimiter:
     """The ramp of this process, for tenures that run on threads beside the worker's supervisor."""
     # By process: a child must not use a lock that was held at the moment it was forked.
     hosts = frozenset(settings.host_connects_per_s.items())
-    return _ramp_beside(os.getpid(), settings.connects_per_s, hosts, settings.failover_burst_s)
+    return _shared_connect_limiter(os.getpid(), settings.connects_per_s, hosts, settings.failover_burst_s)
 
 
 @cache
-def _ramp_beside(
+def _shared_connect_limiter(
     _pid: int, connects_per_s: float, hosts: frozenset[tuple[str, float]], failover_burst_s: float
 ) -> ConnectLimiter:
     return ConnectLimiter(

@@ -1,6 +1,6 @@
 """The end of a feed's pipe: where a runner puts its batches and learns what became of them.
 
-An outlet lives on its runner's event loop; the writer thread reaches it through `call_soon_threadsafe` only.
+A batch queue lives on its runner's event loop; the writer thread reaches it through `call_soon_threadsafe` only.
 It bounds what is received and not yet committed, for its feed and, through `InflightBudget`, for the whole worker:
 a batch that it has taken is on its way at once, and the next one is only asked for when there is room for it.
 """
@@ -63,12 +63,12 @@ class InflightBudget:
             if self._bytes >= self._bytes_max or not self._waiting:
                 return
             woken, self._waiting = self._waiting, set()
-        for outlet in woken:
-            outlet.wake_from_any_thread()
+        for batch_queue in woken:
+            batch_queue.wake_from_any_thread()
 
-    def wake_when_free(self, outlet: BatchQueue) -> None:
+    def wake_when_free(self, batch_queue: BatchQueue) -> None:
         with self._lock:
-            self._waiting.add(outlet)
+            self._waiting.add(batch_queue)
 
 
 class BatchQueue:
@@ -211,7 +211,7 @@ class BatchQueue:
         self.unwritten_since = monotonic() if self._inflight else None
 
     def take_over(self, counts_of: BatchQueue) -> None:
-        """Go on counting where another outlet of this tenure has ended."""
+        """Go on counting where another batch queue of this tenure has ended."""
         before = counts_of
         self.landed, self.dead, self.bytes_landed = before.landed, before.dead, before.bytes_landed
         self.dead_error, self.last_record_at = before.dead_error, before.last_record_at
@@ -240,7 +240,7 @@ class BatchQueue:
             self.loop.call_soon_threadsafe(self.wake)
 
     async def _wait(self) -> None:
-        # One waiter is enough: an outlet belongs to one runner, which does one thing at a time.
+        # One waiter is enough: a batch queue belongs to one runner, which does one thing at a time.
         self._waiter = self.loop.create_future()
         try:
             await self._waiter

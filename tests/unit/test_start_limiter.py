@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
-from feedq.runtime.turnstile import TOGETHER, StartLimiter
+from feedq.runtime.start_limiter import TOGETHER, StartLimiter
 
 FEEDS = 200
 STEPS = 5
 
 
 async def test_the_first_are_done_long_before_the_last() -> None:
-    turnstile, done, steps = StartLimiter(), [], 0
+    start_limiter, done, steps = StartLimiter(), [], 0
 
     async def begin(feed: int) -> None:
         nonlocal steps
-        await turnstile.turn()
+        await start_limiter.turn()
         for _ in range(STEPS):
             steps += 1
             await asyncio.sleep(0)  # a turn of the loop
@@ -28,9 +28,9 @@ async def test_the_first_are_done_long_before_the_last() -> None:
 
 
 async def test_few_go_on_at_once() -> None:
-    turnstile = StartLimiter()
+    start_limiter = StartLimiter()
     for _ in range(TOGETHER):
-        turn = turnstile.turn()
+        turn = start_limiter.turn()
         try:
             turn.send(None)
         except StopIteration:
@@ -39,8 +39,8 @@ async def test_few_go_on_at_once() -> None:
 
 
 async def test_thousands_take_more_a_turn() -> None:
-    turnstile, turns = StartLimiter(), 0
-    tasks = [asyncio.create_task(turnstile.turn()) for _ in range(10_000)]
+    start_limiter, turns = StartLimiter(), 0
+    tasks = [asyncio.create_task(start_limiter.turn()) for _ in range(10_000)]
     while not all(task.done() for task in tasks):
         turns += 1
         await asyncio.sleep(0)
@@ -48,8 +48,8 @@ async def test_thousands_take_more_a_turn() -> None:
 
 
 async def test_one_that_is_cancelled_keeps_nobody_waiting() -> None:
-    turnstile = StartLimiter()
-    tasks = [asyncio.create_task(turnstile.turn()) for _ in range(3 * TOGETHER)]
+    start_limiter = StartLimiter()
+    tasks = [asyncio.create_task(start_limiter.turn()) for _ in range(3 * TOGETHER)]
     await asyncio.sleep(0)  # now the first have passed, and the others wait
     cancelled = tasks[TOGETHER : 2 * TOGETHER]
     for task in cancelled:

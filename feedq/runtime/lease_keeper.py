@@ -45,7 +45,7 @@ logger = log(__name__)
 
 
 class LeaseListener(Protocol):
-    """Whoever acts under the lease. Called from the keeper's threads; must not block."""
+    """Whoever acts under the lease. Called from the lease keeper's threads; must not block."""
 
     def registered(self, worker: Worker) -> None: ...
 
@@ -72,7 +72,7 @@ class LeaseListener(Protocol):
 
 
 class SessionListener(Protocol):
-    """Who else lives under the worker session. Called from the keeper's threads; must not block."""
+    """Who else lives under the worker session. Called from the lease keeper's threads; must not block."""
 
     def gone(self) -> None: ...
 
@@ -86,14 +86,14 @@ class LeaseKeeper:
         self,
         store: Store,
         new_worker: Callable[[], NewWorker],
-        tenant: LeaseListener,
+        lease_listener: LeaseListener,
         *,
         settings: Settings,
         clock: Clock,
         rng: Random,
     ) -> None:
-        self._store, self._new_worker, self._tenant = store, new_worker, tenant
-        self.companion: SessionListener | None = None
+        self._store, self._new_worker, self._lease_listener = store, new_worker, lease_listener
+        self.session_listener: SessionListener | None = None
         self._settings, self._clock = settings, clock
         self._heartbeat_s = max(settings.heartbeat_s, HEARTBEAT_MIN_S)
         self._lock = RLock()
@@ -170,7 +170,7 @@ class LeaseKeeper:
             if self._listener is not None:
                 # Only now: woken any sooner, it would find the old worker still in place and wait on.
                 self._listener.interrupt()
-        self._tenant.registered(worker)
+        self._lease_listener.registered(worker)
         logger.info(
             LogEvent.WORKER_REGISTERED, worker=worker.name, id=str(worker.id), capacity=worker.capacity
         )
@@ -198,12 +198,12 @@ class LeaseKeeper:
         with self._lock:
             is_back, self._is_reconnecting = self._is_reconnecting, False
         if is_back:
-            self._tenant.reconnected()
+            self._lease_listener.reconnected()
         return True
 
     def _load(self) -> Load:
         try:
-            return self._tenant.load()
+            return self._lease_listener.load()
         except Exception:
             # Out of file descriptors, perhaps: no reason to be taken for dead.
             logger.exception(LogEvent.UNEXPECTED, where="load")
@@ -225,10 +225,10 @@ class LeaseKeeper:
                 self._suspended = False
         if back:
             logger.info(LogEvent.WORKER_RESUMED)
-            self._tenant.resume()
+            self._lease_listener.resume()
 
     def _heed(self, answer: Heartbeat) -> None:
-        self._tenant.answered(answer)
+        self._lease_listener.answered(answer)
         now = self._clock.monotonic()
         # A pass that lies ahead was before the database's clock was put back, and nobody knows when.
         if answer.pass_age_s is not None and 0 <= answer.pass_age_s < self._watchdog_s:
@@ -236,16 +236,16 @@ class LeaseKeeper:
         elif now >= self._watchdog_at and answer.state is WorkerState.ACTIVE:
             self._watchdog_at = now + self._watchdog_s
             logger.warning(LogEvent.WATCHDOG, pass_age_s=answer.pass_age_s)
-            self._tenant.reconcile_overdue()
+            self._lease_listener.reconcile_overdue()
 
     def _start_anew(self) -> None:
         """Declared gone: everything held is lost; register as a new worker session."""
         logger.warning(LogEvent.WORKER_DECLARED_GONE)
         with self._lock:
             self._suspended = True
-        self._tenant.gone()
-        if self.companion is not None:
-            self.companion.gone()
+        self._lease_listener.gone()
+        if self.session_listener is not None:
+            self.session_listener.gone()
         self._drop_session()
         self.register()
 
@@ -289,7 +289,7 @@ class LeaseKeeper:
                 # Ask at once whether we are still known, rather than at the next interval.
                 self._session.interrupt()
         logger.warning(LogEvent.WORKER_SUSPENDED, why=why)
-        self._tenant.suspend(why)
+        self._lease_listener.suspend(why)
 
     # -- threads -------------------------------------------------------------------------------------
 
@@ -362,9 +362,9 @@ class LeaseKeeper:
 
     def _summoned(self, heard: Collection[str]) -> None:
         if NotifyReason.FEEDS.is_among(heard):
-            self._tenant.summoned()
-        if self.companion is not None and NotifyReason.JOBS.is_among(heard):
-            self.companion.summoned()
+            self._lease_listener.summoned()
+        if self.session_listener is not None and NotifyReason.JOBS.is_among(heard):
+            self.session_listener.summoned()
 
     def _guard(self) -> None:
         while not self._stopping.is_set():
@@ -380,7 +380,7 @@ class LeaseKeeper:
 
     def _look_at_the_loop(self) -> None:
         """A lease is kept by progress: while the loop stands still, it is not renewed."""
-        stalled_s = self._tenant.stalled_s()
+        stalled_s = self._lease_listener.stalled_s()
         stall_s = self._settings.stall_s
         was_stalled, self._is_stalled = self._is_stalled, bool(stall_s) and stalled_s >= stall_s
         if self._is_stalled and not was_stalled:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from feedq.model import Progress
-from feedq.runtime.vitals import SMOOTHED_OVER_S, LoadMeter, SmoothedRate
+from feedq.runtime.load_meter import SMOOTHED_OVER_S, LoadMeter, SmoothedRate
 
 
 def landed(records: int, size: int) -> Progress:
@@ -39,9 +39,9 @@ def test_two_calls_at_one_moment_and_an_interval_of_a_day_are_no_trouble() -> No
 
 def test_what_was_reported_of_feeds_is_in_the_load() -> None:
     loop = asyncio.new_event_loop()
-    vitals = LoadMeter(loop)
-    vitals.count([landed(1_000, 50_000), landed(1_000, 50_000)])
-    load = vitals.load(feeds=2)
+    load_meter = LoadMeter(loop)
+    load_meter.count([landed(1_000, 50_000), landed(1_000, 50_000)])
+    load = load_meter.load(feeds=2)
     assert load.feeds == 2
     assert load.rows_per_s > 0
     assert load.bytes_per_s == pytest.approx(50 * load.rows_per_s, rel=0.01)

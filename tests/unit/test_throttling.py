@@ -14,8 +14,8 @@ import pytest
 from feedq.clock import SystemClock
 from feedq.model import Batch, Feed, FeedSpec
 from feedq.pace import RateLimits
-from feedq.runtime.outlet import InflightBudget
-from feedq.runtime.pacing import WAITING_PART, FeedThrottle, Pacing
+from feedq.runtime.batch_queue import InflightBudget
+from feedq.runtime.throttling import WAITING_PART, FeedThrottle, Pacing
 from tests.fakes import ManualClock
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""The keeper with its threads, on PostgreSQL: what becomes of its sessions."""
+"""The lease keeper with its threads, on PostgreSQL: what becomes of its sessions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from uuid import UUID
 import pytest
 
 from feedq.clock import SystemClock
-from feedq.runtime.keeper import LeaseKeeper
+from feedq.runtime.lease_keeper import LeaseKeeper
 from feedq.settings import Settings
 from feedq.store.session import PostgresListener, PostgresSession
 from tests.contract.harness import PostgresHarness
-from tests.tenant import Tenant, describe
+from tests.lease_listener import RecordingListener, describe
 
 pytestmark = pytest.mark.servers
 
@@ -24,14 +24,14 @@ LIMIT_S = 10.0
 
 
 @pytest.fixture
-def tenant() -> Tenant:
-    return Tenant()
+def recording() -> RecordingListener:
+    return RecordingListener()
 
 
 @pytest.fixture
-def keeper(postgres_harness: PostgresHarness, tenant: Tenant) -> Iterator[LeaseKeeper]:
+def lease_keeper(postgres_harness: PostgresHarness, recording: RecordingListener) -> Iterator[LeaseKeeper]:
     made = LeaseKeeper(
-        postgres_harness.store, describe, tenant, settings=SETTINGS, clock=SystemClock(), rng=Random(1)
+        postgres_harness.store, describe, recording, settings=SETTINGS, clock=SystemClock(), rng=Random(1)
     )
     made.start()
     yield made
@@ -46,7 +46,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 def sessions(harness: PostgresHarness) -> set[tuple[object, ...]]:
-    """``(role, worker id)`` of each session that a keeper holds."""
+    """``(role, worker id)`` of each session that a lease keeper holds."""
     # Not all of feedq's: sink sessions, such as those that a test before this one left, are named likewise.
     rows = harness.execute(
         "SELECT split_part(application_name, '/', 1), split_part(application_name, '/', 2) "
@@ -66,14 +66,14 @@ def both(worker_id: UUID) -> set[tuple[object, ...]]:
 
 
 def test_after_it_was_declared_gone_the_listener_hears_for_the_new_worker_at_once(
-    keeper: LeaseKeeper, postgres_harness: PostgresHarness
+    lease_keeper: LeaseKeeper, postgres_harness: PostgresHarness
 ) -> None:
-    first = keeper.worker
+    first = lease_keeper.worker
     assert first is not None
     until(lambda: sessions(postgres_harness) == both(first.id), "both sessions are open")
     postgres_harness.store.workers.leave(first.id)
-    until(lambda: keeper.worker is not first, "registered anew")
-    second = keeper.worker
+    until(lambda: lease_keeper.worker is not first, "registered anew")
+    second = lease_keeper.worker
     assert second is not None
     until(lambda: sessions(postgres_harness) == both(second.id), "both sessions belong to the new worker")
 
@@ -82,16 +82,16 @@ def test_after_it_was_declared_gone_the_listener_hears_for_the_new_worker_at_onc
     ("kind", "role"), [(PostgresSession, "feedq-keeper"), (PostgresListener, "feedq-listener")]
 )
 def test_an_unexpected_error_ends_a_session_and_not_its_thread(
-    keeper: LeaseKeeper,
+    lease_keeper: LeaseKeeper,
     postgres_harness: PostgresHarness,
     monkeypatch: pytest.MonkeyPatch,
     kind: type[PostgresSession] | type[PostgresListener],
     role: str,
 ) -> None:
-    worker = keeper.worker
+    worker = lease_keeper.worker
     assert worker is not None
     until(lambda: sessions(postgres_harness) == both(worker.id), "both sessions are open")
-    until(lambda: keeper._listener, "it listens")
+    until(lambda: lease_keeper._listener, "it listens")
     before = backends(postgres_harness, role, worker.id)
     real, failures = kind.wait, iter([ZeroDivisionError("for the test")])
 
@@ -101,7 +101,7 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
         return real(self, timeout_s)
 
     monkeypatch.setattr(kind, "wait", wait)
-    for waiting in (keeper._session, keeper._listener):
+    for waiting in (lease_keeper._session, lease_keeper._listener):
         if waiting is not None:
             waiting.interrupt()
     until(
@@ -109,22 +109,22 @@ def test_an_unexpected_error_ends_a_session_and_not_its_thread(
         "a new session was opened in place of the one that failed",
     )
     until(lambda: sessions(postgres_harness) == both(worker.id), "both sessions are open again")
-    assert keeper.is_running
-    assert keeper.worker is worker
+    assert lease_keeper.is_running
+    assert lease_keeper.worker is worker
 
 
 def test_a_heartbeat_that_is_asked_for_does_not_wait_for_its_interval(
-    postgres_harness: PostgresHarness, tenant: Tenant
+    postgres_harness: PostgresHarness, recording: RecordingListener
 ) -> None:
     rarely = Settings(heartbeat_s=1_800, ttl_s=3_600, trust_margin_s=1)
-    keeper = LeaseKeeper(
-        postgres_harness.store, describe, tenant, settings=rarely, clock=SystemClock(), rng=Random(1)
+    lease_keeper = LeaseKeeper(
+        postgres_harness.store, describe, recording, settings=rarely, clock=SystemClock(), rng=Random(1)
     )
-    keeper.start()
+    lease_keeper.start()
     try:
         postgres_harness.execute("UPDATE feedq.fleet SET active_workers = 7 RETURNING 1")
-        assert tenant.workers != 7
-        keeper.beat_soon()
-        until(lambda: tenant.workers == 7, "it heard")
+        assert recording.workers != 7
+        lease_keeper.beat_soon()
+        until(lambda: recording.workers == 7, "it heard")
     finally:
-        keeper.stop(timeout_s=lambda: LIMIT_S)
+        lease_keeper.stop(timeout_s=lambda: LIMIT_S)

@@ -8,8 +8,8 @@ from time import monotonic
 from uuid import UUID
 
 from feedq.model import FeedKey
+from feedq.runtime.batch_queue import BatchQueue, InflightBudget
 from feedq.runtime.fencer import Fencer, GoneWorkers
-from feedq.runtime.outlet import BatchQueue, InflightBudget
 from feedq.runtime.writer import Down, Outage, Writer
 from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Landing, Sink, load_sink
@@ -39,7 +39,7 @@ class SinkPool:
         """Raises `SinkUnavailable`, or `InvalidInput` when no such sink is set up here."""
         return await self._fencer(sink).fence(request)
 
-    def open_outlet(
+    def open_batch_queue(
         self,
         sink: str,
         key: FeedKey,

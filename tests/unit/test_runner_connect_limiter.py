@@ -11,8 +11,8 @@ import pytest
 from feedq.clock import SystemClock
 from feedq.connectors.base import parse_options
 from feedq.model import Reason
+from feedq.runtime.connect_limiter import ConnectLimiter
 from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.ramp import ConnectLimiter
 from tests.unit.data_path import DataPath, until
 from tests.unit.test_runner import Bench, numbered_source, options
 
@@ -20,7 +20,7 @@ NEXT_YEAR = 1e-8
 """A rate at which the first one goes, and the next one in years."""
 
 
-def ramp() -> ConnectLimiter:
+def connect_limiter() -> ConnectLimiter:
     return ConnectLimiter(0, {"127.0.0.1": NEXT_YEAR}, SystemClock(), rng=Random(1))
 
 
@@ -32,11 +32,11 @@ def waiting(paced: ConnectLimiter) -> int:
 async def test_a_feed_that_waits_for_its_turn_is_connecting_and_ends_at_once_when_told_to(
     why: Interrupt,
 ) -> None:
-    paced = ramp()
+    paced = connect_limiter()
     await paced.turn("127.0.0.1")
     async with numbered_source() as source:
         with DataPath() as path:
-            bench = Bench(path, options(source), ramp=paced)
+            bench = Bench(path, options(source), connect_limiter=paced)
             bench.start()
             await until(lambda: waiting(paced) == 1, "it waits")
             assert bench.runner.status(None) == "connecting"
@@ -48,11 +48,11 @@ async def test_a_feed_that_waits_for_its_turn_is_connecting_and_ends_at_once_whe
 
 
 async def test_a_feed_that_is_suspended_while_it_waits_lines_up_again() -> None:
-    paced = ramp()
+    paced = connect_limiter()
     await paced.turn("127.0.0.1")
     async with numbered_source() as source:
         with DataPath() as path:
-            bench = Bench(path, options(source), ramp=paced)
+            bench = Bench(path, options(source), connect_limiter=paced)
             bench.start()
             await until(lambda: waiting(paced) == 1, "it waits")
             bench.trusted.clear()
@@ -65,10 +65,10 @@ async def test_a_feed_that_is_suspended_while_it_waits_lines_up_again() -> None:
 
 
 async def test_a_reconnect_is_paced_like_a_first_connect() -> None:
-    paced = ramp()
+    paced = connect_limiter()
     async with numbered_source() as source:
         with DataPath() as path:
-            bench = Bench(path, options(source), ramp=paced)
+            bench = Bench(path, options(source), connect_limiter=paced)
             bench.start()
             await bench.landed_at_least(3)
             bench.sockets.cut_all()

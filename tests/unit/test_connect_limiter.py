@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from feedq.clock import SystemClock
 from feedq.pace import CONNECT_BURST_S, CONNECT_FIRST_S, RateLimiter
-from feedq.runtime.ramp import HOSTS_KEPT, ConnectLimiter, ConnectTurns, Waiter
+from feedq.runtime.connect_limiter import HOSTS_KEPT, ConnectLimiter, ConnectTurns, Waiter
 from feedq.settings import Settings
 from feedq.telemetry import REGISTRY
 
@@ -425,7 +425,7 @@ def test_a_rested_gate_is_as_good_as_new() -> None:
 # -- on event loops ------------------------------------------------------------------------------------
 
 
-def ramp(worker: float = 0.0, hosts: dict[str, float] | None = None) -> ConnectLimiter:
+def connect_limiter(worker: float = 0.0, hosts: dict[str, float] | None = None) -> ConnectLimiter:
     return ConnectLimiter(worker, hosts or {}, SystemClock(), rng=Random(1))
 
 
@@ -434,7 +434,7 @@ def sample(name: str) -> float:
 
 
 async def test_those_who_wait_are_woken_at_their_turns() -> None:
-    paced = ramp(0, {"a": 100})
+    paced = connect_limiter(0, {"a": 100})
     before = sample("feedq_connects_total")
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*(paced.turn("a") for _ in range(60)))
@@ -443,7 +443,7 @@ async def test_those_who_wait_are_woken_at_their_turns() -> None:
 
 
 async def test_who_is_cancelled_lets_the_next_one_through() -> None:
-    paced = ramp(0, {"a": 2})
+    paced = connect_limiter(0, {"a": 2})
     await paced.turn("a")
     waiting = [asyncio.create_task(paced.turn("a")) for _ in range(1_000)]
     await asyncio.sleep(0)
@@ -456,7 +456,7 @@ async def test_who_is_cancelled_lets_the_next_one_through() -> None:
 
 
 async def test_a_new_share_is_heard_by_those_who_wait() -> None:
-    paced = ramp(0, {"a": 100})
+    paced = connect_limiter(0, {"a": 100})
     paced.share(1_000_000)
     tasks = [asyncio.create_task(paced.turn("a")) for _ in range(10)]
     await asyncio.sleep(0)
@@ -469,7 +469,7 @@ async def test_a_new_share_is_heard_by_those_who_wait() -> None:
 
 
 def test_tenures_on_threads_share_a_ramp_and_none_waits_for_a_loop_that_has_ended() -> None:
-    paced = ramp(0, {"a": 50})
+    paced = connect_limiter(0, {"a": 50})
     through: list[int] = []
 
     def tenure(n: int) -> None:
@@ -492,7 +492,7 @@ def test_tenures_on_threads_share_a_ramp_and_none_waits_for_a_loop_that_has_ende
 
 
 def test_who_is_next_in_line_and_ends_with_its_loop_leaves_nobody_behind() -> None:
-    paced = ramp(0, {"a": 5})
+    paced = connect_limiter(0, {"a": 5})
     done: list[str] = []
 
     def ends_while_it_waits() -> None:

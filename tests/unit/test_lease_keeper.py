@@ -1,0 +1,281 @@
+"""The lease keeper, beaten by hand: no thread, a database on dicts, a clock that moves when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from feedq.lease import on_edit
+from feedq.model import FeedSpec, Load, Reason, TargetState
+from feedq.runtime.lease_keeper import LeaseKeeper
+from feedq.settings import Settings
+from tests.fakes import ManualClock, MemoryStore
+from tests.lease_listener import RecordingListener, describe
+
+SETTINGS = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1, reconcile_interval_s=5)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def recording() -> RecordingListener:
+    return RecordingListener()
+
+
+@pytest.fixture
+def lease_keeper(store: MemoryStore, recording: RecordingListener, clock: ManualClock) -> LeaseKeeper:
+    return make_lease_keeper(store, recording, clock)
+
+
+def make_lease_keeper(store: MemoryStore, recording: RecordingListener, clock: ManualClock) -> LeaseKeeper:
+    return LeaseKeeper(store, describe, recording, settings=SETTINGS, clock=clock, rng=Random(1))
+
+
+def test_a_registered_worker_is_trusted_at_once(
+    lease_keeper: LeaseKeeper, recording: RecordingListener
+) -> None:
+    lease_keeper.register()
+    assert lease_keeper.trusted
+    assert recording.heard == ["registered"]
+
+
+def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
+    lease_keeper: LeaseKeeper,
+    store: MemoryStore,
+    recording: RecordingListener,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lease_keeper.register()
+    session = lease_keeper._open_session()
+    answer = session.heartbeat(Load())
+    assert answer is not None
+    monkeypatch.setattr(session, "heartbeat", lambda _: replace(answer, active_workers=7))
+    lease_keeper.beat()
+    assert recording.workers == 7
+
+
+def test_trust_ends_before_the_database_may_declare_the_worker_gone(
+    lease_keeper: LeaseKeeper, store: MemoryStore, clock: ManualClock
+) -> None:
+    lease_keeper.register()
+    (view,) = store.workers.views()
+    clock.advance(4.99)
+    assert lease_keeper.trusted
+    clock.advance(0.02)
+    assert not lease_keeper.trusted
+    assert store.clock.now() < view.worker.expires_at
+
+
+def test_a_slow_heartbeat_does_not_stretch_the_lease(
+    lease_keeper: LeaseKeeper, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease_keeper.register()
+    session = lease_keeper._open_session()
+    answer: Callable[[Load], object] = session.heartbeat
+
+    def slow(load: Load) -> object:
+        # The database stamps the heartbeat as it arrives; the answer takes four seconds to come back.
+        given = answer(load)
+        clock.advance(4)
+        return given
+
+    monkeypatch.setattr(session, "heartbeat", slow)
+    lease_keeper.beat()
+    clock.advance(1.01)
+    assert not lease_keeper.trusted, "trusted beyond sent_at + ttl - margin"
+
+
+def test_an_answer_that_comes_too_late_does_not_resume_a_suspended_worker(
+    lease_keeper: LeaseKeeper,
+    recording: RecordingListener,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lease_keeper.register()
+    lease_keeper._suspend("for the test")
+    session = lease_keeper._open_session()
+    answer = session.heartbeat
+
+    def very_slow(load: Load) -> object:
+        given = answer(load)
+        clock.advance(7)
+        return given
+
+    monkeypatch.setattr(session, "heartbeat", very_slow)
+    lease_keeper.beat()
+    assert not lease_keeper.trusted
+    assert "resume" not in recording.heard
+
+
+def test_a_worker_declared_gone_drops_everything_and_registers_anew(
+    lease_keeper: LeaseKeeper, store: MemoryStore, recording: RecordingListener, clock: ManualClock
+) -> None:
+    lease_keeper.register()
+    first = lease_keeper.worker
+    assert first is not None
+    clock.advance(30)
+    store.workers.leave(first.id)
+    lease_keeper.beat()
+    assert lease_keeper.worker is not None
+    assert lease_keeper.worker.id != first.id
+    assert recording.heard[:4] == ["registered", "gone", "registered", "resume"]
+    assert lease_keeper.trusted
+
+
+def test_one_lost_session_is_no_reason_to_stop(
+    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore
+) -> None:
+    lease_keeper.register()
+    lease_keeper._live.add("listener")
+    assert lease_keeper.worker is not None
+    store.drop_sessions(lease_keeper.worker.id)
+    assert not lease_keeper.beat()
+    assert "suspend" not in recording.heard
+    assert lease_keeper.beat()
+
+
+def test_the_loss_of_the_last_session_cuts_the_streams_at_once(
+    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore
+) -> None:
+    lease_keeper.register()
+    assert lease_keeper.worker is not None
+    store.drop_sessions(lease_keeper.worker.id)
+    lease_keeper.beat()
+    assert recording.heard[-1] == "suspend"
+    assert not lease_keeper.trusted
+    lease_keeper.beat()
+    assert recording.heard[-2:] == ["resume", "reconnected"], (
+        "what it runs is compared with what is known there"
+    )
+    lease_keeper.beat()
+    assert recording.heard[-1] == "reconnected", "once"
+    assert lease_keeper.trusted
+
+
+def test_an_outage_shorter_than_the_window_changes_nothing(
+    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
+) -> None:
+    lease_keeper.register()
+    lease_keeper._live.add("listener")
+    store.go_away()
+    clock.advance(3)
+    assert not lease_keeper.beat()
+    store.come_back()
+    assert lease_keeper.beat()
+    assert recording.heard == ["registered", "reconnected"]
+
+
+def test_stop_requests_are_heard_with_the_heartbeat(
+    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore
+) -> None:
+    lease_keeper.register()
+    assert lease_keeper.worker is not None
+    feed = store.feeds.add(FeedSpec("a", "tcp", {}, {}))
+    with store.fleet.reconcile_pass() as p:
+        assert p is not None
+        (given,) = p.assign([(feed.id, lease_keeper.worker.id)])
+    store.leases.claim(lease_keeper.worker.id, [given.key])
+    lease_keeper.beat()
+    assert "stops pending" not in recording.heard
+    store.feeds.set_target("a", TargetState.PAUSED)
+    with store.fleet.reconcile_pass() as p:
+        assert p is not None
+        edits = [(edited.id, on_edit(edited, lease)) for edited, lease in p.dirty(limit=10)]
+        p.apply_edits(edits, stop_within_s=30)
+    lease_keeper.beat()
+    assert recording.heard[-1] == "stops pending"
+    (request,) = store.leases.stop_requests(lease_keeper.worker.id)
+    assert request.reason is Reason.PAUSED
+
+
+def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
+    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
+) -> None:
+    lease_keeper.register()
+    with store.fleet.reconcile_pass():
+        pass
+    for _ in range(7):
+        clock.advance(2)
+        lease_keeper.beat()
+    assert "reconcile overdue" not in recording.heard
+    for _ in range(3):
+        clock.advance(2)
+        lease_keeper.beat()
+    assert recording.heard.count("reconcile overdue") == 1
+
+
+def test_the_watchdog_does_not_go_by_a_pass_that_lies_ahead(
+    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
+) -> None:
+    lease_keeper.register()
+    with store.fleet.reconcile_pass():
+        pass
+    clock.put_back(3600)
+    for _ in range(10):
+        clock.advance(2)
+        lease_keeper.beat()
+    assert recording.heard.count("reconcile overdue") == 1
+
+
+def test_the_watchdog_is_quiet_while_passes_finish(
+    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
+) -> None:
+    lease_keeper.register()
+    for _ in range(30):
+        clock.advance(2)
+        with store.fleet.reconcile_pass():
+            pass
+        lease_keeper.beat()
+    assert "reconcile overdue" not in recording.heard
+
+
+def test_it_renews_nothing_and_cuts_the_sockets_while_the_event_loop_stands_still(
+    lease_keeper: LeaseKeeper, store: MemoryStore, recording: RecordingListener, clock: ManualClock
+) -> None:
+    lease_keeper.register()
+    (before,) = store.workers.views()
+    recording.stalled = SETTINGS.stall_s - 0.1
+    lease_keeper._look_at_the_loop()
+    assert recording.heard[-1] != "suspend"
+    recording.stalled = SETTINGS.stall_s
+    lease_keeper._look_at_the_loop()
+    assert recording.heard[-1] == "suspend"
+    clock.advance(1.0)
+    assert not lease_keeper.beat()
+    (view,) = store.workers.views()
+    assert view.worker.expires_at == before.worker.expires_at
+    recording.stalled = 0.0
+    lease_keeper._look_at_the_loop()
+    assert lease_keeper.beat()
+    assert recording.heard[-1] == "resume"
+    (view,) = store.workers.views()
+    assert view.worker.expires_at > before.worker.expires_at
+
+
+def test_an_answer_that_was_under_way_when_the_loop_stopped_resumes_nothing(
+    lease_keeper: LeaseKeeper, recording: RecordingListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease_keeper.register()
+    session = lease_keeper._open_session()
+    answer = session.heartbeat(Load())
+
+    def stand_still(_: Load) -> object:
+        recording.stalled = SETTINGS.stall_s
+        lease_keeper._look_at_the_loop()
+        return answer
+
+    monkeypatch.setattr(session, "heartbeat", stand_still)
+    lease_keeper.beat()
+    assert recording.heard[-1] == "suspend"
+    assert not lease_keeper.trusted
