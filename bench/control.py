@@ -36,7 +36,7 @@ from feedq.model import Assignment, Load, NewWorker, Worker
 from feedq.settings import Settings
 from feedq.store.migrate import upgrade
 from feedq.store.postgresql import PostgresStore
-from feedq.store.session import PostgresSession
+from feedq.store.worker_session import PostgresSession
 
 SIZES: Final = ((10_000, 10), (100_000, 100), (1_000_000, 1_000))
 SPARE: Final = 1.25

@@ -40,7 +40,7 @@ from feedq.model import NewWorker
 from feedq.pool import StreamPool
 from feedq.runtime.deadline import Deadline
 from feedq.runtime.jobs.calling import TaskCaller, import_jobs
-from feedq.runtime.jobs.service import Jobs
+from feedq.runtime.jobs.job_service import Jobs
 from feedq.runtime.monitor import (
     Limits,
     Watch,

@@ -16,7 +16,7 @@ from kombu import Queue
 
 from feedq import broker
 from feedq.bootsteps import FeedqStep
-from feedq.diagnosis.broker import bounded_options, is_redis
+from feedq.diagnosis.broker_checks import bounded_options, is_redis
 from feedq.errors import InvalidInput
 from feedq.once import OnceCelery, prepare
 from feedq.settings import Settings, settings

@@ -477,7 +477,7 @@ def standing(feed: Feed, lease: Lease, owner: Owner | None, *, now: datetime) ->
 
     From the top: what people want of it, what was decided about it, who is known not to move, and only then what
     its worker says. Of what the worker says, a sink that is away comes first, since nothing can land; then what
-    becomes of the records that arrive; then that none do. `feedq.store.listing` says the same in SQL.
+    becomes of the records that arrive; then that none do. `feedq.store.feed_listing` says the same in SQL.
     """
     match lease.state:
         case LeaseState.STOPPING:

@@ -28,7 +28,7 @@ from celery.worker.request import Request
 from kombu.serialization import loads
 
 from feedq.runtime.claim_queue import TaskCallbacks
-from feedq.runtime.jobs.service import Jobs
+from feedq.runtime.jobs.job_service import Jobs
 from feedq.runtime.serial_executor import SerialExecutor
 from feedq.runtime.supervisor import Supervisor
 from feedq.settings import settings

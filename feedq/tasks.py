@@ -78,7 +78,7 @@ def _store_of(_pid: int) -> PostgresStore:
 @shared_task(name=STREAM_FEED, bind=True, acks_late=False, ignore_result=True, max_retries=0)
 def stream_feed(self: Any, feed_id: int, epoch: int) -> str:
     """Stream one feed until its tenure ends. Returns why it ended."""
-    from feedq.runtime.solo import run_tenure
+    from feedq.runtime.external_stream import run_tenure
 
     return str(run_tenure(parse_key((feed_id, epoch)), store(), settings()))
 
@@ -90,7 +90,7 @@ def run_job(self: Any, run_id: int, attempt: int) -> str:
     On `feedq.pool.StreamPool` never called: there the message is a hint for the job slots.
     """
     from feedq.runtime.jobs.calling import TaskCaller
-    from feedq.runtime.jobs.solo import run_hinted, session_of
+    from feedq.runtime.jobs.external_jobs import run_hinted, session_of
 
     known_id, _ = parse_hint((run_id, attempt))
     session_id = session_of(store(), self.request.hostname)

@@ -48,7 +48,13 @@ IMPORTED = (
         "uvloop",
         "rich.text",
     ),
-    *("feedq.bootsteps", "feedq.beat", "feedq.web.hook", "feedq.runtime.jobs.solo", "feedq.store.postgresql"),
+    *(
+        "feedq.bootsteps",
+        "feedq.beat",
+        "feedq.web.hook",
+        "feedq.runtime.jobs.external_jobs",
+        "feedq.store.postgresql",
+    ),
 )
 READY_S = 60.0
 FORK_S = 20.0

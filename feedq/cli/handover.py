@@ -6,7 +6,7 @@ import click
 
 from feedq.cli.invocation import Invocation
 from feedq.diagnosis.checks import counted
-from feedq.diagnosis.waiting import explain_staying
+from feedq.diagnosis.waiting_checks import explain_staying
 from feedq.model import WorkerView
 from feedq.wording import printable
 

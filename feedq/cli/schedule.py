@@ -19,7 +19,7 @@ from feedq.cli.schedule_views import write_runs, write_schedule, write_schedules
 from feedq.cli.views import write_done
 from feedq.diagnosis.checks import counted
 from feedq.errors import InvalidInput, Unreadable
-from feedq.manifest.values import duration, moment
+from feedq.manifest.declared_values import duration, moment
 from feedq.report import run_row, schedule_document, schedule_row
 from feedq.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
 from feedq.wording import printable

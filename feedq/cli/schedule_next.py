@@ -15,8 +15,8 @@ from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json, write_table
 from feedq.cli.schedule_declare import read_spec, timing_options, with_options
 from feedq.errors import InvalidInput
+from feedq.manifest.declared_values import moment, parse_zone
 from feedq.manifest.jobs import DEFAULT_ZONE, TIMING_KEYS
-from feedq.manifest.values import moment, parse_zone
 from feedq.schedule.exclusions import with_calendars
 from feedq.schedule.jitter import delayed
 from feedq.schedule.model import Cron, ScheduleSpec, ScheduleState, Timing

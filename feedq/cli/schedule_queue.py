@@ -12,8 +12,8 @@ from feedq.cli.output import write_json
 from feedq.cli.schedule_views import write_queues
 from feedq.cli.views import write_done
 from feedq.errors import InvalidInput
+from feedq.manifest.declared_values import NONE
 from feedq.manifest.jobs import read_queue
-from feedq.manifest.values import NONE
 from feedq.schedule.model import Queue
 
 

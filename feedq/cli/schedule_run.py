@@ -18,7 +18,7 @@ from feedq.cli.schedule_next import zone_of
 from feedq.cli.schedule_views import warn_unserved, why
 from feedq.diagnosis.checks import counted
 from feedq.errors import InvalidInput
-from feedq.manifest.values import duration, moment
+from feedq.manifest.declared_values import duration, moment
 from feedq.report import run_row
 from feedq.schedule.model import Job, Run, RunState, ScheduleSpec
 from feedq.schedule.timing import ticks_after

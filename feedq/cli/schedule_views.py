@@ -12,7 +12,7 @@ from rich.text import Text
 from feedq import documents, manifest
 from feedq.cli.output import Cell, rich_table, styled, warn, write_facts, write_table
 from feedq.report import masked
-from feedq.report import runs as run_words
+from feedq.report import run_report as run_words
 from feedq.schedule.model import (
     Beat,
     Once,

@@ -9,8 +9,8 @@ from feedq.cli.output import write_facts, write_json
 from feedq.cli.views import write_workers
 from feedq.diagnosis import Level, Overview, fleet_checks, overview
 from feedq.diagnosis.checks import counted
-from feedq.diagnosis.fleet import described
-from feedq.diagnosis.schedules import (
+from feedq.diagnosis.fleet_checks import described
+from feedq.diagnosis.schedule_checks import (
     declaration_checks,
     described_runs,
     described_schedules,

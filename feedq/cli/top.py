@@ -28,8 +28,8 @@ from feedq.cli.output import rich_table, styled, write_json_line
 from feedq.cli.schedule_views import schedules_table
 from feedq.cli.views import load_cells, worker_trouble
 from feedq.diagnosis import Overview, overview
-from feedq.diagnosis.fleet import described
-from feedq.diagnosis.schedules import described_runs
+from feedq.diagnosis.fleet_checks import described
+from feedq.diagnosis.schedule_checks import described_runs
 from feedq.errors import Unavailable
 from feedq.model import FeedView, Status, WorkerView
 from feedq.report import feed_row, schedule_row, worker_row

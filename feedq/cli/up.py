@@ -16,10 +16,10 @@ import click
 from feedq.cli.demo_view import summarize
 from feedq.cli.invocation import Invocation, json_option, pass_invocation
 from feedq.cli.output import write_json
-from feedq.cli.screen import Screen
+from feedq.cli.terminal import Screen
 from feedq.embedded import demo, demo_source
 from feedq.embedded.datadir import DEFAULT, DataDir
-from feedq.embedded.fleet import answers_tcp
+from feedq.embedded.local_fleet import answers_tcp
 from feedq.embedded.observer import Observer
 from feedq.embedded.stack import SINK_URL, Interrupted, LocalStack, StackOptions, StopRequests
 from feedq.settings import DEFAULT_SINK, Settings

@@ -10,7 +10,7 @@ from feedq.cli.invocation import Invocation, json_option, pass_invocation, wait_
 from feedq.cli.output import write_json
 from feedq.cli.views import write_feeds, write_worker, write_workers
 from feedq.diagnosis.checks import counted
-from feedq.diagnosis.placing import serves
+from feedq.diagnosis.placement_checks import serves
 from feedq.model import WorkerView
 from feedq.report import feed_row, worker_row
 from feedq.wording import printable

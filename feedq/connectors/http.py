@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.protocol.http.client import NO_CONTENT, Answer, HttpClient
-from feedq.connectors.protocol.http.options import HttpOptions
+from feedq.connectors.protocol.http.http_options import HttpOptions
 from feedq.connectors.protocol.http.poller import Poller
 from feedq.connectors.records.framing import Framed, Framer
 from feedq.connectors.records.pointer import is_json

@@ -31,7 +31,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.protocol.mqtt.link import Message, MqttLink, MqttLogin
+from feedq.connectors.protocol.mqtt.mqtt_link import Message, MqttLink, MqttLogin
 from feedq.connectors.protocol.mqtt.pending import PendingMessages, Seen
 from feedq.connectors.protocol.mqtt.socket import shake_hands
 from feedq.connectors.records.messages import (

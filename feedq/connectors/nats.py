@@ -33,9 +33,9 @@ from feedq.connectors.protocol.nats.consumer import (
     make_consumer,
     retention_of,
 )
-from feedq.connectors.protocol.nats.link import NatsLink, NatsLogin
+from feedq.connectors.protocol.nats.nats_link import NatsLink, NatsLogin
+from feedq.connectors.protocol.nats.nats_messages import Consumed, Reading
 from feedq.connectors.protocol.nats.pulls import HEARTBEAT_S_MAX, HEARTBEATS_MISSED, Pulls
-from feedq.connectors.protocol.nats.reading import Consumed, Reading
 from feedq.connectors.records.messages import MessageOptions, fill_in, name_at_source
 from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, check_template, parse_location

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.protocol.http.request_options import TOKEN, RequestOptions
-from feedq.connectors.protocol.websocket.connection import WebsocketRequest, open_websocket
+from feedq.connectors.protocol.websocket.websocket_connection import WebsocketRequest, open_websocket
 from feedq.connectors.records.cursor import show_cursor
 from feedq.connectors.records.cursor_options import CursorOptions
 from feedq.connectors.records.framing import CR, LF, Framed, Framer, LineFramer

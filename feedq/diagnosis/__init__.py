@@ -6,7 +6,7 @@ all of them (`feedq.diagnosis.rounds`), `feedq status` those that only need the 
 """
 
 from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.fleet import Overview, fleet_checks, overview
-from feedq.diagnosis.waiting import explain
+from feedq.diagnosis.fleet_checks import Overview, fleet_checks, overview
+from feedq.diagnosis.waiting_checks import explain
 
 __all__ = ["Check", "Level", "Overview", "explain", "fleet_checks", "overview"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from feedq.diagnosis.broker import check_broker
+from feedq.diagnosis.broker_checks import check_broker
 from feedq.diagnosis.checks import Check, Level, fail, one_line
-from feedq.diagnosis.database import check_database
-from feedq.diagnosis.fleet import fleet_checks
+from feedq.diagnosis.database_checks import check_database
+from feedq.diagnosis.fleet_checks import fleet_checks
 from feedq.diagnosis.host import check_open_files
-from feedq.diagnosis.schedules import declaration_checks, job_checks
-from feedq.diagnosis.sinks import check_sinks
-from feedq.diagnosis.tasks import check_tasks
+from feedq.diagnosis.schedule_checks import declaration_checks, job_checks
+from feedq.diagnosis.sink_checks import check_sinks
+from feedq.diagnosis.task_checks import check_tasks
 from feedq.errors import FeedqError
 from feedq.model import FeedView, WorkerView
 from feedq.schedule.model import ScheduleSpec, UnreadableSpec

@@ -15,7 +15,7 @@ import psycopg2
 
 from feedq import verbs
 from feedq.embedded.demo_source import RATES
-from feedq.embedded.service import Service, inherited_env
+from feedq.embedded.local_service import Service, inherited_env
 from feedq.errors import Unavailable
 from feedq.model import Feed, FeedSpec, TargetState
 from feedq.store.base import Store

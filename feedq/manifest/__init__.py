@@ -9,7 +9,15 @@ connector, and whether a cron expression is one, is not judged here but by `feed
 `feedq.schedule.check`.
 """
 
-from feedq.manifest.feeds import FEED_KEYS, plain
+from feedq.manifest.changes import (
+    JobChange,
+    JobPlan,
+    difference,
+    plan_calendars,
+    plan_queues,
+    plan_schedules,
+)
+from feedq.manifest.feed_declarations import FEED_KEYS, plain
 from feedq.manifest.jobs import (
     CALENDAR_KEYS,
     QUEUE_KEYS,
@@ -22,15 +30,7 @@ from feedq.manifest.jobs import (
     read_schedule,
     schedule_problems,
 )
-from feedq.manifest.plan import (
-    JobChange,
-    JobPlan,
-    difference,
-    plan_calendars,
-    plan_queues,
-    plan_schedules,
-)
-from feedq.manifest.reading import (
+from feedq.manifest.reader import (
     ENTRIES_MAX,
     TOP_KEYS,
     Declaration,

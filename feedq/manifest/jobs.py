@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
-from feedq.manifest.values import NONE, Fields
+from feedq.manifest.declared_values import NONE, Fields
 from feedq.schedule.check import NAME_MAX, calendar_problems, problems
 from feedq.schedule.model import (
     DEFAULT_QUEUE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from feedq.placement.base import Rules, WaitingFeed
-from feedq.placement.fleet import Choice, FleetLoads, Pool, Slot
+from feedq.placement.fleet_loads import Choice, FleetLoads, Pool, Slot
 
 
 class Balanced:

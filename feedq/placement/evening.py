@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from feedq.placement.base import Rules
-from feedq.placement.fleet import Choice, FleetLoads, Slot
+from feedq.placement.fleet_loads import Choice, FleetLoads, Slot
 from feedq.placement.moving import Moves, open_tiers
 
 ROUNDING = 1e-9

@@ -9,7 +9,7 @@ move away only starts above it, so neither undoes the other.
 from __future__ import annotations
 
 from feedq.placement.base import Held, Rules
-from feedq.placement.fleet import FleetLoads, Slot
+from feedq.placement.fleet_loads import FleetLoads, Slot
 from feedq.placement.moving import Moves, open_tiers
 from feedq.placement.rendezvous import EXCESS, Rendezvous
 

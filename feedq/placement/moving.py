@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from feedq.placement.base import Held, Transfer
-from feedq.placement.fleet import FleetLoads, Slot
+from feedq.placement.fleet_loads import FleetLoads, Slot
 
 
 class Moves:

@@ -20,7 +20,7 @@ from uuid import UUID
 from feedq.model import Reason
 from feedq.placement.balanced import Balanced
 from feedq.placement.base import EligibleWorker, Placement, Rules, Strategy, WaitingFeed, is_settled
-from feedq.placement.fleet import Choice, FleetLoads, Slot
+from feedq.placement.fleet_loads import Choice, FleetLoads, Slot
 from feedq.placement.rendezvous import Rendezvous
 
 

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from feedq.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed
 from feedq.placement.evening import Rebalancer, givers
-from feedq.placement.fleet import FleetLoads
+from feedq.placement.fleet_loads import FleetLoads
 from feedq.placement.homing import Homing, strays
 from feedq.placement.moving import Moves
 from feedq.placement.placing import assign, in_order

@@ -24,7 +24,7 @@ from struct import unpack
 
 from feedq.placement.balanced import Balanced
 from feedq.placement.base import Rules, WaitingFeed
-from feedq.placement.fleet import Choice, FleetLoads, Slot
+from feedq.placement.fleet_loads import Choice, FleetLoads, Slot
 
 EXCESS = 0.25
 """How much more than the mean a worker may be utilised. Smaller is more even, and moves more feeds when workers

@@ -40,7 +40,7 @@ from threading import Lock
 from typing import Final, Generic, TypeVar
 
 from feedq.clock import Clock, SystemClock
-from feedq.pace import RateLimiter
+from feedq.rate_limiter import RateLimiter
 from feedq.settings import Settings
 from feedq.telemetry import CONNECTS, CONNECTS_WAITING
 

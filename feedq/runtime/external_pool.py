@@ -1,5 +1,5 @@
 """What a worker does for tenures that run beside its supervisor, on threads or child processes of Celery's own
-pools: see `feedq.runtime.solo`.
+pools: see `feedq.runtime.external_stream`.
 
 They claim, follow and release their leases themselves, and the worker's heartbeat keeps these alive. So a
 tenure that ended without letting go (a child that was killed, a release while the database was away) would

@@ -1,9 +1,9 @@
 """Feeds in quarantine: each in a process of its own, with its own sessions and a bound on its memory.
 
 A feed that workers were lost to (`feedq.lease.on_loss`) is claimed like any other, and then handed to a child
-process, which follows its lease as tenures on Celery's own pools do (`feedq.runtime.solo`). If it ends its
-process, nobody else is hurt: the worker lets go of the lease, says why, and the feed is tried again later, and
-later each time. If it behaves, passes let it back among the others.
+process, which follows its lease as tenures on Celery's own pools do (`feedq.runtime.external_stream`). If it
+ends its process, nobody else is hurt: the worker lets go of the lease, says why, and the feed is tried again
+later, and later each time. If it behaves, passes let it back among the others.
 
 ::
 
@@ -224,7 +224,7 @@ def _describe(status: int) -> str:
 
 def main() -> int:
     """``python -m feedq.runtime.quarantine FEED_ID EPOCH WORKER_ID FILE PIPE``, started by a worker."""
-    from feedq.runtime.solo import run_claimed
+    from feedq.runtime.external_stream import run_claimed
     from feedq.store.postgresql import PostgresStore
 
     feed_id, epoch, worker_id, file, pipe = sys.argv[1:]

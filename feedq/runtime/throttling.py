@@ -21,7 +21,7 @@ from threading import Lock
 from feedq.clock import Clock
 from feedq.connectors.base import Room
 from feedq.model import Batch, Feed
-from feedq.pace import UNLIMITED, RateLimits, Throttle, Turn
+from feedq.rate_limiter import UNLIMITED, RateLimits, Throttle, Turn
 from feedq.telemetry import THROTTLED_SECONDS
 
 EVERY_OTHER = "*"

@@ -6,9 +6,9 @@ tried again, and the numbers come from `feedq.settings`. What takes time in a re
 `timing` gives it.
 """
 
-from feedq.simulate.engine import simulate
+from feedq.simulate.delays import Timing
+from feedq.simulate.event_queue import simulate
 from feedq.simulate.report import Phase, SimulationReport
 from feedq.simulate.scenario import Scenario, build_scenario, parse_scenario
-from feedq.simulate.timing import Timing
 
 __all__ = ["Phase", "Scenario", "SimulationReport", "Timing", "build_scenario", "parse_scenario", "simulate"]

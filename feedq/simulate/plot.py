@@ -11,13 +11,13 @@ from feedq.errors import InvalidInput
 from feedq.lease import SECOND_LOOK_S, Move
 from feedq.model import LeaseState, Reason, WorkerTarget
 from feedq.simulate.agenda import to_ms
-from feedq.simulate.fleet import SimulatedFeed, SimulatedWorker
 from feedq.simulate.happening import DEPLOY_PAUSE_S, DEPLOY_RESTART_S, Happening, Verb
 from feedq.simulate.population import Population, spread
 from feedq.simulate.record import PhaseRecord
+from feedq.simulate.simulated_fleet import SimulatedFeed, SimulatedWorker
 
 if TYPE_CHECKING:
-    from feedq.simulate.engine import Engine
+    from feedq.simulate.event_queue import Engine
 
 
 class Plot:

@@ -10,9 +10,9 @@ from uuid import UUID
 from feedq.model import ANYWHERE, Selector
 from feedq.settings import Settings
 from feedq.simulate.agenda import to_ms
-from feedq.simulate.fleet import SimulatedFeed, SimulatedWorker
-from feedq.simulate.pacing import Dialler
+from feedq.simulate.dialling import Dialler
 from feedq.simulate.scenario import MIXED_WEIGHTS, FeedGroup, WorkerGroup
+from feedq.simulate.simulated_fleet import SimulatedFeed, SimulatedWorker
 
 
 class Population:

@@ -14,7 +14,7 @@ from feedq.model import Assignment, Reason, WorkerState, WorkerTarget
 from feedq.placement import EligibleWorker, Held, Transfer, WaitingFeed
 from feedq.settings import Settings
 from feedq.simulate.agenda import to_ms
-from feedq.simulate.fleet import SimulatedFeed, SimulatedFleet, moment
+from feedq.simulate.simulated_fleet import SimulatedFeed, SimulatedFleet, moment
 
 
 class Reconcile:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from feedq.simulate.fleet import SimulatedFeed
+    from feedq.simulate.simulated_fleet import SimulatedFeed
 
 COLUMNS: Final = 240
 """Points in time that a chart shows."""

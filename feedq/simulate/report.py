@@ -10,8 +10,8 @@ from math import ceil
 from statistics import median
 from typing import Any
 
-from feedq.simulate.fleet import SimulatedFeed, SimulatedFleet
 from feedq.simulate.record import BIN_MS, PhaseRecord, Recorder, Series
+from feedq.simulate.simulated_fleet import SimulatedFeed, SimulatedFleet
 
 BINS_PER_S = 1000 // BIN_MS
 

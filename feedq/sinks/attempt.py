@@ -6,15 +6,11 @@ from collections.abc import Callable
 
 import psycopg2
 
-from feedq.sinks.isolate import FailedAttempt
+from feedq.sinks.isolate import FailedAttempt, LandingBroken
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.plan import CopyPlan
 from feedq.sinks.session import SinkSession
 from feedq.sinks.sqlstate import ErrorScope, classify, explain, line_of
-
-
-class LandingBroken(Exception):
-    """The table cannot be written, whatever the records."""
 
 
 class NotNow(Exception):

@@ -31,15 +31,15 @@ from psycopg2 import sql
 
 from feedq.model import FeedKey
 from feedq.sinks import arrays
-from feedq.sinks.attempt import LandingBroken, NotNow, attempt
+from feedq.sinks.attempt import NotNow, attempt
 from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.deadletters import DeadRecord, bury, count_by_feed, last_errors
-from feedq.sinks.isolate import FailedAttempt, isolate
+from feedq.sinks.isolate import FailedAttempt, LandingBroken, isolate
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.plan import CopyPlan, SuspectRecord
-from feedq.sinks.screen import screen, sift
+from feedq.sinks.prefilter import screen, sift
 from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.sqlstate import ErrorScope, classify, explain
 from feedq.sinks.statements import ADVANCE, EPOCHS_IN_SINK, LOCK_MINE, LOCKED_BY_OTHERS

@@ -12,10 +12,10 @@ from typing import Final
 
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.model import Batch
-from feedq.sinks.attempt import LandingBroken, NotNow, attempt
+from feedq.sinks.attempt import NotNow, attempt
 from feedq.sinks.base import FeedWrite, Landing, Replayed, RowPreview
 from feedq.sinks.catalog import Catalog
-from feedq.sinks.isolate import FailedAttempt, isolate
+from feedq.sinks.isolate import FailedAttempt, LandingBroken, isolate
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.landing import misdeclared
 from feedq.sinks.plan import CopyPlan, SuspectRecord

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from feedq.lease import CLEARED_BY_EDIT
 from feedq.model import Feed, Lease
-from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from
+from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from
 
 _FIRST = "ARRAY(SELECT id FROM feedq.feed WHERE dirty ORDER BY id LIMIT :limit)"
 _MISSING = f"""

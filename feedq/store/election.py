@@ -20,7 +20,7 @@ from feedq.store.channels import (
     WORKER_LOCKS,
 )
 from feedq.store.endings import EndWaiters
-from feedq.store.session import PostgresListener
+from feedq.store.worker_session import PostgresListener
 from feedq.store.workers import OVERDUE, STAMP_ALIVE
 
 BEAT_ELECTION = ("beat", 1)

@@ -28,7 +28,7 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 -- a clas
 from feedq.errors import Unavailable
 from feedq.store.channels import SESSION_LOCK_CLASS
 from feedq.store.engine import CONNECT_TIMEOUT_S, driver_options, psycopg2_dsn
-from feedq.store.session import unavailable
+from feedq.store.worker_session import unavailable
 from feedq.telemetry import LogEvent, log
 
 SNAPSHOT_S: Final = 0.9

@@ -15,8 +15,7 @@ from feedq.lease import first_reason
 from feedq.model import Event, Feed, FeedSpec, FeedView, TargetState
 from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
-from feedq.store.moves import move
-from feedq.store.rows import (
+from feedq.store.feed_rows import (
     FEED_COLUMNS,
     LEASE_COLUMNS,
     OWNER_COLUMNS,
@@ -25,6 +24,7 @@ from feedq.store.rows import (
     feed_view_from,
     stored_selector,
 )
+from feedq.store.moves import move
 from feedq.telemetry import EventKind
 
 _VIEWS = f"""

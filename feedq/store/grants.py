@@ -32,8 +32,8 @@ from psycopg2.extensions import encrypt_password
 
 from feedq.errors import FeedqError
 from feedq.store.engine import INSUFFICIENT_PRIVILEGE, driver_options, psycopg2_dsn
-from feedq.store.session import unavailable
 from feedq.store.tables import SCHEMA, metadata
+from feedq.store.worker_session import unavailable
 from feedq.telemetry import mask_url
 
 PREFIX: Final = "feedq_"

@@ -19,8 +19,8 @@ from feedq.store.base import Followed
 from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
 from feedq.store.dirty import look_again
-from feedq.store.quarantine import blame
-from feedq.store.rows import FEED_COLUMNS, feed_from
+from feedq.store.feed_rows import FEED_COLUMNS, feed_from
+from feedq.store.quarantine_records import blame
 from feedq.telemetry import EventKind
 
 ERROR_CHARS_MAX = 2_000

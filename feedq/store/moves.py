@@ -20,9 +20,16 @@ from feedq.model import LeaseState, Reason
 from feedq.placement import NO_EXPERIENCE, Held, Transfer
 from feedq.store.channels import WAKE_SQL, NotifyReason, ring_workers
 from feedq.store.dirty import look_again
+from feedq.store.feed_rows import (
+    FEED_COLUMNS,
+    LEASE_COLUMNS,
+    avoided_from,
+    feed_from,
+    lease_from,
+    selector_from,
+)
 from feedq.store.held import REMOTE, SINK, experiences
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means
-from feedq.store.rows import FEED_COLUMNS, LEASE_COLUMNS, avoided_from, feed_from, lease_from, selector_from
 from feedq.telemetry import EventKind
 
 

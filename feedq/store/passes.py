@@ -22,13 +22,13 @@ from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL, NotifyReason, 
 from feedq.store.clockstep import shorten_delays
 from feedq.store.database import Database
 from feedq.store.dirty import absorb_new, dirty
+from feedq.store.feed_rows import WORKER_COLUMNS, worker_from
 from feedq.store.held import candidates, fold, leaving
 from feedq.store.history import HistoryKept
 from feedq.store.leases import STILL_FAILED
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means, means
 from feedq.store.moves import movable, moves_under_way, reap, transfer
-from feedq.store.quarantine import part, quarantined
-from feedq.store.rows import WORKER_COLUMNS, worker_from
+from feedq.store.quarantine_records import part, quarantined
 from feedq.store.sweeping import count_idle, sweep_page, weigh
 from feedq.store.waiting import waiting
 from feedq.store.workers import OVERDUE, SERVICE_SINCE, free_leases

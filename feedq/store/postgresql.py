@@ -14,7 +14,7 @@ from feedq.store.jobs.postgresql import PostgresJobs
 from feedq.store.jobs.schedules import AGEING_S
 from feedq.store.leases import PostgresLeases
 from feedq.store.passes import PostgresFleet
-from feedq.store.session import PostgresListener, PostgresSession, worker_listener
+from feedq.store.worker_session import PostgresListener, PostgresSession, worker_listener
 from feedq.store.workers import PostgresWorkers
 
 

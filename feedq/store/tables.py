@@ -292,7 +292,7 @@ schedule = Table(
     Column("id", BigInteger, Identity(always=True), primary_key=True),
     # In the order of bytes, which is that of its index, whatever language the database speaks: pages go by it.
     Column("name", Text(collation="C"), nullable=False),
-    # As `feedq.store.jobs.rows` stores a declaration: the job, the timing, and the policies.
+    # As `feedq.store.jobs.run_rows` stores a declaration: the job, the timing, and the policies.
     Column("job", JSONB, nullable=False),
     Column("timing", JSONB, nullable=False),
     Column("policy", JSONB, nullable=False, server_default=text("'{}'")),

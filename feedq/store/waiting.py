@@ -13,9 +13,9 @@ from sqlalchemy import Connection, text
 
 from feedq.model import Reason
 from feedq.placement import NO_EXPERIENCE, WaitingFeed
+from feedq.store.feed_rows import avoided_from, selector_from
 from feedq.store.held import REMOTE, SERVING, SINK, candidates, experiences
 from feedq.store.measured import EFFECTIVE_WEIGHT, Means
-from feedq.store.rows import avoided_from, selector_from
 
 # Each branch is a small index of its own. What is due is asked for with the time at which the statement
 # began: with a clock that moves on, the index could not be used.

@@ -26,8 +26,8 @@ from feedq.model import (
 from feedq.store.channels import WAKE_SQL
 from feedq.store.database import Database
 from feedq.store.dirty import look_again
-from feedq.store.quarantine import report_loss
-from feedq.store.rows import WORKER_COLUMNS, worker_from, worker_view_from
+from feedq.store.feed_rows import WORKER_COLUMNS, worker_from, worker_view_from
+from feedq.store.quarantine_records import report_loss
 from feedq.telemetry import EventKind
 
 TARGET_EVENTS = {

@@ -17,7 +17,7 @@ from tornado import web
 
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.report import event_row, feed_document, feed_row, status_document, worker_row
-from feedq.store.listing import PAGE_MAX
+from feedq.store.feed_listing import PAGE_MAX
 from feedq.telemetry import mask_url
 from feedq.web.asking import parse_query
 from feedq.web.facts import Facts

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from feedq.errors import InvalidInput
 from feedq.model import Status
-from feedq.store.listing import OFFSET_MAX, PAGE_MAX, Query, Sort
+from feedq.store.feed_listing import OFFSET_MAX, PAGE_MAX, Query, Sort
 
 SEARCH_MAX = 200
 """Characters; names are no longer than that."""

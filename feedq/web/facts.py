@@ -8,15 +8,15 @@ from datetime import datetime
 from uuid import UUID
 
 from feedq.diagnosis import Check, Level, Overview, explain
-from feedq.diagnosis.fleet import number_checks, summary, tally_checks
-from feedq.diagnosis.placing import placing_checks
-from feedq.diagnosis.schedules import job_checks
+from feedq.diagnosis.fleet_checks import number_checks, summary, tally_checks
+from feedq.diagnosis.placement_checks import placing_checks
+from feedq.diagnosis.schedule_checks import job_checks
 from feedq.model import Event, FeedView, WorkerView
 from feedq.settings import Settings
+from feedq.store.feed_listing import FoundFeeds, PostgresListing, Query, StatusCount
 from feedq.store.insight import FleetState, JobState, fleet_state, job_state
-from feedq.store.listing import FoundFeeds, PostgresListing, Query, StatusCount
 from feedq.store.postgresql import PostgresStore
-from feedq.web.reading import Reader
+from feedq.web.feed_reader import Reader
 from feedq.web.schedules.facts import ScheduleQueries
 
 EVENTS_SHOWN = 100

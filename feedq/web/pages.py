@@ -22,7 +22,7 @@ from feedq import __version__, wording
 from feedq.errors import FeedqError, InvalidInput, NotFound
 from feedq.lease import stillness_of
 from feedq.model import Status
-from feedq.store.listing import Query, Sort, StatusCount
+from feedq.store.feed_listing import Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
 from feedq.web.asking import address, parse_query
 from feedq.web.facts import Facts

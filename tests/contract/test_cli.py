@@ -11,10 +11,10 @@ import psycopg2
 import pytest
 import redis
 
-from feedq.diagnosis.broker import check_broker
+from feedq.diagnosis.broker_checks import check_broker
 from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.database import _notifications, _session_locks, check_database, judge_clock
-from feedq.diagnosis.sinks import check_sinks
+from feedq.diagnosis.database_checks import _notifications, _session_locks, check_database, judge_clock
+from feedq.diagnosis.sink_checks import check_sinks
 from feedq.embedded.process import free_port
 from feedq.settings import Settings
 from feedq.store import migrate

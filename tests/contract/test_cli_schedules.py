@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from feedq.diagnosis.schedules import job_checks
+from feedq.diagnosis.schedule_checks import job_checks
 from feedq.schedule.model import Finish, RunState
 from feedq.store import migrate
 from feedq.store.insight import job_state

@@ -16,7 +16,7 @@ import pytest
 import trustme
 import uvloop
 
-from feedq.connectors.protocol.websocket import connection as websocket_connection
+from feedq.connectors.protocol.websocket import websocket_connection as websocket_connection
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.model import JSON

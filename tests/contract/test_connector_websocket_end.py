@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from feedq.connectors.protocol.websocket.connection import Websocket
+from feedq.connectors.protocol.websocket.websocket_connection import Websocket
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
 from feedq.testing.loopback import PATIENCE_S, reset, run_on, serving, until_closed
 from feedq.testing.tenure import SECRET

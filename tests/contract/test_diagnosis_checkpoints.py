@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from feedq.diagnosis.checks import Level
-from feedq.diagnosis.sinks import check_sinks
+from feedq.diagnosis.sink_checks import check_sinks
 from feedq.model import Feed, FeedSpec, Identity
 from feedq.settings import Settings
 from feedq.sinks.base import FenceRequest

@@ -12,7 +12,7 @@ import pytest
 from feedq.model import NewWorker
 from feedq.store.channels import LEADER_LOCK_CLASS, WAKE
 from feedq.store.election import BEAT_ELECTION, Election
-from feedq.store.session import PostgresListener
+from feedq.store.worker_session import PostgresListener
 from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers

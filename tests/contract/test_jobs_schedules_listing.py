@@ -12,8 +12,8 @@ import pytest
 from feedq.errors import NotFound
 from feedq.model import Worker
 from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState
-from feedq.store.jobs.listing import LOOKED, PAGE_MAX
 from feedq.store.jobs.retention import trim
+from feedq.store.jobs.run_listing import LOOKED, PAGE_MAX
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
 

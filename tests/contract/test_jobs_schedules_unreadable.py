@@ -8,7 +8,7 @@ import pytest
 
 from feedq.errors import InvalidInput, Unreadable
 from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState, UnreadableSpec
-from feedq.store.jobs.rows import UNREADABLE
+from feedq.store.jobs.run_rows import UNREADABLE
 from feedq.store.jobs.schedules import PostgresSchedules
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
 

@@ -13,7 +13,7 @@ import pytest
 from feedq.clock import SystemClock
 from feedq.runtime.lease_keeper import LeaseKeeper
 from feedq.settings import Settings
-from feedq.store.session import PostgresListener, PostgresSession
+from feedq.store.worker_session import PostgresListener, PostgresSession
 from tests.contract.harness import PostgresHarness
 from tests.lease_listener import RecordingListener, describe
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from feedq.connectors.base import RecordFormat
 from feedq.embedded.postgres import Postgres
 from feedq.model import Batch
-from feedq.sinks import screen
+from feedq.sinks import prefilter
 from feedq.sinks.base import FeedWrite, FenceRequest, Landing
 from feedq.sinks.mapping import sources_of
 from tests.contract.sink_harness import (
@@ -215,7 +215,7 @@ def test_records_that_no_column_takes_go_to_the_dead_letters_with_why(
 ) -> None:
     if not asks:
         # As on a server before PostgreSQL 16, which cannot be asked about inputs.
-        monkeypatch.setattr(screen, "ASKS_INPUT_FUNCTIONS", 10**9)
+        monkeypatch.setattr(prefilter, "ASKS_INPUT_FUNCTIONS", 10**9)
     harness.query(ORDERS + "; CREATE UNIQUE INDEX ON orders (seq)")
     sink = harness.sink()
     fence(sink, 1, 1, landing)

@@ -13,10 +13,10 @@ from sqlalchemy import types
 from sqlalchemy.dialects import mysql
 
 from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.sql.column_values import Unfit
 from feedq.sinks.sql.flavor import Flavor
 from feedq.sinks.sql.mysql import MySql
 from feedq.sinks.sql.sqlite import Sqlite
-from feedq.sinks.sql.values import Unfit
 
 LONG = "123456789012345678901234567890.123456789"
 MOMENT = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)

@@ -16,7 +16,7 @@ import pytest
 
 from feedq.model import FeedKey, LeaseState, Load, Reason, Release, Worker
 from feedq.placement import Transfer
-from feedq.store.session import PostgresSession
+from feedq.store.worker_session import PostgresSession
 from feedq.store.workers import PREPARED_HEARTBEAT, heartbeat_parameters
 from tests.contract.harness import STOP_WITHIN_S, TTL_S, PostgresHarness, progress
 from tests.contract.test_store_races import WAIT_S, wait_until_blocked

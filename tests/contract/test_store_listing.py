@@ -14,9 +14,9 @@ import psycopg2
 import pytest
 from psycopg2.extras import execute_values
 
-from feedq.diagnosis.fleet import overview, summary
+from feedq.diagnosis.fleet_checks import overview, summary
 from feedq.model import LeaseState, Load, NewWorker, Reason, Status
-from feedq.store.listing import PostgresListing, Query, Sort
+from feedq.store.feed_listing import PostgresListing, Query, Sort
 from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
 
 WANTED = [("running", False), ("paused", False), ("running", True)]

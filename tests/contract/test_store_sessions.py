@@ -18,10 +18,10 @@ from feedq.model import Load
 from feedq.settings import Settings
 from feedq.sinks import session as sinks
 from feedq.store import engine
-from feedq.store import session as session_module
+from feedq.store import worker_session as session_module
 from feedq.store.election import Election
 from feedq.store.engine import connect_once, make_lone_engine
-from feedq.store.session import PostgresSession
+from feedq.store.worker_session import PostgresSession
 from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import text
 
-from feedq.runtime.jobs.service import Jobs
+from feedq.runtime.jobs.job_service import Jobs
 from feedq.store.jobs.claiming import claimed_run
 from feedq.tasks import store
 

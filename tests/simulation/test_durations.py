@@ -26,7 +26,7 @@ from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durati
 from tests.unit import test_backoff as backoff
 from tests.unit import test_connect_limiter as connect_limiter
 from tests.unit import test_durations_of_processes as processes
-from tests.unit import test_jobs_service as leaving
+from tests.unit import test_job_service as leaving
 from tests.unit import test_placement_elsewhere as elsewhere
 
 Story = Callable[[TimedFleet], None]

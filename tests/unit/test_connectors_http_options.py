@@ -9,7 +9,7 @@ import pytest
 
 from feedq.connectors.base import parse_options
 from feedq.connectors.protocol.http.client import named
-from feedq.connectors.protocol.http.options import HttpOptions
+from feedq.connectors.protocol.http.http_options import HttpOptions
 from feedq.connectors.protocol.http.retry_after import RETRY_AFTER_S_MAX, retry_after_s
 from feedq.errors import InvalidInput
 

@@ -9,7 +9,7 @@ from paho.mqtt.client import Client
 
 from feedq.connectors.base import parse_options
 from feedq.connectors.mqtt import MqttOptions, unshared
-from feedq.connectors.protocol.mqtt.link import Message
+from feedq.connectors.protocol.mqtt.mqtt_link import Message
 from feedq.connectors.protocol.mqtt.pending import PendingMessages, Seen
 from feedq.errors import InvalidInput
 

@@ -15,8 +15,8 @@ from nats.js.api import DeliverPolicy, RetentionPolicy, StreamConfig, StreamInfo
 from feedq.connectors.base import parse_options
 from feedq.connectors.nats import NatsOptions
 from feedq.connectors.protocol.nats.consumer import NatsCursor, Start, choose_start, created
+from feedq.connectors.protocol.nats.nats_messages import Received
 from feedq.connectors.protocol.nats.pulls import ConsumerLost, Pulls
-from feedq.connectors.protocol.nats.reading import Received
 from feedq.errors import InvalidInput
 
 MINIMAL = {"url": "nats://127.0.0.1", "stream": "orders"}

@@ -11,9 +11,9 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.fleet import Overview, fleet_checks, overview, tallies_of, tally_checks
-from feedq.diagnosis.placing import placing_checks
-from feedq.diagnosis.waiting import explain, explain_staying
+from feedq.diagnosis.fleet_checks import Overview, fleet_checks, overview, tallies_of, tally_checks
+from feedq.diagnosis.placement_checks import placing_checks
+from feedq.diagnosis.waiting_checks import explain, explain_staying
 from feedq.lease import standing
 from feedq.model import (
     Feed,

@@ -14,8 +14,14 @@ from rich.console import Console
 
 from feedq.cli.top import Frame, render
 from feedq.diagnosis.checks import Level
-from feedq.diagnosis.schedules import OVERDUE_S, WAITING_S, described_runs, described_schedules, job_checks
-from feedq.diagnosis.tasks import check_tasks
+from feedq.diagnosis.schedule_checks import (
+    OVERDUE_S,
+    WAITING_S,
+    described_runs,
+    described_schedules,
+    job_checks,
+)
+from feedq.diagnosis.task_checks import check_tasks
 from feedq.schedule.model import Every, Job, RunState, Schedule, ScheduleSpec, ScheduleView
 from feedq.store.insight import JobState
 from feedq.store.jobs.serving import ScheduledTask

@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq import control
-from feedq.diagnosis.fleet import overview
-from feedq.diagnosis.placing import serves
+from feedq.diagnosis.fleet_checks import overview
+from feedq.diagnosis.placement_checks import serves
 from feedq.model import FeedSpec, NewWorker, Worker, WorkerTarget
 from feedq.placement import EligibleWorker, Rules, Strategy, WaitingFeed, donors, place, rebalance
 from feedq.settings import Settings

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from feedq.errors import Unavailable
 from feedq.runtime.jobs import hints as hints_module
-from feedq.runtime.jobs import pace as pace_module
+from feedq.runtime.jobs import poll_intervals as pace_module
 from feedq.runtime.jobs import ticker as module
 from feedq.runtime.jobs.hints import Note, Reminder
-from feedq.runtime.jobs.pace import LOOKERS, POLL_MAX_S, STAGGER_S, PollIntervals
+from feedq.runtime.jobs.poll_intervals import LOOKERS, POLL_MAX_S, STAGGER_S, PollIntervals
 from feedq.runtime.jobs.share import Share
 from feedq.runtime.jobs.ticker import Ticker
 from feedq.runtime.outbox import Outbox

@@ -17,7 +17,7 @@ from feedq import bootsteps, tasks
 from feedq.bootsteps import Places
 from feedq.pool import StreamPool
 from feedq.runtime.jobs.hints import Note
-from feedq.runtime.jobs.service import Jobs
+from feedq.runtime.jobs.job_service import Jobs
 from feedq.runtime.lease_keeper import LeaseKeeper
 from feedq.settings import Settings
 from feedq.tasks import RUN_JOB, parse_hint, send_hints

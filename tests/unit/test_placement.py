@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from feedq.model import Reason, Selector
-from feedq.placement import EligibleWorker, Placement, Rules, Strategy, WaitingFeed, fleet, place
+from feedq.placement import EligibleWorker, Placement, Rules, Strategy, WaitingFeed, fleet_loads, place
 from feedq.placement.placing import is_cold
 from tests.unit.placing import (
     DAY_S,
@@ -266,7 +266,7 @@ def test_pools_that_are_dropped_for_their_size_change_nothing(
 ) -> None:
     decision = decide(feeds, workers, tenant_caps=tenant_caps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet, "POOL_ENTRIES_MAX", 3)
+        patch.setattr(fleet_loads, "POOL_ENTRIES_MAX", 3)
         assert decide(feeds, workers, tenant_caps=tenant_caps) == decision
 
 

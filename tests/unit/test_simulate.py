@@ -12,7 +12,7 @@ from feedq.errors import InvalidInput
 from feedq.model import LeaseState, WorkerState
 from feedq.settings import Settings
 from feedq.simulate import Phase, SimulationReport, Timing, build_scenario, simulate
-from feedq.simulate.engine import Engine
+from feedq.simulate.event_queue import Engine
 
 UNPACED: dict[str, Any] = {"connects_per_s": 0, "host_connects_per_s": {}}
 TROUBLES = (

@@ -13,7 +13,7 @@ import pytest
 
 from feedq.clock import SystemClock
 from feedq.model import Batch, Feed, FeedSpec
-from feedq.pace import RateLimits
+from feedq.rate_limiter import RateLimits
 from feedq.runtime.batch_queue import InflightBudget
 from feedq.runtime.throttling import WAITING_PART, FeedThrottle, Pacing
 from tests.fakes import ManualClock

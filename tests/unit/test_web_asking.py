@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from feedq.errors import InvalidInput
 from feedq.model import Status
-from feedq.store.listing import OFFSET_MAX, PAGE_MAX, Query, Sort
+from feedq.store.feed_listing import OFFSET_MAX, PAGE_MAX, Query, Sort
 from feedq.web.asking import SEARCH_MAX, address, parse_query
 
 LIMIT = 200

@@ -14,7 +14,7 @@ import pytest
 
 from feedq.errors import InvalidInput
 from feedq.report import run_row, schedule_document, schedule_row, shown
-from feedq.report.runs import lag_s, seconds, took_s, why
+from feedq.report.run_report import lag_s, seconds, took_s, why
 from feedq.schedule.model import (
     CatchUp,
     Cron,
@@ -30,7 +30,7 @@ from feedq.schedule.model import (
     ScheduleView,
 )
 from feedq.store.jobs.base import JobStore
-from feedq.web.reading import Reader
+from feedq.web.feed_reader import Reader
 from feedq.web.schedules.asking import (
     ScheduleQuery,
     parse_moment,
@@ -42,7 +42,7 @@ from feedq.web.schedules.asking import (
 from feedq.web.schedules.changing import refusal
 from feedq.web.schedules.facts import SchedulePart, ScheduleQueries
 from feedq.web.schedules.particulars import declaration_lines, standing_lines
-from feedq.web.schedules.words import what
+from feedq.web.schedules.schedule_words import what
 from tests.fakes.clock import NEW_YEAR
 
 NOW = NEW_YEAR

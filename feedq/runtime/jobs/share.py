@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from feedq.runtime.jobs.pace import PollIntervals
+from feedq.runtime.jobs.poll_intervals import PollIntervals
 from feedq.schedule.model import Hint
 from feedq.schedule.spread import segments_of
 from feedq.store.jobs.base import JobWorker

@@ -22,7 +22,7 @@ from time import monotonic
 
 from feedq.errors import Unavailable
 from feedq.runtime.jobs.hints import Note, Reminder
-from feedq.runtime.jobs.pace import POLL_S
+from feedq.runtime.jobs.poll_intervals import POLL_S
 from feedq.runtime.jobs.share import Identity, Share
 from feedq.runtime.outbox import Outbox
 from feedq.schedule.model import Finish, Hint, RunState

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from feedq.sinks.isolate import FailedAttempt
+from feedq.sinks.isolate import FailedAttempt, LandingBroken
 from feedq.sinks.sql.flavor import explain
 from feedq.sinks.sql.plan import InsertPlan, Row
 from feedq.sinks.sql.session import RowRefused, SqlSession
 from feedq.sinks.sqlstate import ErrorScope
-
-
-class LandingBroken(Exception):
-    """The table cannot be written, whatever the records."""
 
 
 def attempt(session: SqlSession, plan: InsertPlan, rows: Sequence[Row]) -> FailedAttempt | None:

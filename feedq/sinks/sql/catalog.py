@@ -15,12 +15,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from feedq.errors import InvalidInput
 from feedq.sinks.base import FeedWrite, Landing
 from feedq.sinks.landing import TableName
+from feedq.sinks.sql.column_values import Unfit
 from feedq.sinks.sql.flavor import explain
 from feedq.sinks.sql.plan import InsertPlan
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.shape import SqlTableShape, describe, misdeclared, problem, shape_of
-from feedq.sinks.sql.tables import checkpoint, dead_letter, exists, lacking, landing_table
-from feedq.sinks.sql.values import Unfit
+from feedq.sinks.sql.table_definitions import checkpoint, dead_letter, exists, lacking, landing_table
 from feedq.sinks.sqlstate import ErrorScope
 
 

@@ -14,7 +14,7 @@ from feedq.sinks.identity import not_its_own, taken_meanwhile
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE
 from feedq.sinks.sql.letters import cursor_of, cursor_text
 from feedq.sinks.sql.session import SqlSession
-from feedq.sinks.sql.tables import checkpoint, utc_now
+from feedq.sinks.sql.table_definitions import checkpoint, utc_now
 
 c = checkpoint.c
 

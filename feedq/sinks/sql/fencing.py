@@ -36,7 +36,7 @@ from feedq.sinks.sql.checkpoints import checkpoint_of, checkpoints_where
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE
 from feedq.sinks.sql.letters import cursor_of
 from feedq.sinks.sql.session import SqlSession
-from feedq.sinks.sql.tables import checkpoint
+from feedq.sinks.sql.table_definitions import checkpoint
 from feedq.sinks.sqlstate import ErrorScope
 
 POLL_S: Final = 0.02

@@ -35,8 +35,8 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 
 from feedq.model import FeedKey
 from feedq.sinks.landing import TableName
-from feedq.sinks.sql.tables import checkpoint, utc_now
-from feedq.sinks.sql.values import Conversion, conversion
+from feedq.sinks.sql.column_values import Conversion, conversion
+from feedq.sinks.sql.table_definitions import checkpoint, utc_now
 from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify_code, is_known
 
 CONNECT_TIMEOUT_S: Final = 5

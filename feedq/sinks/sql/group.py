@@ -16,9 +16,9 @@ from feedq.model import FeedKey
 from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
 from feedq.sinks.deadletters import DeadRecord, count_by_feed, last_errors
 from feedq.sinks.groupcommit import REFUSALS_MAX, Care, Course, GroupFailed, Part, by_landing
-from feedq.sinks.isolate import FailedAttempt, isolate
+from feedq.sinks.isolate import FailedAttempt, LandingBroken, isolate
 from feedq.sinks.session import AnswerLost
-from feedq.sinks.sql.attempt import LandingBroken, attempt
+from feedq.sinks.sql.attempt import attempt
 from feedq.sinks.sql.flavor import explain
 from feedq.sinks.sql.letters import bury, cursor_text
 from feedq.sinks.sql.plan import InsertPlan

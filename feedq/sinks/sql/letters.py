@@ -19,15 +19,15 @@ from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.model import JSON, Batch
 from feedq.sinks.base import DeadLetter, FeedWrite, Landing, Replayed, RowPreview
 from feedq.sinks.deadletters import DeadRecord
-from feedq.sinks.isolate import isolate
+from feedq.sinks.isolate import LandingBroken, isolate
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.plan import SuspectRecord
 from feedq.sinks.session import AnswerLost
-from feedq.sinks.sql.attempt import LandingBroken, attempt
+from feedq.sinks.sql.attempt import attempt
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE, parameter
 from feedq.sinks.sql.plan import InsertPlan, Row
 from feedq.sinks.sql.session import SqlSession
-from feedq.sinks.sql.tables import dead_letter
+from feedq.sinks.sql.table_definitions import dead_letter
 
 LOCK_TIMEOUT_S: Final = 5.0
 """A person is waiting."""

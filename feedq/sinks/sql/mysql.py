@@ -23,10 +23,10 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from feedq.sinks.landing import TableName
 from feedq.sinks.session import application_name
-from feedq.sinks.sql import values
+from feedq.sinks.sql import column_values
+from feedq.sinks.sql.column_values import Conversion, conversion
 from feedq.sinks.sql.flavor import Flavor, by_class
-from feedq.sinks.sql.tables import MYSQL, checkpoint, utc_now
-from feedq.sinks.sql.values import Conversion, conversion
+from feedq.sinks.sql.table_definitions import MYSQL, checkpoint, utc_now
 from feedq.sinks.sqlstate import ErrorScope
 
 SESSIONS_MAX: Final = 8
@@ -271,21 +271,25 @@ class MySql(Flavor):
 
     def conversion(self, column_type: Any, *, is_json: bool) -> Conversion:
         if is_json:
-            return Conversion(values.text(None), types.String())
+            return Conversion(column_values.text(None), types.String())
         signed = not getattr(column_type, "unsigned", False)
         match column_type:
             case dialect.BIT():
-                return Conversion(values.flag(column_type.length or 1, signed=False), types.BigInteger())
+                return Conversion(
+                    column_values.flag(column_type.length or 1, signed=False), types.BigInteger()
+                )
             case types.Integer():
                 bits = next(bits for kind, bits in _BITS.items() if isinstance(column_type, kind))
                 stands_for_boolean = bits == _BITS[dialect.TINYINT]
-                make = values.flag if stands_for_boolean else values.integer
+                make = column_values.flag if stands_for_boolean else column_values.integer
                 return Conversion(make(bits, signed=signed), types.BigInteger())
             case types.Numeric():
                 precision, scale = column_type.precision, column_type.scale
-                return Conversion(values.whole_digits(values.decimal, precision, scale), types.Numeric())
+                return Conversion(
+                    column_values.whole_digits(column_values.decimal, precision, scale), types.Numeric()
+                )
             case dialect.SET():
-                return Conversion(values.some_of(list(column_type.values)), types.String())
+                return Conversion(column_values.some_of(list(column_type.values)), types.String())
             case _:
                 return conversion(column_type)
 

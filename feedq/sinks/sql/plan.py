@@ -1,8 +1,8 @@
 """How records get into one landing: read as texts, converted to values, inserted many at a time.
 
 Reading is `feedq.sinks.copytext`'s, so that a record lands here as it does in PostgreSQL; converting is
-`feedq.sinks.sql.values`'. A record that cannot be read or converted is refused here, before the database sees it,
-which tells the usual reasons apart without a single attempt.
+`feedq.sinks.sql.column_values`'. A record that cannot be read or converted is refused here, before the database
+sees it, which tells the usual reasons apart without a single attempt.
 
 With a key, rows go in by the database's own upsert where it has one that looks at this key alone. Elsewhere
 each row is looked for first: slow, and right.
@@ -23,10 +23,10 @@ from feedq.sinks.copytext import ColumnRows
 from feedq.sinks.deadletters import DeadRecord
 from feedq.sinks.jsontext import UnreadableRecord, decode, read
 from feedq.sinks.plan import SuspectRecord
+from feedq.sinks.sql.column_values import Conversion, Convert, Unfit
 from feedq.sinks.sql.flavor import Flavor, parameter
 from feedq.sinks.sql.session import RowRefused, SqlSession
 from feedq.sinks.sql.shape import DEFAULT_COLUMNS, SqlTableShape, written_columns
-from feedq.sinks.sql.values import Conversion, Convert, Unfit
 from feedq.sinks.sqlstate import ErrorScope
 
 ROWS_AT_ONCE: Final = 1_000

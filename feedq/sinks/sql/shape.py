@@ -19,8 +19,8 @@ from feedq.sinks import landing as postgresql
 from feedq.sinks.base import Landing
 from feedq.sinks.landing import TableName, column_sources
 from feedq.sinks.reserved import SYSTEM, why_nowhere
+from feedq.sinks.sql.column_values import is_binary
 from feedq.sinks.sql.flavor import Flavor
-from feedq.sinks.sql.values import is_binary
 
 DEFAULT_COLUMNS: Final = ("feed", "epoch", "received_at", "payload")
 WHOLE_INDEX_ONLY: Final = ("_where", "_length")

@@ -35,13 +35,13 @@ from feedq.sinks.session import AnswerLost
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sql import checkpoints
 from feedq.sinks.sql.catalog import SqlCatalog
-from feedq.sinks.sql.database import SqlDatabase
 from feedq.sinks.sql.fencing import SqlFencing
 from feedq.sinks.sql.flavor import FEEDS_AT_ONCE, explain
 from feedq.sinks.sql.group import SqlGroupCommit
 from feedq.sinks.sql.letters import cursor_text, drop, listed, preview, replay
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.shape import misdeclared
+from feedq.sinks.sql.sql_database import SqlDatabase
 from feedq.sinks.sqlstate import ErrorScope
 from feedq.telemetry import mask_url
 

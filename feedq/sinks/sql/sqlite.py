@@ -23,8 +23,8 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from feedq.errors import InvalidInput
 from feedq.sinks.landing import TableName
+from feedq.sinks.sql.column_values import Conversion, Convert, conversion, is_number, native_number, text
 from feedq.sinks.sql.flavor import Flavor, by_class
-from feedq.sinks.sql.values import Conversion, Convert, conversion, is_number, native_number, text
 from feedq.sinks.sqlstate import ErrorScope
 
 OPEN_TIMEOUT_S: Final = 5.0

@@ -29,9 +29,9 @@ from feedq.schedule.model import (
 from feedq.schedule.outcome import RunMove, states_before
 from feedq.schedule.words import instant, trigger_key
 from feedq.store.channels import NotifyReason, ring_workers
-from feedq.store.jobs import listing
+from feedq.store.jobs import run_listing
 from feedq.store.jobs.base import BACKFILL_MAX
-from feedq.store.jobs.rows import stored
+from feedq.store.jobs.run_rows import stored
 from feedq.store.jobs.writing import UNFINISHED, NewRun, cancel, insert, locked, locked_row, ring_some
 
 KEY_MAX = 200
@@ -65,7 +65,7 @@ def trigger(c: Connection, name: str, *, key: str | None, job: Job | None, agein
     )
     if state is RunState.WAITING:
         ring_some(c, 1)
-    return listing.run(c, made)
+    return run_listing.run(c, made)
 
 
 def backfill(c: Connection, name: str, ticks: Sequence[datetime], *, ageing_s: float) -> tuple[int, int]:
@@ -106,7 +106,7 @@ def cancel_run(c: Connection, run_id: int) -> Run:
     """
     states = [state.value for state in states_before(RunMove.CANCEL)]
     row = c.execute(text(sql), {"id": run_id, "states": states, "reason": CANCELLED}).one_or_none()
-    run = listing.run(c, run_id)
+    run = run_listing.run(c, run_id)
     if row is None:
         raise Conflict(f"run {run_id} of {run.schedule} has ended ({run.state}); there is nothing to cancel")
     if row.worker_id is not None:
@@ -163,7 +163,7 @@ def _run_of(c: Connection, schedule: Schedule, key: str, said: str) -> Run | Non
         ORDER BY id LIMIT 1
     """
     found = c.execute(text(sql), {"id": schedule.id, "keys": [key, said]}).scalar_one_or_none()
-    return None if found is None else listing.run(c, found)
+    return None if found is None else run_listing.run(c, found)
 
 
 def _unfinished(c: Connection, schedule: Schedule) -> due.Unfinished:

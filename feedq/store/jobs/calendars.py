@@ -22,7 +22,7 @@ from feedq.schedule.check import calendar_problems
 from feedq.schedule.exclusions import with_calendars
 from feedq.schedule.model import Calendar, Schedule, ScheduleSpec, ScheduleState
 from feedq.store.database import Database
-from feedq.store.jobs.rows import SCHEDULE_COLUMNS, shown_schedule_from, stored_dates
+from feedq.store.jobs.run_rows import SCHEDULE_COLUMNS, shown_schedule_from, stored_dates
 from feedq.store.jobs.writing import now, ring_some
 from feedq.telemetry import EventKind
 

@@ -31,7 +31,7 @@ from feedq.schedule.spread import segment_of
 from feedq.store.channels import RUN_LOCK_CLASS
 from feedq.store.jobs.base import Granted, Offer
 from feedq.store.jobs.candidates import BY_ID, CANDIDATES, DUE, NEVER_S, NOW, DueScan, look
-from feedq.store.jobs.rows import job_from
+from feedq.store.jobs.run_rows import job_from
 
 AGAIN_S = 0.05
 """When there are runs to start, and others were about to take them."""

@@ -23,7 +23,7 @@ from feedq.schedule.model import Beat, Cron, RunState, Schedule, ScheduleSpec, S
 from feedq.schedule.plain import from_plain, to_plain
 from feedq.store.jobs.calendars import with_dates
 from feedq.store.jobs.pauses import DECLARED, check_reason, ends_when_declared
-from feedq.store.jobs.rows import SCHEDULE_COLUMNS, shown_schedule_from, stored
+from feedq.store.jobs.run_rows import SCHEDULE_COLUMNS, shown_schedule_from, stored
 from feedq.store.jobs.writing import cancel, locked, locked_row, now, record, ring_some
 from feedq.telemetry import EventKind
 

@@ -28,7 +28,7 @@ from feedq.schedule.spread import segment_of
 from feedq.store.channels import NotifyReason, ring_workers
 from feedq.store.jobs.base import Fired
 from feedq.store.jobs.pauses import UNFIRED
-from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from
+from feedq.store.jobs.run_rows import SCHEDULE_COLUMNS, schedule_from
 from feedq.store.jobs.writing import UNFINISHED, record
 from feedq.telemetry import EventKind
 

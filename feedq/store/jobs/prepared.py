@@ -34,7 +34,7 @@ from feedq.store.engine import PLANNER
 from feedq.store.jobs.base import Granted, Offer
 from feedq.store.jobs.candidates import BY_ID, FIRST, LOOK, DueScan, look_from, look_parameters
 from feedq.store.jobs.claiming import CLAIM, ClaimedRuns, taken_from
-from feedq.store.session import connect, unavailable
+from feedq.store.worker_session import connect, unavailable
 
 PLANS = {
     **PLANNER,

@@ -16,8 +16,8 @@ from feedq.schedule.model import (
     UnreadableSpec,
 )
 from feedq.store.database import Database
-from feedq.store.jobs import asking, declaring, listing, serving
-from feedq.store.jobs.rows import declared_from
+from feedq.store.jobs import asking, declaring, run_listing, serving
+from feedq.store.jobs.run_rows import declared_from
 
 AGEING_S = 1.0
 """So many seconds of waiting make up for a point of priority."""
@@ -72,11 +72,11 @@ class PostgresSchedules:
 
     def get(self, name: str) -> Schedule:
         with self._database.transaction() as c:
-            return listing.get(c, name)
+            return run_listing.get(c, name)
 
     def view(self, name: str) -> ScheduleView:
         with self._database.transaction() as c:
-            return listing.view(c, name)
+            return run_listing.view(c, name)
 
     def views(
         self,
@@ -84,14 +84,14 @@ class PostgresSchedules:
         prefix: str = "",
         after: str = "",
         state: ScheduleState | None = None,
-        limit: int = listing.PAGE_MAX,
+        limit: int = run_listing.PAGE_MAX,
     ) -> list[ScheduleView]:
         with self._database.transaction() as c:
-            return listing.views(c, prefix=prefix, after=after, state=state, limit=limit)
+            return run_listing.views(c, prefix=prefix, after=after, state=state, limit=limit)
 
     def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
         with self._database.transaction() as c:
-            return listing.urgent(c, failing=failing, limit=limit)
+            return run_listing.urgent(c, failing=failing, limit=limit)
 
     def unserved(self, names: Collection[str]) -> dict[str, str]:
         with self._database.transaction() as c:
@@ -99,19 +99,19 @@ class PostgresSchedules:
 
     def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
         with self._database.transaction() as c:
-            rows = listing.specs(c)
+            rows = run_listing.specs(c)
         return {row.name: declared_from(row) for row in rows}
 
     def runs(
         self, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50
     ) -> list[Run]:
         with self._database.transaction() as c:
-            return listing.runs(c, name, states=states, limit=limit)
+            return run_listing.runs(c, name, states=states, limit=limit)
 
     def run(self, run_id: int) -> Run:
         with self._database.transaction() as c:
-            return listing.run(c, run_id)
+            return run_listing.run(c, run_id)
 
     def counts(self, name: str) -> dict[RunState, int]:
         with self._database.transaction() as c:
-            return listing.counts(c, name)
+            return run_listing.counts(c, name)

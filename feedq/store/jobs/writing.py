@@ -19,7 +19,7 @@ from feedq.errors import NotFound
 from feedq.schedule.model import Job, RunKind, RunState, Schedule
 from feedq.schedule.outcome import RunMove, states_before
 from feedq.store.channels import NotifyReason, ring_workers
-from feedq.store.jobs.rows import SCHEDULE_COLUMNS, schedule_from, stored_job
+from feedq.store.jobs.run_rows import SCHEDULE_COLUMNS, schedule_from, stored_job
 from feedq.telemetry import EventKind
 
 UNFINISHED = "state IN ('waiting', 'running')"

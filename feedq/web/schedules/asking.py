@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from feedq.errors import InvalidInput
 from feedq.schedule.model import RunState
-from feedq.store.listing import PAGE_MAX
+from feedq.store.feed_listing import PAGE_MAX
 from feedq.web.asking import SEARCH_MAX, Arguments, number, word
 
 SCHEDULES_MAX = 500

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
 from feedq.store.jobs.base import JobStore
-from feedq.web.reading import Reader
+from feedq.web.feed_reader import Reader
 from feedq.web.schedules.asking import RunQuery, ScheduleQuery, page_of
 
 RUNS_SHOWN = 100

@@ -9,12 +9,11 @@ from urllib.parse import quote, urlencode
 from tornado import web
 
 from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
-from feedq.report import runs as run_words
+from feedq.report import run_report as run_words
 from feedq.schedule.model import RunState, ScheduleState
 from feedq.schedule.words import timing_words
 from feedq.web.pages import PageHandler
 from feedq.web.particulars import stamp
-from feedq.web.schedules import words
 from feedq.web.schedules.asking import parse_run_id, parse_schedules, parse_states
 from feedq.web.schedules.changing import refusal
 from feedq.web.schedules.particulars import declaration_lines, standing_lines
@@ -32,7 +31,7 @@ class _SchedulesFrame(PageHandler):
     def part(self, template: str, **names: Any) -> str:
         return super().part(
             template,
-            words=words,
+            words=schedule_words,
             run_words=run_words,
             timing_words=timing_words,
             stamp=stamp,

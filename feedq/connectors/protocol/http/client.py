@@ -26,9 +26,9 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import Context
 from feedq.connectors.protocol.http.gunzip import Gunzip
+from feedq.connectors.protocol.http.http_transport import BODY, SCHEMES, Body, Transport, location_of
 from feedq.connectors.protocol.http.request_options import USER_AGENT, RequestOptions
 from feedq.connectors.protocol.http.retry_after import retry_after_s
-from feedq.connectors.protocol.http.transport import BODY, SCHEMES, Body, Transport, location_of
 from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX
 from feedq.connectors.wire.connection import Connection, ConnectionOptions, open_connection
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Location, Scheme, check_template, parse_location

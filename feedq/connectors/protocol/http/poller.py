@@ -23,7 +23,7 @@ from feedq.connectors.protocol.http.client import (
     NothingThere,
     RequestRefused,
 )
-from feedq.connectors.protocol.http.options import FRAMED, LINK, HttpOptions
+from feedq.connectors.protocol.http.http_options import FRAMED, LINK, HttpOptions
 from feedq.connectors.protocol.http.polling import (
     Elements,
     PollAnswer,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Any
 
-from feedq.connectors.protocol.mqtt.link import Message
+from feedq.connectors.protocol.mqtt.mqtt_link import Message
 
 
 class Seen(Enum):

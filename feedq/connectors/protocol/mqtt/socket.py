@@ -1,4 +1,4 @@
-"""The socket under an `feedq.connectors.protocol.mqtt.link`: TLS over it, and reading it in large pieces.
+"""The socket under an `feedq.connectors.protocol.mqtt.mqtt_link`: TLS over it, and reading it in large pieces.
 
 paho makes room for a packet as it arrives, however large it says that it is, and keeps what no broker should send.
 So what it reads goes past a `PacketFilter`, which knows where packets begin: it refuses one by its first bytes,

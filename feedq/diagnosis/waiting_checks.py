@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from feedq.diagnosis.checks import counted
-from feedq.diagnosis.placing import has_labels, labels, serves
+from feedq.diagnosis.placement_checks import has_labels, labels, serves
 from feedq.lease import stillness_of
 from feedq.model import FeedView, LeaseState, Reason, Status, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import Rules

@@ -21,7 +21,7 @@ from feedq.clock import SystemClock
 from feedq.errors import Unavailable
 from feedq.lease import TrustWindow
 from feedq.model import Claim, FeedKey, Reason, Release, WorkerState
-from feedq.pace import RateLimits
+from feedq.rate_limiter import RateLimits
 from feedq.runtime.activity import Activity, current_feed
 from feedq.runtime.connect_limiter import shared_connect_limiter
 from feedq.runtime.external_pool import FOLLOW_S

@@ -9,8 +9,8 @@ from threading import Event, Lock, get_ident
 import pytest
 
 from feedq.errors import NotFound, Unavailable
-from feedq.web import reading
-from feedq.web.reading import READS_MAX, Reader
+from feedq.web import feed_reader
+from feedq.web.feed_reader import READS_MAX, Reader
 
 URL = "postgresql://feedq:hunter2@127.0.0.1:1/feedq"
 LONG_S = 30.0
@@ -83,8 +83,8 @@ def test_one_question_is_read_once_however_many_ask_it() -> None:
 
 
 def test_an_answer_is_read_anew_when_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "KEPT_S", 0.0)
-    monkeypatch.setattr(reading, "KEPT_TIMES", 0.0)
+    monkeypatch.setattr(feed_reader, "KEPT_S", 0.0)
+    monkeypatch.setattr(feed_reader, "KEPT_TIMES", 0.0)
 
     async def story() -> None:
         gate, reader = Gate(), Reader(URL)
@@ -189,8 +189,8 @@ def test_a_change_is_made_for_each_who_asks_even_when_it_fails() -> None:
 def test_answers_do_not_pile_up() -> None:
     async def story() -> None:
         reader = Reader(URL)
-        for number in range(3 * reading.ANSWERS_MAX):
+        for number in range(3 * feed_reader.ANSWERS_MAX):
             await reader.read(number, lambda: None)
-        assert len(reader._answers) == reading.ANSWERS_MAX
+        assert len(reader._answers) == feed_reader.ANSWERS_MAX
 
     run(story)

@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error
 
 from feedq.connectors.base import Context
-from feedq.connectors.protocol.nats.link import NatsLink
+from feedq.connectors.protocol.nats.nats_link import NatsLink
 from feedq.connectors.protocol.nats.pulls import NANOSECONDS, ConsumerLost, Pulls
 from feedq.connectors.records.messages import MessageOptions, batch_of, enclose, oversize
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feedq.report.masking import shown
-from feedq.report.runs import lag_s
+from feedq.report.run_report import lag_s
 from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
 from feedq.schedule.plain import job_to_plain, policy_to_plain, timing_to_plain
 from feedq.telemetry import mask_url

@@ -1,4 +1,4 @@
-"""Runs and times in words, as the pages say them; what the command says alike is in `feedq.report.runs`."""
+"""Runs and times in words, as the pages say them; what the command says alike is in `feedq.report.run_report`."""
 
 from __future__ import annotations
 

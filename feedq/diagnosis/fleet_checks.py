@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from feedq.diagnosis.checks import Check, counted, fail, ok, warn
-from feedq.diagnosis.placing import placing_checks, serves
+from feedq.diagnosis.placement_checks import placing_checks, serves
 from feedq.lease import stillness_of
 from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import Rules
+from feedq.store.feed_listing import LATELY_S, StatusCount
 from feedq.store.insight import FleetState
-from feedq.store.listing import LATELY_S, StatusCount
 from feedq.telemetry import mask_url
 from feedq.wording import ago, duration
 

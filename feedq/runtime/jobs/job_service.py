@@ -3,7 +3,7 @@
 It lives beside the supervisor, under the same worker session: the lease keeper's heartbeat renews what runs here
 as it renews the leases of feeds, and tells when that session is gone. On `feedq.pool.StreamPool` jobs run in slots
 of their own; on Celery's own pools each runs in a slot of Celery, when a message says so
-(`feedq.runtime.jobs.solo`).
+(`feedq.runtime.jobs.external_jobs`).
 
 **Leaving.** From the signal on nothing more is claimed; what runs may end, for ``FEEDQ_JOB_DRAIN_S``, while the
 heartbeat goes on and feeds are drained beside. What has not ended by then is told to stop and ends with the

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from feedq import documents
 from feedq.documents import Document, DocumentError, DocumentValue
 from feedq.errors import InvalidInput
-from feedq.manifest.feeds import plain, read_feed, read_resume
+from feedq.manifest.feed_declarations import plain, read_feed, read_resume
 from feedq.manifest.jobs import (
     plain_calendar,
     plain_queue,

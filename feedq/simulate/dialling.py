@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from feedq.runtime.connect_limiter import ConnectTurns, Waiter
 
 if TYPE_CHECKING:
-    from feedq.simulate.fleet import SimulatedFeed
+    from feedq.simulate.simulated_fleet import SimulatedFeed
 
 
 @dataclass(eq=False, slots=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from feedq.embedded.process import poll_until, tail
-from feedq.embedded.service import (
+from feedq.embedded.local_service import (
     HEALTHY_S,
     LAST_PAUSE_S,
     RESTART_PAUSE_MAX_S,
@@ -23,6 +22,7 @@ from feedq.embedded.service import (
     restart_pause_s,
     stop_all,
 )
+from feedq.embedded.process import poll_until, tail
 
 GENEROUS_S = 20.0
 

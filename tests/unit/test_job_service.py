@@ -11,10 +11,10 @@ from uuid import UUID
 import pytest
 
 from feedq import run_context
-from feedq.runtime.jobs import pace as pace_module
-from feedq.runtime.jobs import service as module
+from feedq.runtime.jobs import job_service as module
+from feedq.runtime.jobs import poll_intervals as pace_module
 from feedq.runtime.jobs.hints import Note
-from feedq.runtime.jobs.service import Jobs
+from feedq.runtime.jobs.job_service import Jobs
 from feedq.schedule.model import ClaimedRun, Hint, RunState
 from feedq.settings import Settings
 from feedq.store.jobs.base import Fired

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from feedq.schedule.model import Run, RunState, Schedule, ScheduleState, ScheduleView
-from feedq.store.jobs.rows import (
+from feedq.store.jobs.run_rows import (
     RUN_COLUMNS,
     SCHEDULE_COLUMNS,
     SPEC_COLUMNS,

@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error, SlowConsumerError
 from nkeys import NkeysError, from_seed
 
-from feedq.connectors.protocol.nats.transport import DialedTransport
+from feedq.connectors.protocol.nats.nats_transport import DialedTransport
 from feedq.connectors.records.inbox import Inbox
 from feedq.connectors.wire.dialing import explain
 from feedq.connectors.wire.streams import Streams

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from feedq.embedded.service import Service, inherited_env
+from feedq.embedded.local_service import Service, inherited_env
 from feedq.model import WorkerState
 from feedq.store.base import Store
 from feedq.store.insight import fleet_state

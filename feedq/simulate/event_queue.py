@@ -18,13 +18,13 @@ from feedq.lease import Move
 from feedq.model import LeaseState, Reason
 from feedq.settings import Settings
 from feedq.simulate.agenda import Agenda, to_ms
-from feedq.simulate.fleet import SimulatedFeed, SimulatedFleet, SimulatedWorker
+from feedq.simulate.delays import Timing
 from feedq.simulate.plot import Plot
 from feedq.simulate.reconcile import Reconcile
 from feedq.simulate.record import Recorder
 from feedq.simulate.report import SimulationReport, build_report
 from feedq.simulate.scenario import Scenario
-from feedq.simulate.timing import Timing
+from feedq.simulate.simulated_fleet import SimulatedFeed, SimulatedFleet, SimulatedWorker
 
 RINGS_MS: Final = 10
 """How often at most it is looked who may dial: fine enough for people, and a tenth of the work."""

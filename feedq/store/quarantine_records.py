@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from feedq import lease as policy
 from feedq.model import Lease, Loss, Reason
 from feedq.store.channels import WAKE_SQL, NotifyReason, ring_workers
-from feedq.store.rows import LEASE_COLUMNS, lease_from
+from feedq.store.feed_rows import LEASE_COLUMNS, lease_from
 from feedq.telemetry import EventKind
 
 WORDS_MAX = 2_000

@@ -13,7 +13,7 @@ import pytest
 from feedq import settings as settings_module
 from feedq import tasks
 from feedq.model import FeedKey, LeaseState, Reason, Worker
-from feedq.runtime import solo
+from feedq.runtime import external_stream
 from feedq.runtime.fencer import Fencer
 from feedq.runtime.writer import Writer
 from feedq.settings import Settings
@@ -50,7 +50,7 @@ class Tenure:
 
     def run(self, key: FeedKey) -> None:
         def tenure() -> None:
-            self.said.append(solo.run_tenure(key, self.harness.store, self.settings))
+            self.said.append(external_stream.run_tenure(key, self.harness.store, self.settings))
 
         self.thread = threading.Thread(target=tenure, daemon=True)
         self.thread.start()
@@ -72,9 +72,9 @@ def tenure(postgres_harness: PostgresHarness) -> Iterator[Tenure]:
     yield made
     made.source.close()
     # A process keeps them for its next tenure; the tests after these run in the same one.
-    for ends in solo._ends_of.values():
+    for ends in external_stream._ends_of.values():
         ends.stop(timeout_s=lambda: LIMIT_S)
-    solo._ends_of.clear()
+    external_stream._ends_of.clear()
 
 
 def test_a_tenure_that_ends_in_an_unexpected_way_lets_go_of_its_lease(
@@ -113,7 +113,7 @@ def test_an_unexpected_error_does_not_end_the_following_of_a_lease(
 def test_the_sink_threads_of_an_earlier_worker_session_end(tenure: Tenure) -> None:
     def mine() -> list[threading.Thread]:
         found: list[Writer | Fencer] = []
-        for ends in solo._ends_of.values():
+        for ends in external_stream._ends_of.values():
             found += [*ends._writers.values(), *ends._fencers.values()]
         return [end._thread for end in found]
 

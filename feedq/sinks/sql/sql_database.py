@@ -13,7 +13,7 @@ from feedq.sinks.sql.flavor import Flavor
 from feedq.sinks.sql.mysql import MySql
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import Sqlite
-from feedq.sinks.sql.tables import checkpoint
+from feedq.sinks.sql.table_definitions import checkpoint
 from feedq.telemetry import mask_url
 
 FLAVORS: Final[dict[str, type[Flavor]]] = {"mysql": MySql, "mariadb": MySql, "sqlite": Sqlite}

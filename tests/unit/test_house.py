@@ -1,0 +1,32 @@
+"""What `make house` counts, and what must not grow."""
+
+from __future__ import annotations
+
+from tests import house
+
+TEXT = '''"""A docstring
+of two lines."""
+
+# a comment
+X = 1  # another
+"""Said of X."""
+
+
+def f():
+    """Says."""
+    return (
+        X
+    )
+'''
+
+
+def test_comments_docstrings_and_blank_lines_are_no_code() -> None:
+    assert house.lines_of_code(TEXT) == 5
+
+
+def test_a_public_class_name_stands_once() -> None:
+    assert house.twice(house.public_classes()) == {}
+
+
+def test_few_module_names_stand_twice() -> None:
+    assert len(house.twice(house.module_names())) <= 11
