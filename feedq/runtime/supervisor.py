@@ -94,11 +94,9 @@ class Supervisor:
         self._reconcile = reconcile
         self._watch = watch
         self._activity = watch.activity if watch is not None else Activity.private()
-        self._clock = clock or SystemClock()
-        self._rng = Random()
-        self.lease_keeper = LeaseKeeper(
-            store, new_worker, self, settings=settings, clock=self._clock, rng=self._rng
-        )
+        self._clock = clock = clock or SystemClock()
+        self._rng = rng = Random()
+        self.lease_keeper = LeaseKeeper(store, new_worker, self, settings=settings, clock=clock, rng=rng)
         self._claim_queue = ClaimQueue(refusal=self._refusal, claim=self._claim, begin=self._granted)
         self.lease_client = LeaseClient(
             store,
@@ -107,16 +105,13 @@ class Supervisor:
             on_doubt=lambda _: self._ask_for_audit(),
         )
         self._external_pool = tenures_beside and ExternalPool(
-            store, self.lease_client, tenures_beside, clock=self._clock
+            store, self.lease_client, tenures_beside, clock=clock
         )
         self.sockets = Sockets()
         self._ends = SinkPool(settings, worker_id=self._session_id, gone_workers=store.workers.gone_among)
-        self._pacing = Pacing(settings.tenant_limits, self._clock, room_bytes=settings.inflight_bytes_total)
-        self._connect_limiter = (
-            shared_connect_limiter(settings)
-            if tenures_beside
-            else connect_limiter_of(settings, self._clock, self._rng)
-        )
+        self._pacing = Pacing(settings.tenant_limits, clock, room_bytes=settings.inflight_bytes_total)
+        shared = shared_connect_limiter(settings) if tenures_beside else None
+        self._connect_limiter = shared or connect_limiter_of(settings, clock, rng)
         self._asked: set[FeedKey] = set()
         """Of which the database said last that they are to stop. Written on the lease client's thread only."""
         self._over: UUID | None = None

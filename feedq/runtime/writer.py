@@ -674,8 +674,7 @@ def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) 
         SINK_REWINDS.inc()
         gone_back = (
             f"feed {feed_id} ({batch_queue.feed}): its checkpoint in the sink is not the one that was left there "
-            f"under epoch {epoch}: the sink has gone back, or the row was changed; "
-            "going on from the cursor there now"
+            f"under epoch {epoch}: the sink has gone back, or the row was changed; going on from its cursor"
         )
         return _refusal(batch_queue, batches, SinkRewound(gone_back))
     if batch_queue.key not in written.landed:

@@ -59,8 +59,8 @@ def test_a_job_that_is_cancelled_while_it_waits_does_not_run() -> None:
 def test_a_job_that_hangs_does_not_keep_the_process_alive() -> None:
     code = """
         import time
-        from feedq.runtime.serial_executor import Lane
-        lane = Lane("test")
+        from feedq.runtime.serial_executor import SerialExecutor
+        lane = SerialExecutor("test")
         lane.submit(time.sleep, 3600)
         lane.close(timeout_s=0.05, drop_waiting=True)
     """

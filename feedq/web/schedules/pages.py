@@ -14,6 +14,7 @@ from feedq.schedule.model import RunState, ScheduleState
 from feedq.schedule.words import timing_words
 from feedq.web.pages import PageHandler
 from feedq.web.particulars import stamp
+from feedq.web.schedules import schedule_words
 from feedq.web.schedules.asking import parse_run_id, parse_schedules, parse_states
 from feedq.web.schedules.changing import refusal
 from feedq.web.schedules.particulars import declaration_lines, standing_lines
