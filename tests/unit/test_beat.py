@@ -447,6 +447,19 @@ def test_an_elected_beat_sends_what_falls_due_while_it_is_elected(
     assert sent.count("hourly") == 1
 
 
+def test_an_elected_beat_sleeps_until_an_entry_falls_due(
+    scheduler: ElectedScheduler, sent: list[str], elected: Elected
+) -> None:
+    elected.win()
+    scheduler.tick()
+    often = scheduler.schedule["often"]
+    often.last_run_at = often.default_now() - timedelta(seconds=often.schedule.seconds - 0.009)
+    scheduler._heap = None
+    sent.clear()
+    left_s = scheduler.tick()
+    assert sent or left_s > 0, "it would tick again at once, and again, for what is left"
+
+
 def test_a_beat_that_is_elected_again_leaves_what_fell_due_in_between(
     scheduler: ElectedScheduler, sent: list[str], elected: Elected
 ) -> None:
