@@ -43,16 +43,22 @@ def carry_out(store: Store, change: Change) -> None:
 
 
 def find_worker(store: Store, name: str) -> WorkerView:
-    """A live worker by its name, its id, or the beginning of its id. Raises `NotFound`, `InvalidInput`."""
+    """A live worker by its name, the part of it before the ``@``, its id, or the beginning of its id.
+
+    Raises `NotFound`, `InvalidInput`.
+    """
     live = store.workers.views()
-    found = [v for v in live if v.worker.name == name] or [
-        v for v in live if str(v.worker.id).startswith(name.lower())
-    ]
+    found = (
+        [v for v in live if v.worker.name == name]
+        or [v for v in live if v.worker.name.partition("@")[0] == name]
+        or [v for v in live if str(v.worker.id).startswith(name.lower())]
+    )
     if not found:
         names = ", ".join(sorted(v.worker.name for v in live)) or "none"
         raise NotFound(f"no worker {name!r}; alive are: {names}")
     if len(found) > 1:
-        raise InvalidInput(f"{name!r} means {len(found)} workers; give more of the id")
+        meant = ", ".join(f"{v.worker.name} ({v.worker.id})" for v in found)
+        raise InvalidInput(f"{name!r} means {len(found)} workers; give the whole name or the id: {meant}")
     return found[0]
 
 

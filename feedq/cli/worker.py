@@ -53,7 +53,7 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
 @json_option
 @pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
-    """One worker, by name or by the beginning of its id, with its feeds.
+    """One worker, by its name, the part before the @, its id or the beginning of it, with its feeds.
 
     \b
     Example:

@@ -292,10 +292,10 @@ def test_a_sweep_runs_once_an_interval(store: MemoryStore) -> None:
 # -- verbs -------------------------------------------------------------------------------------------
 
 
-def test_a_worker_is_found_by_name_by_id_and_by_the_beginning_of_its_id(store: MemoryStore) -> None:
+def test_a_worker_is_found_by_name_by_id_and_by_the_beginning_of_either(store: MemoryStore) -> None:
     a = add_worker(store, "a@host", number=0xA << 124)
     add_worker(store, "b@host", number=0xB << 124)
-    for name in ("a@host", str(a.id), str(a.id)[:5], str(a.id).upper()):
+    for name in ("a@host", "a", str(a.id), str(a.id)[:5], str(a.id).upper()):
         assert find_worker(store, name).worker.id == a.id
 
 
@@ -311,11 +311,20 @@ def test_a_gone_worker_is_not_found(store: MemoryStore) -> None:
         find_worker(store, "a")
 
 
-def test_a_name_that_means_two_workers_is_refused(store: MemoryStore) -> None:
-    add_worker(store, "a")
-    add_worker(store, "a")
-    with pytest.raises(InvalidInput, match="2 workers"):
+@pytest.mark.parametrize("names", [("a", "a"), ("a@host", "a@other")])
+def test_a_name_that_means_two_workers_is_refused_and_both_are_named(
+    store: MemoryStore, names: tuple[str, str]
+) -> None:
+    for name in names:
+        add_worker(store, name)
+    with pytest.raises(InvalidInput, match=f"2 workers.*{names[0]}.*{names[1]}"):
         find_worker(store, "a")
+
+
+def test_a_whole_name_goes_before_the_beginning_of_another(store: MemoryStore) -> None:
+    whole = add_worker(store, "a")
+    add_worker(store, "a@host")
+    assert find_worker(store, "a").worker.id == whole.id
 
 
 def test_draining_moves_the_feeds_to_where_there_is_room(store: MemoryStore) -> None:

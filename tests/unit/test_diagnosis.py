@@ -424,11 +424,11 @@ def test_a_feed_in_trouble_is_named_with_its_reason(lease: dict[str, Any], said:
 
 
 def test_a_feed_that_a_worker_was_lost_to_is_named_although_it_is_not_in_quarantine() -> None:
-    view = running("odd", uuid4(), blamed=1, blame="killed, or ended by its own code", blamed_at=NOW)
+    view = running("odd", uuid4(), blamed=1, blame="killed: by a signal, or by its own code", blamed_at=NOW)
     check = found([view], [worker("one")])["lost workers"]
     assert (check.level, check.detail) == (
         Level.WARN,
-        "1 feed had a worker die under it: odd (killed, or ended by its own code)",
+        "1 feed had a worker die under it: odd (killed: by a signal, or by its own code)",
     )
     long_ago = replace(view, lease=replace(view.lease, blamed_at=NOW - timedelta(days=1)))
     assert found([long_ago], [worker("one")])["lost workers"].level is Level.OK
