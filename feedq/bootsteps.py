@@ -54,7 +54,7 @@ from feedq.runtime.supervisor import Supervisor
 from feedq.settings import Settings, settings
 from feedq.store.migrate import require_current
 from feedq.tasks import STREAM_FEED, parse_key, run_reconcile, send_hints, store
-from feedq.telemetry import LogEvent, log
+from feedq.telemetry import LogEvent, log, unavailable
 
 NAME_BYTES_MAX = 255
 """Of a queue, in AMQP."""
@@ -302,13 +302,15 @@ def _watch(s: Settings) -> Watch | None:
 
 def _start(supervisor: Supervisor, s: Settings) -> bool:
     """Start as soon as the database lets us; False when told to stop first."""
+    pause_s = WAIT_FIRST_S
     while wait_for_database(s):
         try:
             supervisor.start()
         except Unavailable as error:
-            # Away again between the look and the registration.
-            logger.warning(LogEvent.DATABASE_AWAY, error=str(error), again_in_s=WAIT_FIRST_S)
-            _sleep(WAIT_FIRST_S)
+            # Away again between the look and the registration, or this role may look and not register.
+            logger.warning(unavailable(error), error=str(error), again_in_s=pause_s)
+            _sleep(pause_s)
+            pause_s = min(2 * pause_s, WAIT_MAX_S)
         else:
             return True
     return False
@@ -329,7 +331,7 @@ def wait_for_database(s: Settings) -> bool:
             raise
         except FeedqError as error:
             if str(error) != said:
-                logger.warning(LogEvent.DATABASE_AWAY, error=str(error), again_in_s=pause_s)
+                logger.warning(unavailable(error), error=str(error), again_in_s=pause_s)
                 said = str(error)
         else:
             if said is not None:

@@ -51,6 +51,10 @@ class Unavailable(FeedqError):
     """A server that feedq needs does not answer."""
 
 
+class PermissionMissing(Unavailable):
+    """The role that feedq connects as may not do this in the control database."""
+
+
 class SchemaBehind(Unavailable):
     """The control database lacks a migration of this release."""
 

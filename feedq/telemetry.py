@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from feedq.errors import PermissionMissing
 from feedq.settings import Settings
 
 
@@ -84,6 +85,7 @@ class LogEvent(StrEnum):
     STOP_OVERDUE = "stream did not stop in time; its socket was cut"
     LEAVE_OVERDUE = "process did not end in time; ended by its hard limit"
     DATABASE_AWAY = "control database does not answer"
+    DATABASE_REFUSES = "control database refuses"
     DATABASE_BACK = "control database answers again"
     SESSION_LOST = "a database session was lost"
     MESSAGE_DROPPED = "stream_feed message dropped"
@@ -258,6 +260,11 @@ _PASSWORD_PARAMETER = re.compile(r"(?P<head>[?&](?:ssl)?passw(?:or)?d=)[^\s&#]*"
 def mask_url(text: str) -> str:
     """``text`` with the password of every URL in it replaced by asterisks."""
     return _PASSWORD_PARAMETER.sub(r"\g<head>***", _PASSWORD.sub(r"\g<head>***", text))
+
+
+def unavailable(error: Exception) -> LogEvent:
+    """What to log when the control database could not be used."""
+    return LogEvent.DATABASE_REFUSES if isinstance(error, PermissionMissing) else LogEvent.DATABASE_AWAY
 
 
 def log(name: str) -> structlog.stdlib.BoundLogger:

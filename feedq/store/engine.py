@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Invalidate
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
-from feedq.errors import InvalidInput, SchemaBehind, Unavailable
+from feedq.errors import InvalidInput, PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import settings
 from feedq.telemetry import mask_url
 
@@ -194,7 +194,7 @@ def translate_errors(url: str) -> Iterator[None]:
         if error.connection_invalidated or code == READ_ONLY:
             raise Unavailable(_explain(url, error)) from error
         if code == INSUFFICIENT_PRIVILEGE:
-            raise Unavailable(
+            raise PermissionMissing(
                 f"{_explain(url, error)}; `feedq db grants` says what each role may, `feedq db upgrade` gives it"
             ) from error
         if code in (UNDEFINED_TABLE, UNDEFINED_COLUMN):

@@ -12,7 +12,7 @@ import pytest
 from psycopg2 import errors
 
 from feedq.embedded.postgres import Postgres
-from feedq.errors import FeedqError
+from feedq.errors import FeedqError, PermissionMissing
 from feedq.model import FeedSpec, NewWorker
 from feedq.store import grants, migrate
 from feedq.store.grants import Right, Role
@@ -95,6 +95,15 @@ def test_each_role_may_do_what_is_said_of_it_and_nothing_else(url: str, role: Ro
 def test_only_the_operator_changes_what_a_feed_is(url: str, role: str) -> None:
     with pytest.raises(errors.InsufficientPrivilege):
         ask(url_of(url, role), DECLARE)
+
+
+def test_a_worker_with_the_role_of_another_is_told_what_it_may_not_and_what_to_do(url: str) -> None:
+    store = PostgresStore(url_of(url, Role.OPERATOR))
+    try:
+        with pytest.raises(PermissionMissing, match=r"permission denied.*worker.*feedq db grants"):
+            store.workers.register(NewWorker(uuid4(), "w1", "node.w1", 1, "h", 1, "0"), ttl_s=5)
+    finally:
+        store.close()
 
 
 def test_a_sink_makes_its_own_tables_and_knows_nothing_of_the_control_tables(url: str) -> None:

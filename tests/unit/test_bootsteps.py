@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from celery.worker import state as worker_state
+from structlog.testing import capture_logs
 
 from feedq import bootsteps
-from feedq.errors import InvalidInput, SchemaBehind, Unavailable
+from feedq.errors import InvalidInput, PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import Settings
 from feedq.tasks import STREAM_FEED
 
@@ -27,14 +28,14 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Starting:
     """A supervisor that cannot register at first."""
 
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
+    def __init__(self, failures: int, error: type[Unavailable] = Unavailable) -> None:
+        self.failures, self.error = failures, error
         self.started = False
 
     def start(self) -> None:
         if self.failures:
             self.failures -= 1
-            raise Unavailable("for the test")
+            raise self.error("for the test")
         self.started = True
 
 
@@ -45,6 +46,17 @@ def test_a_database_that_is_away_again_at_the_registration_is_waited_for(
     supervisor: Any = Starting(3)
     assert bootsteps._start(supervisor, SETTINGS)
     assert supervisor.started
+
+
+def test_a_role_that_may_not_register_is_told_so_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(bootsteps, "require_current", lambda _: None)
+    monkeypatch.setattr(bootsteps, "_sleep", pauses.append)
+    supervisor: Any = Starting(5, PermissionMissing)
+    with capture_logs() as logs:
+        assert bootsteps._start(supervisor, SETTINGS)
+    assert {line["event"] for line in logs} == {"control database refuses"}
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 5.0]
 
 
 def test_whoever_is_told_to_stop_does_not_wait_for_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
