@@ -27,6 +27,8 @@ SETTINGS: Mapping[str, str] = {
     "unix_socket_directories": "",
     "max_connections": "200",
     "shared_buffers": "64MB",
+    # In the data directory: /dev/shm is small in a container, and keeps what a killed server had there.
+    "dynamic_shared_memory_type": "mmap",
     "password_encryption": "scram-sha-256",
     "timezone": "UTC",
     "log_timezone": "UTC",

@@ -107,6 +107,12 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     return [p for p in {*roots, *children} if p.pid != os.getpid()]
 
 
+def test_the_shared_memory_of_postgresql_lies_in_its_data_directory(started: Server) -> None:
+    """So nothing of a server that was killed stays anywhere else."""
+    if isinstance(started, Postgres):
+        assert list(started.data_dir.glob("pg*/pg_dynshmem/mmap.*"))
+
+
 def test_what_was_written_survives_a_restart_and_a_kill_on_the_same_port(started: Server) -> None:
     port, pid = started.port, started.pid
     remember(started)
