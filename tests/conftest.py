@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
+from feedq.testing.loopback import run_on
 
 # No deadline: how long an example takes says more about the machine's other work than about the code.
 settings.register_profile("feedq", deadline=None, max_examples=50, print_blob=True)
@@ -25,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.servers)
+
+
+@pytest.fixture
+def run() -> Callable[[Coroutine[Any, Any, None]], None]:
+    """A new event loop of the kind that workers use."""
+    return partial(run_on, uvloop.new_event_loop)
 
 
 @pytest.fixture(scope="session")

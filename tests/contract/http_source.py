@@ -7,26 +7,19 @@ import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
-import pytest
-import uvloop
 
 from feedq.connectors.base import Connector, Context, open_stream
 from feedq.errors import FeedqError
 from feedq.model import JSON, Batch
 from feedq.permission import DEFAULT, Permissions
-from feedq.testing.loopback import PATIENCE_S, RecordingGuard, run_on
+from feedq.testing.loopback import PATIENCE_S, RecordingGuard
 from tests.fakes.clock import ManualClock
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-on_both_loops = pytest.mark.parametrize(
-    "run", [partial(run_on, loop) for loop in LOOPS.values()], ids=list(LOOPS)
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
-import uvloop
 
 from feedq.connectors.redis import RedisConnector
 from feedq.embedded.valkey import Valkey
 from feedq.telemetry import LogEvent
-from feedq.testing.loopback import run_on
 from feedq.testing.relay import Relay
 from feedq.testing.tenure import Tenure
 
 DATABASE = 8
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 class Source:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -300,21 +301,32 @@ def test_a_connector_with_a_fault_is_found_out(fault: str) -> None:
     faulty = type("Faulty", (sound,), {"faults": frozenset({fault})})
     suite = type("Suite", (Acknowledged if acknowledges else Numbered,), {"kind": faulty})()
     with pytest.raises((AssertionError, TimeoutError, ExceptionGroup)):
-        getattr(suite, f"test_{FAULTS[fault]}")(LOOPS["asyncio"])
+        getattr(suite, f"test_{FAULTS[fault]}")(LOOPS["uvloop"])
     gc.collect()  # what a fault has left behind is not the next test's
 
 
-def test_what_is_left_out_is_named() -> None:
-    class Asked:
-        function = Numbered.test_nothing_is_acknowledged_before_it_is_committed
-        runs: ClassVar[dict[str, Any]] = {}
+@pytest.mark.parametrize(
+    ("function", "runs"),
+    [
+        (Numbered.test_all_records_come_in_order_and_once, LOOPS),
+        (Numbered.test_it_stops_while_it_waits, {"uvloop": LOOPS["uvloop"]}),
+        (
+            Numbered.test_nothing_is_acknowledged_before_it_is_committed,
+            {"left out: acknowledges": leave_out},
+        ),
+    ],
+)
+def test_each_test_runs_on_the_loop_of_workers_or_is_named_as_left_out(
+    function: Any, runs: dict[str, Any]
+) -> None:
+    asked: dict[str, Any] = {}
 
-        def parametrize(self, _: str, values: list[Any], *, ids: list[str]) -> None:
-            self.runs.update(zip(ids, values, strict=True))
+    def parametrize(_: str, values: list[Any], *, ids: list[str]) -> None:
+        asked.update(zip(ids, values, strict=True))
 
-    asked: Any = Asked()
-    Numbered().pytest_generate_tests(asked)
-    assert asked.runs == {"left out: acknowledges": leave_out}
+    metafunc: Any = SimpleNamespace(function=function, parametrize=parametrize)
+    Numbered().pytest_generate_tests(metafunc)
+    assert asked == runs
 
 
 def test_only_the_suite_itself_needs_pytest() -> None:

@@ -11,30 +11,23 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from feedq.connectors.base import parse_options
 from feedq.connectors.exec import ExecConnector
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
 from feedq.model import JSON
 from feedq.permission import Permissions
-from feedq.testing.loopback import PATIENCE_S, run_on, until
+from feedq.testing.loopback import PATIENCE_S, until
 from feedq.testing.stage import pull
 from feedq.testing.tenure import SECRET, Tenure
 
 SHELL = "/bin/sh"
 ALLOWED = Permissions(programs=(SHELL, sys.executable))
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 def shell(script: str, **source: Any) -> Tenure:

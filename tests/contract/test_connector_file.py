@@ -7,14 +7,12 @@ import os
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-import uvloop
 from structlog.testing import capture_logs
 
 from feedq.connectors.base import parse_options
@@ -22,18 +20,13 @@ from feedq.connectors.file import FileConnector
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
 from feedq.model import Batch
 from feedq.telemetry import LogEvent
-from feedq.testing.loopback import PATIENCE_S, run_on, until
+from feedq.testing.loopback import PATIENCE_S, until
 from feedq.testing.stage import pull
 from feedq.testing.tenure import Tenure
 
 FAST = {"poll_interval_s": 0.01, "rotate_wait_s": 0.05, "missing_timeout_s": 0.2, "format": "text"}
 PAD = b"x" * 60
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 def append(path: Path, *records: bytes) -> None:

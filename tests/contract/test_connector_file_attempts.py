@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 
 from feedq.errors import SourceSilent, SourceUnavailable
-from feedq.testing.loopback import run_on
 from tests.contract.test_connector_file import Run, append, numbered, read_until, tenure_of
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 def test_a_file_that_comes_between_two_attempts_is_read_from_its_beginning(run: Run, tmp_path: Path) -> None:

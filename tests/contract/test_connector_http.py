@@ -23,13 +23,11 @@ from tests.contract.http_source import (
     answer,
     chunk,
     head,
-    on_both_loops,
     read_request,
     records_of,
 )
 
 LINES = b"".join(b'{"seq": %d}\n' % n for n in range(1, 101))
-pytestmark = on_both_loops
 
 
 def url(port: int, target: str = "/orders") -> str:

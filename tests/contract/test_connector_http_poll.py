@@ -21,15 +21,11 @@ from tests.contract.http_source import (
     head,
     in_turn,
     items,
-    on_both_loops,
     read_request,
     records_of,
     seqs,
     url,
 )
-
-pytestmark = on_both_loops
-
 
 # -- answers that do not change ------------------------------------------------------------------------
 

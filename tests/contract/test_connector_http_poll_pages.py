@@ -22,14 +22,11 @@ from tests.contract.http_source import (
     Run,
     answer,
     items,
-    on_both_loops,
     read_request,
     records_of,
     seqs,
     url,
 )
-
-pytestmark = on_both_loops
 
 
 async def crash_anywhere(make: Callable[[], Api], expected: Sequence[int], **source: Any) -> None:

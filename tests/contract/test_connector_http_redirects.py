@@ -22,12 +22,10 @@ from tests.contract.http_source import (
     Run,
     answer,
     head,
-    on_both_loops,
     read_request,
     records_of,
 )
 
-pytestmark = on_both_loops
 LINE = b'{"seq": 1}\n'
 SECRETS = {"token": "s3cret"}
 

@@ -5,26 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
-import uvloop
 
 from feedq.connectors.mqtt import MqttConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.testing.loopback import run_on, serving, until
+from feedq.testing.loopback import serving, until
 from feedq.testing.stage import pull
 from feedq.testing.tenure import Tenure
 from tests.contract.mqtt_broker import ScriptedBroker
 from tests.contract.mqtt_packets import CONNACK, PUBLISH, packet, text
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 def tenure_of(port: int, **options: Any) -> Tenure:

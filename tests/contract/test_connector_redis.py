@@ -14,9 +14,9 @@ from feedq.embedded.valkey import Valkey
 from feedq.errors import SourceUnavailable
 from feedq.testing.stage import pull
 from tests.contract.erratic import ErraticWorker
-from tests.contract.redis_source import Run, Source, gaps, relayed, run, source
+from tests.contract.redis_source import Run, Source, gaps, relayed, source
 
-__all__ = ["run", "source"]
+__all__ = ["source"]
 
 
 # -- positions -------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.loopback import serving
 from feedq.testing.stage import pull
 from feedq.testing.tenure import Tenure
-from tests.contract.redis_source import Run, Source, run, source
+from tests.contract.redis_source import Run, Source, source
 
-__all__ = ["run", "source"]
+__all__ = ["source"]
 
 
 @pytest.mark.parametrize(

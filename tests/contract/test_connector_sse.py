@@ -24,12 +24,10 @@ from tests.contract.http_source import (
     answer,
     chunk,
     head,
-    on_both_loops,
     read_request,
     records_of,
 )
 
-pytestmark = on_both_loops
 EVENTS = {"content_type": "text/event-stream"}
 Send = Callable[[bytes], Awaitable[None]]
 

@@ -6,11 +6,9 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 import pytest
-import uvloop
 
 from feedq.connectors.wire.dialing import dial
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
@@ -18,18 +16,12 @@ from tests.contract.loopback import (
     Harness,
     records_of,
     reset,
-    run_on,
     serving,
     until_closed,
 )
 
 HELLO = r'{"feed": {name}, "from": {cursor}}\n'
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 def url(port: int) -> str:

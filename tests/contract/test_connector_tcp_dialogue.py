@@ -5,22 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import pytest
-import uvloop
 
 from feedq.connectors.wire.connection import UNSENT_BYTES_MAX
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from tests.contract.loopback import PATIENCE_S, Harness, records_of, run_on, serving, until_closed
+from tests.contract.loopback import PATIENCE_S, Harness, records_of, serving, until_closed
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 def url(port: int) -> str:

@@ -9,11 +9,9 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import pytest
-import uvloop
 
 from feedq.connectors.base import Context
 from feedq.connectors.tcp import TcpOptions
@@ -22,18 +20,12 @@ from feedq.errors import SourceUnavailable
 from tests.contract.loopback import (
     PATIENCE_S,
     Harness,
-    run_on,
     serving,
     until,
     until_closed,
 )
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 def url(port: int) -> str:

@@ -8,25 +8,18 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
-import uvloop
 from cryptography.hazmat.primitives import serialization
 
 from feedq.connectors.wire.tls import TlsFiles, client_context
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from tests.contract.loopback import PATIENCE_S, Harness, records_of, run_on, serving, until, until_closed
+from tests.contract.loopback import PATIENCE_S, Harness, records_of, serving, until, until_closed
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 class Certificates:

@@ -8,19 +8,17 @@ import logging
 import ssl
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
-import uvloop
 
 from feedq.connectors.protocol.websocket import websocket_connection as websocket_connection
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.model import JSON
-from feedq.testing.loopback import PATIENCE_S, run_on, serving, until_closed
+from feedq.testing.loopback import PATIENCE_S, serving, until_closed
 from feedq.testing.tenure import SECRET, Tenure
 from tests.contract.websocket_server import (
     BINARY,
@@ -38,11 +36,6 @@ from tests.contract.websocket_server import (
 )
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 def tenure(port: int, path: str = "/", *, after: JSON = None, **source: Any) -> Tenure:

@@ -8,15 +8,13 @@ import time
 import zlib
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import pytest
-import uvloop
 
 from feedq.connectors.protocol.websocket.websocket_connection import Websocket
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
-from feedq.testing.loopback import PATIENCE_S, reset, run_on, serving, until_closed
+from feedq.testing.loopback import PATIENCE_S, reset, serving, until_closed
 from feedq.testing.tenure import SECRET
 from tests.contract.test_connector_websocket import read_from, tenure
 from tests.contract.websocket_server import (
@@ -34,11 +32,6 @@ from tests.contract.websocket_server import (
 )
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 # -- refused -------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import uvloop
 
 from feedq.clock import SystemClock
 from feedq.connectors.base import Context
@@ -20,11 +19,6 @@ from feedq.testing.loopback import RecordingGuard, refusing, run_on, serving, un
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 HOST = "feeds.example"
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 @pytest.fixture

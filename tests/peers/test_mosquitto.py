@@ -6,20 +6,18 @@ import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
-import uvloop
 from structlog.testing import capture_logs
 
 from feedq.connectors.mqtt import MqttConnector
 from feedq.connectors.records.messages import name_at_source
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry import LogEvent
-from feedq.testing.loopback import run_on, until
+from feedq.testing.loopback import until
 from feedq.testing.relay import Relay
 from feedq.testing.stage import pull
 from feedq.testing.tenure import Tenure
@@ -31,11 +29,6 @@ FEED = "acme/orders"
 CLIENT_ID = name_at_source("conformance", FEED)
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 @pytest.fixture(params=["5", "3.1.1"])

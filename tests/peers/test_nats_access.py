@@ -21,9 +21,7 @@ from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.testing.tenure import SECRET
 from tests.peers.nats import nats_server, publish, publishing
 from tests.peers.servers import PeerServer
-from tests.peers.test_nats_server import Run, run, stream_on, tenure_of
-
-__all__ = ["run"]
+from tests.peers.test_nats_server import Run, stream_on, tenure_of
 
 USER = {"username": "feeds", "password": "{password}", "secrets": {"password": "${env:NATS_PASSWORD}"}}
 

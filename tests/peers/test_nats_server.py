@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy
 from structlog.testing import capture_logs
@@ -19,7 +17,7 @@ from feedq.connectors.nats import NatsConnector
 from feedq.connectors.protocol.nats import consumer as nats_consumer
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry import REGISTRY, LogEvent
-from feedq.testing.loopback import run_on, until
+from feedq.testing.loopback import until
 from feedq.testing.relay import Relay
 from feedq.testing.stage import pull
 from feedq.testing.tenure import Tenure
@@ -30,11 +28,6 @@ from tests.peers.servers import PeerServer
 FEED = "acme/orders"
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    return partial(run_on, request.param)
 
 
 @pytest.fixture
