@@ -35,7 +35,7 @@ from feedq.runtime.serial_executor import SerialExecutor
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, LivenessCheck
 from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile, wake_later
-from feedq.telemetry import LogEvent, log, unavailable
+from feedq.telemetry import LogEvent, database_event, log
 
 CAMPAIGN_S = 0.2
 """A killed leader is replaced at once by a beat that waits for its end; by one that cannot, within this, plus
@@ -145,7 +145,7 @@ class ElectionCandidate(Thread):
                 # to come back.
                 self._look_after = monotonic() + self._settings.ttl_s
                 if not said_away:
-                    logger.warning(unavailable(error), where="beat", error=str(error))
+                    logger.warning(database_event(error), where="beat", error=str(error))
                 said_away = True
             except Exception:
                 logger.exception(LogEvent.UNEXPECTED, where="beat")

@@ -54,7 +54,7 @@ from feedq.runtime.supervisor import Supervisor
 from feedq.settings import Settings, settings
 from feedq.store.migrate import require_current
 from feedq.tasks import STREAM_FEED, parse_key, run_reconcile, send_hints, store
-from feedq.telemetry import LogEvent, log, unavailable
+from feedq.telemetry import LogEvent, database_event, log
 
 NAME_BYTES_MAX = 255
 """Of a queue, in AMQP."""
@@ -308,7 +308,7 @@ def _start(supervisor: Supervisor, s: Settings) -> bool:
             supervisor.start()
         except Unavailable as error:
             # Away again between the look and the registration, or this role may look and not register.
-            logger.warning(unavailable(error), error=str(error), again_in_s=pause_s)
+            logger.warning(database_event(error), error=str(error), again_in_s=pause_s)
             _sleep(pause_s)
             pause_s = min(2 * pause_s, WAIT_MAX_S)
         else:
@@ -331,7 +331,7 @@ def wait_for_database(s: Settings) -> bool:
             raise
         except FeedqError as error:
             if str(error) != said:
-                logger.warning(unavailable(error), error=str(error), again_in_s=pause_s)
+                logger.warning(database_event(error), error=str(error), again_in_s=pause_s)
                 said = str(error)
         else:
             if said is not None:

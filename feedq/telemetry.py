@@ -262,7 +262,7 @@ def mask_url(text: str) -> str:
     return _PASSWORD_PARAMETER.sub(r"\g<head>***", _PASSWORD.sub(r"\g<head>***", text))
 
 
-def unavailable(error: Exception) -> LogEvent:
+def database_event(error: Exception) -> LogEvent:
     """What to log when the control database could not be used."""
     return LogEvent.DATABASE_REFUSES if isinstance(error, PermissionMissing) else LogEvent.DATABASE_AWAY
 

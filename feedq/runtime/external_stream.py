@@ -34,7 +34,7 @@ from feedq.runtime.start_limiter import StartLimiter
 from feedq.runtime.throttling import Pacing
 from feedq.settings import Settings
 from feedq.store.base import Followed, Store
-from feedq.telemetry import LogEvent, log, unavailable
+from feedq.telemetry import LogEvent, database_event, log
 
 RELEASE_TRIES = 8
 RELEASE_RETRY_S = 0.25
@@ -177,7 +177,7 @@ class _Tenure:
                         pacing.share(await asyncio.to_thread(self._store.leases.running_of, tenants))
                 self._heed(runner, await asyncio.to_thread(self._store.leases.follow, runner.key), sent_at)
             except Unavailable as error:
-                logger.warning(unavailable(error), where="tenure", error=str(error))
+                logger.warning(database_event(error), where="tenure", error=str(error))
             except Exception:
                 # Whoever stops following is suspended for good, with the lease still held.
                 logger.exception(LogEvent.UNEXPECTED, where="tenure", feed=runner.feed.name)
@@ -216,7 +216,7 @@ def _release(store: Store, worker_id: UUID, release: Release) -> None:
         try:
             store.leases.release(worker_id, [release])
         except Unavailable as error:
-            logger.warning(unavailable(error), where="release", error=str(error))
+            logger.warning(database_event(error), where="release", error=str(error))
             sleep(RELEASE_RETRY_S)
         else:
             return

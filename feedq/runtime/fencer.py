@@ -22,7 +22,7 @@ from uuid import UUID
 from feedq.errors import FeedqError, SinkUnavailable
 from feedq.runtime.writer import Outage
 from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
-from feedq.telemetry import LogEvent, log, unavailable
+from feedq.telemetry import LogEvent, database_event, log
 
 GROUP_MAX = 1_000
 """Feeds a statement: a cold start of thousands is a handful of statements, none of them long."""
@@ -181,7 +181,7 @@ class Fencer:
             return self._gone_workers(owners)
         except FeedqError as error:
             # The others of the group have been fenced and shall hear so; these ask again in a moment.
-            logger.warning(unavailable(error), where="fencer", error=str(error))
+            logger.warning(database_event(error), where="fencer", error=str(error))
             return set()
 
     def _close(self) -> None:

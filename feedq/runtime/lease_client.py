@@ -19,7 +19,7 @@ from uuid import UUID
 from feedq.errors import FeedqError, Unavailable
 from feedq.model import Claim, FeedKey, Progress, Release
 from feedq.store.base import Store
-from feedq.telemetry import LogEvent, log, unavailable
+from feedq.telemetry import LogEvent, database_event, log
 
 GROUP_MAX = 2_000
 """Requests a statement."""
@@ -203,7 +203,7 @@ class LeaseClient:
                 job()
             except Unavailable as error:
                 if not away:
-                    logger.warning(unavailable(error), where="desk", error=str(error))
+                    logger.warning(database_event(error), where="desk", error=str(error))
                 elif self._closing.is_set():
                     # The process must leave, and the rest would fare no better.
                     self._stopping.set()

@@ -27,7 +27,7 @@ from feedq.runtime.stall import LOOK_S
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.base import Listener, Store, WorkerSession
 from feedq.store.channels import NotifyReason
-from feedq.telemetry import HEARTBEAT_SECONDS, LogEvent, log, unavailable
+from feedq.telemetry import HEARTBEAT_SECONDS, LogEvent, database_event, log
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 1.0
@@ -323,7 +323,7 @@ class LeaseKeeper:
         try:
             return self.beat()
         except FeedqError as error:
-            logger.warning(unavailable(error), where="keeper", error=str(error))
+            logger.warning(database_event(error), where="keeper", error=str(error))
         except Exception as error:
             logger.exception(LogEvent.UNEXPECTED, where="keeper")
             self._drop_session()

@@ -21,7 +21,7 @@ from feedq.runtime.jobs.context import TIMED_OUT, RunContext
 from feedq.schedule.model import ClaimedRun, Finish, RunState
 from feedq.store.base import Store
 from feedq.store.jobs.base import Offer, Runs
-from feedq.telemetry import RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, log, unavailable
+from feedq.telemetry import RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, database_event, log
 
 FOLLOW_S = 0.5
 TELL_MAX_S = 600.0
@@ -108,7 +108,7 @@ class _Followed:
                     self._context.cancel("it was cancelled, or taken away from this worker")
                     return
             except Unavailable as error:
-                logger.warning(unavailable(error), where="run", error=str(error))
+                logger.warning(database_event(error), where="run", error=str(error))
 
     def _tell(self, finish: Finish) -> None:
         """Raises nothing: what cannot be told ends long after its time-out, or with the worker."""
@@ -122,7 +122,7 @@ class _Followed:
                         LogEvent.RUN_TAKEN_AWAY, run=self._run.correlation_id, why="its end was rejected"
                     )
             except Unavailable as error:
-                logger.warning(unavailable(error), where="run", error=str(error))
+                logger.warning(database_event(error), where="run", error=str(error))
                 sleep(TELL_RETRY_S)
             else:
                 return

@@ -35,7 +35,7 @@ from feedq.runtime.jobs.share import Identity, Share
 from feedq.runtime.jobs.threads import JobThreads
 from feedq.schedule.model import ClaimedRun, Finish, RunState
 from feedq.store.jobs.base import Offer, Runs
-from feedq.telemetry import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, log, unavailable
+from feedq.telemetry import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, database_event, log
 
 HINTS_MAX = 1_000
 """Runs that the worker was told of and has not asked for yet; beyond, it learns of them by its own look."""
@@ -222,7 +222,7 @@ class Slots:
                 self.turn()
             except Unavailable as error:
                 if not self._said_away:
-                    logger.warning(unavailable(error), where="jobs", error=str(error))
+                    logger.warning(database_event(error), where="jobs", error=str(error))
                 self._said_away = True
                 self._again_later()
             except Exception:

@@ -27,7 +27,7 @@ from feedq.runtime.jobs.share import Identity, Share
 from feedq.runtime.outbox import Outbox
 from feedq.schedule.model import Finish, Hint, RunState
 from feedq.store.jobs.base import Runs
-from feedq.telemetry import RUNS_FIRED, LogEvent, log, unavailable
+from feedq.telemetry import RUNS_FIRED, LogEvent, database_event, log
 
 FIRED_PER_LOOK = 500
 """Schedules that one look fires. More of them make its transaction longer, and others have to wait for its
@@ -195,7 +195,7 @@ class Ticker:
             except Unavailable as error:
                 self._served_since = monotonic()
                 if not is_away:
-                    logger.warning(unavailable(error), where="ticker", error=str(error))
+                    logger.warning(database_event(error), where="ticker", error=str(error))
                 is_away, pause_s = True, AWAY_S * self._rng.uniform(0.5, 1.0)
             except Exception:
                 logger.exception(LogEvent.UNEXPECTED, where="ticker")
