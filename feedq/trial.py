@@ -30,7 +30,7 @@ from feedq.permission import Permissions
 from feedq.runtime.sockets import Sockets
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
-from feedq.sinks.base import FeedWrite, Landing, RowPreview, Sink, landing_of, load_sink, parse_sink
+from feedq.sinks.base import FeedWrite, Landing, Preview, Sink, landing_of, load_sink, parse_sink
 from feedq.sinks.cursors import cursor_text
 from feedq.telemetry import mask_url
 
@@ -65,7 +65,7 @@ class Trial:
     """What came of it."""
 
     steps: list[TrialStep] = field(default_factory=list)
-    records: list[RowPreview] = field(default_factory=list)
+    records: list[Preview] = field(default_factory=list)
     """The first records, and how they would land; without columns when the sink could not be asked."""
     cursor: JSON = None
     """Where the source would be resumed after these."""
@@ -284,8 +284,8 @@ def _first(batches: tuple[Batch, ...], records: int) -> tuple[Batch, ...]:
     )
 
 
-def _previews(sink: Sink | None, write: FeedWrite, trial: Trial) -> list[RowPreview]:
-    plain = [RowPreview(record, {}) for batch in write.batches for record in batch.split()]
+def _previews(sink: Sink | None, write: FeedWrite, trial: Trial) -> list[Preview]:
+    plain = [Preview(record, {}) for batch in write.batches for record in batch.split()]
     if sink is None:
         return plain
     try:
@@ -297,9 +297,9 @@ def _previews(sink: Sink | None, write: FeedWrite, trial: Trial) -> list[RowPrev
     return plain
 
 
-def _masked(preview: RowPreview, masker: Masker) -> RowPreview:
+def _masked(preview: Preview, masker: Masker) -> Preview:
     """A source may send back what it was told."""
-    return RowPreview(
+    return Preview(
         masker.mask(preview.record.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape"),
         {name: None if text is None else masker.mask(text) for name, text in preview.columns.items()},
         None if preview.error is None else masker.mask(preview.error),

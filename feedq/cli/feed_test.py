@@ -14,7 +14,7 @@ from feedq.cli.output import styled_step, write_json
 from feedq.cli.views import compact
 from feedq.errors import InvalidInput, NotFound
 from feedq.model import JSON, FeedSpec
-from feedq.sinks.base import RowPreview
+from feedq.sinks.base import Preview
 from feedq.wording import printable
 
 VALUE_WIDTH = 100
@@ -114,7 +114,7 @@ def _cursor(text: str | None) -> JSON:
     return cursor
 
 
-def _document(preview: RowPreview) -> dict[str, Any]:
+def _document(preview: Preview) -> dict[str, Any]:
     return {
         "record": preview.record.decode("utf-8", "replace"),
         "columns": dict(preview.columns),
@@ -122,7 +122,7 @@ def _document(preview: RowPreview) -> dict[str, Any]:
     }
 
 
-def _write(number: int, preview: RowPreview) -> None:
+def _write(number: int, preview: Preview) -> None:
     click.echo(f"\n{number}. {_short(preview.record.decode('utf-8', 'backslashreplace'))}")
     width = max(map(len, preview.columns), default=0)
     for column, text in preview.columns.items():

@@ -263,7 +263,7 @@ class Sink(Protocol):
     def check(self, landing: Landing) -> str | None:
         """Why the landing cannot work; None when it can. Writes nothing. Raises `SinkUnavailable`."""
 
-    def preview(self, write: FeedWrite) -> list[RowPreview]:
+    def preview(self, write: FeedWrite) -> list[Preview]:
         """How the records would land, in order. Writes nothing, and needs no fence. Raises `SinkUnavailable`,
         and `InvalidInput` when `check` would complain."""
 
@@ -355,7 +355,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class RowPreview:
+class Preview:
     """How a record would land: its columns as texts (None is NULL), or why it would be refused."""
 
     record: bytes

@@ -28,8 +28,8 @@ from feedq.sinks.base import (
     FenceOutcome,
     FenceRequest,
     Landing,
+    Preview,
     Replayed,
-    RowPreview,
     Taking,
     Unusable,
     Written,
@@ -201,7 +201,7 @@ class PostgresSink:
 
         return self._read(check)
 
-    def preview(self, write: FeedWrite) -> list[RowPreview]:
+    def preview(self, write: FeedWrite) -> list[Preview]:
         """How the records would land. Writes nothing. Raises `SinkUnavailable`, `InvalidInput`."""
         try:
             return self._read(lambda session, catalog: preview(session, catalog, write))

@@ -13,7 +13,7 @@ from typing import Final
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.model import Batch
 from feedq.sinks.attempt import NotNow, attempt
-from feedq.sinks.base import FeedWrite, Landing, Replayed, RowPreview
+from feedq.sinks.base import FeedWrite, Landing, Preview, Replayed
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.isolate import FailedAttempt, LandingBroken, isolate
 from feedq.sinks.jsontext import UnreadableRecord
@@ -61,7 +61,7 @@ def replay(
     return Replayed(len(landed), refused)
 
 
-def preview(session: SinkSession, catalog: Catalog, write: FeedWrite) -> list[RowPreview]:
+def preview(session: SinkSession, catalog: Catalog, write: FeedWrite) -> list[Preview]:
     """Land each record by itself in a transaction that is rolled back. Raises `InvalidInput`.
 
     What the catalog knows afterwards was true inside that transaction only.
@@ -93,13 +93,13 @@ def _begin(session: SinkSession) -> None:
     session.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
 
-def _preview(session: SinkSession, plan: CopyPlan, suspect: SuspectRecord) -> RowPreview:
+def _preview(session: SinkSession, plan: CopyPlan, suspect: SuspectRecord) -> Preview:
     try:
         columns = plan.texts(suspect)
     except UnreadableRecord as unreadable:
-        return RowPreview(suspect.record, {}, str(unreadable))
+        return Preview(suspect.record, {}, str(unreadable))
     refusal = attempt(session, plan, lambda: plan.land_singly(session, [suspect]))
-    return RowPreview(suspect.record, columns, None if refusal is None else refusal.error)
+    return Preview(suspect.record, columns, None if refusal is None else refusal.error)
 
 
 def _plan(catalog: Catalog, landing: Landing) -> CopyPlan:

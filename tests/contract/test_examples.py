@@ -15,7 +15,7 @@ from feedq.connectors.base import parse_options
 from feedq.declaration import problems
 from feedq.manifest import Declaration
 from feedq.model import Batch, FeedSpec
-from feedq.sinks.base import FeedWrite, RowPreview, landing_of, parse_sink
+from feedq.sinks.base import FeedWrite, Preview, landing_of, parse_sink
 from feedq.sinks.postgresql import PostgresSink
 
 FEEDS = Path(__file__).parents[2] / "examples" / "feeds"
@@ -76,7 +76,7 @@ def name_of(value: object) -> str:
     return value.name if isinstance(value, Path) else ""
 
 
-def preview(url: str, declaration: Declaration[FeedSpec]) -> RowPreview:
+def preview(url: str, declaration: Declaration[FeedSpec]) -> Preview:
     """How the sample of a feed would land."""
     spec = declaration.spec
     landing = landing_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))

@@ -27,8 +27,8 @@ from feedq.sinks.base import (
     FenceOutcome,
     FenceRequest,
     Landing,
+    Preview,
     Replayed,
-    RowPreview,
     Sink,
     Superseded,
     Taking,
@@ -199,11 +199,11 @@ class MemorySink:
         self._require()
         return self.tables.unusable.get(landing.table)
 
-    def preview(self, write: FeedWrite) -> list[RowPreview]:
+    def preview(self, write: FeedWrite) -> list[Preview]:
         self._require_usable(write.landing)
         known = {"feed": write.feed, "epoch": str(write.epoch)}
         return [
-            RowPreview(
+            Preview(
                 record, {**known, "payload": record.decode(errors="replace")}, self._refusal(write, record)
             )
             for _, record in _records(write)

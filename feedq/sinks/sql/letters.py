@@ -17,7 +17,7 @@ from sqlalchemy import delete, insert, select, update
 
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.model import JSON, Batch
-from feedq.sinks.base import DeadLetter, FeedWrite, Landing, Replayed, RowPreview
+from feedq.sinks.base import DeadLetter, FeedWrite, Landing, Preview, Replayed
 from feedq.sinks.deadletters import DeadRecord
 from feedq.sinks.isolate import LandingBroken, isolate
 from feedq.sinks.jsontext import UnreadableRecord
@@ -135,7 +135,7 @@ def replay(
     return Replayed(len(landed), refused)
 
 
-def preview(session: SqlSession, plan: InsertPlan, write: FeedWrite, *, lands: bool) -> list[RowPreview]:
+def preview(session: SqlSession, plan: InsertPlan, write: FeedWrite, *, lands: bool) -> list[Preview]:
     """Each record by itself; where it ``lands``, in a transaction that is rolled back. Raises `InvalidInput`."""
     session.set_lock_wait(LOCK_TIMEOUT_S)
     if lands:
@@ -152,16 +152,16 @@ def preview(session: SqlSession, plan: InsertPlan, write: FeedWrite, *, lands: b
         session.rollback()
 
 
-def _preview(session: SqlSession, plan: InsertPlan, suspect: SuspectRecord, *, lands: bool) -> RowPreview:
+def _preview(session: SqlSession, plan: InsertPlan, suspect: SuspectRecord, *, lands: bool) -> Preview:
     try:
         columns = plan.texts(suspect)
     except UnreadableRecord as unreadable:
-        return RowPreview(suspect.record, {}, str(unreadable))
+        return Preview(suspect.record, {}, str(unreadable))
     rows, refused = plan.rows([_alone(suspect)])
     if refused:
-        return RowPreview(suspect.record, columns, refused[0][1])
+        return Preview(suspect.record, columns, refused[0][1])
     refusal = attempt(session, plan, rows) if lands else None
-    return RowPreview(suspect.record, columns, None if refusal is None else refusal.error)
+    return Preview(suspect.record, columns, None if refusal is None else refusal.error)
 
 
 def _land(session: SqlSession, plan: InsertPlan, letters: dict[int, FeedWrite]) -> dict[int, str]:

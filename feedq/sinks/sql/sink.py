@@ -24,8 +24,8 @@ from feedq.sinks.base import (
     FenceOutcome,
     FenceRequest,
     Landing,
+    Preview,
     Replayed,
-    RowPreview,
     Taking,
     Unusable,
     Written,
@@ -175,10 +175,10 @@ class SqlSink:
 
         return self._read(check)
 
-    def preview(self, write: FeedWrite) -> list[RowPreview]:
+    def preview(self, write: FeedWrite) -> list[Preview]:
         """How the records would land. Writes nothing. Raises `SinkUnavailable`, `InvalidInput`."""
 
-        def show(session: SqlSession, catalog: SqlCatalog) -> list[RowPreview]:
+        def show(session: SqlSession, catalog: SqlCatalog) -> list[Preview]:
             landing = write.landing
             exists = catalog.exists(landing)
             # A default table would be made by the first fence; there is nothing to try until then.
