@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from io import BytesIO
 from typing import ClassVar, Final, Literal
 
 import httpx
@@ -188,15 +189,15 @@ class Answer:
         """All of the content. Raises `FeedMisconfigured` if it is larger."""
         declared = self.headers.get("content-length", "")
         is_larger = self._gunzip is None and declared.isdigit() and int(declared[:19]) > bytes_max
-        content = bytearray()
+        content = BytesIO()  # hands over what it holds without a copy
         while not is_larger and (data := await self.receive()):
-            content += data
-            is_larger = len(content) > bytes_max
+            content.write(data)
+            is_larger = content.tell() > bytes_max
         if is_larger:
             raise FeedMisconfigured(
                 f"{self.where}: answer of more than {bytes_max} bytes; raise source.max_response_bytes"
             )
-        return bytes(content)
+        return content.getvalue()
 
     def _unpacking(self) -> Gunzip | None:
         encoding = self.headers.get("content-encoding", "").strip().lower()
