@@ -5,16 +5,20 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PROPERTIES = $(shell grep -l hypothesis tests/unit/test_*.py)
 FAST_TESTS := $(wildcard tests/unit tests/scenarios tests/simulation)
 
 # One virtual environment, one terminal: nothing here gains from -j.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help venv run test peers check bench house docs clean
+.PHONY: help venv run test thorough simulate mutants peers check bench house docs clean
 
 help:
 	@echo 'make run      start everything on this machine with a demo: PostgreSQL, Valkey, workers, beats, Flower'
-	@echo 'make test     all tests, real processes and servers included (about half an hour)'
+	@echo 'make test     all tests, real processes and servers included (about twenty minutes)'
+	@echo 'make thorough the properties of tests/unit with ten times as many examples'
+	@echo 'make simulate 2,000 seeds of faults on fleets in memory; SEED=7 replays one, SECONDS=300 makes it longer'
+	@echo 'make mutants  break the code in a hundred places, one after another, and see that tests notice'
 	@echo 'make peers    the tests against servers of other projects, which have to be installed: see tests/peers'
 	@echo 'make check    format, lint, types, import levels and the fast tests'
 	@echo 'make bench    measure throughput, memory and start-up here; ARGS="--help" says more'
@@ -32,7 +36,16 @@ run: $(INSTALLED)
 	@exec $(RUN)/feedq up --demo $(ARGS)
 
 test: $(INSTALLED)
-	@exec $(RUN)/python -m tests.halves $(ARGS)
+	@exec $(RUN)/python -m tests.parts $(ARGS)
+
+thorough: $(INSTALLED)
+	@$(RUN)/python -m pytest -q --hypothesis-profile=thorough $(PROPERTIES) $(ARGS)
+
+simulate: $(INSTALLED)
+	@exec $(RUN)/python -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+mutants: $(INSTALLED)
+	@exec $(RUN)/python -m tests.mutants $(ARGS)
 
 peers: $(INSTALLED)
 	@$(RUN)/python -m pytest -q --durations=5 tests/peers $(ARGS)

@@ -30,7 +30,7 @@ from feedq.store.postgresql import PostgresStore
 from tests.chaos import effects, storm, ticking
 from tests.cluster import Cluster, wait_until
 from tests.faults import frozen_database
-from tests.nursery import ForkedCluster, Nursery
+from tests.nursery import Nursery
 
 KILLS: Final = 40
 KILL_EVERY_S: Final = 2.5
@@ -64,9 +64,7 @@ def kills(directory: Path, postgres: Postgres, valkey: Valkey) -> Iterator[Figur
     env = {**storm.SETTINGS, "FEEDQ_IMPORTS": storm.IMPORTED}
     with (
         Nursery(directory) as nursery,
-        ForkedCluster(
-            directory, nursery=nursery, database_url=url, broker_url=valkey.url(), env=env
-        ) as cluster,
+        Cluster(directory, database_url=url, broker_url=valkey.url(), env=env, nursery=nursery) as cluster,
         closing(PostgresStore(url)) as store,
     ):
         cluster.sql(effects.TABLE)

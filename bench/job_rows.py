@@ -25,10 +25,9 @@ import psycopg2
 from bench.report import Figure, at_most, say
 from feedq.embedded.postgres import Postgres
 from feedq.model import NewWorker
-from feedq.schedule.model import CatchUp, Cron, Every, Finish, Job, RunState, ScheduleSpec
+from feedq.schedule.model import CatchUp, Cron, Every, Finish, Job, Offer, RunState, ScheduleSpec
 from feedq.schedule.spread import segments_of
-from feedq.store.jobs.base import Offer
-from feedq.store.jobs.run_rows import stored
+from feedq.store.jobs.rows import stored
 from feedq.store.migrate import upgrade
 from feedq.store.postgresql import PostgresStore
 from tests.cluster import FEEDQ

@@ -22,7 +22,7 @@ from bench.servers import running
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.schedule.model import Every, Job, Once, Overlap, ScheduleSpec
-from feedq.store.jobs.base import ScheduleStore
+from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests.cluster import Cluster, wait_until
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feedq.errors import RunCancelled
-    from feedq.runtime.jobs.context import RunContext, run_context
+    from feedq.worker.jobs.context import RunContext, run_context
 
 __all__ = ["RunCancelled", "RunContext", "__version__", "run_context"]
 __version__ = "0.1.0"
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return RunCancelled
     if name in ("RunContext", "run_context"):
-        from feedq.runtime.jobs import context
+        from feedq.worker.jobs import context
 
         return getattr(context, name)
     raise AttributeError(f"module 'feedq' has no attribute {name!r}")

@@ -30,12 +30,12 @@ from celery.schedules import schedule
 from feedq.errors import FeedqError, Unavailable
 from feedq.lease import SECOND_LOOK_S
 from feedq.once import OPTION
-from feedq.runtime.outbox import Outbox
-from feedq.runtime.serial_executor import SerialExecutor
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, LivenessCheck
 from feedq.tasks import CONTROL_QUEUE, RECONCILE_EXPIRES_S, reconcile, run_reconcile, wake_later
 from feedq.telemetry import LogEvent, database_event, log
+from feedq.worker.outbox import Outbox
+from feedq.worker.serial_executor import SerialExecutor
 
 CAMPAIGN_S = 0.2
 """A killed leader is replaced at once by a beat that waits for its end; by one that cannot, within this, plus
@@ -197,7 +197,7 @@ class ElectionCandidate(Thread):
             pause_s = self._pause_s(look, min(took_s))
             pause_s = min(pause_s, max(0.0, renew_at - monotonic()))
             if self._woken:
-                # A thousand edits ring a thousand times; the reconcile that waits its turn serves them all.
+                # A thousand edits notify a thousand times; the reconcile that waits its turn serves them all.
                 self._stopping.wait(GATHER_S)
             elif election.wait(pause_s):
                 self._woken = True

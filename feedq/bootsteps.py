@@ -38,10 +38,14 @@ from feedq.broker import NODE_PREFIX, drop, kept_in, task_problem
 from feedq.errors import FeedqError, InvalidInput, Unavailable
 from feedq.model import NewWorker
 from feedq.pool import StreamPool
-from feedq.runtime.deadline import Deadline
-from feedq.runtime.jobs.calling import TaskCaller, import_jobs
-from feedq.runtime.jobs.job_service import Jobs
-from feedq.runtime.monitor import (
+from feedq.settings import Settings, settings
+from feedq.store.migrate import require_current
+from feedq.tasks import STREAM_FEED, parse_key, run_reconcile, send_hints, store
+from feedq.telemetry import LogEvent, database_event, log
+from feedq.worker.deadline import Deadline
+from feedq.worker.jobs.calling import TaskCaller, import_jobs
+from feedq.worker.jobs.job_service import Jobs
+from feedq.worker.monitor import (
     Limits,
     Watch,
     default_state_dir,
@@ -50,11 +54,7 @@ from feedq.runtime.monitor import (
     report_losses,
     serve_as_init,
 )
-from feedq.runtime.supervisor import Supervisor
-from feedq.settings import Settings, settings
-from feedq.store.migrate import require_current
-from feedq.tasks import STREAM_FEED, parse_key, run_reconcile, send_hints, store
-from feedq.telemetry import LogEvent, database_event, log
+from feedq.worker.supervisor import Supervisor
 
 NAME_BYTES_MAX = 255
 """Of a queue, in AMQP."""
@@ -179,7 +179,7 @@ class FeedqStep(bootsteps.StartStopStep):
             s,
             lambda: _describe(worker.hostname, places, s, tasks=frozenset(worker.app.tasks)),
             reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_aside,
-            tenures_beside=None if streams_here else _active_feeds,
+            external_feeds=None if streams_here else _active_feeds,
             watch=watch,
         )
         jobs = Jobs(

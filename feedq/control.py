@@ -1,6 +1,6 @@
 """The control plane: what `reconcile` does.
 
-Nothing here runs a stream (`feedq.runtime` does) and nothing here knows Celery: messages leave through a
+Nothing here runs a stream (`feedq.worker` does) and nothing here knows Celery: messages leave through a
 `Dispatch` callable. Decisions come from the pure policies; this module only carries them out, inside one
 transaction a pass, and sends messages after it has committed.
 """
@@ -21,7 +21,7 @@ from feedq.placement import EligibleWorker, Held, Rules, WaitingFeed
 from feedq.placement.base import is_settled
 from feedq.reach import connected_in_time, within_reach
 from feedq.settings import Settings
-from feedq.store.base import MoveStore, Placing, ReconcilePass, Store
+from feedq.store.base import Placing, ReconcilePass, Store
 from feedq.telemetry import (
     FEEDS_UNPLACED,
     RECONCILE_SECONDS,
@@ -272,7 +272,7 @@ def _capped(feeds: Iterable[WaitingFeed | Held], rules: Rules) -> frozenset[str]
     return frozenset(feed.tenant for feed in feeds if rules.cap_of(feed.tenant) is not None)
 
 
-def even_out(p: MoveStore, report: PassReport, settings: Settings, *, held: int) -> None:
+def even_out(p: Placing, report: PassReport, settings: Settings, *, held: int) -> None:
     """Move running feeds to where there is more room for them, and off the workers that are to be empty.
 
     That other feeds wait is no reason not to: they have been placed before, so whatever room is left is of no
@@ -298,7 +298,10 @@ def even_out(p: MoveStore, report: PassReport, settings: Settings, *, held: int)
     decide = partial(placement.rebalance, running, candidates, now=p.now, rules=rules, busy=under_way.keys())
     transfers = decide(moves=budget) if running else ()
     if not transfers:
-        p.note_evened_out(str(looks))
+        counted = sum(leaving.values()) + sum(c.feeds for c in candidates if c.worker_id in sources)
+        # Feeds that are assigned and not claimed yet cannot move, and may have to once they run.
+        if len(running) >= min(counted, MOVABLE_PER_PASS):
+            p.evened_out = str(looks)
         return
     pace = connected_in_time(settings.connects_per_s, settings.host_connects_per_s, len(candidates))
     if (moves := within_reach(transfers, under_way, pace)) < len(transfers):

@@ -15,7 +15,7 @@ The window is anchored where the heartbeat was *sent*: the round trip may take a
 database cannot have stamped ``expires_at`` earlier than that. So the old owner has let go before a new
 one begins, and no clock is compared with another; they need only run at about the same rate.
 
-This module is pure: it neither reads a clock nor a database. `feedq.control` and `feedq.runtime` perform
+This module is pure: it neither reads a clock nor a database. `feedq.control` and `feedq.worker` perform
 what it decides; the diagram in ``docs/explanation/lease.md`` is drawn from `TRANSITIONS`.
 """
 

@@ -34,7 +34,6 @@ from prometheus_client.exposition import choose_encoder
 
 from feedq.lease import LAGS_S
 from feedq.model import Status
-from feedq.runtime.supervisor import Supervisor
 from feedq.settings import Settings
 from feedq.telemetry import (
     CAPACITY,
@@ -49,6 +48,7 @@ from feedq.telemetry import (
     LogEvent,
     log,
 )
+from feedq.worker.supervisor import Supervisor
 
 CONNECTIONS_MAX = 8
 """Scrapers served at a time; more are turned away, because a worker's memory is for its feeds."""

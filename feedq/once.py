@@ -28,11 +28,10 @@ from celery import Celery
 from celery.schedules import crontab, maybe_schedule, schedule
 
 from feedq.errors import InvalidInput, Unavailable
-from feedq.schedule.check import BEAT_PREFIX, validate
-from feedq.schedule.model import Beat, Job, ScheduleSpec
-from feedq.schedule.words import instant
+from feedq.schedule.model import BEAT_PREFIX, Job
 from feedq.tasks import store
 from feedq.telemetry import LogEvent, log
+from feedq.values import instant
 
 OPTION = "feedq_once"
 EARLY_MAX_S = 1.0
@@ -76,7 +75,11 @@ def _prepared(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
             "ignored; remove it, or declare a schedule with `feedq apply`, which has start deadlines and queues"
         )
     job = _job(entry["task"], entry.get("args"), entry.get("kwargs"))
-    validate(ScheduleSpec(BEAT_PREFIX + name, Beat(), job))
+    # Here alone: a worker has no need of what people declare.
+    from feedq.schedule.entries import job_problems
+
+    if wrong := job_problems(job, name=BEAT_PREFIX + name):
+        raise InvalidInput(f"schedule {BEAT_PREFIX + name!r}: {'; '.join(wrong)}")
     return {**entry, "options": {OPTION: name}}
 
 
@@ -124,19 +127,12 @@ def tick_of(timing: schedule | crontab, *, now: datetime, sent: datetime | None 
     if isinstance(timing, crontab):
         # Two matches are at least a minute apart.
         last = next(_matches(timing, now + timedelta(seconds=EARLY_MAX_S)))
-        if last != sent:
-            return last
-        return _next_match(timing, after=last, by=now + timedelta(minutes=1)) or last
+        return last if last != sent else next(_matches(timing, now + timedelta(minutes=1)))
     every: timedelta = timing.run_every
     epoch = datetime.fromtimestamp(0, UTC)
     early = min(timedelta(seconds=EARLY_MAX_S), EARLY_SHARE * every)
     last = epoch + (now + early - epoch) // every * every
     return last + every if last == sent and last + every - now <= every / 2 else last
-
-
-def _next_match(timing: crontab, *, after: datetime, by: datetime) -> datetime | None:
-    found = next(_matches(timing, by))
-    return found if found > after else None
 
 
 def _matches(timing: crontab, moment: datetime) -> Iterator[datetime]:

@@ -2,7 +2,7 @@
 
 ``stream_feed`` becomes a coroutine on the supervisor's loop; its message is acknowledged when the claim is
 committed (`TaskCallbacks.accepted`), because from then on the lease brings the feed back, not the broker.
-``run_job`` is acknowledged at once: it is a hint, for the job slots (`feedq.runtime.jobs`), which claim runs by
+``run_job`` is acknowledged at once: it is a hint, for the job slots (`feedq.worker.jobs`), which claim runs by
 themselves. Every other task runs in one of ``FEEDQ_JOB_SLOTS`` threads, and reconcile in one reserved for it, so
 that neither 500 streams nor a full set of jobs can starve it.
 
@@ -27,13 +27,12 @@ from celery.worker import state as worker_state
 from celery.worker.request import Request
 from kombu.serialization import loads
 
-from feedq.runtime.claim_queue import TaskCallbacks
-from feedq.runtime.jobs.job_service import Jobs
-from feedq.runtime.serial_executor import SerialExecutor
-from feedq.runtime.supervisor import Supervisor
 from feedq.settings import settings
 from feedq.tasks import RECONCILE, RUN_JOB, STREAM_FEED, parse_hint, parse_key
 from feedq.telemetry import LogEvent, log
+from feedq.worker.jobs.job_service import Jobs
+from feedq.worker.serial_executor import SerialExecutor
+from feedq.worker.supervisor import Supervisor, TaskCallbacks
 
 PROGRESS_BACKLOG_MAX = 1_000
 """Callbacks that wait, beyond which running feeds do not show themselves: the broker is away or slow, and what

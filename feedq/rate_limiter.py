@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from random import Random
 from sys import float_info
-from typing import Final
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -33,10 +33,12 @@ RATE_MIN: Final = 1e-9
 class RateLimits(BaseModel):
     """How fast something may be read, on average; None is without a limit."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    rows_per_s: float | None = Field(default=None, gt=0, le=1e12, description="Records a second.")
-    bytes_per_s: float | None = Field(default=None, gt=0, le=1e15, description="Bytes of records a second.")
+    rows_per_s: Annotated[float | None, Field(gt=0, le=1e12)] = None
+    """Records a second."""
+    bytes_per_s: Annotated[float | None, Field(gt=0, le=1e15)] = None
+    """Bytes of records a second."""
 
 
 UNLIMITED: Final = RateLimits()

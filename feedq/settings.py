@@ -1,6 +1,6 @@
 """Settings: ``FEEDQ_*`` environment variables, read once per process.
 
-Every field's description is what `docs/reference/settings.md` says of it; a test keeps the two alike.
+The text below each is what `docs/reference/settings.md` says of it; a test keeps the two alike.
 URLs may hold passwords, so they are `SecretStr` and show as asterisks wherever they are printed.
 """
 
@@ -32,328 +32,200 @@ class Settings(BaseSettings):
     """All settings of a feedq process."""
 
     model_config = SettingsConfigDict(
-        env_prefix="FEEDQ_", env_nested_delimiter="__", extra="ignore", frozen=True
+        env_prefix="FEEDQ_",
+        env_nested_delimiter="__",
+        extra="ignore",
+        frozen=True,
+        use_attribute_docstrings=True,
     )
 
-    database_url: SecretStr = Field(
-        default=SecretStr("postgresql://localhost/feedq"),
-        description="Control database (PostgreSQL): feeds, leases, workers, history.",
-    )
-    database_timeout_s: Annotated[float, Field(ge=0, le=3600)] = Field(
-        default=10.0,
-        description="A session of the control database whose other end is silent for this long is given up, by "
-        "feedq and by the server: a host lost power, or the network drops everything. 0 leaves that to the "
-        "operating systems, which take hours.",
-    )
-    broker_url: SecretStr = Field(
-        default=SecretStr("redis://localhost:6379/0"),
-        description="Celery broker: Valkey or Redis (`redis://`), or RabbitMQ (`amqp://`).",
-    )
-    sinks: dict[str, SecretStr] = Field(
-        default_factory=dict,
-        description="Sink databases by name, `FEEDQ_SINKS__<NAME>=<url>`. "
-        "`default` is the control database unless set.",
-    )
-    environment: str = Field(
-        default="default",
-        min_length=1,
-        max_length=64,
-        description="Keeps the checkpoints of several feedq installations apart in one sink database.",
-    )
+    database_url: SecretStr = SecretStr("postgresql://localhost/feedq")
+    """Control database (PostgreSQL): feeds, leases, workers, history."""
+    database_timeout_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """A session of the control database whose other end is silent for this long is given up, by feedq and by
+    the server: a host lost power, or the network drops everything. 0 leaves that to the operating systems,
+    which take hours."""
+    broker_url: SecretStr = SecretStr("redis://localhost:6379/0")
+    """Celery broker: Valkey or Redis (`redis://`), or RabbitMQ (`amqp://`)."""
+    sinks: dict[str, SecretStr] = {}
+    """Sink databases by name, `FEEDQ_SINKS__<NAME>=<url>`. `default` is the control database unless set."""
+    environment: Annotated[str, Field(min_length=1, max_length=64)] = "default"
+    """Keeps the checkpoints of several feedq installations apart in one sink database."""
 
-    heartbeat_s: Seconds = Field(default=2.0, description="Interval of a worker's heartbeat.")
-    ttl_s: Annotated[float, Field(ge=0.5, le=86_400)] = Field(
-        default=6.0, description="A worker unheard of for this long is gone; three heartbeats."
-    )
-    trust_margin_s: Seconds = Field(
-        default=1.0,
-        description="How much sooner than its ttl a cut-off worker lets go by itself; "
-        "must exceed the drift of two clocks over one ttl, and leave one and a half heartbeats of it.",
-    )
-    reconcile_interval_s: Seconds = Field(
-        default=5.0, description="Tick of `reconcile`; changes wake it at once besides."
-    )
-    dispatch_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
-        default=10.0, description="An assignment not claimed for this long is sent again, with a new epoch."
-    )
-    settle_s: Seconds = Field(
-        default=1.5,
-        description="How old a worker must be before running feeds are moved to it; a fleet that starts cold "
-        "places nothing until one worker is.",
-    )
-    sweep_interval_s: Seconds = Field(
-        default=60.0, description="Interval of the pass that compares everything and heals what was lost."
-    )
-    look_interval_s: Seconds = Field(
-        default=0.01,
-        description="How often the elected beat looks for workers without a database session, where it does not "
-        "wait for their end (`FEEDQ_CRASH_WAITERS`); less often where a look takes long. At most half of "
-        "`FEEDQ_LEADER_TTL_S`.",
-    )
-    crash_waiters: int = Field(
-        default=32,
-        ge=0,
-        le=1_000,
-        description="Up to so many workers the elected beat waits for the end of each with one database session "
-        "more, and hears of a crash at once without looking. Where there are more workers, and with 0, it looks.",
-    )
-    leader_ttl_s: Annotated[float, Field(ge=2, le=86_400)] = Field(
-        default=5.0, description="A frozen beat is replaced after this long; a killed one at once."
-    )
-    placement: Strategy = Field(
-        default=Strategy.BALANCED,
-        description="Which worker gets a feed: `balanced`, the least utilised; or `rendezvous`, the one that a "
-        "hash favours, unless it is too full.",
-    )
-    measured_load: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0,
-        description="How much of a feed's load is what was measured of it (rows and bytes a second, beside the "
-        "fleet's mean) and not its `weight`: from 0, none, to 1, all.",
-    )
-    tenant_caps: dict[str, Annotated[int, Field(ge=0)]] = Field(
-        default_factory=dict,
-        description='Feeds of one tenant that one worker may have, as JSON: `{"acme": 20}`; `*` stands for '
-        "every other tenant.",
-    )
-    rebalance_band: Annotated[float, Field(ge=0, le=10)] = Field(
-        default=0.1,
-        description="How uneven workers may be, as a part of their mean utilisation, before feeds of different "
-        "weights are moved. Feeds of equal weights are evened out to within one when workers join or leave.",
-    )
-    moves_per_pass: int = Field(
-        default=100,
-        ge=0,
-        le=100_000,
-        description="Feeds that may be under way from one worker to another at a time; 0 moves none.",
-    )
-    handoff_timeout_s: Seconds = Field(
-        default=30.0,
-        description="An owner that was asked to let go of a feed and has not done so in this time loses it.",
-    )
-    restart_hold_s: Seconds = Field(
-        default=0.0,
-        description="How long the feeds of a worker that is stopped wait for its successor of the same name. "
-        "A crash never waits.",
-    )
-    connects_per_s: Annotated[float, Field(ge=0, le=1_000_000)] = Field(
-        default=500.0, description="Connections to sources that one worker begins a second; 0 is no limit."
-    )
-    host_connects_per_s: dict[str, Annotated[float, Field(ge=0, le=1_000_000)]] = Field(
-        default_factory=lambda: {"*": 200.0},
-        description="Connections that all workers together begin a second to one remote host, as JSON: "
-        '`{"feeds.example.com": 20}`; `*` stands for every other host, 0 is no limit.',
-    )
-    failover_burst_s: Annotated[float, Field(ge=0, le=3_600)] = Field(
-        default=2.5,
-        description="When a worker is lost, its feeds connect elsewhere ahead of the pace: so many seconds' worth "
-        "of both rates at once, made up for by a pause afterwards. Never at a cold start. 0 is off.",
-    )
-    event_retention_days: int = Field(
-        default=14, ge=0, le=3650, description="Days of history kept in `feedq.event`."
-    )
-    events_per_feed: int = Field(
-        default=200,
-        ge=10,
-        le=100_000,
-        description="Events of one feed kept there, the latest; the sweep removes what is more.",
-    )
+    heartbeat_s: Seconds = 2.0
+    """Interval of a worker's heartbeat."""
+    ttl_s: Annotated[float, Field(ge=0.5, le=86_400)] = 6.0
+    """A worker unheard of for this long is gone; three heartbeats."""
+    trust_margin_s: Seconds = 1.0
+    """How much sooner than its ttl a cut-off worker lets go by itself; must exceed the drift of two clocks
+    over one ttl, and leave one and a half heartbeats of it."""
+    reconcile_interval_s: Seconds = 5.0
+    """Tick of `reconcile`; changes wake it at once besides."""
+    dispatch_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = 10.0
+    """An assignment not claimed for this long is sent again, with a new epoch."""
+    settle_s: Seconds = 1.5
+    """How old a worker must be before running feeds are moved to it; a fleet that starts cold places nothing
+    until one worker is."""
+    sweep_interval_s: Seconds = 60.0
+    """Interval of the pass that compares everything and heals what was lost."""
+    look_interval_s: Seconds = 0.01
+    """How often the elected beat looks for workers without a database session, where it does not wait for
+    their end (`FEEDQ_CRASH_WAITERS`); less often where a look takes long. At most half of
+    `FEEDQ_LEADER_TTL_S`."""
+    crash_waiters: Annotated[int, Field(ge=0, le=1_000)] = 32
+    """Up to so many workers the elected beat waits for the end of each with one database session more, and
+    hears of a crash at once without looking. Where there are more workers, and with 0, it looks."""
+    leader_ttl_s: Annotated[float, Field(ge=2, le=86_400)] = 5.0
+    """A frozen beat is replaced after this long; a killed one at once."""
+    placement: Strategy = Strategy.BALANCED
+    """Which worker gets a feed: `balanced`, the least utilised; or `rendezvous`, the one that a hash favours,
+    unless it is too full."""
+    measured_load: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How much of a feed's load is what was measured of it (rows and bytes a second, beside the fleet's mean)
+    and not its `weight`: from 0, none, to 1, all."""
+    tenant_caps: dict[str, Annotated[int, Field(ge=0)]] = {}
+    """Feeds of one tenant that one worker may have, as JSON: `{"acme": 20}`; `*` stands for every other
+    tenant."""
+    rebalance_band: Annotated[float, Field(ge=0, le=10)] = 0.1
+    """How uneven workers may be, as a part of their mean utilisation, before feeds of different weights are
+    moved. Feeds of equal weights are evened out to within one when workers join or leave."""
+    moves_per_pass: Annotated[int, Field(ge=0, le=100_000)] = 100
+    """Feeds that may be under way from one worker to another at a time; 0 moves none."""
+    handoff_timeout_s: Seconds = 30.0
+    """An owner that was asked to let go of a feed and has not done so in this time loses it."""
+    restart_hold_s: Seconds = 0.0
+    """How long the feeds of a worker that is stopped wait for its successor of the same name. A crash never
+    waits."""
+    connects_per_s: Annotated[float, Field(ge=0, le=1_000_000)] = 500.0
+    """Connections to sources that one worker begins a second; 0 is no limit."""
+    host_connects_per_s: dict[str, Annotated[float, Field(ge=0, le=1_000_000)]] = {"*": 200.0}
+    """Connections that all workers together begin a second to one remote host, as JSON:
+    `{"feeds.example.com": 20}`; `*` stands for every other host, 0 is no limit."""
+    failover_burst_s: Annotated[float, Field(ge=0, le=3_600)] = 2.5
+    """When a worker is lost, its feeds connect elsewhere ahead of the pace: so many seconds' worth of both
+    rates at once, made up for by a pause afterwards. Never at a cold start. 0 is off."""
+    event_retention_days: Annotated[int, Field(ge=0, le=3650)] = 14
+    """Days of history kept in `feedq.event`."""
+    events_per_feed: Annotated[int, Field(ge=10, le=100_000)] = 200
+    """Events of one feed kept there, the latest; the sweep removes what is more."""
 
-    job_slots: int = Field(
-        default=4,
-        ge=1,
-        le=256,
-        description="Runs of schedules that each worker takes at a time, and threads for ordinary tasks beside "
-        "them. With `-Q jobs`, `-c` is the number of runs instead.",
-    )
-    claim_window: int = Field(
-        default=256, ge=1, le=65_536, description="stream_feed messages a worker takes before acknowledging."
-    )
-    drain_timeout_s: Seconds = Field(
-        default=1.5, description="A stopping worker ends its streams within this, or is cut off."
-    )
-    job_drain_s: Seconds = Field(
-        default=30.0,
-        description="A stopping worker lets running jobs of schedules end within this; what has not is lost, or "
-        "run again elsewhere, as its semantics say.",
-    )
-    visibility_timeout_s: int = Field(
-        default=3600,
-        ge=1,
-        le=31_536_000,
-        description="Redis: after how long an unacknowledged ordinary task is run again.",
-    )
-    broker_timeout_s: Annotated[float, Field(ge=1, le=600)] = Field(
-        default=5.0,
-        description="How long connecting to the broker, sending to it and waiting for its answer may take each; "
-        "then the connection is given up.",
-    )
-    message_bytes: int = Field(
-        default=64 * 2**20,
-        ge=2**16,
-        description="Largest message of the broker that a worker takes in, as it comes or unpacked. What is "
-        "larger is dropped.",
-    )
-    worker_labels: dict[str, str] = Field(
-        default_factory=dict, description="Labels of this worker, as JSON, for feeds that select by label."
-    )
-    metrics_port: int = Field(
-        default=0, ge=0, le=65_535, description="Port of `/metrics`, `/healthz` and `/readyz`; 0 is off."
-    )
-    metrics_host: str = Field(default="127.0.0.1", description="Address that the metrics port listens on.")
+    job_slots: Annotated[int, Field(ge=1, le=256)] = 4
+    """Runs of schedules that each worker takes at a time, and threads for ordinary tasks beside them. With
+    `-Q jobs`, `-c` is the number of runs instead."""
+    claim_window: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """stream_feed messages a worker takes before acknowledging."""
+    drain_timeout_s: Seconds = 1.5
+    """A stopping worker ends its streams within this, or is cut off."""
+    job_drain_s: Seconds = 30.0
+    """A stopping worker lets running jobs of schedules end within this; what has not is lost, or run again
+    elsewhere, as its semantics say."""
+    visibility_timeout_s: Annotated[int, Field(ge=1, le=31_536_000)] = 3600
+    """Redis: after how long an unacknowledged ordinary task is run again."""
+    broker_timeout_s: Annotated[float, Field(ge=1, le=600)] = 5.0
+    """How long connecting to the broker, sending to it and waiting for its answer may take each; then the
+    connection is given up."""
+    message_bytes: Annotated[int, Field(ge=2**16)] = 64 * 2**20
+    """Largest message of the broker that a worker takes in, as it comes or unpacked. What is larger is
+    dropped."""
+    worker_labels: dict[str, str] = {}
+    """Labels of this worker, as JSON, for feeds that select by label."""
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """Port of `/metrics`, `/healthz` and `/readyz`; 0 is off."""
+    metrics_host: str = "127.0.0.1"
+    """Address that the metrics port listens on."""
 
-    flush_interval_s: Seconds = Field(
-        default=0.25, description="Longest wait of a received record for its group commit."
-    )
-    flush_bytes: int = Field(
-        default=4 * 2**20, ge=1, description="A group commit starts early when this many bytes wait."
-    )
-    inflight_bytes: int = Field(
-        default=16 * 2**20,
-        ge=1,
-        description="Bytes received and not committed at which one feed stops reading: half of them are written "
-        "while the other half comes in.",
-    )
-    stall_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
-        default=5.0,
-        description="A worker whose event loop stands still for this long, while it could run, is ended, and its "
-        "feeds go on elsewhere; 0 is never.",
-    )
-    memory_limit: int = Field(
-        default=0,
-        ge=0,
-        description="Bytes that a worker process may use: before it reaches them, it lets go of the feed that "
-        "grows. 0 is the limit of its container or cgroup, if there is one.",
-    )
-    quarantine_s: Seconds = Field(
-        default=600.0,
-        description="A feed that workers were lost to runs apart from others until it has landed records for this "
-        "long without harm; twice as long after each further loss, up to a day.",
-    )
-    quarantine_slots: int = Field(
-        default=4,
-        ge=1,
-        le=256,
-        description="Feeds in quarantine that one worker runs at a time, each in a process of its own.",
-    )
-    quarantine_memory: int = Field(
-        default=2**30,
-        ge=64 * 2**20,
-        description="Bytes that the process of a feed in quarantine may use; at most half of what its worker may.",
-    )
-    state_dir: str = Field(
-        default="",
-        description="Directory in which workers note what they are doing, for whoever has to explain their end. "
-        "Empty is one of this user's in shared memory or among the temporary files.",
-    )
-    inflight_bytes_total: int = Field(
-        default=64 * 2**20,
-        ge=1,
-        description="Bytes received and not committed at which the whole worker stops reading. A feed that has "
-        "none of them may still read 8 KiB, and what completes its next record; connectors on libraries that "
-        "read by themselves, one batch.",
-    )
-    sink_patience_s: Seconds = Field(
-        default=5.0,
-        description="A worker that has not reached a sink for so long lets go of that sink's feeds, if another "
-        "worker can write there; if none can, it keeps them.",
-    )
-    fence_lock_timeout_s: Annotated[float, Field(gt=0, le=60)] = Field(
-        default=0.25,
-        description="How long a new owner waits for its predecessor's commit "
-        "before it looks who is in the way.",
-    )
+    flush_interval_s: Seconds = 0.25
+    """Longest wait of a received record for its group commit."""
+    flush_bytes: Annotated[int, Field(ge=1)] = 4 * 2**20
+    """A group commit starts early when this many bytes wait."""
+    inflight_bytes: Annotated[int, Field(ge=1)] = 16 * 2**20
+    """Bytes received and not committed at which one feed stops reading: half of them are written while the
+    other half comes in."""
+    stall_s: Annotated[float, Field(ge=0, le=86_400)] = 5.0
+    """A worker whose event loop stands still for this long, while it could run, is ended, and its feeds go on
+    elsewhere; 0 is never."""
+    memory_limit: Annotated[int, Field(ge=0)] = 0
+    """Bytes that a worker process may use: before it reaches them, it lets go of the feed that grows. 0 is
+    the limit of its container or cgroup, if there is one."""
+    quarantine_s: Seconds = 600.0
+    """A feed that workers were lost to runs apart from others until it has landed records for this long
+    without harm; twice as long after each further loss, up to a day."""
+    quarantine_slots: Annotated[int, Field(ge=1, le=256)] = 4
+    """Feeds in quarantine that one worker runs at a time, each in a process of its own."""
+    quarantine_memory: Annotated[int, Field(ge=64 * 2**20)] = 2**30
+    """Bytes that the process of a feed in quarantine may use; at most half of what its worker may."""
+    state_dir: str = ""
+    """Directory in which workers note what they are doing, for whoever has to explain their end. Empty is one
+    of this user's in shared memory or among the temporary files."""
+    inflight_bytes_total: Annotated[int, Field(ge=1)] = 64 * 2**20
+    """Bytes received and not committed at which the whole worker stops reading. A feed that has none of them
+    may still read 8 KiB, and what completes its next record; connectors on libraries that read by themselves,
+    one batch."""
+    sink_patience_s: Seconds = 5.0
+    """A worker that has not reached a sink for so long lets go of that sink's feeds, if another worker can
+    write there; if none can, it keeps them."""
+    fence_lock_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.25
+    """How long a new owner waits for its predecessor's commit before it looks who is in the way."""
 
-    tenant_limits: dict[str, RateLimits] = Field(
-        default_factory=dict,
-        description="Rates of tenants over all their feeds on all workers, as JSON: "
-        '`{"acme": {"rows_per_s": 5000, "bytes_per_s": 1000000}}`; `*` stands for every other tenant.',
-    )
+    tenant_limits: dict[str, RateLimits] = {}
+    """Rates of tenants over all their feeds on all workers, as JSON: `{"acme": {"rows_per_s": 5000,
+    "bytes_per_s": 1000000}}`; `*` stands for every other tenant."""
 
-    egress_deny: CommaSeparated = Field(
-        default=(),
-        description="Networks (CIDR, comma-separated) that feeds may not connect to, "
-        "besides link-local and metadata addresses.",
-    )
-    egress_allow: CommaSeparated = Field(
-        default=(), description="Networks that feeds may connect to although they are denied."
-    )
-    exec_allow: CommaSeparated = Field(
-        default=(),
-        description="Absolute paths of the programs that feeds of `connector: exec` may run; none unless named.",
-    )
-    secrets_allow: dict[str, tuple[str, ...]] | None = Field(
-        default=None,
-        description="Secrets that feeds may use, by tenant, as JSON: "
-        '`{"acme": ["env:ACME_*", "file:/run/secrets/acme/*"], "*": []}`; `*` at the end stands for any end, of '
-        "tenants too. Unset, every feed may use every secret that a worker can read.",
-    )
+    egress_deny: CommaSeparated = ()
+    """Networks (CIDR, comma-separated) that feeds may not connect to, besides link-local and metadata
+    addresses."""
+    egress_allow: CommaSeparated = ()
+    """Networks that feeds may connect to although they are denied."""
+    exec_allow: CommaSeparated = ()
+    """Absolute paths of the programs that feeds of `connector: exec` may run; none unless named."""
+    secrets_allow: dict[str, tuple[str, ...]] | None = None
+    """Secrets that feeds may use, by tenant, as JSON: `{"acme": ["env:ACME_*", "file:/run/secrets/acme/*"],
+    "*": []}`; `*` at the end stands for any end, of tenants too. Unset, every feed may use every secret that
+    a worker can read."""
 
-    role_prefix: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,29}$")] = Field(
-        default="feedq_",
-        description="How the names of the roles begin that `feedq db grants` makes in PostgreSQL.",
-    )
-    role_passwords: dict[str, SecretStr] = Field(
-        default_factory=dict,
-        description="Passwords that `feedq db grants --apply` gives to roles, "
-        "`FEEDQ_ROLE_PASSWORDS__<ROLE>=<password>`; nothing else reads them.",
-    )
+    role_prefix: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,29}$")] = "feedq_"
+    """How the names of the roles begin that `feedq db grants` makes in PostgreSQL."""
+    role_passwords: dict[str, SecretStr] = {}
+    """Passwords that `feedq db grants --apply` gives to roles, `FEEDQ_ROLE_PASSWORDS__<ROLE>=<password>`;
+    nothing else reads them."""
 
-    flower_hosts: CommaSeparated = Field(
-        default=(),
-        description="Host names (comma-separated) by which browsers may reach Flower, besides addresses and "
-        "`localhost`; `*` is any.",
-    )
+    flower_hosts: CommaSeparated = ()
+    """Host names (comma-separated) by which browsers may reach Flower, besides addresses and `localhost`; `*`
+    is any."""
 
-    imports: CommaSeparated = Field(
-        default=(),
-        description="Modules with your own tasks (comma-separated), imported by each worker as it starts.",
-    )
-    steal_after_s: Seconds = Field(
-        default=1.0,
-        description="A due run is started by any worker with a free slot once its own has not for this long.",
-    )
-    ageing_s: Seconds = Field(
-        default=1.0,
-        description="A point of priority lets a run go before others that have waited this much longer.",
-    )
-    run_retention_days: int = Field(
-        default=30, ge=0, le=3650, description="Days of history kept of runs that have ended."
-    )
+    imports: CommaSeparated = ()
+    """Modules with your own tasks (comma-separated), imported by each worker as it starts."""
+    steal_after_s: Seconds = 1.0
+    """A due run is started by any worker with a free slot once its own has not for this long."""
+    ageing_s: Seconds = 1.0
+    """A point of priority lets a run go before others that have waited this much longer."""
+    run_retention_days: Annotated[int, Field(ge=0, le=3650)] = 30
+    """Days of history kept of runs that have ended."""
 
-    backoff_base_s: Seconds = Field(default=0.2, description="First reconnect delay, before jitter.")
-    backoff_max_s: Seconds = Field(default=30.0, description="Longest reconnect delay.")
-    backoff_attempts_in_place: int = Field(
-        default=5, ge=1, description="Failures in a row before another worker gets to try."
-    )
-    backoff_healthy_s: Seconds = Field(
-        default=60.0, description="A connection that held this long clears the failure count."
-    )
-    backoff_elsewhere_s: Seconds = Field(
-        default=5.0,
-        description="A feed that cannot connect for this long lets another worker try, after fewer failures than "
-        "`FEEDQ_BACKOFF_ATTEMPTS_IN_PLACE` too, unless it failed there before.",
-    )
-    avoid_s: Seconds = Field(
-        default=600.0,
-        description="When no feed has failed on a worker for this long, one of those that did is moved there to "
-        "see whether it still does; the others follow once it landed records. A restart of the worker does the "
-        "same at once.",
-    )
-    failed_retry_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
-        default=10.0,
-        description="A feed that cannot run as declared (no table, no such column, a missing secret) is looked at "
-        "again after this long, about six times; then ever more rarely. An edit does so at once.",
-    )
-    failed_retry_max_s: Annotated[float, Field(ge=1, le=86_400)] = Field(
-        default=600.0, description="Longest time between two such looks."
-    )
+    backoff_base_s: Seconds = 0.2
+    """First reconnect delay, before jitter."""
+    backoff_max_s: Seconds = 30.0
+    """Longest reconnect delay."""
+    backoff_attempts_in_place: Annotated[int, Field(ge=1)] = 5
+    """Failures in a row before another worker gets to try."""
+    backoff_healthy_s: Seconds = 60.0
+    """A connection that held this long clears the failure count."""
+    backoff_elsewhere_s: Seconds = 5.0
+    """A feed that cannot connect for this long lets another worker try, after fewer failures than
+    `FEEDQ_BACKOFF_ATTEMPTS_IN_PLACE` too, unless it failed there before."""
+    avoid_s: Seconds = 600.0
+    """When no feed has failed on a worker for this long, one of those that did is moved there to see whether
+    it still does; the others follow once it landed records. A restart of the worker does the same at once."""
+    failed_retry_s: Annotated[float, Field(ge=1, le=86_400)] = 10.0
+    """A feed that cannot run as declared (no table, no such column, a missing secret) is looked at again
+    after this long, about six times; then ever more rarely. An edit does so at once."""
+    failed_retry_max_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0
+    """Longest time between two such looks."""
 
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        default="INFO", description="Least severe log event that is written."
-    )
-    log_format: Literal["console", "json"] = Field(
-        default="console", description="`json` writes one object a line."
-    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe log event that is written."""
+    log_format: Literal["console", "json"] = "console"
+    """`json` writes one object a line."""
 
     @field_validator("database_url", "broker_url")
     @classmethod

@@ -1,4 +1,4 @@
-"""The Celery tasks. Each is a few lines around `feedq.control` or `feedq.runtime`.
+"""The Celery tasks. Each is a few lines around `feedq.control` or `feedq.worker`.
 
 ``stream_feed`` runs on `feedq.pool.StreamPool` without ever entering its body here: the pool hands the message
 to the supervisor. The body is for Celery's own pools.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from threading import Timer
@@ -22,11 +22,11 @@ from celery.utils.nodenames import anon_nodename
 from feedq import control
 from feedq.errors import FeedqError
 from feedq.model import Assignment, FeedKey, Reason
-from feedq.runtime.jobs.hints import Note
-from feedq.runtime.outbox import Outbox
 from feedq.settings import settings
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import LogEvent, log
+from feedq.worker.jobs.share import Note
+from feedq.worker.outbox import Outbox
 
 STREAM_FEED = "feedq.stream_feed"
 RECONCILE = "feedq.reconcile"
@@ -78,7 +78,7 @@ def _store_of(_pid: int) -> PostgresStore:
 @shared_task(name=STREAM_FEED, bind=True, acks_late=False, ignore_result=True, max_retries=0)
 def stream_feed(self: Any, feed_id: int, epoch: int) -> str:
     """Stream one feed until its tenure ends. Returns why it ended."""
-    from feedq.runtime.external_stream import run_tenure
+    from feedq.worker.external_stream import run_tenure
 
     return str(run_tenure(parse_key((feed_id, epoch)), store(), settings()))
 
@@ -89,8 +89,8 @@ def run_job(self: Any, run_id: int, attempt: int) -> str:
 
     On `feedq.pool.StreamPool` never called: there the message is a hint for the job slots.
     """
-    from feedq.runtime.jobs.calling import TaskCaller
-    from feedq.runtime.jobs.external_jobs import run_hinted, session_of
+    from feedq.worker.jobs.calling import TaskCaller
+    from feedq.worker.jobs.external_jobs import run_hinted, session_of
 
     known_id, _ = parse_hint((run_id, attempt))
     session_id = session_of(store(), self.request.hostname)
@@ -157,8 +157,8 @@ def _wake() -> None:
 def dispatch(assignments: Sequence[Assignment]) -> None:
     """Leave one message an assignment in the outbox, for the worker's own queue; of many, a moment later.
 
-    Never waits for the broker. Who is rung has claimed by then, and connects: to send and to hear of hundreds of
-    messages costs as much.
+    Never waits for the broker. Who is notified has claimed by then, and connects: to send and to hear of
+    hundreds of messages costs as much.
 
     What cannot be sent is sent again by the dispatch time-out, under a new epoch. Messages carry no expiry:
     the receiver would judge it by its wall clock, and the epoch makes an old one harmless anyway.
@@ -189,24 +189,24 @@ def sent_after_s(most: int) -> float:
 
 def send_all(assignments: Sequence[Assignment]) -> None:
     """Send them now. Raises whatever kombu does."""
-    with stream_feed.app.producer_or_acquire() as producer, _batch(producer):
-        for assignment in assignments:
-            _send(producer, assignment)
+    _send_each((f"{a.feed_id}-{a.epoch}", STREAM_FEED, a.key, a.queue) for a in assignments)
 
 
 def send_hints(notes: Sequence[Note]) -> int:
     """One ``run_job`` message a note, to each worker's own queue. Returns how many. Raises whatever kombu does."""
-    with stream_feed.app.producer_or_acquire() as producer, _batch(producer):
-        for note in notes:
-            # A new id for each: a copy must not be taken for what was revoked or is under way.
-            task_id = f"run-{note.run_id}-{uuid4().hex[:8]}"
-            _publish(producer, task_id, RUN_JOB, (note.run_id, note.attempt), note.queue)
+    # A new id for each: a copy must not be taken for what was revoked or is under way.
+    _send_each(
+        (f"run-{note.run_id}-{uuid4().hex[:8]}", RUN_JOB, (note.run_id, note.attempt), note.queue)
+        for note in notes
+    )
     return len(notes)
 
 
-def _send(producer: Any, assignment: Assignment) -> None:
-    task_id = f"{assignment.feed_id}-{assignment.epoch}"
-    _publish(producer, task_id, STREAM_FEED, assignment.key, assignment.queue)
+def _send_each(messages: Iterable[tuple[str, str, tuple[int, int], str]]) -> None:
+    """Of each its id, the name of the task, its arguments, and the queue."""
+    with stream_feed.app.producer_or_acquire() as producer, _batch(producer):
+        for message in messages:
+            _publish(producer, *message)
 
 
 def _publish(producer: Any, task_id: str, name: str, args: tuple[int, int], queue: str) -> None:

@@ -23,16 +23,16 @@ import uvloop
 
 from feedq.clock import Clock
 from feedq.connectors.base import ConnectorOptions, Context, load_connector, open_stream, parse_options
-from feedq.declaration import problems
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
+from feedq.manifest import problems
 from feedq.model import JSON, Batch, FeedSpec
 from feedq.permission import Permissions
-from feedq.runtime.sockets import Sockets
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
 from feedq.sinks.base import FeedWrite, Landing, Preview, Sink, landing_of, load_sink, parse_sink
 from feedq.sinks.cursors import cursor_text
 from feedq.telemetry import mask_url
+from feedq.worker.sockets import Sockets
 
 END_S = 2.0
 """What a connector gets to close its connection; it should take a second at most."""
@@ -75,6 +75,15 @@ class Trial:
         refused = any(record.error is not None for record in self.records)
         return not refused and all(step.outcome is not StepOutcome.FAILED for step in self.steps)
 
+    def passed(self, step: str, detail: str) -> None:
+        self.steps.append(TrialStep(step, StepOutcome.OK, detail))
+
+    def failed(self, step: str, detail: str) -> None:
+        self.steps.append(TrialStep(step, StepOutcome.FAILED, detail))
+
+    def skipped(self, step: str, detail: str) -> None:
+        self.steps.append(TrialStep(step, StepOutcome.SKIPPED, detail))
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -91,15 +100,15 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
     """Try a feed. Blocks. Never raises for what a feed can do."""
     trial = Trial()
     if found := problems(spec):
-        trial.steps.append(TrialStep("declaration", StepOutcome.FAILED, "; ".join(found)))
+        trial.failed("declaration", "; ".join(found))
         return trial
-    trial.steps.append(TrialStep("declaration", StepOutcome.OK, f"connector {spec.connector}"))
+    trial.passed("declaration", f"connector {spec.connector}")
     options = parse_options(spec.connector, spec.source)
     secrets = _secrets(options, trial, tenant=spec.tenant, permissions=settings.permissions)
     landing = landing_of(parse_sink(spec.sink), options)
     with _sink(spec, settings, landing, trial) as sink:
         if secrets is None:
-            trial.steps.append(TrialStep("source", StepOutcome.SKIPPED, "for want of the secrets"))
+            trial.skipped("source", "for want of the secrets")
             return trial
         context = Context(
             feed=spec.name,
@@ -114,7 +123,7 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
         received = _Reception(spec.connector, options, context, wanted)
         received.run()
         masker = Masker(secrets.values())
-        trial.steps.append(_source_step(received, wanted, masker))
+        _judge_source(received, trial, masker)
         if received.batches:
             _look_at_cursor(received.batches[-1].cursor, trial, masker)
             write = FeedWrite(0, spec.name, 0, landing, _first(received.batches, wanted.records))
@@ -128,12 +137,10 @@ def _secrets(
     try:
         secrets = resolve_secrets(options.secrets, tenant=tenant, permissions=permissions)
     except FeedqError as error:
-        trial.steps.append(
-            TrialStep("secrets", StepOutcome.FAILED, f"{error} (here, which may not be a worker)")
-        )
+        trial.failed("secrets", f"{error} (here, which may not be a worker)")
         return None
     if secrets:
-        trial.steps.append(TrialStep("secrets", StepOutcome.OK, f"{', '.join(secrets)}: resolved here"))
+        trial.passed("secrets", f"{', '.join(secrets)}: resolved here")
     return secrets
 
 
@@ -141,24 +148,20 @@ def _secrets(
 def _sink(spec: FeedSpec, settings: Settings, landing: Landing, trial: Trial) -> Iterator[Sink | None]:
     """The sink, if it answers and the landing can work."""
     name = parse_sink(spec.sink).name
-    sink: Sink | None = None
-    try:
-        url = settings.sink_url(name)
-        sink = load_sink(url)(url, environment=settings.environment, worker_id=uuid4(), role="trial")
-        wrong = sink.check(landing)
-    except (SinkUnavailable, InvalidInput) as error:
-        wrong = mask_url(str(error))
-    if wrong is None:
-        trial.steps.append(
-            TrialStep("sink", StepOutcome.OK, f"{name}: records would land in {landing.table}")
-        )
-    else:
-        trial.steps.append(TrialStep("sink", StepOutcome.FAILED, wrong))
-    try:
+    with contextlib.ExitStack() as opened:
+        sink: Sink | None = None
+        try:
+            url = settings.sink_url(name)
+            made = load_sink(url)(url, environment=settings.environment, worker_id=uuid4(), role="trial")
+            sink = opened.enter_context(contextlib.closing(made))
+            wrong = sink.check(landing)
+        except (SinkUnavailable, InvalidInput) as error:
+            wrong = mask_url(str(error))
+        if wrong is None:
+            trial.passed("sink", f"{name}: records would land in {landing.table}")
+        else:
+            trial.failed("sink", wrong)
         yield sink if wrong is None else None
-    finally:
-        if sink is not None:
-            sink.close()
 
 
 class _Reception:
@@ -169,7 +172,7 @@ class _Reception:
         self._options = options
         self._connected = Event()
         self._context = replace(context, on_connected=self._connected.set)
-        self._wanted = wanted
+        self.wanted = wanted
         self._received: list[Batch] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -186,7 +189,7 @@ class _Reception:
         thread = Thread(target=self._run, name="feedq-trial", daemon=True)
         thread.start()
         try:
-            is_over = self._over.wait(self._wanted.timeout_s + END_S + GRACE_S)
+            is_over = self._over.wait(self.wanted.timeout_s + END_S + GRACE_S)
         except BaseException:
             # Interrupted, by a person who waits: the source is left as politely as that allows.
             if self._loop is not None and self._task is not None:
@@ -217,14 +220,14 @@ class _Reception:
             self.error = str(trouble)
         except Exception as trouble:  # noqa: BLE001 -- anybody's connector; what it says is the result
             self.error = f"unexpected error in connector: {trouble!r}"
+        # Before the loop is closed, for which nobody need wait.
         self._over.set()
 
     async def _stream(self) -> None:
-        stream = open_stream(
-            load_connector(self._connector), self._options, context=self._context, cursor=self._wanted.cursor
-        )
+        connector = load_connector(self._connector)
+        stream = open_stream(connector, self._options, context=self._context, cursor=self.wanted.cursor)
         try:
-            async with asyncio.timeout(self._wanted.timeout_s) as deadline:
+            async with asyncio.timeout(self.wanted.timeout_s) as deadline:
                 async for batch in stream:
                     if self._has_enough(batch):
                         return
@@ -246,31 +249,30 @@ class _Reception:
         if batch.count:
             self._received.append(batch)
         return (
-            sum(b.count for b in self._received) >= self._wanted.records
+            sum(b.count for b in self._received) >= self.wanted.records
             or sum(b.size for b in self._received) >= BYTES_MAX
         )
 
 
-def _source_step(received: _Reception, wanted: Wanted, masker: Masker) -> TrialStep:
+def _judge_source(received: _Reception, trial: Trial, masker: Masker) -> None:
     count = sum(batch.count for batch in received.batches)
     error = received.error and masker.mask(mask_url(received.error))
-    within = f"within {wanted.timeout_s:g} s (--timeout)"
+    within = f"within {received.wanted.timeout_s:g} s (--timeout)"
     if count:
-        return TrialStep(
-            "source", StepOutcome.OK, f"connected; {count} records{f', then: {error}' if error else ''}"
-        )
-    if error:
-        return TrialStep("source", StepOutcome.FAILED, error)
-    if not received.is_connected:
-        return TrialStep("source", StepOutcome.FAILED, f"no connection {within}")
-    return TrialStep("source", StepOutcome.OK, f"connected; no record {within}")
+        trial.passed("source", f"connected; {count} records{f', then: {error}' if error else ''}")
+    elif error:
+        trial.failed("source", error)
+    elif received.is_connected:
+        trial.passed("source", f"connected; no record {within}")
+    else:
+        trial.failed("source", f"no connection {within}")
 
 
 def _look_at_cursor(cursor: JSON, trial: Trial, masker: Masker) -> None:
     try:
         cursor_text(cursor)
     except ValueError as error:
-        trial.steps.append(TrialStep("cursor", StepOutcome.FAILED, masker.mask(str(error))))
+        trial.failed("cursor", masker.mask(str(error)))
     else:
         trial.cursor = _masked_cursor(cursor, masker)
 
@@ -291,9 +293,9 @@ def _previews(sink: Sink | None, write: FeedWrite, trial: Trial) -> list[Preview
     try:
         return sink.preview(write)
     except (SinkUnavailable, InvalidInput) as error:
-        trial.steps.append(TrialStep("landing", StepOutcome.FAILED, mask_url(str(error))))
+        trial.failed("landing", mask_url(str(error)))
     except Exception as error:  # noqa: BLE001 -- of a batch that is not as it has to be
-        trial.steps.append(TrialStep("landing", StepOutcome.FAILED, mask_url(f"unexpected error: {error!r}")))
+        trial.failed("landing", mask_url(f"unexpected error: {error!r}"))
     return plain
 
 

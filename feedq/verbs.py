@@ -1,4 +1,4 @@
-"""The verbs that people use on feeds and workers: what the command line and the web pages carry out.
+"""The verbs that people use on feeds and workers, as the command line carries them out.
 
 Each checks what it is given, says what is wrong in words, and leaves the rest to the next reconcile pass.
 """
@@ -10,8 +10,8 @@ from dataclasses import replace
 from uuid import UUID
 
 from feedq import placement
-from feedq.declaration import Action, Change, validate
 from feedq.errors import Conflict, InvalidInput, NotFound
+from feedq.manifest import Action, Change, validate
 from feedq.model import Feed, FeedSpec, Reason, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import EligibleWorker, Rules, WaitingFeed
 from feedq.settings import Settings
@@ -35,7 +35,7 @@ def carry_out(store: Store, change: Change) -> None:
     if change.action is Action.REMOVE:
         store.feeds.remove(change.name)
         return
-    assert change.spec is not None
+    assert isinstance(change.spec, FeedSpec)
     if change.action is Action.ADD:
         add_feed(store, change.spec)
     else:
@@ -62,24 +62,12 @@ def find_worker(store: Store, name: str) -> WorkerView:
     return found[0]
 
 
-def cordon_worker(store: Store, name: str) -> WorkerView:
-    """Give a worker no more feeds; it keeps what it has. Raises as `find_worker`, and `Conflict`: it is
-    ending."""
-    return _set_target(store, name, WorkerTarget.CORDONED)
+def set_worker_target(store: Store, name: str, target: WorkerTarget) -> WorkerView:
+    """Whether a worker serves. Cordoned, it is given no more feeds and keeps what it has; drained, it hands over
+    what it has, each feed as soon as there is another place for it, and its process goes on.
 
-
-def uncordon_worker(store: Store, name: str) -> WorkerView:
-    """Let a cordoned or drained worker serve again. Raises as `cordon_worker`."""
-    return _set_target(store, name, WorkerTarget.SERVING)
-
-
-def drain_worker(store: Store, name: str) -> WorkerView:
-    """Hand over what a worker has, each feed as soon as there is another place for it, and give it no more;
-    its process goes on. Raises as `cordon_worker`."""
-    return _set_target(store, name, WorkerTarget.DRAINED)
-
-
-def _set_target(store: Store, name: str, target: WorkerTarget) -> WorkerView:
+    Raises as `find_worker`, and `Conflict`: it is ending.
+    """
     found = find_worker(store, name)
     if found.worker.state is not WorkerState.ACTIVE:
         raise Conflict(f"worker {found.worker.name!r} is ending: it lets go of its feeds and takes no more")

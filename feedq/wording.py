@@ -1,29 +1,143 @@
-"""Numbers, times and troubles in words for people; the command line and the web pages say them alike."""
+"""Numbers, times, states and troubles in words for people: command line and web pages say them alike."""
 
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from enum import StrEnum
+from typing import Any, TypeVar
 
-from feedq.model import FeedView
+import orjson
+
+from feedq.lease import stillness_of
+from feedq.model import FeedView, Status, WorkerState, WorkerTarget, WorkerView
+from feedq.schedule.model import Beat, Cron, Every, Once, Run, RunKind, RunState, Timing
 from feedq.telemetry import mask_url
+from feedq.values import instant
+
+T = TypeVar("T")
 
 ERROR_WIDTH = 100
 """Characters of an error in a list; one feed's own page has all of it."""
+NAMED_MAX = 5
+"""Names in one sentence; lists have them all."""
+TIMES_LISTED_MAX = 3
+"""Expressions or times of one schedule in a list."""
+_UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
 
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+|\d+(?:\.\d+)?", re.ASCII)
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", re.ASCII)
-_UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "": 1.0}
+
+class Tone(StrEnum):
+    """How good or bad a status or state is: what colour it has on a terminal and on a page."""
+
+    GOOD = "good"
+    UNDER_WAY = "under way"
+    ODD = "odd"
+    BAD = "bad"
+    WORST = "worst"
+    ASIDE = "aside"
+
+
+TONES: Mapping[str, Tone] = {
+    Status.STREAMING: Tone.GOOD,
+    Status.CONNECTING: Tone.UNDER_WAY,
+    Status.STARTING: Tone.UNDER_WAY,
+    Status.STALLED: Tone.ODD,
+    Status.BACKOFF: Tone.ODD,
+    Status.WAITING: Tone.ODD,
+    Status.FAILING: Tone.BAD,
+    Status.REFUSING: Tone.BAD,
+    Status.SINK_UNAVAILABLE: Tone.BAD,
+    Status.QUARANTINED: Tone.WORST,
+    Status.FAILED: Tone.WORST,  # that of runs, too
+    Status.PAUSED: Tone.ASIDE,
+    WorkerState.ACTIVE: Tone.GOOD,  # that of schedules, too
+    WorkerState.DRAINING: Tone.ODD,
+    WorkerState.GONE: Tone.ASIDE,
+    WorkerTarget.SERVING: Tone.GOOD,
+    WorkerTarget.CORDONED: Tone.ODD,
+    WorkerTarget.DRAINED: Tone.ODD,
+    RunState.RUNNING: Tone.UNDER_WAY,
+    RunState.SUCCEEDED: Tone.GOOD,
+    RunState.TIMED_OUT: Tone.WORST,
+    RunState.LOST: Tone.WORST,
+    RunState.CANCELLED: Tone.ASIDE,
+    RunState.SKIPPED_OVERLAP: Tone.ODD,
+    RunState.MISSED_DEADLINE: Tone.ODD,
+    RunState.MISSED_CATCHUP: Tone.ODD,
+}
+"""The tone of each word for a status or state that has one."""
 
 
 def printable(text: str) -> str:
     """``text`` with everything that would steer a terminal written as an escape."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def said(text: str) -> str:
+    """What somebody else said, such as an error of a server: printable, and without passwords in URLs."""
+    return printable(mask_url(text))
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def as_json(value: Any, *, indented: bool = False) -> str:
+    """JSON, on one line unless ``indented``."""
+    option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indented else 0)
+    try:
+        return orjson.dumps(value, default=str, option=option).decode()
+    except TypeError:
+        # A cursor may hold an integer beyond 64 bits, which orjson refuses.
+        return json.dumps(value, default=str, indent=2 if indented else None)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 feed``, ``2 feeds``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def pairs(labels: Mapping[str, str]) -> str:
+    """``disk=ssd, region=eu``."""
+    return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+def some(found: Sequence[T], name: Callable[[T], str] = str) -> str:
+    """The names of the first few, and how many more there are."""
+    more = len(found) - NAMED_MAX
+    return ", ".join(map(name, found[:NAMED_MAX])) + (f" and {more} more" if more > 0 else "")
+
+
+def stamp(at: datetime) -> str:
+    """A time in UTC, which ``at`` must be in."""
+    return at.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def distance(at: datetime, *, now: datetime) -> str:
+    """``in 2h``, ``3s ago``."""
+    seconds = (at - now).total_seconds()
+    return f"in {duration(seconds)}" if seconds > 0 else f"{duration(abs(seconds))} ago"
+
+
+def moment(at: datetime, *, now: datetime) -> str:
+    """``2026-01-01 00:00:30Z (in 30s)``."""
+    return f"{stamp(at)} ({distance(at, now=now)})"
 
 
 def ago(at: datetime | None, *, now: datetime) -> str:
     """How long ago, in one unit."""
     return "-" if at is None else duration(max(0.0, (now - at).total_seconds()))
+
+
+def until(at: datetime | None, *, now: datetime) -> str:
+    """How long until then; how long ago with a minus."""
+    if at is None:
+        return "-"
+    seconds = (at - now).total_seconds()
+    return duration(seconds) if seconds >= 0 else f"-{duration(-seconds)}"
 
 
 def duration(seconds: float) -> str:
@@ -33,28 +147,6 @@ def duration(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / divisor:.0f}{unit}"
     return f"{seconds / 86_400:.0f}d"
-
-
-def parse_duration(text: str) -> float:
-    """``90``, ``90s``, ``1m30s``, ``2h``, ``1d`` in seconds. Raises `ValueError` with what is wrong."""
-    if _DURATION.fullmatch(text.removeprefix("-")) and text.startswith("-"):
-        raise ValueError(
-            f"{text!r} is negative; a duration must be positive, such as 90s, 2m, 1m30s, 1h or 1d"
-        )
-    if not _DURATION.fullmatch(text):
-        raise ValueError(f"{text!r} is no duration; write it as 90s, 2m, 1m30s, 1h or 1d")
-    return sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(text))
-
-
-def exact_duration(seconds: float) -> str | float:
-    """A duration as `parse_duration` reads it; where that would not be exactly the same, the number."""
-    if seconds != seconds // 1 or not 0 < seconds < 2**53:
-        return seconds
-    rest, text = int(seconds), ""
-    for unit, divisor in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, rest = divmod(rest, divisor)
-        text += f"{count}{unit}" if count else ""
-    return text
 
 
 def size(count: float) -> str:
@@ -72,25 +164,91 @@ def percent(part: int, whole: int) -> str:
 
 def why(view: FeedView, *, now: datetime, width: int = ERROR_WIDTH) -> str:
     """Why a feed has its status and what was refused of it, on one line; empty for one that fares well."""
-    letters = _refused(view, now=now, width=width)
-    if view.because is None:
-        return letters
-    because = _cut(printable(mask_url(view.because)), width)
-    return f"{because}; {letters}" if letters else because
-
-
-def _refused(view: FeedView, *, now: datetime, width: int) -> str:
-    """How many dead letters a feed has, when the latest was refused, and why if nothing else is to be said."""
+    because = None if view.because is None else cut(said(view.because), width)
     lease = view.lease
     if not lease.dead_letters_total:
-        return ""
-    text = f"{lease.dead_letters_total:,} dead letter{'' if lease.dead_letters_total == 1 else 's'}"
+        return because or ""
+    refused = counted(lease.dead_letters_total, "dead letter")
     if lease.dead_letter_at is not None:
-        text += f", the latest {ago(lease.dead_letter_at, now=now)} ago"
-    if lease.dead_letter_error is not None and view.because is None:
-        text += f": {_cut(printable(mask_url(lease.dead_letter_error)), width)}"
-    return text
+        refused += f", the latest {ago(lease.dead_letter_at, now=now)} ago"
+    if because is not None:
+        return f"{because}; {refused}"
+    return refused + (f": {cut(said(lease.dead_letter_error), width)}" if lease.dead_letter_error else "")
 
 
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+def worker_trouble(view: WorkerView) -> str:
+    """What is wrong with a worker, on one line; empty for one that fares well."""
+    down = view.worker.load.sinks_down
+    cut_off = f"cannot write to sink {', '.join(down)}" if down else None
+    return printable("; ".join(filter(None, (view.worker.loss, stillness_of(view), cut_off))))
+
+
+# -- runs --------------------------------------------------------------------------------------------
+
+
+def lag_s(run: Run) -> float | None:
+    """Seconds from when a run was due until it began; None when it has not."""
+    if run.started_at is None or run.state is RunState.WAITING:
+        return None
+    return max(0.0, (run.started_at - run.due_at).total_seconds())
+
+
+def took_s(run: Run, *, now: datetime) -> float | None:
+    """Seconds that its last attempt has run for; None when there is none, or another is to come."""
+    if run.started_at is None or run.state is RunState.WAITING:
+        return None
+    return max(0.0, ((run.ended_at or now) - run.started_at).total_seconds())
+
+
+def seconds(value: float | None) -> str | None:
+    """A duration, with the milliseconds that a lag is about."""
+    if value is None:
+        return None
+    return f"{1000 * value:.0f} ms" if value < 1 else duration(value)
+
+
+def tick_of(run: Run) -> str:
+    """Which tick or trigger a run is."""
+    tick = stamp(run.tick_at)
+    if run.ticks > 1:
+        return f"{run.ticks:,} ticks from {tick}"
+    return tick if run.kind is RunKind.TICK else f"{tick} ({run.kind})"
+
+
+def next_at(at: datetime | None, *, now: datetime) -> str:
+    """When a schedule fires: ``in 5m``, ``due 3s ago``."""
+    return "-" if at is None else f"{'due ' if at < now else ''}{distance(at, now=now)}"
+
+
+def why_run(run: Run) -> str:
+    """Why a run ended as it did, on one line."""
+    return "" if run.reason is None else said(run.reason)
+
+
+# -- schedules ---------------------------------------------------------------------------------------
+
+
+def timing_words(timing: Timing) -> str:
+    """For lists: ``cron 0 2 * * * Europe/Berlin``, ``every 30 s``, ``once at 2026-11-22T10:00:00Z``."""
+    match timing:
+        case Cron(_, zone) as cron:
+            return f"cron {_listed([' '.join(text.split()) for text in cron.expressions], '; ')} {zone}"
+        case Every(every_s):
+            return f"every {_interval(every_s)}"
+        case Once() as once:
+            return f"once at {_listed([instant(at) for at in sorted(once.moments)], ', ')}"
+        case Beat():
+            return "entry of the beat"
+
+
+def _listed(texts: Sequence[str], separator: str) -> str:
+    """The first few of them."""
+    more = len(texts) - TIMES_LISTED_MAX
+    return separator.join(texts[:TIMES_LISTED_MAX]) + (f"{separator}{more} more" if more > 0 else "")
+
+
+def _interval(seconds: float) -> str:
+    for unit, size in _UNITS:
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + " s"

@@ -25,14 +25,14 @@ import psycopg2.extras
 
 from feedq.store import grants
 from feedq.store.grants import Role
-from tests.node import Node
+from tests.node import INHERITED, Node
+from tests.nursery import Nursery
 
 ROOT = Path(__file__).resolve().parent.parent
 FEEDQ = Path(sys.executable).with_name("feedq")
 READY_TIMEOUT_S = 40.0
 CLI_TIMEOUT_S = 60.0
 STATEMENT_TIMEOUT_S = 30
-INHERITED = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,7 @@ class Cluster:
 
     with_roles: bool
     roles_by_default: ClassVar[bool] = False
+    nursery_by_default: ClassVar[Nursery | None] = None
 
     def __init__(
         self,
@@ -121,10 +122,14 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         migrate: bool = True,
         with_roles: bool | None = None,
+        forks: bool = True,
+        nursery: Nursery | None = None,
     ) -> None:
         """``database_url`` is that of a superuser, as whom the test looks and makes tables. The processes run as
-        the roles of `feedq db grants` ``with_roles``, else as superusers too."""
+        the roles of `feedq db grants` ``with_roles``, else as superusers too. They are forked from a
+        ``nursery``, where there is one by default or given here; unless it ``forks`` none."""
         self.directory = directory
+        self.nursery = (nursery or self.nursery_by_default) if forks else None
         self.database_url = database_url
         self.with_roles = self.roles_by_default if with_roles is None else with_roles
         self.given = frozenset(env or ())
@@ -208,8 +213,9 @@ class Cluster:
         return found
 
     def _node(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None, id: str = "") -> Node:
+        make = Node if self.nursery is None else self.nursery.node
         log = self.directory / f"{name}.log"
-        node = Node(name, argv, env={**self.env, **(env or {})}, cwd=ROOT, log=log, id=id)
+        node = make(name, argv, env={**self.env, **(env or {})}, cwd=ROOT, log=log, id=id)
         node.start()
         return node
 
@@ -265,9 +271,12 @@ class Cluster:
 
     def run(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """A feedq command, whatever its outcome."""
+        env = {**self.env, **(env or {})}
+        if self.nursery is not None:
+            return self.nursery.run(arguments, env=env, cwd=self.directory, timeout_s=CLI_TIMEOUT_S)
         return subprocess.run(
             [str(FEEDQ), *arguments],
-            env={**self.env, **(env or {})},
+            env=env,
             cwd=self.directory,
             capture_output=True,
             text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
 import uuid
@@ -17,9 +18,13 @@ from hypothesis import settings
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.testing.loopback import run_on
+from tests.cluster import Cluster
+from tests.nursery import Nursery
 
 # No deadline: how long an example takes says more about the machine's other work than about the code.
-settings.register_profile("feedq", deadline=None, max_examples=50, print_blob=True)
+settings.register_profile("feedq", deadline=None, max_examples=25, print_blob=True)
+# `make thorough`: what nobody waits for at each change.
+settings.register_profile("thorough", settings.get_profile("feedq"), max_examples=250)
 settings.load_profile("feedq")
 
 SERVER_FIXTURES = {"postgres", "valkey", "database_url", "broker_url"}
@@ -29,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.servers)
+
+
+def pytest_collection_finish() -> None:
+    # All modules and thousands of tests are there to stay: no collection of garbage needs to look at them again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -60,6 +71,15 @@ def valkey(servers_dir: Path) -> Iterator[Valkey]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Clusters fork their processes from one that has imported what they need."""
+    with Nursery(tmp_path_factory.mktemp("nursery")) as nursery:
+        Cluster.nursery_by_default = nursery
+        yield nursery
+        Cluster.nursery_by_default = None
 
 
 @pytest.fixture

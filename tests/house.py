@@ -7,6 +7,7 @@ import io
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +27,11 @@ NO_CODE = {
 
 def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
 
 
 def lines_of_code(text: str) -> int:
@@ -54,7 +60,7 @@ def public_classes() -> dict[str, list[str]]:
     """Where each public class stands, by its name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in modules():
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(str(path.relative_to(ROOT)))
     return found

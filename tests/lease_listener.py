@@ -1,51 +1,61 @@
-"""A `LeaseListener` that only writes down, for tests of the lease keeper."""
+"""A lease keeper whose core's actions are only written down."""
 
 from __future__ import annotations
 
+from random import Random
 from uuid import uuid4
 
-from feedq.model import Heartbeat, Load, NewWorker, Worker
+from feedq.clock import Clock
+from feedq.model import Heartbeat, Load, NewWorker
+from feedq.settings import Settings
+from feedq.store.base import Store
+from feedq.worker import actions
+from feedq.worker.actions import Action
+from feedq.worker.core import WorkerCore
+from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
+
+_HEARD: dict[type[object], str] = {
+    actions.BeginSession: "registered",
+    actions.EndSession: "gone",
+    actions.Suspend: "suspend",
+    actions.Resume: "resume",
+    actions.FetchOrders: "orders",
+    actions.FetchHeld: "audit",
+    actions.RunReconcile: "reconcile overdue",
+}
 
 
 class RecordingListener:
-    """Writes down what it is told."""
+    """Writes down what the core wants done."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
         self.workers = 0
         self.stalled = 0.0
+        self._keeper: LeaseKeeper
 
-    def registered(self, worker: Worker) -> None:
-        self.heard.append("registered")
+    def make_keeper(self, store: Store, settings: Settings, clock: Clock) -> LeaseKeeper:
+        core = WorkerCore(settings, rng=Random(1), now=clock.monotonic())
+        self._keeper = LeaseKeeper(
+            store,
+            CoreDriver(core, self._perform),
+            describe,
+            settings=settings,
+            clock=clock,
+            load=Load,
+            stalled_s=lambda: self.stalled,
+            on_answer=self._answered,
+        )
+        return self._keeper
 
-    def reconnected(self) -> None:
-        self.heard.append("reconnected")
+    def _perform(self, action: Action) -> None:
+        if isinstance(action, actions.HeartbeatNow):
+            self._keeper.beat_now()
+        if type(action) in _HEARD:
+            self.heard.append(_HEARD[type(action)])
 
-    def suspend(self, why: str) -> None:
-        self.heard.append("suspend")
-
-    def resume(self) -> None:
-        self.heard.append("resume")
-
-    def gone(self) -> None:
-        self.heard.append("gone")
-
-    def answered(self, answer: Heartbeat) -> None:
+    def _answered(self, answer: Heartbeat) -> None:
         self.workers = answer.active_workers
-        if answer.stops_pending:
-            self.heard.append("stops pending")
-
-    def summoned(self) -> None:
-        self.heard.append("summoned")
-
-    def reconcile_overdue(self) -> None:
-        self.heard.append("reconcile overdue")
-
-    def stalled_s(self) -> float:
-        return self.stalled
-
-    def load(self) -> Load:
-        return Load()
 
 
 def describe() -> NewWorker:

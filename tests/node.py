@@ -25,6 +25,8 @@ from typing import Any, Protocol
 from feedq.embedded.process import spawn
 
 KILL_TIMEOUT_S = 10.0
+INHERITED = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "COVERAGE_PROCESS_START")
+"""Variables that the processes of tests get from the test run."""
 
 
 class Process(Protocol):

@@ -1,20 +1,19 @@
-"""Workers and beats that start in a tenth of the time: forked from a process that has imported everything.
+"""Workers, beats and commands that start in a tenth of the time: forked from a process that has imported all.
 
-A fault test that ends a hundred workers would spend most of the machine on imports. `Nursery` is one process that
-imports what a worker does, all but the app itself, whose settings come from the environment, and then forks a
-child for each node, which goes on in Celery's own ``main`` as ``python -m celery`` does. From then on it is a
-process like any other: in a group of its own, killed and frozen by its own id, and gone when the tests are.
+Tests that start and end hundreds of processes would spend most of the machine on imports. `Nursery` is one process
+that imports what a worker and the command line do, all but the app itself, whose settings come from the
+environment. It forks a child for each node, which goes on in Celery's own ``main`` as ``python -m celery`` does,
+and for each command, which goes on in that of ``feedq``. From then on it is a process like any other: in a group
+of its own, killed and frozen by its own id, and gone when the tests are.
 
-::
-
-    with Nursery(directory) as nursery, ForkedCluster(directory, nursery=nursery, …) as cluster:
-        cluster.add_worker("w1")
+`tests.cluster.Cluster` starts its processes this way where the fixture `forking` says so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -23,15 +22,16 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
+from threading import RLock
 from types import TracebackType
 from typing import Any
 
-from tests.cluster import INHERITED, ROOT, Cluster
-from tests.node import Node
+from tests.node import INHERITED, Node
 
 IMPORTED = (
     *(
@@ -49,16 +49,19 @@ IMPORTED = (
         "rich.text",
     ),
     *(
+        "feedq.cli",
         "feedq.bootsteps",
         "feedq.beat",
         "feedq.web.hook",
-        "feedq.runtime.jobs.external_jobs",
+        "feedq.worker.jobs.external_jobs",
         "feedq.store.postgresql",
     ),
 )
+ROOT = Path(__file__).resolve().parent.parent
 READY_S = 60.0
 FORK_S = 20.0
 PR_SET_PDEATHSIG = 1
+MAINS = {"celery": "celery.__main__", "feedq": "feedq.cli"}
 
 
 class Child:
@@ -82,14 +85,17 @@ class Child:
 
 
 class Nursery:
-    """The process that forks; a context manager. Not thread-safe."""
+    """The process that forks; a context manager. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self.ended: dict[int, int] = {}
         """The status of each child that has ended; of one that was killed, the signal's number, negative."""
+        self._directory = directory
         self._log = directory / "nursery.log"
         self._pids: list[int] = []
         self._buffer = b""
+        self._lock = RLock()
+        """Held from an order until its process is there, and while what it says is taken in."""
 
     def __enter__(self) -> Nursery:
         env = {name: os.environ[name] for name in INHERITED if name in os.environ}
@@ -117,29 +123,61 @@ class Nursery:
             assert pipe is not None
             pipe.close()
 
-    def fork(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> Child:
-        order = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "log": str(log)}
+    def node(self, name: str, argv: Sequence[str], **options: Any) -> Node:
+        """A node of ``python -m celery``, to be started."""
+        return ForkedNode(self, name, argv, **options)
+
+    def run(
+        self, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """A feedq command from its beginning to its end."""
+        with tempfile.TemporaryDirectory(dir=self._directory) as directory:
+            output, errors = Path(directory, "output"), Path(directory, "errors")
+            child = self.fork("feedq", arguments, env=env, cwd=cwd, output=output, errors=errors)
+            try:
+                status = child.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                raise
+            return subprocess.CompletedProcess(
+                ["feedq", *arguments], status, output.read_text(), errors.read_text()
+            )
+
+    def fork(
+        self,
+        program: str,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        output: Path,
+        errors: Path,
+    ) -> Child:
+        files = {"output": str(output), "errors": str(errors)}
+        order = {"argv": [program, *arguments], "env": dict(env), "cwd": str(cwd), **files}
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
-        self._expect(1, FORK_S)
-        return Child(self, self._pids.pop())
+        with self._lock:
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._expect(1, FORK_S)
+            return Child(self, self._pids.pop())
 
     def hear(self, timeout_s: float = 0.0) -> None:
         """Take in what it has said by now."""
         output = self._process.stdout
         assert output is not None
-        while select.select([output], [], [], timeout_s)[0]:
-            data = os.read(output.fileno(), 65_536)
-            assert data, f"the nursery ended:\n{self._log.read_text()[-2000:]}"
-            *lines, self._buffer = (self._buffer + data).split(b"\n")
-            for line in lines:
-                said = json.loads(line)
-                if "ended" in said:
-                    self.ended[said["ended"]] = said["status"]
-                else:
-                    self.ended.pop(said["pid"], None)
-                    self._pids.append(said["pid"])
-            timeout_s = 0.0
+        with self._lock:
+            while select.select([output], [], [], timeout_s)[0]:
+                data = os.read(output.fileno(), 65_536)
+                assert data, f"the nursery ended:\n{self._log.read_text()[-2000:]}"
+                *lines, self._buffer = (self._buffer + data).split(b"\n")
+                for line in lines:
+                    said = json.loads(line)
+                    if "ended" in said:
+                        self.ended[said["ended"]] = said["status"]
+                    else:
+                        self.ended.pop(said["pid"], None)
+                        self._pids.append(said["pid"])
+                timeout_s = 0.0
 
     def _expect(self, pids: int, limit_s: float) -> None:
         end = time.monotonic() + limit_s
@@ -158,24 +196,10 @@ class ForkedNode(Node):
     def start(self) -> None:
         assert self._process is None or self._process.poll() is not None, f"{self.name} runs already"
         # Without `python -m celery`.
-        self._process = self._nursery.fork(self.argv[3:], env=self.env, cwd=self.cwd, log=self.log)
-        self._frozen = False
-
-
-class ForkedCluster(Cluster):
-    """A cluster whose nodes are forked."""
-
-    def __init__(self, directory: Path, *, nursery: Nursery, **kwargs: Any) -> None:
-        self._nursery = nursery
-        super().__init__(directory, **kwargs)
-
-    def _node(self, name: str, argv: Sequence[str], *, env: Mapping[str, str] | None, id: str = "") -> Node:
-        log = self.directory / f"{name}.log"
-        node = ForkedNode(
-            self._nursery, name, argv, env={**self.env, **(env or {})}, cwd=ROOT, log=log, id=id
+        self._process = self._nursery.fork(
+            "celery", self.argv[3:], env=self.env, cwd=self.cwd, output=self.log, errors=self.log
         )
-        node.start()
-        return node
+        self._frozen = False
 
 
 # -- in the process itself ---------------------------------------------------------------------------
@@ -227,7 +251,7 @@ def _fork(order: Mapping[str, Any]) -> None:
     status = 1
     try:
         _become(order)
-        sys.exit(importlib.import_module("celery.__main__").main())
+        sys.exit(importlib.import_module(MAINS[sys.argv[0]]).main())
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
         if isinstance(leaving.code, str):
@@ -249,15 +273,18 @@ def _become(order: Mapping[str, Any]) -> None:
         os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for target, source in ((0, nothing), (1, log), (2, log)):
-        os.dup2(source, target)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for target, name in ((1, order["output"]), (2, order["errors"])):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), target)
     os.closerange(3, 64)
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
-    sys.argv = ["celery", *order["argv"]]
+    sys.argv = list(order["argv"])
+    # As the interpreter does with these when it starts.
+    sys.path[:0] = [path for path in order["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
+    if "PYTHONFAULTHANDLER" in order["env"]:
+        faulthandler.enable()
     for stream in (sys.stdout, sys.stderr):
         assert isinstance(stream, TextIOWrapper)
         stream.reconfigure(line_buffering=True)

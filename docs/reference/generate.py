@@ -7,7 +7,7 @@ comments, ``<!-- name: begin -->`` and ``<!-- name: end -->``; everything around
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import partial
 from importlib.metadata import entry_points
@@ -15,17 +15,23 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import click
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from feedq import lease, telemetry
+from feedq.cli import schedule_declare
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.wire.remote import RemoteOptions
+from feedq.manifest import ENTRIES
+from feedq.manifest.json_schema import manifest_schema
 from feedq.model import LeaseState
 from feedq.settings import Settings
 from feedq.sinks.base import SinkOptions
+from feedq.values import Entry, Number
+from feedq.worker import core
 
 HERE = Path(__file__).parent
 
@@ -51,7 +57,9 @@ def settings_tables() -> str:
             lines += ["", f"## {SECTIONS[name]}", ""]
             lines += ["| variable | values | default | meaning |", "|---|---|---|---|"]
         variable = f"FEEDQ_{name.upper()}" + ("__<NAME>" if name == "sinks" else "")
-        lines.append(f"| `{variable}` | {_values(name, field)} | {_default(field)} | {field.description} |")
+        lines.append(
+            f"| `{variable}` | {_values(name, field)} | {_default(field)} | {_cell(field.description or '')} |"
+        )
     return "\n".join(lines[1:])
 
 
@@ -81,6 +89,24 @@ def lease_states() -> str:
         rows.append(f"| `{move}` | `{before}` | `{after}` | {'grows' if grows else 'stays'} |")
     diagram = [f"    {before} --> {after}: {', '.join(moves)}" for (before, after), moves in arrows.items()]
     return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> idle", *diagram, "```", "", *rows])
+
+
+def worker_states() -> str:
+    """The diagrams of a worker session and of its feeds."""
+    parts = []
+    tables: tuple[tuple[str, Mapping[Any, Any]], ...] = (
+        ("joining", core.SESSION_TRANSITIONS),
+        ("claiming", core.FEED_TRANSITIONS),
+    )
+    for first, transitions in tables:
+        arrows: dict[tuple[str, str], list[str]] = {}
+        for (before, event), after in transitions.items():
+            arrows.setdefault((before, after), []).append(event)
+        diagram = [
+            f"    {before} --> {after}: {', '.join(events)}" for (before, after), events in arrows.items()
+        ]
+        parts += ["```mermaid", "stateDiagram-v2", f"    [*] --> {first}", *diagram, "```", ""]
+    return "\n".join(parts).rstrip()
 
 
 def option_tables(
@@ -124,12 +150,97 @@ def connector_table(kind: str) -> str:
     return option_tables(load_connector(kind).Options, without=(ConnectorOptions, RemoteOptions))
 
 
+def entry_tables() -> dict[str, Callable[[], str]]:
+    """What each kind of entry of a manifest may say, by the name of its markers."""
+    return {f"keys of {key}": partial(entry_table, key, manifest_schema()["$defs"]) for key in ENTRIES}
+
+
+def entry_table(key: str, defs: dict[str, Any]) -> str:
+    """The keys of a feed, a schedule, a queue or a calendar, and below them those of each mapping in it."""
+    entry: type[Entry] = ENTRIES[key]
+    lines = ["| key | values | default | meaning |", "|---|---|---|---|"]
+    for name, field, schema in _entry_fields(entry, defs[key]):
+        inner = _models(field.annotation)
+        below = list(_entry_fields(inner[0], defs[f"{key}.{inner[0].__name__}"])) if inner else []
+        words = "mapping, see below" if below else _schema_words(schema, defs)
+        lines.append(f"| `{name}` | {words} | {_entry_default(field)} | {_cell(field.description or '')} |")
+        for part, inside, its in below:
+            cells = _schema_words(its, defs), _entry_default(inside), _cell(inside.description or "")
+            lines.append(f"| `{name}.{part}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _entry_fields(entry: type[BaseModel], schema: dict[str, Any]) -> Iterator[tuple[str, FieldInfo, Any]]:
+    properties = next(one for one in (schema, *schema.get("anyOf", ())) if "properties" in one)["properties"]
+    for name, field in entry.model_fields.items():
+        yield name, field, properties[name]
+
+
+def _schema_words(schema: dict[str, Any], defs: dict[str, Any]) -> str:
+    """What JSON Schema says of a value, in words."""
+    match schema:
+        case {"anyOf": several}:
+            found = [_schema_words(one, defs) for one in several if one != {"type": "null"}]
+            if "duration" in found:  # the number before it is one of seconds
+                least = f" from {several[0]['minimum']:g} s" if several[0]["minimum"] else ""
+                found[:2] = [f"duration{least}"]
+            return " or ".join(dict.fromkeys(found))
+        case {"$ref": place}:
+            return _schema_words(defs[place.removeprefix("#/$defs/")], defs)
+        case {"enum": values}:
+            # Connectors are more than a cell can hold; another page has them.
+            return ", ".join(f"`{value}`" for value in values) if len(values) < 9 else "text"
+        case {"const": value}:
+            return f"`{value}`"
+        case {"type": "string", "pattern": pattern} if r"\d" in pattern:
+            return "duration"
+        case {"type": "array", "items": items}:
+            return f"list of {_schema_words(items, defs)}" if items else "list"
+        case {"type": "integer" | "number" as kind}:
+            low = schema.get("minimum", schema.get("exclusiveMinimum"))
+            words = "whole number" if kind == "integer" else "number"
+            words += f" over {low}" if "exclusiveMinimum" in schema else f" from {low:g}"
+            return words + (f" to {schema['maximum']:.10g}" if "maximum" in schema else "")
+        case {"type": "boolean"}:
+            return "`true`, `false`"
+        case {"type": "object"}:
+            return "mapping"
+    return "text"
+
+
+def _entry_default(field: FieldInfo) -> str:
+    number = next((one for one in field.metadata if isinstance(one, Number)), None)
+    if number is None or field.is_required() or (field.default is None and not number.or_none):
+        return _option_default(field)
+    written = number.written(field.get_default())
+    return f"`{_number(written) if isinstance(written, float) else written}`"
+
+
+def command_table(command: click.Command) -> str:
+    """The options of a command, from what its help says of them."""
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for option in command.params:
+        if isinstance(option, click.Option) and option.help is not None and option.name != "json_":
+            meaning, _, default = option.help.removesuffix("]").partition(" [default: ")
+            if isinstance(option.type, click.Choice):
+                meaning += f" One of {', '.join(f'`{choice}`' for choice in option.type.choices)}."
+            default = "required" if option.required else f"`{default}`" if default else ""
+            lines.append(f"| `{option.opts[0]}` | {default} | {_cell(meaning)} |")
+    return "\n".join(lines)
+
+
 PAGES: dict[str, Callable[[], dict[str, Callable[[], str]]]] = {
     "settings.md": lambda: {"settings": settings_tables},
+    "cli.md": lambda: {
+        f"options of schedule {command.name}": partial(command_table, command)
+        for command in (schedule_declare.add, schedule_declare.edit)
+    },
+    "manifest.md": entry_tables,
     "metrics.md": lambda: {"metrics": metrics_table},
     "connectors.md": connector_tables,
     "sinks.md": lambda: {"options": partial(option_tables, SinkOptions)},
     "../explanation/lease.md": lambda: {"lease": lease_states},
+    "../explanation/worker.md": lambda: {"worker": worker_states},
 }
 
 

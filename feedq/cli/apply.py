@@ -1,4 +1,4 @@
-"""`feedq apply`: make feeds, schedules and queues as the manifests declare them.
+"""`feedq apply` and `schema`: make feeds, schedules and queues as manifests declare them, and what they may say.
 
 Everything is read and checked before anything is changed: one mistake in one of them, and nothing is applied.
 Then changes go one by one; if the database goes away half way, applying again does the rest.
@@ -12,33 +12,33 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from feedq import manifest, verbs
 from feedq.adoption import Adopting, Newcomer, known_newcomers
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import write_json
-from feedq.cli.schedule_views import never_ticks, warn_ended, warn_never, warn_unserved
-from feedq.cli.views import write_difference
-from feedq.declaration import Action, Change, DeclarationChanges, plan, problems
-from feedq.diagnosis.checks import counted
+from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.output import answer, write_difference, write_json
+from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
-from feedq.manifest import JobChange, JobPlan, Manifest, ManifestProblem
-from feedq.model import StartCursor
-from feedq.report import masked
+from feedq.manifest import Action, Change, DeclarationChanges, Manifest, ManifestProblem
+from feedq.model import FeedSpec, StartCursor
+from feedq.report.masking import masked
 from feedq.schedule.model import Calendar, Queue, Schedule, ScheduleSpec
 from feedq.sinks.base import Checkpoint
-from feedq.store.jobs.base import JobStore
-from feedq.wording import printable
+from feedq.wording import counted, printable
+
+if TYPE_CHECKING:
+    from feedq.store.postgresql import JobStore
 
 STDIN = "-"
 BYTES_MAX = 64 * 2**20
 """A larger file is no manifest; it is refused before it is read."""
 SIGNS = {Action.ADD: "+", Action.CHANGE: "~", Action.REMOVE: "-"}
-AnyChange = Change | JobChange
 DONE = {Action.ADD: "added", Action.CHANGE: "changed", Action.REMOVE: "removed"}
 
 
@@ -65,7 +65,6 @@ DONE = {Action.ADD: "added", Action.CHANGE: "changed", Action.REMOVE: "removed"}
 @click.option("--tenant", help="With --prune: remove only feeds, and only this tenant's.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before removing anything.")
-@json_option
 @pass_invocation
 def apply(
     invocation: Invocation,
@@ -94,26 +93,25 @@ def apply(
         raise click.UsageError("--tenant limits --prune, and means nothing without it")
     with _collector_paused():
         declared = _checked([_read(file) for file in files])
-        changes, unchanged = _plan(invocation, declared, prune=prune, tenant=tenant)
-    added = [
-        c.spec for c in changes if isinstance(c, Change) and c.action is Action.ADD and c.spec is not None
-    ]
-    newcomers, unasked = known_newcomers(added, invocation.open_sink) if invocation.has_sinks else ({}, [])
+        planned = _plan(invocation, declared, prune=prune, tenant=tenant)
+    added = [c.spec for c in planned.changes if c.action is Action.ADD and isinstance(c.spec, FeedSpec)]
+    newcomers, unasked = known_newcomers(added, invocation.open_sink)
     if adopt and unasked:
         raise SinkUnavailable("\n".join(unasked))
-    resumes = {d.spec.name: d.resume for d in declared.declarations if d.resume is not None}
+    resumes = {d.spec.name: d.resume for d in declared.feeds if d.resume is not None}
     starts: dict[str, Checkpoint | StartCursor] = {**resumes}
     if adopt:
         starts |= {name: newcomer.last for name, newcomer in newcomers.items()}
     notes = {name: _newcomer_note(newcomer, starts.get(name)) for name, newcomer in newcomers.items()}
+    changes = [replace(c, note=notes.get(c.name)) if c.noun == "feed" else c for c in planned.changes]
     if not invocation.json:
-        _show(changes, notes)
+        _show(changes)
         for note in unasked:
             click.echo(printable(note), err=True)
-    removals = Counter(_noun(change) for change in changes if change.action is Action.REMOVE)
-    if removals and not (dry_run or yes):
+    removals = Counter(change.noun for change in changes if change.action is Action.REMOVE)
+    if removals and not dry_run:
         what = " and ".join(counted(count, noun) for noun, count in removals.items())
-        invocation.confirm(f"Remove {what} that the manifests do not declare?")
+        invocation.confirm(f"Remove {what} that the manifests do not declare?", yes=yes)
     now = invocation.clock.now()
     if dry_run:
         specs = [change.spec for change in changes if isinstance(change.spec, ScheduleSpec)]
@@ -123,10 +121,32 @@ def apply(
         warn_ended(made, now=now)
         applied = [change.name for change in changes if isinstance(change.spec, ScheduleSpec)]
         warn_unserved(invocation.jobs, applied)
-    if invocation.json:
-        write_json(_document(changes, unchanged, notes, dry_run=dry_run))
-    else:
-        _summarise(changes, unchanged, dry_run=dry_run)
+    counts = {DONE[action]: planned.count(action) for action in Action}
+    document = {
+        "dry_run": dry_run,
+        **counts,
+        "unchanged": planned.unchanged,
+        "changes": list(map(_document, changes)),
+    }
+    done = ", ".join(f"{count} {what}" for what, count in counts.items())
+    text = f"{done}, = {planned.unchanged} unchanged" + (" (dry run)" if dry_run else "")
+    answer(invocation, document, text)
+
+
+@click.command(short_help="What manifests may say, as JSON Schema for editors.")
+@pass_invocation
+def schema(_: Invocation) -> None:
+    """Print the JSON Schema of manifests, with the options of every connector that is installed here.
+
+    Editors check a manifest by it while it is written, and show what a key means.
+
+    \b
+    Example:
+      feedq schema > feedq.schema.json
+    """
+    from feedq.manifest.json_schema import manifest_schema
+
+    write_json(manifest_schema())
 
 
 @contextmanager
@@ -163,39 +183,35 @@ def _checked(manifests: Sequence[Manifest]) -> Manifest:
     """All of them as one, if all are right. Raises `InvalidInput` with every mistake of every file."""
     joined = manifest.join(manifests)
     found = [*joined.problems]
-    for feed in joined.declarations:
-        found += [
-            ManifestProblem(feed.where, f"feed {feed.spec.name!r}: {what}") for what in problems(feed.spec)
-        ]
-    for schedule in joined.schedules:
-        name, wrong = schedule.spec.name, manifest.schedule_problems(schedule.spec)
-        found += [ManifestProblem(schedule.where, f"schedule {name!r}: {what}") for what in wrong]
+    for feed in joined.feeds:
+        for what in manifest.option_problems(feed.spec):
+            found.append(ManifestProblem(feed.where, f"feed {feed.spec.name!r}: {what}"))
     _refuse(found)
     return joined
 
 
 def _refuse(found: Sequence[ManifestProblem]) -> None:
     if found:
-        mistakes = "1 mistake" if len(found) == 1 else f"{len(found)} mistakes"
+        mistakes = counted(len(found), "mistake")
         lines = "\n".join(f"  {printable(str(problem))}" for problem in found)
         raise InvalidInput(f"{mistakes}; nothing was applied\n{lines}")
 
 
 def _plan(
     invocation: Invocation, declared: Manifest, *, prune: bool, tenant: str | None
-) -> tuple[list[AnyChange], int]:
-    """The changes in the order in which they are made, and how much is as declared already."""
+) -> DeclarationChanges:
+    """The changes in the order in which they are made."""
     # Kinds that the manifests say nothing about are left alone: who keeps schedules in a file of their own does
     # not mean to lose all feeds with --prune.
     kinds = declared.keys or {"feeds"}
-    feeds, schedules, queues, calendars = DeclarationChanges((), 0), JobPlan(), JobPlan(), JobPlan()
+    feeds = schedules = queues = calendars = DeclarationChanges()
     # Of schedules and queues none belongs to a tenant.
     prune_jobs = prune and tenant is None
     if "feeds" in kinds:
-        feeds = plan(
-            [declaration.spec for declaration in declared.declarations],
+        feeds = manifest.plan(
+            [declaration.spec for declaration in declared.feeds],
             [view.feed for view in invocation.store.feeds.views()],
-            keep_target={d.spec.name for d in declared.declarations if not d.says_target},
+            keep_target={d.spec.name for d in declared.feeds if not d.says_target},
             prune=prune,
             tenant=tenant,
         )
@@ -218,13 +234,17 @@ def _plan(
     beside = [*queues.changes, *calendars.changes]
     removed = [change for change in beside if change.action is Action.REMOVE]
     kept = [change for change in beside if change.action is not Action.REMOVE]
-    changes: list[AnyChange] = [*feeds.changes, *kept, *schedules.changes, *removed]
-    unchanged = feeds.unchanged + schedules.unchanged + queues.unchanged + calendars.unchanged
-    return changes, unchanged
+    changes = (*feeds.changes, *kept, *schedules.changes, *removed)
+    unchanged = sum(kind.unchanged for kind in (feeds, schedules, queues, calendars))
+    return DeclarationChanges(changes, unchanged)
 
 
 def _check_calendars(
-    invocation: Invocation, declared: Manifest, calendars: JobPlan, schedules: JobPlan, existing: set[str]
+    invocation: Invocation,
+    declared: Manifest,
+    calendars: DeclarationChanges,
+    schedules: DeclarationChanges,
+    existing: set[str],
 ) -> None:
     """Raises `InvalidInput` when a schedule leaves out a calendar that there will not be."""
     removed = {change.name for change in calendars.changes if change.action is Action.REMOVE}
@@ -234,24 +254,14 @@ def _check_calendars(
         gone = {d.spec.name for d in declared.schedules} | {change.name for change in schedules.changes}
         kept = invocation.jobs.schedules.specs().values()
         using += [("--prune", s) for s in kept if isinstance(s, ScheduleSpec) and s.name not in gone]
-    _refuse(
-        [
-            ManifestProblem(
-                where, f"schedule {spec.name!r}: exclude.calendars: there is no calendar {name!r}"
-            )
-            for where, spec in using
-            for name in spec.exclude.calendars
-            if name not in known - removed
-        ]
-    )
-
-
-def _noun(change: AnyChange) -> str:
-    return change.noun if isinstance(change, JobChange) else "feed"
-
-
-def _note(change: AnyChange, notes: Mapping[str, str]) -> str | None:
-    return change.note if isinstance(change, JobChange) else notes.get(change.name)
+    lacking = [
+        (where, spec.name, name)
+        for where, spec in using
+        for name in spec.exclude.calendars
+        if name not in known - removed
+    ]
+    what = "schedule {!r}: exclude.calendars: there is no calendar {!r}"
+    _refuse([ManifestProblem(where, what.format(name, calendar)) for where, name, calendar in lacking])
 
 
 def _newcomer_note(newcomer: Newcomer, start: Checkpoint | StartCursor | None) -> str:
@@ -263,40 +273,40 @@ def _newcomer_note(newcomer: Newcomer, start: Checkpoint | StartCursor | None) -
     return f"{newcomer.note()}: it is left alone; --adopt goes on from its cursor"
 
 
-def _show(changes: Sequence[AnyChange], notes: Mapping[str, str]) -> None:
+def _show(changes: Sequence[Change]) -> None:
     for change in changes:
-        noun = f"{change.noun} " if isinstance(change, JobChange) else ""
+        noun = "" if change.noun == "feed" else f"{change.noun} "
         click.echo(f"{SIGNS[change.action]} {noun}{printable(change.name)}")
-        if (note := _note(change, notes)) is not None:
-            click.echo(f"    {printable(note)}")
+        if change.note is not None:
+            click.echo(f"    {printable(change.note)}")
         write_difference(change.options)
 
 
 def _carry_out(
-    invocation: Invocation, changes: Sequence[AnyChange], starts: Mapping[str, Checkpoint | StartCursor]
+    invocation: Invocation, changes: Sequence[Change], starts: Mapping[str, Checkpoint | StartCursor]
 ) -> list[Schedule]:
     """Returns the schedules as they are now that were added or changed."""
     made = []
     with Adopting(invocation.store, invocation.open_sink) as adopting:
         for done, change in enumerate(changes):
             try:
-                if isinstance(change, JobChange):
+                if change.noun != "feed":
                     schedule = _carry_out_job(invocation.jobs, change)
                     made += [] if schedule is None else [schedule]
-                elif change.action is Action.ADD and change.spec is not None and change.name in starts:
-                    assert isinstance(change, Change)
+                elif change.action is Action.ADD and change.name in starts:
+                    assert isinstance(change.spec, FeedSpec)
                     adopting.add(change.spec, starts[change.name], partial(verbs.add_feed, invocation.store))
                 else:
                     verbs.carry_out(invocation.store, change)
             except FeedqError as error:
                 raise type(error)(
-                    f"{_noun(change)} {change.name!r}: {error}\n{done} of {len(changes)} changes were made "
+                    f"{change.noun} {change.name!r}: {error}\n{done} of {len(changes)} changes were made "
                     "before; applying again makes the rest"
                 ) from error
     return made
 
 
-def _carry_out_job(jobs: JobStore, change: JobChange) -> Schedule | None:
+def _carry_out_job(jobs: JobStore, change: Change) -> Schedule | None:
     match change.spec, change.action:
         case Queue() as queue, _:
             jobs.queues.set(queue)
@@ -315,33 +325,13 @@ def _carry_out_job(jobs: JobStore, change: JobChange) -> Schedule | None:
     return None
 
 
-def _count(changes: Sequence[AnyChange], action: Action) -> int:
-    return sum(change.action is action for change in changes)
-
-
-def _summarise(changes: Sequence[AnyChange], unchanged: int, *, dry_run: bool) -> None:
-    counts = [f"{_count(changes, action)} {DONE[action]}" for action in Action]
-    click.echo(f"{', '.join(counts)}, = {unchanged} unchanged" + (" (dry run)" if dry_run else ""))
-
-
-def _document(
-    changes: Sequence[AnyChange], unchanged: int, notes: Mapping[str, str], *, dry_run: bool
-) -> dict[str, object]:
-    return {
-        "dry_run": dry_run,
-        **{DONE[action]: _count(changes, action) for action in Action},
-        "unchanged": unchanged,
-        "changes": [
-            {
-                "kind": _noun(change),
-                "name": change.name,
-                "action": change.action.value,
-                "options": [
-                    {"option": o.option, "before": masked(o.before), "after": masked(o.after)}
-                    for o in change.options
-                ],
-                **({} if (note := _note(change, notes)) is None else {"note": note}),
-            }
-            for change in changes
+def _document(change: Change) -> dict[str, object]:
+    document: dict[str, object] = {
+        "kind": change.noun,
+        "name": change.name,
+        "action": change.action,
+        "options": [
+            {"option": o.option, "before": masked(o.before), "after": masked(o.after)} for o in change.options
         ],
     }
+    return document if change.note is None else document | {"note": change.note}

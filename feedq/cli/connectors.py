@@ -8,16 +8,15 @@ from typing import Any
 
 import click
 
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import warn, write_json, write_table
-from feedq.cli.views import compact
+from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.output import TableColumn, answer, warn, write_table
 from feedq.connectors.base import ENTRY_POINT_GROUP, load_connector
 from feedq.errors import InvalidInput
+from feedq.wording import as_json
 
 
 @click.command(short_help="The installed connectors and their options.")
 @click.argument("name", required=False)
-@json_option
 @pass_invocation
 def connectors(invocation: Invocation, *, name: str | None) -> None:
     """The installed connectors and their options; with --json as JSON schema.
@@ -35,28 +34,25 @@ def connectors(invocation: Invocation, *, name: str | None) -> None:
             if name:
                 raise
             warn(str(error))
-    if invocation.json:
-        write_json(schemas)
-        return
+    answer(invocation, schemas, lambda: _write(schemas))
+
+
+def _write(schemas: Mapping[str, Mapping[str, Any]]) -> None:
     for position, (kind, schema) in enumerate(schemas.items()):
         if position:
             click.echo()
-        _write(kind, schema)
+        click.echo(f"{kind}: {_first_sentence(schema.get('description', ''))}")
+        write_table(list(schema.get("properties", {}).items()), _columns(schema))
 
 
-def _write(kind: str, schema: Mapping[str, Any]) -> None:
-    click.echo(f"{kind}: {_first_sentence(schema.get('description', ''))}")
+def _columns(schema: Mapping[str, Any]) -> list[TableColumn[tuple[str, Any]]]:
     required = set(schema.get("required", ()))
-    rows = [
-        (
-            f"  {option}",
-            _type(about, schema),
-            "required" if option in required else _default(about),
-            _first_sentence(about.get("description", "")),
-        )
-        for option, about in schema.get("properties", {}).items()
+    return [
+        TableColumn("  OPTION", lambda row: f"  {row[0]}"),
+        TableColumn("TYPE", lambda row: _type(row[1], schema)),
+        TableColumn("DEFAULT", lambda row: "required" if row[0] in required else _default(row[1])),
+        TableColumn("MEANS", lambda row: _first_sentence(row[1].get("description", ""))),
     ]
-    write_table(("  OPTION", "TYPE", "DEFAULT", "MEANS"), rows)
 
 
 def _first_sentence(text: str) -> str:
@@ -81,4 +77,4 @@ def _type(about: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 
 def _default(about: Mapping[str, Any]) -> str:
     default = about.get("default")
-    return "-" if default in (None, "", {}, []) else compact(default).strip('"')
+    return "-" if default in (None, "", {}, []) else as_json(default).strip('"')

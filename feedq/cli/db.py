@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 import click
 from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import write_facts, write_json
+from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.output import answer, write_lines
 from feedq.errors import InvalidInput
+from feedq.report.details import detail_lines
 from feedq.settings import Settings
 from feedq.store import grants as roles
 from feedq.store import migrate
@@ -28,7 +30,6 @@ def db() -> None:
 
 
 @db.command()
-@json_option
 @pass_invocation
 def upgrade(invocation: Invocation) -> None:
     """Bring the database to this release. Safe to run again, and from several places at once.
@@ -39,16 +40,11 @@ def upgrade(invocation: Invocation) -> None:
     """
     settings = invocation.settings
     applied = migrate.upgrade(settings.database_url.get_secret_value(), role_prefix=settings.role_prefix)
-    if invocation.json:
-        write_json({"applied": applied})
-    elif applied:
-        click.echo(f"applied {', '.join(applied)}")
-    else:
-        click.echo("already up to date")
+    text = f"applied {', '.join(applied)}" if applied else "already up to date"
+    answer(invocation, {"applied": applied}, text)
 
 
 @db.command()
-@json_option
 @pass_invocation
 def status(invocation: Invocation) -> None:
     """Which revision the database is at. Exit status 1 when migrations are pending.
@@ -59,24 +55,16 @@ def status(invocation: Invocation) -> None:
     """
     url = invocation.settings.database_url.get_secret_value()
     found = migrate.status(url)
-    if invocation.json:
-        write_json(
-            {
-                "database": mask_url(url),
-                "current": found.current,
-                "head": found.head,
-                "pending": found.pending,
-            }
-        )
-    else:
-        write_facts(
-            [
-                ("database", mask_url(url)),
-                ("current", found.current or "(none)"),
-                ("head", found.head),
-                ("pending", f"{found.pending}: run `feedq db upgrade`" if found.pending else "0"),
-            ]
-        )
+    lines = detail_lines(
+        [
+            ("database", mask_url(url)),
+            ("current", found.current or "(none)"),
+            ("head", found.head),
+            ("pending", f"{found.pending}: run `feedq db upgrade`" if found.pending else "0"),
+        ]
+    )
+    document = {"database": mask_url(url), **asdict(found)}
+    answer(invocation, document, lambda: write_lines(lines))
     if found.pending:
         raise SystemExit(1)
 
@@ -85,7 +73,6 @@ def status(invocation: Invocation) -> None:
 @click.option(
     "--apply", "apply_", is_flag=True, help="Make the roles and give them their rights, as one transaction."
 )
-@json_option
 @pass_invocation
 def grants(invocation: Invocation, *, apply_: bool) -> None:
     """Print the SQL that makes a role for each kind of process, each with as few rights as it needs.
@@ -105,54 +92,52 @@ def grants(invocation: Invocation, *, apply_: bool) -> None:
     here, elsewhere = _sinks(settings)
     with roles.opened(url) as connection:
         passwords = _passwords(settings, [*here, *elsewhere])
-        sinks = [
-            roles.sink_tables(connection, name, with_control=name in here) for name in [*here, *elsewhere]
-        ]
-        steps = roles.script(connection, settings.role_prefix, sinks[: len(here)], passwords)
+        with_control = [roles.sink_tables(connection, name, with_control=True) for name in here]
+        steps = roles.script(connection, settings.role_prefix, with_control, passwords)
         if apply_:
             roles.apply(url, steps, connection)
         script = _written(steps, connection)
-        others = {
-            sink.name: _written(
-                roles.sink_script(
-                    connection, settings.role_prefix, sink, passwords, database=_database(settings, sink.name)
-                ),
-                connection,
-            )
-            for sink in sinks[len(here) :]
-        }
-    if invocation.json:
-        plain = {name: [text for _, text in lines] for name, lines in others.items()}
-        write_json({"applied": apply_, "statements": [text for _, text in script], "sinks": plain})
-        return
-    if apply_:
-        click.echo(f"{len(script)} statements applied to {mask_url(url)}")
-    else:
-        _print(script, where=f"in the control database, {mask_url(url)}")
-    for name, lines in others.items():
-        where = f"in the database of sink {name}, {mask_url(settings.sink_url(name))}, as its owner"
+        others = {}
+        for name, database in elsewhere.items():
+            sink = roles.sink_tables(connection, name, with_control=False)
+            apart = roles.sink_script(connection, settings.role_prefix, sink, passwords, database=database)
+            others[name] = _written(apart, connection)
+
+    def write() -> None:
         if apply_:
-            click.echo(f"left to do {where}: what `feedq db grants` prints for it")
+            click.echo(f"{len(script)} statements applied to {mask_url(url)}")
         else:
-            _print(lines, where=where)
+            _print(script, where=f"in the control database, {mask_url(url)}")
+        for name, lines in others.items():
+            where = f"in the database of sink {name}, {mask_url(settings.sink_url(name))}, as its owner"
+            if apply_:
+                click.echo(f"left to do {where}: what `feedq db grants` prints for it")
+            else:
+                _print(lines, where=where)
+
+    plain = {name: [text for _, text in lines] for name, lines in others.items()}
+    document = {"applied": apply_, "statements": [text for _, text in script], "sinks": plain}
+    answer(invocation, document, write)
 
 
-def _sinks(settings: Settings) -> tuple[list[str], list[str]]:
-    """Sinks in the control database, and those in other databases of PostgreSQL."""
+def _sinks(settings: Settings) -> tuple[list[str], dict[str, str]]:
+    """Sinks in the control database, and those in other databases of PostgreSQL with the names of these."""
     control = make_url(settings.database_url.get_secret_value())
     here: list[str] = []
-    elsewhere: list[str] = []
+    elsewhere: dict[str, str] = {}
     for name in settings.sink_names:
         url = make_url(settings.sink_url(name))
         if url.get_backend_name() not in ("postgresql", "postgres"):
             continue
-        is_here = (url.host, url.port or 5432, url.database) == (
-            control.host,
-            control.port or 5432,
-            control.database,
-        )
-        (here if is_here else elsewhere).append(name)
+        if _place(url) == _place(control):
+            here.append(name)
+        else:
+            elsewhere[name] = url.database or url.username or ""
     return here, elsewhere
+
+
+def _place(url: URL) -> tuple[str | None, int, str | None]:
+    return url.host, url.port or 5432, url.database
 
 
 def _passwords(settings: Settings, sinks: Iterable[str]) -> dict[str, str]:
@@ -163,11 +148,6 @@ def _passwords(settings: Settings, sinks: Iterable[str]) -> dict[str, str]:
             f"FEEDQ_ROLE_PASSWORDS__{unknown[0].upper()}: there is no such role; known are: {', '.join(known)}"
         )
     return given
-
-
-def _database(settings: Settings, sink: str) -> str:
-    url = make_url(settings.sink_url(sink))
-    return url.database or url.username or ""
 
 
 def _written(steps: Iterable[roles.GrantStatement], connection: Connection) -> list[tuple[str, str]]:

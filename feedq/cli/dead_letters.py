@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import write_facts, write_json, write_table
-from feedq.cli.views import compact
+from feedq.cli.invocation import Invocation, limit_option, pass_invocation, yes_option
+from feedq.cli.output import TableColumn, answer, answer_list, number, write_lines
 from feedq.connectors.base import parse_options
 from feedq.errors import FeedqError, InvalidInput, NotFound, SinkUnavailable
 from feedq.model import FeedSpec
-from feedq.sinks.base import DeadLetter, Landing, Sink, landing_of, parse_sink
-from feedq.wording import ago, printable
+from feedq.report.details import detail_lines
+from feedq.sinks.base import DeadLetter, Sink, landing_of, parse_sink
+from feedq.wording import ago, as_json, cut, printable, stamp
 
 TEXT_WIDTH = 60
 AT_ONCE = 100
@@ -41,10 +42,7 @@ def dead_letters() -> None:
 
 @dead_letters.command("list")
 @click.argument("name")
-@click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many, newest first."
-)
-@json_option
+@limit_option(50)
 @pass_invocation
 def list_(invocation: Invocation, *, name: str, limit: int) -> None:
     """The refused records of a feed, newest first.
@@ -53,33 +51,22 @@ def list_(invocation: Invocation, *, name: str, limit: int) -> None:
     Example:
       feedq feed dead-letters list acme/orders --limit 10
     """
-    spec = _spec(invocation, name)
-    with invocation.open_sink(parse_sink(spec.sink).name) as sink:
+    with _sink_of(invocation, name) as (_, sink):
         letters = sink.dead_letters(name, limit=limit)
-    if invocation.json:
-        write_json([_document(letter) for letter in letters])
-        return
-    if not letters:
-        click.echo(f"{name} has no dead letters")
-        return
     now = invocation.clock.now()
-    rows = [
-        (
-            str(letter.id),
-            ago(letter.at, now=now),
-            str(letter.epoch),
-            _short(printable(letter.error)),
-            _short(_text(letter.record)),
-        )
-        for letter in letters
+    columns: list[TableColumn[DeadLetter]] = [
+        number("ID", lambda letter: str(letter.id)),
+        number("AGE", lambda letter: ago(letter.at, now=now)),
+        number("EPOCH", lambda letter: str(letter.epoch)),
+        TableColumn("ERROR", lambda letter: cut(printable(letter.error), TEXT_WIDTH)),
+        TableColumn("RECORD", lambda letter: cut(_text(letter.record), TEXT_WIDTH)),
     ]
-    write_table(("ID", "AGE", "EPOCH", "ERROR", "RECORD"), rows, right="ID AGE EPOCH")
+    answer_list(invocation, letters, _document, columns, empty=f"{name} has no dead letters")
 
 
 @dead_letters.command()
 @click.argument("name")
 @click.argument("letter_id", type=LETTER_ID, metavar="ID")
-@json_option
 @pass_invocation
 def show(invocation: Invocation, *, name: str, letter_id: int) -> None:
     """One refused record, whole, with the reason.
@@ -88,33 +75,29 @@ def show(invocation: Invocation, *, name: str, letter_id: int) -> None:
     Example:
       feedq feed dead-letters show acme/orders 17
     """
-    spec = _spec(invocation, name)
-    with invocation.open_sink(parse_sink(spec.sink).name) as sink:
+    with _sink_of(invocation, name) as (_, sink):
         letters = sink.dead_letters(name, ids=[letter_id], limit=1)
     if not letters:
         raise NotFound(f"{name} has no dead letter {letter_id}")
     (letter,) = letters
-    if invocation.json:
-        write_json(_document(letter))
-        return
-    write_facts(
+    lines = detail_lines(
         [
             ("id", str(letter.id)),
-            ("feed", printable(letter.feed)),
-            ("at", letter.at.isoformat(sep=" ", timespec="seconds")),
+            ("feed", letter.feed),
+            ("at", stamp(letter.at)),
             ("epoch", str(letter.epoch)),
-            ("cursor", printable(compact(letter.cursor))),
-            ("error", printable(letter.error)),
+            ("cursor", as_json(letter.cursor)),
+            ("error", letter.error),
             ("record", _text(letter.record)),
         ]
     )
+    answer(invocation, _document(letter), lambda: write_lines(lines))
 
 
 @dead_letters.command()
 @click.argument("name")
 @ids_argument
 @all_option
-@json_option
 @pass_invocation
 def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool) -> None:
     """Land refused records after all, once the table or the feed was mended.
@@ -128,11 +111,10 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
       feedq feed dead-letters replay acme/orders 17 18
       feedq feed dead-letters replay acme/orders --all
     """
-    spec = _spec(invocation, name)
-    landing = _landing(spec)
     landed = passed_over = 0
     refused: dict[int, str] = {}
-    with invocation.open_sink(parse_sink(spec.sink).name) as sink:
+    with _sink_of(invocation, name) as (spec, sink):
+        landing = landing_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
         for part in _parts(sink, name, ids, all_):
             try:
                 done = sink.replay(part, landing)
@@ -141,14 +123,16 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
             landed += done.landed
             refused |= done.refused
             passed_over += len(part) - done.landed - len(done.refused)
-    if invocation.json:
-        write_json({"name": name, "landed": landed, "refused": refused, "passed_over": passed_over})
-    else:
+
+    def write() -> None:
         click.echo(f"{name}: {landed} landed, {len(refused)} refused again")
         if passed_over:
             click.echo(f"  {passed_over} passed over: somebody else is at them, or has just dealt with them")
         for letter_id, error in list(refused.items())[:10]:
             click.echo(f"  {letter_id}: {printable(error)}")
+
+    document = {"name": name, "landed": landed, "refused": refused, "passed_over": passed_over}
+    answer(invocation, document, write)
     if refused:
         raise FeedqError(f"{len(refused)} records are refused still; they stay where they are")
 
@@ -157,8 +141,7 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
 @click.argument("name")
 @ids_argument
 @all_option
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@json_option
+@yes_option
 @pass_invocation
 def drop(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool, yes: bool) -> None:
     """Delete refused records for good.
@@ -167,25 +150,19 @@ def drop(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool, y
     Example:
       feedq feed dead-letters drop acme/orders 17 --yes
     """
-    spec = _spec(invocation, name)
-    with invocation.open_sink(parse_sink(spec.sink).name) as sink:
+    with _sink_of(invocation, name) as (_, sink):
         parts = _parts(sink, name, ids, all_)
-        if not yes:
-            which = "all" if all_ else str(len(set(ids)))
-            invocation.confirm(f"Delete {which} refused records of {name} for good?")
+        which = "all" if all_ else str(len(set(ids)))
+        invocation.confirm(f"Delete {which} refused records of {name} for good?", yes=yes)
         dropped = sum(map(sink.drop, parts))
-    if invocation.json:
-        write_json({"name": name, "dropped": dropped})
-    else:
-        click.echo(f"{name}: {dropped} dropped")
+    answer(invocation, {"name": name, "dropped": dropped}, f"{name}: {dropped} dropped")
 
 
-def _spec(invocation: Invocation, name: str) -> FeedSpec:
-    return invocation.store.feeds.get(name).spec
-
-
-def _landing(spec: FeedSpec) -> Landing:
-    return landing_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
+@contextmanager
+def _sink_of(invocation: Invocation, name: str) -> Iterator[tuple[FeedSpec, Sink]]:
+    spec = invocation.store.feeds.get(name).spec
+    with invocation.open_sink(parse_sink(spec.sink).name) as sink:
+        yield spec, sink
 
 
 def _parts(sink: Sink, name: str, ids: Sequence[int], all_: bool) -> Iterator[list[int]]:
@@ -246,7 +223,3 @@ def _document(letter: DeadLetter) -> dict[str, Any]:
 
 def _text(record: bytes) -> str:
     return printable(record.decode("utf-8", "backslashreplace"))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= TEXT_WIDTH else text[: TEXT_WIDTH - 1] + "…"

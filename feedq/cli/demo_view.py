@@ -1,27 +1,102 @@
-"""What `feedq up --demo` shows: live tables in a terminal, a line now and then elsewhere."""
+"""Where `feedq up` speaks: lines, JSON lines, or with --demo live tables with the news below them."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from itertools import islice
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from rich.console import Group, RenderableType
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.text import Text
 
-from feedq.cli.output import rich_table, styled
+from feedq.cli.output import TableColumn, number, rich_table, state, write_json_line
 from feedq.embedded.demo import FeedTally
-from feedq.embedded.observer import Snapshot
+from feedq.embedded.observer import Observer, Snapshot
 from feedq.model import FeedView, Status, WorkerState, WorkerView
-from feedq.telemetry import mask_url
-from feedq.wording import duration, printable, size
+from feedq.wording import duration, printable, said, size
 
+REFRESH_S = 0.25
+SUMMARY_S = 5.0
+"""Between two lines of the demo where there is no terminal."""
+NEWS_KEPT = 4
 WELL = {Status.STREAMING, Status.STARTING, Status.WAITING, Status.STOPPING, Status.PAUSED, Status.REMOVING}
+
+
+class Screen:
+    """Where the stack reports to: lines, JSON lines, or a live view with the news below it."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._console = Console(highlight=False)
+        self._news: deque[str] = deque(maxlen=NEWS_KEPT)
+        self._is_live = False
+
+    def ready(self, what: str, address: str = "", *, note: str = "") -> None:
+        if self._as_json:
+            self._write({"event": "ready", "what": what, "address": address, "note": note})
+        else:
+            self._write(f"{what:<12}{address}{'  ' if address else ''}{f'({note})' if note else ''}".rstrip())
+
+    def say(self, text: str) -> None:
+        if self._is_live:
+            self._news.append(f"{time.strftime('%H:%M:%S')} {text}")
+        elif self._as_json:
+            self._write({"event": "said", "text": text})
+        else:
+            self._write(text)
+
+    @contextmanager
+    def live(self, observer: Observer, *, flower_url: Callable[[], str]) -> Iterator[Callable[[], None]]:
+        """Show the demo until the block ends; yields what is to be called again and again."""
+        if self._as_json or not self._console.is_terminal:
+            yield _periodic(lambda: self.say(summarize(observer.latest)), interval_s=SUMMARY_S)
+            return
+        self._is_live = True
+        with Live(console=self._console, auto_refresh=False, transient=False) as live:
+
+            def refresh() -> None:
+                view = render(observer.latest, flower_url=flower_url(), news=list(self._news))
+                live.update(view, refresh=True)
+
+            try:
+                yield _periodic(refresh, interval_s=REFRESH_S)
+            finally:
+                self._is_live = False
+
+    def _write(self, line: str | dict[str, str]) -> None:
+        try:
+            if isinstance(line, dict):
+                write_json_line(line)
+            else:
+                click.echo(line)
+                sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read us has gone; the stack goes on, and Python must not trip over it at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _periodic(action: Callable[[], None], *, interval_s: float) -> Callable[[], None]:
+    """``action``, for whoever calls more often than it should happen."""
+    due_at = time.monotonic() + interval_s
+
+    def act_if_due() -> None:
+        nonlocal due_at
+        if time.monotonic() >= due_at:
+            due_at = time.monotonic() + interval_s
+            action()
+
+    return act_if_due
 
 
 def render(snapshot: Snapshot, *, flower_url: str, news: Sequence[str]) -> RenderableType:
     """The whole view."""
-    parts: list[RenderableType] = [_feeds(snapshot), Text(), _workers(snapshot), Text()]
+    workers = rich_table(snapshot.workers, WORKER_COLUMNS)
+    parts: list[RenderableType] = [_feeds(snapshot), Text(), workers, Text()]
     parts.append(Text.assemble(("Check  ", "bold"), _verdict(snapshot)))
     parts += [Text(line, style="yellow") for line in _complaints(snapshot)]
     if snapshot.trouble:
@@ -60,42 +135,36 @@ def summarize(snapshot: Snapshot) -> str:
 
 
 def _feeds(snapshot: Snapshot) -> RenderableType:
-    titles = ("Feed", "Worker", "Status", "Epoch", "Rows", "Rows/s", "Check")
-    rows = [_feed_row(view, snapshot) for view in snapshot.feeds]
-    return rich_table(titles, rows, right={"Epoch", "Rows", "Rows/s"})
+    rates, tallies = snapshot.rates, snapshot.tallies
 
+    def tally(view: FeedView) -> FeedTally:
+        return tallies.get(view.feed.name, FeedTally())
 
-def _feed_row(view: FeedView, snapshot: Snapshot) -> list[str | Text]:
-    name = view.feed.name
-    tally = snapshot.tallies.get(name, FeedTally())
-    rate = snapshot.rates.get(name)
-    return [
-        name,
-        _short(view.worker or "-"),
-        styled(view.status.value),
-        str(view.lease.epoch),
-        f"{tally.rows:,}",
-        "-" if rate is None else f"{rate:.1f}",
-        _check(tally),
+    def rate(view: FeedView) -> str | None:
+        return f"{rates[view.feed.name]:.1f}" if view.feed.name in rates else None
+
+    columns: list[TableColumn[FeedView]] = [
+        TableColumn("Feed", lambda view: view.feed.name),
+        TableColumn("Worker", lambda view: view.worker and _short(view.worker)),
+        state("Status", lambda view: view.status),
+        number("Epoch", lambda view: str(view.lease.epoch)),
+        number("Rows", lambda view: f"{tally(view).rows:,}"),
+        number("Rows/s", rate),
+        TableColumn("Check", lambda view: _check(tally(view))),
     ]
+    return rich_table(snapshot.feeds, columns)
 
 
-def _workers(snapshot: Snapshot) -> RenderableType:
-    titles = ("Worker", "State", "Feeds", "Capacity", "Heartbeat", "CPU", "Memory", "PID")
-    rows: list[list[str | Text]] = [
-        [
-            _short(view.worker.name),
-            styled(view.worker.state.value),
-            str(view.leases),
-            str(view.worker.capacity),
-            f"{duration(view.heartbeat_age_s)} ago",
-            f"{100 * view.worker.load.cpu:.0f} %",
-            size(view.worker.load.rss),
-            str(view.worker.pid),
-        ]
-        for view in snapshot.workers
-    ]
-    return rich_table(titles, rows, right={"Feeds", "Capacity", "Heartbeat", "CPU", "Memory", "PID"})
+WORKER_COLUMNS: list[TableColumn[WorkerView]] = [
+    TableColumn("Worker", lambda view: _short(view.worker.name)),
+    state("State", lambda view: view.worker.state),
+    number("Feeds", lambda view: str(view.leases)),
+    number("Capacity", lambda view: str(view.worker.capacity)),
+    number("Heartbeat", lambda view: f"{duration(view.heartbeat_age_s)} ago"),
+    number("CPU", lambda view: f"{100 * view.worker.load.cpu:.0f} %"),
+    number("Memory", lambda view: size(view.worker.load.rss)),
+    number("PID", lambda view: str(view.worker.pid)),
+]
 
 
 def _check(tally: FeedTally) -> Text:
@@ -109,7 +178,7 @@ def _check(tally: FeedTally) -> Text:
 def _complaints(snapshot: Snapshot) -> list[str]:
     """What the first feed in trouble says; the others mostly say the same."""
     troubled = (v for v in snapshot.feeds if v.status not in WELL and v.because)
-    return [f"{v.feed.name}: {printable(mask_url(v.because or ''))}" for v in islice(troubled, 1)]
+    return [f"{v.feed.name}: {said(v.because or '')}" for v in troubled][:1]
 
 
 def _verdict(snapshot: Snapshot) -> Text:

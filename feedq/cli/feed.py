@@ -10,17 +10,15 @@ from feedq import adoption, verbs
 from feedq.cli.dead_letters import dead_letters
 from feedq.cli.feed_declare import add, edit, export
 from feedq.cli.feed_test import feed_test
-from feedq.cli.invocation import Invocation, json_option, pass_invocation, wait_options
-from feedq.cli.output import write_json
-from feedq.cli.views import write_done, write_events, write_feed, write_feeds
+from feedq.cli.invocation import Invocation, limit_option, pass_invocation, wait_options, yes_option
+from feedq.cli.output import answer, answer_done, answer_list, write_lines
+from feedq.cli.tables import NO_FEEDS, event_columns, feed_columns
 from feedq.diagnosis import explain
-from feedq.model import Feed, FeedView, Status, TargetState, Worker
-from feedq.report import event_row, feed_document, feed_row
+from feedq.model import Feed, FeedView, Status, TargetState
+from feedq.report.details import declaration_lines, detail_lines, lease_lines
+from feedq.report.rows import event_row, feed_document, feed_row
 from feedq.sinks.base import parse_sink
 from feedq.sinks.identity import owner_of
-from feedq.wording import printable
-
-EVENTS_SHOWN = 50
 
 
 @click.group(
@@ -36,11 +34,8 @@ def feed() -> None:
     """
 
 
-feed.add_command(add)
-feed.add_command(edit)
-feed.add_command(export)
-feed.add_command(feed_test)
-feed.add_command(dead_letters)
+for _command in (add, edit, export, feed_test, dead_letters):
+    feed.add_command(_command)
 
 
 @feed.command("list")
@@ -53,7 +48,6 @@ feed.add_command(dead_letters)
     type=click.Choice([status.value for status in Status]),
     help="Only feeds of this status; may be repeated.",
 )
-@json_option
 @pass_invocation
 def list_(invocation: Invocation, *, tenant: str | None, worker: str | None, statuses: Sequence[str]) -> None:
     """All feeds by name, with their status and progress.
@@ -64,15 +58,11 @@ def list_(invocation: Invocation, *, tenant: str | None, worker: str | None, sta
     """
     views = invocation.store.feeds.views(tenant=tenant, worker=worker)
     shown = [view for view in views if not statuses or view.status.value in statuses]
-    if invocation.json:
-        write_json([feed_row(view) for view in shown])
-    else:
-        write_feeds(shown, now=invocation.clock.now())
+    answer_list(invocation, shown, feed_row, feed_columns(invocation.clock.now()), empty=NO_FEEDS)
 
 
 @feed.command()
 @click.argument("name")
-@json_option
 @pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
     """Everything about one feed: status, why it does not stream, progress, last error, declaration.
@@ -84,23 +74,18 @@ def show(invocation: Invocation, *, name: str) -> None:
     view = invocation.store.feeds.view(name)
     now = invocation.clock.now()
     workers = invocation.store.workers.views()
-    explanation = explain(view, workers, now=now, rules=invocation.settings.rules)
-    if invocation.json:
-        write_json(feed_document(view, explanation=explanation))
-    else:
-        write_feed(view, now=now, explanation=explanation)
+    why = explain(view, workers, now=now, rules=invocation.settings.rules)
+    lines = [
+        *detail_lines([("name", name), ("status", view.status), ("why", why)]),
+        *lease_lines(view, now=now, workers=verbs.worker_names(workers)),
+        *declaration_lines(view, now=now),
+    ]
+    answer(invocation, feed_document(view, explanation=why), lambda: write_lines(lines))
 
 
 @feed.command()
 @click.argument("name")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=EVENTS_SHOWN,
-    show_default=True,
-    help="How many, newest first.",
-)
-@json_option
+@limit_option(50)
 @pass_invocation
 def events(invocation: Invocation, *, name: str, limit: int) -> None:
     """The history of one feed, newest first.
@@ -110,17 +95,13 @@ def events(invocation: Invocation, *, name: str, limit: int) -> None:
       feedq feed events acme/orders --limit 10
     """
     found = invocation.store.feeds.events(name, limit=limit)
-    if invocation.json:
-        write_json([event_row(event) for event in found])
-    else:
-        workers = verbs.worker_names(invocation.store.workers.views(gone=True))
-        write_events(found, workers=workers)
+    workers = {} if invocation.json else verbs.worker_names(invocation.store.workers.views(gone=True))
+    answer_list(invocation, found, event_row, event_columns(workers), empty="no events")
 
 
 @feed.command()
 @click.argument("names", nargs=-1, required=True)
 @wait_options
-@json_option
 @pass_invocation
 def pause(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout_s: float) -> None:
     """Stop feeds, and keep them stopped until they are resumed.
@@ -129,16 +110,15 @@ def pause(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout_s
     Example:
       feedq feed pause acme/orders --wait
     """
-    _each(invocation, names, lambda name: invocation.store.feeds.set_target(name, TargetState.PAUSED))
+    _set_target(invocation, names, TargetState.PAUSED)
     if wait:
-        _wait_for_status(invocation, names, {Status.PAUSED}, timeout_s=timeout_s)
-    write_done(invocation, names, "paused")
+        _wait_for(invocation, names, _has(Status.PAUSED), f"{', '.join(names)} paused", timeout_s)
+    answer_done(invocation, names, "paused")
 
 
 @feed.command()
 @click.argument("names", nargs=-1, required=True)
 @wait_options
-@json_option
 @pass_invocation
 def resume(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout_s: float) -> None:
     """Let paused feeds run again, from where they left off.
@@ -147,16 +127,15 @@ def resume(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout_
     Example:
       feedq feed resume acme/orders
     """
-    _each(invocation, names, lambda name: invocation.store.feeds.set_target(name, TargetState.RUNNING))
+    _set_target(invocation, names, TargetState.RUNNING)
     if wait:
-        _wait_for_status(invocation, names, {Status.STREAMING}, timeout_s=timeout_s)
-    write_done(invocation, names, "resumed")
+        _wait_for(invocation, names, _has(Status.STREAMING), f"{', '.join(names)} streaming", timeout_s)
+    answer_done(invocation, names, "resumed")
 
 
 @feed.command()
 @click.argument("names", nargs=-1, required=True)
 @wait_options
-@json_option
 @pass_invocation
 def restart(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout_s: float) -> None:
     """Stop feeds and start them anew, from where they left off; failures are forgotten.
@@ -172,15 +151,14 @@ def restart(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout
         def is_back(view: FeedView) -> bool:
             return view.status is Status.STREAMING and view.lease.generation >= wanted[view.feed.name]
 
-        _wait_for(invocation, names, is_back, what="restart", timeout_s=timeout_s)
-    write_done(invocation, names, "restarted")
+        _wait_for(invocation, names, is_back, "restart", timeout_s)
+    answer_done(invocation, names, "restarted")
 
 
 @feed.command()
 @click.argument("name")
 @click.argument("worker")
 @wait_options
-@json_option
 @pass_invocation
 def move(invocation: Invocation, *, name: str, worker: str, wait: bool, timeout_s: float) -> None:
     """Let another worker have a feed, which goes on there where it left off.
@@ -195,34 +173,27 @@ def move(invocation: Invocation, *, name: str, worker: str, wait: bool, timeout_
     store, settings = invocation.store, invocation.settings
     invocation.live_feed(name)
     target = verbs.move_feed(store, name, worker, settings).worker
+
+    def has_arrived() -> bool:
+        view = store.feeds.view(name)
+        return view.lease.worker_id == target.id and view.status is Status.STREAMING
+
+    def obstacle() -> str | None:
+        view, workers = store.feeds.view(name), store.workers.views()
+        return explain(view, workers, now=invocation.clock.now(), rules=settings.rules)
+
     if wait:
-        invocation.wait_until(
-            lambda: _streams_on(store.feeds.view(name), target),
-            timeout_s=timeout_s,
-            what=f"{name} streams on {target.name}",
-            why=lambda: explain(
-                store.feeds.view(name),
-                store.workers.views(),
-                now=invocation.clock.now(),
-                rules=settings.rules,
-            ),
-        )
+        what = f"{name} streams on {target.name}"
+        invocation.wait_until(has_arrived, timeout_s=timeout_s, what=what, why=obstacle)
     result = "moved" if wait else "moving"
-    if invocation.json:
-        write_json({"name": name, "worker": target.name, "result": result})
-    else:
-        click.echo(printable(f"{name} {result} to {target.name}"))
-
-
-def _streams_on(view: FeedView, worker: Worker) -> bool:
-    return view.lease.worker_id == worker.id and view.status is Status.STREAMING
+    document = {"name": name, "worker": target.name, "result": result}
+    answer(invocation, document, f"{name} {result} to {target.name}")
 
 
 @feed.command()
 @click.argument("names", nargs=-1, required=True)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @wait_options
-@json_option
 @pass_invocation
 def remove(invocation: Invocation, *, names: Sequence[str], yes: bool, wait: bool, timeout_s: float) -> None:
     """Stop feeds and forget them. What they imported stays, and so does their checkpoint in the sink.
@@ -235,20 +206,20 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool, wait: boo
       feedq feed remove acme/orders --yes --wait
     """
     live = [invocation.live_feed(name) for name in names]
-    if not yes:
-        invocation.confirm(
-            f"Remove {', '.join(names)}? Declared again, they begin where their sources begin, unless they adopt "
-            "what is left in the sink (`feedq apply --adopt`)."
-        )
+    invocation.confirm(
+        f"Remove {', '.join(names)}? Declared again, they begin where their sources begin, unless they adopt "
+        "what is left in the sink (`feedq apply --adopt`).",
+        yes=yes,
+    )
     _each(invocation, names, invocation.store.feeds.remove)
     if wait:
         ids = {feed.id for feed in live}
-        invocation.wait_until(
-            lambda: not any(view.feed.id in ids for view in invocation.store.feeds.views()),
-            timeout_s=timeout_s,
-            what="removal",
-        )
-    write_done(invocation, names, "removed")
+
+        def are_gone() -> bool:
+            return not any(view.feed.id in ids for view in invocation.store.feeds.views())
+
+        invocation.wait_until(are_gone, timeout_s=timeout_s, what="removal")
+    answer_done(invocation, names, "removed")
 
 
 @feed.command()
@@ -257,8 +228,7 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool, wait: boo
     "--number", type=click.IntRange(min=1), help="Which checkpoint, if there are several of that name."
 )
 @click.option("--force", is_flag=True, help="Also if the feed has landed records of its own already.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@json_option
+@yes_option
 @pass_invocation
 def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool, yes: bool) -> None:
     """Go on from the checkpoint that another feed of this name has left in its sink.
@@ -274,11 +244,10 @@ def adopt(invocation: Invocation, *, name: str, number: int | None, force: bool,
     live = invocation.live_feed(name)
     with invocation.open_sink(parse_sink(live.spec.sink).name) as sink:
         old = adoption.choose(sink, live, number=number, force=force)
-        if not yes:
-            invocation.confirm(printable(f"Take the checkpoint of {owner_of(old)}?"))
+        invocation.confirm(f"Take the checkpoint of {owner_of(old)}?", yes=yes)
         adoption.adopt(sink, live, old)
     invocation.store.feeds.restart(name)
-    write_done(invocation, [name], "adopted")
+    answer_done(invocation, [name], "adopted")
 
 
 def _each(invocation: Invocation, names: Sequence[str], act: Callable[[str], Feed]) -> list[Feed]:
@@ -287,18 +256,18 @@ def _each(invocation: Invocation, names: Sequence[str], act: Callable[[str], Fee
     return [act(name) for name in dict.fromkeys(live)]
 
 
-def _wait_for_status(
-    invocation: Invocation, names: Sequence[str], wanted: set[Status], *, timeout_s: float
-) -> None:
-    what = f"{', '.join(names)} {'/'.join(sorted(wanted))}"
-    _wait_for(invocation, names, lambda view: view.status in wanted, what=what, timeout_s=timeout_s)
+def _set_target(invocation: Invocation, names: Sequence[str], target: TargetState) -> None:
+    _each(invocation, names, lambda name: invocation.store.feeds.set_target(name, target))
+
+
+def _has(wanted: Status) -> Callable[[FeedView], bool]:
+    return lambda view: view.status is wanted
 
 
 def _wait_for(
     invocation: Invocation,
     names: Sequence[str],
     is_done: Callable[[FeedView], bool],
-    *,
     what: str,
     timeout_s: float,
 ) -> None:

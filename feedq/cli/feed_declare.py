@@ -2,66 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from feedq import adoption, documents, manifest, verbs
 from feedq.cli import options
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import write_json
-from feedq.cli.views import write_difference, write_done
-from feedq.declaration import difference
+from feedq.cli.invocation import Invocation, decorated, pass_invocation
+from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.errors import NotFound
 from feedq.model import Feed, FeedSpec, TargetState
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _declaration_options(command: Command) -> Command:
-    """The options that `add` and `edit` share."""
-    for option in reversed(
-        [
-            click.option("--source", metavar="JSON", help="All options of the connector, as a JSON object."),
-            click.option(
-                "-o",
-                "--option",
-                "source_options",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="One option of the connector, such as url=tcp://host:7001; may be repeated.",
-            ),
-            click.option(
-                "--sink",
-                "sink_options",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="One option of the sink, such as table=orders; may be repeated, or a JSON object.",
-            ),
-            click.option("--tenant", help="Whom the feed belongs to."),
-            click.option(
-                "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label; may be repeated."
-            ),
-            click.option(
-                "--require",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="A label that a worker must have to get the feed; may be repeated.",
-            ),
-            click.option(
-                "--prefer",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="A label of the workers that should get it, as long as one has room; may be repeated.",
-            ),
-            click.option("--weight", type=float, help="Load of the feed beside others (1 unless given)."),
-        ]
-    ):
-        command = option(command)
-    return command
+_declaration_options = decorated(
+    click.option("--source", metavar="JSON", help="All options of the connector, as a JSON object."),
+    click.option(
+        "-o",
+        "--option",
+        "source_options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="One option of the connector, such as url=tcp://host:7001; may be repeated.",
+    ),
+    click.option(
+        "--sink",
+        "sink_options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="One option of the sink, such as table=orders; may be repeated, or a JSON object.",
+    ),
+    click.option("--tenant", help="Whom the feed belongs to."),
+    click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label; may be repeated."),
+    click.option(
+        "--require",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A label that a worker must have to get the feed; may be repeated.",
+    ),
+    click.option(
+        "--prefer",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A label of the workers that should get it, as long as one has room; may be repeated.",
+    ),
+    click.option("--weight", type=float, help="Load of the feed beside others (1 unless given)."),
+)
+"""The options that `add` and `edit` share."""
 
 
 @click.command()
@@ -69,7 +57,6 @@ def _declaration_options(command: Command) -> Command:
 @click.option("--connector", required=True, help="Kind of source; `feedq connectors` lists them.")
 @_declaration_options
 @click.option("--paused", is_flag=True, help="Declare it, but do not run it yet.")
-@json_option
 @pass_invocation
 def add(
     invocation: Invocation, /, *, name: str, connector: str, source: str | None, paused: bool, **given: Any
@@ -85,7 +72,7 @@ def add(
     target = TargetState.PAUSED if paused else TargetState.RUNNING
     spec = _changed(replace(empty, target_state=target), source=source, **given)
     verbs.add_feed(invocation.store, spec)
-    write_done(invocation, [name], "added")
+    answer_done(invocation, [name], "added")
 
 
 def _changed(
@@ -100,14 +87,20 @@ def _changed(
     prefer: Sequence[str],
     weight: float | None,
 ) -> FeedSpec:
-    base = spec.source if source is None else options.parse_object(source, option="--source")
+    if source is not None:
+        spec = replace(spec, source=options.parse_object(source, option="--source"))
+    spec = options.set_options(spec, source_options, option="-o", below="source.")
+    for text in sink_options:
+        if text.lstrip().startswith("{"):
+            spec = replace(spec, sink=options.parse_object(text, option="--sink"))
+        else:
+            spec = options.set_options(spec, [text], option="--sink", below="sink.")
+    spec = options.set_options(spec, labels, option="--label", below="labels.")
+    spec = options.set_options(spec, require, option="--require", below="selector.required.")
+    spec = options.set_options(spec, prefer, option="--prefer", below="selector.preferred.")
     return replace(
         spec,
-        source=options.merge_source(base, spec.connector, source_options),
-        sink=options.merge_sink(spec.sink, sink_options),
         tenant=spec.tenant if tenant is None else tenant,
-        labels=options.merge_labels(spec.labels, labels),
-        selector=options.merge_selector(spec.selector, require=require, prefer=prefer),
         weight=spec.weight if weight is None else weight,
     )
 
@@ -130,7 +123,6 @@ def _changed(
     metavar="PATH",
     help="Take an option away, such as source.hello; may be repeated.",
 )
-@json_option
 @pass_invocation
 def edit(
     invocation: Invocation,
@@ -156,8 +148,8 @@ def edit(
     after = options.unset_options(after, unsettings)
     verbs.edit_feed(invocation.store, after)
     if not invocation.json:
-        write_difference(difference(before, after))
-    write_done(invocation, [name], "edited" if before != after else "unchanged")
+        write_difference(manifest.difference(before, after))
+    answer_done(invocation, [name], "edited" if before != after else "unchanged")
 
 
 @click.command()
@@ -168,7 +160,6 @@ def edit(
     is_flag=True,
     help="Also where each stands in its sink, so that it goes on from there where it is applied as new.",
 )
-@json_option
 @pass_invocation
 def export(invocation: Invocation, *, names: Sequence[str], tenant: str | None, with_cursors: bool) -> None:
     """Print feeds as a manifest that `feedq apply` takes; all of them unless named.
@@ -210,4 +201,4 @@ def _named(invocation: Invocation, names: Sequence[str], tenant: str | None) -> 
 
 def _entries(invocation: Invocation, feeds: list[Feed], *, with_cursors: bool) -> Iterator[dict[str, Any]]:
     resumes = adoption.resumes_of(feeds, invocation.open_sink) if with_cursors else {}
-    return (manifest.plain(feed.spec, resumes.get(feed.name)) for feed in feeds)
+    return (manifest.plain_feed(feed.spec, resumes.get(feed.name)) for feed in feeds)

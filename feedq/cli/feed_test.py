@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
 from feedq import manifest
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import styled_step, write_json
-from feedq.cli.views import compact
+from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.output import answer, styled_step
 from feedq.errors import InvalidInput, NotFound
 from feedq.model import JSON, FeedSpec
 from feedq.sinks.base import Preview
-from feedq.wording import printable
+from feedq.wording import as_json, cut, printable
+
+if TYPE_CHECKING:
+    from feedq.trial import Trial
 
 VALUE_WIDTH = 100
 """Characters of a value on a terminal; --json has all of it."""
@@ -43,7 +45,6 @@ VALUE_WIDTH = 100
     help="How long to wait for the connection and the records.",
 )
 @click.option("--cursor", metavar="JSON", help="Begin after this cursor instead of where the source begins.")
-@json_option
 @pass_invocation
 def feed_test(
     invocation: Invocation,
@@ -69,26 +70,14 @@ def feed_test(
     spec = invocation.store.feeds.get(name).spec if path is None else _from_file(path, name)
     wanted = Wanted(records=records, timeout_s=timeout_s, cursor=_cursor(cursor))
     trial = try_feed(spec, invocation.settings, invocation.clock, wanted=wanted)
-    if invocation.json:
-        write_json(
-            {
-                "name": name,
-                "ok": trial.ok,
-                "steps": [
-                    {"step": s.name, "outcome": s.outcome.value, "detail": s.detail} for s in trial.steps
-                ],
-                "records": [_document(preview) for preview in trial.records],
-                "cursor": trial.cursor,
-            }
-        )
-    else:
-        for step in trial.steps:
-            click.echo(styled_step(step.name, step.outcome.value, printable(step.detail)))
-        for number, preview in enumerate(trial.records, 1):
-            _write(number, preview)
-        if trial.records:
-            cursor = f" Cursor after these: {printable(compact(trial.cursor))}"
-            click.echo("\nNothing was imported." + ("" if trial.cursor is None else cursor))
+    document = {
+        "name": name,
+        "ok": trial.ok,
+        "steps": [{"step": s.name, "outcome": s.outcome, "detail": s.detail} for s in trial.steps],
+        "records": [_document(preview) for preview in trial.records],
+        "cursor": trial.cursor,
+    }
+    answer(invocation, document, lambda: _write(trial))
     if not trial.ok:
         click.get_current_context().exit(1)
 
@@ -122,7 +111,17 @@ def _document(preview: Preview) -> dict[str, Any]:
     }
 
 
-def _write(number: int, preview: Preview) -> None:
+def _write(trial: Trial) -> None:
+    for step in trial.steps:
+        click.echo(styled_step(step.name, step.outcome, printable(step.detail)))
+    for number, preview in enumerate(trial.records, 1):
+        _write_record(number, preview)
+    if trial.records:
+        cursor = f" Cursor after these: {printable(as_json(trial.cursor))}"
+        click.echo("\nNothing was imported." + ("" if trial.cursor is None else cursor))
+
+
+def _write_record(number: int, preview: Preview) -> None:
     click.echo(f"\n{number}. {_short(preview.record.decode('utf-8', 'backslashreplace'))}")
     width = max(map(len, preview.columns), default=0)
     for column, text in preview.columns.items():
@@ -132,5 +131,4 @@ def _write(number: int, preview: Preview) -> None:
 
 
 def _short(text: str) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= VALUE_WIDTH else shown[: VALUE_WIDTH - 1] + "…"
+    return cut(printable(text), VALUE_WIDTH)

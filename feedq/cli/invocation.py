@@ -1,15 +1,15 @@
 """What a command works on: the store, the clock, and whether it speaks JSON.
 
-One `Invocation` a call of the command travels as click's context object. Tests pass their own, with a store in
-memory: ``main(args, obj=Invocation(store=…))``.
+One `Invocation` a call of the command travels as click's context object. Tests pass one of their own, with a store
+in memory: ``main(args, obj=…)``.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from feedq.sinks.base import Sink
     from feedq.store.base import Store
     from feedq.store.insight import FleetState, JobState
-    from feedq.store.jobs.base import JobStore
-    from feedq.store.postgresql import PostgresStore
+    from feedq.store.postgresql import JobStore, PostgresStore
 
 POLL_INTERVAL_S = 0.2
 """How often ``--wait`` looks again: short beside the second that a handover takes."""
@@ -55,15 +54,6 @@ class Invocation:
 
     json: bool = False
     clock: Clock = field(default_factory=SystemClock)
-    injected_store: Store | None = None
-    injected_fleet: FleetState | None = None
-    """What `fleet_state` answers when the store was injected."""
-    injected_jobs: JobStore | None = None
-    """Schedules and runs beside an injected store."""
-    injected_job_state: JobState | None = None
-    """What `job_state` answers when the store was injected."""
-    injected_sinks: Mapping[str, Sink] | None = None
-    """Sinks by name, in place of those of the settings."""
     _opened: PostgresStore | None = None
 
     @property
@@ -74,12 +64,12 @@ class Invocation:
 
     @property
     def store(self) -> Store:
-        return self._open() if self.injected_store is None else self.injected_store
+        return self._open()
 
     @property
     def jobs(self) -> JobStore:
         """Schedules, runs and job queues."""
-        return self._open().jobs if self.injected_jobs is None else self.injected_jobs
+        return self._open().jobs
 
     def _open(self) -> PostgresStore:
         if self._opened is None:
@@ -87,45 +77,29 @@ class Invocation:
             click.get_current_context().call_on_close(self._opened.close)
         return self._opened
 
-    @property
-    def has_sinks(self) -> bool:
-        """Whether sinks can be asked: those of the settings, unless only a store was injected."""
-        return self.injected_store is None or self.injected_sinks is not None
-
     @contextmanager
     def open_sink(self, name: str) -> Iterator[Sink]:
         """A session with a named sink database. Raises `InvalidInput` when it is not set up here."""
-        if self.injected_sinks is not None:
-            yield self.injected_sinks[name]
-            return
         from feedq.sinks.base import load_sink
 
         url = self.settings.sink_url(name)
-        sink = load_sink(url)(url, environment=self.settings.environment, worker_id=uuid4(), role="cli")
-        try:
+        made = load_sink(url)(url, environment=self.settings.environment, worker_id=uuid4(), role="cli")
+        with closing(made) as sink:
             yield sink
-        finally:
-            sink.close()
 
-    def fleet_state(self) -> FleetState | None:
-        """None when there is no telling."""
-        if self.injected_store is not None:
-            return self.injected_fleet
+    def fleet_state(self) -> FleetState:
         from feedq.store.insight import fleet_state
 
         return fleet_state(self.settings.database_url.get_secret_value())
 
-    def job_state(self) -> JobState | None:
-        """None when there is no telling."""
-        if self.injected_store is not None:
-            return self.injected_job_state
+    def job_state(self) -> JobState:
         from feedq.store.insight import job_state
 
         return job_state(self.settings.database_url.get_secret_value())
 
     def database_now(self) -> datetime:
         """The clock that schedules go by."""
-        return self._open().now() if self.injected_store is None else self.clock.now()
+        return self._open().now()
 
     def live_feed(self, name: str) -> Feed:
         """Raises `NotFound` when there is no feed of that name, or it is being removed."""
@@ -147,11 +121,18 @@ class Invocation:
             )
         return str(error)
 
-    def confirm(self, question: str) -> None:
-        """Ask on the terminal; where nobody can answer, refuse. Raises `InvalidInput` or `click.Abort`."""
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask on the terminal unless ``yes`` was said; where nobody can answer, refuse.
+
+        Raises `InvalidInput` or `click.Abort`.
+        """
+        if yes:
+            return
         if self.json or not sys.stdin.isatty():
             raise InvalidInput(f"{question} There is nobody to ask here; say --yes")
-        click.confirm(question, abort=True, err=True)
+        from feedq.wording import printable
+
+        click.confirm(printable(question), abort=True, err=True)
 
     def wait_until(
         self,
@@ -171,9 +152,6 @@ class Invocation:
             time.sleep(POLL_INTERVAL_S)
 
 
-pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
-
-
 def json_option(command: Command) -> Command:
     """``--json``, on the root and on each command alike."""
 
@@ -191,9 +169,25 @@ def json_option(command: Command) -> Command:
     )(command)
 
 
-def wait_options(command: Command) -> Command:
-    """``--wait`` and ``--timeout``."""
-    timeout = click.option(
+def pass_invocation(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Hands a command its `Invocation`, and lets it take ``--json``."""
+    return json_option(click.make_pass_decorator(Invocation, ensure=True)(command))
+
+
+def decorated(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Options that several commands share, as one decorator."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+wait_options = decorated(
+    click.option("--wait", is_flag=True, help="Return only once it has happened."),
+    click.option(
         "--timeout",
         "timeout_s",
         type=click.FloatRange(min=0),
@@ -201,5 +195,16 @@ def wait_options(command: Command) -> Command:
         show_default=True,
         metavar="SECONDS",
         help="With --wait: give up after this long.",
+    ),
+)
+
+
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+def limit_option(default: int, *, most: int = 10_000) -> Callable[[Command], Command]:
+    """``--limit`` of what is listed newest first."""
+    how_many = click.IntRange(1, most)
+    return click.option(
+        "--limit", type=how_many, default=default, show_default=True, help="How many, newest first."
     )
-    return click.option("--wait", is_flag=True, help="Return only once it has happened.")(timeout(command))

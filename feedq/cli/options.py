@@ -12,18 +12,23 @@ import copy
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from feedq.connectors.base import load_connector
 from feedq.errors import InvalidInput
-from feedq.model import FeedSpec, Selector, TargetState
+from feedq.model import FeedSpec, TargetState
 from feedq.sinks.base import SinkOptions
+from feedq.values import parse_duration, parse_moment
 
 Schema = Mapping[str, Any]
 SETTABLE = (
     "source.…, sink.…, labels.…, selector.required.…, selector.preferred.…, connector, tenant, weight, "
     "target_state"
 )
+LABELS = ("labels", "selector.required", "selector.preferred")
 UNSETTABLE = "source.…, sink.…, labels.…, selector.required.… and selector.preferred.…"
 
 
@@ -35,26 +40,43 @@ def split_assignment(text: str, *, option: str) -> tuple[str, str]:
     return key, value
 
 
+def moment(text: str, zone: str, *, option: str) -> datetime:
+    """As `parse_moment`. Raises `InvalidInput` that names the option."""
+    try:
+        return parse_moment(text, zone)
+    except ValueError as error:
+        raise InvalidInput(f"{option}: {error}") from None
+
+
+def duration(text: str, *, option: str) -> float:
+    """As `parse_duration`. Raises `InvalidInput` that names the option."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise InvalidInput(f"{option}: {error}") from None
+
+
 def parse_object(text: str, *, option: str) -> dict[str, Any]:
     """A JSON object. Raises `InvalidInput`, without the text: it may hold a secret."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{option}: is no valid JSON: {error}") from None
+    value = _parse(text, option=option)
     if not isinstance(value, dict):
         raise InvalidInput(f'{option}: must be a JSON object, such as \'{{"url": "tcp://…"}}\'')
     return value
 
 
 def parse_list(text: str, *, option: str) -> list[Any]:
-    """A JSON list. Raises `InvalidInput`, without the text: it may hold a secret."""
-    try:
-        value = json.loads(text, parse_constant=_no_json)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{option}: is no valid JSON: {error}") from None
+    """A JSON list. Raises as `parse_object`."""
+    value = _parse(text, option=option)
     if not isinstance(value, list):
         raise InvalidInput(f"{option}: must be a JSON list, such as '[1, \"a\"]'")
     return value
+
+
+def _parse(text: str, *, option: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{option}: is no valid JSON: {error}") from None
 
 
 def merge_arguments(
@@ -65,49 +87,24 @@ def merge_arguments(
     return dict(arguments) | {key: _typed(value, set()) for key, value in given}
 
 
-def merge_source(source: Mapping[str, Any], connector: str, assignments: Iterable[str]) -> dict[str, Any]:
-    """``-o`` assignments on top of a source."""
-    return _merge(source, assignments, load_connector(connector).Options.model_json_schema(), option="-o")
+def set_options(
+    spec: FeedSpec, assignments: Iterable[str], *, option: str = "--set", below: str = ""
+) -> FeedSpec:
+    """``source.url=…`` or ``weight=2``, put into a feed. Raises `InvalidInput`.
 
-
-def merge_sink(sink: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """``--sink`` assignments on top of a sink; a text in braces replaces it as a whole."""
+    ``below`` is what paths begin with: to ``-o`` they are options of the source.
+    """
     for text in assignments:
-        if text.lstrip().startswith("{"):
-            sink = parse_object(text, option="--sink")
-        else:
-            sink = _merge(sink, [text], SinkOptions.model_json_schema(), option="--sink")
-    return dict(sink)
-
-
-def merge_labels(
-    labels: Mapping[str, str], assignments: Iterable[str], *, option: str = "--label"
-) -> dict[str, str]:
-    return dict(labels) | dict(split_assignment(text, option=option) for text in assignments)
-
-
-def merge_selector(selector: Selector, *, require: Iterable[str], prefer: Iterable[str]) -> Selector:
-    """``--require`` and ``--prefer`` assignments on top of a selector."""
-    return Selector(
-        required=merge_labels(selector.required, require, option="--require"),
-        preferred=merge_labels(selector.preferred, prefer, option="--prefer"),
-    )
-
-
-def set_options(spec: FeedSpec, assignments: Iterable[str]) -> FeedSpec:
-    """``--set`` assignments such as ``source.url=…`` or ``weight=2``. Raises `InvalidInput`."""
-    for text in assignments:
-        path, value = split_assignment(text, option="--set")
+        given, value = split_assignment(text, option=option)
+        path, named = below + given, f"{option} {given}"
         head, _, rest = path.partition(".")
+        place, label = _label_at(path)
         match head, bool(rest):
-            case "source", True:
-                spec = replace(spec, source=merge_source(spec.source, spec.connector, [f"{rest}={value}"]))
-            case "sink", True:
-                spec = replace(spec, sink=merge_sink(spec.sink, [f"{rest}={value}"]))
-            case "labels", True:
-                spec = replace(spec, labels={**spec.labels, rest: value})
-            case "selector", True:
-                spec = replace(spec, selector=_with_label(spec.selector, path, value))
+            case (("source" | "sink"), True):
+                changed: Any = _with(getattr(spec, head), rest, value, _schema(head, spec.connector), named)
+                spec = replace(spec, **{head: changed})
+            case (("labels" | "selector"), True) if place:
+                spec = _with_labels(spec, place, _labels_of(spec, place) | {label: value})
             case "connector", False:
                 spec = replace(spec, connector=value)
             case "tenant", False:
@@ -117,7 +114,7 @@ def set_options(spec: FeedSpec, assignments: Iterable[str]) -> FeedSpec:
             case "target_state", False:
                 spec = replace(spec, target_state=_target(value))
             case _:
-                raise InvalidInput(f"--set {path}: no such option; known are {SETTABLE}")
+                raise InvalidInput(f"{named}: no such option; known are {SETTABLE}")
     return spec
 
 
@@ -125,60 +122,58 @@ def unset_options(spec: FeedSpec, paths: Iterable[str]) -> FeedSpec:
     """Take options away, so that they are at their default. Raises `InvalidInput` when one is not set."""
     for path in paths:
         head, _, rest = path.partition(".")
-        if head == "selector":
-            spec = replace(spec, selector=_without_label(spec.selector, path))
-            continue
-        if head not in ("source", "sink", "labels") or not rest:
+        place, label = _label_at(path)
+        if not place and (head not in ("source", "sink") or not rest):
             raise InvalidInput(f"--unset {path}: only {UNSETTABLE} can be unset")
-        options = copy.deepcopy(dict(getattr(spec, head)))
-        keys = [rest] if head == "labels" else rest.split(".")
-        inner: Any = options
-        for key in keys[:-1]:
+        options: Any = _labels_of(spec, place) if place else copy.deepcopy(dict(getattr(spec, head)))
+        *outer, last = [label] if place else rest.split(".")
+        inner = options
+        for key in outer:
             inner = inner.get(key) if isinstance(inner, dict) else None
-        if not isinstance(inner, dict) or keys[-1] not in inner:
+        if not isinstance(inner, dict) or last not in inner:
             raise InvalidInput(f"--unset {path}: is not set")
-        del inner[keys[-1]]
-        changed: dict[str, Any] = {head: options}
-        spec = replace(spec, **changed)
+        del inner[last]
+        spec = _with_labels(spec, place, options) if place else replace(spec, **{head: options})
     return spec
 
 
-def _with_label(selector: Selector, path: str, value: str) -> Selector:
-    match path.split(".", 2):
-        case [_, "required", key] if key:
-            return replace(selector, required={**selector.required, key: value})
-        case [_, "preferred", key] if key:
-            return replace(selector, preferred={**selector.preferred, key: value})
-    raise InvalidInput(f"--set {path}: no such option; known are {SETTABLE}")
+def _label_at(path: str) -> tuple[str, str]:
+    """The mapping of labels that a path leads into, and the label, which may have dots; empty if into none."""
+    for place in LABELS:
+        if path.startswith(f"{place}.") and path != f"{place}.":
+            return place, path.removeprefix(f"{place}.")
+    return "", ""
 
 
-def _without_label(selector: Selector, path: str) -> Selector:
-    match path.split(".", 2):
-        case [_, "required", key] if key in selector.required:
-            return replace(selector, required={k: v for k, v in selector.required.items() if k != key})
-        case [_, "preferred", key] if key in selector.preferred:
-            return replace(selector, preferred={k: v for k, v in selector.preferred.items() if k != key})
-        case [_, "required" | "preferred", _]:
-            raise InvalidInput(f"--unset {path}: is not set")
-    raise InvalidInput(f"--unset {path}: only {UNSETTABLE} can be unset")
+def _labels_of(spec: FeedSpec, place: str) -> dict[str, str]:
+    return dict(attrgetter(place)(spec))
 
 
-def _merge(
-    options: Mapping[str, Any], texts: Iterable[str], schema: Schema, *, option: str
-) -> dict[str, Any]:
+def _with_labels(spec: FeedSpec, place: str, labels: dict[str, str]) -> FeedSpec:
+    if place == "labels":
+        return replace(spec, labels=labels)
+    return replace(spec, selector=replace(spec.selector, **{place.partition(".")[2]: labels}))
+
+
+@cache
+def _schema(part: str, connector: str) -> Schema:
+    model = SinkOptions if part == "sink" else load_connector(connector).Options
+    return model.model_json_schema()
+
+
+def _with(options: Mapping[str, Any], path: str, value: str, schema: Schema, named: str) -> dict[str, Any]:
+    """The options with a value put where the path leads; ``named`` is how an error names them."""
     merged: dict[str, Any] = copy.deepcopy(dict(options))
-    for text in texts:
-        path, value = split_assignment(text, option=option)
-        *outer, last = path.split(".")
-        inner, its_schema = merged, schema
-        for key in outer:
-            its_schema = _mapping(_property(its_schema, key, schema), schema)
-            if inner.get(key) is None:  # not there, or there as null
-                inner[key] = {}
-            inner = inner[key]
-            if not isinstance(inner, dict):
-                raise InvalidInput(f"{option} {path}: {key!r} is not a mapping")
-        inner[last] = _typed(value, _kinds(_property(its_schema, last, schema), schema))
+    *outer, last = path.split(".")
+    inner, its_schema = merged, schema
+    for key in outer:
+        its_schema = _mapping(_property(its_schema, key, schema), schema)
+        if inner.get(key) is None:  # not there, or there as null
+            inner[key] = {}
+        inner = inner[key]
+        if not isinstance(inner, dict):
+            raise InvalidInput(f"{named}: {key!r} is not a mapping")
+    inner[last] = _typed(value, _kinds(_property(its_schema, last, schema), schema))
     return merged
 
 

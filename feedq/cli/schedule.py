@@ -8,26 +8,25 @@ from itertools import islice
 
 import click
 
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import write_json
-from feedq.cli.schedule_calendar import calendar
+from feedq import documents
+from feedq.cli.invocation import Invocation, limit_option, pass_invocation, yes_option
+from feedq.cli.options import duration, moment
+from feedq.cli.output import answer, answer_done, answer_list, write_lines, write_table
 from feedq.cli.schedule_declare import add, edit, export
-from feedq.cli.schedule_next import next_, zone_of
-from feedq.cli.schedule_queue import queue
-from feedq.cli.schedule_run import backfill, trigger
-from feedq.cli.schedule_views import write_runs, write_schedule, write_schedules
-from feedq.cli.views import write_done
-from feedq.diagnosis.checks import counted
+from feedq.cli.schedule_limits import calendar, queue
+from feedq.cli.schedule_ticks import backfill, next_, trigger, zone_of
+from feedq.cli.tables import run_columns, schedule_columns
 from feedq.errors import InvalidInput, Unreadable
-from feedq.manifest.declared_values import duration, moment
-from feedq.report import run_row, schedule_document, schedule_row
+from feedq.report.details import DetailLine, detail_lines, standing_lines
+from feedq.report.masking import masked
+from feedq.report.rows import run_row, schedule_document, schedule_row
+from feedq.schedule.entries import plain_schedule
 from feedq.schedule.model import RunState, Schedule, ScheduleState, ScheduleView
-from feedq.wording import printable
+from feedq.wording import counted, printable
 
 PAGE = 1_000
 """Schedules read at a time, and listed unless more are asked for."""
 LISTED_MAX = 100_000
-RUNS_SHOWN = 50
 RUNS_OF_ONE = 10
 """Runs below a schedule; `feedq schedule runs` has more."""
 PAUSE_MAX_S = 100 * 366 * 86_400.0
@@ -63,7 +62,6 @@ for _command in (add, edit, export, next_, trigger, backfill, queue, calendar):
 @click.option(
     "--limit", type=click.IntRange(1, LISTED_MAX), default=PAGE, show_default=True, help="How many."
 )
-@json_option
 @pass_invocation
 def list_(invocation: Invocation, *, prefix: str, state: str | None, after: str, limit: int) -> None:
     """Schedules by name, so many at a time: when they fire next, and what became of the last run.
@@ -77,10 +75,8 @@ def list_(invocation: Invocation, *, prefix: str, state: str | None, after: str,
     wanted = None if state is None else ScheduleState(state)
     found = list(islice(_views(invocation, prefix, after=after, state=wanted, most=limit + 1), limit + 1))
     shown = found[:limit]
-    if invocation.json:
-        write_json([schedule_row(view) for view in shown])
-    else:
-        write_schedules(shown, now=invocation.clock.now())
+    empty = "no schedules; declare some with `feedq apply` or `feedq schedule add`"
+    answer_list(invocation, shown, schedule_row, schedule_columns(invocation.clock.now()), empty=empty)
     if len(found) > limit:
         last = printable(shown[-1].schedule.spec.name)
         click.echo(f"these are {limit:,}, and there are more: --after {last}, or another --limit", err=True)
@@ -99,7 +95,6 @@ def _views(
 
 @schedule.command(short_help="Everything about one schedule, with its last runs.")
 @click.argument("name")
-@json_option
 @pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
     """Everything about one schedule: declaration, where it stands, runs by state, and the last of them.
@@ -111,10 +106,21 @@ def show(invocation: Invocation, *, name: str) -> None:
     schedules = invocation.jobs.schedules
     view, counts = schedules.view(name), schedules.counts(name)
     runs = schedules.runs(name, limit=RUNS_OF_ONE)
-    if invocation.json:
-        write_json(schedule_document(view, counts=counts, runs=runs))
-    else:
-        write_schedule(view, counts=counts, runs=runs, now=invocation.clock.now())
+    now = invocation.clock.now()
+    declaration = documents.dump(masked(plain_schedule(view.schedule.spec)))
+    lines = [
+        *detail_lines([("name", name)]),
+        *standing_lines(view, counts=counts, now=now),
+        DetailLine("declaration", declaration, code=True),
+    ]
+
+    def write() -> None:
+        write_lines(lines)
+        if runs:
+            click.echo()
+            write_table(runs, run_columns(now, of_one=True))
+
+    answer(invocation, schedule_document(view, counts=counts, runs=runs), write)
 
 
 @schedule.command(short_help="The history of one schedule, or of all.")
@@ -126,14 +132,7 @@ def show(invocation: Invocation, *, name: str) -> None:
     type=click.Choice([state.value for state in RunState]),
     help="Only runs in this state; may be repeated.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1_000),
-    default=RUNS_SHOWN,
-    show_default=True,
-    help="How many, newest first.",
-)
-@json_option
+@limit_option(50, most=1_000)
 @pass_invocation
 def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], limit: int) -> None:
     """The history of one schedule or of all, newest first: worker, lag, duration, and why a run ended so.
@@ -147,10 +146,8 @@ def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], lim
       feedq schedule runs acme/cleanup --state failed --state lost
     """
     found = invocation.jobs.schedules.runs(name, states=[RunState(state) for state in states], limit=limit)
-    if invocation.json:
-        write_json([run_row(run) for run in found])
-    else:
-        write_runs(found, now=invocation.clock.now(), of_one=name is not None)
+    columns = run_columns(invocation.clock.now(), of_one=name is not None)
+    answer_list(invocation, found, run_row, columns, empty="no runs")
 
 
 # -- changing ----------------------------------------------------------------------------------------
@@ -163,7 +160,6 @@ def runs(invocation: Invocation, *, name: str | None, states: Sequence[str], lim
 )
 @click.option("--for", "for_", metavar="DURATION", help="Resume by itself after this long, such as 2h.")
 @click.option("--reason", help="Why; lists show it.")
-@json_option
 @pass_invocation
 def pause(
     invocation: Invocation, *, names: Sequence[str], until: str | None, for_: str | None, reason: str | None
@@ -189,12 +185,11 @@ def pause(
         invocation.jobs.schedules.pause(found.spec.name, until=then, reason=reason)
 
     _each(invocation, names, pause_one)
-    write_done(invocation, names, "paused")
+    answer_done(invocation, names, "paused")
 
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True)
-@json_option
 @pass_invocation
 def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
     """Let paused schedules fire again; failures in a row are forgotten.
@@ -206,13 +201,12 @@ def resume(invocation: Invocation, *, names: Sequence[str]) -> None:
       feedq schedule resume acme/cleanup
     """
     _each(invocation, names, lambda found: invocation.jobs.schedules.resume(found.spec.name))
-    write_done(invocation, names, "resumed")
+    answer_done(invocation, names, "resumed")
 
 
 @schedule.command()
 @click.argument("names", nargs=-1, required=True)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@json_option
+@yes_option
 @pass_invocation
 def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
     """Forget schedules and cancel what waits of them. A run under way may end; history stays for a while.
@@ -222,15 +216,13 @@ def remove(invocation: Invocation, *, names: Sequence[str], yes: bool) -> None:
       feedq schedule remove acme/cleanup --yes
     """
     _each(invocation, names, lambda _: None)
-    if not yes:
-        invocation.confirm(f"Remove {', '.join(names)}?")
+    invocation.confirm(f"Remove {', '.join(names)}?", yes=yes)
     _each(invocation, names, lambda found: invocation.jobs.schedules.remove(found.spec.name))
-    write_done(invocation, names, "removed")
+    answer_done(invocation, names, "removed")
 
 
 @schedule.command()
 @click.argument("name")
-@json_option
 @pass_invocation
 def purge(invocation: Invocation, *, name: str) -> None:
     """Cancel the waiting runs of a schedule; what runs goes on.
@@ -240,15 +232,12 @@ def purge(invocation: Invocation, *, name: str) -> None:
       feedq schedule purge acme/cleanup
     """
     cancelled = invocation.jobs.schedules.purge(name)
-    if invocation.json:
-        write_json({"name": name, "cancelled": cancelled})
-    else:
-        click.echo(printable(f"{name}: {counted(cancelled, 'waiting run')} cancelled"))
+    text = f"{name}: {counted(cancelled, 'waiting run')} cancelled"
+    answer(invocation, {"name": name, "cancelled": cancelled}, text)
 
 
 @schedule.command()
 @click.argument("run_id", type=click.IntRange(1, 2**63 - 1))
-@json_option
 @pass_invocation
 def cancel(invocation: Invocation, *, run_id: int) -> None:
     """Cancel one run, by the id that `feedq schedule runs` shows. A job under way is told, and has to obey.
@@ -258,10 +247,7 @@ def cancel(invocation: Invocation, *, run_id: int) -> None:
       feedq schedule cancel 4711
     """
     run = invocation.jobs.schedules.cancel_run(run_id)
-    if invocation.json:
-        write_json(run_row(run))
-    else:
-        click.echo(printable(f"run {run.id} ({run.schedule}/{run.key}) {run.state}"))
+    answer(invocation, run_row(run), f"run {run.id} ({run.schedule}/{run.key}) {run.state}")
 
 
 def _each(invocation: Invocation, names: Sequence[str], act: Callable[[Schedule], object]) -> None:

@@ -6,32 +6,24 @@ What is given becomes the keys of a manifest and is read as one, so that both me
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
-from typing import Any, TypeVar
+from enum import Enum
+from typing import Any, get_origin
 
 import click
 
 from feedq import manifest
 from feedq.cli import options
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import write_json
-from feedq.cli.schedule_views import warn_ended, warn_unserved
-from feedq.cli.views import write_difference, write_done
+from feedq.cli.invocation import Command, Invocation, decorated, pass_invocation
+from feedq.cli.output import answer_done, write_difference, write_json
+from feedq.cli.tables import warn_ended, warn_unserved
 from feedq.errors import InvalidInput, NotFound, Unreadable
-from feedq.manifest.jobs import TIMING_KEYS
+from feedq.schedule.entries import TIMING_KEYS, ScheduleEntry, plain_calendar, plain_queue, plain_schedule
 from feedq.schedule.model import (
     Beat,
-    CatchUp,
-    DstFold,
-    DstGap,
-    Overlap,
-    ResumePolicy,
     ScheduleSpec,
-    Semantics,
     UnreadableSpec,
 )
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from feedq.values import exact_duration
 
 _BELOW = {
     "retries": ("retries", "limit"),
@@ -47,10 +39,16 @@ _BELOW = {
     "exclude_calendar": ("exclude", "calendars"),
 }
 """Options that a manifest has a level below."""
-
-
-COUNTS = ("pause_on_failure", "keep_runs", "keep_days")
-"""Options that are a number, or none."""
+METAVARS = {
+    "cron": "FIELDS",
+    "exclude": "DATES",
+    "exclude_calendar": "NAME",
+    **dict.fromkeys(("at", "anchor", "start", "end"), "TIME"),
+    **dict.fromkeys(("every", "timeout", "retry_first", "retry_max", "catch_up_window"), "DURATION"),
+    **dict.fromkeys(("misfire_after", "start_deadline", "jitter"), "DURATION"),
+    **dict.fromkeys(("pause_on_failure", "keep_runs", "keep_days"), "N"),
+}
+"""What stands for the value of an option that is text; an ``N`` is a number, or none."""
 
 
 def _one_or_all(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> str | list[str] | None:
@@ -58,117 +56,65 @@ def _one_or_all(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -
     return None if not value else value[0] if len(value) == 1 else list(value)
 
 
-def _repeated(name: str, **options: Any) -> Callable[[Command], Command]:
-    options["help"] += " May be repeated."
-    return click.option(name, multiple=True, callback=_one_or_all, **options)
-
-
-def _choice(kind: type[StrEnum]) -> click.Choice[str]:
-    return click.Choice([value.value for value in kind])
-
-
-def timing_options(command: Command) -> Command:
-    """``--cron``, ``--every``, ``--at``, what goes with them, and what bounds them."""
-    return _decorated(
-        command,
-        _repeated("--cron", metavar="FIELDS", help='Five fields such as "0 2 * * *", or @daily.'),
-        click.option("--every", metavar="DURATION", help="Every 30s, 5m, 2h, or so many seconds."),
-        _repeated("--at", metavar="TIME", help="Once, at a time such as 2026-12-01T08:00."),
-        click.option("--zone", help="Time zone of --cron, and of times without an offset. [default: UTC]"),
-        click.option("--anchor", metavar="TIME", help="With --every: count from here."),
-        click.option(
-            "--dst-gap", type=_choice(DstGap), help="A tick at a time that clocks leave out. [default: shift]"
-        ),
-        click.option(
-            "--dst-fold",
-            type=_choice(DstFold),
-            help="A tick at a time that clocks show twice. [default: first]",
-        ),
-        click.option("--start", metavar="TIME", help="No tick before this time, or none."),
-        click.option("--end", metavar="TIME", help="No tick from this time on, or none."),
-        _repeated(
-            "--exclude",
-            metavar="DATES",
-            help="No tick on 2026-12-24, 12-25 (each year), 2026-12-24..2027-01-02; or none.",
-        ),
-        _repeated(
-            "--exclude-calendar", metavar="NAME", help="No tick on the days of this calendar, or none."
-        ),
+def _option(name: str) -> Callable[[Command], Command]:
+    """An option for a key of a schedule; its type, help and default are those of the model."""
+    outer, inner = _BELOW.get(name, (name, None))
+    field = ScheduleEntry.model_fields[outer]
+    if inner is not None:
+        below: Any = field.annotation
+        field = below.model_fields[inner]
+    flag, kind, about, default = (
+        f"--{name.replace('_', '-')}",
+        field.annotation,
+        field.description,
+        field.default,
     )
+    if get_origin(kind) is tuple:
+        about = f"{about} May be repeated."
+        return click.option(flag, multiple=True, callback=_one_or_all, metavar=METAVARS[name], help=about)
+    if default or isinstance(default, int):
+        usual = exact_duration(default) if METAVARS.get(name) == "DURATION" else default
+        about = f"{about} [default: {usual:g}]" if isinstance(usual, float) else f"{about} [default: {usual}]"
+    if name in METAVARS:
+        return click.option(flag, metavar=METAVARS[name], help=about)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return click.option(flag, type=click.Choice([word.value for word in kind]), help=about)
+    return click.option(flag, type=kind if kind in (int, float) else str, help=about)
 
 
-def arguments_options(command: Command) -> Command:
-    """``--args``, ``--kwargs`` and ``--arg``."""
-    return _decorated(
-        command,
-        click.option("--args", metavar="JSON", help='Arguments of the task by position, such as "[1, 2]".'),
-        click.option("--kwargs", metavar="JSON", help="Arguments by name, as a JSON object."),
-        click.option(
-            "--arg",
-            "named",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="One argument by name; JSON if it can be read as such, else text. May be repeated.",
-        ),
-    )
+timing_options = decorated(
+    *map(_option, ("cron", "every", "at", "zone", "anchor", "dst_gap", "dst_fold", "start", "end")),
+    *map(_option, ("exclude", "exclude_calendar")),
+)
+"""When a schedule ticks: ``--cron``, ``--every``, ``--at``, what goes with them, and what bounds them."""
 
+arguments_options = decorated(
+    click.option("--args", metavar="JSON", help='Arguments of the task by position, such as "[1, 2]".'),
+    click.option("--kwargs", metavar="JSON", help="Arguments by name, as a JSON object."),
+    click.option(
+        "--arg",
+        "named",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="One argument by name; JSON if it can be read as such, else text. May be repeated.",
+    ),
+)
+"""``--args``, ``--kwargs`` and ``--arg``."""
 
-def _job_options(command: Command) -> Command:
-    return _decorated(
-        command,
-        click.option(
-            "--semantics", type=_choice(Semantics), help="Whether a run that broke off is repeated."
-        ),
-        click.option(
-            "--timeout", metavar="DURATION", help="Ends a run that takes longer, or none. [default: 1h]"
-        ),
-        click.option("--retries", type=int, help="How often a failed run is repeated. [default: 0]"),
-        click.option("--retry-first", metavar="DURATION", help="Wait before the first. [default: 10s]"),
-        click.option("--retry-factor", type=float, help="Each wait is longer by this. [default: 2]"),
-        click.option("--retry-max", metavar="DURATION", help="The longest wait. [default: 10m]"),
-        click.option("--queue", help="Job queue, whose limits hold. [default: default]"),
-        click.option("--priority", type=int, help="From -100, last, to 100, first. [default: 0]"),
-        click.option(
-            "--require",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Only on workers with this label. May be repeated.",
-        ),
-    )
-
-
-def _policy_options(command: Command) -> Command:
-    return _decorated(
-        command,
-        click.option(
-            "--overlap", type=_choice(Overlap), help="When an earlier run has not ended. [default: skip]"
-        ),
-        click.option("--buffer-max", type=int, help="With buffer_all: runs that may wait. [default: 100]"),
-        click.option("--catch-up", type=_choice(CatchUp), help="Ticks missed meanwhile. [default: latest]"),
-        click.option(
-            "--catch-up-window", metavar="DURATION", help="None older are made up for. [default: 1d]"
-        ),
-        click.option("--catch-up-max", type=int, help="With all: no more than this. [default: 100]"),
-        click.option("--misfire-after", metavar="DURATION", help="Later than this is missed. [default: 1m]"),
-        click.option("--start-deadline", metavar="DURATION", help="Not started later than this, or none."),
-        click.option("--jitter", metavar="DURATION", help="Fire each tick up to this much later."),
-        click.option(
-            "--resume", type=_choice(ResumePolicy), help="The ticks of a pause, after it. [default: skip]"
-        ),
-        click.option(
-            "--pause-on-failure", metavar="N", help="Pause after so many failures in a row, or none."
-        ),
-        click.option("--keep-runs", metavar="N", help="Keep so many runs of history, the newest; or none."),
-        click.option(
-            "--keep-days", metavar="N", help="Keep history so long, not as all others; or none for that."
-        ),
-    )
-
-
-def _decorated(command: Command, *decorators: Callable[[Command], Command]) -> Command:
-    for decorate in reversed(decorators):
-        command = decorate(command)
-    return command
+_policy_options = decorated(
+    *map(_option, ("semantics", "timeout", "retries", "retry_first", "retry_factor", "retry_max")),
+    *map(_option, ("queue", "priority")),
+    click.option(
+        "--require",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Only on workers with this label. May be repeated.",
+    ),
+    *map(_option, ("overlap", "buffer_max", "catch_up", "catch_up_window", "catch_up_max")),
+    *map(_option, ("misfire_after", "start_deadline", "jitter", "resume", "pause_on_failure")),
+    *map(_option, ("keep_runs", "keep_days")),
+)
+"""How its runs are run, and what becomes of those that fail or come late."""
 
 
 @click.command()
@@ -176,10 +122,8 @@ def _decorated(command: Command, *decorators: Callable[[Command], Command]) -> C
 @click.option("--task", required=True, help="Celery task that is run, by its name.")
 @timing_options
 @arguments_options
-@_job_options
 @_policy_options
 @click.option("--paused", is_flag=True, help="Declare it, but do not fire it yet.")
-@json_option
 @pass_invocation
 def add(invocation: Invocation, /, *, name: str, paused: bool, **given: Any) -> None:
     """Declare a new schedule: a task, and when it is run.
@@ -192,7 +136,7 @@ def add(invocation: Invocation, /, *, name: str, paused: bool, **given: Any) -> 
     """
     keys = {"name": name} | ({"paused": True} if paused else {})
     added = invocation.jobs.schedules.add(read_spec(with_options(keys, given)))
-    write_done(invocation, [name], "added")
+    answer_done(invocation, [name], "added")
     warn_ended([added], now=invocation.clock.now())
     warn_unserved(invocation.jobs, [name])
 
@@ -202,9 +146,7 @@ def add(invocation: Invocation, /, *, name: str, paused: bool, **given: Any) -> 
 @click.option("--task", help="Another Celery task.")
 @timing_options
 @arguments_options
-@_job_options
 @_policy_options
-@json_option
 @pass_invocation
 def edit(invocation: Invocation, /, *, name: str, **given: Any) -> None:
     """Change what is given and keep the rest. It holds for ticks to come; runs that there are stay as they are.
@@ -224,16 +166,16 @@ def edit(invocation: Invocation, /, *, name: str, **given: Any) -> None:
         invocation.jobs.schedules.edit(
             name, read_spec(with_options({"name": name, "paused": shown.spec.paused}, given))
         )
-        write_done(invocation, [name], "edited")
+        answer_done(invocation, [name], "edited")
         return
     if isinstance(before.timing, Beat):
         raise InvalidInput(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
-    after = read_spec(with_options(manifest.plain_schedule(before), given))
-    changes = manifest.difference(manifest.plain_schedule(before), manifest.plain_schedule(after))
+    after = read_spec(with_options(plain_schedule(before), given))
+    changes = manifest.plain_difference(plain_schedule(before), plain_schedule(after))
     edited = [invocation.jobs.schedules.edit(name, after)] if changes else []
     if not invocation.json:
         write_difference(changes)
-    write_done(invocation, [name], "edited" if changes else "unchanged")
+    answer_done(invocation, [name], "edited" if changes else "unchanged")
     warn_ended(edited, now=invocation.clock.now())
     warn_unserved(invocation.jobs, [name])
 
@@ -241,7 +183,6 @@ def edit(invocation: Invocation, /, *, name: str, **given: Any) -> None:
 @click.command(short_help="Print schedules, queues and calendars as a manifest.")
 @click.argument("names", nargs=-1)
 @click.option("--prefix", default="", help="Only those whose name begins so.")
-@json_option
 @pass_invocation
 def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None:
     """Print schedules as a manifest that `feedq apply` takes; all of them, the queues and calendars, unless named.
@@ -267,9 +208,9 @@ def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None
     calendars = invocation.jobs.calendars.all() if everything or used else []
     calendars = [one for one in calendars if everything or one.name in used]
     if invocation.json:
-        document: dict[str, Any] = {"schedules": [manifest.plain_schedule(spec) for spec in chosen]}
-        document["queues"] = [manifest.plain_queue(queue) for queue in queues]
-        write_json(document | {"calendars": [manifest.plain_calendar(one) for one in calendars]})
+        document: dict[str, Any] = {"schedules": [plain_schedule(spec) for spec in chosen]}
+        document["queues"] = [plain_queue(queue) for queue in queues]
+        write_json(document | {"calendars": [plain_calendar(one) for one in calendars]})
     else:
         for part in manifest.dump_parts(schedules=chosen, queues=queues, calendars=calendars):
             click.echo(part, nl=False)
@@ -277,11 +218,7 @@ def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None
 
 def read_spec(keys: Mapping[str, Any]) -> ScheduleSpec:
     """Raises `InvalidInput` with everything that is wrong."""
-    found = manifest.read_schedule(keys)
-    wrong = [what for _, what in found] if isinstance(found, list) else manifest.schedule_problems(found)
-    if wrong or isinstance(found, list):
-        raise InvalidInput(f"schedule {keys['name']!r}: {'; '.join(wrong)}")
-    return found
+    return ScheduleEntry.valid(keys).spec
 
 
 def read_arguments(
@@ -306,7 +243,8 @@ def with_options(keys: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     merged = dict(keys) | read_arguments(**arguments, named=found.pop("named", ()), before=kwargs)
     if required := found.pop("require", ()):
         before = keys.get("selector", {}).get("required", {})
-        merged["selector"] = {"required": options.merge_labels(before, required, option="--require")}
+        labels = (options.split_assignment(text, option="--require") for text in required)
+        merged["selector"] = {"required": dict(before) | dict(labels)}
     for kind, siblings in TIMING_KEYS.items():
         if kind in found:
             # Of another kind of timing nothing is left, but the zone of the new time.
@@ -316,7 +254,7 @@ def with_options(keys: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
             merged = {key: value for key, value in merged.items() if key not in others}
     for option, value in found.items():
         outer, inner = _BELOW.get(option, (option, None))
-        value = _number(value) if option in COUNTS else value
+        value = _number(value) if METAVARS.get(option) == "N" else value
         merged[outer] = value if inner is None else {**merged.get(outer, {}), inner: value}
     return merged
 

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 from pydantic import ValidationError
 
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
+from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.options import split_assignment
-from feedq.cli.output import warn, write_json, write_table
-from feedq.diagnosis.checks import counted
+from feedq.cli.output import TableColumn, answer, number, warn, write_table
 from feedq.errors import FeedqError, InvalidInput
 from feedq.placement import Strategy
 from feedq.settings import Settings, settings
+from feedq.wording import counted
 
 if TYPE_CHECKING:
     from feedq.simulate import Phase, Scenario, SimulationReport
 
 # The simulation is imported where it is used: `feedq --help` need not wait for it.
 
-OF_FEEDS = ("feeds", "tenants", "hosts", "weights")
-OF_WORKERS = ("workers", "capacity")
-TITLES = (
-    *("At", "Event", "Moved", "Again", "Restarted", "Gap", "Longest", "Down", "Waiting"),
-    *("Spread", "Used", "Connects", "Host"),
-)
-NUMERIC = "At Moved Again Restarted Gap Longest Down Waiting Connects Host"
+PLACES = {
+    "feeds": "feeds.count",
+    "tenants": "feeds.tenants",
+    "hosts": "feeds.hosts",
+    "weights": "feeds.weights",
+    "workers": "workers.count",
+    "capacity": "workers.capacity",
+    "duration": "for",
+}
+"""Where a scenario has what an option says, unless it is called the same."""
 EXPLAINED = (
     "Gap (median) and Longest: seconds without streaming. Down, Waiting: feed-seconds without streaming, and "
     "without a place.\nConnects, Host: most begun within a second, by all and to one host."
@@ -65,7 +69,12 @@ EXPLAINED = (
 @click.option(
     "--connect-time", type=click.FloatRange(0, 60), metavar="SECONDS", help="From dialling to streaming."
 )
-@click.option("--chart", type=click.Path(dir_okay=False), metavar="FILE.svg", help="Also draw it over time.")
+@click.option(
+    "--chart",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.svg",
+    help="Also draw it over time.",
+)
 @click.option(
     "--max-moves", type=click.IntRange(0), help="Exit status 1 if feeds moved more often than this."
 )
@@ -76,7 +85,6 @@ EXPLAINED = (
     help="The same for a longer gap after the start.",
 )
 @click.option("--max-unplaced", type=click.IntRange(0), help="The same for more feeds left without a place.")
-@json_option
 @pass_invocation
 def simulate(
     invocation: Invocation,
@@ -87,7 +95,7 @@ def simulate(
     assignments: Sequence[str],
     start_time: float | None,
     connect_time: float | None,
-    chart: str | None,
+    chart: Path | None,
     max_moves: int | None,
     max_gap: float | None,
     max_unplaced: int | None,
@@ -111,16 +119,16 @@ def simulate(
 
     scenario = _scenario(file, described)
     chosen = _settings(assignments, strategy)
-    drawn = None if chart is None else _drawable(Path(chart))
+    if chart is not None and chart.suffix.lower() != ".svg":
+        raise InvalidInput(
+            f"--chart {chart}: only SVG can be drawn; name it {chart.with_suffix('.svg').name}"
+        )
     times = {"start_s": start_time, "connect_s": connect_time}
     timing = Timing(**{name: value for name, value in times.items() if value is not None})
     report = run(scenario, chosen, timing)
-    if drawn is not None:
-        _draw(report, drawn)
-    if invocation.json:
-        write_json(report.as_document())
-    else:
-        _write(report)
+    if chart is not None:
+        _draw(report, chart)
+    answer(invocation, report.as_document(), lambda: _write(report))
     if broken := list(_broken(report, max_moves=max_moves, max_gap_s=max_gap, max_unplaced=max_unplaced)):
         raise FeedqError("; ".join(broken))
 
@@ -139,13 +147,9 @@ def _scenario(file: IO[str] | None, described: Mapping[str, Any]) -> Scenario:
         scenario = parse_scenario(file.read(), origin=file.name)
         return scenario.model_copy(update=given)
     document: dict[str, Any] = {"feeds": {}, "workers": {}}
-    keys = {"feeds": "count", "workers": "count"}
-    for name in (*OF_FEEDS, *OF_WORKERS):
-        if name in given:
-            group = "feeds" if name in OF_FEEDS else "workers"
-            document[group][keys.get(name, name)] = given[name]
-    renamed = {"events": "events", "duration": "for", "seed": "seed"}
-    document |= {key: given[name] for name, key in renamed.items() if name in given}
+    for name, value in given.items():
+        *outer, key = PLACES.get(name, name).split(".")
+        (document[outer[0]] if outer else document)[key] = value
     return build_scenario(document, origin="scenario")
 
 
@@ -159,7 +163,9 @@ def _settings(assignments: Sequence[str], strategy: str | None) -> Settings:
             raise InvalidInput(
                 f"--set {name}: there is no such setting; `docs/reference/settings.md` has all of them"
             )
-        changed[name] = _json_or_text(value)
+        changed[name] = value
+        with suppress(ValueError):
+            changed[name] = json.loads(value)
     if not changed:
         return settings()
     settings()  # what is wrong in the environment is told as everywhere
@@ -168,25 +174,11 @@ def _settings(assignments: Sequence[str], strategy: str | None) -> Settings:
     except ValidationError as error:
         problems = error.errors(include_input=False, include_url=False)
         said = [(".".join(map(str, p["loc"])), p["msg"].removeprefix("Value error, ")) for p in problems]
-        raise InvalidInput(
-            "; ".join(f"--set {name}: {what}" if name else what for name, what in said)
-        ) from None
-
-
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+        what = "; ".join(f"--set {name}: {what}" if name else what for name, what in said)
+        raise InvalidInput(what) from None
 
 
 # -- what came of it ---------------------------------------------------------------------------------
-
-
-def _drawable(path: Path) -> Path:
-    if path.suffix.lower() != ".svg":
-        raise InvalidInput(f"--chart {path}: only SVG can be drawn; name it {path.with_suffix('.svg').name}")
-    return path
 
 
 def _draw(report: SimulationReport, path: Path) -> None:
@@ -202,7 +194,7 @@ def _write(report: SimulationReport) -> None:
     fleet = f"{counted(report.feeds, 'feed')} on {counted(report.workers, 'worker')}"
     click.echo(f"{fleet} at the end, {report.duration_s:g} s")
     click.echo()
-    write_table(TITLES, [_row(phase) for phase in (*report.phases, report.total)], right=NUMERIC)
+    write_table([*report.phases, report.total], COLUMNS)
     click.echo()
     click.echo(EXPLAINED)
     for phase in report.phases:
@@ -211,30 +203,34 @@ def _write(report: SimulationReport) -> None:
             warn(f"at {phase.until_s:g} s, after {phase.event!r}, feeds had no place: {counts}")
 
 
-def _row(phase: Phase) -> list[str]:
-    spread = " -> ".join(
-        _range(ends) for ends in (phase.spread_before, phase.spread_after) if ends is not None
-    )
-    used = phase.utilisation
-    return [
-        "" if phase.event == "total" else f"{phase.at_s:g}s",
-        phase.event,
-        f"{phase.moved:,}",
-        f"{phase.moved_again:,}",
-        f"{phase.restarted:,}",
-        f"{phase.gap_median_s:.2f}",
-        f"{phase.gap_max_s:.2f}",
-        f"{phase.down_feed_s:,.0f}",
-        f"{phase.unplaced_feed_s:,.0f}",
-        spread,
-        "" if used is None else f"{_range((round(100 * used[0]), round(100 * used[1])))} %",
-        f"{phase.connects_per_s:,}",
-        f"{phase.host_connects_per_s:,}",
-    ]
-
-
 def _range(ends: tuple[int, int]) -> str:
     return f"{ends[0]}" if ends[0] == ends[1] else f"{ends[0]}-{ends[1]}"
+
+
+def _spread(phase: Phase) -> str:
+    return " -> ".join(_range(ends) for ends in (phase.spread_before, phase.spread_after) if ends is not None)
+
+
+def _used(phase: Phase) -> str:
+    used = phase.utilisation
+    return "" if used is None else f"{_range((round(100 * used[0]), round(100 * used[1])))} %"
+
+
+COLUMNS: list[TableColumn[Phase]] = [
+    number("At", lambda phase: "" if phase.event == "total" else f"{phase.at_s:g}s"),
+    TableColumn("Event", lambda phase: phase.event),
+    number("Moved", lambda phase: f"{phase.moved:,}"),
+    number("Again", lambda phase: f"{phase.moved_again:,}"),
+    number("Restarted", lambda phase: f"{phase.restarted:,}"),
+    number("Gap", lambda phase: f"{phase.gap_median_s:.2f}"),
+    number("Longest", lambda phase: f"{phase.gap_max_s:.2f}"),
+    number("Down", lambda phase: f"{phase.down_feed_s:,.0f}"),
+    number("Waiting", lambda phase: f"{phase.unplaced_feed_s:,.0f}"),
+    TableColumn("Spread", _spread),
+    TableColumn("Used", _used),
+    number("Connects", lambda phase: f"{phase.connects_per_s:,}"),
+    number("Host", lambda phase: f"{phase.host_connects_per_s:,}"),
+]
 
 
 def _broken(

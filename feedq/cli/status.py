@@ -1,14 +1,18 @@
-"""`feedq status`: the fleet at a glance."""
+"""`feedq status`, the fleet at a glance, and `feedq doctor`: what is wrong here, and how to mend it."""
 
 from __future__ import annotations
 
-import click
+import sys
+from collections import Counter
 
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import write_facts, write_json
-from feedq.cli.views import write_workers
-from feedq.diagnosis import Level, Overview, fleet_checks, overview
-from feedq.diagnosis.checks import counted
+import click
+from rich.console import Console
+from rich.text import Text
+
+from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.output import answer, write_lines, write_table
+from feedq.cli.tables import all_worker_columns
+from feedq.diagnosis import Check, Level, Overview, fleet_checks, overview
 from feedq.diagnosis.fleet_checks import described
 from feedq.diagnosis.schedule_checks import (
     declaration_checks,
@@ -17,13 +21,16 @@ from feedq.diagnosis.schedule_checks import (
     job_checks,
 )
 from feedq.model import Status
-from feedq.report import status_document
+from feedq.report.details import DetailLine, detail_lines
+from feedq.report.rows import check_row, status_document
 from feedq.store.insight import FleetState, JobState
-from feedq.wording import duration, percent, printable, size
+from feedq.wording import counted, duration, percent, printable, size
+
+STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+NAME_WIDTH = 20
 
 
 @click.command(short_help="The fleet at a glance, and what is wrong with it.")
-@json_option
 @pass_invocation
 def status(invocation: Invocation) -> None:
     """Feeds by status and why they wait, moves, schedules and runs, workers with load and spread, beat,
@@ -39,28 +46,29 @@ def status(invocation: Invocation) -> None:
     interval_s, rules = invocation.settings.reconcile_interval_s, invocation.settings.rules
     jobs = invocation.job_state()
     checks = [*fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules)]
-    if jobs is not None:
-        checks += job_checks(jobs)
-    if jobs is not None and jobs.schedules:
+    checks += job_checks(jobs)
+    if jobs.schedules:
         checks += declaration_checks(invocation.jobs.schedules.specs())
     warnings = [check for check in checks if check.level is not Level.OK]
-    if invocation.json:
-        write_json(status_document(numbers, workers, state, warnings, jobs=jobs))
-        return
-    _write_numbers(numbers, state, jobs)
-    if workers:
-        click.echo()
-        write_workers(workers, now=invocation.clock.now())
-    if warnings:
-        click.echo()
-    for check in warnings:
-        click.echo(f"{check.level.value}: {check.name}: {printable(check.detail)}\n      -> {check.advice}")
+
+    def write() -> None:
+        write_lines(_numbers(numbers, state, jobs))
+        if workers:
+            click.echo()
+            write_table(workers, all_worker_columns(invocation.clock.now()))
+        if warnings:
+            click.echo()
+        for check in warnings:
+            click.echo(f"{check.level}: {check.name}: {printable(check.detail)}\n      -> {check.advice}")
+
+    answer(invocation, status_document(numbers, workers, state, warnings, jobs=jobs), write)
 
 
-def _write_numbers(numbers: Overview, state: FleetState | None, jobs: JobState | None) -> None:
+def _numbers(numbers: Overview, state: FleetState, jobs: JobState) -> list[DetailLine]:
     counts = ", ".join(f"{numbers.by_status[s]} {s}" for s in Status if numbers.by_status.get(s))
     spread = "" if numbers.spread is None else f", {numbers.spread[0]} to {numbers.spread[1]} each"
-    leader = None if state is None else state.leader
+    leader = state.leader
+    led = f"{leader.host}:{leader.pid}" if leader is not None and leader.leads else "nobody leads"
     waiting = ", ".join(f"{count} {reason}" for reason, count in sorted(numbers.waiting.items()))
     landing = f"{numbers.rows_per_s:,.0f} rows/s, {size(numbers.bytes_per_s)}/s"
     facts: list[tuple[str, str | None]] = [
@@ -74,19 +82,63 @@ def _write_numbers(numbers: Overview, state: FleetState | None, jobs: JobState |
             f"{numbers.held} of {numbers.capacity} places taken "
             f"({percent(numbers.held, numbers.capacity)}){spread}",
         ),
+        ("beat", led),
+        ("reconcile", "never" if state.pass_age_s is None else f"{duration(state.pass_age_s)} ago"),
     ]
-    if state is not None:
-        led = (
-            printable(f"{leader.host}:{leader.pid}")
-            if leader is not None and leader.leads
-            else "nobody leads"
-        )
-        age = "never" if state.pass_age_s is None else f"{duration(state.pass_age_s)} ago"
-        facts += [("beat", led), ("reconcile", age)]
-    if jobs is not None and (jobs.schedules or jobs.waiting or jobs.running):
+    if jobs.are_used:
         facts += [
             ("schedules", described_schedules(jobs)),
             ("runs", described_runs(jobs)),
             ("job slots", f"{jobs.slots} on {counted(jobs.workers, 'worker')}"),
         ]
-    write_facts(facts)
+    return detail_lines(facts)
+
+
+@click.command(short_help="Check database, broker, sinks, workers and limits; say what to mend.")
+@pass_invocation
+def doctor(invocation: Invocation) -> None:
+    """Check everything that feedq stands on, from this machine and with its settings.
+
+    One line a check: ok, warn or FAIL, and below it what to mend. Exit status 1 when a check fails; warnings
+    do not count.
+
+    \b
+    Example:
+      feedq doctor
+    """
+    # Brokers' libraries take a while to load.
+    from feedq.diagnosis.rounds import diagnose
+
+    found: list[Check] = []
+    for check in diagnose(
+        invocation.store,
+        invocation.fleet_state,
+        invocation.job_state,
+        lambda: invocation.jobs.schedules.specs(),
+        invocation.settings,
+    ):
+        found.append(check)
+        if not invocation.json:
+            _write_check(check)
+    counts = Counter(check.level for check in found)
+    text = f"{counts[Level.OK]} ok, {counts[Level.WARN]} warnings, {counts[Level.FAIL]} failed"
+    answer(invocation, {"healthy": not counts[Level.FAIL], "checks": list(map(check_row, found))}, text)
+    if counts[Level.FAIL]:
+        raise SystemExit(1)
+
+
+def _write_check(check: Check) -> None:
+    """At once: some checks take seconds, and people want to see which."""
+    line = Text.assemble(
+        (check.level.value.ljust(5), STYLES[check.level]),
+        check.name.ljust(NAME_WIDTH),
+        printable(check.detail),
+    )
+    advice = f"{' ' * (5 + NAME_WIDTH)}-> {printable(check.advice)}" if check.advice else ""
+    if sys.stdout.isatty():
+        Console(soft_wrap=True, highlight=False).print(line)
+    else:
+        click.echo(line.plain)
+    if advice:
+        click.echo(advice)
+    sys.stdout.flush()

@@ -23,19 +23,18 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import rich_table, styled, write_json_line
-from feedq.cli.schedule_views import schedules_table
-from feedq.cli.views import load_cells, worker_trouble
-from feedq.diagnosis import Overview, overview
+from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.output import rich_table, write_json_line
+from feedq.cli.tables import WORKER_WHY, feed_columns, urgent_columns, worker_columns
+from feedq.diagnosis import overview
 from feedq.diagnosis.fleet_checks import described
 from feedq.diagnosis.schedule_checks import described_runs
 from feedq.errors import Unavailable
 from feedq.model import FeedView, Status, WorkerView
-from feedq.report import feed_row, schedule_row, worker_row
+from feedq.report.rows import feed_row, schedule_row, worker_row
 from feedq.schedule.model import ScheduleView
 from feedq.store.insight import JobState
-from feedq.wording import ago, duration, percent, printable, why
+from feedq.wording import worker_trouble
 
 RATE_WINDOW_S = 5.0
 """Rates are over this long: workers report their progress every heartbeat, and not between."""
@@ -58,7 +57,7 @@ class Frame:
     workers: Sequence[WorkerView]
     rates: dict[int, float]
     """Records a second, by feed id; none in the first frame."""
-    jobs: JobState | None = None
+    jobs: JobState
     schedules: Sequence[ScheduleView] = ()
     """Those to look at first, a few of all."""
 
@@ -79,7 +78,6 @@ class Frame:
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")
 @click.option("--tenant", help="Only this tenant's feeds.")
-@json_option
 @pass_invocation
 def top(invocation: Invocation, *, interval_s: float, count: int | None, tenant: str | None) -> None:
     """Feeds with their rates, workers with their load, and the schedules to look at first, live.
@@ -123,23 +121,18 @@ def _frames(invocation: Invocation, *, tenant: str | None, count: int | None) ->
         rates = {i: (total - before[i]) / passed_s for i, total in totals.items() if i in before}
         past.append((now, totals))
         looks += 1
-        jobs = invocation.job_state()
-        yield Frame(invocation.clock.now(), feeds, workers, rates, jobs, _schedules(invocation, jobs))
-
-
-def _schedules(invocation: Invocation, jobs: JobState | None) -> Sequence[ScheduleView]:
-    if jobs is None or not jobs.schedules:
-        return ()
-    failing = jobs.tripped[:SCHEDULES_SHOWN]
-    return invocation.jobs.schedules.urgent(failing=failing, limit=SCHEDULES_SHOWN)
+        jobs, schedules = invocation.job_state(), invocation.jobs.schedules
+        urgent: Sequence[ScheduleView] = ()
+        if jobs.schedules:
+            urgent = schedules.urgent(failing=jobs.tripped[:SCHEDULES_SHOWN], limit=SCHEDULES_SHOWN)
+        yield Frame(invocation.clock.now(), feeds, workers, rates, jobs, urgent)
 
 
 # -- without a terminal ------------------------------------------------------------------------------
 
 
 def _write_line(frame: Frame) -> None:
-    numbers = overview(frame.feeds, frame.workers)
-    click.echo(f"{frame.at:%H:%M:%S} {_summary(numbers, frame)}")
+    click.echo(f"{frame.at:%H:%M:%S} {_summary(frame)}")
     sys.stdout.flush()
 
 
@@ -153,15 +146,18 @@ def _write_document(frame: Frame) -> None:
                 for view in frame.feeds
             ],
             "workers": [worker_row(view) for view in frame.workers],
-            "runs": None
-            if frame.jobs is None
-            else {"running": frame.jobs.running, "waiting": frame.jobs.waiting, "slots": frame.jobs.slots},
+            "runs": {
+                "running": frame.jobs.running,
+                "waiting": frame.jobs.waiting,
+                "slots": frame.jobs.slots,
+            },
             "schedules": [schedule_row(view) for view in frame.schedules],
         }
     )
 
 
-def _summary(numbers: Overview, frame: Frame) -> str:
+def _summary(frame: Frame) -> str:
+    numbers, jobs = overview(frame.feeds, frame.workers), frame.jobs
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(numbers.waiting.items()))
     counts = ", ".join(
         f"{numbers.by_status[s]} {s}" + (f": {reasons}" if s is Status.WAITING else "")
@@ -171,15 +167,9 @@ def _summary(numbers: Overview, frame: Frame) -> str:
     moving = f", {numbers.moving} moving" if numbers.moving else ""
     return (
         f"{numbers.feeds} feeds ({counts or 'none'}{moving}), workers: {described(numbers)} "
-        f"({numbers.held}/{numbers.capacity}), {frame.rate:,.0f} records/s{_runs(frame.jobs)}"
+        f"({numbers.held}/{numbers.capacity}), {frame.rate:,.0f} records/s"
+        + (f", runs: {described_runs(jobs)}" if jobs.are_used else "")
     )
-
-
-def _runs(jobs: JobState | None) -> str:
-    """Runs of schedules, where there are any of these."""
-    if jobs is None or not (jobs.schedules or jobs.running or jobs.waiting):
-        return ""
-    return f", runs: {described_runs(jobs)}"
 
 
 # -- in a terminal -----------------------------------------------------------------------------------
@@ -208,23 +198,22 @@ def _surviving(frames: Iterator[Frame], live: Live) -> Iterator[Frame]:
 def render(frame: Frame, console: Console) -> RenderableType:
     """The whole view: a summary, the workers, as many feeds as fit, and the schedules to look at first."""
     height = console.size.height
-    summary = Text(
-        f"{frame.at:%H:%M:%S}  {_summary(overview(frame.feeds, frame.workers), frame)}", style="bold"
-    )
-    workers = _workers_table(frame.workers[: max(height // 3, 1)])
+    summary = Text(f"{frame.at:%H:%M:%S}  {_summary(frame)}", style="bold")
+    shown = frame.workers[: max(height // 3, 1)]
+    # No column for what is empty: terminals are narrow.
+    whys = [WORKER_WHY] if any(map(worker_trouble, shown)) else []
+    workers = rich_table(shown, [*worker_columns(title="WORKER", heard="HEARD"), *whys])
     below: list[RenderableType] = []
     if frame.schedules:
-        below = [Text(), schedules_table(frame.schedules[: max(height // 6, 1)], now=frame.at)]
+        urgent = frame.schedules[: max(height // 6, 1)]
+        below = [Text(), rich_table(urgent, urgent_columns(frame.at))]
     # As they will be drawn: where the terminal is narrow lines are folded.
     unlimited = console.options.update(height=None)
     taken = len(console.render_lines(Group(summary, workers, *below), unlimited))
     room = max(height - LINES_BESIDE_FEEDS - taken, 1)
     ranked = sorted(frame.feeds, key=lambda view: _rank(view, frame))
-    feeds = rich_table(
-        ("FEED", "STATUS", "WORKER", "EPOCH", "RECORDS", "PER S", "LAST", "WHY"),
-        [_feed_cells(view, frame) for view in ranked[:room]],
-        right={"EPOCH", "RECORDS", "PER S", "LAST"},
-    )
+    columns = feed_columns(frame.at, title="FEED", rates=frame.rates, width=60)
+    feeds = rich_table(ranked[:room], columns)
     left_out = len(ranked) - room
     parts: list[RenderableType] = [
         summary,
@@ -238,57 +227,9 @@ def render(frame: Frame, console: Console) -> RenderableType:
     return Group(*parts)
 
 
-def _workers_table(workers: Sequence[WorkerView]) -> RenderableType:
-    columns = (
-        "WORKER",
-        "STATE",
-        "TARGET",
-        "FEEDS",
-        "USED",
-        "ROWS/S",
-        "MB/S",
-        "CPU",
-        "RSS",
-        "LAG",
-        "HEARD",
-    )
-    rows: list[tuple[str | Text, ...]] = [
-        (
-            printable(view.worker.name),
-            styled(view.worker.state.value),
-            styled(view.worker.target_state.value),
-            f"{view.leases}/{view.worker.capacity}",
-            percent(view.leases, view.worker.capacity),
-            *load_cells(view.worker.load),
-            duration(view.heartbeat_age_s),
-        )
-        for view in workers
-    ]
-    right = {"FEEDS", "USED", "ROWS/S", "MB/S", "CPU", "RSS", "LAG", "HEARD"}
-    troubles = [worker_trouble(view) for view in workers]
-    if not any(troubles):
-        return rich_table(columns, rows, right=right)  # no column for what is empty: terminals are narrow
-    whys = zip(rows, troubles, strict=True)
-    return rich_table((*columns, "WHY"), [(*row, trouble) for row, trouble in whys], right=right)
-
-
 def _rank(view: FeedView, frame: Frame) -> tuple[int, float, str]:
     trouble = _TROUBLED_FIRST.index(view.status) if view.status in _TROUBLED_FIRST else len(_TROUBLED_FIRST)
     return (trouble, -frame.rates.get(view.feed.id, 0.0), view.feed.name)
-
-
-def _feed_cells(view: FeedView, frame: Frame) -> tuple[str | Text, ...]:
-    rate = frame.rates.get(view.feed.id)
-    return (
-        printable(view.feed.name),
-        styled(view.status.value),
-        printable(view.worker or "-"),
-        str(view.lease.epoch),
-        f"{view.lease.records_total:,}",
-        "-" if rate is None else f"{rate:,.0f}",
-        ago(view.lease.last_record_at, now=frame.at),
-        why(view, now=frame.at, width=60),
-    )
 
 
 @contextmanager

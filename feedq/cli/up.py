@@ -13,10 +13,9 @@ from typing import Any
 
 import click
 
-from feedq.cli.demo_view import summarize
-from feedq.cli.invocation import Invocation, json_option, pass_invocation
-from feedq.cli.output import write_json
-from feedq.cli.terminal import Screen
+from feedq.cli.demo_view import Screen, summarize
+from feedq.cli.invocation import Invocation, pass_invocation
+from feedq.cli.output import answer
 from feedq.embedded import demo, demo_source
 from feedq.embedded.datadir import DEFAULT, DataDir
 from feedq.embedded.local_fleet import answers_tcp
@@ -58,7 +57,6 @@ data_dir_option = click.option(
 @click.option(
     "--demo", "with_demo", is_flag=True, help="Also replay AIS messages as a dozen feeds; show them live."
 )
-@json_option
 @pass_invocation
 def up(
     invocation: Invocation,
@@ -104,7 +102,6 @@ def up(
 @click.command()
 @data_dir_option
 @click.option("--export", "as_export", is_flag=True, help="Put `export` before each, for eval in a shell.")
-@json_option
 @pass_invocation
 def env(invocation: Invocation, *, data_dir: Path, as_export: bool) -> None:
     """Print the settings of the running `feedq up` for commands, passwords included; no worker may run with them.
@@ -115,11 +112,9 @@ def env(invocation: Invocation, *, data_dir: Path, as_export: bool) -> None:
       eval "$(feedq env --export)"
     """
     settings = DataDir(data_dir).read_state().settings
-    if invocation.json:
-        write_json(settings)
-        return
-    for name, value in sorted(settings.items()):
-        click.echo(f"{'export ' if as_export else ''}{name}={shlex.quote(value)}")
+    export = "export " if as_export else ""
+    lines = [f"{export}{name}={shlex.quote(value)}" for name, value in sorted(settings.items())]
+    answer(invocation, settings, "\n".join(lines))
 
 
 def _run(stack: LocalStack, screen: Screen, *, with_demo: bool) -> None:

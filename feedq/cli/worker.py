@@ -5,15 +5,18 @@ from __future__ import annotations
 import click
 
 from feedq import verbs
-from feedq.cli.handover import Handover
-from feedq.cli.invocation import Invocation, json_option, pass_invocation, wait_options
-from feedq.cli.output import write_json
-from feedq.cli.views import write_feeds, write_worker, write_workers
-from feedq.diagnosis.checks import counted
+from feedq.cli.invocation import Invocation, pass_invocation, wait_options
+from feedq.cli.output import answer, answer_list, write_lines, write_table
+from feedq.cli.tables import NO_WORKERS, all_worker_columns, feed_columns
 from feedq.diagnosis.placement_checks import serves
-from feedq.model import WorkerView
-from feedq.report import feed_row, worker_row
-from feedq.wording import printable
+from feedq.diagnosis.waiting_checks import explain_staying
+from feedq.model import FeedView, Worker, WorkerTarget, WorkerView
+from feedq.report.details import worker_lines
+from feedq.report.rows import feed_row, worker_row
+from feedq.wording import counted, printable
+
+PATIENCE_S = 3.0
+"""Without progress for so long, it is asked what holds it up: a move takes a second or less."""
 
 
 @click.group(short_help="List, show, cordon, uncordon and drain workers.")
@@ -29,7 +32,6 @@ def worker() -> None:
 
 @worker.command("list")
 @click.option("--all", "gone", is_flag=True, help="Also the sessions that have ended.")
-@json_option
 @pass_invocation
 def list_(invocation: Invocation, *, gone: bool) -> None:
     """All workers by name, with what they hold and whether they serve.
@@ -39,18 +41,15 @@ def list_(invocation: Invocation, *, gone: bool) -> None:
       feedq worker list --json
     """
     views = invocation.store.workers.views(gone=gone)
-    if invocation.json:
-        write_json([worker_row(view) for view in views])
-        return
-    write_workers(views, now=invocation.clock.now())
+    columns = all_worker_columns(invocation.clock.now())
+    answer_list(invocation, views, worker_row, columns, empty=NO_WORKERS)
     held = [view.leases for view in views if serves(view)]
-    if len(held) > 1:
+    if len(held) > 1 and not invocation.json:
         click.echo(f"spread: {min(held)} to {max(held)} feeds on a worker that serves")
 
 
 @worker.command()
 @click.argument("name")
-@json_option
 @pass_invocation
 def show(invocation: Invocation, *, name: str) -> None:
     """One worker, by its name, the part before the @, its id or the beginning of it, with its feeds.
@@ -60,24 +59,24 @@ def show(invocation: Invocation, *, name: str) -> None:
       feedq worker show celery@host
     """
     view = verbs.find_worker(invocation.store, name)
-    held = [
-        feed
-        for feed in invocation.store.feeds.views(worker=view.worker.name)
-        if feed.lease.worker_id == view.worker.id
-    ]
-    if invocation.json:
-        write_json(worker_row(view) | {"held": [feed_row(feed) for feed in held]})
-        return
-    now = invocation.clock.now()
-    write_worker(view, now=now)
-    if held:
-        click.echo()
-        write_feeds(held, now=now)
+    held, now = _held_by(invocation, view.worker), invocation.clock.now()
+
+    def write() -> None:
+        write_lines(worker_lines(view, now=now))
+        if held:
+            click.echo()
+            write_table(held, feed_columns(now))
+
+    answer(invocation, worker_row(view) | {"held": [feed_row(feed) for feed in held]}, write)
+
+
+def _held_by(invocation: Invocation, worker: Worker) -> list[FeedView]:
+    views = invocation.store.feeds.views(worker=worker.name)
+    return [view for view in views if view.lease.worker_id == worker.id]
 
 
 @worker.command()
 @click.argument("name")
-@json_option
 @pass_invocation
 def cordon(invocation: Invocation, *, name: str) -> None:
     """Give a worker no more feeds. It keeps those that it has.
@@ -86,12 +85,12 @@ def cordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker cordon celery@host
     """
-    _write_result(invocation, verbs.cordon_worker(invocation.store, name), "cordoned")
+    view = verbs.set_worker_target(invocation.store, name, WorkerTarget.CORDONED)
+    _answer(invocation, view, "cordoned")
 
 
 @worker.command()
 @click.argument("name")
-@json_option
 @pass_invocation
 def uncordon(invocation: Invocation, *, name: str) -> None:
     """Let a worker that was cordoned or drained serve again.
@@ -100,13 +99,13 @@ def uncordon(invocation: Invocation, *, name: str) -> None:
     Example:
       feedq worker uncordon celery@host
     """
-    _write_result(invocation, verbs.uncordon_worker(invocation.store, name), "serving")
+    view = verbs.set_worker_target(invocation.store, name, WorkerTarget.SERVING)
+    _answer(invocation, view, "serving")
 
 
 @worker.command()
 @click.argument("name")
 @wait_options
-@json_option
 @pass_invocation
 def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) -> None:
     """Let a worker hand its feeds over, each as soon as another has a place for it, and take no more.
@@ -118,7 +117,7 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
     Example:
       feedq worker drain celery@host --wait --timeout 120
     """
-    view = verbs.drain_worker(invocation.store, name)
+    view = verbs.set_worker_target(invocation.store, name, WorkerTarget.DRAINED)
     if wait:
         handover = Handover(invocation, view)
         invocation.wait_until(
@@ -127,11 +126,51 @@ def drain(invocation: Invocation, *, name: str, wait: bool, timeout_s: float) ->
             what=f"{view.worker.name} hands over its {counted(view.leases, 'feed')}",
             why=handover.obstacle,
         )
-    _write_result(invocation, view, "drained" if wait else "draining")
+    _answer(invocation, view, "drained" if wait else "draining")
 
 
-def _write_result(invocation: Invocation, view: WorkerView, result: str) -> None:
-    if invocation.json:
-        write_json({"id": view.worker.id, "name": view.worker.name, "result": result})
-    else:
-        click.echo(f"{printable(view.worker.name)} {result}")
+def _answer(invocation: Invocation, view: WorkerView, result: str) -> None:
+    document = {"id": view.worker.id, "name": view.worker.name, "result": result}
+    answer(invocation, document, f"{view.worker.name} {result}")
+
+
+class Handover:
+    """Watches a worker hand its feeds over: how far it has got, and what it waits for.
+
+    Each step is told on standard error, not among the results.
+    """
+
+    def __init__(self, invocation: Invocation, view: WorkerView) -> None:
+        self._invocation = invocation
+        self._worker = view.worker
+        self._left = view.leases
+        self._told = ""
+        self._changed_at = invocation.clock.monotonic()
+
+    def is_over(self) -> bool:
+        # A worker that has left holds nothing.
+        views = self._invocation.store.workers.views()
+        left = sum(view.leases for view in views if view.worker.id == self._worker.id)
+        now = self._invocation.clock.monotonic()
+        if left != self._left:
+            self._left, self._changed_at = left, now
+            if left:
+                self._tell(f"{counted(left, 'feed')} left")
+        elif left and now - self._changed_at >= PATIENCE_S:
+            self._changed_at = now
+            obstacle = self.obstacle()
+            if obstacle is not None:
+                self._tell(f"{counted(left, 'feed')} left. {obstacle}")
+        return left == 0
+
+    def obstacle(self) -> str | None:
+        """Why it gets no further; None when nothing is in the way but time."""
+        store = self._invocation.store
+        held = _held_by(self._invocation, self._worker)
+        others = [view for view in store.workers.views() if view.worker.id != self._worker.id]
+        return explain_staying(held, others, rules=self._invocation.settings.rules)
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            click.echo(printable(f"{self._worker.name}: {text}"), err=True)

@@ -24,8 +24,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from threading import Event
-from typing import Any, ClassVar, Final, Literal, Protocol, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, cast
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from feedq.clock import Clock
@@ -44,21 +45,17 @@ RecordFormat = Literal["json", "csv", "text", "bytes"]
 class CsvFormat(BaseModel):
     """How the fields of a line are told apart. A record is one line: a quoted field holds no line break."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    fields: tuple[str, ...] = Field(
-        min_length=1, description="Names of the fields in their order, for pointers such as `/price`."
-    )
-    delimiter: str = Field(default=",", description=r"What stands between two fields; escapes as in `\t`.")
-    quote: str = Field(
-        default='"',
-        max_length=1,
-        description="Encloses a field that holds the delimiter; doubled inside it. Empty: nothing is quoted. "
-        "A quoted empty field is an empty text, an unquoted one is null.",
-    )
-    header: bool = Field(
-        default=False, description="Lines that are just the names of the fields are headers and left out."
-    )
+    fields: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names of the fields in their order, for pointers such as `/price`."""
+    delimiter: str = ","
+    r"""What stands between two fields; escapes as in `\t`."""
+    quote: Annotated[str, Field(max_length=1)] = '"'
+    """Encloses a field that holds the delimiter; doubled inside it. Empty: nothing is quoted. A quoted empty
+    field is an empty text, an unquoted one is null."""
+    header: bool = False
+    """Lines that are just the names of the fields are headers and left out."""
 
     @field_validator("fields")
     @classmethod
@@ -91,28 +88,20 @@ class CsvFormat(BaseModel):
 class ConnectorOptions(BaseModel):
     """Base of every connector's options: unknown ones are refused by name."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
-    format: RecordFormat = Field(
-        default="json",
-        description="What a record is, `json`, `csv`, `text` or `bytes`: decides the type of the payload column, "
-        "and whether `columns` and `cursor` can point into it.",
-    )
-    csv: CsvFormat | None = Field(
-        default=None,
-        validate_default=True,
-        description="With `format: csv`: the names of the `fields`, and the `delimiter` and `quote` between them.",
-    )
-    limits: RateLimits = Field(
-        default=RateLimits(),
-        description="`rows_per_s` and `bytes_per_s` at most, on average: the source is read slower, "
-        "nothing is dropped.",
-    )
-    secrets: dict[str, str] = Field(
-        default={},
-        description="Names to references, `${env:NAME}` or `${file:/path}`, for `{name}` in other options. "
-        "They are resolved on the worker; values are never stored or shown.",
-    )
+    format: RecordFormat = "json"
+    """What a record is, `json`, `csv`, `text` or `bytes`: decides the type of the payload column, and whether
+    `columns` and `cursor` can point into it."""
+    csv: Annotated[CsvFormat | None, Field(validate_default=True)] = None
+    """With `format: csv`: the names of the `fields`, and the `delimiter` and `quote` between them."""
+    limits: RateLimits = RateLimits()
+    """`rows_per_s` and `bytes_per_s` at most, on average: the source is read slower, nothing is dropped."""
+    secrets: dict[str, str] = Field({})
+    """Names to references, `${env:NAME}` or `${file:/path}`, for `{name}` in other options. They are resolved
+    on the worker; values are never stored or shown."""
 
     @property
     def remote_host(self) -> str | None:
@@ -142,6 +131,13 @@ class ConnectorOptions(BaseModel):
             except ValueError as error:
                 raise ValueError(f"{name!r} {error}") from None
         return secrets
+
+
+def check_format(info: ValidationInfo, *formats: RecordFormat) -> None:
+    """For validators of options that need one of some formats. Raises `ValueError`."""
+    kind = info.data.get("format", "json")
+    if kind not in formats:
+        raise ValueError(f"needs source.format {' or '.join(formats)}, not {kind}")
 
 
 class SocketGuard(Protocol):
@@ -222,6 +218,12 @@ class Connector(Protocol):
 
     def stream(self, cursor: JSON) -> AsyncIterator[Batch] | Iterator[Batch]:
         """Connect and yield batches after ``cursor``; None means wherever the source begins."""
+
+
+def show_cursor(cursor: JSON, *, width: int = 200) -> str:
+    """A cursor for a message."""
+    text = orjson.dumps(cursor).decode()
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def open_stream(

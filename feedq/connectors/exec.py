@@ -12,23 +12,21 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import orjson
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.local.child import Child, program_problem
-from feedq.connectors.records.cursor_options import CursorOptions
-from feedq.connectors.records.framing import Framed
-from feedq.connectors.records.framing_options import FramingOptions
-from feedq.connectors.wire.remote import check_template
+from feedq.connectors.records.cursor import CursorOptions
+from feedq.connectors.records.framing import Framed, FramingOptions
+from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
 from feedq.connectors.wire.template import CURSOR, NAME, Template, compile_template
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.secrets import Masker
 
-IDLE_TIMEOUT_S_MAX = 86_400
 EXIT_S = 0.2
 """A program that has closed its output has this long to end by itself, and to say with which status."""
 LAST_WORDS_MAX = 500
@@ -40,24 +38,17 @@ _LOADER = ("LD_", "DYLD_")
 class ExecOptions(CursorOptions, FramingOptions):
     """Options of a feed with ``connector: exec``."""
 
-    command: tuple[str, ...] = Field(
-        min_length=1,
-        description="The program, by an absolute path that is in `FEEDQ_EXEC_ALLOW` of the worker, and its "
-        "arguments; there is no shell. In arguments `{cursor}` becomes the cursor (a string as it is, anything "
-        r"else as JSON) and `{name}` the feed's name. Escapes: `\n \r \t \0 \\ \xNN`.",
-    )
-    first_cursor: str = Field(default="", description="What `{cursor}` becomes as long as there is none.")
-    env: dict[str, str] = Field(
-        default={},
-        description="Environment variables besides `PATH`, `LANG` and `HOME`, which are the worker's. With the "
-        "placeholders of `command`, and `{secret}` for the secret of that name.",
-    )
-    idle_timeout_s: float = Field(
-        default=0.0,
-        ge=0,
-        le=IDLE_TIMEOUT_S_MAX,
-        description="A program that writes nothing for this long is stalled and started anew; 0 is never.",
-    )
+    command: Annotated[tuple[str, ...], Field(min_length=1)]
+    r"""The program, by an absolute path that is in `FEEDQ_EXEC_ALLOW` of the worker, and its arguments; there
+    is no shell. In arguments `{cursor}` becomes the cursor (a string as it is, anything else as JSON) and
+    `{name}` the feed's name. Escapes: `\n \r \t \0 \\ \xNN`."""
+    first_cursor: str = ""
+    """What `{cursor}` becomes as long as there is none."""
+    env: dict[str, str] = Field({})
+    """Environment variables besides `PATH`, `LANG` and `HOME`, which are the worker's. With the placeholders
+    of `command`, and `{secret}` for the secret of that name."""
+    idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 0.0
+    """A program that writes nothing for this long is stalled and started anew; 0 is never."""
 
     @field_validator("command")
     @classmethod
@@ -105,7 +96,7 @@ class ExecConnector:
             FeedMisconfigured: the program is not allowed, or a record is over the limit.
         """
         framer = self._options.framer()
-        reader = self._options.cursor_reader()
+        reader = self._options.cursor_reader
         child = self._start(cursor)
         try:
             self._context.on_connected()

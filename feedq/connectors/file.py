@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -32,13 +32,12 @@ from feedq.connectors.local.followed import (
     parse_position,
     rotated_after,
 )
-from feedq.connectors.records.framing import Framed
-from feedq.connectors.records.framing_options import FramingOptions
+from feedq.connectors.records.framing import Framed, FramingOptions
+from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.errors import SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.telemetry import LogEvent, log
 
-DURATION_S_MAX = 86_400
 _BEGUN = "begun"
 """In `Context.memory`: the position at which the feed began at the end of a file, or None if at its beginning."""
 
@@ -48,37 +47,21 @@ logger = log(__name__)
 class FileOptions(FramingOptions):
     """Options of a feed with ``connector: file``."""
 
-    path: str = Field(
-        description="Absolute path of the file on the worker. It is followed when it is rotated, by renaming or "
-        "by copying and truncating it. Only workers that have the file should get the feed: see its `labels`."
-    )
-    start: Literal["beginning", "end"] = Field(
-        default="beginning",
-        description="Where to begin when nothing has been read yet. Later files are read from their beginning.",
-    )
-    poll_interval_s: float = Field(
-        default=0.25, ge=0.01, le=3600, description="How often to look whether something was added."
-    )
-    rotate_wait_s: float = Field(
-        default=5.0,
-        ge=0,
-        le=DURATION_S_MAX,
-        description="When the path leads to another file, the old one is read until nothing has been added for "
-        "this long: programs go on writing to it for a while. Its last record needs no end mark.",
-    )
-    missing_timeout_s: float = Field(
-        default=10.0,
-        ge=0,
-        le=DURATION_S_MAX,
-        description="A file that is not there is waited for this long. Then that is an error, and it is "
-        "looked for again with backoff.",
-    )
-    idle_timeout_s: float = Field(
-        default=0.0,
-        ge=0,
-        le=DURATION_S_MAX,
-        description="A file to which nothing is added for this long is stalled; 0 is never.",
-    )
+    path: str
+    """Absolute path of the file on the worker. It is followed when it is rotated, by renaming or by copying
+    and truncating it. Only workers that have the file should get the feed: see its `labels`."""
+    start: Literal["beginning", "end"] = "beginning"
+    """Where to begin when nothing has been read yet. Later files are read from their beginning."""
+    poll_interval_s: Annotated[float, Field(ge=0.01, le=3600)] = 0.25
+    """How often to look whether something was added."""
+    rotate_wait_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 5.0
+    """When the path leads to another file, the old one is read until nothing has been added for this long:
+    programs go on writing to it for a while. Its last record needs no end mark."""
+    missing_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 10.0
+    """A file that is not there is waited for this long. Then that is an error, and it is looked for again
+    with backoff."""
+    idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 0.0
+    """A file to which nothing is added for this long is stalled; 0 is never."""
 
     @field_validator("path")
     @classmethod

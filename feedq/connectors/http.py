@@ -5,7 +5,7 @@ in the request. What is left of a record when the answer ends is discarded, sinc
 again, whole; only what is a whole JSON object or list at the certain end of an answer counts without its end mark.
 
 ``mode: poll`` asks at an interval, follows the pages of an answer, and keeps its position in the cursor: see
-`feedq.connectors.protocol.http.polling`. A source that says when to ask again (429 and 503 with
+`feedq.connectors.protocol.http_polling`. A source that says when to ask again (429 and 503 with
 ``Retry-After``) is asked then.
 """
 
@@ -17,9 +17,9 @@ from contextlib import aclosing
 from typing import ClassVar
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.protocol.http.client import NO_CONTENT, Answer, HttpClient
-from feedq.connectors.protocol.http.http_options import HttpOptions
-from feedq.connectors.protocol.http.poller import Poller
+from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient
+from feedq.connectors.protocol.http_options import HttpOptions
+from feedq.connectors.protocol.http_polling import Poller
 from feedq.connectors.records.framing import Framed, Framer
 from feedq.connectors.records.pointer import is_json
 from feedq.connectors.records.turns import slices
@@ -51,7 +51,7 @@ class HttpConnector:
 
     async def _stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         options, context = self._options, self._context
-        framer, reader = options.framer(), options.cursor_reader()
+        framer = options.framer()
         client = HttpClient(options, context, idle_timeout_s=options.idle_timeout_s)
         async with aclosing(client), client.ask(cursor) as answer:
             if answer.status in NO_CONTENT:
@@ -63,8 +63,7 @@ class HttpConnector:
                 for piece in (data,) if options.framing == "lines" else slices(data):
                     framed = framer.push(piece)
                     if framed:
-                        if reader is not None:
-                            cursor = await reader.follow(framed, cursor)
+                        cursor = await options.cursor_after(framed, cursor)
                         yield framed.batch(cursor=cursor, received_at=context.clock.now())
                     if framed.is_last:
                         raise options.refusal(framed, where=answer.where, cursor=cursor)
@@ -73,8 +72,7 @@ class HttpConnector:
             discarded = framer.pending
             last = self._last(framer, answer) if discarded else None
             if last is not None:
-                if reader is not None:
-                    cursor = await reader.follow(last, cursor)
+                cursor = await options.cursor_after(last, cursor)
                 yield last.batch(cursor=cursor, received_at=context.clock.now())
                 discarded = 0
         raise _closed(answer, discarded=discarded, heard=heard)

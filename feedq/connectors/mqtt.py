@@ -8,7 +8,7 @@ twice. What is done about it:
 * a feed that is stopped or moved waits a moment for its last commits before it leaves the broker;
 * a message that comes again on the connection it is pending on is recognised;
 * after a connection broke, the messages that this worker has committed and could not acknowledge are recognised
-  when the broker sends them again (`feedq.connectors.protocol.mqtt.pending`).
+  when the broker sends them again (`PendingMessages`).
 
 What is left are the last commits of a worker that died, a quarter of a second's worth, and acknowledgements that
 were on their way when a connection broke. Where the messages have an identity, ``key`` in the sink leaves those
@@ -21,30 +21,29 @@ noticed (`LogEvent.SOURCE_GAP`), and its topics, so that those taken out of the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
 from secrets import token_hex
-from typing import ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from paho.mqtt.reasoncodes import ReasonCode
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.protocol.mqtt.mqtt_link import Message, MqttLink, MqttLogin
-from feedq.connectors.protocol.mqtt.pending import PendingMessages, Seen
-from feedq.connectors.protocol.mqtt.socket import shake_hands
+from feedq.connectors.protocol.mqtt_link import READ_AHEAD_BYTES, Message, MqttLink, MqttLogin
 from feedq.connectors.records.messages import (
+    Acknowledgements,
     MessageOptions,
-    batch_of,
+    TakenMessages,
+    credential,
     enclose,
-    fill_in,
     name_at_source,
     oversize,
 )
-from feedq.connectors.wire.dialing import bounded, dial_host
-from feedq.connectors.wire.remote import Scheme, parse_location
-from feedq.connectors.wire.streams import server_name, tls_context
+from feedq.connectors.wire.connection import open_connection
+from feedq.connectors.wire.dialing import bounded
+from feedq.connectors.wire.remote import Scheme
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.telemetry import LogEvent, log
@@ -79,50 +78,26 @@ class MqttOptions(MessageOptions):
         "mqtt": Scheme(tls=False, port=1883),
         "mqtts": Scheme(tls=True, port=8883),
     }
+    TAKES_PATH: ClassVar[bool] = False
 
-    url: str = Field(
-        description="Where the broker listens: `mqtt://host`, or `mqtts://host` with TLS; the ports are 1883 "
-        "and 8883 unless given."
-    )
-    topics: tuple[str, ...] = Field(
-        min_length=1,
-        max_length=256,
-        description="Topic filters to subscribe to, such as `plant/+/temperature` or `plant/#`; "
-        "`$share/group/filter` shares the messages with the other members of a group.",
-    )
-    version: Literal["5", "3.1.1"] = Field(
-        default="5",
-        description="Version of the protocol. With 3.1.1 the broker alone limits how many messages may be "
-        "unacknowledged, often to 20: a feed then gets that many with each commit.",
-    )
-    client_id: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=200,
-        description="Name of the session at the broker, the same on every worker. Unless given it is made of the "
-        "environment and the feed's name. Two clients with one id push each other out.",
-    )
-    session_expiry_s: int = Field(
-        default=7 * 86_400,
-        ge=0,
-        le=2**32 - 1,
-        description="How long the broker keeps the session, and messages for it, while the feed is not connected. "
-        "4294967295 is for ever. With 3.1.1 the broker decides.",
-    )
-    max_unacknowledged: int = Field(
-        default=10_000,
-        ge=1,
-        le=65_535,
-        description="Messages that may wait to be committed before the broker sends no more; the broker may "
-        "have a lower limit. With 3.1.1 only the broker's counts.",
-    )
-
-    @field_validator("url")
-    @classmethod
-    def _check_path(cls, url: str) -> str:
-        if parse_location(url, cls.SCHEMES).target not in ("", "/"):
-            raise ValueError("has something after the port; it must be mqtt://host or mqtts://host")
-        return url
+    url: str
+    """Where the broker listens: `mqtt://host`, or `mqtts://host` with TLS; the ports are 1883 and 8883 unless
+    given."""
+    topics: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)]
+    """Topic filters to subscribe to, such as `plant/+/temperature` or `plant/#`; `$share/group/filter` shares
+    the messages with the other members of a group."""
+    version: Literal["5", "3.1.1"] = "5"
+    """Version of the protocol. With 3.1.1 the broker alone limits how many messages may be unacknowledged,
+    often to 20: a feed then gets that many with each commit."""
+    client_id: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    """Name of the session at the broker, the same on every worker. Unless given it is made of the environment
+    and the feed's name. Two clients with one id push each other out."""
+    session_expiry_s: Annotated[int, Field(ge=0, le=2**32 - 1)] = 7 * 86_400
+    """How long the broker keeps the session, and messages for it, while the feed is not connected. 4294967295
+    is for ever. With 3.1.1 the broker decides."""
+    max_unacknowledged: Annotated[int, Field(ge=1, le=65_535)] = 10_000
+    """Messages that may wait to be committed before the broker sends no more; the broker may have a lower
+    limit. With 3.1.1 only the broker's counts."""
 
     @field_validator("version", mode="before")
     @classmethod
@@ -170,16 +145,6 @@ def check_topic_filter(topic: str) -> None:
         raise ValueError(f"{topic!r}: '+' must be a whole level")
 
 
-@dataclass(slots=True)
-class MqttBatch:
-    """What messages come to."""
-
-    records: list[bytes] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    """Packet identifiers, to be acknowledged in this order."""
-    failure: FeedMisconfigured | None = None
-
-
 class MqttConnector:
     """One connection attempt of one feed."""
 
@@ -196,11 +161,6 @@ class MqttConnector:
             self._client_id = f"feedq-trial-{token_hex(8)}"
             self._topics = tuple(dict.fromkeys(map(unshared, options.topics)))
         self._pending = PendingMessages(context.memory)
-        self._uncommitted = 0
-        """Batches that were given and are not committed."""
-        self._waiting: list[int] = []
-        """Messages that are no records, to be acknowledged after what came before them."""
-        self._all_committed: asyncio.Future[None] | None = None
 
     async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         """Batches until the connection ends: it never ends without an error.
@@ -210,13 +170,17 @@ class MqttConnector:
             SourceSilent: no answer to a ping.
             FeedMisconfigured: refused credentials, client id, protocol or topic; a payload over the limit.
         """
-        async with bounded(self._location, self._options.connect_timeout_s) as give_up_at:
-            link = await self._open(give_up_at)
+        clock = self._context.clock
+        async with bounded(self._location, self._options.connect_timeout_s):
+            link = await self._open()
             try:
                 await self._log_in(link, cursor)
             except BaseException:
-                link.close()
+                await link.close()
                 raise
+        acknowledgements: Acknowledgements[int] = Acknowledgements(
+            partial(self._acknowledge, link), wanted=not self._context.trial
+        )
         cursor = {"client_id": self._client_id, "topics": list(self._topics)}
         try:
             self._context.on_connected()
@@ -224,53 +188,51 @@ class MqttConnector:
                 messages = await link.inbox.take()
                 for start in range(0, len(messages), MESSAGES_AT_ONCE):
                     taken = self._take(link, messages[start : start + MESSAGES_AT_ONCE])
-                    if taken.records:
-                        yield self._batch(link, taken, cursor)
+                    batch = acknowledgements.batch(taken, cursor=cursor, received_at=clock.now())
+                    if batch is not None:
+                        yield batch
                     if taken.failure is not None:
                         raise taken.failure
                     await asyncio.sleep(0)
         except SourceUnavailable:
             # Nobody sends those again.
             rest = self._take(link, [message for message in link.inbox.rest() if not message.number])
-            if rest.records:
-                yield self._batch(link, rest, cursor)
+            batch = acknowledgements.batch(rest, cursor=cursor, received_at=clock.now())
+            if batch is not None:
+                yield batch
             raise
         finally:
             try:
-                await self._linger(link)
+                # What is acknowledged does not come again: give the last batches a moment to be committed.
+                all_committed = acknowledgements.all_committed()
+                if all_committed is not None and not link.is_lost:
+                    link.pause()
+                    await link.until(all_committed, at_most_s=LINGER_S)
             finally:
-                link.close()
+                await link.close()
 
     # -- the connection ------------------------------------------------------------------------------------
 
-    async def _open(self, give_up_at: float) -> MqttLink:
-        where = self._location
-        tls = await tls_context(self._options)
-        dialed = await dial_host(
-            where.host, where.port, where=where, context=self._context, give_up_at=give_up_at
+    async def _open(self) -> MqttLink:
+        options = self._options
+        connection = await open_connection(
+            options.connection_options(buffer_bytes=READ_AHEAD_BYTES), self._context
         )
-        try:
-            if tls is not None:
-                wrapped = await shake_hands(dialed.sock, tls, server_name=server_name(self._options))
-                dialed = replace(dialed, sock=wrapped)
-        except BaseException:
-            dialed.close()
-            raise
         return MqttLink(
-            dialed,
-            where=where,
-            idle_timeout_s=self._options.idle_timeout_s,
-            buffer_bytes=self._options.buffer_bytes,
-            payload_bytes_max=self._options.max_record_bytes,
+            connection,
+            where=self._location,
+            idle_timeout_s=options.idle_timeout_s,
+            buffer_bytes=options.buffer_bytes,
+            payload_bytes_max=options.max_record_bytes,
         )
 
     async def _log_in(self, link: MqttLink, cursor: JSON) -> None:
-        accepted = await link.log_in(self._login())
-        if accepted.reason.is_failure:
-            raise self._refused(accepted.reason)
+        has_session, reason = await link.log_in(self._login())
+        if reason.is_failure:
+            raise self._refused(reason)
         known: set[str] = set()
         if isinstance(cursor, dict) and cursor.get("client_id") == self._client_id:
-            if accepted.session_present:
+            if has_session:
                 known = set(map(str, cursor["topics"] if isinstance(cursor["topics"], list) else ()))
             else:
                 logger.warning(
@@ -279,7 +241,7 @@ class MqttConnector:
                     source=str(self._location),
                     detail=f"the broker has no session {self._client_id} any more, nor what came since",
                 )
-        if not accepted.session_present:
+        if not has_session:
             self._pending.forget()
         link.unsubscribe(sorted(known.difference(self._topics)))
         await self._subscribe(link, known)
@@ -314,8 +276,8 @@ class MqttConnector:
             keepalive_s=self._options.keepalive_s,
             session_expiry_s=0 if self._context.trial else self._options.session_expiry_s,
             max_unacknowledged=self._options.max_unacknowledged,
-            username=fill_in(self._options.username, self._context),
-            password=fill_in(self._options.password, self._context),
+            username=credential(self._options.username, self._context),
+            password=credential(self._options.password, self._context),
         )
 
     def _refused(self, reason: ReasonCode) -> SourceUnavailable | FeedMisconfigured:
@@ -325,9 +287,9 @@ class MqttConnector:
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _take(self, link: MqttLink, messages: Sequence[Message]) -> MqttBatch:
+    def _take(self, link: MqttLink, messages: Sequence[Message]) -> TakenMessages[int]:
         """The records of messages, up to one that is too large."""
-        taken = MqttBatch()
+        taken: TakenMessages[int] = TakenMessages()
         for message in messages:
             if message.left_out_bytes:
                 size = message.left_out_bytes
@@ -348,45 +310,79 @@ class MqttConnector:
             elif payload:
                 taken.records.append(payload)
             if message.number:
-                taken.numbers.append(self._pending.add(message))
-        if not taken.records:
-            self._acknowledge_in_turn(link, taken.numbers)
+                taken.receipts.append(self._pending.add(message))
         return taken
 
-    def _acknowledge_in_turn(self, link: MqttLink, numbers: Sequence[int]) -> None:
-        """Messages that are no records are acknowledged once all before them are."""
-        self._waiting += numbers
-        if not self._uncommitted and not self._context.trial:
-            self._pending.acknowledge(self._waiting, link.acknowledge)
-            self._waiting = []
-
-    def _batch(self, link: MqttLink, taken: MqttBatch, cursor: JSON) -> Batch:
-        numbers, self._waiting = [*self._waiting, *taken.numbers], []
-        on_committed = None
-        if numbers and not self._context.trial:
-            self._uncommitted += 1
-            on_committed = partial(self._committed, link, numbers)
-        return batch_of(
-            taken.records, cursor=cursor, received_at=self._context.clock.now(), on_committed=on_committed
-        )
-
-    def _committed(self, link: MqttLink, numbers: Sequence[int]) -> None:
-        self._uncommitted -= 1
+    def _acknowledge(self, link: MqttLink, numbers: Sequence[int]) -> None:
         if link.is_lost:
             self._pending.keep(numbers)
-            return
-        self._pending.acknowledge(numbers, link.acknowledge)
-        if not self._uncommitted:
-            self._acknowledge_in_turn(link, ())
-            if self._all_committed is not None and not self._all_committed.done():
-                self._all_committed.set_result(None)
+        else:
+            self._pending.acknowledge(numbers, link.acknowledge)
 
-    async def _linger(self, link: MqttLink) -> None:
-        """Give the last batches a moment to be committed: what is acknowledged does not come again."""
-        if self._uncommitted and not link.is_lost:
-            link.pause()
-            self._all_committed = asyncio.get_running_loop().create_future()
-            await link.until(self._all_committed, at_most_s=LINGER_S)
+
+class Seen(Enum):
+    """What is known of a message that arrives."""
+
+    NEVER = auto()
+    PENDING = auto()
+    COMMITTED = auto()
+    """It has landed, and only wants to be acknowledged."""
+
+
+class PendingMessages:
+    """What one connection has given and not acknowledged, and what earlier ones of the tenure have left.
+
+    A broker sends again, flagged as a duplicate, what was not acknowledged, under the packet identifier that it
+    had. An identifier alone says little: once acknowledged, the broker uses it for another message, and whether
+    an acknowledgement arrived before a connection broke nobody knows. There are two cases in which a message *is*
+    known again:
+
+    * it is still pending on this very connection: its identifier cannot be in use for anything else;
+    * it was committed after its connection had ended, so that it was never acknowledged. As long as the session
+      is the same, its identifier is still its own. That is so within one term of ownership, in whose memory this
+      is kept: no other worker can have acknowledged it meanwhile. A digest of topic and payload guards against a
+      broker that gives up messages by itself.
+    """
+
+    def __init__(self, memory: dict[str, Any]) -> None:
+        self._pending: dict[int, int] = {}
+        # At most as many as there are identifiers, 65,535.
+        self._committed: dict[int, int] = memory.setdefault("mqtt_committed", {})
+
+    def forget(self) -> None:
+        """The session is a new one: no identifier of the old one means anything."""
+        self._committed.clear()
+
+    def seen(self, message: Message) -> Seen:
+        """Asked once, when a message arrives."""
+        left = self._committed.pop(message.number, None)
+        if not message.is_again:
+            return Seen.NEVER
+        if message.number in self._pending:
+            return Seen.PENDING
+        return Seen.COMMITTED if left == _digest(message) else Seen.NEVER
+
+    def add(self, message: Message) -> int:
+        """A message is given to the consumer; its number."""
+        self._pending[message.number] = _digest(message)
+        return message.number
+
+    def acknowledge(self, numbers: Iterable[int], send: Callable[[int], None]) -> None:
+        """Messages were committed, and can be acknowledged."""
+        for number in numbers:
+            # A broker that gave one number to two messages has broken the rules, and gets one answer.
+            if self._pending.pop(number, None) is not None:
+                send(number)
+
+    def keep(self, numbers: Iterable[int]) -> None:
+        """Messages were committed, and their connection has ended."""
+        for number in numbers:
+            if (digest := self._pending.pop(number, None)) is not None:
+                self._committed[number] = digest
+
+
+def _digest(message: Message) -> int:
+    return hash((message.topic, message.payload))
 
 
 def about(message: Message) -> dict[str, JSON]:

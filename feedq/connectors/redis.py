@@ -18,36 +18,25 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import orjson
 from pydantic import Field, field_validator
-from redis.asyncio.connection import Connection
-from redis.exceptions import (
-    AuthenticationError,
-    InvalidResponse,
-    MovedError,
-    NoPermissionError,
-    RedisError,
-    ResponseError,
-)
-from redis.exceptions import TimeoutError as SilentError
 
-from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.protocol.resp import LeftOut, RespParser
-from feedq.connectors.records.cursor import show_cursor
+from feedq.connectors.base import ConnectorOptions, Context, show_cursor
+from feedq.connectors.protocol.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftOut, RedisLink, RedisRefusal
 from feedq.connectors.records.messages import (
     MessageOptions,
     batch_of,
-    fill_in,
+    credential,
     oversize,
     payload_member,
     text_member,
 )
-from feedq.connectors.wire.dialing import bounded, explain
+from feedq.connectors.wire.connection import open_connection
+from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, parse_location
-from feedq.connectors.wire.streams import Streams, open_streams, tls_context
-from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.telemetry import LogEvent, log
 
@@ -65,8 +54,9 @@ ENTRY_BYTES: Final = 64
 SAID_CHARACTERS_MAX: Final = 300
 
 _PATH = re.compile(r"/?|/\d{1,5}")
-_MISTAKE = re.compile(r"WRONGTYPE|unknown command|.*DB index")
-"""How the server refuses what is wrong however often it is tried. It is the library that leaves out `ERR`."""
+_CREDENTIALS = re.compile(r"WRONGPASS|NOAUTH|ERR (invalid password|AUTH|Client sent AUTH|.*'auth' command)")
+_MISTAKE = re.compile(r"MOVED|WRONGTYPE|ERR (unknown command|.*DB index)")
+"""How the server refuses what is wrong however often it is tried."""
 _NO_CLIENT_NAME = re.compile(r"[^!-~]+")
 
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
@@ -102,29 +92,19 @@ class RedisOptions(MessageOptions):
         "rediss": Scheme(tls=True, port=PORT),
     }
 
-    url: str = Field(
-        description="Where the server listens: `redis://host`, or `rediss://host` with TLS; the port is 6379 "
-        "unless given. A path such as `/2` selects a database."
-    )
-    streams: tuple[str, ...] = Field(
-        min_length=1,
-        max_length=256,
-        description="Names of the streams to read. One that does not exist yet is waited for.",
-    )
-    start: Literal["beginning", "now"] = Field(
-        default="beginning",
-        description="Where a stream without a cursor is read from: its `beginning`, or what is added from `now` "
-        "on; until the first such entry has landed, `now` is the latest connection.",
-    )
-    field: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The field whose value is the record. An entry without it, and every entry when this is not "
-        "set, becomes a JSON object of its fields, their values as strings.",
-    )
-    count: int = Field(
-        default=1000, ge=1, le=100_000, description="Most entries of each stream that one XREAD asks for."
-    )
+    url: str
+    """Where the server listens: `redis://host`, or `rediss://host` with TLS; the port is 6379 unless given. A
+    path such as `/2` selects a database."""
+    streams: Annotated[tuple[str, ...], Field(min_length=1, max_length=256)]
+    """Names of the streams to read. One that does not exist yet is waited for."""
+    start: Literal["beginning", "now"] = "beginning"
+    """Where a stream without a cursor is read from: its `beginning`, or what is added from `now` on; until
+    the first such entry has landed, `now` is the latest connection."""
+    field: Annotated[str | None, Field(min_length=1)] = None
+    """The field whose value is the record. An entry without it, and every entry when this is not set, becomes
+    a JSON object of its fields, their values as strings."""
+    count: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    """Most entries of each stream that one XREAD asks for."""
 
     @field_validator("url")
     @classmethod
@@ -166,53 +146,50 @@ class RedisConnector:
             SourceSilent: no answer for the idle timeout.
             FeedMisconfigured: refused credentials or permission, a key that is no stream, a record over the limit.
         """
-        connection: _Connection | None = None
+        link: RedisLink | None = None
         try:
-            async with bounded(self._location, self._options.connect_timeout_s) as give_up_at:
-                connection = await self._open(give_up_at)
-                await connection.connect()  # type: ignore[no-untyped-call] # redis-py's own
-                positions = await self._positions(connection, cursor)
-            connection.answers.idle_timeout_s = self._options.idle_timeout_s
+            async with bounded(self._location, self._options.connect_timeout_s):
+                connection_options = self._options.connection_options(buffer_bytes=READ_AHEAD_BYTES)
+                connection = await open_connection(connection_options, self._context)
+                link = RedisLink(connection, where=self._location)
+                positions = await self._log_in(link, cursor)
+            link.idle_timeout_s = self._options.idle_timeout_s
             self._context.on_connected()
-            await self._ask(connection, positions)
+            self._ask(link, positions)
             while True:
-                async with aclosing(self._answer(connection, positions)) as batches:
+                async with aclosing(self._answer(link, positions)) as batches:
                     async for batch in batches:
                         yield batch
-        except RedisError as error:
+        except (RedisRefusal, BrokenAnswer) as error:
             raise self._explain(error) from error
         finally:
-            if connection is not None:
-                await connection.disconnect()
-
-    async def _open(self, give_up_at: float) -> _Connection:
-        tls = await tls_context(self._options)
-        streams = await open_streams(self._options, self._context, give_up_at=give_up_at, tls=tls)
-        return _Connection(streams, **self._credentials())
-
-    def _credentials(self) -> dict[str, Any]:
-        return {
-            "host": self._location.host,
-            "port": self._location.port,
-            "db": int(self._location.target[1:] or 0),
-            "username": fill_in(self._options.username, self._context),
-            "password": fill_in(self._options.password, self._context),
-        }
+            if link is not None:
+                link.close()
 
     # -- where to begin ------------------------------------------------------------------------------------
 
-    async def _positions(self, connection: _Connection, cursor: JSON) -> dict[bytes, Id]:
+    async def _log_in(self, link: RedisLink, cursor: JSON) -> dict[bytes, Id]:
         """The id to go on after, of each stream."""
+        user = credential(self._options.username, self._context)
+        password = credential(self._options.password, self._context)
+        database = int(self._location.target[1:] or 0)
+        opening: list[tuple[str | int, ...]] = []
+        if user is not None or password is not None:
+            opening.append(("AUTH", *([] if user is None else [user]), password or ""))
+        if database:
+            opening.append(("SELECT", database))
         name = _NO_CLIENT_NAME.sub("_", f"feedq/{self._context.environment}/{self._context.feed}")
-        await connection.send(
-            ("CLIENT", "SETNAME", name), *(("XINFO", "STREAM", stream) for stream in self._names)
+        link.send(
+            *opening, ("CLIENT", "SETNAME", name), *(("XINFO", "STREAM", stream) for stream in self._names)
         )
+        for _ in opening:
+            await link.answer()
         # It only tells people whose connection this is; a server that does not allow it is none the worse.
-        await connection.receive(unless=ResponseError)
+        await link.answer(unless="")
         known = cursor if isinstance(cursor, dict) else {}
         positions = {}
         for stream in self._names:
-            info = await connection.receive(unless=ResponseError, saying="no such key")
+            info = await link.answer(unless="no such key")
             kept = known.get(stream.decode())
             positions[stream] = self._position(stream, _pairs(info), kept)
         return positions
@@ -238,27 +215,25 @@ class RedisConnector:
 
     # -- reading -------------------------------------------------------------------------------------------
 
-    async def _ask(self, connection: _Connection, positions: Mapping[bytes, Id]) -> None:
+    def _ask(self, link: RedisLink, positions: Mapping[bytes, Id]) -> None:
         ids = [_text(position) for position in positions.values()]
-        await connection.send(
+        link.send(
             *(("XRANGE", stream, "-", "+", "COUNT", 1) for stream in positions),
             ("XREAD", "COUNT", self._count, "BLOCK", self._block_ms, "STREAMS", *positions, *ids),
         )
 
-    async def _answer(
-        self, connection: _Connection, positions: dict[bytes, Id]
-    ) -> AsyncGenerator[Batch, None]:
+    async def _answer(self, link: RedisLink, positions: dict[bytes, Id]) -> AsyncGenerator[Batch, None]:
         """What was asked for, in batches. Advances ``positions``, and asks for what follows."""
         for stream in self._names:
-            self._check_gap(stream, _oldest(await connection.receive()), positions[stream])
+            self._check_gap(stream, _oldest(await link.answer()), positions[stream])
         records: list[bytes] = []
         count = size = held = 0
         failure: FeedMisconfigured | None = None
-        async with aclosing(self._entries(connection.answers)) as entries:
+        async with aclosing(self._entries(link)) as entries:
             async for entry in entries:
                 entry_id = _id(entry.id)
                 if entry_id <= positions[entry.stream]:
-                    raise InvalidResponse(
+                    raise BrokenAnswer(
                         f"an entry {_text(entry_id)} that comes before those that were asked for"
                     )
                 record = b"" if entry.too_large else self._record(entry)
@@ -273,31 +248,31 @@ class RedisConnector:
                     records, held = [], 0
         if failure is None:
             self._adapt_count(count, size)
-            await self._ask(connection, positions)
+            self._ask(link, positions)
         if records:
             yield batch_of(records, cursor=_cursor(positions), received_at=self._context.clock.now())
         if failure is not None:
             raise failure
 
-    async def _entries(self, answers: RespParser) -> AsyncGenerator[StreamEntry, None]:
+    async def _entries(self, link: RedisLink) -> AsyncGenerator[StreamEntry, None]:
         """The entries of an answer to XREAD, each when it has arrived."""
-        for _ in range(await answers.array(at_most=len(self._names))):
-            await _pair(answers)
-            stream = await answers.text(at_most=FIELD_NAME_BYTES_MAX)
+        for _ in range(await link.array(at_most=len(self._names))):
+            await _pair(link)
+            stream = await link.text(at_most=FIELD_NAME_BYTES_MAX)
             if stream not in self._names:
-                raise InvalidResponse("entries of a stream that was not asked for")
-            for _ in range(await answers.array(at_most=self._count)):
-                await _pair(answers)
-                entry_id = await answers.text(at_most=KEPT_ID_BYTES)
+                raise BrokenAnswer("entries of a stream that was not asked for")
+            for _ in range(await link.array(at_most=self._count)):
+                await _pair(link)
+                entry_id = await link.text(at_most=KEPT_ID_BYTES)
                 if isinstance(entry_id, LeftOut) or not _ID.fullmatch(entry_id):
-                    raise InvalidResponse("an entry with an id that is none")
-                yield await self._entry(answers, stream, entry_id)
+                    raise BrokenAnswer("an entry with an id that is none")
+                yield await self._entry(link, stream, entry_id)
 
-    async def _entry(self, answers: RespParser, stream: bytes, entry_id: bytes) -> StreamEntry:
+    async def _entry(self, link: RedisLink, stream: bytes, entry_id: bytes) -> StreamEntry:
         """One entry, or of one that is too large as much as tells so."""
-        count = await answers.array(at_most=2**31)
+        count = await link.array(at_most=2**31)
         if count % 2:
-            raise InvalidResponse("an entry with a field that has no value")
+            raise BrokenAnswer("an entry with a field that has no value")
         if count > 2 * FIELDS_MAX:
             return StreamEntry(
                 stream, entry_id, too_large=f"entry of {count // 2} fields (at most {FIELDS_MAX} are read)"
@@ -306,16 +281,16 @@ class RedisConnector:
         values: list[bytes] = []
         size, wanted, too_large = 0, False, ""
         for _ in range(count // 2):
-            name = await answers.text(at_most=FIELD_NAME_BYTES_MAX)
+            name = await link.text(at_most=FIELD_NAME_BYTES_MAX)
             if isinstance(name, LeftOut):
                 return StreamEntry(stream, entry_id, too_large=f"name of a field of {name.size} bytes")
             is_wanted = name == self._field
-            value = await answers.text(at_most=most)
+            value = await link.text(at_most=most)
             if isinstance(value, LeftOut):
                 too_large = f"payload of {value.size} bytes"
                 if is_wanted or self._field is None:
                     return StreamEntry(stream, entry_id, too_large=too_large)
-                await answers.skip(value)
+                await link.skip(value)
             elif is_wanted:
                 # The last of that name counts, and the others are not needed.
                 values, wanted = [name, value], True
@@ -366,75 +341,25 @@ class RedisConnector:
         data = {"data": _object(values)} if value is None else payload_member(value)
         return orjson.dumps({"stream": stream.decode(), "id": entry_id.decode(), **data})
 
-    def _explain(self, error: RedisError) -> SourceUnavailable | FeedMisconfigured:
-        """An error of the server or of the library as one of ours."""
+    def _explain(self, error: RedisRefusal | BrokenAnswer) -> SourceUnavailable | FeedMisconfigured:
         said = str(error)[:SAID_CHARACTERS_MAX]
-        if isinstance(error, AuthenticationError):
-            return FeedMisconfigured(
-                f"{self._location}: credentials refused ({said}); check source.username and source.password"
-            )
-        if isinstance(error, NoPermissionError):
-            return FeedMisconfigured(
-                f"{self._location}: {said}; the user needs XREAD, XRANGE and XINFO, and all of source.streams"
-            )
-        if isinstance(error, MovedError) or (isinstance(error, ResponseError) and _MISTAKE.match(str(error))):
-            return FeedMisconfigured(
-                f"{self._location}: {said}; check source.streams and the path of source.url"
-            )
-        if isinstance(error, SilentError):
-            return SourceSilent(
-                f"{self._location}: connected, but no answer for {self._options.idle_timeout_s:g} s "
-                "(source.idle_timeout_s)"
-            )
-        if isinstance(error.__context__, OSError):
-            return explain(error.__context__, self._location)
-        if isinstance(error, InvalidResponse):
+        if isinstance(error, BrokenAnswer):
             return SourceUnavailable(
                 f"{self._location}: its answer is none that Redis gives: {said}; check source.url"
             )
+        if _CREDENTIALS.match(said):
+            return FeedMisconfigured(
+                f"{self._location}: credentials refused ({said}); check source.username and source.password"
+            )
+        if said.startswith("NOPERM"):
+            return FeedMisconfigured(
+                f"{self._location}: {said}; the user needs XREAD, XRANGE and XINFO, and all of source.streams"
+            )
+        if _MISTAKE.match(said):
+            return FeedMisconfigured(
+                f"{self._location}: {said}; check source.streams and the path of source.url"
+            )
         return SourceUnavailable(f"{self._location}: {said}")
-
-
-class _Connection(Connection):
-    """redis-py's connection over streams that we opened.
-
-    It cannot be handed them; `_connect` is where its own kinds of connection (TCP, TLS, Unix) differ.
-    """
-
-    def __init__(self, streams: Streams, **credentials: Any) -> None:
-        # Protocol 2 is what every server speaks. Without driver_info it does not tell the server about itself,
-        # which some users are not allowed to.
-        super().__init__(
-            protocol=2, socket_timeout=None, driver_info=None, parser_class=RespParser, **credentials
-        )
-        self._streams = streams
-
-    async def _connect(self) -> None:
-        self._reader, self._writer = self._streams.reader, self._streams.writer
-
-    async def disconnect(self, *_: Any, **__: Any) -> None:
-        """At once, whatever the library would wait for: there is nothing of ours on its way."""
-        self._streams.close()
-        await super().disconnect(nowait=True)
-
-    async def send(self, *commands: Sequence[str | bytes | int]) -> None:
-        """All of them in one packet."""
-        await self.send_packed_command(self.pack_commands(commands), check_health=False)
-
-    @property
-    def answers(self) -> RespParser:
-        """For answers that are taken piece by piece."""
-        assert isinstance(self._parser, RespParser)
-        return self._parser
-
-    async def receive(self, *, unless: type[RedisError] | None = None, saying: str = "") -> Any:
-        """The answer to the next command; None for an error that is expected."""
-        answer = await self.answers.read_response()
-        if not isinstance(answer, RedisError):
-            return answer
-        if unless is None or not isinstance(answer, unless) or saying not in str(answer):
-            raise answer
-        return None
 
 
 def _cursor(positions: Mapping[bytes, Id]) -> JSON:
@@ -442,9 +367,9 @@ def _cursor(positions: Mapping[bytes, Id]) -> JSON:
 
 
 def _id(text: Any) -> Id:
-    """Raises `InvalidResponse` for what a server should not call one."""
+    """Raises `BrokenAnswer` for what a server should not call one."""
     if not isinstance(text, bytes) or not _ID.fullmatch(text):
-        raise InvalidResponse("an id that is none")
+        raise BrokenAnswer("an id that is none")
     milliseconds, _, sequence = text.partition(b"-")
     return int(milliseconds), int(sequence)
 
@@ -462,12 +387,12 @@ def _oldest(answer: Any) -> Id:
             return ZERO
         case [[entry_id, *_], *_]:
             return _id(entry_id)
-    raise InvalidResponse("what it answered to XRANGE is no list of entries")
+    raise BrokenAnswer("what it answered to XRANGE is no list of entries")
 
 
-async def _pair(answers: RespParser) -> None:
-    if await answers.array(at_most=2) != 2:
-        raise InvalidResponse("a stream or an entry that is no pair")
+async def _pair(link: RedisLink) -> None:
+    if await link.array(at_most=2) != 2:
+        raise BrokenAnswer("a stream or an entry that is no pair")
 
 
 def _text(entry_id: Id) -> str:
@@ -479,7 +404,7 @@ def _pairs(info: Any) -> dict[Any, Any]:
     if info is None:
         return {}
     if not isinstance(info, list) or len(info) % 2 or not all(isinstance(name, bytes) for name in info[::2]):
-        raise InvalidResponse("what it answered to XINFO does not describe a stream")
+        raise BrokenAnswer("what it answered to XINFO does not describe a stream")
     return dict(zip(info[::2], info[1::2], strict=True))
 
 

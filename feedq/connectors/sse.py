@@ -14,18 +14,16 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 import orjson
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.base import ConnectorOptions, Context, RecordFormat
-from feedq.connectors.protocol.http.client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
-from feedq.connectors.protocol.http.eventstream import EventFramer
-from feedq.connectors.records.cursor import CURSOR_BYTES_MAX, show_cursor
-from feedq.connectors.records.cursor_options import CursorOptions
-from feedq.connectors.records.framing import Framed
-from feedq.connectors.records.framing_options import RECORD_BYTES_MAX
+from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
+from feedq.connectors.protocol.eventstream import EventFramer
+from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
+from feedq.connectors.records.cursor import CURSOR_BYTES_MAX, CursorOptions
+from feedq.connectors.records.framing import RECORD_BYTES_MAX, Framed
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
 
@@ -41,46 +39,24 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 class SseOptions(HttpRequestOptions, CursorOptions):
     """Options of a feed with ``connector: sse``."""
 
-    cursor: str | None = Field(
-        default=None,
-        description="JSON pointer to what to resume after in each record, such as `/seq`, for a source that is "
-        "asked with `{cursor}`. Without it that is the id of the last event, which goes back as `Last-Event-ID`.",
-    )
-    events: tuple[str, ...] | None = Field(
-        default=None,
-        min_length=1,
-        description="Types of events that are wanted, such as `[update]`; an event that names none is a "
-        "`message`. Without it, all are.",
-    )
-    envelope: bool = Field(
-        default=False,
-        description='Makes a record of all that an event says: `{"id": …, "event": …, "data": …}`, with the data '
-        "as JSON where it is some, and as a string otherwise; needs `format: json`.",
-    )
-    max_record_bytes: int = Field(
-        default=2**20,
-        ge=1,
-        le=RECORD_BYTES_MAX,
-        description="An event with more data fails the feed, with everything before it landed, until this "
-        "is raised.",
-    )
+    cursor: str | None = None
+    """JSON pointer to what to resume after in each record, such as `/seq`, for a source that is asked with
+    `{cursor}`. Without it that is the id of the last event, which goes back as `Last-Event-ID`."""
+    events: Annotated[tuple[str, ...] | None, Field(min_length=1)] = None
+    """Types of events that are wanted, such as `[update]`; an event that names none is a `message`. Without
+    it, all are."""
+    envelope: bool = False
+    """Makes a record of all that an event says: `{"id": …, "event": …, "data": …}`, with the data as JSON
+    where it is some, and as a string otherwise; needs `format: json`."""
+    max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
+    """An event with more data fails the feed, with everything before it landed, until this is raised."""
 
     @field_validator("envelope")
     @classmethod
     def _check_envelope(cls, envelope: bool, info: ValidationInfo) -> bool:
-        kind: RecordFormat = info.data.get("format", "json")
-        if envelope and kind != "json":
-            raise ValueError(f"needs source.format json, not {kind}")
+        if envelope:
+            check_format(info, "json")
         return envelope
-
-    def event_framer(self, last_id: str) -> EventFramer:
-        """For one answer from its beginning; each needs its own."""
-        return EventFramer(
-            max_record_bytes=self.max_record_bytes,
-            types=self.events,
-            envelope=self.envelope,
-            last_id=last_id,
-        )
 
 
 class SseConnector:
@@ -91,7 +67,7 @@ class SseConnector:
     def __init__(self, options: SseOptions, context: Context) -> None:
         self._options = options
         self._context = context
-        self._reader = options.cursor_reader()
+        self._reader = options.cursor_reader
         self._cursor: JSON = None
         self._retry_s: float | None = None
 
@@ -124,38 +100,34 @@ class SseConnector:
     async def _answer(self, client: HttpClient) -> AsyncGenerator[Batch, None]:
         """The events of one answer."""
         last_id = self._last_id()
-        framer = self._options.event_framer(last_id)
+        framer = EventFramer(
+            max_record_bytes=self._options.max_record_bytes,
+            types=self._options.events,
+            envelope=self._options.envelope,
+            last_id=last_id,
+        )
         # Spaces around it are no part of a header's value, which cannot be sent with them.
         sent_id = last_id.strip(" \t")
         headers = {"cache-control": "no-store"} | ({"last-event-id": sent_id} if sent_id else {})
         async with client.ask(self._cursor, accept=MEDIA_TYPE, extra=headers) as answer:
             _check(answer)
             self._context.on_connected()
-            heard = False
-            while data := await answer.receive():
-                heard = True
-                async with aclosing(self._batches(framer.push(data), framer, answer)) as batches:
-                    async for batch in batches:
+            heard = has_ended = False
+            while not has_ended:
+                data = await answer.receive()
+                has_ended, heard = not data, heard or bool(data)
+                framed = framer.push(data) if data else framer.finish()
+                while True:
+                    if batch := await self._batch(framed, framer):
                         yield batch
-            async with aclosing(self._batches(framer.finish(), framer, answer)) as batches:
-                async for batch in batches:
-                    yield batch
+                    if framed.oversize:
+                        raise self._refusal(answer)
+                    if not framer.is_behind:
+                        break
+                    await asyncio.sleep(0)  # however many lines there are, the others get their turn
+                    framed = framer.go_on()
         if not heard:
             raise SourceUnavailable(f"{answer.where}: the source ended its answer before it sent anything")
-
-    async def _batches(
-        self, framed: Framed, framer: EventFramer, answer: Answer
-    ) -> AsyncGenerator[Batch, None]:
-        """The records that were read of what was pushed, and those that are still to be."""
-        while True:
-            if batch := await self._batch(framed, framer):
-                yield batch
-            if framed.oversize:
-                raise self._refusal(answer)
-            if not framer.is_behind:
-                return
-            await asyncio.sleep(0)  # however many lines there are, the others get their turn
-            framed = framer.go_on()
 
     async def _batch(self, framed: Framed, framer: EventFramer) -> Batch | None:
         self._retry_s = self._retry_s if framer.retry_s is None else framer.retry_s

@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from functools import cached_property
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
-from feedq.connectors.records.cursor_options import CursorOptions
-from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX, FramingOptions
-from feedq.connectors.records.ping import Ping, Pinged
+from feedq.connectors.records.cursor import CursorOptions
+from feedq.connectors.records.exclusions import Ping, Pinged
+from feedq.connectors.records.framing import FramingOptions
 from feedq.connectors.records.turns import in_turns, slices
-from feedq.connectors.wire.connection import Connection, ConnectionOptions, open_connection
-from feedq.connectors.wire.remote import RemoteOptions, Scheme, parse_location
-from feedq.connectors.wire.template import compile_template, unescape, wire_values
+from feedq.connectors.wire.connection import ConnectedOptions, Connection, open_connection
+from feedq.connectors.wire.remote import Scheme, check_template
+from feedq.connectors.wire.template import fill_in, unescape
 from feedq.errors import SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.secrets import MASK, Masker
@@ -40,13 +39,14 @@ SHOWN_OF_SECRET_MAX = 3
 class Hello(BaseModel):
     """One message of ours, and what has to come back before the next one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    send: str = Field(default="", description="Sent; with placeholders and escapes.")
-    expect: str = Field(
-        default="",
-        description="Waited for afterwards. It and what comes before it are no records. With escapes.",
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
     )
+
+    send: str = ""
+    """Sent; with placeholders and escapes."""
+    expect: str = ""
+    """Waited for afterwards. It and what comes before it are no records. With escapes."""
 
     @field_validator("expect")
     @classmethod
@@ -56,44 +56,23 @@ class Hello(BaseModel):
         return expect
 
 
-class TcpOptions(CursorOptions, FramingOptions, RemoteOptions):
+class TcpOptions(CursorOptions, FramingOptions, ConnectedOptions):
     """Options of a feed with ``connector: tcp``."""
 
     SCHEMES: ClassVar[Mapping[str, Scheme]] = {"tcp": Scheme(tls=False, port=None), "tls": Scheme(True, None)}
+    TAKES_PATH: ClassVar[bool] = False
 
-    url: str = Field(
-        description="Where the source listens: `tcp://host:port`, or `tls://host:port`; "
-        "an IPv6 address in brackets."
-    )
-    hello: tuple[Hello, ...] = Field(
-        default=(),
-        description="Sent once connected: a text, or a list of them, each a text or "
-        "`{send: text, expect: text}` to wait for an answer before going on. "
-        "`{name}` and `{cursor}` become JSON texts (the cursor is `null` "
-        r"at first), `{secret}` the secret of that name as it is. Escapes: `\n \r \t \0 \\ \xNN`.",
-    )
-    ping: Ping | None = Field(
-        default=None,
-        description="Records that are answered instead of landed: those that match the regular expression "
-        "`pattern` as a whole get `answer`, in which `{1}` is what its first group matched.",
-    )
-    buffer_bytes: int = Field(
-        default=512 * 1024,
-        ge=1,
-        le=BUFFER_BYTES_MAX,
-        description="Received bytes that wait to be taken before reading pauses and the source has to wait.",
-    )
-    keepalive: bool = Field(
-        default=True, description="TCP keepalive, which notices within a minute a peer that vanished."
-    )
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, url: str) -> str:
-        location = parse_location(url, cls.SCHEMES)
-        if location.target or "#" in url or url.endswith("?"):
-            raise ValueError("has something after the port; it must be tcp://host:port or tls://host:port")
-        return url
+    url: str
+    """Where the source listens: `tcp://host:port`, or `tls://host:port`; an IPv6 address in brackets."""
+    hello: tuple[Hello, ...] = ()
+    r"""Sent once connected: a text, or a list of them, each a text or `{send: text, expect: text}` to wait
+    for an answer before going on. `{name}` and `{cursor}` become JSON texts (the cursor is `null` at first),
+    `{secret}` the secret of that name as it is. Escapes: `\n \r \t \0 \\ \xNN`."""
+    ping: Ping | None = None
+    """Records that are answered instead of landed: those that match the regular expression `pattern` as a
+    whole get `answer`, in which `{1}` is what its first group matched."""
+    keepalive: bool = True
+    """TCP keepalive, which notices within a minute a peer that vanished."""
 
     @field_validator("hello", mode="before", json_schema_input_type=str | list[str | Hello])
     @classmethod
@@ -107,23 +86,9 @@ class TcpOptions(CursorOptions, FramingOptions, RemoteOptions):
     @field_validator("hello")
     @classmethod
     def _check_hello(cls, hello: tuple[Hello, ...], info: ValidationInfo) -> tuple[Hello, ...]:
-        # `secrets` stands before it; when that is wrong itself, it is what gets reported.
-        if "secrets" in info.data:
-            for each in hello:
-                compile_template(each.send, secrets=info.data["secrets"])
+        for each in hello:
+            check_template(each.send, info)
         return hello
-
-    @cached_property
-    def connection_options(self) -> ConnectionOptions:
-        return ConnectionOptions(
-            endpoint=self.location,
-            connect_timeout_s=self.connect_timeout_s,
-            idle_timeout_s=self.idle_timeout_s,
-            buffer_bytes=self.buffer_bytes,
-            keepalive=self.keepalive,
-            tls_files=self.tls_files,
-            server_name=self.server_name,
-        )
 
 
 class TcpConnector:
@@ -134,8 +99,7 @@ class TcpConnector:
     def __init__(self, options: TcpOptions, context: Context) -> None:
         self._options = options
         self._context = context
-        self._connection_options = options.connection_options
-        self._endpoint = self._connection_options.endpoint
+        self._endpoint = options.location
 
     async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         """Batches after ``cursor``, until the connection ends: it never ends without an error.
@@ -146,9 +110,11 @@ class TcpConnector:
             FeedMisconfigured: a record over the limit, a cursor that cannot be kept, a wrong TLS file.
         """
         framer = self._options.framer()
-        reader = self._options.cursor_reader()
         pinged = Pinged(self._options.ping) if self._options.ping is not None else None
-        connection = await open_connection(self._connection_options, self._context)
+        how = self._options.connection_options(
+            idle_timeout_s=self._options.idle_timeout_s, keepalive=self._options.keepalive
+        )
+        connection = await open_connection(how, self._context)
         try:
             await self._greet(connection, cursor)
             self._context.on_connected()
@@ -161,8 +127,7 @@ class TcpConnector:
                         framed, answers = await in_turns(pinged.take(framed))
                         connection.send(answers)
                     if framed:
-                        if reader is not None:
-                            cursor = await reader.follow(framed, cursor)
+                        cursor = await self._options.cursor_after(framed, cursor)
                         yield framed.batch(cursor=cursor, received_at=self._context.clock.now())
                     if framed.is_last:
                         raise self._options.refusal(framed, where=self._endpoint, cursor=cursor)
@@ -174,10 +139,9 @@ class TcpConnector:
         raise self._closed(discarded=framer.pending, heard=heard)
 
     async def _greet(self, connection: Connection, cursor: JSON) -> None:
-        secrets = self._context.secrets
-        values = wire_values(feed=self._context.feed, cursor=cursor, secrets=secrets)
+        context = self._context
         for hello in self._options.hello:
-            connection.send(compile_template(hello.send, secrets=secrets).render(values))
+            connection.send(fill_in(hello.send, feed=context.feed, cursor=cursor, secrets=context.secrets))
             if hello.expect:
                 await self._expect(connection, unescape(hello.expect))
 

@@ -36,11 +36,6 @@ def fail(name: str, detail: str, advice: str) -> Check:
     return Check(name, Level.FAIL, detail, advice)
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 feed``, ``2 feeds``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def one_line(error: BaseException) -> str:
     """An error of a driver, which likes several lines, on one."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -16,11 +16,12 @@ from typing import Any
 
 import psycopg2
 
-from feedq.diagnosis.checks import Check, counted, fail, ok, one_line, warn
+from feedq.diagnosis.checks import Check, fail, ok, one_line, warn
 from feedq.errors import FeedqError
 from feedq.store import migrate
-from feedq.store.engine import driver_options, psycopg2_dsn
+from feedq.store.database import driver_options, psycopg2_dsn
 from feedq.telemetry import mask_url
+from feedq.wording import counted
 
 VERSION_MIN = 15
 CLOCK_DIFFERENCE_MAX_S = 1.0

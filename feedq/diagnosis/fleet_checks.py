@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from feedq.diagnosis.checks import Check, counted, fail, ok, warn
+from feedq.diagnosis.checks import Check, fail, ok, warn
 from feedq.diagnosis.placement_checks import placing_checks, serves
 from feedq.lease import stillness_of
 from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
@@ -15,10 +15,8 @@ from feedq.placement import Rules
 from feedq.store.feed_listing import LATELY_S, StatusCount
 from feedq.store.insight import FleetState
 from feedq.telemetry import mask_url
-from feedq.wording import ago, duration
+from feedq.wording import ago, counted, duration, some
 
-NAMED_MAX = 5
-"""Feeds named in one warning; `feedq feed list --status` has them all."""
 QUOTED_MAX = 160
 """Characters of what a feed says in a warning."""
 MOVING = (Reason.MOVED, Reason.DRAINED)
@@ -142,7 +140,7 @@ def wants_place(view: FeedView) -> bool:
 def fleet_checks(
     feeds: Sequence[FeedView],
     workers: Sequence[WorkerView],
-    state: FleetState | None,
+    state: FleetState,
     *,
     reconcile_interval_s: float,
     rules: Rules,
@@ -154,16 +152,16 @@ def fleet_checks(
     troubles = list(_troubles(feeds))
     yield from troubles
     if not troubles:
-        yield ok("feeds", _statuses(numbers))
-    now = None if state is None else state.now
-    yield _blamed(feeds, now=now)
-    yield _dead_letters(feeds, now=now)
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(numbers.by_status.items()))
+        yield ok("feeds", f"{numbers.feeds}: {counts}" if numbers.feeds else "none declared")
+    yield _blamed(feeds, now=state.now)
+    yield _dead_letters(feeds, now=state.now)
 
 
 def number_checks(
     numbers: Overview,
     workers: Sequence[WorkerView],
-    state: FleetState | None,
+    state: FleetState,
     *,
     reconcile_interval_s: float,
 ) -> Iterator[Check]:
@@ -174,22 +172,23 @@ def number_checks(
         yield from _sinks(workers)
     if numbers.serving:
         yield _capacity(numbers)
-    if state is not None:
-        yield _beat(state)
-        yield _reconcile(state, reconcile_interval_s)
+    yield _beat(state)
+    yield _reconcile(state, reconcile_interval_s)
 
 
 def tally_checks(tallies: Sequence[StatusCount]) -> Iterator[Check]:
     """Each kind of trouble that feeds are in, by number and an example."""
-    found: dict[tuple[Status, Reason | None], tuple[int, str]] = {}
+    found: dict[_Trouble, tuple[int, str]] = {}
     for tally in tallies:
         if tally.status in _ADVICE:
-            key = _trouble(tally.status, tally.reason)
-            count, example = found.get(key, (0, tally.example))
-            found[key] = (count + tally.feeds, min(example, tally.example))
-    for (status, reason), (count, example) in sorted(found.items(), key=_by_name):
-        named = f": {example}" if count == 1 else f", such as {example}"
-        yield warn("feeds", f"{count} {_described(status, reason)}{named}", _advice(status, reason))
+            trouble = _trouble(tally.status, tally.reason)
+            count, example = found.get(trouble, (0, tally.example))
+            found[trouble] = (count + tally.feeds, min(example, tally.example))
+    named = {
+        trouble: (count, f": {example}" if count == 1 else f", such as {example}")
+        for trouble, (count, example) in found.items()
+    }
+    yield from _warnings(named)
     if refused := sum(tally.refused for tally in tallies):
         lately = f"records of {counted(refused, 'feed')} were refused within the last {duration(LATELY_S)}"
         yield warn(DEAD_LETTERS, lately, _DEAD_LETTERS_ADVICE)
@@ -274,41 +273,35 @@ def _loops(workers: Sequence[WorkerView]) -> Iterator[Check]:
 
 def _sinks(workers: Sequence[WorkerView]) -> Iterator[Check]:
     """Sinks that some worker cannot write to, as the workers say it: `feedq doctor` itself may well reach them."""
-    down: dict[str, list[str]] = {}
-    up: dict[str, list[str]] = {}
-    for view in workers:
-        for name in view.worker.load.sinks_down:
-            down.setdefault(name, []).append(view.worker.name)
-        for name in view.worker.load.sinks_up:
-            up.setdefault(name, []).append(view.worker.name)
-    for name, cut_off in sorted(down.items()):
+    down = {name for view in workers for name in view.worker.load.sinks_down}
+    up = {name for view in workers for name in view.worker.load.sinks_up}
+    for name in sorted(down):
+        cut_off = some([view.worker.name for view in workers if name in view.worker.load.sinks_down])
+        able = some([view.worker.name for view in workers if name in view.worker.load.sinks_up])
         if name in up:
             yield warn(
                 "sinks of workers",
-                f"{_some(cut_off)} cannot write to sink {name}, and {_some(up[name])} can",
+                f"{cut_off} cannot write to sink {name}, and {able} can",
                 f"look at the network between them and the sink, and at FEEDQ_SINKS__{name.upper()} there; the "
                 "feeds go to workers that can, after FEEDQ_SINK_PATIENCE_S",
             )
         else:
             yield fail(
                 "sinks of workers",
-                f"{_some(cut_off)} cannot write to sink {name}, and no other worker is known to",
+                f"{cut_off} cannot write to sink {name}, and no other worker is known to",
                 "see that the sink is up; what was received is kept, and its sources are held back",
             )
     if not down:
-        yield ok(
-            "sinks of workers", f"no worker is cut off from a sink; written to lately: {_some(sorted(up))}"
-        )
+        lately = f"written to lately: {some(sorted(up)) or 'none'}"
+        yield ok("sinks of workers", f"no worker is cut off from a sink; {lately}")
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first of these names."""
-    more = len(names) - NAMED_MAX
-    return (", ".join(names[:NAMED_MAX]) or "none") + (f" and {more} more" if more > 0 else "")
+def _is_of_late(at: datetime | None, now: datetime) -> bool:
+    return at is None or now - at < timedelta(seconds=LATELY_S)
 
 
-def _blamed(feeds: Sequence[FeedView], *, now: datetime | None) -> Check:
-    """Feeds that workers were lost to of late, and that are not in quarantine; ``now`` as below."""
+def _blamed(feeds: Sequence[FeedView], *, now: datetime) -> Check:
+    """Feeds that workers were lost to of late, and that are not in quarantine."""
     blamed = [
         view
         for view in feeds
@@ -316,30 +309,19 @@ def _blamed(feeds: Sequence[FeedView], *, now: datetime | None) -> Check:
         and view.status is not Status.QUARANTINED
         and _is_of_late(view.lease.blamed_at, now)
     ]
-    if blamed:
-        named = _some([f"{view.feed.name} ({_quoted(view.lease.blame)})" for view in blamed])
-        return warn(
-            "lost workers",
-            f"{counted(len(blamed), 'feed')} had a worker die under it: {named}",
-            "one that does it again is put in quarantine; see its events, and the log of the worker that died",
-        )
-    return ok(
-        "lost workers", f"none died of a feed within the last {duration(LATELY_S)}, but for quarantined ones"
+    if not blamed:
+        lately = f"none died of a feed within the last {duration(LATELY_S)}, but for quarantined ones"
+        return ok("lost workers", lately)
+    named = some(blamed, lambda view: f"{view.feed.name} ({_quoted(view.lease.blame)})")
+    return warn(
+        "lost workers",
+        f"{counted(len(blamed), 'feed')} had a worker die under it: {named}",
+        "one that does it again is put in quarantine; see its events, and the log of the worker that died",
     )
 
 
-def _is_of_late(at: datetime | None, now: datetime | None) -> bool:
-    return at is None or now is None or now - at < timedelta(seconds=LATELY_S)
-
-
-DEAD_LETTERS = "dead letters"
-_DEAD_LETTERS_ADVICE = (
-    "they are kept: feedq feed dead-letters list NAME; mend the table or the feed, then replay or drop them"
-)
-
-
-def _dead_letters(feeds: Sequence[FeedView], *, now: datetime | None) -> Check:
-    """Feeds of which a record was refused of late; ``now`` is None where there is no telling."""
+def _dead_letters(feeds: Sequence[FeedView], *, now: datetime) -> Check:
+    """Feeds of which a record was refused of late."""
     refused = [
         (view.lease.dead_letter_at, view)
         for view in feeds
@@ -347,21 +329,21 @@ def _dead_letters(feeds: Sequence[FeedView], *, now: datetime | None) -> Check:
     ]
     if not refused:
         return ok(DEAD_LETTERS, f"none within the last {duration(LATELY_S)}")
-    refused.sort(key=lambda found: found[0], reverse=True)
-    named = _some(
-        [
-            f"{view.feed.name} ({view.lease.dead_letters_total:,}, "
-            f"{'' if now is None else f'{ago(at, now=now)} ago '}{_quoted(view.lease.dead_letter_error)})"
-            for at, view in refused
-        ]
-    )
-    return warn(
-        DEAD_LETTERS,
-        f"records of {counted(len(refused), 'feed')} were refused: {named}",
-        _DEAD_LETTERS_ADVICE,
-    )
+
+    def name(found: tuple[datetime, FeedView]) -> str:
+        at, view = found
+        total, said = view.lease.dead_letters_total, _quoted(view.lease.dead_letter_error)
+        return f"{view.feed.name} ({total:,}, {ago(at, now=now)} ago {said})"
+
+    named = some(sorted(refused, key=lambda found: found[0], reverse=True), name)
+    lately = f"records of {counted(len(refused), 'feed')} were refused: {named}"
+    return warn(DEAD_LETTERS, lately, _DEAD_LETTERS_ADVICE)
 
 
+DEAD_LETTERS = "dead letters"
+_DEAD_LETTERS_ADVICE = (
+    "they are kept: feedq feed dead-letters list NAME; mend the table or the feed, then replay or drop them"
+)
 _ADVICE = {
     Status.QUARANTINED: "it runs in a process of its own and comes back by itself: mend its source or connector",
     Status.FAILING: "it is tried again by itself: see that the source answers, and what its last error says",
@@ -380,36 +362,28 @@ _WAITING_ADVICE = {
 }
 
 
-def _troubles(feeds: Sequence[FeedView]) -> Iterator[Check]:
-    groups: dict[tuple[Status, Reason | None], list[FeedView]] = {}
-    for view in feeds:
-        if view.status in _ADVICE:
-            groups.setdefault(_trouble(view.status, view.lease.reason), []).append(view)
-    for (status, reason), views in sorted(groups.items(), key=_by_name):
-        named = ", ".join(_named(view) for view in views[:NAMED_MAX])
-        more = len(views) - NAMED_MAX
-        rest = f" and {more} more" if more > 0 else ""
-        yield warn(
-            "feeds", f"{len(views)} {_described(status, reason)}: {named}{rest}", _advice(status, reason)
-        )
+_Trouble = tuple[Status, Reason | None]
 
 
-def _trouble(status: Status, reason: Reason | None) -> tuple[Status, Reason | None]:
+def _trouble(status: Status, reason: Reason | None) -> _Trouble:
     # The reason says what a waiting feed waits for; for the others it only repeats the status.
     return status, reason if status is Status.WAITING else None
 
 
-def _by_name(item: tuple[tuple[Status, Reason | None], object]) -> tuple[str, str]:
-    (status, reason), _ = item
-    return status, str(reason)
+def _troubles(feeds: Sequence[FeedView]) -> Iterator[Check]:
+    groups: dict[_Trouble, list[FeedView]] = {}
+    for view in feeds:
+        if view.status in _ADVICE:
+            groups.setdefault(_trouble(view.status, view.lease.reason), []).append(view)
+    yield from _warnings({key: (len(views), f": {some(views, _named)}") for key, views in groups.items()})
 
 
-def _described(status: Status, reason: Reason | None) -> str:
-    return status if reason is None else f"{status} ({reason})"
-
-
-def _advice(status: Status, reason: Reason | None) -> str:
-    return _ADVICE[status] if reason is None else _WAITING_ADVICE.get(reason, _ADVICE[status])
+def _warnings(found: Mapping[_Trouble, tuple[int, str]]) -> Iterator[Check]:
+    """A warning for each trouble, of so many feeds and these names."""
+    for (status, reason), (count, named) in sorted(found.items(), key=lambda item: tuple(map(str, item[0]))):
+        what = status if reason is None else f"{status} ({reason})"
+        advice = _ADVICE[status] if reason is None else _WAITING_ADVICE.get(reason, _ADVICE[status])
+        yield warn("feeds", f"{count} {what}{named}", advice)
 
 
 def _named(view: FeedView) -> str:
@@ -420,10 +394,3 @@ def _named(view: FeedView) -> str:
 
 def _quoted(said: str | None) -> str:
     return "nobody knows why" if said is None else mask_url(said)[:QUOTED_MAX]
-
-
-def _statuses(numbers: Overview) -> str:
-    if not numbers.feeds:
-        return "none declared"
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(numbers.by_status.items()))
-    return f"{numbers.feeds}: {counts}"

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from feedq.diagnosis.checks import Check, counted, warn
+from feedq.diagnosis.checks import Check, warn
 from feedq.model import Feed, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import Rules
-
-NAMED_MAX = 5
+from feedq.wording import counted, pairs, some
 
 
 def serves(view: WorkerView) -> bool:
@@ -25,11 +24,6 @@ def serves(view: WorkerView) -> bool:
 
 def has_labels(view: WorkerView, required: Mapping[str, str]) -> bool:
     return required.items() <= view.worker.labels.items()
-
-
-def labels(wanted: Mapping[str, str]) -> str:
-    """``disk=ssd, region=eu``."""
-    return ", ".join(f"{key}={value}" for key, value in sorted(wanted.items()))
 
 
 def placing_checks(feeds: Sequence[Feed], workers: Sequence[WorkerView], rules: Rules) -> Iterator[Check]:
@@ -56,7 +50,8 @@ def _labels(feeds: Sequence[Feed], serving: Sequence[WorkerView]) -> Iterator[Ch
     for key, group in sorted(groups.items()):
         required = dict(key)
         places = [view.worker.capacity for view in serving if has_labels(view, required)]
-        who = f"{counted(len(group), 'feed')} with selector.required {labels(required)} ({_named(group)})"
+        named = some(group, lambda feed: feed.name)
+        who = f"{counted(len(group), 'feed')} with selector.required {pairs(required)} ({named})"
         if not places:
             yield warn(
                 "labels",
@@ -83,8 +78,3 @@ def _tenants(feeds: Sequence[Feed], serving: Sequence[WorkerView], rules: Rules)
                 f"of {counted(len(serving), 'worker')}: {wanted - cap * len(serving)} cannot run",
                 "raise the cap, or start another worker",
             )
-
-
-def _named(feeds: Sequence[Feed]) -> str:
-    more = len(feeds) - NAMED_MAX
-    return ", ".join(feed.name for feed in feeds[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

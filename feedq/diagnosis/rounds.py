@@ -9,9 +9,8 @@ from feedq.diagnosis.checks import Check, Level, fail, one_line
 from feedq.diagnosis.database_checks import check_database
 from feedq.diagnosis.fleet_checks import fleet_checks
 from feedq.diagnosis.host import check_open_files
-from feedq.diagnosis.schedule_checks import declaration_checks, job_checks
+from feedq.diagnosis.schedule_checks import check_tasks, declaration_checks, job_checks
 from feedq.diagnosis.sink_checks import check_sinks
-from feedq.diagnosis.task_checks import check_tasks
 from feedq.errors import FeedqError
 from feedq.model import FeedView, WorkerView
 from feedq.schedule.model import ScheduleSpec, UnreadableSpec
@@ -22,49 +21,48 @@ from feedq.store.insight import FleetState, JobState, scheduled_tasks
 
 def diagnose(
     store: Store,
-    fleet_state: Callable[[], FleetState | None],
-    job_state: Callable[[], JobState | None],
+    fleet_state: Callable[[], FleetState],
+    job_state: Callable[[], JobState],
     declared: Callable[[], Mapping[str, ScheduleSpec | UnreadableSpec]],
     settings: Settings,
 ) -> Iterator[Check]:
     """One check after the other, each as soon as it is done; every one of them is bounded in time."""
     feeds: list[FeedView] = []
     workers: list[WorkerView] = []
-    state: FleetState | None = None
-    jobs: JobState | None = None
-    unreadable: FeedqError | None = None
+    of_tables: list[Check] = []
+    url = settings.database_url.get_secret_value()
     try:
         feeds, workers, state = store.feeds.views(), store.workers.views(), fleet_state()
         jobs = job_state()
     except FeedqError as error:
-        # The checks of the database say why, and better.
-        unreadable = error
-    database = list(check_database(settings.database_url.get_secret_value(), workers=len(workers)))
+        unreadable: FeedqError | None = error
+    else:
+        unreadable = None
+        interval_s, rules = settings.reconcile_interval_s, settings.rules
+        of_tables += fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=rules)
+        of_tables += job_checks(jobs)
+    database = list(check_database(url, workers=len(workers)))
     yield from database
     yield from check_broker(settings.broker_url.get_secret_value())
     yield from check_sinks(settings, [view.feed for view in feeds if view.feed.removed_at is None])
     if unreadable is None:
         yield from check_open_files(workers)
-        interval_s = settings.reconcile_interval_s
-        yield from fleet_checks(feeds, workers, state, reconcile_interval_s=interval_s, rules=settings.rules)
-        if jobs is not None:
-            yield from job_checks(jobs)
-            yield from _declarations(declared)
-        if jobs is not None and jobs.active:
-            yield from _tasks(settings)
+        yield from of_tables
+        yield from _of_tables(lambda: declaration_checks(declared()))
+        if jobs.active:
+            yield from _of_tables(lambda: check_tasks(scheduled_tasks(url)))
     elif not any(check.level is Level.FAIL for check in database):
-        yield fail("tables", one_line(unreadable), "see the checks of the database")
+        # Otherwise the checks of the database say why, and better.
+        yield _tables_failed(unreadable)
 
 
-def _declarations(declared: Callable[[], Mapping[str, ScheduleSpec | UnreadableSpec]]) -> Iterator[Check]:
+def _of_tables(checks: Callable[[], Iterator[Check]]) -> Iterator[Check]:
+    """Checks that read tables of their own."""
     try:
-        yield from declaration_checks(declared())
+        yield from checks()
     except FeedqError as error:
-        yield fail("tables", one_line(error), "see the checks of the database")
+        yield _tables_failed(error)
 
 
-def _tasks(settings: Settings) -> Iterator[Check]:
-    try:
-        yield from check_tasks(scheduled_tasks(settings.database_url.get_secret_value()))
-    except FeedqError as error:
-        yield fail("tables", one_line(error), "see the checks of the database")
+def _tables_failed(error: FeedqError) -> Check:
+    return fail("tables", one_line(error), "see the checks of the database")

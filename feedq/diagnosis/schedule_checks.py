@@ -1,27 +1,39 @@
-"""Schedules and runs as the tables show them: whether somebody fires and runs what falls due. Pure."""
+"""Schedules, runs and tasks as the tables show them: whether somebody fires and runs what falls due. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from feedq.diagnosis.checks import Check, counted, fail, ok, warn
+from feedq.diagnosis.checks import Check, fail, ok, warn
 from feedq.schedule.model import ScheduleSpec, UnreadableSpec
 from feedq.store.insight import JobState
-from feedq.wording import duration
+from feedq.store.jobs.listing import ScheduledTask, why_unserved
+from feedq.wording import NAMED_MAX, counted, duration, some
 
-NAMED_MAX = 5
-"""Schedules named in one warning; `feedq schedule list --state paused` has them all."""
 OVERDUE_S = 30.0
 """A tick is fired within a second of its time: what is this late is fired by nobody."""
 WAITING_S = 60.0
 """A run that has been due for so long waits for more than its turn."""
 
+TASKS_ADVICE = (
+    "set FEEDQ_IMPORTS to the module that defines it, or FEEDQ_WORKER_LABELS, and start the workers again"
+)
+
 
 def job_checks(state: JobState) -> Iterator[Check]:
     """None for an installation without schedules and runs."""
-    if not (state.schedules or state.waiting or state.running):
+    if not state.are_used:
         return
-    yield _slots(state)
+    if state.slots:
+        slots = f"{counted(state.slots, 'job slot')} on {counted(state.workers, 'worker')}"
+        yield ok("schedules", f"{described_schedules(state)}; {slots}")
+    else:
+        yield fail(
+            "schedules",
+            f"{described_schedules(state)}; no worker that serves has job slots, and nothing is run",
+            "start or uncordon a worker: celery -A feedq worker; "
+            "for jobs alone, celery -A feedq worker -Q jobs -c 8",
+        )
     if state.overdue_s is not None and state.overdue_s > OVERDUE_S:
         yield fail(
             "ticks",
@@ -29,7 +41,11 @@ def job_checks(state: JobState) -> Iterator[Check]:
             "workers fire them, all alike: see that one is up and reaches the control database",
         )
     if state.tripped:
-        yield _tripped(state)
+        yield warn(
+            "paused",
+            f"{counted(len(state.tripped), 'schedule')} paused by failures: {some(state.tripped)}",
+            "feedq schedule runs NAME --state failed says why; then feedq schedule resume NAME",
+        )
     if state.slots and state.oldest_due_s is not None and state.oldest_due_s > WAITING_S:
         yield _waiting(state)
 
@@ -40,7 +56,7 @@ def declaration_checks(declared: Mapping[str, ScheduleSpec | UnreadableSpec]) ->
     if names:
         yield warn(
             "declarations",
-            f"{counted(len(names), 'schedule')} that this release of feedq cannot read: {_named(names)}",
+            f"{counted(len(names), 'schedule')} that this release of feedq cannot read: {some(names)}",
             "upgrade feedq, or declare them anew: feedq apply; or feedq schedule edit, with --task and a timing",
         )
 
@@ -58,30 +74,6 @@ def described_runs(state: JobState) -> str:
     return f"{state.running} running, {state.waiting} waiting{oldest}"
 
 
-def _slots(state: JobState) -> Check:
-    if state.slots:
-        slots = f"{counted(state.slots, 'job slot')} on {counted(state.workers, 'worker')}"
-        return ok("schedules", f"{described_schedules(state)}; {slots}")
-    return fail(
-        "schedules",
-        f"{described_schedules(state)}; no worker that serves has job slots, and nothing is run",
-        "start or uncordon a worker: celery -A feedq worker; for jobs alone, celery -A feedq worker -Q jobs -c 8",
-    )
-
-
-def _tripped(state: JobState) -> Check:
-    return warn(
-        "paused",
-        f"{counted(len(state.tripped), 'schedule')} paused by failures: {_named(state.tripped)}",
-        "feedq schedule runs NAME --state failed says why; then feedq schedule resume NAME",
-    )
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - NAMED_MAX
-    return ", ".join(names[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
 def _waiting(state: JobState) -> Check:
     assert state.oldest_due_s is not None
     waits = f"{counted(state.due, 'run')} due and not started, the oldest for {duration(state.oldest_due_s)}"
@@ -97,3 +89,21 @@ def _waiting(state: JobState) -> Check:
         "a limit holds them back, or an earlier run of their schedule: feedq schedule runs --state waiting, "
         "feedq schedule queue list",
     )
+
+
+def check_tasks(tasks: Sequence[ScheduledTask]) -> Iterator[Check]:
+    """Is there a worker that can run each task? As workers say when they register; nothing without any."""
+    if not any(task.workers for task in tasks):
+        return
+    troubles = [task for task in tasks if not task.able]
+    if not troubles:
+        some_only = sum(task.able < task.workers for task in tasks)
+        others = f", {some_only} of them on some workers only" if some_only else ""
+        yield ok("tasks", f"{counted(len(tasks), 'task')} of schedules, each known to a worker{others}")
+    for task in troubles[:NAMED_MAX]:
+        others = f" (and {counted(task.schedules - 1, 'other')})" if task.schedules > 1 else ""
+        why = why_unserved(task.task, task.selector, is_known=task.is_known)
+        yield fail("tasks", f"schedule {task.schedule}{others}: {why}", TASKS_ADVICE)
+    if len(troubles) > NAMED_MAX:
+        more = counted(len(troubles) - NAMED_MAX, "more task")
+        yield warn("tasks", f"and {more}", "mend these first")

@@ -11,17 +11,17 @@ from uuid import uuid4
 import psycopg2
 
 from feedq.adoption import left_behind
-from feedq.diagnosis.checks import Check, Level, counted, fail, ok, one_line, warn
+from feedq.diagnosis.checks import Check, Level, fail, ok, one_line, warn
 from feedq.errors import FeedqError, InvalidInput
 from feedq.model import Feed
 from feedq.settings import Settings
 from feedq.sinks.base import Checkpoint, load_sink, parse_sink
 from feedq.sinks.identity import owner_of
-from feedq.store.engine import driver_options, psycopg2_dsn
+from feedq.store.database import driver_options, psycopg2_dsn
 from feedq.telemetry import mask_url
+from feedq.wording import counted, some
 
 BOOKKEEPING = ("feedq_checkpoint", "feedq_dead_letter")
-NAMED_MAX = 5
 LATELY = timedelta(minutes=10)
 """Checkpoints of feeds that run are written with each commit; some have none for a while."""
 
@@ -45,10 +45,9 @@ def check_sinks(settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
         if check.level is not Level.FAIL and feeds:
             yield from _check_owners(name, settings, feeds)
     for name, names in sorted(used.items()):
-        shown = ", ".join(names[:NAMED_MAX]) + (" …" if len(names) > NAMED_MAX else "")
         yield warn(
             f"sink {name}",
-            f"not set up here, but named by {counted(len(names), 'feed')}: {shown}",
+            f"not set up here, but named by {counted(len(names), 'feed')}: {some(names)}",
             f"set FEEDQ_SINKS__{name.upper()} here and on every worker",
         )
 
@@ -76,24 +75,20 @@ def _check_owners(name: str, settings: Settings, feeds: Sequence[Feed]) -> Itera
     if left := [one for one in strangers if one not in lively]:
         yield warn(
             f"strangers on {name}",
-            f"{counted(len(left), 'checkpoint')} of {_counted_owners(left)}: {_named(left)}",
+            f"{counted(len(left), 'checkpoint')} of {_counted_owners(left)}: {some(left, lambda one: one.feed)}",
             "take them with `feedq feed adopt` if the control database was lost; else delete the rows",
         )
     if orphans:
+        named = some(orphans, lambda one: one.feed)
         yield ok(
             f"orphans on {name}",
-            f"{counted(len(orphans), 'checkpoint')} of feeds that are not declared any more: {_named(orphans)}",
+            f"{counted(len(orphans), 'checkpoint')} of feeds that are not declared any more: {named}",
         )
 
 
 def _counted_owners(checkpoints: Sequence[Checkpoint]) -> str:
     owners = sorted({str(one.installation) for one in checkpoints})
     return f"installation {owners[0]}" if len(owners) == 1 else f"{len(owners)} installations"
-
-
-def _named(checkpoints: Sequence[Checkpoint]) -> str:
-    names = ", ".join(one.feed for one in checkpoints[:NAMED_MAX])
-    return names + (" …" if len(checkpoints) > NAMED_MAX else "")
 
 
 def _used(feeds: Sequence[Feed]) -> dict[str, list[str]]:
@@ -108,35 +103,19 @@ def _used(feeds: Sequence[Feed]) -> dict[str, list[str]]:
 
 
 def _check_sink(name: str, url: str, *, feeds: int) -> Check:
-    title = f"sink {name}"
-    if not url.startswith(("postgresql", "postgres:")):
-        return _check_other(title, name, url, feeds=feeds)
+    title, detail = f"sink {name}", f"{counted(feeds, 'feed')}, {mask_url(url)}"
     try:
-        with closing(psycopg2.connect(psycopg2_dsn(url), **driver_options("feedq-doctor"))) as connection:
-            return _permissions(title, connection, detail=f"{counted(feeds, 'feed')}, {mask_url(url)}")
-    except (psycopg2.Error, InvalidInput) as error:
-        return fail(
-            title,
-            f"{mask_url(url)}: {mask_url(one_line(error))}",
-            f"start it, or set FEEDQ_SINKS__{name.upper()} to the one that is meant",
-        )
-
-
-def _check_other(title: str, name: str, url: str, *, feeds: int) -> Check:
-    """A sink of another kind: whether it answers, and lets feedq keep its tables there."""
-    try:
-        sink = load_sink(url)(url, environment="feedq-doctor", worker_id=uuid4(), role="doctor")
-        try:
+        if url.startswith(("postgresql", "postgres:")):
+            with closing(psycopg2.connect(psycopg2_dsn(url), **driver_options("feedq-doctor"))) as connection:
+                return _permissions(title, connection, detail=detail)
+        # Of another kind: whether it answers, and lets feedq keep its tables there.
+        made = load_sink(url)(url, environment="feedq-doctor", worker_id=uuid4(), role="doctor")
+        with closing(made) as sink:
             sink.dead_letters(limit=1)
-        finally:
-            sink.close()
-    except FeedqError as error:
-        return fail(
-            title,
-            mask_url(one_line(error)),
-            f"start it, or set FEEDQ_SINKS__{name.upper()} to the one that is meant",
-        )
-    return ok(title, f"{counted(feeds, 'feed')}, {mask_url(url)}")
+    except (psycopg2.Error, FeedqError) as error:
+        advice = f"start it, or set FEEDQ_SINKS__{name.upper()} to the one that is meant"
+        return fail(title, f"{mask_url(url)}: {mask_url(one_line(error))}", advice)
+    return ok(title, detail)
 
 
 def _permissions(title: str, connection: Any, *, detail: str) -> Check:

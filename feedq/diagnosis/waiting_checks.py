@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from feedq.diagnosis.checks import counted
-from feedq.diagnosis.placement_checks import has_labels, labels, serves
+from feedq.diagnosis.placement_checks import has_labels, serves
 from feedq.lease import stillness_of
 from feedq.model import FeedView, LeaseState, Reason, Status, WorkerState, WorkerTarget, WorkerView
 from feedq.placement import Rules
 from feedq.settings import DEFAULT_SINK
-from feedq.telemetry import mask_url
-from feedq.wording import duration, printable
+from feedq.wording import counted, distance, pairs, said
 
 
 def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rules: Rules) -> str | None:
@@ -57,7 +55,7 @@ def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rul
 
 
 def _because(view: FeedView) -> str:
-    return printable(mask_url(view.because or "nobody knows why"))
+    return said(view.because or "nobody knows why")
 
 
 def _stands_still(view: FeedView, workers: Sequence[WorkerView]) -> bool:
@@ -81,7 +79,7 @@ def explain_staying(held: Sequence[FeedView], others: Sequence[WorkerView], *, r
         first = unmatched[0].feed
         return (
             f"{counted(len(unmatched), 'feed')} may go nowhere else: no other worker that serves has the labels "
-            f"of selector.required, as {labels(first.spec.selector.required)} for {first.name}; start one with "
+            f"of selector.required, as {pairs(first.spec.selector.required)} for {first.name}; start one with "
             "FEEDQ_WORKER_LABELS"
         )
     free = sum(max(w.worker.capacity - w.leases, 0) for w in serving)
@@ -126,11 +124,11 @@ def _no_match(view: FeedView, workers: Sequence[WorkerView]) -> str:
     required = view.feed.spec.selector.required
     matching = [w for w in workers if has_labels(w, required)]
     if any(serves(w) for w in matching):
-        return f"a worker with {labels(required)} has come by now: the next reconcile pass places it"
+        return f"a worker with {pairs(required)} has come by now: the next reconcile pass places it"
     found = next((w.worker for w in matching if w.worker.state is WorkerState.ACTIVE), None)
     if found is not None:
         return (
-            f"no worker that serves has {labels(required)}, which it requires; {found.name} has, and is "
+            f"no worker that serves has {pairs(required)}, which it requires; {found.name} has, and is "
             f"{found.target_state}: feedq worker uncordon {found.name}"
         )
     nowhere = {
@@ -138,7 +136,7 @@ def _no_match(view: FeedView, workers: Sequence[WorkerView]) -> str:
         for key, value in required.items()
         if not any(has_labels(w, {key: value}) for w in workers if serves(w))
     }
-    lacking = labels(nowhere) if nowhere else f"all of {labels(required)}"
+    lacking = pairs(nowhere) if nowhere else f"all of {pairs(required)}"
     return (
         f"no worker has {lacking}, which it requires: start one with FEEDQ_WORKER_LABELS, or change "
         "selector.required of the feed"
@@ -148,7 +146,7 @@ def _no_match(view: FeedView, workers: Sequence[WorkerView]) -> str:
 def _no_capacity(view: FeedView, workers: Sequence[WorkerView], rules: Rules) -> str:
     spec = view.feed.spec
     matching = [w for w in workers if serves(w) and has_labels(w, spec.selector.required)]
-    with_labels = f" with {labels(spec.selector.required)}" if spec.selector.required else ""
+    with_labels = f" with {pairs(spec.selector.required)}" if spec.selector.required else ""
     if not matching:
         resting = sum(w.worker.target_state is not WorkerTarget.SERVING for w in workers)
         aside = f" ({resting} cordoned or drained: feedq worker uncordon NAME)" if resting else ""
@@ -183,5 +181,4 @@ def _name_of(view: FeedView, workers: Sequence[WorkerView]) -> str:
 def _moment(at: datetime | None, now: datetime) -> str:
     if at is None:
         return "the next reconcile pass"
-    seconds = (at - now).total_seconds()
-    return f"{at:%H:%M:%SZ} " + (f"(in {duration(seconds)})" if seconds > 0 else "(now due)")
+    return f"{at:%H:%M:%SZ} ({distance(at, now=now) if at > now else 'now due'})"

@@ -5,34 +5,26 @@ A manifest is YAML or JSON, one document or several, each a mapping with lists o
 
 Reading goes on after a mistake, so that all of them can be told at once: `parse` never raises, it returns
 problems, each with its file and line (or the number of the feed, in JSON). Whether the options of a feed suit its
-connector, and whether a cron expression is one, is not judged here but by `feedq.declaration` and
-`feedq.schedule.check`.
+connector and sink, `option_problems` says.
 """
 
 from feedq.manifest.changes import (
-    JobChange,
-    JobPlan,
+    ABSENT,
+    Action,
+    Change,
+    DeclarationChanges,
+    OptionChange,
     difference,
+    plain_difference,
+    plan,
     plan_calendars,
     plan_queues,
     plan_schedules,
 )
-from feedq.manifest.feed_declarations import FEED_KEYS, plain
-from feedq.manifest.jobs import (
-    CALENDAR_KEYS,
-    QUEUE_KEYS,
-    SCHEDULE_KEYS,
-    plain_calendar,
-    plain_queue,
-    plain_schedule,
-    queue_problems,
-    read_calendar,
-    read_schedule,
-    schedule_problems,
-)
+from feedq.manifest.feed_entry import FeedEntry, option_problems, plain_feed, problems, validate
 from feedq.manifest.reader import (
+    ENTRIES,
     ENTRIES_MAX,
-    TOP_KEYS,
     Declaration,
     Manifest,
     ManifestProblem,
@@ -44,32 +36,30 @@ from feedq.manifest.reader import (
 )
 
 __all__ = [
-    "CALENDAR_KEYS",
+    "ABSENT",
+    "ENTRIES",
     "ENTRIES_MAX",
-    "FEED_KEYS",
-    "QUEUE_KEYS",
-    "SCHEDULE_KEYS",
-    "TOP_KEYS",
+    "Action",
+    "Change",
     "Declaration",
-    "JobChange",
-    "JobPlan",
+    "DeclarationChanges",
+    "FeedEntry",
     "Manifest",
     "ManifestProblem",
+    "OptionChange",
     "difference",
     "dump",
     "dump_parts",
     "join",
+    "option_problems",
     "parse",
     "parse_specs",
-    "plain",
-    "plain_calendar",
-    "plain_queue",
-    "plain_schedule",
+    "plain_difference",
+    "plain_feed",
+    "plan",
     "plan_calendars",
     "plan_queues",
     "plan_schedules",
-    "queue_problems",
-    "read_calendar",
-    "read_schedule",
-    "schedule_problems",
+    "problems",
+    "validate",
 ]

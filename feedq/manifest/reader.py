@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from feedq import documents
 from feedq.documents import Document, DocumentError, DocumentValue
 from feedq.errors import InvalidInput
-from feedq.manifest.feed_declarations import plain, read_feed, read_resume
-from feedq.manifest.jobs import (
+from feedq.manifest.feed_entry import FeedEntry, plain_feed
+from feedq.model import FeedSpec, StartCursor
+from feedq.schedule.entries import (
+    CalendarEntry,
+    QueueEntry,
+    ScheduleEntry,
     plain_calendar,
     plain_queue,
     plain_schedule,
-    read_calendar,
-    read_queue,
-    read_schedule,
 )
-from feedq.model import FeedSpec, StartCursor
 from feedq.schedule.model import Calendar, Queue, ScheduleSpec
+from feedq.values import read
 
 ENTRIES_MAX = 100_000
 """Feeds of one call, and schedules, and queues: they are all held in memory."""
 
-TOP_KEYS = ("feeds", "schedules", "queues", "calendars")
+ENTRIES: Mapping[str, type[FeedEntry | ScheduleEntry | QueueEntry | CalendarEntry]] = {
+    "feeds": FeedEntry,
+    "schedules": ScheduleEntry,
+    "queues": QueueEntry,
+    "calendars": CalendarEntry,
+}
+"""The keys at the top of a manifest, and what each is a list of."""
 _SHAPES = {
     "feeds": "name, connector and sink",
     "schedules": "name, task, and one of cron, every and at",
@@ -33,7 +40,6 @@ _SHAPES = {
 }
 
 Spec = TypeVar("Spec", FeedSpec, ScheduleSpec, Queue, Calendar)
-Kept = TypeVar("Kept", FeedSpec, ScheduleSpec, Queue, Calendar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +71,25 @@ class ManifestProblem:
 class Manifest:
     """What a manifest declares, and all that is wrong with it."""
 
-    declarations: tuple[Declaration[FeedSpec], ...] = ()
-    """The feeds."""
-    problems: tuple[ManifestProblem, ...] = ()
+    feeds: tuple[Declaration[FeedSpec], ...] = ()
     schedules: tuple[Declaration[ScheduleSpec], ...] = ()
     queues: tuple[Declaration[Queue], ...] = ()
     calendars: tuple[Declaration[Calendar], ...] = ()
+    problems: tuple[ManifestProblem, ...] = ()
     keys: frozenset[str] = frozenset()
-    """Which of `TOP_KEYS` it has, empty lists included."""
+    """Which keys of `ENTRIES` it has, empty lists included."""
 
 
 def parse(text: str, *, origin: str) -> Manifest:
     """Read a manifest; ``origin`` names it in positions, usually its path."""
     reader = _Reader(origin)
     try:
-        for document in documents.read(text, lists=TOP_KEYS):
+        for document in documents.read(text, lists=tuple(ENTRIES)):
             reader.read(document)
     except DocumentError as stop:
         reader.complain(stop.line, str(stop))
-    return Manifest(
-        declarations=tuple(reader.feeds),
-        problems=tuple(reader.problems),
-        schedules=tuple(reader.schedules),
-        queues=tuple(reader.queues),
-        calendars=tuple(reader.calendars),
-        keys=frozenset(reader.keys),
-    )
+    found: dict[str, Any] = {key: tuple(declared) for key, declared in reader.found.items()}
+    return Manifest(**found, problems=tuple(reader.problems), keys=frozenset(reader.keys))
 
 
 def parse_specs(text: str, *, origin: str) -> list[FeedSpec]:
@@ -98,27 +97,25 @@ def parse_specs(text: str, *, origin: str) -> list[FeedSpec]:
     manifest = join([parse(text, origin=origin)])
     if manifest.problems:
         raise InvalidInput("\n".join(map(str, manifest.problems)))
-    return [declaration.spec for declaration in manifest.declarations]
+    return [declaration.spec for declaration in manifest.feeds]
 
 
 def join(manifests: Sequence[Manifest]) -> Manifest:
     """Several manifests as one; what is declared twice is a problem."""
     problems = [problem for manifest in manifests for problem in manifest.problems]
-    return Manifest(
-        declarations=_unique("feed", [d for m in manifests for d in m.declarations], problems),
-        schedules=_unique("schedule", [d for m in manifests for d in m.schedules], problems),
-        queues=_unique("queue", [d for m in manifests for d in m.queues], problems),
-        calendars=_unique("calendar", [d for m in manifests for d in m.calendars], problems),
-        keys=frozenset(key for manifest in manifests for key in manifest.keys),
-        problems=tuple(problems),
-    )
+    found: dict[str, Any] = {
+        key: _unique(key.removesuffix("s"), [d for m in manifests for d in getattr(m, key)], problems)
+        for key in ENTRIES
+    }
+    keys = frozenset(key for manifest in manifests for key in manifest.keys)
+    return Manifest(**found, problems=tuple(problems), keys=keys)
 
 
 def _unique(
-    noun: str, declared: Sequence[Declaration[Kept]], problems: list[ManifestProblem]
-) -> tuple[Declaration[Kept], ...]:
+    noun: str, declared: Sequence[Declaration[Any]], problems: list[ManifestProblem]
+) -> tuple[Declaration[Any], ...]:
     """Those that were not declared before; the others, and too many of them, become problems."""
-    first: dict[str, Declaration[Kept]] = {}
+    first: dict[str, Declaration[Any]] = {}
     for declaration in declared:
         name = declaration.spec.name
         if name in first:
@@ -157,7 +154,7 @@ def dump_parts(
 ) -> Iterator[str]:
     """The same in parts, for whoever writes a hundred thousand of them."""
     known = resumes or {}
-    lists: dict[str, Iterable[Any]] = {"feeds": (plain(spec, known.get(spec.name)) for spec in feeds)}
+    lists: dict[str, Iterable[Any]] = {"feeds": (plain_feed(spec, known.get(spec.name)) for spec in feeds)}
     if schedules is not None:
         lists = {"schedules": map(plain_schedule, schedules)}
         lists |= {"queues": map(plain_queue, queues)} if queues else {}
@@ -170,60 +167,42 @@ class _Reader:
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
-        self.feeds: list[Declaration[FeedSpec]] = []
-        self.schedules: list[Declaration[ScheduleSpec]] = []
-        self.queues: list[Declaration[Queue]] = []
-        self.calendars: list[Declaration[Calendar]] = []
+        self.found: dict[str, list[Declaration[Any]]] = {key: [] for key in ENTRIES}
         self.problems: list[ManifestProblem] = []
         self.keys: set[str] = set()
-        self._entries = dict.fromkeys(TOP_KEYS, 0)
+        self._entries = dict.fromkeys(ENTRIES, 0)
 
     def complain(self, line: int | None, what: str) -> None:
         self.problems.append(ManifestProblem(self.origin if line is None else f"{self.origin}:{line}", what))
 
     def read(self, document: Document) -> None:
         for key, line in document.keys.items():
-            if key in TOP_KEYS:
+            if key in ENTRIES:
                 self.keys.add(key)
                 if key not in document.lists:
                     self.complain(line, f"{key}: must be a list")
             elif not key.startswith("x-"):
-                known = ", ".join(TOP_KEYS)
+                known = ", ".join(ENTRIES)
                 self.complain(line, f"unknown key {key!r}; known are {known} (and x-… for your own)")
-        for key, (read, into, target_key) in self._kinds().items():
+        for key in ENTRIES:
             for entry in document.lists.get(key, ()):
-                self._read_entry(key, entry, read, into, target_key)
+                self._read_entry(key, entry)
 
-    def _kinds(self) -> dict[str, tuple[Callable[[Mapping[Any, Any]], Any], list[Any], str]]:
-        """How an entry of each list is read, where it goes, and its key that says whether it is to run."""
-        return {
-            "feeds": (read_feed, self.feeds, "target_state"),
-            "schedules": (read_schedule, self.schedules, "paused"),
-            "queues": (read_queue, self.queues, ""),
-            "calendars": (read_calendar, self.calendars, ""),
-        }
-
-    def _read_entry(
-        self,
-        key: str,
-        entry: DocumentValue,
-        read: Callable[[Mapping[Any, Any]], Any],
-        into: list[Any],
-        target_key: str,
-    ) -> None:
-        noun = key.removesuffix("s")
+    def _read_entry(self, key: str, entry: DocumentValue) -> None:
+        noun, given = key.removesuffix("s"), entry.value
         self._entries[key] += 1
         number = f"{self.origin}: {noun} {self._entries[key]}"
         at = number if entry.line is None else f"{self.origin}:{entry.line}"
-        if not isinstance(entry.value, Mapping):
+        if not isinstance(given, Mapping):
             self.problems.append(ManifestProblem(at, f"a {noun} must be a mapping with {_SHAPES[key]}"))
             return
-        found = read(entry.value)
+        found = read(ENTRIES[key], given)
         if not isinstance(found, list):
-            resume = read_resume(entry.value) if key == "feeds" else None
-            into.append(Declaration(found, at, target_key in entry.value, resume))
+            target = getattr(found, "target_state", getattr(found, "paused", None))
+            resume = getattr(found, "resume", None) if key == "feeds" else None
+            self.found[key].append(Declaration(found.spec, at, target is not None, resume))
             return
-        name = entry.value.get("name")
+        name = given.get("name")
         who = f"{noun} {name!r}: " if isinstance(name, str) else f"{noun}: "
         for wrong, what in found:
             line = entry.key_lines.get(wrong)

@@ -3,6 +3,21 @@
 ``docs/reference/cron.md`` is the table of what is understood and of what is refused; a test reads it. The days
 are in two fields: if both leave some out, a day that is in either of them will do (as in every cron since 1979);
 if one begins with ``*`` or is ``?``, a day must be in both.
+
+``H`` is a value hashed from the schedule's name, so that many schedules do not fire at once:
+
+======================  =====================================================================
+``H``                   one value of the field
+``H(a-b)``              one value from a to b
+``H/n``                 every n-th value, the first of them hashed
+``H(a-b)/n``            the same, from a to b
+======================  =====================================================================
+
+Of days of the month ``H`` means 1 to 28, which every month has. The hash depends on the name and the field and on
+nothing else: the same on every node and in every release. In a list each item stands for itself, and all of one
+field have the same hash: ``H(0-29),H(30-59)`` is every half hour.
+
+No library reads this dialect: cronsim, croniter and APScheduler each lack ``H``, ``L-3``, and more besides.
 """
 
 from __future__ import annotations
@@ -12,8 +27,7 @@ from calendar import monthrange
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-
-from feedq.schedule.hashed import replaced
+from hashlib import blake2b
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +42,8 @@ class FieldRange:
     names: Mapping[str, int] = field(hash=False)
     step_max: int
     """Longer steps are taken for what they cannot mean: ``*/90`` in the minutes for every 90 minutes."""
+    hashed_max: int
+    """The highest value of ``H``."""
 
 
 _WEEKDAYS = {name: n for n, name in enumerate(("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"))}
@@ -37,8 +53,8 @@ _MONTHS = {
         ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"), start=1
     )
 }
-MINUTE = FieldRange("minute", 0, 59, "0 to 59", {}, 60)
-HOUR = FieldRange("hour", 0, 23, "0 to 23", {}, 24)
+MINUTE = FieldRange("minute", 0, 59, "0 to 59", {}, 60, 59)
+HOUR = FieldRange("hour", 0, 23, "0 to 23", {}, 24, 23)
 MONTH_DAY = FieldRange(
     "day of the month",
     1,
@@ -46,10 +62,11 @@ MONTH_DAY = FieldRange(
     "1 to 31, L (the last one), L-3, 15W, LW (the last from Monday to Friday)",
     {},
     31,
+    28,
 )
-MONTH = FieldRange("month", 1, 12, "1 to 12 or JAN to DEC", _MONTHS, 12)
+MONTH = FieldRange("month", 1, 12, "1 to 12 or JAN to DEC", _MONTHS, 12, 12)
 WEEKDAY = FieldRange(
-    "day of the week", 0, 7, "0 to 7 or SUN to SAT, 5L (the last Friday) or MON#2", _WEEKDAYS, 7
+    "day of the week", 0, 7, "0 to 7 or SUN to SAT, 5L (the last Friday) or MON#2", _WEEKDAYS, 7, 6
 )
 FIELDS = (MINUTE, HOUR, MONTH_DAY, MONTH, WEEKDAY)
 OTHERWISE = "or *, lists such as 1,5, ranges such as 1-5, steps such as */2, and H"
@@ -62,6 +79,7 @@ _VALUES = re.compile(
     r"(?P<first>\*|[A-Z]+|\d{1,4})(?:-(?P<last>[A-Z]+|\d{1,4}))?(?:/(?P<step>\d{1,4}))?", re.ASCII
 )
 _MONTH_DAY = re.compile(r"(?P<end>L)?(?:(?P<dash>(?<=L)-)?(?P<number>\d{1,2}))?(?P<work>W)?", re.ASCII)
+_HASHED = re.compile(r"H(?:\((?P<first>\d{1,4})-(?P<last>\d{1,4})\))?(?:/(?P<step>\d{1,4}))?", re.ASCII)
 _WEEKDAY = re.compile(r"(?P<day>[A-Z]{3}|\d)(?:L|#(?P<number>\d))", re.ASCII)
 
 
@@ -162,11 +180,30 @@ def read_days(month_day: str, weekday: str) -> DayRule:
 
 def plain_field(field: FieldRange, text: str, *, name: str) -> str:
     """The field without ``H`` and ``?``. Raises ValueError when it has one of them that means nothing."""
-    try:
-        found = replaced(text, field=field.name, name=name)
-    except ValueError as error:
-        raise ValueError(f"the {field.name} is wrong: {error}") from None
-    return "*" if found == "?" and field in (MONTH_DAY, WEEKDAY) else found
+    if text == "?" and field in (MONTH_DAY, WEEKDAY):
+        return "*"
+    # THU and MAR have an H as well.
+    return ",".join(_unhashed(field, i, name) if i.startswith("H") else i for i in text.split(","))
+
+
+def _unhashed(field: FieldRange, item: str, name: str) -> str:
+    found = _HASHED.fullmatch(item)
+    if found is None:
+        raise ValueError(f"the {field.name} is wrong: {item!r} is none of H, H(a-b), H/n and H(a-b)/n")
+    low, high = field.low, field.hashed_max
+    if found["first"] is not None:
+        low, high = int(found["first"]), int(found["last"])
+        if not field.low <= low <= high <= field.high:
+            lies = f"must rise and lie within {field.low} to {field.high}"
+            raise ValueError(f"the {field.name} is wrong: the range of {item!r} {lies}")
+    size = high - low + 1
+    value = int.from_bytes(blake2b(f"{field.name}\0{name}".encode(), digest_size=8).digest(), "big")
+    if found["step"] is None:
+        return str(low + value % size)
+    step = int(found["step"])
+    if not 1 <= step <= size:
+        raise ValueError(f"the {field.name} is wrong: the step of {item!r} must be from 1 to {size}")
+    return ",".join(str(one) for one in range(low + value % step, high + 1, step))
 
 
 @lru_cache(maxsize=2_000)

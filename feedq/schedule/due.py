@@ -27,10 +27,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from feedq.schedule.jitter import MICROSECOND, delayed, fire_time
-from feedq.schedule.model import CatchUp, Every, Overlap, ResumePolicy, RunState, Schedule, ScheduleSpec
-from feedq.schedule.timing import Grid, next_tick, ticks_after
-from feedq.schedule.words import instant
+from feedq.schedule.model import (
+    CatchUp,
+    Every,
+    Overlap,
+    ResumePolicy,
+    RunState,
+    Schedule,
+    ScheduleSpec,
+    ScheduleState,
+)
+from feedq.schedule.timing import MICROSECOND, Grid, delayed, fire_time, next_tick, ticks_after
+from feedq.values import instant
 
 TICKS_PER_LOOK = 5_000
 """Ticks of one schedule that a look decides, besides those that are made up for: what one transaction may hold."""
@@ -103,21 +111,26 @@ def fire(schedule: Schedule, *, now: datetime, unfinished: Unfinished, limit: in
     return Firing(judge.runs, judge.cancels_others, line.tick, line.fires_at, more)
 
 
-def begin(spec: ScheduleSpec, *, schedule_id: int, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """Where a schedule that is new, or has another timing, begins: its watermark and when that fires. It is the
-    first tick after ``now``; a moment that has passed has none."""
-    tick = next_tick(spec, after=now)
-    return tick, None if tick is None else fire_time(spec, schedule_id=schedule_id, tick=tick)
+def begin(schedule: Schedule, *, now: datetime) -> Schedule:
+    """A schedule that is new, or has another timing, with its watermark at the first tick after ``now``; a moment
+    that has passed has none."""
+    return _at(schedule, next_tick(schedule.spec, after=now))
 
 
-def resumed(schedule: Schedule, *, now: datetime) -> tuple[datetime | None, datetime | None]:
-    """Where a schedule goes on after a pause: its watermark, which never goes back, and when that fires. To skip
-    the ticks of the pause is to go on with the first that fires after ``now``: jitter may have put off one that
-    fell due before."""
+def resumed(schedule: Schedule, *, now: datetime) -> Schedule:
+    """A schedule after its pause. Its watermark never goes back. To skip the ticks of the pause is to go on
+    with the first that fires after ``now``: jitter may have put off one that fell due before."""
+    active = replace(schedule, state=ScheduleState.ACTIVE, paused_until=None, pause_reason=None)
     tick = schedule.next_tick_at
     if tick is not None and tick <= now and schedule.spec.resume is ResumePolicy.SKIP:
-        return _first_ahead(schedule, tick, now)
-    return tick, None if tick is None else fire_time(schedule.spec, schedule_id=schedule.id, tick=tick)
+        tick, fires_at = _first_ahead(schedule, tick, now)
+        return replace(active, next_tick_at=tick, next_fire_at=fires_at)
+    return _at(active, tick)
+
+
+def _at(schedule: Schedule, tick: datetime | None) -> Schedule:
+    fires_at = None if tick is None else fire_time(schedule.spec, schedule_id=schedule.id, tick=tick)
+    return replace(schedule, next_tick_at=tick, next_fire_at=fires_at)
 
 
 def refusal(spec: ScheduleSpec, unfinished: Unfinished) -> str | None:

@@ -15,6 +15,11 @@ from typing import Any
 from uuid import UUID
 
 DEFAULT_QUEUE = "default"
+BACKFILL_MAX = 10_000
+"""Ticks of one backfill."""
+PRIORITY_MAX = 100
+BEAT_PREFIX = "beat:"
+"""Names of the schedules behind entries of ``beat_schedule.py`` begin so, and no others."""
 
 
 class Semantics(StrEnum):
@@ -342,6 +347,54 @@ class Finish:
     lives (it is judged as if the worker had gone); or `WAITING`, from a worker that is stopping and has not
     begun it (it goes back as it was)."""
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What one look at the due schedules did."""
+
+    hints: Sequence[Hint]
+    """Runs that may start now."""
+    more: bool
+    """Whether there was more to do than one look does."""
+    next_in_s: float | None
+    """Until the next tick of any schedule, on the database's clock; None when there is none."""
+    is_idle: bool = False
+    """Whether no schedule has a next tick and no run waits or runs: what changes that notifies a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a worker asks for when it has free slots."""
+
+    worker_id: UUID
+    limit: int
+    segments: Sequence[int]
+    """Its own: runs of these it takes at once, all others once they have waited ``steal_after_s``."""
+    steal_after_s: float
+    runs: Sequence[int] = ()
+    """Runs that it was told of: taken whichever segment they are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What a worker got, and when to ask again."""
+
+    runs: Sequence[ClaimedRun]
+    next_in_s: float | None
+    """Until a run falls due that this worker could take, or until a rate lets one start; None when none is
+    known."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobWorker:
+    """A live worker that runs jobs."""
+
+    id: UUID
+    name: str
+    queue: str
+    """The broker queue of its own."""
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)

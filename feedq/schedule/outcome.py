@@ -5,7 +5,7 @@ is its worker's as long as the worker lives and the fence stands: until then nob
 takes, but who cancels it on purpose. Every move out of `RUNNING` ends that: what the
 worker says afterwards matches no row. So a run ends once, whoever was killed, frozen or cut off when.
 
-This module is pure. The store makes each move with one statement whose WHERE clause holds `states_before`.
+This module is pure: the table says which moves there are, and the statements of `feedq.store.jobs` make them.
 """
 
 from __future__ import annotations
@@ -102,14 +102,9 @@ def counts_as_failure(state: RunState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RetryIn:
-    """Try again after so many seconds."""
+    """Try again after so many seconds, on any worker."""
 
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunAgain:
-    """Try again at once, on any worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +127,13 @@ def after_attempt(job: Job, *, attempt: int, ended: RunState) -> RetryIn | Ends:
     return RetryIn(_wait_s(job.retries, attempt))
 
 
-def after_loss(job: Job, *, losses: int) -> RunAgain | Ends:
+def after_loss(job: Job, *, losses: int) -> RetryIn | Ends:
     """Decide after an attempt that ended with its worker, or with the session of its transaction; ``losses``
     counts those of this run, this one included."""
     assert losses >= 1, losses
     if job.semantics is Semantics.AT_MOST_ONCE or losses >= LOSSES_MAX:
         return Ends(RunState.LOST)
-    return RunAgain()
+    return RetryIn(0.0)
 
 
 def _wait_s(retries: Retries, attempt: int) -> float:

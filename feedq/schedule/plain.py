@@ -1,4 +1,4 @@
-"""Schedules as JSON, in the form in which the database, the interface of the web and manifests hold them.
+"""Schedules as JSON, in the form in which the database and the interface of the web hold them.
 
 ::
 
@@ -10,39 +10,29 @@
 Other timings are ``{"every_s": 30.0}``, with an ``anchor`` if need be, ``{"at": "2026-11-22T10:00:00Z"}`` and
 ``{"beat": true}``; several expressions or times are a list. Of job and policy only what differs from the default
 is there, so that an option of a later release has its default in what was stored before. Reading takes nothing on
-trust as to its shape: whatever is no such form raises `InvalidInput`, which names the option. Whether its values
-can be right is for `feedq.schedule.check` to say.
+trust as to its shape, which follows from the types of `feedq.schedule.model`: whatever has another raises
+`InvalidInput`, which names the option. Whether its values can be right is for `feedq.schedule.entries` to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
 
 from feedq.errors import InvalidInput
-from feedq.schedule.model import (
-    Beat,
-    CatchUp,
-    Cron,
-    DstFold,
-    DstGap,
-    Every,
-    Exclusion,
-    Job,
-    Once,
-    Overlap,
-    ResumePolicy,
-    Retries,
-    ScheduleSpec,
-    Semantics,
-    Timing,
-)
-from feedq.schedule.words import instant
+from feedq.schedule.model import Beat, Cron, Every, Job, Once, ScheduleSpec, Timing
+from feedq.values import explained_type, instant
 
-_Reader = Callable[[str, Any], Any]
+_TIMINGS: Mapping[str, type[Cron | Every | Once]] = {"cron": Cron, "every_s": Every, "at": Once}
+_JOB = tuple(field.name for field in fields(Job))
+_POLICY = tuple(field.name for field in fields(ScheduleSpec) if field.name not in ("name", "timing", "job"))
 
 
 def to_plain(spec: ScheduleSpec) -> dict[str, Any]:
@@ -57,16 +47,13 @@ def to_plain(spec: ScheduleSpec) -> dict[str, Any]:
 
 def from_plain(plain: Any) -> ScheduleSpec:
     """The declaration that `to_plain` made this of. What has a default may be left out."""
-    given = _mapping("schedule", plain, allowed=("name", "timing", "job", "policy"))
+    given = _mapping("schedule", plain, ("name", "timing", "job", "policy"))
     return ScheduleSpec(
-        name=_text("name", _required("name", given)),
+        name=_value("name", str, _required("name", given)),
         timing=timing_from_plain(_required("timing", given)),
         job=job_from_plain(_required("job", given)),
         **policy_from_plain(given.get("policy", {})),
     )
-
-
-# -- timing ------------------------------------------------------------------------------------------
 
 
 def timing_to_plain(timing: Timing) -> dict[str, Any]:
@@ -82,17 +69,22 @@ def timing_to_plain(timing: Timing) -> dict[str, Any]:
 
 
 def timing_from_plain(plain: Any) -> Timing:
+    if plain == {"beat": True}:
+        return Beat()
     given = _mapping("timing", plain)
-    found = [kind for kind in _TIMINGS if kind in given]
+    found = [name for name in _TIMINGS if name in given]
     if len(found) != 1:
         raise InvalidInput("timing: must have exactly one of cron, every_s and at")
-    build, options = _TIMINGS[found[0]]
-    _mapping("timing", given, allowed=tuple(options))
-    timing: Timing = build(**_read("timing", given, options))
+    kind: Any = _TIMINGS[found[0]]
+    _mapping("timing", given, ["cron" if name == "expression" else name for name in _types(kind)])
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        field = "expression" if name == "cron" else name
+        read = _value(f"timing.{name}", _types(kind)[field], value)
+        # A list of one is as good as the one.
+        values[field] = read[0] if isinstance(read, tuple) and len(read) == 1 else read
+    timing: Timing = kind(**values)
     return timing
-
-
-# -- job ---------------------------------------------------------------------------------------------
 
 
 def job_to_plain(job: Job) -> dict[str, Any]:
@@ -100,12 +92,9 @@ def job_to_plain(job: Job) -> dict[str, Any]:
 
 
 def job_from_plain(plain: Any) -> Job:
-    given = _mapping("job", plain, allowed=("task", *_JOB))
-    task = _text("job.task", _required("task", given, within="job."))
-    return Job(task, **_read("job", given, _JOB))
-
-
-# -- policy ------------------------------------------------------------------------------------------
+    given = _mapping("job", plain, _JOB)
+    _required("task", given, within="job.")
+    return Job(**_read("job", Job, given))
 
 
 def policy_to_plain(spec: ScheduleSpec) -> dict[str, Any]:
@@ -115,20 +104,19 @@ def policy_to_plain(spec: ScheduleSpec) -> dict[str, Any]:
 
 def policy_from_plain(plain: Any) -> dict[str, Any]:
     """As keyword arguments of `ScheduleSpec`."""
-    return _read("policy", _mapping("policy", plain, allowed=tuple(_POLICY)), _POLICY)
+    return _read("policy", ScheduleSpec, _mapping("policy", plain, _POLICY))
 
 
 # -- values ------------------------------------------------------------------------------------------
 
 
-def _differing(values: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of these options that are not as they would be by default."""
-    found = {
-        field.name: getattr(values, field.name)
+def _differing(values: Any, names: Collection[str]) -> dict[str, Any]:
+    """Those of these fields that are not as they would be by default."""
+    return {
+        field.name: _plain(value)
         for field in fields(values)
-        if field.name in options and getattr(values, field.name) != _default(field)
+        if field.name in names and field.compare and (value := getattr(values, field.name)) != _default(field)
     }
-    return {name: _plain(value) for name, value in found.items()}
 
 
 def _default(field: Field[Any]) -> Any:
@@ -136,12 +124,10 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return _differing(value, [field.name for field in fields(value)])
     if isinstance(value, StrEnum):
         return value.value
-    if isinstance(value, Retries):
-        return _differing(value, _RETRIES)
-    if isinstance(value, Exclusion):
-        return _differing(value, _EXCLUDE)
     if isinstance(value, datetime):
         return instant(value)
     if isinstance(value, tuple):
@@ -149,20 +135,12 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def _read(path: str, given: Mapping[str, Any], options: Mapping[str, _Reader]) -> dict[str, Any]:
-    return {
-        _FIELD_NAMES.get(name, name): read(f"{path}.{name}", given[name])
-        for name, read in options.items()
-        if name in given
-    }
-
-
-def _mapping(path: str, value: Any, *, allowed: tuple[str, ...] | None = None) -> Mapping[str, Any]:
+def _mapping(path: str, value: Any, allowed: Collection[str] | None = None) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidInput(f"{path}: must be a mapping of options")
     for name in value:
-        if not isinstance(name, str) or (allowed is not None and name not in allowed):
-            raise InvalidInput(f"{path}: has no option {name!r}; there are {', '.join(allowed or ())}")
+        if allowed is not None and name not in allowed:
+            raise InvalidInput(f"{path}: has no option {name!r}; there are {', '.join(allowed)}")
     return value
 
 
@@ -172,145 +150,34 @@ def _required(name: str, given: Mapping[str, Any], *, within: str = "") -> Any:
     return given[name]
 
 
-def _text(path: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidInput(f"{path}: must be a string; quote it")
-    return value
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
-def _number(path: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(f"{path}: must be a number")
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _read(path: str, kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _value(f"{path}.{name}", _types(kind)[name], value) for name, value in given.items()}
+
+
+def _value(path: str, kind: Any, value: Any) -> Any:
+    if type(value) is kind:
+        return value  # most are, and it is quickly seen
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(**_read(path, kind, _mapping(path, value, _types(kind))))
     try:
-        return float(value)
-    except OverflowError:
-        raise InvalidInput(f"{path}: is too large a number") from None
-
-
-def _integer(path: str, value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInput(f"{path}: must be a whole number")
-    return value
-
-
-def _truth(path: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidInput(f"{path}: must be true or false")
-    return value
-
-
-def _moment(path: str, value: Any) -> datetime:
-    try:
-        at = value if isinstance(value, datetime) else datetime.fromisoformat(_text(path, value))
-    except ValueError:
-        raise InvalidInput(f"{path}: must be a time such as 2026-11-22T10:00:00Z") from None
-    if at.utcoffset() is None:
+        # Strictly as JSON: neither a text nor a truth value counts as a number.
+        found = _adapter(kind).validate_json(orjson.dumps(value), strict=True)
+    except ValidationError as error:
+        raise InvalidInput(f"{path}: {explained_type(error.errors()[0])}") from None
+    except TypeError as error:
+        raise InvalidInput(f"{path}: is no JSON: {error}") from None
+    found = tuple(found) if isinstance(found, list) else found
+    moments = found if isinstance(found, tuple) else (found,)
+    if any(isinstance(at, datetime) and at.utcoffset() is None for at in moments):
         raise InvalidInput(f"{path}: must end with a Z or an offset such as +01:00")
-    return at
-
-
-def _sequence(path: str, value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise InvalidInput(f"{path}: must be a list")
-    return tuple(value)
-
-
-def _options(path: str, value: Any) -> dict[str, Any]:
-    return dict(_mapping(path, value))
-
-
-def _one_or_several(read: _Reader) -> _Reader:
-    """A list of one is as good as the one."""
-
-    def read_each(path: str, value: Any) -> Any:
-        if not isinstance(value, list | tuple):
-            return read(path, value)
-        found = tuple(read(path, one) for one in value)
-        return found[0] if len(found) == 1 else found
-
-    return read_each
-
-
-def _texts(path: str, value: Any) -> tuple[str, ...]:
-    return tuple(_text(path, one) for one in _sequence(path, value))
-
-
-def _exclusion(path: str, value: Any) -> Exclusion:
-    return Exclusion(**_read(path, _mapping(path, value, allowed=tuple(_EXCLUDE)), _EXCLUDE))
-
-
-def _or_none(read: _Reader) -> _Reader:
-    return lambda path, value: None if value is None else read(path, value)
-
-
-def _one_of(values: type[StrEnum]) -> _Reader:
-    known = {member.value: member for member in values}
-
-    def read(path: str, value: Any) -> StrEnum:
-        found = known.get(value) if isinstance(value, str) else None
-        if found is None:
-            raise InvalidInput(f"{path}: must be one of {', '.join(values)}")
-        return found
-
-    return read
-
-
-def _retries(path: str, value: Any) -> Retries:
-    return Retries(**_read(path, _mapping(path, value, allowed=tuple(_RETRIES)), _RETRIES))
-
-
-def _beat(*, beat: bool) -> Beat:
-    if not beat:
-        raise InvalidInput("timing.beat: can only be true")
-    return Beat()
-
-
-_TIMINGS: dict[str, tuple[Callable[..., Timing], Mapping[str, _Reader]]] = {
-    "cron": (
-        Cron,
-        {"cron": _one_or_several(_text), "zone": _text, "gap": _one_of(DstGap), "fold": _one_of(DstFold)},
-    ),
-    "every_s": (Every, {"every_s": _number, "anchor": _or_none(_moment)}),
-    "at": (Once, {"at": _one_or_several(_moment)}),
-    "beat": (_beat, {"beat": _truth}),
-}
-_FIELD_NAMES = {"cron": "expression"}
-"""Options whose fields are called differently."""
-
-_RETRIES: Mapping[str, _Reader] = {
-    "limit": _integer,
-    "first_s": _number,
-    "factor": _number,
-    "max_s": _number,
-}
-_EXCLUDE: Mapping[str, _Reader] = {"dates": _texts, "calendars": _texts, "zone": _text}
-_JOB: Mapping[str, _Reader] = {
-    "args": _sequence,
-    "kwargs": _options,
-    "semantics": _one_of(Semantics),
-    "timeout_s": _or_none(_number),
-    "retries": _retries,
-    "queue": _text,
-    "priority": _integer,
-    "selector": _options,
-}
-_POLICY: Mapping[str, _Reader] = {
-    "jitter_s": _number,
-    "start_deadline_s": _or_none(_number),
-    "overlap": _one_of(Overlap),
-    "buffer_max": _integer,
-    "catch_up": _one_of(CatchUp),
-    "catch_up_window_s": _number,
-    "catch_up_max": _integer,
-    "misfire_after_s": _number,
-    "resume": _one_of(ResumePolicy),
-    "pause_on_failure": _or_none(_integer),
-    "paused": _truth,
-    "start_at": _or_none(_moment),
-    "end_at": _or_none(_moment),
-    "exclude": _exclusion,
-    "keep_runs": _or_none(_integer),
-    "keep_days": _or_none(_integer),
-}
+    return found

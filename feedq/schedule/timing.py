@@ -1,10 +1,16 @@
-"""When a schedule falls due: its ticks, without jitter."""
+"""When a schedule falls due, its ticks, and when each of them fires.
+
+Jitter lets each tick fire a little later than it falls due, always by the same for the same tick. The delay is
+hashed from the schedule's id and the tick, so every node comes to the same moment, and an edit of anything but
+timing or jitter moves nothing. It is shorter than the time to the next tick: ticks stay in order.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from heapq import merge
 from itertools import count, groupby, takewhile
 from zoneinfo import ZoneInfo
@@ -29,7 +35,7 @@ def next_tick(spec: ScheduleSpec, *, after: datetime) -> datetime | None:
 def ticks_after(spec: ScheduleSpec, *, after: datetime) -> Iterator[datetime]:
     """All ticks later than ``after``, in UTC, strictly rising.
 
-    Raises ValueError or an error of `zoneinfo` for a timing that `feedq.schedule.check` would refuse.
+    Raises ValueError or an error of `zoneinfo` for a timing that `feedq.schedule.entries` would refuse.
     """
     end_at = spec.end_at
     if spec.start_at is not None:
@@ -93,3 +99,23 @@ class Grid:
             if tick >= END:
                 return
             yield tick
+
+
+def fire_time(spec: ScheduleSpec, *, schedule_id: int, tick: datetime) -> datetime:
+    """When ``tick`` fires: at it or later, and before the next tick."""
+    if spec.jitter_s <= 0:
+        return tick
+    return delayed(spec, schedule_id=schedule_id, tick=tick, following=next_tick(spec, after=tick))
+
+
+def delayed(spec: ScheduleSpec, *, schedule_id: int, tick: datetime, following: datetime | None) -> datetime:
+    """The same as `fire_time`, for who knows the tick that follows."""
+    if spec.jitter_s <= 0:
+        return tick
+    span = timedelta(seconds=spec.jitter_s)
+    if following is not None:
+        span = min(span, following - tick)
+    text = f"{schedule_id} {tick.astimezone(UTC).isoformat()}"
+    hashed = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+    # In whole numbers: a fraction as a float could be rounded up to one, and reach the next tick.
+    return tick + (hashed * (span // MICROSECOND) >> 64) * MICROSECOND

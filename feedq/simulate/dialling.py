@@ -1,4 +1,4 @@
-"""When the feeds of one worker dial: the real turns (`feedq.runtime.connect_limiter`), by a simulated clock."""
+"""When the feeds of one worker dial: the real turns (`feedq.worker.connect_limiter`), by a simulated clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from feedq.runtime.connect_limiter import ConnectTurns, Waiter
+from feedq.worker.connect_limiter import ConnectTurns, Waiter
 
 if TYPE_CHECKING:
     from feedq.simulate.simulated_fleet import SimulatedFeed
@@ -24,7 +24,7 @@ class Dial(Waiter):
 class Dialler:
     """The lines of one worker. Times in seconds."""
 
-    __slots__ = ("_turns", "rings_at")
+    __slots__ = ("_turns", "asks_at")
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Dialler:
         self._turns: ConnectTurns[Dial] = ConnectTurns(
             connects_per_s, host_connects_per_s, failover_burst_s=failover_burst_s, rng=rng
         )
-        self.rings_at: int | None = None
+        self.asks_at: int | None = None
         """When, in milliseconds, somebody will ask again who may dial; None while nobody needs to."""
 
     def join(self, feed: SimulatedFeed, *, workers: int, now: float) -> Dial:

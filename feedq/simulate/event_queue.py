@@ -26,7 +26,7 @@ from feedq.simulate.report import SimulationReport, build_report
 from feedq.simulate.scenario import Scenario
 from feedq.simulate.simulated_fleet import SimulatedFeed, SimulatedFleet, SimulatedWorker
 
-RINGS_MS: Final = 10
+TURNS_MS: Final = 10
 """How often at most it is looked who may dial: fine enough for people, and a tenth of the work."""
 
 TICK_MS_MIN: Final = 100
@@ -126,20 +126,20 @@ class Engine:
         assert feed.owner is not None
         now_s = self.agenda.now / 1000
         feed.dial = feed.owner.dialler.join(feed, workers=self.fleet.active_workers, now=now_s)
-        self._ring_soon(feed.owner, self.agenda.now)
+        self._ask_soon(feed.owner, self.agenda.now)
 
-    def _ring_soon(self, worker: SimulatedWorker, when: int) -> None:
+    def _ask_soon(self, worker: SimulatedWorker, when: int) -> None:
         dialler = worker.dialler
-        if dialler.rings_at is None or when < dialler.rings_at:
-            dialler.rings_at = when
-            self.agenda.at(when, partial(self._ring, worker, when))
+        if dialler.asks_at is None or when < dialler.asks_at:
+            dialler.asks_at = when
+            self.agenda.at(when, partial(self._ask, worker, when))
 
-    def _ring(self, worker: SimulatedWorker, when: int) -> None:
+    def _ask(self, worker: SimulatedWorker, when: int) -> None:
         """Let those dial whose turn it is."""
         dialler = worker.dialler
-        if dialler.rings_at != when or not worker.is_up:
+        if dialler.asks_at != when or not worker.is_up:
             return
-        dialler.rings_at = None
+        dialler.asks_at = None
         connecting: list[tuple[SimulatedFeed, int]] = []
         for dial in dialler.let_through(workers=self.fleet.active_workers, now=when / 1000):
             dial.feed.dial = None
@@ -148,7 +148,7 @@ class Engine:
         if connecting:
             self.agenda.after(self.timing.connect_s, partial(self._connected, connecting))
         if (next_s := dialler.next_at()) is not None:
-            self._ring_soon(worker, max(when + RINGS_MS, to_ms(next_s)))
+            self._ask_soon(worker, max(when + TURNS_MS, to_ms(next_s)))
 
     def _connected(self, tenures: Sequence[tuple[SimulatedFeed, int]]) -> None:
         for feed, epoch in tenures:

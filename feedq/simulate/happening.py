@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from feedq import wording
+from feedq import values
 
 DURATION_S_MAX: Final = 7 * 86_400.0
 
@@ -58,8 +58,8 @@ _WRITTEN: Final = tuple(verb for verb in Verb if verb is not Verb.START)
 
 
 def parse_duration(text: str) -> float:
-    """As `wording.parse_duration`, up to seven days. Raises `ValueError` with what is wrong."""
-    seconds = wording.parse_duration(text)
+    """As `values.parse_duration`, up to seven days. Raises `ValueError` with what is wrong."""
+    seconds = values.parse_duration(text)
     if seconds > DURATION_S_MAX:
         raise ValueError(f"{text!r} is longer than seven days")
     return seconds

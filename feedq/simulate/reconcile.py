@@ -102,6 +102,3 @@ class SimulatedPass:
             self._fleet.promise(feed, self._fleet.sessions[transfer.target], now=self._at)
             self.moving.append(feed)
         return len(transfers)
-
-    def note_evened_out(self, fingerprint: str) -> None:
-        self.evened_out = fingerprint

@@ -22,7 +22,7 @@ from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -48,30 +48,25 @@ class OnConflict(StrEnum):
 class SinkOptions(BaseModel):
     """A feed's ``sink``: which database, which table, and how a record becomes a row."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
-    name: str = Field(default="default", description="Named sink database, see FEEDQ_SINKS__<NAME>.")
-    table: str = Field(min_length=1, description="Table, or schema.table.")
-    columns: dict[str, str | ColumnRule] = Field(
-        default_factory=dict,
-        description='Column to JSON pointer into the record (`""` is the whole record), to `$feed`, `$epoch`, '
-        "`$cursor` or `$received_at`, or to a rule with `pointer` or `value`, `missing`, `null` and `default`.",
-    )
-    flatten: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=8,
-        description="Fill every other column of the table that has no default by its name from the record, nested "
-        "members joined by this text: with `_`, `a_b` is `/a_b`, or else `/a/b`.",
-    )
-    key: tuple[str, ...] = Field(
-        default=(), description="Columns of a unique index: a row whose key is there already lands once."
-    )
-    on_conflict: OnConflict = Field(
-        default=OnConflict.IGNORE,
-        description="What becomes of a row whose `key` is there already: `ignore` leaves the old one, "
-        "`update` puts the new one in its place.",
-    )
+    name: str = "default"
+    """Named sink database, see FEEDQ_SINKS__<NAME>."""
+    table: Annotated[str, Field(min_length=1)]
+    """Table, or schema.table."""
+    columns: dict[str, str | ColumnRule] = Field({})
+    """Column to JSON pointer into the record (`""` is the whole record), to `$feed`, `$epoch`, `$cursor` or
+    `$received_at`, or to a rule with `pointer` or `value`, `missing`, `null` and `default`."""
+    flatten: Annotated[str | None, Field(min_length=1, max_length=8)] = None
+    """Fill every other column of the table that has no default by its name from the record, nested members
+    joined by this text: with `_`, `a_b` is `/a_b`, or else `/a/b`."""
+    key: tuple[str, ...] = ()
+    """Columns of a unique index: a row whose key is there already lands once."""
+    on_conflict: OnConflict = OnConflict.IGNORE
+    """What becomes of a row whose `key` is there already: `ignore` leaves the old one, `update` puts the new
+    one in its place."""
 
     @field_validator("table")
     @classmethod

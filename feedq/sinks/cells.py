@@ -42,7 +42,8 @@ class Kind(Enum):
 
     @classmethod
     def of(cls, column: Column) -> Kind:
-        return {"json": cls.JSON, "jsonb": cls.JSON, "bytea": cls.BYTES}.get(column.type, cls.TEXT)
+        kinds = {"json": cls.JSON, "jsonb": cls.JSON, "bytea": cls.BYTES, "bytes": cls.BYTES}
+        return kinds.get(column.type, cls.TEXT)
 
 
 class Cell:

@@ -1,4 +1,4 @@
-"""Cursors as jsonb: what can be kept, and what cannot."""
+"""Cursors as text: what can be kept, and what cannot."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from feedq.model import JSON
 
 # The standard library and not orjson: a cursor may be an integer of more than 64 bits.
 _encode: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+# Escaped down to ASCII: whatever JSON can say comes back as it was, from a text column of any character set.
+_encode_ascii: Final = json.JSONEncoder(allow_nan=False).encode
 _NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -31,3 +33,18 @@ def cursor_text(cursor: JSON) -> str | None:
     if "\\u0000" in text and _NUL.search(text):
         raise ValueError("the cursor cannot be kept: PostgreSQL has no NUL character in jsonb")
     return text
+
+
+def ascii_text(cursor: JSON) -> str | None:
+    """A cursor for a text column; None is NULL. Raises `ValueError` for what is not JSON."""
+    if cursor is None:
+        return None
+    try:
+        return _encode_ascii(cursor)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the cursor cannot be kept: {error}") from None
+
+
+def cursor_of(text: str | None) -> JSON:
+    """What `ascii_text` was given."""
+    return None if text is None else json.loads(text)

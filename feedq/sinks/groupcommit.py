@@ -23,30 +23,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from itertools import accumulate
-from typing import Final
-from uuid import UUID, uuid4
-
-import psycopg2
-from psycopg2 import sql
+from typing import Any, Final
+from uuid import uuid4
 
 from feedq.model import FeedKey
-from feedq.sinks import arrays
-from feedq.sinks.attempt import NotNow, attempt
 from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
 from feedq.sinks.catalog import Catalog
-from feedq.sinks.cursors import cursor_text
-from feedq.sinks.deadletters import DeadRecord, bury, count_by_feed, last_errors
-from feedq.sinks.isolate import FailedAttempt, LandingBroken, isolate
+from feedq.sinks.deadletters import DeadRecord, count_by_feed, last_errors
+from feedq.sinks.isolate import FailedAttempt, isolate
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.plan import CopyPlan, SuspectRecord
-from feedq.sinks.prefilter import screen, sift
+from feedq.sinks.plan import LandingBroken, LandingPlan, NotNow, ReadyRecord
 from feedq.sinks.session import AnswerLost, SinkSession
-from feedq.sinks.sqlstate import ErrorScope, classify, explain
-from feedq.sinks.statements import ADVANCE, EPOCHS_IN_SINK, LOCK_MINE, LOCKED_BY_OTHERS
+from feedq.sinks.sqlstate import ErrorScope
 
-LOCK_TIMEOUT_S: Final = 0.25
-"""For a checkpoint row or a landing table that somebody else has locked. All feeds wait that long, once, before
-those of a locked table are postponed; a lock held for less costs nobody a second transaction."""
 STATEMENT_TIMEOUT_S: Final = 300.0
 """No group commit takes this long in good health; beyond it the feeds would have stood still for ever."""
 BRIEF_STATEMENT_TIMEOUT_S: Final = 5.0
@@ -140,7 +129,6 @@ class GroupCommit:
         self,
         session: SinkSession,
         catalog: Catalog,
-        environment: str,
         *,
         course: Course,
         unusable: Mapping[FeedKey, str],
@@ -149,7 +137,6 @@ class GroupCommit:
         """``spoiled`` feeds had bad records not long ago: they are looked through before they can do harm."""
         self._session = session
         self._catalog = catalog
-        self._environment = environment
         self._course = course
         self._landed: dict[FeedKey, int] = {}
         self._dead: list[DeadRecord] = []
@@ -169,8 +156,8 @@ class GroupCommit:
         try:
             lost = self._begin(writes)
             fenced = self._find_fenced(lost) if lost else lost
-        except psycopg2.Error as error:
-            raise _failed(Part.CHECKPOINTS, error) from error
+        except self._session.errors as error:
+            raise self._failed(Part.CHECKPOINTS, error) from error
         ours = [w for w in writes if w.key not in lost and w.key not in self._postponed]
         for landing, admitted in by_landing(ours).items():
             plan = self._catalog.plan(landing)
@@ -182,75 +169,47 @@ class GroupCommit:
 
     def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
         """Lock the checkpoints that are as we left them, to the end; returns the keys of the others."""
-        self._session.set_lock_timeout(LOCK_TIMEOUT_S)
-        self._session.set_statement_timeout(
+        session = self._session
+        session.set_lock_timeout(session.lock_timeout_s)
+        session.set_statement_timeout(
             BRIEF_STATEMENT_TIMEOUT_S if self._course.briefly else STATEMENT_TIMEOUT_S
         )
-        wanted = list(writes)
         if self._course.around_locks:
-            ids = {"environment": self._environment, "feed_ids": [write.feed_id for write in writes]}
-            held = {feed_id for (feed_id,) in self._session.execute(LOCKED_BY_OTHERS, ids)}
+            held = set(session.find_locked([write.feed_id for write in writes]))
             self._postponed |= {w.key: "its checkpoint is locked" for w in writes if w.feed_id in held}
-            wanted = [write for write in writes if write.feed_id not in held]
-        # Shared by most of a group: to send and read thousands of uuids would take a quarter longer.
-        commits: dict[UUID | None, int] = {None: 0}
-        continues = [commits.setdefault(write.continues, len(commits)) for write in wanted]
-        rows = self._session.begin(
-            LOCK_MINE,
-            {
-                "environment": self._environment,
-                "feed_ids": arrays.integers(write.feed_id for write in wanted),
-                "epochs": arrays.integers(write.epoch for write in wanted),
-                "continues": arrays.integers(continues),
-                "commits": arrays.texts([str(commit_id) for commit_id in commits if commit_id is not None]),
-            },
-        )
-        if self._course.care is Care.IMMEDIATE:
-            self._session.execute("SET CONSTRAINTS ALL IMMEDIATE")
-        return set(rows)
+            writes = [write for write in writes if write.feed_id not in held]
+        return session.lock(writes, check_at_once=self._course.care is Care.IMMEDIATE)
 
     def _find_fenced(self, lost: set[FeedKey]) -> set[FeedKey]:
         """Which of the feeds that we may not write have a larger epoch by now; the others have gone back."""
-        ids = {"environment": self._environment, "feed_ids": [feed_id for feed_id, _ in lost]}
-        epochs = dict(self._session.execute(EPOCHS_IN_SINK, ids))
-        return {(feed_id, epoch) for feed_id, epoch in lost if epochs.get(feed_id, 0) > epoch}
+        known = self._session.last_commits([feed_id for feed_id, _ in lost], lock=False)
+        return {(id_, epoch) for id_, epoch in lost if id_ in known and known[id_].epoch > epoch}
 
-    def _land(self, plan: CopyPlan, writes: Sequence[FeedWrite]) -> None:
+    def _find_locked(self, plan: LandingPlan[Any]) -> str | None:
+        """Look, where there is a doubt, whether somebody has the table locked."""
+        self._session.set_lock_timeout(self._session.lock_timeout_s)
+        if plan.landing not in self._course.doubted or not self._session.is_locked(plan.shape):
+            return None
+        return self._course.held.setdefault(plan.landing, f"table {plan.landing.table!r} is locked")
+
+    def _land(self, plan: LandingPlan[Any], writes: Sequence[FeedWrite]) -> None:
         try:
             if self._course.care is Care.OPTIMISTIC:
-                sound = self._sift_spoiled(plan, writes) if self._spoiled else writes
-                plan.land(self._session, sound)
-                self._landed |= {write.key: write.records for write in sound}
+                prepared, dead = plan.prepare(writes, self._spoiled)
+                plan.land(prepared)
+                self._note(writes, dead)
             else:
                 self._land_carefully(plan, writes)
         except UnreadableRecord as unreadable:
             raise GroupFailed(Part.LANDING, ErrorScope.DATA, unreadable, str(unreadable)) from unreadable
-        except psycopg2.Error as error:
-            raise _failed(Part.LANDING, error, landing=plan.landing) from error
+        except self._session.errors as error:
+            raise self._failed(Part.LANDING, error, landing=plan.landing) from error
 
-    def _sift_spoiled(self, plan: CopyPlan, writes: Sequence[FeedWrite]) -> list[FeedWrite]:
-        return [self._sift(plan, write) if write.key in self._spoiled else write for write in writes]
-
-    def _sift(self, plan: CopyPlan, write: FeedWrite) -> FeedWrite:
-        sound, dead = sift(self._session, plan, write)
+    def _note(self, landed: Iterable[FeedWrite], dead: Sequence[DeadRecord]) -> None:
+        self._landed |= {write.key: write.records for write in landed}
+        for suspect, _ in dead:
+            self._landed[suspect.write.key] -= 1
         self._dead += dead
-        return sound
-
-    def _find_locked(self, plan: CopyPlan) -> str | None:
-        """Look, where there is a doubt, whether somebody has the table locked."""
-        if plan.landing not in self._course.doubted:
-            return None
-        self._session.execute("SAVEPOINT look")
-        try:
-            self._session.execute(
-                sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE NOWAIT").format(plan.shape.identifier)
-            )
-        except psycopg2.Error as error:
-            self._session.execute("ROLLBACK TO SAVEPOINT look")
-            # Whatever else is wrong with it, landing there will tell.
-            if classify(error) is ErrorScope.LOCKED:
-                return self._course.held.setdefault(plan.landing, f"table {plan.landing.table!r} is locked")
-        return None
 
     def _commit(
         self, writes: Sequence[FeedWrite], *, fenced: tuple[FeedKey, ...], rewound: tuple[FeedKey, ...]
@@ -270,86 +229,72 @@ class GroupCommit:
             self._session.rollback()
             return written
         try:
-            self._advance([write for write in writes if write.key in self._landed], commit_id)
-        except psycopg2.Error as error:
-            raise _failed(Part.CHECKPOINTS, error) from error
+            landed = [write for write in writes if write.key in self._landed]
+            self._session.advance(landed, self._landed, commit_id)
+        except self._session.errors as error:
+            raise self._failed(Part.CHECKPOINTS, error) from error
         try:
             if self._dead:
-                bury(self._session, self._environment, self._dead)
+                self._session.bury(self._dead)
             self._session.commit()
         except AnswerLost as lost:
             raise CommitUnknown(commit_id, writes, written) from lost
-        except psycopg2.Error as error:
-            raise _failed(Part.COMMIT, error) from error
+        except self._session.errors as error:
+            raise self._failed(Part.COMMIT, error) from error
         return written
-
-    def _advance(self, writes: Sequence[FeedWrite], commit_id: UUID) -> None:
-        advanced = self._session.change(
-            ADVANCE,
-            {
-                "environment": self._environment,
-                "commit_id": commit_id,
-                "feed_ids": arrays.integers(write.feed_id for write in writes),
-                "epochs": arrays.integers(write.epoch for write in writes),
-                "cursors": arrays.texts([cursor_text(write.cursor) for write in writes]),
-                "records": arrays.integers(self._landed[write.key] for write in writes),
-            },
-        )
-        assert advanced == len(writes), "a locked checkpoint did not advance"
 
     # -- with care -----------------------------------------------------------------------------------
 
-    def _land_carefully(self, plan: CopyPlan, writes: Sequence[FeedWrite]) -> None:
+    def _land_carefully(self, plan: LandingPlan[Any], writes: Sequence[FeedWrite]) -> None:
         """Land the feeds of a landing that can be, or none of them if it is the landing that is broken."""
-
         briefly = self._course.briefly
+        prepared, dead = plan.prepare(writes, ())
 
-        def land(part: Sequence[FeedWrite]) -> FailedAttempt | None:
+        def land(part: Sequence[int]) -> FailedAttempt | None:
             try:
-                refusal = attempt(self._session, plan, lambda: plan.land(self._session, part))
+                refusal = plan.attempt(lambda: plan.land([prepared[n] for n in part]))
             except NotNow as later:
-                if not (briefly and classify(later.error) is ErrorScope.CONFLICT):
+                if not (briefly and later.scope is ErrorScope.CONFLICT):
                     raise
                 # Of one of these, perhaps.
-                self._session.execute("ROLLBACK TO SAVEPOINT attempt; RELEASE SAVEPOINT attempt")
                 return FailedAttempt(str(later))
-            return refusal and FailedAttempt(refusal.error, _feed_at(part, refusal.position))
+            counts = [plan.count(prepared[n]) for n in part] if refusal else ()
+            return refusal and FailedAttempt(refusal.error, _feed_at(counts, refusal.position))
 
-        landed = {write.key: write.records for write in writes}
-        dead: list[DeadRecord] = []
-        self._session.execute("SAVEPOINT landing")
         try:
-            refused = isolate(writes, land, refusals_max=REFUSALS_MAX if briefly else None)
-            for write, _ in [] if briefly else refused:
-                bad = self._land_records(plan, write)
-                landed[write.key] -= len(bad)
-                dead += bad
+            with self._session.savepoint("feedq_landing"):
+                refused = isolate(range(len(writes)), land, refusals_max=REFUSALS_MAX if briefly else None)
+                if not briefly:
+                    for n, _ in refused:
+                        dead += self._land_records(plan, prepared[n])
         except (LandingBroken, NotNow) as broken:
-            self._session.execute("ROLLBACK TO SAVEPOINT landing")
             # By itself each feed is judged anew: it need not be all of them.
             put_off = briefly or isinstance(broken, NotNow)
             (self._postponed if put_off else self._unusable).update((w.key, str(broken)) for w in writes)
             return
         if briefly:
-            self._postponed |= {write.key: error for write, error in refused}
-            landed = {key: n for key, n in landed.items() if key not in self._postponed}
-        self._landed |= landed
-        self._dead += dead
+            self._postponed |= {writes[n].key: error for n, error in refused}
+            writes = [write for write in writes if write.key not in self._postponed]
+            dead = [(suspect, why) for suspect, why in dead if suspect.write.key not in self._postponed]
+        self._note(writes, dead)
 
-    def _land_records(self, plan: CopyPlan, write: FeedWrite) -> list[DeadRecord]:
+    def _land_records(self, plan: LandingPlan[Any], refused: Any) -> list[DeadRecord]:
         """Land what can be of a feed, record by record where need be; returns the others."""
 
-        def land(part: Sequence[SuspectRecord]) -> FailedAttempt | None:
-            return attempt(self._session, plan, lambda: plan.land_singly(self._session, part))
+        def land(part: Sequence[ReadyRecord]) -> FailedAttempt | None:
+            return plan.attempt(lambda: plan.land_records(part))
 
-        sound, refused = sift(self._session, plan, write)
-        if refused and not attempt(self._session, plan, lambda: plan.land(self._session, [sound])):
-            return refused
-        suspects = [
-            SuspectRecord(sound, batch, record) for batch in sound.batches for record in batch.split()
-        ]
-        kept, more = screen(self._session, plan, suspects)
-        return refused + more + isolate(kept, land)
+        sound, dead = plan.sift(refused)
+        if dead and not plan.attempt(lambda: plan.land([sound])):
+            return dead
+        records, more = plan.split(sound)
+        return dead + more + [(ready.suspect, error) for ready, error in isolate(records, land)]
+
+    def _failed(self, part: Part, error: Exception, *, landing: Landing | None = None) -> GroupFailed:
+        scope = self._session.scope(error)
+        if scope is ErrorScope.LOCKED and self._session.locks_all:
+            part, landing = Part.CHECKPOINTS, None
+        return GroupFailed(part, scope, error, self._session.explain(error), landing=landing)
 
 
 def by_landing(writes: Iterable[FeedWrite]) -> dict[Landing, list[FeedWrite]]:
@@ -364,13 +309,8 @@ def by_landing(writes: Iterable[FeedWrite]) -> dict[Landing, list[FeedWrite]]:
     return groups
 
 
-def _failed(part: Part, error: psycopg2.Error, *, landing: Landing | None = None) -> GroupFailed:
-    return GroupFailed(part, classify(error), error, explain(error), landing=landing)
-
-
-def _feed_at(writes: Sequence[FeedWrite], row: int | None) -> int | None:
-    """Index of the feed that a row of their common COPY belongs to."""
+def _feed_at(counts: Iterable[int], row: int | None) -> int | None:
+    """Index of the feed that a row of their common statement belongs to."""
     if row is None:
         return None
-    ends = accumulate(write.records for write in writes)
-    return next((index for index, end in enumerate(ends) if row < end), None)
+    return next((index for index, end in enumerate(accumulate(counts)) if row < end), None)

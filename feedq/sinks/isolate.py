@@ -20,10 +20,6 @@ STRIDE_MIN = 64
 """Even where every other unit is refused, some luck is worth a try."""
 
 
-class LandingBroken(Exception):
-    """The table cannot be written, whatever the records."""
-
-
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
     """Why an attempt took nothing."""

@@ -1,35 +1,27 @@
-"""Whether a landing can work: table names, table shapes, and what is wrong between the two.
+"""Whether a landing can work: table names, table shapes, and what is wrong between the two. Pure.
 
-Pure. `feedq.sinks.catalog` reads the shapes from a database; here they are judged, and every complaint
-says which table and column, and what to do about it. Names are case-sensitive and never folded, because
-the driver quotes them; a dot separates schema and table and cannot be part of either.
+`feedq.sinks.catalog` reads the shapes from a database; here they are judged, and every complaint says which table
+and column, and what to do about it. Names are quoted wherever they are written, and never folded; a dot separates
+schema and table and cannot be part of either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
-
-from psycopg2 import sql
+from typing import Any, Final
 
 from feedq.sinks.base import Landing, OnConflict
 from feedq.sinks.mapping import ColumnSource, Origin, flattened, pointer_to, unknown_field
-from feedq.sinks.reserved import why_not_in_postgresql
 
 NAME_BYTES_MAX: Final = 63
 """PostgreSQL cuts longer names off silently, and two of them could then mean the same table."""
-WRITABLE_KINDS: Final = {"r": "table", "p": "partitioned table", "f": "foreign table"}
+DEFAULT_COLUMNS: Final = ("feed", "epoch", "received_at", "payload")
+"""Of a landing without ``columns``."""
 
-TEXT: Final = ("text", "character varying")
-PAYLOAD_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
-    "json": ("jsonb", "json"),
-    "csv": TEXT,
-    "text": TEXT,
-    "bytes": ("bytea",),
-}
-"""By record format; the first one is what a table of ours gets."""
+Types = Mapping[str, Sequence[str]]
+"""Those that each column of a default landing may have; the first is what a complaint asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,59 +42,52 @@ class TableName:
                 raise ValueError(f"sink.table {text!r}: {part!r} is longer than {NAME_BYTES_MAX} bytes")
         return cls(parts[0] if len(parts) == 2 else None, parts[-1])
 
-    @property
-    def identifier(self) -> sql.Identifier:
-        return sql.Identifier(self.schema, self.name) if self.schema else sql.Identifier(self.name)
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column as the catalog describes it."""
+    """A column as the database describes it."""
 
     type: str
-    """Without length or precision, e.g. ``character varying``."""
+    """Without length or precision, e.g. ``character varying``; outside of PostgreSQL the kind of its type."""
     definition: str
-    """With them, e.g. ``character varying(10)``: what a staging column is declared as."""
+    """As declared, e.g. ``character varying(10)``."""
     not_null: bool
     has_default: bool
     generated: bool
     """Only the database writes it."""
-    insertable: bool
+    insertable: bool = True
     """Whether this session's role may write it."""
-    selectable: bool
+    selectable: bool = True
     """Whether it may read it, which looking for a key that is there already takes."""
     updatable: bool = True
     """Whether it may change it, which putting a new row in the place of an old one takes."""
+    is_numbered: bool = False
+    """Whether the database gives NULL a number of its own."""
+    own_type: Any = field(default=None, compare=False)
+    """What the driver's library knows of the type."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
     """A table as it is, with what this session's role may do to it."""
 
-    schema: str
+    schema: str | None
     name: str
-    kind: str
-    usable_schema: bool
-    role: str
-    has_triggers: bool
-    """They may change a row before it is judged."""
     columns: Mapping[str, Column]
-    unique_keys: frozenset[frozenset[str]]
+    unique_keys: frozenset[frozenset[str]] = frozenset()
+    """Those that a landing's key may name."""
+    unfit: str | None = None
+    """Why nothing can land there whatever the landing."""
+    role: str | None = None
+    """Where the database says what it may do."""
+    has_triggers: bool = False
+    """They may change a row before it is judged."""
+    has_other_unique: bool = False
+    """Whether there are unique indexes besides that are partial, or over parts of values."""
 
     @property
-    def identifier(self) -> sql.Identifier:
-        # Qualified, whatever the feed wrote: a later change of the search path must not move the landing.
-        return sql.Identifier(self.schema, self.name)
-
-
-def default_columns(landing: Landing) -> dict[str, tuple[str, ...]]:
-    """The columns of a landing without ``columns``, in order, with the types that each may have."""
-    return {
-        "feed": TEXT,
-        "epoch": ("bigint",),
-        "received_at": ("timestamp with time zone",),
-        "payload": PAYLOAD_TYPES[landing.format],
-    }
+    def quoted(self) -> str:
+        return ".".join(quoted(name) for name in (self.schema, self.name) if name)
 
 
 NO_COLUMNS: Final[Mapping[str, Column]] = MappingProxyType({})
@@ -132,30 +117,16 @@ def written_columns(landing: Landing, columns: Mapping[str, Column] = NO_COLUMNS
     """What is written of a table with these columns, in the order of a COPY."""
     if landing.is_mapped:
         return tuple(source.column for source in column_sources(landing, columns))
-    return tuple(default_columns(landing))
+    return DEFAULT_COLUMNS
 
 
-def create_table(landing: Landing) -> sql.Composed:
-    """The default landing table."""
-    columns = [
-        sql.SQL("{} {} NOT NULL").format(sql.Identifier(column), sql.SQL(types[0]))
-        for column, types in default_columns(landing).items()
-    ]
-    if landing.key:
-        key = sql.SQL(", ").join(map(sql.Identifier, landing.key))
-        columns.append(sql.SQL("UNIQUE ({})").format(key))
-    return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
-        TableName.parse(landing.table).identifier, sql.SQL(", ").join(columns)
-    )
-
-
-def misdeclared(landing: Landing) -> str | None:
+def misdeclared(landing: Landing, why_reserved: Callable[[TableName], str | None]) -> str | None:
     """What is wrong with the landing whatever the database holds; None when nothing is."""
     try:
         table = TableName.parse(landing.table)
     except ValueError as error:
         return str(error)
-    if why := why_not_in_postgresql(table.schema, table.name):
+    if why := why_reserved(table):
         return f"sink.table {landing.table!r} {why}"
     if landing.csv is not None and (why := unknown_field(landing.columns, landing.csv.fields)):
         return why
@@ -169,95 +140,22 @@ def misdeclared(landing: Landing) -> str | None:
     return None
 
 
-def problem(landing: Landing, shape: TableShape | None) -> str | None:
+def problem(landing: Landing, shape: TableShape | None, types: Types) -> str | None:
     """Why the landing cannot work with the table as it is; None when it can."""
     if shape is None:
         return f"table {landing.table!r} does not exist: create it, or correct sink.table"
-    # The search path may have led into a schema that was not named.
-    if why := why_not_in_postgresql(shape.schema, shape.name):
-        return f"sink.table {landing.table!r} leads to {_table(shape)}, which {why}"
-    if shape.kind not in WRITABLE_KINDS:
-        return f"{landing.table!r} is not a table that records can be copied into: name a table"
-    if not shape.usable_schema:
-        return (
-            f"role {shape.role!r} may not use schema {shape.schema!r} of table {landing.table!r}: "
-            f"GRANT USAGE ON SCHEMA {_quoted(shape.schema)} TO {_quoted(shape.role)}"
-        )
+    if shape.unfit is not None:
+        return shape.unfit
     try:
         written = written_columns(landing, shape.columns)
     except ValueError as error:
         return f"table {landing.table!r}: {error}, too often for sink.flatten: map it in sink.columns"
-    return next(_complaints(landing, shape, written), None)
+    return next(_complaints(landing, shape, written, types), None)
 
 
-def _complaints(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
-    yield from _missing(landing, shape, written)
-    yield from _unwritable(landing, shape, written)
-    yield from _types(landing, shape)
-    yield from _unfilled(landing, shape, written)
-    if landing.key:
-        yield from _keyless(landing, shape, written)
-    if landing.on_conflict is OnConflict.UPDATE:
-        yield from _unchangeable(landing, shape, written)
-
-
-def _missing(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
-    missing = [column for column in written if column not in shape.columns]
-    if missing and landing.is_mapped:
-        yield (
-            f"table {landing.table!r} has no column {_listed(missing)}: add it, or correct sink.columns "
-            f"(the table has {_listed(shape.columns)})"
-        )
-    elif missing:
-        wanted = ", ".join(f"{name} {types[0]}" for name, types in default_columns(landing).items())
-        yield (
-            f"table {landing.table!r} exists and has no column {_listed(missing)}: without sink.columns "
-            f"records land as ({wanted}); name another table, or map them with sink.columns"
-        )
-    elif not written:
-        yield (
-            f"table {landing.table!r} has no column that sink.flatten could fill "
-            f"(it has {_listed(shape.columns)}): add one, or map one in sink.columns"
-        )
-
-
-def _unwritable(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
-    columns = [(name, shape.columns[name]) for name in written]
-    generated = [name for name, column in columns if column.generated]
-    if generated:
-        yield (
-            f"table {landing.table!r}: column {_listed(generated)} is generated by the database; "
-            "leave it out of sink.columns"
-        )
-    if not all(column.insertable for _, column in columns):
-        yield (
-            f"role {shape.role!r} may not insert into table {landing.table!r}: "
-            f"GRANT INSERT ON {_table(shape)} TO {_quoted(shape.role)}"
-        )
-
-
-def _types(landing: Landing, shape: TableShape) -> Iterator[str]:
-    if landing.is_mapped:
-        for source in landing.columns:
-            name = source.column
-            as_bytes = source.origin is Origin.RECORD and shape.columns[name].type == "bytea"
-            if as_bytes and landing.format != "bytes":
-                yield (
-                    f"table {landing.table!r}: column {name!r} is bytea, and the whole record needs a text, "
-                    "json or jsonb column, or source.format bytes"
-                )
-        return
-    for name, types in default_columns(landing).items():
-        found = shape.columns[name].definition
-        if shape.columns[name].type not in types:
-            why = f" for source.format {landing.format}" if name == "payload" else ""
-            yield (
-                f"table {landing.table!r}: column {name!r} is {found}, and must be {types[0]}{why}; "
-                "change the column, name another table, or map the records with sink.columns"
-            )
-
-
-def _unfilled(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
+def _complaints(landing: Landing, shape: TableShape, written: Sequence[str], types: Types) -> Iterator[str]:
+    table = f"table {landing.table!r}"
+    yield from _wrong_columns(landing, shape, written, types)
     unfilled = [
         name
         for name, column in shape.columns.items()
@@ -265,51 +163,77 @@ def _unfilled(landing: Landing, shape: TableShape, written: Sequence[str]) -> It
     ]
     if unfilled:
         yield (
-            f"table {landing.table!r}: column {_listed(unfilled)} is NOT NULL without a default and "
-            "nothing is written to it: map it in sink.columns, or give it a default"
+            f"{table}: column {_listed(unfilled)} is NOT NULL without a default and nothing is written to it: "
+            "map it in sink.columns, or give it a default"
         )
+    if unwritten := [name for name in landing.key if name not in written]:
+        yield f"sink.key: {_listed(unwritten)} is not among the columns written to {table}: {_listed(written)}"
+    if landing.key and frozenset(landing.key) not in shape.unique_keys:
+        key = ", ".join(map(quoted, landing.key))
+        yield (
+            f"{table} has no unique index on exactly ({key}), which sink.key needs: "
+            f"CREATE UNIQUE INDEX {'' if shape.role else '… '}ON {shape.quoted} ({key})"
+        )
+    if shape.role is not None:
+        yield from _not_permitted(landing, shape, [shape.columns[name] for name in written], shape.role)
 
 
-def _keyless(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
-    key = ", ".join(map(_quoted, landing.key))
-    unwritten = [name for name in landing.key if name not in written]
-    if unwritten:
+def _wrong_columns(
+    landing: Landing, shape: TableShape, written: Sequence[str], types: Types
+) -> Iterator[str]:
+    table, there = f"table {landing.table!r}", _listed(shape.columns)
+    if not written:
         yield (
-            f"sink.key: {_listed(unwritten)} is not among the columns written to table {landing.table!r}: "
-            f"{_listed(written)}"
+            f"{table} has no column that sink.flatten could fill (it has {there}): add one, or map one in "
+            "sink.columns"
         )
-        return
-    if frozenset(landing.key) not in shape.unique_keys:
+    if missing := [name for name in written if name not in shape.columns]:
+        wanted = ", ".join(f"{name} {type_}" for name, (type_, *_) in types.items())
         yield (
-            f"table {landing.table!r} has no unique index on exactly ({key}), which sink.key needs: "
-            f"CREATE UNIQUE INDEX ON {_table(shape)} ({key})"
+            f"{table} has no column {_listed(missing)}: add it, or correct sink.columns (the table has {there})"
+            if landing.is_mapped
+            else f"{table} exists and has no column {_listed(missing)}: without sink.columns records land as "
+            f"({wanted}); name another table, or map them with sink.columns"
         )
+    if generated := [name for name in written if shape.columns[name].generated]:
+        yield f"{table}: column {_listed(generated)} is generated by the database; leave it out of sink.columns"
+    for name, wanted_types in () if landing.is_mapped else types.items():
+        found = shape.columns[name]
+        if found.type not in wanted_types:
+            why = f" for source.format {landing.format}" if name == "payload" else ""
+            yield (
+                f"{table}: column {name!r} is {found.definition}, and must be {wanted_types[0]}{why}; "
+                "change the column, name another table, or map the records with sink.columns"
+            )
+
+
+def _not_permitted(
+    landing: Landing, shape: TableShape, written: Sequence[Column], role: str
+) -> Iterator[str]:
+    """What the role may not do; each with the statement that permits it."""
+    table, to = f"table {landing.table!r}", f"ON {shape.quoted} TO {quoted(role)}"
+    if not all(column.insertable for column in written):
+        yield f"role {role!r} may not insert into {table}: GRANT INSERT {to}"
     if not all(shape.columns[name].selectable for name in landing.key):
+        key = ", ".join(map(quoted, landing.key))
         yield (
-            f"role {shape.role!r} may not read the key ({key}) of table {landing.table!r}, which sink.key "
-            f"needs: GRANT SELECT ({key}) ON {_table(shape)} TO {_quoted(shape.role)}"
+            f"role {role!r} may not read the key ({key}) of {table}, which sink.key needs: "
+            f"GRANT SELECT ({key}) {to}"
         )
-
-
-def _unchangeable(landing: Landing, shape: TableShape, written: Sequence[str]) -> Iterator[str]:
-    columns = [shape.columns[name] for name in written]
     # PostgreSQL wants SELECT for whatever an update takes its new values from.
-    if not all(column.updatable and column.selectable for column in columns):
+    updates = landing.on_conflict is OnConflict.UPDATE
+    if updates and not all(column.updatable and column.selectable for column in written):
         yield (
-            f"role {shape.role!r} may not change rows of table {landing.table!r}, which sink.on_conflict "
-            f"update needs: GRANT SELECT, UPDATE ON {_table(shape)} TO {_quoted(shape.role)}"
+            f"role {role!r} may not change rows of {table}, which sink.on_conflict update needs: "
+            f"GRANT SELECT, UPDATE {to}"
         )
-
-
-def _table(shape: TableShape) -> str:
-    return f"{_quoted(shape.schema)}.{_quoted(shape.name)}"
 
 
 def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """For a statement that a person may copy from a message."""
     plain = name.isascii() and name.isidentifier() and name == name.lower()
     return name if plain else '"' + name.replace('"', '""') + '"'

@@ -24,7 +24,7 @@ from itertools import combinations, pairwise
 from typing import Any, Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from feedq.connectors.records.pointer import parse_pointer
 
@@ -75,13 +75,20 @@ class ColumnSource:
 class ColumnRule(BaseModel):
     """The long form of a column."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
-    pointer: str | None = Field(default=None, description="JSON pointer into the record.")
-    value: Any = Field(default=None, description="A constant, instead of a pointer.")
-    missing: Otherwise = Field(default=Otherwise.NULL, description="When the record has nothing there.")
-    null: Otherwise = Field(default=Otherwise.NULL, description="When the record has a null there.")
-    default: Any = Field(default=None, description="What `default` stands for.")
+    pointer: str | None = None
+    """JSON pointer into the record."""
+    value: Any = None
+    """A constant, instead of a pointer."""
+    missing: Otherwise = Otherwise.NULL
+    """When the record has nothing there."""
+    null: Otherwise = Otherwise.NULL
+    """When the record has a null there."""
+    default: Any = None
+    """What `default` stands for."""
 
     @model_validator(mode="after")
     def _check(self) -> ColumnRule:

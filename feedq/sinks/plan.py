@@ -1,146 +1,119 @@
-"""How records get into one landing: the statements and the encoder, worked out once for a session.
+"""What a plan for a landing can do: bring records into its table, all that it is given or none of them.
 
-Without a key, rows are copied straight into the table. With one they are too, as long as none of the keys is
-there already, and otherwise by way of a staging table: see `feedq.sinks.staging`. Either way `CopyPlan.land` takes
-all that it is given or raises.
+`CopyPlan` copies whole batches into PostgreSQL; `InsertPlan` inserts rows into any other database. What is common
+to them here is how a group commit and a replay ask for it, and what they are told when it fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
-from typing import Final, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
-import psycopg2
-from psycopg2 import errorcodes, sql
-
-from feedq.model import Batch
+from feedq.model import FeedKey
 from feedq.sinks.base import FeedWrite, Landing
-from feedq.sinks.copybinary import DefaultRows
-from feedq.sinks.copytext import ColumnRows
-from feedq.sinks.landing import TableShape, written_columns
+from feedq.sinks.deadletters import DeadRecord, SuspectRecord
+from feedq.sinks.isolate import FailedAttempt
+from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.landing import TableShape
 from feedq.sinks.session import SinkSession
-from feedq.sinks.staging import Detour, StagingTable
+from feedq.sinks.sqlstate import ErrorScope
 
-GOES_STAGED: Final = (
-    errorcodes.UNIQUE_VIOLATION,
-    # COPY cannot into a table with row security, and INSERT can.
-    errorcodes.FEATURE_NOT_SUPPORTED,
-)
-"""Refusals of a COPY into the table itself that an INSERT from the staging table need not meet."""
+Prepared = TypeVar("Prepared")
+"""What of one feed's write is ready to land."""
 
 
-class SuspectRecord(NamedTuple):
-    """A record on its own, with where it came from."""
-
-    write: FeedWrite
-    batch: Batch
-    record: bytes
+class LandingBroken(Exception):
+    """The table cannot be written, whatever the records."""
 
 
-class CopyPlan:
-    """One landing, ready to be written."""
+class NotNow(Exception):
+    """The table cannot be written at this moment, though perhaps later: locked, no room on its disk."""
 
-    def __init__(self, landing: Landing, shape: TableShape, *, stage: str | None = None) -> None:
+    def __init__(self, said: str, scope: ErrorScope, error: Exception) -> None:
+        super().__init__(said)
+        self.scope, self.error = scope, error
+
+
+class ReadyRecord(NamedTuple):
+    """A record that can be landed by itself."""
+
+    suspect: SuspectRecord
+    values: dict[str, Any] | None = None
+    """Where rows are made before they are sent."""
+
+
+class LandingPlan(ABC, Generic[Prepared]):
+    """How records get into one landing on one session."""
+
+    def __init__(self, session: SinkSession, landing: Landing, shape: TableShape) -> None:
+        self.session = session
         self.landing = landing
         self.shape = shape
-        self.columns = written_columns(landing, shape.columns)
-        """What is written of the table, in order."""
-        self.rows = (
-            ColumnRows(landing, shape.columns)
-            if landing.is_mapped
-            else DefaultRows(shape.columns["payload"].type)
-        )
-        self._fields = self.columns if landing.is_mapped else ("payload",)
-        """What ``rows.fields`` gives for a record."""
-        self.field_types = tuple(shape.columns[name].definition for name in self._fields)
-        self._stage = StagingTable(landing, shape, self.columns, name=stage) if stage else None
-        self._detour = Detour()
 
-    def with_stage(self, name: str) -> CopyPlan:
-        return CopyPlan(self.landing, self.shape, stage=name)
+    @abstractmethod
+    def prepare(
+        self, writes: Sequence[FeedWrite], doubtful: Collection[FeedKey]
+    ) -> tuple[Sequence[Prepared], list[DeadRecord]]:
+        """What can be tried of each write, in order, and records that cannot land. ``doubtful`` feeds had bad
+        records not long ago: they are looked through, where that costs something."""
 
-    def land(self, session: SinkSession, writes: Sequence[FeedWrite]) -> None:
-        """Write whole feeds. Raises `psycopg2.Error`, `UnreadableRecord`."""
+    @abstractmethod
+    def land(self, prepared: Sequence[Prepared]) -> None:
+        """Write whole feeds. Raises the session's errors, `UnreadableRecord`."""
 
-        def chunks() -> Iterable[bytes]:
-            encode = self.rows.chunks
-            return chain.from_iterable(encode(write, batch) for write in writes for batch in write.batches)
+    @abstractmethod
+    def count(self, prepared: Prepared) -> int:
+        """How many records it has."""
 
-        if self._stage is None:
-            self._copy(session, self.shape.identifier, chunks())
-        elif not self._lands_straight(session, chunks):
-            self._land_staged(session, self._stage, chunks())
+    def sift(self, prepared: Prepared) -> tuple[Prepared, list[DeadRecord]]:
+        """The same without records that a quick look finds and that cannot land; these."""
+        return prepared, []
 
-    def land_singly(self, session: SinkSession, suspects: Sequence[SuspectRecord]) -> None:
-        """Write records by the plain reference. Raises `psycopg2.Error`, `UnreadableRecord`."""
-        rows = (self.rows.record(*suspect) for suspect in suspects)
-        if self._stage is None:
-            self._copy(session, self.shape.identifier, rows)
-        else:
-            self._land_staged(session, self._stage, rows)
+    @abstractmethod
+    def split(self, prepared: Prepared) -> tuple[list[ReadyRecord], list[DeadRecord]]:
+        """Its records one by one: those that may land, and those that cannot."""
 
+    @abstractmethod
+    def ready(self, suspect: SuspectRecord) -> ReadyRecord:
+        """A record, to be landed by itself. Raises `UnreadableRecord`."""
+
+    @abstractmethod
+    def land_records(self, records: Sequence[ReadyRecord]) -> None:
+        """Write these records. Raises the session's errors, `UnreadableRecord`."""
+
+    @abstractmethod
     def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
         """A row by its columns, as texts; None is NULL. Raises `UnreadableRecord`."""
-        found = dict(zip(self._fields, self.rows.fields(*suspect), strict=True))
-        if self.landing.is_mapped:
-            return found
-        write, batch, record = suspect
-        payload = found["payload"]
-        return {
-            "feed": write.feed,
-            "epoch": str(write.epoch),
-            "received_at": batch.received_at.isoformat(),
-            "payload": "\\x" + record.hex() if payload is None else payload,
-        }
 
-    def null_violation(self, fields: Sequence[str | None]) -> str | None:
-        """The error that a NULL in these fields of a record surely raises, if any."""
-        if self.landing.is_mapped and not self.shape.has_triggers:
-            for name, text in zip(self._fields, fields, strict=True):
-                if text is None and self.shape.columns[name].not_null:
-                    return f'null value in column "{name}" violates not-null constraint (23502)'
-        return None
+    @abstractmethod
+    def row_of(self, error: Any) -> int | None:
+        """The row, from 0, that the database stopped at when it was last written. A hint, nothing more."""
 
-    def create_stage(self, session: SinkSession) -> None:
-        assert self._stage is not None
-        self._stage.create(session)
+    def clear(self) -> None:
+        """Forget what attempts before this one left behind."""
 
-    def clear_stage(self, session: SinkSession) -> None:
-        """Forget what was landed before in this transaction."""
-        if self._stage is not None:
-            self._stage.clear(session)
+    def attempt(self, land: Callable[[], None]) -> FailedAttempt | None:
+        """Land under a savepoint: all of what is given, or nothing and the reason.
 
-    def drop_stage(self, session: SinkSession) -> None:
-        if self._stage is not None:
-            self._stage.drop(session)
-
-    def _lands_straight(self, session: SinkSession, chunks: Callable[[], Iterable[bytes]]) -> bool:
-        """Copy into the table itself; False, and nothing was, when a key was there already."""
-        if not self._detour.is_over:
-            self._detour.pass_one()
-            return False
-        session.execute("SAVEPOINT straight")
+        Raises `LandingBroken`, `NotNow`, and the session's errors for what savepoints cannot mend.
+        """
+        session = self.session
         try:
-            self._copy(session, self.shape.identifier, chunks())
-        except psycopg2.Error as error:
-            if error.pgcode not in GOES_STAGED:
+            with session.savepoint("feedq_attempt"):
+                self.clear()
+                land()
+        except UnreadableRecord as unreadable:
+            return FailedAttempt(str(unreadable))
+        except session.errors as error:
+            if session.is_broken or not session.can_undo(error):
                 raise
-            session.execute("ROLLBACK TO SAVEPOINT straight; RELEASE SAVEPOINT straight")
-            self._detour.begin()
-            return False
-        session.execute("RELEASE SAVEPOINT straight")
-        self._detour.shorten()
-        return True
-
-    def _land_staged(self, session: SinkSession, stage: StagingTable, chunks: Iterable[bytes]) -> None:
-        self._copy(session, stage.identifier, chunks)
-        stage.insert(session)
-
-    def _copy(self, session: SinkSession, table: sql.Identifier, chunks: Iterable[bytes]) -> None:
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
-            table,
-            sql.SQL(", ").join(map(sql.Identifier, self.columns)),
-            sql.SQL("text" if self.landing.is_mapped else "binary"),
-        )
-        session.copy(statement, chain((self.rows.header,), chunks, (self.rows.trailer,)))
+            scope, said, table = session.scope(error), session.explain(error), repr(self.landing.table)
+            if scope is ErrorScope.LANDING:
+                raise LandingBroken(
+                    f"table {table} cannot be written: {said}; mend the table or edit the feed"
+                ) from error
+            if scope is not ErrorScope.DATA:
+                raise NotNow(f"table {table}: {said}", scope, error) from error
+            return FailedAttempt(said, self.row_of(error))
+        return None

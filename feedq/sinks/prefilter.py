@@ -7,8 +7,8 @@ JSON, a NUL, NULL where there must be a value, and, from PostgreSQL 16 on, whate
 the columns say. A record is set aside only if the database would refuse it by itself. Input functions that raise
 an error when they are asked leave their records to trial.
 
-`screen` goes over every record so. `sift` looks quickly for those that are worth it, a few in a whole group;
-what it overlooks makes the group fail, and then `screen` finds it.
+`Prefilter.screen` goes over every record so. `Prefilter.sift` looks quickly for those that are worth it, a few in
+a whole group; what it overlooks makes the group fail, and then `screen` finds it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from typing import Any, Final
 import msgspec
 import psycopg2
 
+from feedq.connectors.base import RecordFormat
 from feedq.model import Batch
-from feedq.sinks.base import FeedWrite
-from feedq.sinks.deadletters import DeadRecord
+from feedq.sinks.base import FeedWrite, Landing
+from feedq.sinks.copybinary import DefaultRows
+from feedq.sinks.copytext import ColumnRows
+from feedq.sinks.deadletters import DeadRecord, SuspectRecord
 from feedq.sinks.jsontext import UnreadableRecord, encode
-from feedq.sinks.plan import CopyPlan, SuspectRecord
-from feedq.sinks.session import SinkSession
+from feedq.sinks.landing import TableShape
+from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify
 from feedq.sinks.statements import INPUT_ERRORS
 
@@ -45,62 +48,106 @@ Fields = list[str | None]
 _parse: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
-def screen(
-    session: SinkSession, plan: CopyPlan, suspects: Sequence[SuspectRecord]
-) -> tuple[list[SuspectRecord], list[DeadRecord]]:
-    """Those that may land, and those that cannot, each in order. Raises `psycopg2.Error`."""
-    errors = _find_errors(session, plan, suspects)
-    kept = [suspect for n, suspect in enumerate(suspects) if n not in errors]
-    return kept, [(suspects[n], errors[n]) for n in sorted(errors)]
+class Prefilter:
+    """Sets aside records of one landing. Methods raise `psycopg2.Error`."""
 
+    def __init__(
+        self,
+        session: PostgresSinkSession,
+        landing: Landing,
+        shape: TableShape,
+        *,
+        rows: ColumnRows | DefaultRows,
+        fields: Sequence[str],
+    ) -> None:
+        """``fields`` are the columns that ``rows.fields`` gives texts for."""
+        self._session = session
+        self._format = landing.format
+        self._rows = rows
+        self._types = tuple(shape.columns[name].definition for name in fields)
+        # A NULL in one of these surely is refused.
+        judged = landing.is_mapped and not shape.has_triggers
+        self._required = [
+            (n, name) for n, name in enumerate(fields) if judged and shape.columns[name].not_null
+        ]
 
-def sift(session: SinkSession, plan: CopyPlan, write: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
-    """The write without those that a quick look found and that cannot land; these. Raises `psycopg2.Error`."""
-    places: list[tuple[int, int]] = []
-    suspects: list[SuspectRecord] = []
-    for number, batch in enumerate(write.batches):
-        records = batch.split()
-        doubtful = _find_doubtful(plan, batch, records)
-        places += [(number, n) for n in doubtful]
-        suspects += [SuspectRecord(write, batch, records[n]) for n in doubtful]
-    errors = _find_errors(session, plan, suspects)
-    gone: dict[int, set[int]] = {}
-    for place in errors:
-        number, n = places[place]
-        gone.setdefault(number, set()).add(n)
-    batches = (_without(b, gone[n]) if n in gone else b for n, b in enumerate(write.batches))
-    return replace(write, batches=tuple(batches)), [(suspects[n], errors[n]) for n in sorted(errors)]
+    def screen(self, suspects: Sequence[SuspectRecord]) -> tuple[list[SuspectRecord], list[DeadRecord]]:
+        """Those that may land, and those that cannot, each in order."""
+        errors = self._find_errors(suspects)
+        kept = [suspect for n, suspect in enumerate(suspects) if n not in errors]
+        return kept, [(suspects[n], errors[n]) for n in sorted(errors)]
 
+    def sift(self, write: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
+        """The write without those that a quick look found and that cannot land; these."""
+        places: list[tuple[int, int]] = []
+        suspects: list[SuspectRecord] = []
+        for number, batch in enumerate(write.batches):
+            records = batch.split()
+            doubtful = _find_doubtful(self._format, batch, records)
+            places += [(number, n) for n in doubtful]
+            suspects += [SuspectRecord(write, batch, records[n]) for n in doubtful]
+        errors = self._find_errors(suspects)
+        gone: dict[int, set[int]] = {}
+        for place in errors:
+            number, n = places[place]
+            gone.setdefault(number, set()).add(n)
+        batches = (_without(b, gone[n]) if n in gone else b for n, b in enumerate(write.batches))
+        return replace(write, batches=tuple(batches)), [(suspects[n], errors[n]) for n in sorted(errors)]
 
-def _find_errors(session: SinkSession, plan: CopyPlan, suspects: Sequence[SuspectRecord]) -> dict[int, str]:
-    """Why some of them cannot land, by index."""
-    readable, errors = _screen_here(plan, suspects)
-    if session.server_version >= ASKS_INPUT_FUNCTIONS:
-        numbers = list(readable)
-        for start in range(0, len(numbers), ASKED_AT_ONCE):
-            asked = numbers[start : start + ASKED_AT_ONCE]
-            session.execute("SAVEPOINT ask")
+    def _find_errors(self, suspects: Sequence[SuspectRecord]) -> dict[int, str]:
+        """Why some of them cannot land, by index."""
+        readable: dict[int, Fields] = {}
+        errors: dict[int, str] = {}
+        for n, suspect in enumerate(suspects):
             try:
-                found = _ask_input_functions(session, plan.field_types, [readable[n] for n in asked])
-            except psycopg2.Error as error:
-                if classify(error) is ErrorScope.UNAVAILABLE or session.is_broken:
-                    raise
-                # Not all that an input function refuses it refuses softly: too deep a nesting of JSON, for one.
-                # What is left to do is to try them.
-                session.execute("ROLLBACK TO SAVEPOINT ask; RELEASE SAVEPOINT ask")
+                fields = self._rows.fields(*suspect)
+                error = self._null_violation(fields) or _nul_violation(fields)
+            except UnreadableRecord as unreadable:
+                error = str(unreadable)
+            if error:
+                errors[n] = error
+            else:
+                readable[n] = fields
+        if self._session.server_version >= ASKS_INPUT_FUNCTIONS:
+            numbers = list(readable)
+            for start in range(0, len(numbers), ASKED_AT_ONCE):
+                asked = numbers[start : start + ASKED_AT_ONCE]
+                try:
+                    with self._session.savepoint("feedq_ask"):
+                        found = self._ask_input_functions([readable[n] for n in asked])
+                except psycopg2.Error as error:
+                    if classify(error) is ErrorScope.UNAVAILABLE or self._session.is_broken:
+                        raise
+                    # Not all that an input function refuses it refuses softly: too deep a nesting of JSON, for
+                    # one. What is left to do is to try them.
+                    continue
+                errors |= {asked[n]: error for n, error in found.items()}
+        return errors
+
+    def _null_violation(self, fields: Fields) -> str | None:
+        for n, name in self._required:
+            if fields[n] is None:
+                return f'null value in column "{name}" violates not-null constraint (23502)'
+        return None
+
+    def _ask_input_functions(self, rows: Sequence[Fields]) -> dict[int, str]:
+        errors: dict[int, str] = {}
+        for column, type_name in enumerate(self._types):
+            texts = [fields[column] for fields in rows]
+            if type_name == "text" or all(text is None for text in texts):
                 continue
-            session.execute("RELEASE SAVEPOINT ask")
-            errors |= {asked[n]: error for n, error in found.items()}
-    return errors
+            for row in self._session.query(INPUT_ERRORS, {"texts": texts, "type": type_name}):
+                errors.setdefault(row[0] - 1, _input_error(*row[1:]))
+        return errors
 
 
-def _find_doubtful(plan: CopyPlan, batch: Batch, records: Sequence[bytes]) -> list[int]:
+def _find_doubtful(record_format: RecordFormat, batch: Batch, records: Sequence[bytes]) -> list[int]:
     """Indices of records that may be refused, found without a step of Python for each of the others."""
-    if plan.landing.format == "bytes" or not records:
+    if record_format == "bytes" or not records:
         return []
     # Either way there is one byte between two records.
     text = batch.lines if batch.lines is not None else b"\n".join(records)
-    is_json = plan.landing.format == "json"
+    is_json = record_format == "json"
     found = set(_find_no_json(records)) if is_json else set()
     places = [*_find_no_utf8(text), *_find_all(text, NUL_ESCAPED if is_json else NUL)]
     if places:
@@ -152,25 +199,6 @@ def _without(batch: Batch, gone: Collection[int]) -> Batch:
     return replace(batch, count=count, size=size + count, lines=b"\n".join([*kept, b""]))
 
 
-def _screen_here(
-    plan: CopyPlan, suspects: Sequence[SuspectRecord]
-) -> tuple[dict[int, Fields], dict[int, str]]:
-    """The fields of those that can be read, and the errors of the others, by index."""
-    readable: dict[int, Fields] = {}
-    errors: dict[int, str] = {}
-    for n, suspect in enumerate(suspects):
-        try:
-            fields = plan.rows.fields(*suspect)
-            error = plan.null_violation(fields) or _nul_violation(fields)
-        except UnreadableRecord as unreadable:
-            error = str(unreadable)
-        if error:
-            errors[n] = error
-        else:
-            readable[n] = fields
-    return readable, errors
-
-
 def _nul_violation(fields: Fields) -> str | None:
     for text in fields:
         if text is not None:
@@ -178,19 +206,6 @@ def _nul_violation(fields: Fields) -> str | None:
             if "\0" in text:
                 return NUL_ERROR
     return None
-
-
-def _ask_input_functions(
-    session: SinkSession, types: Sequence[str], rows: Sequence[Fields]
-) -> dict[int, str]:
-    errors: dict[int, str] = {}
-    for column, type_name in enumerate(types):
-        texts = [fields[column] for fields in rows]
-        if type_name == "text" or all(text is None for text in texts):
-            continue
-        for row in session.execute(INPUT_ERRORS, {"texts": texts, "type": type_name}):
-            errors.setdefault(row[0] - 1, _input_error(*row[1:]))
-    return errors
 
 
 def _input_error(message: str, detail: Any, code: str) -> str:

@@ -2,63 +2,87 @@
 
 A replay locks the dead letters, lands what can be landed now, deletes just these, and commits: one transaction,
 so a record is at any time either a dead letter or in the table, whoever dies when. Two replays at once pass
-over each other's rows. Checkpoints and epochs play no part: no stream is moved by it.
+over each other's rows, or wait. Checkpoints and epochs play no part: no stream is moved by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, delete, select, update
 
 from feedq.errors import InvalidInput, SinkUnavailable
-from feedq.model import Batch
-from feedq.sinks.attempt import NotNow, attempt
-from feedq.sinks.base import FeedWrite, Landing, Preview, Replayed
+from feedq.sinks.base import DeadLetter, FeedWrite, Preview, Replayed
 from feedq.sinks.catalog import Catalog
-from feedq.sinks.isolate import FailedAttempt, LandingBroken, isolate
+from feedq.sinks.cursors import cursor_of
+from feedq.sinks.deadletters import SuspectRecord
+from feedq.sinks.isolate import FailedAttempt, isolate
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.landing import misdeclared
-from feedq.sinks.plan import CopyPlan, SuspectRecord
-from feedq.sinks.session import AnswerLost, SinkSession
-from feedq.sinks.statements import DELETE_DEAD_LETTERS, KEEP_DEAD_LETTERS, TAKE_DEAD_LETTERS
+from feedq.sinks.plan import LandingBroken, LandingPlan, NotNow, ReadyRecord
+from feedq.sinks.session import AnswerLost, SinkSession, parameter, parts
+from feedq.sinks.table_definitions import dead_letter
 
-LOCK_TIMEOUT_S: Final = 5.0
-"""For a landing table that somebody has locked; a person is waiting."""
+d = dead_letter.c
 
 
-def replay(
-    session: SinkSession, catalog: Catalog, environment: str, *, ids: Collection[int], landing: Landing
-) -> Replayed:
+def dead_letters(
+    session: SinkSession,
+    feed: str | None,
+    feed_id: int | None,
+    *,
+    ids: Collection[int],
+    after: int | None,
+    limit: int,
+) -> list[DeadLetter]:
+    """Newest first, or oldest first ``after`` an id."""
+    wanted: list[ColumnElement[bool]] = []
+    if feed is not None:
+        wanted.append(d.feed == feed)
+    if feed_id is not None:
+        wanted.append(d.feed_id == feed_id)
+    if after is not None:
+        wanted.append(d.id > after)
+    statement = _letters_of(session, *wanted).order_by(d.id.desc() if after is None else d.id)
+    if not ids:
+        return _read(session, statement.limit(limit))
+    found = [one for part in parts(sorted(ids)) for one in _read(session, statement.where(d.id.in_(part)))]
+    return sorted(found, key=lambda letter: letter.id, reverse=after is None)[:limit]
+
+
+def replay(session: SinkSession, plan: LandingPlan[Any], ids: Collection[int]) -> Replayed:
     """Raises `InvalidInput` when the landing cannot work, `SinkUnavailable` when the answer was lost."""
-    plan = _plan(catalog, landing)
-    _begin(session)
-    rows = session.execute(TAKE_DEAD_LETTERS, {"environment": environment, "ids": list(ids)})
-    letters: dict[int, SuspectRecord] = {}
-    for id_, feed_id, feed, epoch, record, cursor, at in rows:
-        batch = Batch.of_records([bytes(record)], cursor=cursor, received_at=at)
-        letters[id_] = SuspectRecord(FeedWrite(feed_id, feed, epoch, landing, (batch,)), batch, bytes(record))
+    session.begin_for_person()
+    records: dict[int, ReadyRecord] = {}
+    refused: dict[int, str] = {}
+    for letter in _lock(session, ids):
+        try:
+            records[letter.id] = plan.ready(SuspectRecord.of_letter(letter, plan.landing))
+        except UnreadableRecord as unreadable:
+            refused[letter.id] = str(unreadable)
 
     def land(part: Sequence[int]) -> FailedAttempt | None:
-        return attempt(session, plan, lambda: plan.land_singly(session, [letters[id_] for id_ in part]))
+        return plan.attempt(lambda: plan.land_records([records[id_] for id_ in part]))
 
-    try:
-        refused = dict(isolate(list(letters), land))
-    except LandingBroken as broken:
-        session.rollback()
-        raise InvalidInput(str(broken)) from broken
-    except NotNow as later:
-        raise later.error from later
-    landed = [id_ for id_ in letters if id_ not in refused]
-    session.execute(DELETE_DEAD_LETTERS, {"environment": environment, "ids": landed})
-    session.execute(KEEP_DEAD_LETTERS, {"ids": list(refused), "errors": list(refused.values())})
-    try:
-        session.commit()
-    except AnswerLost as lost:
-        raise SinkUnavailable(
-            "the connection broke at the commit: the records have landed, or are dead letters still; "
-            "replay them again, nothing lands twice"
-        ) from lost
+    with _explained(session):
+        refused |= isolate(list(records), land)
+    landed = [id_ for id_ in records if id_ not in refused]
+    _delete(session, landed)
+    _keep(session, refused)
+    _commit(
+        session, "the records have landed, or are dead letters still; replay them again, nothing lands twice"
+    )
     return Replayed(len(landed), refused)
+
+
+def drop(session: SinkSession, ids: Collection[int]) -> int:
+    """Returns how many there were. Raises `SinkUnavailable` when the answer was lost."""
+    session.begin_for_person()
+    dropped = _delete(session, ids)
+    _commit(session, "the dead letters are gone, or still there")
+    return dropped
 
 
 def preview(session: SinkSession, catalog: Catalog, write: FeedWrite) -> list[Preview]:
@@ -66,46 +90,89 @@ def preview(session: SinkSession, catalog: Catalog, write: FeedWrite) -> list[Pr
 
     What the catalog knows afterwards was true inside that transaction only.
     """
-    if why := misdeclared(write.landing):
-        raise InvalidInput(why)
-    _begin(session)
+    landing = write.landing
     try:
-        if not write.landing.is_mapped and not catalog.exists(write.landing):
-            catalog.create_within(write.landing)
-        plan = _plan(catalog, write.landing)
-        return [
-            _preview(session, plan, SuspectRecord(write, batch, record))
-            for batch in write.batches
-            for record in batch.split()
-        ]
-    except LandingBroken as broken:
-        raise InvalidInput(str(broken)) from broken
-    except NotNow as later:
-        raise later.error from later
+        if catalog.is_yet_to_be_made(landing):
+            plan, lands = catalog.imagine(landing)
+        else:
+            plan, lands = catalog.look_at(landing), True
+            session.begin_for_person()
+        with _explained(session):
+            return [
+                _preview(plan, SuspectRecord(write, batch, record), lands=lands)
+                for batch in write.batches
+                for record in batch.split()
+            ]
     finally:
         session.rollback()
 
 
-def _begin(session: SinkSession) -> None:
-    session.set_lock_timeout(LOCK_TIMEOUT_S)
-    session.begin()
-    # What is deferred to the commit would let each record pass, and then refuse all of them.
-    session.execute("SET CONSTRAINTS ALL IMMEDIATE")
-
-
-def _preview(session: SinkSession, plan: CopyPlan, suspect: SuspectRecord) -> Preview:
+def _preview(plan: LandingPlan[Any], suspect: SuspectRecord, *, lands: bool) -> Preview:
+    columns: dict[str, str | None] = {}
     try:
         columns = plan.texts(suspect)
+        ready = plan.ready(suspect)
     except UnreadableRecord as unreadable:
-        return Preview(suspect.record, {}, str(unreadable))
-    refusal = attempt(session, plan, lambda: plan.land_singly(session, [suspect]))
+        return Preview(suspect.record, columns, str(unreadable))
+    refusal = plan.attempt(lambda: plan.land_records([ready])) if lands else None
     return Preview(suspect.record, columns, None if refusal is None else refusal.error)
 
 
-def _plan(catalog: Catalog, landing: Landing) -> CopyPlan:
-    """Raises `InvalidInput` when the landing cannot work."""
-    catalog.look_again([landing])
-    wrong = catalog.problems([landing], create=False) or catalog.open_stages([landing])
-    if landing in wrong:
-        raise InvalidInput(wrong[landing])
-    return catalog.plan(landing)
+def _lock(session: SinkSession, ids: Collection[int]) -> list[DeadLetter]:
+    """Dead letters, locked to the end of the transaction, without those that somebody else has locked."""
+    locked = _letters_of(session).order_by(d.id).with_for_update(skip_locked=True)
+    return [one for part in parts(sorted(ids)) for one in _read(session, locked.where(d.id.in_(part)))]
+
+
+def _delete(session: SinkSession, ids: Collection[int]) -> int:
+    here = d.environment == session.environment
+    return sum(
+        session.execute(delete(dead_letter).where(here, d.id.in_(part))).rowcount
+        for part in parts(sorted(ids))
+    )
+
+
+def _keep(session: SinkSession, errors: Mapping[int, str]) -> None:
+    """Give dead letters new errors."""
+    if errors:
+        kept = update(dead_letter).where(d.id == parameter("id")).values(error=parameter("error"))
+        session.execute(kept, [{"this_id": id_, "this_error": error} for id_, error in errors.items()])
+
+
+def _letters_of(session: SinkSession, *conditions: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+    return select(dead_letter).where(d.environment == session.environment, *conditions)
+
+
+def _read(session: SinkSession, statement: Select[*tuple[Any, ...]]) -> list[DeadLetter]:
+    return [
+        DeadLetter(
+            row.id,
+            row.feed_id,
+            row.feed,
+            row.epoch,
+            bytes(row.record),
+            row.error,
+            cursor_of(row.cursor),
+            row.at.replace(tzinfo=UTC),
+        )
+        for row in session.execute(statement)
+    ]
+
+
+@contextmanager
+def _explained(session: SinkSession) -> Iterator[None]:
+    """Says to a person why nothing lands."""
+    try:
+        yield
+    except LandingBroken as broken:
+        session.rollback()
+        raise InvalidInput(str(broken)) from broken
+    except NotNow as later:
+        raise later.error from later
+
+
+def _commit(session: SinkSession, consequence: str) -> None:
+    try:
+        session.commit()
+    except AnswerLost as lost:
+        raise SinkUnavailable(f"the connection broke at the commit: {consequence}") from lost

@@ -1,196 +1,178 @@
-"""One connection to a sink database: opened with bounds on every wait, and honest about its commits.
+"""One session with a sink database, and what is done with checkpoints there.
 
-Autocommit throughout: transactions begin and end where the caller says so, and a single statement is a
-transaction of the server's, which a client frozen afterwards cannot hold open. `SinkSession.commit` tells apart
-what psycopg2 does not: a commit that the server refused, and one whose answer never came.
+`SinkSession` does it with what every database has: transactions, ``SELECT … FOR UPDATE`` and savepoints. What a
+database does its own way, or much quicker, its own class says: `feedq.sinks.postgresql_session`, and the sessions
+of `feedq.sinks.sql`. Above it everything is written once: `feedq.sinks.transactional` decides what an error means
+for the caller, `feedq.sinks.groupcommit` lands and advances, `feedq.sinks.fencing` raises epochs,
+`feedq.sinks.replay` tries dead letters again.
 
-It does not reconnect and does not retry.
+A session is opened with bounds on every wait. It does not reconnect and does not retry; SQLAlchemy would open a
+new connection behind our back after an error, which is why a broken session refuses to be used. Transactions begin
+and end where the caller says so.
+
+An error that the driver says nothing of counts as `ErrorScope.UNAVAILABLE`; one with a code of the standard means
+what it means in PostgreSQL, and an unknown code that a record is at fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC
+from typing import Any, ClassVar, Final, TypeVar
 from uuid import UUID
 
-import psycopg2
-from psycopg2 import extensions, extras, sql
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Engine,
+    Executable,
+    Select,
+    and_,
+    bindparam,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+    update,
+)
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
 
-Statement = str | sql.Composable
+from feedq.model import JSON, FeedKey
+from feedq.sinks.base import Checkpoint, FeedWrite, FenceRequest
+from feedq.sinks.cursors import ascii_text, cursor_of
+from feedq.sinks.deadletters import DeadRecord
+from feedq.sinks.landing import TableShape
+from feedq.sinks.settlement import LastCommit
+from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify_code, is_known
+from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 
-CONNECT_TIMEOUT_S: Final = 5
-IDLE_IN_TRANSACTION_TIMEOUT_MS: Final = 30_000
-"""Backstop for a session frozen inside a transaction that nobody could terminate."""
-STATEMENT_TIMEOUT_MS: Final = 300_000
-"""For whoever sets no other."""
-GATHERED_BYTES: Final = 64 * 1024
-"""Small chunks are put together up to this."""
-READ_SIZE: Final = 1 << 20
-"""Ignored by our readers, which hand over whole chunks; psycopg2's 8 kB would be a call per 50 records."""
+T = TypeVar("T")
 
-# libpq's side of a dead network: silence is noticed after 5 + 3 × 2 seconds, unsent data after 10.
-_LIBPQ: Final[Mapping[str, Any]] = {
-    "connect_timeout": CONNECT_TIMEOUT_S,
-    "client_encoding": "UTF8",
-    "keepalives": 1,
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 10_000,
-}
-# And the server's side, so that a host that vanished does not hold rows for hours.
-_SETTINGS: Final[Mapping[str, str]] = {
-    "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_TIMEOUT_MS),
-    "statement_timeout": str(STATEMENT_TIMEOUT_MS),
-    "default_transaction_isolation": "read committed",
-    "TimeZone": "UTC",
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "2",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "10000",
-}
-_SET_WHAT_IS_KNOWN: Final = """
-SELECT set_config(s.name, wanted.value, false)
-FROM unnest(%(names)s::text[], %(values)s::text[]) AS wanted (name, value) JOIN pg_settings AS s USING (name)
-"""
-_KEEP_OUT_OF_CONTROL: Final = """
-SELECT set_config('search_path', 'public', false) WHERE current_schema() = 'feedq'
-"""
-# PostgreSQL's default path begins with the schema named like the user. For a user called feedq, in the control
-# database, that is where the control tables are, and no landing belongs among them.
-_WHO_AM_I: Final = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+AT_ONCE: Final = 500
+"""Feeds or dead letters named in one statement: databases bound the parameters of one."""
+HOLDERS_LOCK_TIMEOUT_S: Final = 0.02
+PERSON_LOCK_TIMEOUT_S: Final = 5.0
+"""For a table or a dead letter that somebody has locked, while a person is waiting."""
+ROLES: Final = ("writer", "fencer")
 
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """A server process, told from a later one of the same number by when it started."""
-
-    pid: int
-    started_at: datetime
+c = checkpoint.c
 
 
 class AnswerLost(Exception):
     """COMMIT was sent and the connection broke: it may or may not have happened."""
 
 
-class CopySource:
-    """Feeds an iterator of chunks to psycopg2, and keeps the exception that ended it, if one did."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks: Iterator[bytes] = iter(chunks)
-        self.error: Exception | None = None
-
-    def read(self, _size: int) -> bytes:
-        gathered: list[bytes] = []
-        size = 0
-        try:
-            # Each read is a call with the interpreter's lock let go of and waited for: not one for every record of
-            # thousands of slow feeds. And an empty one would end the COPY, silently and too early.
-            for chunk in self._chunks:
-                gathered.append(chunk)
-                size += len(chunk)
-                if size >= GATHERED_BYTES:
-                    break
-            return b"".join(gathered)
-        except Exception as error:
-            # psycopg2 would replace it with "error in .read() call".
-            self.error = error
-            raise
-
-
 class SinkSession:
-    """A connection in autocommit mode. Methods raise `psycopg2.Error`."""
+    """One session with a database, for one worker in one environment. Methods raise ``errors``."""
 
-    def __init__(self, url: str, *, application_name: str) -> None:
-        self._connection = psycopg2.connect(driver_url(url), application_name=application_name, **_LIBPQ)
-        try:
-            self._connection.autocommit = True
-            extras.register_uuid(conn_or_curs=self._connection)  # type: ignore[no-untyped-call]
-            self.execute(_SET_WHAT_IS_KNOWN, {"names": list(_SETTINGS), "values": list(_SETTINGS.values())})
-            self.execute(_KEEP_OUT_OF_CONTROL)
-            self._notice_a_dead_client()
-            ((pid, started_at),) = self.execute(_WHO_AM_I)
-        except BaseException:
-            self._connection.close()
-            raise
-        self.backend = Backend(pid, started_at)
-        self._timeouts_ms = {"statement_timeout": STATEMENT_TIMEOUT_MS}
+    errors: ClassVar[tuple[type[Exception], ...]] = (SQLAlchemyError,)
+    """What the driver raises, wrapped or not."""
+    undoable: ClassVar[Collection[ErrorScope]] = frozenset({ErrorScope.DATA, ErrorScope.LANDING})
+    """Errors after which a transaction goes on from a savepoint; others end it altogether."""
+    isolation: ClassVar[str | None] = None
+    """What sessions ask for; ``AUTOCOMMIT`` where `begin` and `_commit` are statements of ours."""
+    locks_all: ClassVar[bool] = False
+    """Whether a transaction that writes locks all that there is: then a lock in the way is in everybody's."""
+    waits_for_locks: ClassVar[bool] = False
+    """Whether `_bound_locks` bounds the waits for rows; where nothing does, there must be none."""
+    lock_timeout_s: ClassVar[float] = 1.0
+    """For a checkpoint or a table that somebody has locked, before its feeds are postponed."""
+    brief_lock_timeout_s: ClassVar[float] = 0.0
+    """For checkpoints that looked free a moment ago."""
+
+    def __init__(self, engine: Engine, *, environment: str, worker_id: UUID, role: str) -> None:
+        self.environment = environment
+        self.worker_id = worker_id
+        self.role = role
         self.has_begun = False
-        """Whether a transaction is open, or was when the connection broke."""
+        """Whether a transaction is open and has done something, or had when the connection broke."""
+        self._connection = engine.connect()
+        self._closed = False
+        self._lock_timeout_s: float | None = None
+        self._number: int | None = None
+        try:
+            self._number = self._set_up()
+            self._rollback()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_broken(self) -> bool:
-        return bool(self._connection.closed)
+        return self._closed or self._connection.invalidated
 
     @property
-    def server_version(self) -> int:
-        return int(self._connection.info.server_version)
+    def connection(self) -> Connection:
+        assert not self.is_broken, "a session that broke is not used again"
+        return self._connection
 
-    def execute(self, statement: Statement, parameters: Mapping[str, Any] | None = None) -> list[Any]:
-        """Run a statement; returns its rows, if it has any."""
-        with self._connection.cursor() as cursor:
-            cursor.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description is not None else []
+    @property
+    def backend(self) -> Any:
+        """By which the server knows this session, for `end_session`; None where it cannot be ended."""
+        return self._number
 
-    def change(self, statement: Statement, parameters: Mapping[str, Any]) -> int:
-        """Run a statement that returns no rows; returns how many it changed."""
-        with self._connection.cursor() as cursor:
-            cursor.execute(statement, parameters)
-            changed: int = cursor.rowcount
-            return changed
+    def execute(
+        self, statement: Executable, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None
+    ) -> CursorResult[Any]:
+        """Run a statement, once for each of ``rows``."""
+        return self.connection.execute(statement, rows)
 
-    def copy(self, statement: Statement, chunks: Iterable[bytes]) -> None:
-        """COPY ... FROM STDIN. An exception raised by ``chunks`` comes through as itself."""
-        source = CopySource(chunks)
-        with self._connection.cursor() as cursor:
-            try:
-                cursor.copy_expert(statement, source, READ_SIZE)
-            except psycopg2.Error:
-                if source.error is not None:
-                    raise source.error from None
-                raise
+    def run(self, statement: str) -> None:
+        self.connection.exec_driver_sql(statement)
 
     def set_lock_timeout(self, seconds: float) -> None:
         """Bound every wait for a lock from here on; 0 waits as briefly as the server can."""
-        self._set_timeout("lock_timeout", seconds)
+        if seconds != self._lock_timeout_s:
+            self._lock_timeout_s = None
+            self._bound_locks(seconds)
+            self._lock_timeout_s = seconds
 
     def set_statement_timeout(self, seconds: float) -> None:
-        """Bound every statement from here on; a COMMIT is none."""
-        self._set_timeout("statement_timeout", seconds)
+        """Bound every statement from here on, where the server can; a COMMIT is none."""
 
-    def _set_timeout(self, name: str, seconds: float) -> None:
-        timeout_ms = max(1, round(1000 * seconds))
-        if timeout_ms != self._timeouts_ms.get(name):
-            parameters = {"name": name, "ms": str(timeout_ms)}
-            self.execute("SELECT set_config(%(name)s, %(ms)s, false)", parameters)
-            self._timeouts_ms[name] = timeout_ms
+    def ensure_bookkeeping(self) -> None:
+        """Make feedq's own tables if they are not there. Here that was done when it was opened."""
 
-    def begin(self, first: str = "", parameters: Mapping[str, Any] | None = None) -> list[Any]:
-        """Open a transaction and run its first statement, both in one round trip; returns its rows."""
-        rows = self.execute(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {first}", parameters)
-        self.has_begun = True
-        return rows
+    def _set_up(self) -> Any:
+        """Make a new session ours; returns its number at the server if it can be ended by that."""
+
+    def _bound_locks(self, seconds: float) -> None:
+        """Bound the waits for locks from here on. Here the database's own settings have to do."""
+
+    # -- transactions --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        # What was read before may have begun one.
+        self.connection.rollback()
+        self.connection.begin()
+
+    def begin_for_person(self) -> None:
+        """Begin a transaction on records that a person asked for."""
+        self.set_lock_timeout(PERSON_LOCK_TIMEOUT_S)
+        self.begin()
+
+    def check_at_once(self) -> None:
+        """Have constraints that are deferred to the commit checked with each statement of the transaction."""
+        self.run("SET CONSTRAINTS ALL IMMEDIATE")
 
     def commit(self) -> None:
         """Commit.
 
         Raises:
             AnswerLost: nobody knows whether it happened; the connection is closed.
-            psycopg2.Error: the server refused, and rolled everything back.
+            errors: the server refused; what has been done is rolled back, or is to be.
         """
-        with self._connection.cursor() as cursor:
-            try:
-                cursor.execute("COMMIT")
-            except psycopg2.Error as error:
-                if self._answered_and_lives():
-                    raise
-                # Even an error with a code: a backend told to go may say so after its commit is durable.
-                self.close()
-                raise AnswerLost(str(error).strip()) from error
-            # The server answers ROLLBACK to the commit of a transaction that had failed.
-            assert cursor.statusmessage == "COMMIT", f"COMMIT was answered by {cursor.statusmessage}"
+        try:
+            self._commit()
+        except self.errors as error:
+            if not self.is_broken and self.refused_commit(error):
+                raise
+            self.close()
+            raise AnswerLost(self.explain(error)) from error
         self.has_begun = False
 
     def rollback(self) -> None:
@@ -198,34 +180,366 @@ class SinkSession:
         if self.is_broken:
             return
         try:
-            if self._connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
-                self.execute("ROLLBACK")
-        except psycopg2.Error:
+            self._rollback()
+        except self.errors:
             self.close()
         else:
             self.has_begun = False
 
     def close(self) -> None:
-        self._connection.close()
+        self._closed = True
+        # It may be broken already, and then there is nothing left to close.
+        with suppress(*self.errors, OSError):
+            if not self._connection.closed:
+                # Not handed back in good order: whatever transaction is open ends with the connection.
+                self._connection.invalidate()
+                self._connection.close()
 
-    def _answered_and_lives(self) -> bool:
-        status = self._connection.info.transaction_status
-        return not self.is_broken and status == extensions.TRANSACTION_STATUS_IDLE
+    def _commit(self) -> None:
+        self.connection.commit()
 
-    def _notice_a_dead_client(self) -> None:
+    def _rollback(self) -> None:
+        self._connection.rollback()
+
+    @contextmanager
+    def savepoint(self, name: str) -> Iterator[None]:
+        """What is done within happens as a whole, or not at all if it raises."""
+        self._set_savepoint(name)
         try:
-            self.execute("SELECT set_config('client_connection_check_interval', '100', false)")
-        except psycopg2.Error:
-            # PostgreSQL before 14, or a platform that cannot poll for it: then a long statement of a dead
-            # client runs to its end, which delays its successor and does no other harm.
-            if self.is_broken:
-                raise
+            yield
+        except BaseException as error:
+            if not self.is_broken and self.can_undo(error):
+                self._return_to_savepoint(name)
+            raise
+        self._release_savepoint(name)
+
+    def can_undo(self, error: BaseException) -> bool:
+        """Whether the transaction can go on from the savepoint before this error."""
+        return not isinstance(error, self.errors) or self.scope(error) in self.undoable
+
+    def _set_savepoint(self, name: str) -> None:
+        self.connection.dialect.do_savepoint(self.connection, name)
+
+    def _return_to_savepoint(self, name: str) -> None:
+        self.connection.dialect.do_rollback_to_savepoint(self.connection, name)
+        self._release_savepoint(name)
+
+    def _release_savepoint(self, name: str) -> None:
+        self.connection.dialect.do_release_savepoint(self.connection, name)
+
+    # -- errors --------------------------------------------------------------------------------------
+
+    @classmethod
+    def scope(cls, error: Any) -> ErrorScope:
+        """What the caller does differently."""
+        if not isinstance(error, DBAPIError):
+            # A value that SQLAlchemy or the driver cannot even send.
+            return ErrorScope.DATA
+        if error.connection_invalidated:
+            return ErrorScope.UNAVAILABLE
+        code = sqlstate_of(error)
+        return by_class(error) if code is None else classify_code(code)
+
+    @classmethod
+    def explain(cls, error: Any) -> str:
+        """What the server said, on one line, without the statement and its values."""
+        said = getattr(error, "orig", None) or error
+        arguments: tuple[Any, ...] = getattr(said, "args", ())
+        if len(arguments) == 2 and isinstance(arguments[0], int) and isinstance(arguments[1], str):
+            text = f"{arguments[1]} ({arguments[0]})"
+        else:
+            text = str(said)
+        return " ".join(text.replace("\0", "").split())[:ERROR_TEXT_MAX]
+
+    def refused_commit(self, error: Exception) -> bool:
+        """Whether a commit that failed with this has surely not happened; else nobody knows."""
+        if not isinstance(error, DBAPIError) or self.scope(error) not in (
+            ErrorScope.CONFLICT,
+            ErrorScope.DATA,
+        ):
+            return False
+        code = sqlstate_of(error)
+        return code is None or is_known(code)
+
+    # -- checkpoints ---------------------------------------------------------------------------------
+
+    def lock(self, writes: Sequence[FeedWrite], *, check_at_once: bool) -> set[FeedKey]:
+        """Begin a transaction and lock the checkpoints that are as these feeds left them, in the order of their
+        ids, to the end of it; returns the keys of the others.
+
+        With ``check_at_once`` constraints that are deferred to the commit are checked with each statement.
+        """
+        self.begin()
+        if check_at_once:
+            self.check_at_once()
+        found: dict[FeedKey, str | None] = {}
+        for part in parts(sorted(write.key for write in writes)):
+            # The ids find the rows by the key, and the pairs leave a successor's rows alone.
+            pairs = tuple_(c.feed_id, c.epoch).in_(part)
+            rows = self.execute(self.locking([feed_id for feed_id, _ in part]).where(pairs))
+            found |= {(row.feed_id, row.epoch): row.commit_id for row in rows}
+        self.has_begun = True
+        return {
+            write.key
+            for write in writes
+            if write.key not in found
+            or (write.continues is not None and found[write.key] != str(write.continues))
+        }
+
+    def find_locked(self, feed_ids: Sequence[int]) -> Collection[int]:
+        """Those of the feeds whose checkpoints somebody has locked."""
+        locked: set[int] = set()
+        for part in parts(feed_ids):
+            there = self.connection.scalars(select(c.feed_id).where(self.of(part)))
+            locked |= set(there) - set(self.connection.scalars(self.locking(part, skip_locked=True)))
+            self.rollback()
+        return locked
+
+    def is_locked(self, shape: TableShape) -> bool:
+        """Whether somebody surely has the table locked: asked where there is a doubt, before landing there."""
+        # Landing there will tell, without any more patience.
+        self.set_lock_timeout(0)
+        return False
+
+    def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:
+        """Move checkpoints that this transaction has locked."""
+        self._advance(
+            [
+                {
+                    "environment": self.environment,
+                    "feed_id": write.feed_id,
+                    "feed": write.feed,
+                    "epoch": write.epoch,
+                    "owner": str(self.worker_id),
+                    "cursor": ascii_text(write.cursor),
+                    "records": landed[write.key],
+                    "commit_id": str(commit_id),
+                }
+                for write in writes
+            ]
+        )
+
+    def _advance(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Move checkpoints that this transaction has locked. Rows have all columns but ``updated_at``."""
+        statement = (
+            update(checkpoint)
+            .where(c.environment == parameter("environment"))
+            .where(c.feed_id == parameter("feed_id"))
+            .where(c.epoch == parameter("epoch"))
+            .values(
+                cursor=parameter("cursor", c.cursor),
+                records=c.records + parameter("records"),
+                commit_id=parameter("commit_id"),
+                updated_at=utc_now(),
+            )
+        )
+        names = ("environment", "feed_id", "epoch", "cursor", "records", "commit_id")
+        moved = self.execute(statement, [{f"this_{name}": row[name] for name in names} for row in rows])
+        if self.connection.dialect.supports_sane_multi_rowcount:
+            assert moved.rowcount == len(rows), "a locked checkpoint did not advance"
+
+    def last_commits(self, feed_ids: Sequence[int], *, lock: bool) -> dict[int, LastCommit]:
+        """Epochs and last commits of those feeds that the sink knows. To ``lock`` them waits for a commit in
+        flight, which a plain read would miss."""
+        found: dict[int, LastCommit] = {}
+        if lock:
+            self.begin()
+        for part in parts(sorted(feed_ids)):
+            plain = select(c.feed_id, c.epoch, c.commit_id).where(self.of(part))
+            for row in self.execute(self.locking(part) if lock else plain):
+                found[row.feed_id] = LastCommit(row.epoch, uuid_of(row.commit_id))
+        return found
+
+    def possible_strangers(self, requests: Sequence[FenceRequest]) -> list[Checkpoint]:
+        """The checkpoints that may be somebody else's: for `feedq.sinks.identity.strangers` to judge."""
+        found: list[Checkpoint] = []
+        self.set_lock_timeout(self.lock_timeout_s)
+        for part in parts([request for request in requests if request.identity is not None]):
+            found += self.find_checkpoints(c.feed_id.in_([request.feed_id for request in part]))
+            there = {one.feed_id for one in found}
+            if new := [request.feed for request in part if request.feed_id not in there]:
+                found += self.find_checkpoints(c.feed.in_(new))
+        self.rollback()
+        return found
+
+    def raise_epochs(
+        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
+    ) -> dict[int, tuple[JSON, int]] | None:
+        """Raise the epochs of all feeds that have a smaller one, or the same by this worker, and leave
+        ``commit_id`` there. Returns their cursors and numbers of records.
+
+        None when one of them stayed locked; then none is raised.
+        """
+        raised: dict[int, tuple[JSON, int]] = {}
+        for part in parts(requests):
+            rows = [
+                {
+                    "environment": self.environment,
+                    "feed_id": request.feed_id,
+                    "feed": request.feed,
+                    "epoch": request.epoch,
+                    "owner": str(self.worker_id),
+                    "commit_id": str(commit_id),
+                    "feed_uuid": request.identity and str(request.identity.feed),
+                    "installation": request.identity and str(request.identity.installation),
+                }
+                for request in part
+            ]
+            try:
+                self.set_lock_timeout(lock_timeout_s)
+                self._fence(rows, lock_timeout_s=lock_timeout_s)
+            except self.errors as error:
+                # Trouble with the data is a checkpoint that somebody else makes at this very moment.
+                if self.scope(error) not in (ErrorScope.LOCKED, ErrorScope.DATA):
+                    raise
+                self.rollback()
+                return None
+            # Read after the epoch was raised: from then on no predecessor can commit, and the cursor is the last.
+            self.set_lock_timeout(self.lock_timeout_s)
+            ours = c.commit_id == str(commit_id)
+            found = self.execute(
+                select(c.feed_id, c.cursor, c.records).where(self.of([r.feed_id for r in part]), ours)
+            )
+            raised |= {row.feed_id: (cursor_of(row.cursor), row.records) for row in found}
+            self.rollback()
+        return raised
+
+    def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
+        """Raise the epochs of all these feeds that have a smaller one, or none of them.
+
+        An owner may fence its own epoch again. Rows have ``environment, feed_id, feed, epoch, owner, commit_id``,
+        ``feed_uuid`` and ``installation``, in the order of the ids.
+        """
+        self.begin()
+        there = set(self.connection.scalars(self.locking([row["feed_id"] for row in rows])))
+        if new := [{**row, "records": 0} for row in rows if row["feed_id"] not in there]:
+            self.execute(insert(checkpoint), new)
+        if old := [
+            {f"this_{name}": value for name, value in row.items()} for row in rows if row["feed_id"] in there
+        ]:
+            same = and_(c.epoch == parameter("epoch"), c.owner == parameter("owner"))
+            statement = (
+                update(checkpoint)
+                .where(c.environment == parameter("environment"), c.feed_id == parameter("feed_id"))
+                .where(or_(c.epoch < parameter("epoch"), same))
+                .values({name: parameter(name) for name in ("epoch", "owner", "feed", "commit_id")})
+                .values(
+                    {
+                        name: func.coalesce(parameter(name, c[name]), c[name])
+                        for name in ("feed_uuid", "installation")
+                    }
+                )
+                .values(updated_at=utc_now())
+            )
+            self.execute(statement, old)
+        self._commit()
+
+    def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
+        """The workers whose sessions have these checkpoints locked: here those that fenced them last, since only
+        the owner of a checkpoint writes to it."""
+        found: dict[int, UUID | None] = {}
+        self.set_lock_timeout(HOLDERS_LOCK_TIMEOUT_S)
+        for part in parts(feed_ids):
+            try:
+                rows = self.execute(select(c.feed_id, c.owner).where(self.of(part)))
+                found |= {row.feed_id: UUID(row.owner) for row in rows}
+            except self.errors as error:
+                # Where a commit locks out readers, too, the owner is told next time.
+                if self.scope(error) is not ErrorScope.LOCKED:
+                    raise
+            self.rollback()
+        return found
+
+    def locking(self, feed_ids: Sequence[int], *, skip_locked: bool = False) -> Select[*tuple[Any, ...]]:
+        """A SELECT that locks the checkpoints of these feeds, in the order of their ids."""
+        return (
+            select(c.feed_id, c.epoch, c.commit_id)
+            .where(self.of(feed_ids))
+            .order_by(c.feed_id)
+            .with_for_update(nowait=not self.waits_for_locks and not skip_locked, skip_locked=skip_locked)
+        )
+
+    def of(self, feed_ids: Sequence[int]) -> ColumnElement[bool]:
+        """Condition for the checkpoints of these feeds."""
+        return and_(c.environment == self.environment, c.feed_id.in_(feed_ids))
+
+    def find_checkpoints(self, *conditions: ColumnElement[bool]) -> list[Checkpoint]:
+        """Those of this environment, by name."""
+        here = c.environment == self.environment
+        rows = self.execute(select(checkpoint).where(here, *conditions).order_by(c.feed, c.updated_at))
+        return [
+            Checkpoint(
+                feed_id=row.feed_id,
+                feed=row.feed,
+                epoch=row.epoch,
+                cursor=cursor_of(row.cursor),
+                records=row.records,
+                updated_at=row.updated_at.replace(tzinfo=UTC),
+                commit_id=uuid_of(row.commit_id),
+                feed_uuid=uuid_of(row.feed_uuid),
+                installation=uuid_of(row.installation),
+            )
+            for row in rows
+        ]
+
+    # -- sessions of others --------------------------------------------------------------------------
+
+    def end_session(self, backend: Any) -> None:
+        """End a session of this worker's that was lost, if it still is there."""
+
+    def end_workers(self, worker_ids: Collection[UUID]) -> int:
+        """End the sessions of these workers. Returns how many; 0 where no session can be told from another."""
+        return 0
+
+    def bury(self, dead: Iterable[DeadRecord]) -> None:
+        """Write dead letters, in the transaction that is open."""
+        rows = [
+            {
+                "environment": self.environment,
+                "feed_id": write.feed_id,
+                "feed": write.feed,
+                "epoch": write.epoch,
+                "record": record,
+                "error": error.encode(errors="replace").decode(),
+                "cursor": ascii_text(batch.cursor),
+            }
+            for (write, batch, record), error in dead
+        ]
+        self.execute(insert(dead_letter), rows)
 
 
-def driver_url(url: str) -> str:
-    """A URL as libpq wants it: without the driver that SQLAlchemy's URLs may name."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme.partition('+')[0]}{separator}{rest}" if separator else url
+def parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many as one statement may name."""
+    for start in range(0, len(values), AT_ONCE):
+        yield values[start : start + AT_ONCE]
+
+
+def uuid_of(value: object) -> UUID | None:
+    """What a database has for a UUID, be it a text."""
+    return None if value is None else UUID(str(value))
+
+
+def parameter(name: str, column: Any = None) -> Any:
+    """A parameter of an UPDATE; SQLAlchemy keeps the columns' own names for itself."""
+    return bindparam(f"this_{name}", type_=None if column is None else column.type)
+
+
+def by_class(error: DBAPIError) -> ErrorScope:
+    """What the driver calls the error, which tells little."""
+    if isinstance(error, IntegrityError | DataError):
+        return ErrorScope.DATA
+    if isinstance(error, ProgrammingError):
+        return ErrorScope.LANDING
+    return ErrorScope.UNAVAILABLE
+
+
+def sqlstate_of(error: DBAPIError) -> str | None:
+    """The standard's five characters, where the driver gives them."""
+    for name in ("sqlstate", "pgcode"):
+        code = getattr(error.orig, name, None)
+        if isinstance(code, str) and len(code) == len("00000"):
+            return code
+    return None
 
 
 def application_name(role: str, worker_id: UUID) -> str:

@@ -8,9 +8,10 @@ code, and its neighbours land.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 import psycopg2
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 ERROR_TEXT_MAX: Final = 1_000
 """Characters of a server's message that are kept; its detail may quote a whole record."""
@@ -65,10 +66,21 @@ _BY_CLASS: Final = {
 }
 
 
-def classify(error: psycopg2.Error) -> ErrorScope:
+def classify(error: psycopg2.Error | SQLAlchemyError) -> ErrorScope:
     """What to do about ``error``; without a code the connection broke."""
+    if isinstance(error, SQLAlchemyError):
+        if not isinstance(error, DBAPIError):
+            # A value that cannot even be sent.
+            return ErrorScope.DATA
+        error = cause_of(error)
     code = error.pgcode
     return ErrorScope.UNAVAILABLE if code is None else classify_code(code)
+
+
+def cause_of(error: psycopg2.Error | SQLAlchemyError) -> psycopg2.Error:
+    """What SQLAlchemy may have wrapped."""
+    cause: Any = error
+    return getattr(cause, "orig", cause)  # type: ignore[no-any-return]
 
 
 def classify_code(code: str) -> ErrorScope:
@@ -81,8 +93,9 @@ def is_known(code: str) -> bool:
     return code in _BY_CODE or code[:2] in _BY_CLASS
 
 
-def explain(error: psycopg2.Error) -> str:
+def explain(error: psycopg2.Error | SQLAlchemyError) -> str:
     """The server's message with its detail and code, on one line."""
+    error = cause_of(error)
     diag = error.diag
     message = diag.message_primary or str(error)
     if diag.message_detail:

@@ -103,12 +103,6 @@ RETURNING c.feed_id, c.cursor, c.records
 _CHECKPOINT: Final = (
     "c.feed_id, c.feed, c.epoch, c.cursor, c.records, c.updated_at, c.commit_id, c.feed_uuid, c.installation"
 )
-CHECKPOINTS: Final = f"""
-SELECT {_CHECKPOINT} FROM feedq_checkpoint AS c
-WHERE c.environment = %(environment)s AND (%(feeds)s::text[] IS NULL OR c.feed = ANY(%(feeds)s::text[]))
-ORDER BY c.feed, c.updated_at
-"""
-
 STRANGERS: Final = f"""
 WITH m AS MATERIALIZED (
     SELECT m.*, o.feed_id IS NULL AS is_new,
@@ -126,56 +120,12 @@ WHERE c.environment = %(environment)s
 """
 # Nearly always without a row: a checkpoint that is one's own, or none of that name.
 
-TAKE: Final = """
-INSERT INTO feedq_checkpoint AS c (environment, feed_id, feed, epoch, owner, cursor, records, commit_id, feed_uuid,
-    installation)
-VALUES (%(environment)s, %(feed_id)s, %(feed)s, 0, %(owner)s, %(cursor)s::jsonb, %(records)s, %(commit_id)s,
-    %(feed_uuid)s, %(installation)s)
-ON CONFLICT (environment, feed_id) DO UPDATE
-SET cursor = excluded.cursor, records = excluded.records, commit_id = excluded.commit_id,
-    feed_uuid = excluded.feed_uuid, installation = excluded.installation, updated_at = clock_timestamp()
-WHERE c.feed = excluded.feed AND (c.feed_uuid = excluded.feed_uuid OR c.feed_uuid IS NULL)
-RETURNING c.feed_id
-"""
-
-DELETE_CHECKPOINT: Final = """
-DELETE FROM feedq_checkpoint AS c
-WHERE c.environment = %(environment)s AND c.feed_id = %(feed_id)s
-    AND c.commit_id IS NOT DISTINCT FROM %(commit_id)s::uuid
-    AND c.feed_uuid IS NOT DISTINCT FROM %(feed_uuid)s::uuid
-RETURNING c.feed_id
-"""
-
-EPOCHS_IN_SINK: Final = """
-SELECT c.feed_id, c.epoch FROM feedq_checkpoint AS c
-WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
-"""
-
-LOCKED_BY_OTHERS: Final = """
-WITH free AS MATERIALIZED (
-    SELECT c.feed_id FROM feedq_checkpoint AS c
-    WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
-    ORDER BY c.feed_id
-    FOR NO KEY UPDATE SKIP LOCKED
-)
-SELECT c.feed_id FROM feedq_checkpoint AS c
-WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
-    AND NOT EXISTS (SELECT FROM free WHERE free.feed_id = c.feed_id)
-"""
-
 LOCK_HOLDERS: Final = """
 SELECT c.feed_id, c.owner, a.application_name
 FROM feedq_checkpoint AS c LEFT JOIN pg_stat_activity AS a ON a.backend_xid = c.xmax
 WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
 """
 # xmax names the transaction that has the row locked: the very session that is in the way.
-
-LAST_COMMITS: Final = """
-SELECT c.feed_id, c.epoch, c.commit_id FROM feedq_checkpoint AS c
-WHERE c.environment = %(environment)s AND c.feed_id = ANY(%(feed_ids)s::bigint[])
-ORDER BY c.feed_id
-FOR NO KEY UPDATE
-"""
 
 END_BACKEND: Final = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -191,34 +141,6 @@ DEAD_LETTER_COLUMNS: Final = ("environment", "feed_id", "feed", "epoch", "record
 COPY_DEAD_LETTERS: Final = (
     f"COPY feedq_dead_letter ({', '.join(DEAD_LETTER_COLUMNS)}) FROM STDIN (FORMAT binary)"
 )
-
-DEAD_LETTERS: Final = """
-SELECT id, feed_id, feed, epoch, record, error, cursor, at FROM feedq_dead_letter
-WHERE environment = %(environment)s
-    AND (%(feed_id)s::bigint IS NULL OR feed_id = %(feed_id)s)
-    AND (%(feed)s::text IS NULL OR feed = %(feed)s)
-    AND (%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s))
-    AND (%(after)s::bigint IS NULL OR id > %(after)s)
-ORDER BY CASE WHEN %(after)s::bigint IS NULL THEN -id ELSE id END
-LIMIT %(limit)s
-"""
-
-TAKE_DEAD_LETTERS: Final = """
-SELECT id, feed_id, feed, epoch, record, cursor, at FROM feedq_dead_letter
-WHERE environment = %(environment)s AND id = ANY(%(ids)s::bigint[])
-ORDER BY id
-FOR UPDATE SKIP LOCKED
-"""
-
-DELETE_DEAD_LETTERS: Final = """
-DELETE FROM feedq_dead_letter WHERE environment = %(environment)s AND id = ANY(%(ids)s::bigint[]) RETURNING id
-"""
-
-KEEP_DEAD_LETTERS: Final = """
-UPDATE feedq_dead_letter AS d SET error = m.error
-FROM unnest(%(ids)s::bigint[], %(errors)s::text[]) AS m (id, error)
-WHERE d.id = m.id
-"""
 
 INPUT_ERRORS: Final = """
 SELECT t.n, e.message, e.detail, e.sql_error_code

@@ -170,10 +170,12 @@ class SuspectWorker:
 
 
 class Placing(Protocol):
-    """What it takes to give feeds their places."""
+    """What it takes to give feeds their places, and to move them to better ones."""
 
     now: datetime
     """The database's clock at the beginning of the pass."""
+    evened_out: str | None
+    """The fleet for which no move was found, as a fingerprint: it need not be looked at again."""
 
     def waiting(self, *, limit: int) -> list[WaitingFeed]:
         """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
@@ -186,16 +188,6 @@ class Placing(Protocol):
 
     def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
         """Write why feeds wait, where that changed."""
-
-
-class MoveStore(Protocol):
-    """What it takes to move feeds."""
-
-    now: datetime
-    """As for `Placing`."""
-
-    def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
-        """As for `Placing`."""
 
     def leaving(self) -> dict[UUID, int]:
         """Workers that are to hand over all they have, with how many feeds that still are."""
@@ -211,15 +203,8 @@ class MoveStore(Protocol):
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
         """Ask the owners to let go, and promise each feed to its target. Returns how many were asked."""
 
-    @property
-    def evened_out(self) -> str | None:
-        """What `note_evened_out` was last told."""
 
-    def note_evened_out(self, fingerprint: str) -> None:
-        """No move was found for a fleet that looks like this: it need not be looked at again."""
-
-
-class ReconcilePass(Placing, MoveStore, Protocol):
+class ReconcilePass(Placing, Protocol):
     """One pass of reconcile: one transaction, and only one in the fleet at a time."""
 
     def quiet(self, *, ttl_s: float) -> Quiet:
@@ -284,18 +269,11 @@ class FleetStore(Protocol):
         """Ask for a reconcile pass soon."""
 
 
-class Listener(Protocol):
-    """Notifications of one channel, on a database session of its own.
-
-    A worker's listener also holds the worker's lock for the life of its session.
-    """
-
-    @property
-    def heard(self) -> Collection[str]:
-        """The payloads of what came in the last `wait`; a worker's are in `feedq.store.channels.NotifyReason`."""
+class DatabaseSession(Protocol):
+    """A session that lives as long as its worker, and holds the worker's lock."""
 
     def wait(self, timeout_s: float) -> bool:
-        """True when something came in time. Raises `Unavailable` as soon as the session breaks."""
+        """True when a notification came in time. Raises `Unavailable` as soon as the session breaks."""
 
     def interrupt(self) -> None:
         """End a `wait` under way in another thread."""
@@ -303,22 +281,22 @@ class Listener(Protocol):
     def close(self) -> None: ...
 
 
-class WorkerSession(Protocol):
-    """The lease keeper's own database session, which holds the worker's lock and carries its heartbeat."""
+class Listener(DatabaseSession, Protocol):
+    """Notifications for one worker."""
+
+    @property
+    def heard(self) -> Collection[str]:
+        """The payloads of what came in the last `wait`, see `feedq.store.channels.NotifyReason`."""
+
+
+class WorkerSession(DatabaseSession, Protocol):
+    """The lease keeper's own session, which carries the worker's heartbeat."""
 
     @property
     def locks_hold(self) -> bool:
         """Whether the session lock is really ours; not so behind a transaction pooler."""
 
     def heartbeat(self, load: Load) -> Heartbeat | None: ...
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for nothing but trouble: raises `Unavailable` as soon as the session breaks."""
-
-    def interrupt(self) -> None:
-        """End a `wait` under way in another thread."""
-
-    def close(self) -> None: ...
 
 
 class Store(Protocol):

@@ -1,4 +1,4 @@
-"""Names of the NOTIFY channels and advisory locks, and the statements that ring them.
+"""Names of the NOTIFY channels and advisory locks, and the statements that notify them.
 
 A notification carries no facts: whoever hears it reads the tables. So a lost one costs time only. A worker's says
 whom it is for, so that the others need not read theirs.
@@ -15,18 +15,16 @@ from sqlalchemy import Connection, text
 WAKE = "feedq_wake"
 """Reconcile has something to do."""
 
-WAKE_SQL = f"SELECT pg_notify('{WAKE}', '')"
-
 
 class NotifyReason(StrEnum):
-    """What a worker is rung for."""
+    """What a worker is notified of."""
 
     FEEDS = "feeds"
     JOBS = "jobs"
 
     def is_among(self, heard: Collection[str]) -> bool:
         """Whether these payloads are for this; what another release says may be for anybody."""
-        others = {ring.value for ring in NotifyReason if ring is not self}
+        others = {reason.value for reason in NotifyReason if reason is not self}
         return any(payload not in others for payload in heard)
 
 
@@ -60,7 +58,12 @@ def worker_channel(lock_key: int) -> str:
     return f"feedq_worker_{lock_key}"
 
 
-def ring_workers(c: Connection, worker_ids: list[UUID], ring: NotifyReason) -> None:
+def wake_reconcile(c: Connection) -> None:
+    """Ask for a reconcile pass soon."""
+    c.execute(text(f"SELECT pg_notify('{WAKE}', '')"))
+
+
+def notify_workers(c: Connection, worker_ids: list[UUID], reason: NotifyReason) -> None:
     """Tell these workers that something waits for them: a stop request, a feed to claim, the end of a run."""
-    sql = "SELECT pg_notify('feedq_worker_' || lock_key, :ring) FROM feedq.worker WHERE id = ANY(:ids)"
-    c.execute(text(sql), {"ids": worker_ids, "ring": ring.value})
+    sql = "SELECT pg_notify('feedq_worker_' || lock_key, :reason) FROM feedq.worker WHERE id = ANY(:ids)"
+    c.execute(text(sql), {"ids": worker_ids, "reason": reason.value})

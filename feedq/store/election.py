@@ -19,6 +19,7 @@ from feedq.store.channels import (
     WORKER_LOCK_CLASS,
     WORKER_LOCKS,
 )
+from feedq.store.database import PreparedStatement, for_driver
 from feedq.store.endings import EndWaiters
 from feedq.store.worker_session import PostgresListener
 from feedq.store.workers import OVERDUE, STAMP_ALIVE
@@ -61,7 +62,7 @@ _LOOK = f"""
         OR EXISTS (SELECT FROM feedq.lease WHERE state = 'stopping' AND stop_by <= statement_timestamp())
         OR EXISTS (SELECT FROM feedq.worker w, feedq.fleet f
                    WHERE w.state = 'active' AND w.target_state = 'serving'
-                     AND w.started_at + make_interval(secs => %(settle_s)s)
+                     AND w.started_at + make_interval(secs => :settle_s)
                          BETWEEN f.pass_at - make_interval(secs => {PASS_S}) AND clock_timestamp()),
         (SELECT extract(epoch FROM min(at) - clock_timestamp())::float8 FROM (
             (SELECT retry_at AS at FROM feedq.lease WHERE state = 'idle' AND retry_at > statement_timestamp()
@@ -72,16 +73,15 @@ _LOOK = f"""
             SELECT min(expires_at) FROM feedq.worker
             WHERE state <> 'gone' AND expires_at > statement_timestamp()
             UNION ALL
-            SELECT min(started_at) + make_interval(secs => %(settle_s)s) FROM feedq.worker
-            WHERE state = 'active' AND started_at > statement_timestamp() - make_interval(secs => %(settle_s)s)
+            SELECT min(started_at) + make_interval(secs => :settle_s) FROM feedq.worker
+            WHERE state = 'active' AND started_at > statement_timestamp() - make_interval(secs => :settle_s)
         ) upcoming),
-        CASE WHEN (SELECT count(*) FROM holding) <= %(waiters)s THEN (
+        CASE WHEN (SELECT count(*) FROM holding) <= :waiters THEN (
             SELECT coalesce(array_agg(ARRAY[w.lock_key::bigint, coalesce(s.pid, 0), s.has_own::int]), '{{}}')
             FROM holding w LEFT JOIN sessions s USING (lock_key)
         ) END
 """
-_PREPARE_LOOK = f"PREPARE feedq_look (float8, integer) AS {_LOOK}" % {"settle_s": "$1", "waiters": "$2"}
-_PREPARED_LOOK = "EXECUTE feedq_look (%(settle_s)s, %(waiters)s)"
+_PREPARED_LOOK = PreparedStatement.of("feedq_look", _LOOK, {"settle_s": "float8", "waiters": "integer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +128,13 @@ class Election:
         self._holder, self._host, self._pid, self._ttl_s = holder, host, pid, ttl_s
         self._settle_s = settle_s
         self._session = PostgresListener(url, WAKE, application_name=f"feedq-beat/{holder}")
-        self._look = _LOOK
-        self._waiters = EndWaiters(
-            url, limit=waiters, application_name=f"{WAITER_NAME}/{holder}", pause_s=rearm_s
-        )
+        self._look = for_driver(_LOOK)
         self._has_heard = False
-        # Of the leader, whose only lock it is.
+        name = f"{WAITER_NAME}/{holder}"
+        self._waiters = EndWaiters(url, limit=waiters, application_name=name, pause_s=rearm_s)
+        # For the end of the leader, whose only lock it is.
         self._vacancy = EndWaiters(
-            url,
-            limit=1,
-            application_name=f"{WAITER_NAME}/{holder}",
-            pause_s=rearm_s,
-            lock_class=LEADER_LOCK_CLASS,
+            url, limit=1, application_name=name, pause_s=rearm_s, lock_class=LEADER_LOCK_CLASS
         )
 
     def campaign(self) -> bool:
@@ -159,8 +154,8 @@ class Election:
             """,
             (name, str(self._holder), self._host, self._pid, self._session.backend_pid, self._ttl_s),
         )
-        if self._session.prepare(_PREPARE_LOOK, lock_class=LEADER_LOCK_CLASS, key=number):
-            self._look = _PREPARED_LOOK
+        if self._session.prepare(_PREPARED_LOOK, lock_class=LEADER_LOCK_CLASS, key=number):
+            self._look = _PREPARED_LOOK.execute
         # What it writes is of no use after a crash of the database, which ends the session and the term with it.
         self._session.execute("SET synchronous_commit = off")
         return True
@@ -215,14 +210,14 @@ class Election:
             """,
             (self._ttl_s, BEAT_ELECTION[0], str(self._holder)),
         )
-        self._session.execute(STAMP_ALIVE.replace(":ttl_s", "%(ttl_s)s"), {"ttl_s": self._ttl_s})
+        self._session.execute(for_driver(STAMP_ALIVE), {"ttl_s": self._ttl_s})
         return bool(rows)
 
     def look(self) -> LivenessCheck:
         parameters = {"settle_s": self._settle_s, "waiters": self._waiters.limit}
         *found, sessions = self._session.execute(self._look, parameters)[0]
         # Behind a pooler, which the look shows that is not prepared, a session could not wait either.
-        if self._look is _PREPARED_LOOK and self._waiters.limit:
+        if self._look is _PREPARED_LOOK.execute and self._waiters.limit:
             self._waiters.watch(None if sessions is None else _backends(sessions))
         has_heard, self._has_heard = self._has_heard, False
         return replace(LivenessCheck(*found), is_awaited=self._waiters.is_complete, has_heard=has_heard)

@@ -27,8 +27,12 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 -- a clas
 
 from feedq.errors import Unavailable
 from feedq.store.channels import SESSION_LOCK_CLASS
-from feedq.store.engine import CONNECT_TIMEOUT_S, driver_options, psycopg2_dsn
-from feedq.store.worker_session import unavailable
+from feedq.store.database import (
+    CONNECT_TIMEOUT_S,
+    driver_options,
+    psycopg2_dsn,
+    translate_driver_errors,
+)
 from feedq.telemetry import LogEvent, log
 
 SNAPSHOT_S: Final = 0.9
@@ -82,10 +86,8 @@ class EndWaiter:
             "client_connection_check_interval": CHECK_CLIENT_MS,
         }
         options["options"] += "".join(f" -c {name}={value}" for name, value in bounds.items())
-        try:
+        with translate_driver_errors(url):
             self._connection: Connection = psycopg2.connect(psycopg2_dsn(url), async_=True, **options)
-        except psycopg2.Error as error:
-            raise unavailable(url, error) from error
         self.is_connected = False
         self.keys: frozenset[int] = frozenset()
         """The locks that it waits for; empty when it waits for nothing."""
@@ -104,21 +106,17 @@ class EndWaiter:
         self.keys = frozenset(keys)
         self.since = monotonic()
         self._give_up_at = self.since + STATEMENT_S
-        try:
+        listed = ", ".join(map(str, sorted(map(int, keys))))
+        with translate_driver_errors(self._url):
             # Kept: the driver refers to it only weakly.
             self._cursor = self._connection.cursor()
-            listed = ", ".join(map(str, sorted(map(int, keys))))
             self._cursor.execute(_WAIT % {"keys": listed, "lock_class": self._lock_class})
-        except psycopg2.Error as error:
-            raise unavailable(self._url, error) from error
         self.go_on()
 
     def go_on(self) -> bool:
         """Whether a wait has ended just now. To be called when the descriptor is ready. Raises `Unavailable`."""
-        try:
+        with translate_driver_errors(self._url):
             state = self._connection.poll()
-        except psycopg2.Error as error:
-            raise unavailable(self._url, error) from error
         self.events = select.POLLOUT if state == POLL_WRITE else select.POLLIN
         if state != POLL_OK:
             return False

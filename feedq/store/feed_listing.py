@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 
 from feedq.lease import FAILING_FROM, LAGS_S, REFUSING_S, SILENT_AFTER, WAITS_ANEW
 from feedq.model import FeedView, Reason, Status
-from feedq.store.database import Database
+from feedq.store.aggregate import Aggregate, in_transaction
 from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, OWNER_COLUMNS, feed_view_from
 
 PAGE_MAX = 1000
@@ -147,13 +147,11 @@ _ORDER = {
 }
 
 
-class PostgresListing:
-    """Pages of feeds on a migrated database. Thread-safe; every method may raise `Unavailable`."""
+class FeedListing(Aggregate):
+    """Pages of feeds. Every method may raise `Unavailable`."""
 
-    def __init__(self, url: str, *, application_name: str = "feedq-listing") -> None:
-        self._database = Database(url, application_name=application_name)
-
-    def page(self, query: Query) -> FoundFeeds:
+    @in_transaction
+    def page(self, c: Connection, query: Query) -> FoundFeeds:
         conditions, parameters = _where(query)
         key, direction = _ORDER[query.sort], "DESC" if query.descending else "ASC"
         # The ids first: wide rows would make the sort of a large table spill to disk. OFFSET 0 is a fence:
@@ -169,22 +167,16 @@ class PostgresListing:
             {_FROM} WHERE f.id IN (SELECT id FROM page)
             ORDER BY {key} {direction} NULLS LAST, f.name, f.id
         """
-        with self._database.transaction() as c:
-            c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
-            parameters["now"] = now = _now(c)
-            tallies = _tallies(c, _filtered([conditions]), parameters)
-            views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
+        parameters["now"] = now = _begin(c)
+        tallies = _tallies(c, _filtered([conditions]), parameters)
+        views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
         return FoundFeeds(now, views, tallies, matching)
 
-    def tallies(self) -> list[StatusCount]:
+    @in_transaction
+    def tallies(self, c: Connection) -> list[StatusCount]:
         """All feeds, counted."""
-        with self._database.transaction() as c:
-            c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
-            return _tallies(c, "", {"now": _now(c)})
-
-    def close(self) -> None:
-        self._database.close()
+        return _tallies(c, "", {"now": _begin(c)})
 
 
 def _where(query: Query) -> tuple[str, dict[str, Any]]:
@@ -204,7 +196,9 @@ def _filtered(conditions: Sequence[str]) -> str:
     return f"WHERE {given}" if given else ""
 
 
-def _now(c: Connection) -> datetime:
+def _begin(c: Connection) -> datetime:
+    """Bound the transaction's statements, and say when it is."""
+    c.execute(text(f"SET LOCAL statement_timeout = '{STATEMENT_TIMEOUT_S}s'"))
     now: datetime = c.execute(text("SELECT clock_timestamp()")).scalar_one()
     return now
 
@@ -212,7 +206,9 @@ def _now(c: Connection) -> datetime:
 def _tallies(c: Connection, conditions: str, parameters: Mapping[str, Any]) -> list[StatusCount]:
     reason = "CASE WHEN l.feed_id IS NULL THEN 'new' ELSE l.reason END"
     sql = f"""
-        SELECT status, reason, count(*) AS feeds, count(*) FILTER (WHERE wanted) AS wanted,
+        SELECT status, reason, count(*) AS feeds,
+            -- A failed feed wants no place: only an edit can help it.
+            count(*) FILTER (WHERE wanted AND status <> 'failed') AS wanted,
             CAST(coalesce(sum(records_total), 0) AS bigint) AS records_total,
             count(*) FILTER (WHERE refused_at > :now - make_interval(secs => {LATELY_S})) AS refused,
             min(name) AS example
@@ -223,17 +219,7 @@ def _tallies(c: Connection, conditions: str, parameters: Mapping[str, Any]) -> l
         ) found
         GROUP BY status, reason ORDER BY status, reason
     """
-    return [_tally_from(row) for row in c.execute(text(sql), parameters)]
-
-
-def _tally_from(row: Any) -> StatusCount:
-    return StatusCount(
-        status=Status(row.status),
-        reason=None if row.reason is None else Reason(row.reason),
-        feeds=row.feeds,
-        # A failed feed wants no place: only an edit can help it.
-        wanted=0 if row.status == Status.FAILED else row.wanted,
-        records_total=row.records_total,
-        refused=row.refused,
-        example=row.example,
-    )
+    return [
+        StatusCount(Status(status), None if reason is None else Reason(reason), *counts)
+        for status, reason, *counts in c.execute(text(sql), parameters)
+    ]

@@ -1,9 +1,14 @@
-"""Rows of the control tables as values of `feedq.model`, and the column lists that select them."""
+"""Rows of the control tables as values of `feedq.model`, and the column lists that select them.
+
+The fields of a lease, a worker's load and an event are called like their columns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 from feedq import lease as policy
@@ -23,28 +28,22 @@ from feedq.model import (
     Worker,
     WorkerState,
     WorkerTarget,
-    WorkerView,
 )
+
+_LEASE_FIELDS = [field.name for field in fields(Lease) if field.name != "feed_id"]
+_WORKER_FIELDS = [field.name for field in fields(Worker) if field.name != "load"]
+LOAD_FIELDS = [field.name for field in fields(Load)]
+_STATE, _REASON, _AVOID = map(_LEASE_FIELDS.index, ("state", "reason", "avoid"))
+_worker_values = attrgetter(*_WORKER_FIELDS)
+_event_values = attrgetter(*(field.name for field in fields(Event)))
 
 FEED_COLUMNS = (
     "f.id, f.name, f.tenant, f.connector, f.source, f.sink, f.labels, f.selector, "
     "f.weight AS feed_weight, f.target_state, f.generation AS feed_generation, f.created_at, f.updated_at, "
     "f.removed_at, f.uuid AS feed_uuid, (SELECT id FROM feedq.installation) AS installation"
 )
-LEASE_COLUMNS = (
-    "l.epoch, l.state, l.reason, l.worker_id, l.generation, l.assigned_at, l.running_since, l.retry_at, "
-    "l.attempts, l.last_error, l.last_error_at, l.connected, l.stalled, l.records_total, l.bytes_total, "
-    "l.dead_letters_total, l.last_record_at, l.cursor, l.promised_to, l.moved_at, l.stop_by, l.held_for, "
-    "l.weight, l.rows_per_s, l.bytes_per_s, l.reported_at, l.failures, l.avoid, l.dead_per_s, "
-    "l.dead_letter_error, l.dead_letter_at, l.sink_error, l.blamed, l.blamed_at, l.blame, l.quarantined, "
-    "l.lost_worker, l.lost_at"
-)
-WORKER_COLUMNS = (
-    "w.id, w.name, w.queue, w.capacity, w.labels, w.host, w.pid, w.version, w.state, w.lock_key, "
-    "w.started_at, w.heartbeat_at, w.expires_at, w.suspected_at, w.feeds, w.cpu, w.rss, w.loop_lag_s, "
-    "w.rows_per_s, w.bytes_per_s, w.target_state, w.job_slots, w.sinks_up, w.sinks_down, w.loss"
-)
-
+LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS)
+WORKER_COLUMNS = ", ".join(f"w.{name}" for name in (*_WORKER_FIELDS, *LOAD_FIELDS))
 OWNER_COLUMNS = "w.name AS worker_name, w.loop_lag_s, w.heartbeat_at, w.expires_at"
 """Of the worker that has a feed, beside ``now``: the moment to judge it at."""
 
@@ -82,47 +81,13 @@ def feed_from(row: Any) -> Feed:
 
 
 def lease_from(row: Any, feed_id: int) -> Lease:
-    return Lease(
-        feed_id=feed_id,
-        epoch=row.epoch,
-        state=LeaseState(row.state),
-        reason=None if row.reason is None else Reason(row.reason),
-        worker_id=row.worker_id,
-        generation=row.generation,
-        assigned_at=row.assigned_at,
-        running_since=row.running_since,
-        retry_at=row.retry_at,
-        attempts=row.attempts,
-        last_error=row.last_error,
-        last_error_at=row.last_error_at,
-        connected=row.connected,
-        stalled=row.stalled,
-        records_total=row.records_total,
-        bytes_total=row.bytes_total,
-        dead_letters_total=row.dead_letters_total,
-        last_record_at=row.last_record_at,
-        cursor=row.cursor,
-        promised_to=row.promised_to,
-        moved_at=row.moved_at,
-        stop_by=row.stop_by,
-        held_for=row.held_for,
-        weight=row.weight,
-        rows_per_s=row.rows_per_s,
-        bytes_per_s=row.bytes_per_s,
-        reported_at=row.reported_at,
-        failures=row.failures,
-        avoid=dict(avoided_from(row.avoid)),
-        dead_per_s=row.dead_per_s,
-        dead_letter_error=row.dead_letter_error,
-        dead_letter_at=row.dead_letter_at,
-        sink_error=row.sink_error,
-        blamed=row.blamed,
-        blamed_at=row.blamed_at,
-        blame=row.blame,
-        quarantined=row.quarantined,
-        lost_worker=row.lost_worker,
-        lost_at=row.lost_at,
-    )
+    # By position, which is faster than by name: the columns stand side by side, in the order of the fields.
+    first = row._fields.index(_LEASE_FIELDS[0])
+    values = list(row[first : first + len(_LEASE_FIELDS)])
+    values[_STATE] = LeaseState(values[_STATE])
+    values[_REASON] = None if values[_REASON] is None else Reason(values[_REASON])
+    values[_AVOID] = dict(avoided_from(values[_AVOID]))
+    return Lease(feed_id, *values)
 
 
 def feed_view_from(row: Any) -> FeedView:
@@ -138,40 +103,12 @@ def feed_view_from(row: Any) -> FeedView:
 
 
 def worker_from(row: Any) -> Worker:
-    return Worker(
-        id=row.id,
-        name=row.name,
-        queue=row.queue,
-        capacity=row.capacity,
-        host=row.host,
-        pid=row.pid,
-        version=row.version,
-        labels=row.labels,
-        state=WorkerState(row.state),
-        lock_key=row.lock_key,
-        started_at=row.started_at,
-        heartbeat_at=row.heartbeat_at,
-        expires_at=row.expires_at,
-        load=Load(
-            row.feeds,
-            row.cpu,
-            row.rss,
-            row.loop_lag_s,
-            row.rows_per_s,
-            row.bytes_per_s,
-            tuple(row.sinks_up),
-            tuple(row.sinks_down),
-        ),
-        suspected_at=row.suspected_at,
-        target_state=WorkerTarget(row.target_state),
-        job_slots=row.job_slots,
-        loss=row.loss,
-    )
-
-
-def worker_view_from(row: Any) -> WorkerView:
-    return WorkerView(worker_from(row), row.leases, row.heartbeat_age_s, row.promised, row.load)
+    values = dict(zip(_WORKER_FIELDS, _worker_values(row), strict=True))
+    values["state"], values["target_state"] = WorkerState(row.state), WorkerTarget(row.target_state)
+    load = {name: getattr(row, name) for name in LOAD_FIELDS}
+    load["sinks_up"], load["sinks_down"] = tuple(row.sinks_up), tuple(row.sinks_down)
+    return Worker(**values, load=Load(**load))
 
 
 def event_from(row: Any) -> Event:
-    return Event(row.at, row.kind, row.feed_id, row.worker_id, row.epoch, row.detail, row.count, row.since)
+    return Event(*_event_values(row))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
 import orjson
+from psycopg2.errorcodes import UNIQUE_VIOLATION
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 
 from feedq.errors import Conflict, NotFound
-from feedq.lease import first_reason
-from feedq.model import Event, Feed, FeedSpec, FeedView, TargetState
-from feedq.store.channels import WAKE_SQL
-from feedq.store.database import Database
+from feedq.lease import first_reason, objection_to_move
+from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
+from feedq.placement import Transfer
+from feedq.store.aggregate import Aggregate, in_statement, in_transaction
+from feedq.store.channels import wake_reconcile
 from feedq.store.feed_rows import (
     FEED_COLUMNS,
     LEASE_COLUMNS,
@@ -22,9 +27,11 @@ from feedq.store.feed_rows import (
     event_from,
     feed_from,
     feed_view_from,
+    lease_from,
     stored_selector,
 )
-from feedq.store.moves import move
+from feedq.store.history import record
+from feedq.store.moves import transfer
 from feedq.telemetry import EventKind
 
 _VIEWS = f"""
@@ -35,154 +42,164 @@ _VIEWS = f"""
 """
 
 
-class PostgresFeeds:
+_NEXT_GENERATION = "generation = f.generation + 1"
+_JSON = ("source", "sink", "labels", "selector")
+_SPEC = {
+    field.name: f"CAST(:{field.name} AS jsonb)" if field.name in _JSON else f":{field.name}"
+    for field in fields(FeedSpec)
+}
+"""The columns of a declaration, with what is written to them."""
+
+
+class PostgresFeeds(Aggregate):
     """`feedq.store.base.Feeds` on PostgreSQL."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def add(self, spec: FeedSpec) -> Feed:
+    @in_transaction
+    def add(self, c: Connection, spec: FeedSpec) -> Feed:
         sql = f"""
-            INSERT INTO feedq.feed AS f (name, tenant, connector, source, sink, labels, selector, weight,
-                target_state, dirty)
-            VALUES (:name, :tenant, :connector, CAST(:source AS jsonb), CAST(:sink AS jsonb),
-                    CAST(:labels AS jsonb), CAST(:selector AS jsonb), :weight, :target_state, false)
+            INSERT INTO feedq.feed AS f ({", ".join(_SPEC)}, dirty) VALUES ({", ".join(_SPEC.values())}, false)
             RETURNING {FEED_COLUMNS}
         """
-        with self._database.transaction() as c:
-            try:
-                feed = feed_from(c.execute(text(sql), _parameters(spec)).one())
-            except IntegrityError as error:
-                if getattr(error.orig, "pgcode", None) != "23505":
-                    raise
-                raise Conflict(f"feed {spec.name!r} exists already; `feedq feed edit` changes it") from None
-            # Its lease says all that a pass needs to know, so there is nothing to look at.
-            lease = "INSERT INTO feedq.lease (feed_id, reason) VALUES (:id, :reason)"
-            c.execute(text(lease), {"id": feed.id, "reason": first_reason(feed).value})
-            _record(c, EventKind.FEED_ADDED, feed)
+        with _refused_when_taken(spec.name, "; `feedq feed edit` changes it"):
+            feed = feed_from(c.execute(text(sql), _parameters(spec)).one())
+        # Its lease says all that a pass needs to know, so there is nothing to look at.
+        lease = "INSERT INTO feedq.lease (feed_id, reason) VALUES (:id, :reason)"
+        c.execute(text(lease), {"id": feed.id, "reason": first_reason(feed).value})
+        _record(c, EventKind.FEED_ADDED, feed)
         return feed
 
-    def edit(self, name: str, spec: FeedSpec) -> Feed:
-        with self._database.transaction() as c:
-            current = _locked(c, name)
-            if spec == current.spec:
-                return current
-            changed = [
-                f.name
-                for f in dataclasses.fields(FeedSpec)
-                if getattr(spec, f.name) != getattr(current.spec, f.name)
-            ]
-            sql = f"""
-                UPDATE feedq.feed f SET name = :name, tenant = :tenant, connector = :connector,
-                    source = CAST(:source AS jsonb), sink = CAST(:sink AS jsonb),
-                    labels = CAST(:labels AS jsonb), selector = CAST(:selector AS jsonb),
-                    weight = :weight, target_state = :target_state,
-                    generation = f.generation + 1, dirty = true, updated_at = clock_timestamp()
-                WHERE id = :id RETURNING {FEED_COLUMNS}
-            """
-            try:
-                feed = feed_from(c.execute(text(sql), {**_parameters(spec), "id": current.id}).one())
-            except IntegrityError as error:
-                if getattr(error.orig, "pgcode", None) != "23505":
-                    raise
-                raise Conflict(f"feed {spec.name!r} exists already") from None
-            _record(c, EventKind.FEED_EDITED, feed, changed=changed)
+    @in_transaction
+    def edit(self, c: Connection, name: str, spec: FeedSpec) -> Feed:
+        current = _locked(c, name)
+        if spec == current.spec:
+            return current
+        changed = [column for column in _SPEC if getattr(spec, column) != getattr(current.spec, column)]
+        columns = ", ".join(f"{column} = {value}" for column, value in _SPEC.items())
+        with _refused_when_taken(spec.name):
+            feed = _update(c, current, f"{columns}, {_NEXT_GENERATION}", _parameters(spec))
+        _record(c, EventKind.FEED_EDITED, feed, changed=changed)
         return feed
 
-    def set_target(self, name: str, target: TargetState) -> Feed:
-        with self._database.transaction() as c:
-            current = _locked(c, name)
-            if current.spec.target_state is target:
-                return current
-            sql = f"""
-                UPDATE feedq.feed f SET target_state = :target, generation = f.generation + 1, dirty = true,
-                    updated_at = clock_timestamp()
-                WHERE id = :id RETURNING {FEED_COLUMNS}
-            """
-            feed = feed_from(c.execute(text(sql), {"id": current.id, "target": target.value}).one())
-            paused = target is TargetState.PAUSED
-            _record(c, EventKind.FEED_PAUSED if paused else EventKind.FEED_RESUMED, feed)
+    @in_transaction
+    def set_target(self, c: Connection, name: str, target: TargetState) -> Feed:
+        current = _locked(c, name)
+        if current.spec.target_state is target:
+            return current
+        feed = _update(c, current, f"target_state = :target, {_NEXT_GENERATION}", {"target": target.value})
+        paused = target is TargetState.PAUSED
+        _record(c, EventKind.FEED_PAUSED if paused else EventKind.FEED_RESUMED, feed)
         return feed
 
-    def restart(self, name: str) -> Feed:
-        return self._touch(name, "generation = f.generation + 1", EventKind.FEED_RESTARTED)
+    @in_transaction
+    def restart(self, c: Connection, name: str) -> Feed:
+        feed = _update(c, _locked(c, name), _NEXT_GENERATION)
+        _record(c, EventKind.FEED_RESTARTED, feed)
+        return feed
 
-    def remove(self, name: str) -> Feed:
-        return self._touch(name, "removed_at = clock_timestamp()", EventKind.FEED_REMOVED)
+    @in_transaction
+    def remove(self, c: Connection, name: str) -> Feed:
+        feed = _update(c, _locked(c, name), "removed_at = clock_timestamp()")
+        _record(c, EventKind.FEED_REMOVED, feed)
+        return feed
 
-    def move(self, name: str, target: UUID, *, stop_within_s: float) -> None:
-        with self._database.transaction() as c:
-            if not move(c, name, target, stop_within_s=stop_within_s):
-                _locked(c, name)
-                raise Conflict(f"feed {name!r} has no lease at the moment; the next sweep makes one")
+    @in_transaction
+    def move(self, c: Connection, name: str, target: UUID, *, stop_within_s: float) -> None:
+        sql = f"""
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS} FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+            WHERE f.name = :name AND f.removed_at IS NULL FOR UPDATE OF l
+        """
+        row = c.execute(text(sql), {"name": name}).one_or_none()
+        if row is None:
+            _locked(c, name)
+            raise Conflict(f"feed {name!r} has no lease at the moment; the next sweep makes one")
+        feed, lease = feed_from(row), lease_from(row, row.id)
+        objection = objection_to_move(feed, lease, target)
+        if objection is not None:
+            raise Conflict(f"feed {name!r} {objection}")
+        if lease.state is LeaseState.RUNNING:
+            assert lease.worker_id is not None
+            transfer(c, [Transfer(feed.id, lease.worker_id, target)], stop_within_s=stop_within_s)
+            return
+        if lease.state is LeaseState.ASSIGNED:
+            _withdraw(c, lease)
+        promise = """
+            UPDATE feedq.lease SET promised_to = :target, held_for = NULL,
+                retry_at = CASE WHEN held_for IS NULL THEN retry_at END,
+                reason = CASE WHEN held_for IS NOT NULL OR (state = 'idle' AND retry_at IS NULL)
+                              THEN 'moved' ELSE reason END
+            WHERE feed_id = :feed_id
+        """
+        c.execute(text(promise), {"target": target, "feed_id": feed.id})
+        wake_reconcile(c)
 
     def get(self, name: str) -> Feed:
         return self.view(name).feed
 
-    def view(self, name: str) -> FeedView:
+    @in_statement
+    def view(self, c: Connection, name: str) -> FeedView:
         sql = _VIEWS + " WHERE f.name = :name ORDER BY f.removed_at DESC NULLS FIRST LIMIT 1"
-        with self._database.transaction() as c:
-            row = c.execute(text(sql), {"name": name}).one_or_none()
+        row = c.execute(text(sql), {"name": name}).one_or_none()
         if row is None:
             raise _not_found(name)
         return feed_view_from(row)
 
-    def views(self, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
-        sql = (
-            _VIEWS
-            + """
+    # No transaction: to read a hundred thousand of them takes longer than one may rest.
+    @in_statement
+    def views(self, c: Connection, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
+        sql = f"""
+            {_VIEWS}
             WHERE (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
               AND (CAST(:worker AS text) IS NULL OR w.name = :worker)
             ORDER BY f.name, f.id
         """
-        )
-        # No transaction: to read a hundred thousand of them takes longer than one may rest.
-        with self._database.statement() as c:
-            rows = c.execute(text(sql), {"tenant": tenant, "worker": worker}).all()
+        rows = c.execute(text(sql), {"tenant": tenant, "worker": worker})
         return [feed_view_from(row) for row in rows]
 
-    def declared(self, *, tenant: str | None = None, after: str = "", limit: int = 1_000) -> list[Feed]:
+    @in_statement
+    def declared(
+        self, c: Connection, *, tenant: str | None = None, after: str = "", limit: int = 1_000
+    ) -> list[Feed]:
         sql = f"""
             SELECT {FEED_COLUMNS} FROM feedq.feed f
             WHERE f.removed_at IS NULL AND f.name > :after
               AND (CAST(:tenant AS text) IS NULL OR f.tenant = :tenant)
             ORDER BY f.name LIMIT :limit
         """
-        with self._database.transaction() as c:
-            rows = c.execute(text(sql), {"tenant": tenant, "after": after, "limit": limit}).all()
+        rows = c.execute(text(sql), {"tenant": tenant, "after": after, "limit": limit})
         return [feed_from(row) for row in rows]
 
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         feed = self.get(name)
         sql = "SELECT * FROM feedq.event WHERE feed_id = :id ORDER BY id DESC LIMIT :limit"
-        with self._database.transaction() as c:
-            rows = c.execute(text(sql), {"id": feed.id, "limit": limit}).all()
-        return [event_from(row) for row in rows]
+        with self._database.statement() as c:
+            return [event_from(row) for row in c.execute(text(sql), {"id": feed.id, "limit": limit})]
 
-    def _touch(self, name: str, assignment: str, kind: EventKind) -> Feed:
-        sql = f"""
-            UPDATE feedq.feed f SET {assignment}, dirty = true, updated_at = clock_timestamp()
-            WHERE id = :id RETURNING {FEED_COLUMNS}
-        """
-        with self._database.transaction() as c:
-            current = _locked(c, name)
-            feed = feed_from(c.execute(text(sql), {"id": current.id}).one())
-            _record(c, kind, feed)
-        return feed
+
+def _update(
+    c: Connection, feed: Feed, assignments: str, parameters: Mapping[str, Any] = MappingProxyType({})
+) -> Feed:
+    sql = f"""
+        UPDATE feedq.feed f SET {assignments}, dirty = true, updated_at = clock_timestamp()
+        WHERE id = :id RETURNING {FEED_COLUMNS}
+    """
+    return feed_from(c.execute(text(sql), {**parameters, "id": feed.id}).one())
+
+
+@contextmanager
+def _refused_when_taken(name: str, remedy: str = "") -> Iterator[None]:
+    try:
+        yield
+    except IntegrityError as error:
+        if getattr(error.orig, "pgcode", None) != UNIQUE_VIOLATION:
+            raise
+        raise Conflict(f"feed {name!r} exists already{remedy}") from None
 
 
 def _parameters(spec: FeedSpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "tenant": spec.tenant,
-        "connector": spec.connector,
-        "source": orjson.dumps(dict(spec.source)).decode(),
-        "sink": orjson.dumps(dict(spec.sink)).decode(),
-        "labels": orjson.dumps(dict(spec.labels)).decode(),
-        "selector": orjson.dumps(stored_selector(spec.selector)).decode(),
-        "weight": spec.weight,
-        "target_state": spec.target_state.value,
-    }
+    values = {column: getattr(spec, column) for column in _SPEC}
+    values["selector"] = stored_selector(spec.selector)
+    json = {column: orjson.dumps(dict(values[column])).decode() for column in _JSON}
+    return {**values, **json, "target_state": spec.target_state.value}
 
 
 def _locked(c: Connection, name: str) -> Feed:
@@ -193,14 +210,23 @@ def _locked(c: Connection, name: str) -> Feed:
     return feed_from(row)
 
 
+def _withdraw(c: Connection, lease: Lease) -> None:
+    """Assigned elsewhere and not claimed: nobody streams it yet, and the message that is out becomes stale.
+
+    The lease is locked.
+    """
+    sql = """
+        UPDATE feedq.lease SET state = 'idle', worker_id = NULL, moved_at = NULL WHERE feed_id = :feed_id
+    """
+    c.execute(text(sql), {"feed_id": lease.feed_id})
+    whose = (lease.feed_id, lease.worker_id, lease.epoch)
+    record(c, EventKind.LEASE_FREED, *whose, detail={"reason": Reason.MOVED.value})
+
+
 def _not_found(name: str) -> NotFound:
     return NotFound(f"no feed named {name!r}; `feedq feed list` shows them all")
 
 
 def _record(c: Connection, kind: EventKind, feed: Feed, **detail: Any) -> None:
-    sql = """
-        INSERT INTO feedq.event (kind, feed_id, detail) VALUES (:kind, :feed_id, CAST(:detail AS jsonb))
-    """
-    facts = {"generation": feed.generation, **detail}
-    c.execute(text(sql), {"kind": kind.value, "feed_id": feed.id, "detail": orjson.dumps(facts).decode()})
-    c.execute(text(WAKE_SQL))
+    record(c, kind, feed_id=feed.id, detail={"generation": feed.generation, **detail})
+    wake_reconcile(c)

@@ -19,7 +19,7 @@ unless ``FEEDQ_ROLE_PREFIX`` keeps them apart. Everything here can be run again 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -31,14 +31,11 @@ from psycopg2.extensions import connection as Connection  # noqa: N812 -- a clas
 from psycopg2.extensions import encrypt_password
 
 from feedq.errors import FeedqError
-from feedq.store.engine import INSUFFICIENT_PRIVILEGE, driver_options, psycopg2_dsn
-from feedq.store.tables import SCHEMA, metadata
-from feedq.store.worker_session import unavailable
+from feedq.store.database import ADMIN, INSUFFICIENT_PRIVILEGE, SCHEMA, connect, unavailable
 from feedq.telemetry import mask_url
 
 PREFIX: Final = "feedq_"
 """Of the names of roles, unless ``FEEDQ_ROLE_PREFIX`` says otherwise."""
-VERSION_TABLE: Final = "alembic_version"
 
 
 class Role(StrEnum):
@@ -140,141 +137,113 @@ def sink_role(sink: str) -> str:
 # -- what is said --------------------------------------------------------------------------------------
 
 
-def roles(prefix: str, names: Iterable[str]) -> Iterator[GrantStatement]:
+def _sql(statement: str, *names: str | tuple[str, ...] | sql.Composable) -> sql.Composable:
+    """The statement with these names, quoted; of several parts when it is a tuple."""
+    parts = [(name,) if isinstance(name, str) else name for name in names]
+    return sql.SQL(statement).format(*(sql.Identifier(*p) if isinstance(p, tuple) else p for p in parts))
+
+
+def _statements(about: str, *texts: sql.Composable) -> list[GrantStatement]:
+    return [GrantStatement(text, "" if n else about) for n, text in enumerate(texts)]
+
+
+def _unless(errors: str, statement: sql.Composable) -> sql.Composable:
+    """The statement, which does nothing when one of these errors comes of it."""
+    done = sql.SQL("DO $$ BEGIN {}; EXCEPTION WHEN {} THEN NULL; END $$")
+    return done.format(statement, sql.SQL(errors))
+
+
+def roles(prefix: str, names: Iterable[str]) -> list[GrantStatement]:
     """Make roles that are not there. They may log in; how is for the server to say."""
-    about = "Roles; give each a password, or let pg_hba.conf say how they log in"
-    for name in names:
-        yield GrantStatement(
-            sql.SQL(
-                "DO $$ BEGIN CREATE ROLE {} LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$"
-            ).format(sql.Identifier(role_name(prefix, name))),
-            about,
-        )
-        about = ""
+    made = (
+        _unless("duplicate_object", _sql("CREATE ROLE {} LOGIN", role_name(prefix, name))) for name in names
+    )
+    return _statements("Roles; give each a password, or let pg_hba.conf say how they log in", *made)
 
 
-def owning(prefix: str, database: str, *, existing: Existing) -> Iterator[GrantStatement]:
+def owning(prefix: str, existing: Existing) -> list[GrantStatement]:
     """The role of migrations owns the schema and all that is in it."""
-    owner = sql.Identifier(role_name(prefix, Role.MIGRATION))
-    schema = sql.Identifier(SCHEMA)
-    yield GrantStatement(
-        sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(sql.Identifier(database), owner),
+    owner = role_name(prefix, Role.MIGRATION)
+    return _statements(
         "The schema belongs to the role of migrations",
+        _sql("GRANT CREATE ON DATABASE {} TO {}", existing.database, owner),
+        _sql("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}", SCHEMA, owner),
+        _sql("ALTER SCHEMA {} OWNER TO {}", SCHEMA, owner),
+        *(_sql("ALTER TABLE {} OWNER TO {}", (SCHEMA, table), owner) for table in existing.tables),
+        *(_sql("ALTER SEQUENCE {} OWNER TO {}", (SCHEMA, name), owner) for name in existing.sequences),
+        *(_sql("ALTER FUNCTION {} OWNER TO {}", sql.SQL(name), owner) for name in existing.functions),
     )
-    yield GrantStatement(sql.SQL("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}").format(schema, owner))
-    yield GrantStatement(sql.SQL("ALTER SCHEMA {} OWNER TO {}").format(schema, owner))
-    for kind, names in (("TABLE", existing.tables), ("SEQUENCE", existing.sequences)):
-        for name in names:
-            yield GrantStatement(
-                sql.SQL("ALTER {} {} OWNER TO {}").format(sql.SQL(kind), sql.Identifier(SCHEMA, name), owner)
-            )
-    for function in existing.functions:
-        yield GrantStatement(sql.SQL("ALTER FUNCTION {} OWNER TO {}").format(sql.SQL(function), owner))
 
 
-def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> Iterator[GrantStatement]:
-    about = "Who may connect, and whose rights come on top"
-    for role in Role:
-        yield GrantStatement(
-            sql.SQL("GRANT CONNECT ON DATABASE {} TO {}").format(
-                sql.Identifier(database), sql.Identifier(role_name(prefix, role))
-            ),
-            about,
-        )
-        about = ""
-    for role, others in INHERITS.items():
-        for other in others:
-            yield GrantStatement(_membership(prefix, other, role))
-    for sink in sinks:
-        # Transactional jobs write into its tables as they go; and whoever declares feeds may look at them.
-        for role in (Role.WORKER, Role.OPERATOR):
-            yield GrantStatement(_membership(prefix, sink_role(sink.name), role))
+def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> list[GrantStatement]:
+    # Transactional jobs write into a sink's tables as they go; and whoever declares feeds may look at them.
+    of_sinks = [(role, sink_role(sink.name)) for sink in sinks for role in (Role.WORKER, Role.OPERATOR)]
+    whose = [*((role, other) for role, others in INHERITS.items() for other in others), *of_sinks]
+    return _statements(
+        "Who may connect, and whose rights come on top",
+        *(_sql("GRANT CONNECT ON DATABASE {} TO {}", database, role_name(prefix, role)) for role in Role),
+        *(_sql("GRANT {} TO {}", role_name(prefix, other), role_name(prefix, role)) for role, other in whose),
+    )
 
 
-def rights(prefix: str, *, existing: Existing) -> Iterator[GrantStatement]:
+def rights(prefix: str, existing: Existing) -> list[GrantStatement]:
     """What each role may do in the schema, and nothing else. For the owner of its tables, or a superuser."""
-    for role in Role:
-        if role is Role.MIGRATION or role_name(prefix, role) not in existing.roles:
-            continue
-        yield from _rights_of(prefix, role, existing)
+    there = [r for r in Role if r is not Role.MIGRATION and role_name(prefix, r) in existing.roles]
+    return [step for role in there for step in _rights_of(role, role_name(prefix, role), existing)]
 
 
-def _rights_of(prefix: str, role: Role, existing: Existing) -> Iterator[GrantStatement]:
-    grantee, schema = sql.Identifier(role_name(prefix, role)), sql.Identifier(SCHEMA)
-    yield GrantStatement(
-        sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(schema, grantee), f"What {role.value} may do"
+def _rights_of(role: Role, name: str, existing: Existing) -> list[GrantStatement]:
+    granted = [
+        _sql("GRANT {} ON {} TO {}", _granted(table, changes[role], existing), (SCHEMA, table), name)
+        for table, changes in CHANGES.items()
+        if table in existing.tables and changes.get(role)
+    ]
+    asked = [sequence for sequence, users in SEQUENCES.items() if role in users and existing.tables]
+    return _statements(
+        f"What {role.value} may do",
+        _sql("GRANT USAGE ON SCHEMA {} TO {}", SCHEMA, name),
+        _sql("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}", SCHEMA, name),
+        _sql("REVOKE ALL ON ALL SEQUENCES IN SCHEMA {} FROM {}", SCHEMA, name),
+        _sql("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}", SCHEMA, name),
+        *granted,
+        *(_sql("GRANT USAGE ON SEQUENCE {} TO {}", (SCHEMA, sequence), name) for sequence in asked),
     )
-    for kind in ("TABLES", "SEQUENCES"):
-        yield GrantStatement(
-            sql.SQL("REVOKE ALL ON ALL {} IN SCHEMA {} FROM {}").format(sql.SQL(kind), schema, grantee)
-        )
-    yield GrantStatement(sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}").format(schema, grantee))
-    for table, changes in CHANGES.items():
-        if table in existing.tables and (granted := _granted(table, changes.get(role, ()))):
-            yield GrantStatement(
-                sql.SQL("GRANT {} ON {} TO {}").format(granted, sql.Identifier(SCHEMA, table), grantee)
-            )
-    for sequence, users in SEQUENCES.items():
-        if role in users and VERSION_TABLE in existing.tables:
-            yield GrantStatement(
-                sql.SQL("GRANT USAGE ON SEQUENCE {} TO {}").format(sql.Identifier(SCHEMA, sequence), grantee)
-            )
 
 
-def sink_rights(prefix: str, database: str, sink: SinkTables) -> Iterator[GrantStatement]:
+def _granted(table: str, changes: Collection[Right], existing: Existing) -> sql.Composable:
+    def one(right: Right) -> sql.Composable:
+        if right is not Right.UPDATE_STATE:
+            return sql.SQL(right.value)
+        state = [sql.Identifier(name) for name in existing.tables[table] if name not in DECLARED[table]]
+        return sql.SQL("UPDATE ({})").format(sql.SQL(", ").join(state))
+
+    return sql.SQL(", ").join([one(right) for right in changes])
+
+
+def sink_rights(prefix: str, database: str, sink: SinkTables) -> list[GrantStatement]:
     """What the role of a sink may do in its database. For the owner of the tables there, or a superuser."""
-    name = role_name(prefix, sink_role(sink.name))
-    role = sql.Identifier(name)
-    yield GrantStatement(
-        sql.SQL("GRANT CONNECT, TEMPORARY ON DATABASE {} TO {}").format(sql.Identifier(database), role),
-        f"What the sink {sink.name} may do: feedq's tables are its own, those that feeds name it writes",
-    )
-    yield GrantStatement(sql.SQL("GRANT USAGE, CREATE ON SCHEMA public TO {}").format(role))
-    for own in ("feedq_checkpoint", "feedq_dead_letter"):
-        yield GrantStatement(
-            sql.SQL("ALTER TABLE IF EXISTS public.{} OWNER TO {}").format(sql.Identifier(own), role)
-        )
+    role = role_name(prefix, sink_role(sink.name))
+    steps = [
+        _sql("GRANT CONNECT, TEMPORARY ON DATABASE {} TO {}", database, role),
+        _sql("GRANT USAGE, CREATE ON SCHEMA public TO {}", role),
+        _sql("ALTER TABLE IF EXISTS public.feedq_checkpoint OWNER TO {}", role),
+        _sql("ALTER TABLE IF EXISTS public.feedq_dead_letter OWNER TO {}", role),
+    ]
     if sink.with_control:
-        yield GrantStatement(
-            sql.SQL(
-                "ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA public "
-                "GRANT SELECT, INSERT, UPDATE ON TABLES TO {}"
-            ).format(sql.Identifier(role_name(prefix, Role.OPERATOR)), role)
+        defaults = (
+            "ALTER DEFAULT PRIVILEGES FOR ROLE {} IN SCHEMA public "
+            "GRANT SELECT, INSERT, UPDATE ON TABLES TO {}"
         )
+        steps.append(_sql(defaults, role_name(prefix, Role.OPERATOR), role))
+    missing = "undefined_table OR invalid_schema_name OR undefined_object"
     for table in sink.tables:
         schema, _, _ = table.rpartition(".")
-        named = sql.Identifier(*table.split("."))
         if schema:
-            yield GrantStatement(
-                _if_there(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}"), sql.Identifier(schema), role)
-            )
-        yield GrantStatement(
-            _if_there(sql.SQL("GRANT SELECT, INSERT, UPDATE ON TABLE {} TO {}"), named, role)
-        )
-
-
-def _membership(prefix: str, of: str, to: str) -> sql.Composable:
-    return sql.SQL("GRANT {} TO {}").format(
-        sql.Identifier(role_name(prefix, of)), sql.Identifier(role_name(prefix, to))
-    )
-
-
-def _if_there(statement: sql.SQL, *names: sql.Composable) -> sql.Composable:
-    missing = "undefined_table OR invalid_schema_name OR undefined_object"
-    return sql.SQL("DO $$ BEGIN {}; EXCEPTION WHEN {} THEN NULL; END $$").format(
-        statement.format(*names), sql.SQL(missing)
-    )
-
-
-def _granted(table: str, changes: Collection[Right]) -> sql.Composable | None:
-    parts: list[sql.Composable] = [
-        sql.SQL(right.value) for right in changes if right is not Right.UPDATE_STATE
-    ]
-    if Right.UPDATE_STATE in changes:
-        columns = metadata.tables[f"{SCHEMA}.{table}"].columns.keys()
-        state = [sql.Identifier(column) for column in columns if column not in DECLARED[table]]
-        parts.append(sql.SQL("UPDATE ({})").format(sql.SQL(", ").join(state)))
-    return sql.SQL(", ").join(parts) if parts else None
+            steps.append(_unless(missing, _sql("GRANT USAGE ON SCHEMA {} TO {}", schema, role)))
+        written = _sql("GRANT SELECT, INSERT, UPDATE ON TABLE {} TO {}", tuple(table.split(".")), role)
+        steps.append(_unless(missing, written))
+    about = f"What the sink {sink.name} may do: feedq's tables are its own, those that feeds name it writes"
+    return _statements(about, *steps)
 
 
 # -- what is done --------------------------------------------------------------------------------------
@@ -289,49 +258,40 @@ class Existing:
     is_superuser: bool
     owner: str | None
     """Of the schema `feedq`, if there is one."""
-    roles: frozenset[str]
-    tables: tuple[str, ...]
-    """Of the schema `feedq`; without any, nothing was migrated yet."""
-    sequences: tuple[str, ...]
+    roles: Collection[str]
+    tables: Mapping[str, Sequence[str]]
+    """Of the schema `feedq`, with their columns; without any, nothing was migrated yet."""
+    sequences: Sequence[str]
     """Those that belong to no column."""
-    functions: tuple[str, ...]
+    functions: Sequence[str]
     """With their arguments, quoted."""
+
+
+# In the order of the fields of `Existing`.
+_EXISTING = f"""
+    WITH relations AS (
+        SELECT oid, relname::text AS name, relkind FROM pg_class WHERE relnamespace = to_regnamespace('{SCHEMA}')
+    )
+    SELECT current_database()::text, current_user::text,
+        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
+        (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = '{SCHEMA}'),
+        ARRAY(SELECT rolname::text FROM pg_roles),
+        (SELECT coalesce(json_object_agg(name, ARRAY(
+            SELECT attname FROM pg_attribute
+            WHERE attrelid = relations.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+        ) ORDER BY name), '{{}}') FROM relations WHERE relkind IN ('r', 'p')),
+        ARRAY(SELECT name FROM relations WHERE relkind = 'S' AND NOT EXISTS (
+            SELECT FROM pg_depend d
+            WHERE d.classid = 'pg_class'::regclass AND d.objid = relations.oid AND d.deptype IN ('a', 'i')
+        ) ORDER BY name),
+        ARRAY(SELECT format('%I.%I(%s)', '{SCHEMA}', proname, pg_get_function_identity_arguments(oid))
+            FROM pg_proc WHERE pronamespace = to_regnamespace('{SCHEMA}') ORDER BY 1)
+"""
 
 
 def look(connection: Connection) -> Existing:
     """Raises `psycopg2.Error`."""
-    database, user, is_superuser = _rows(
-        connection,
-        "SELECT current_database(), current_user::text, rolsuper FROM pg_roles WHERE rolname = current_user",
-    )[0]
-    owners = _rows(
-        connection, "SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = %s", (SCHEMA,)
-    )
-    relations = _rows(
-        connection,
-        "SELECT c.relname, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = %s AND (c.relkind IN ('r', 'p') OR c.relkind = 'S' AND NOT EXISTS ("
-        "SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid "
-        "AND d.deptype IN ('a', 'i'))) ORDER BY c.relname",
-        (SCHEMA,),
-    )
-    functions = _rows(
-        connection,
-        "SELECT format('%%I.%%I(%%s)', n.nspname, p.proname, pg_get_function_identity_arguments(p.oid)) "
-        "FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace "
-        "WHERE n.nspname = %s ORDER BY 1",
-        (SCHEMA,),
-    )
-    return Existing(
-        database,
-        user,
-        is_superuser,
-        owners[0][0] if owners else None,
-        frozenset(name for (name,) in _rows(connection, "SELECT rolname FROM pg_roles")),
-        tuple(name for name, kind in relations if kind != "S"),
-        tuple(name for name, kind in relations if kind == "S"),
-        tuple(name for (name,) in functions),
-    )
+    return Existing(*_rows(connection, _EXISTING)[0])
 
 
 def sink_tables(connection: Connection, sink: str, *, with_control: bool) -> SinkTables:
@@ -339,12 +299,11 @@ def sink_tables(connection: Connection, sink: str, *, with_control: bool) -> Sin
     nothing yet. Raises `psycopg2.Error`."""
     if not _rows(connection, "SELECT 1 WHERE to_regclass('feedq.feed') IS NOT NULL"):
         return SinkTables(sink, with_control=with_control)
-    found = _rows(
-        connection,
-        "SELECT DISTINCT sink->>'table' FROM feedq.feed WHERE lower(coalesce(sink->>'name', 'default')) = %s "
-        "AND sink->>'table' IS NOT NULL ORDER BY 1",
-        (sink.lower(),),
-    )
+    named = """
+        SELECT DISTINCT sink->>'table' FROM feedq.feed
+        WHERE lower(coalesce(sink->>'name', 'default')) = %s AND sink->>'table' IS NOT NULL ORDER BY 1
+    """
+    found = _rows(connection, named, (sink.lower(),))
     return SinkTables(sink, tuple(table for (table,) in found if table.count(".") <= 1), with_control)
 
 
@@ -358,28 +317,27 @@ def script(
     existing = look(connection)
     names = [*map(str, Role), *(sink_role(sink.name) for sink in sinks)]
     # Rights are for those that will be there by then.
-    then = replace(existing, roles=existing.roles | {role_name(prefix, name) for name in names})
+    then = replace(existing, roles={*existing.roles, *(role_name(prefix, name) for name in names)})
     return [
         *roles(prefix, names),
         *_passwords(connection, prefix, passwords, names),
         *([] if existing.is_superuser else _own_membership(prefix, names)),
         *memberships(prefix, existing.database, sinks),
         *_keep_the_users_tables_apart(existing),
-        *owning(prefix, existing.database, existing=existing),
-        *rights(prefix, existing=then),
+        *owning(prefix, existing),
+        *rights(prefix, then),
         *(step for sink in sinks for step in sink_rights(prefix, existing.database, sink)),
     ]
 
 
-def _keep_the_users_tables_apart(existing: Existing) -> Iterator[GrantStatement]:
+def _keep_the_users_tables_apart(existing: Existing) -> list[GrantStatement]:
     """As `feedq.store.migrate` does for a user called like the schema, who is not the one that makes it here."""
-    if SCHEMA in existing.roles and (existing.is_superuser or existing.user == SCHEMA):
-        yield GrantStatement(
-            sql.SQL("ALTER ROLE {} IN DATABASE {} SET search_path = public").format(
-                sql.Identifier(SCHEMA), sql.Identifier(existing.database)
-            ),
-            "Tables of a user called like the schema go on being made and found in public",
-        )
+    if SCHEMA not in existing.roles or not (existing.is_superuser or existing.user == SCHEMA):
+        return []
+    return _statements(
+        "Tables of a user called like the schema go on being made and found in public",
+        _sql("ALTER ROLE {} IN DATABASE {} SET search_path = public", SCHEMA, existing.database),
+    )
 
 
 def sink_script(
@@ -398,23 +356,18 @@ def _passwords(
     connection: Connection, prefix: str, passwords: Mapping[str, str], names: Iterable[str]
 ) -> Iterator[GrantStatement]:
     for role in names:
-        if role not in passwords:
-            continue
-        name = role_name(prefix, role)
-        # As the server would store it: a log of statements must not hold the password itself.
-        secret = encrypt_password(passwords[role], name, scope=connection, algorithm="scram-sha-256")
-        yield GrantStatement(
-            sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(name), sql.Literal(secret))
-        )
+        if role in passwords:
+            name = role_name(prefix, role)
+            # As the server would store it: a log of statements must not hold the password itself.
+            secret = encrypt_password(passwords[role], name, scope=connection, algorithm="scram-sha-256")
+            yield GrantStatement(_sql("ALTER ROLE {} PASSWORD {}", name, sql.Literal(secret)))
 
 
-def _own_membership(prefix: str, names: Iterable[str]) -> Iterator[GrantStatement]:
-    about = "Whoever is no superuser gives away only to roles that they belong to"
-    for name in names:
-        yield GrantStatement(
-            sql.SQL("GRANT {} TO CURRENT_USER").format(sql.Identifier(role_name(prefix, name))), about
-        )
-        about = ""
+def _own_membership(prefix: str, names: Iterable[str]) -> list[GrantStatement]:
+    return _statements(
+        "Whoever is no superuser gives away only to roles that they belong to",
+        *(_sql("GRANT {} TO CURRENT_USER", role_name(prefix, name)) for name in names),
+    )
 
 
 def apply(url: str, statements: Iterable[GrantStatement], connection: Connection) -> None:
@@ -444,10 +397,10 @@ def renew(connection: Any, prefix: str) -> None:
     existing = look(driver)
     if existing.owner != role_name(prefix, Role.MIGRATION):
         return
-    steps = list(rights(prefix, existing=existing))
+    steps = rights(prefix, existing)
     if existing.user != existing.owner:
         # What somebody else has migrated would be theirs, and no longer the owner's to migrate.
-        steps = [*owning(prefix, existing.database, existing=existing), *steps]
+        steps = [*owning(prefix, existing), *steps]
     with driver.cursor() as cursor:
         for step in steps:
             cursor.execute(step.text)
@@ -458,10 +411,8 @@ def renew(connection: Any, prefix: str) -> None:
 @contextmanager
 def opened(url: str) -> Iterator[Connection]:
     """A session to look and apply with. Raises `Unavailable`."""
-    try:
-        connection: Connection = psycopg2.connect(psycopg2_dsn(url), **driver_options("feedq-admin"))
-    except psycopg2.Error as error:
-        raise unavailable(url, error) from error
+    connection = connect(url, application_name=ADMIN)
+    connection.autocommit = False
     try:
         yield connection
     except psycopg2.OperationalError as error:

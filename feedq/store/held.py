@@ -8,13 +8,11 @@ tables always add up to the truth.
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from feedq.placement import EligibleWorker, Experience, lags
-from feedq.settings import DEFAULT_SINK
+from feedq.placement import EligibleWorker, lags
 
 # What is promised counts for the worker that it is promised to, and no longer for the one that is letting go
 # of it.
@@ -29,12 +27,6 @@ _SHIFTED = """
 """
 _UNFOLDED = """
     SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM feedq.held_change GROUP BY worker_id
-"""
-# As `feedq.placement` knows it: in lower case, as settings look it up.
-SINK = f"lower(coalesce(f.sink ->> 'name', '{DEFAULT_SINK}'))"
-# Whom a feed gets its records from, as far as its declaration tells: where one fails others may.
-REMOTE = """
-    coalesce(lower(substring(f.source ->> 'url' FROM '//([^/?#]*)')), f.source ->> 'command', f.name)
 """
 SERVING = """
     w.state = 'active' AND w.target_state = 'serving' AND w.expires_at > clock_timestamp()
@@ -108,55 +100,6 @@ def _by_tenant(c: Connection, tenants: Collection[str]) -> dict[UUID, dict[str, 
     for row in c.execute(text(sql), {"tenants": list(tenants)}):
         counts.setdefault(row.worker_id, {})[row.tenant] = row.feeds
     return counts
-
-
-def experiences(c: Connection, *, proven: bool) -> dict[str, Experience]:
-    """By remote, on which workers its feeds failed, and whether others have begun to land records there since.
-
-    With ``proven`` only failures of feeds that have landed records elsewhere since: then it is the worker, and not
-    the source.
-
-    Most of the time no feed has failed anywhere, and an empty index is all that is read.
-    """
-    condition = (
-        "l.state = 'running' AND l.connected AND l.last_record_at > to_timestamp(failed.value::float8)"
-    )
-    sql = f"""
-        SELECT {REMOTE} AS remote, failed.key AS worker, to_timestamp(max(failed.value::float8)) AS at
-        FROM feedq.lease l JOIN feedq.feed f ON f.id = l.feed_id
-        CROSS JOIN LATERAL jsonb_each_text(l.avoid) failed
-        WHERE l.avoid <> '{{}}' AND ({condition if proven else "true"}) GROUP BY 1, 2
-    """
-    failed = _by_remote(c, sql)
-    if not failed:
-        return {}
-    sql = f"""
-        SELECT {REMOTE} AS remote, w.name AS worker, max(l.running_since) AS at
-        FROM feedq.worker w JOIN feedq.lease l ON l.worker_id = w.id JOIN feedq.feed f ON f.id = l.feed_id
-        WHERE w.name = ANY(:names) AND w.state <> 'gone' AND l.state = 'running' AND l.connected
-            AND l.last_record_at > l.running_since
-        GROUP BY 1, 2
-    """
-    names = {name for workers in failed.values() for name in workers}
-    landed = _by_remote(c, sql, names=list(names))
-    return {remote: Experience(workers, landed.get(remote, {})) for remote, workers in failed.items()}
-
-
-def _by_remote(c: Connection, sql: str, **parameters: list[str]) -> dict[str, dict[str, datetime]]:
-    found: dict[str, dict[str, datetime]] = {}
-    for row in c.execute(text(sql), parameters):
-        found.setdefault(row.remote, {})[row.worker] = row.at
-    return found
-
-
-def leaving(c: Connection) -> dict[UUID, int]:
-    """Of workers that a person drained and that live; after a `fold`."""
-    sql = """
-        SELECT w.id, h.feeds FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id
-        WHERE w.state = 'active' AND w.target_state = 'drained' AND w.expires_at > clock_timestamp()
-          AND w.suspected_at IS NULL AND h.feeds > 0
-    """
-    return {row.id: row.feeds for row in c.execute(text(sql))}
 
 
 def recount(c: Connection, *, limit: int) -> None:

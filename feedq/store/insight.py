@@ -5,45 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
-from feedq.store.engine import connect_once
-from feedq.store.jobs import serving
-from feedq.store.jobs.serving import ScheduledTask
+from feedq.store.database import connect_once
+from feedq.store.jobs import listing
+from feedq.store.jobs.listing import ScheduledTask
 
 _STATE = """
-    SELECT clock_timestamp() AS now, t.pass_at, t.alive_since,
+    SELECT clock_timestamp() AS now, t.pass_at,
         extract(epoch FROM clock_timestamp() - t.pass_at)::float8 AS pass_age_s,
         l.host, l.pid, l.elected_at, l.expires_at, l.expires_at >= clock_timestamp() AS leads
     FROM feedq.fleet t LEFT JOIN feedq.leader l ON l.name = 'beat'
 """
 
-_SCHEDULES = """
-    SELECT count(*) FILTER (WHERE state = 'active')::int AS active,
-        count(*) FILTER (WHERE state = 'paused')::int AS paused,
-        count(*) FILTER (WHERE state = 'active' AND next_fire_at <= clock_timestamp())::int AS overdue,
-        extract(epoch FROM clock_timestamp() - min(next_fire_at) FILTER (WHERE state = 'active'))::float8
-            AS overdue_s
-    FROM feedq.schedule WHERE removed_at IS NULL
-"""
-# A later release may store other values here: they are no numbers then.
-_TRIPPED = """
-    SELECT name FROM feedq.schedule
-    WHERE removed_at IS NULL AND state = 'paused' AND failures >=
-        CASE WHEN jsonb_typeof(policy -> 'pause_on_failure') = 'number'
-             THEN (policy ->> 'pause_on_failure')::numeric END
-    ORDER BY name
-"""
-_RUNS = """
-    SELECT count(*) FILTER (WHERE state = 'running')::int AS running,
-        count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
-        count(*) FILTER (WHERE state = 'waiting' AND due_at <= clock_timestamp())::int AS due,
-        extract(epoch FROM clock_timestamp() - min(due_at) FILTER (WHERE state = 'waiting'))::float8 AS oldest_s
-    FROM feedq.run WHERE state IN ('waiting', 'running')
-"""
-_SLOTS = """
-    SELECT count(*)::int AS workers, coalesce(sum(job_slots), 0)::int AS slots FROM feedq.worker
-    WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
+_JOBS = """
+    SELECT schedules.*, runs.*, workers.* FROM (
+        SELECT count(*) FILTER (WHERE state = 'active')::int AS active,
+            count(*) FILTER (WHERE state = 'paused')::int AS paused,
+            -- A later release may store other values in a policy: they are no numbers then.
+            coalesce(array_agg(name ORDER BY name) FILTER (WHERE state = 'paused' AND failures >=
+                CASE WHEN jsonb_typeof(policy -> 'pause_on_failure') = 'number'
+                     THEN (policy ->> 'pause_on_failure')::numeric END), '{}') AS tripped,
+            extract(epoch FROM clock_timestamp() - min(next_fire_at) FILTER (
+                WHERE state = 'active' AND next_fire_at <= clock_timestamp()))::float8 AS overdue_s
+        FROM feedq.schedule WHERE removed_at IS NULL
+    ) schedules, (
+        SELECT count(*) FILTER (WHERE state = 'running')::int AS running,
+            count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
+            count(*) FILTER (WHERE state = 'waiting' AND due_at <= clock_timestamp())::int AS due,
+            extract(epoch FROM clock_timestamp() - min(due_at) FILTER (
+                WHERE state = 'waiting' AND due_at <= clock_timestamp()))::float8 AS oldest_due_s
+        FROM feedq.run WHERE state IN ('waiting', 'running')
+    ) runs, (
+        SELECT count(*)::int AS workers, coalesce(sum(job_slots), 0)::int AS slots FROM feedq.worker
+        WHERE state = 'active' AND target_state = 'serving' AND job_slots > 0
+    ) workers
 """
 
 
@@ -95,45 +91,30 @@ class JobState:
     def schedules(self) -> int:
         return self.active + self.paused
 
+    @property
+    def are_used(self) -> bool:
+        """Whether there is any schedule or run."""
+        return bool(self.schedules or self.waiting or self.running)
+
 
 def fleet_state(url: str) -> FleetState:
     """Raises `Unavailable`."""
     with connect_once(url) as c:
         row = c.execute(text(_STATE)).one()
-    leader = (
-        None
-        if row.pid is None
-        else Leader(row.host, row.pid, row.elected_at, row.expires_at, leads=row.leads)
-    )
+    leader = None
+    if row.pid is not None:
+        leader = Leader(row.host, row.pid, row.elected_at, row.expires_at, leads=row.leads)
     return FleetState(row.now, row.pass_at, row.pass_age_s, leader)
 
 
 def job_state(url: str) -> JobState:
     """Raises `Unavailable`."""
     with connect_once(url) as c:
-        return _job_state(c)
+        found = c.execute(text(_JOBS)).one()._asdict()
+    return JobState(**{**found, "tripped": tuple(found["tripped"])})
 
 
 def scheduled_tasks(url: str) -> list[ScheduledTask]:
     """Raises `Unavailable`."""
     with connect_once(url) as c:
-        return serving.scheduled_tasks(c)
-
-
-def _job_state(c: Connection) -> JobState:
-    schedules = c.execute(text(_SCHEDULES)).one()
-    tripped = tuple(row.name for row in c.execute(text(_TRIPPED)))
-    runs = c.execute(text(_RUNS)).one()
-    slots = c.execute(text(_SLOTS)).one()
-    return JobState(
-        active=schedules.active,
-        paused=schedules.paused,
-        tripped=tripped,
-        overdue_s=schedules.overdue_s if schedules.overdue else None,
-        running=runs.running,
-        waiting=runs.waiting,
-        due=runs.due,
-        oldest_due_s=runs.oldest_s if runs.due else None,
-        workers=slots.workers,
-        slots=slots.slots,
-    )
+        return listing.scheduled_tasks(c)

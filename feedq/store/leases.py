@@ -1,31 +1,78 @@
-"""The owner's side of the lease: claim, release, report. Grouped: one statement for many feeds.
+"""Leases: what owners do with theirs (claim, release, report), and what frees them when an owner is gone.
 
-Every statement names feed, epoch and worker, and has no effect on a row that no longer matches. Rows are
-locked in the order of feed ids, here and in the passes, so that two statements cannot deadlock.
+Each statement is for many feeds. Those of owners name feed, epoch and worker, and have no effect on a row that no
+longer matches. Rows are locked in the order of feed ids, here and in the passes, so that two statements cannot
+deadlock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.lease import AVOIDED_MAX, FAILOVER_WITHIN, RATE_TIME_S, Move, states_before
-from feedq.model import JSON, Claim, FeedKey, Progress, Reason, Release, Rewind, StopRequest, WorkerState
+from feedq.lease import (
+    AVOIDED_MAX,
+    BLAME_RECENT,
+    FAILOVER_WITHIN,
+    RATE_TIME_S,
+    SOON,
+    VERDICT_S,
+    Move,
+    on_loss,
+    states_before,
+)
+from feedq.model import (
+    JSON,
+    Claim,
+    FeedKey,
+    LeaseState,
+    Loss,
+    Progress,
+    Reason,
+    Release,
+    Rewind,
+    StopRequest,
+    WorkerState,
+)
+from feedq.store.aggregate import Aggregate, in_statement, in_transaction
 from feedq.store.base import Followed
-from feedq.store.channels import WAKE_SQL
-from feedq.store.database import Database
-from feedq.store.dirty import look_again
-from feedq.store.feed_rows import FEED_COLUMNS, feed_from
-from feedq.store.quarantine_records import blame
+from feedq.store.channels import wake_reconcile
+from feedq.store.database import Database, rows_given
+from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from
+from feedq.store.history import record
 from feedq.telemetry import EventKind
 
 ERROR_CHARS_MAX = 2_000
 """Longer messages are cut: a source's error page must not fill the table."""
 CURSOR_CHARS_MAX = 500
+BIGINT_MAX = 2**63 - 1
+OWNED = (LeaseState.ASSIGNED, LeaseState.RUNNING, LeaseState.STOPPING)
+"""States of a lease that somebody has."""
+
+
+def look_again(freed: str) -> str:
+    """A statement that marks what was edited, paused or removed while it ran: it is to be looked at again now that
+    it is idle. ``freed`` names rows of (feed_id, generation).
+
+    Whether it is marked already is not asked: a pass may just be taking that mark away.
+    """
+    return f"""
+        UPDATE feedq.feed f SET dirty = true
+        FROM {freed} CROSS JOIN LATERAL (
+            SELECT x.id FROM feedq.feed x
+            WHERE x.id = {freed}.feed_id
+              AND (x.removed_at IS NOT NULL OR x.target_state <> 'running'
+                   OR x.generation > {freed}.generation)
+            OFFSET 0  -- one look-up a feed, even if statistics are from when every feed was dirty
+        ) touched
+        WHERE f.id = touched.id
+    """
 
 
 def _locked(columns: str) -> str:
@@ -57,9 +104,28 @@ _AFTER_LOSS = f"""coalesce(
     AND (SELECT lost.heartbeat_at > w.started_at FROM feedq.worker lost WHERE lost.id = locked.lost_worker), false)
 """
 
+_KEY = {"feed_id": "bigint", "epoch": "bigint"}
+_RELEASED = {"reason": "text", "retry_in_s": "float8", "attempts": "int", "error": "text"}
+_PROGRESS = {
+    "records": "bigint",
+    "bytes": "bigint",
+    "dead_letters": "bigint",
+    "last_record_ago_s": "float8",
+    "cursor": "jsonb",
+    "connected": "boolean",
+    "stalled": "boolean",
+    "attempts": "int",
+    "error": "text",
+    "failures": "int",
+    "dead_letter_error": "text",
+    "sink_error": "text",
+    "rewind": "jsonb",
+}
+"""Of `Release` and of `Progress`, what the statements are given."""
+
 _CLAIM = f"""
     WITH given AS (
-        SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[])) AS t (feed_id, epoch)
+        SELECT * FROM {rows_given(_KEY)}
     ), locked AS ({_locked("l.worker_id, l.state, l.running_since, l.lost_at, l.lost_worker")}), held AS (
         -- FOR SHARE on the feed: an edit that commits while we wait for the lease must be read, not missed.
         SELECT {FEED_COLUMNS}, w.name AS worker_name, w.started_at AS worker_started_at,
@@ -91,9 +157,7 @@ _AVOIDED = f"""(
 )"""
 _RELEASE = f"""
     WITH given AS (
-        SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[]), CAST(:reasons AS text[]),
-            CAST(:delays AS float8[]), CAST(:attempts AS int[]), CAST(:errors AS text[]))
-            AS t (feed_id, epoch, reason, delay_s, attempts, error)
+        SELECT * FROM {rows_given(_KEY | _RELEASED)}
     ), locked AS (
         {_locked("l.worker_id, l.state, l.promised_to, l.reason AS before, l.last_error")}
     ), held AS (
@@ -101,7 +165,7 @@ _RELEASE = f"""
         SELECT locked.feed_id, locked.error, locked.attempts, w.name AS worker,
             coalesce(locked.reason = 'failed' AND before = 'failed' AND error = last_error, false) AS is_known,
             CASE WHEN kept THEN 'held' ELSE locked.reason END AS reason,
-            CASE WHEN kept THEN :hold_s ELSE locked.delay_s END AS delay_s
+            CASE WHEN kept THEN :hold_s ELSE locked.retry_in_s END AS delay_s
         FROM locked JOIN feedq.worker w ON w.id = locked.worker_id
         CROSS JOIN LATERAL (
             SELECT :hold_s > 0 AND w.state = 'draining' AND locked.reason IN ('drained', 'released')
@@ -146,14 +210,7 @@ def _smoothed(column: str, reported: str) -> str:
 
 _REPORT = f"""
     WITH given AS (
-        SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:epochs AS bigint[]),
-            CAST(:records AS bigint[]), CAST(:bytes AS bigint[]), CAST(:dead AS bigint[]),
-            CAST(:ages AS float8[]), CAST(:cursors AS jsonb[]), CAST(:connected AS boolean[]),
-            CAST(:stalled AS boolean[]), CAST(:attempts AS int[]), CAST(:errors AS text[]),
-            CAST(:failures AS int[]), CAST(:dead_errors AS text[]), CAST(:sink_errors AS text[]),
-            CAST(:rewinds AS jsonb[]))
-            AS t (feed_id, epoch, records, bytes, dead, age_s, cursor, connected, stalled, attempts, error,
-                  failures, dead_error, sink_error, rewind)
+        SELECT * FROM {rows_given(_KEY | _PROGRESS)}
     ), locked AS (
         {_locked("l.worker_id, l.state, l.reason, l.reported_at, l.running_since, l.moved_at")}
     ), held AS (
@@ -173,13 +230,14 @@ _REPORT = f"""
     UPDATE feedq.lease l SET
         records_total = l.records_total + held.records,
         bytes_total = l.bytes_total + held.bytes,
-        dead_letters_total = l.dead_letters_total + held.dead,
-        last_record_at = coalesce(clock_timestamp() - make_interval(secs => held.age_s), l.last_record_at),
+        dead_letters_total = l.dead_letters_total + held.dead_letters,
+        last_record_at = coalesce(
+            clock_timestamp() - make_interval(secs => held.last_record_ago_s), l.last_record_at),
         rows_per_s = {_smoothed("rows_per_s", "records")},
         bytes_per_s = {_smoothed("bytes_per_s", "bytes")},
-        dead_per_s = {_smoothed("dead_per_s", "dead")},
-        dead_letter_error = coalesce(held.dead_error, l.dead_letter_error),
-        dead_letter_at = CASE WHEN held.dead > 0 THEN clock_timestamp() ELSE l.dead_letter_at END,
+        dead_per_s = {_smoothed("dead_per_s", "dead_letters")},
+        dead_letter_error = coalesce(held.dead_letter_error, l.dead_letter_error),
+        dead_letter_at = CASE WHEN held.dead_letters > 0 THEN clock_timestamp() ELSE l.dead_letter_at END,
         sink_error = held.sink_error, failures = held.failures,
         -- On one on which it failed before: then it was not the worker that could not reach its source.
         avoid = CASE WHEN held.records > 0 AND l.avoid <> '{{}}' AND jsonb_exists(l.avoid,
@@ -194,29 +252,29 @@ _REPORT = f"""
 """
 
 
-BIGINT_MAX = 2**63 - 1
-
-
-class PostgresLeases:
+class PostgresLeases(Aggregate):
     """`feedq.store.base.Leases` on PostgreSQL."""
 
     def __init__(self, database: Database, *, restart_hold_s: float = 0.0) -> None:
-        self._database = database
+        super().__init__(database)
         self._restart_hold_s = restart_hold_s
 
-    def claim(self, worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
+    @in_statement
+    def claim(self, c: Connection, worker_id: UUID, keys: Sequence[FeedKey]) -> list[Claim]:
+        # Keys come from messages, which anybody may have forged: a number too large for its column would fail the
+        # statement, and with it the claims of all the others.
+        possible = [key for key in keys if all(0 < n <= BIGINT_MAX for n in key)]
         parameters = {
             "worker_id": worker_id,
             "kind": EventKind.LEASE_CLAIMED.value,
-            # Keys come from messages, which anybody may have forged: a number too large for its column
-            # would fail the statement, and with it the claims of all the others.
-            **_key_columns([key for key in keys if all(0 < n <= BIGINT_MAX for n in key)]),
+            "feed_id": [feed_id for feed_id, _ in possible],
+            "epoch": [epoch for _, epoch in possible],
         }
-        with self._database.statement() as c:
-            rows = c.execute(text(_CLAIM), parameters).all()
+        rows = c.execute(text(_CLAIM), parameters).all()
         return [_claim_from(row) for row in rows]
 
-    def claimed(self, worker_id: UUID, key: FeedKey) -> Claim | None:
+    @in_statement
+    def claimed(self, c: Connection, worker_id: UUID, key: FeedKey) -> Claim | None:
         sql = f"""
             SELECT {FEED_COLUMNS}, l.epoch, l.attempts, l.failures, l.quarantined, l.blamed,
                 false AS is_new_here, l.reason IS NOT NULL AS has_failed, false AS after_loss
@@ -224,95 +282,85 @@ class PostgresLeases:
             WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND l.worker_id = :worker_id AND l.state = 'running'
         """
         parameters = {"worker_id": worker_id, "feed_id": key[0], "epoch": key[1]}
-        with self._database.statement() as c:
-            row = c.execute(text(sql), parameters).one_or_none()
+        row = c.execute(text(sql), parameters).one_or_none()
         return None if row is None else _claim_from(row)
 
-    def release(self, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
+    @in_transaction
+    def release(self, c: Connection, worker_id: UUID, releases: Sequence[Release]) -> list[FeedKey]:
         parameters = {
             "worker_id": worker_id,
             "kind": EventKind.LEASE_RELEASED.value,
             "states": [s.value for s in states_before(Move.RELEASE)],
-            **_key_columns([r.key for r in releases]),
-            "reasons": [r.reason.value for r in releases],
-            "delays": [r.retry_in_s for r in releases],
-            "attempts": [r.attempts for r in releases],
-            "errors": [_cut(r.error) for r in releases],
+            **_columns(releases, _KEY | _RELEASED),
+            "reason": [r.reason.value for r in releases],
+            "error": [_cut(r.error) for r in releases],
             "hold_s": self._restart_hold_s,
         }
-        with self._database.transaction() as c:
-            matched = c.execute(text(_RELEASE), parameters).all()
-            keys = [(row.feed_id, row.epoch) for row in matched]
-            for r in releases:
-                if r.blame is not None and r.key in keys:
-                    blame(c, r.feed_id, worker_id, r.blame, said=f"{r.blame.cause}: {r.blame.said}")
-            # Nobody waits for what was only looked at again.
-            if not all(row.is_known for row in matched):
-                c.execute(text(WAKE_SQL))
+        matched = c.execute(text(_RELEASE), parameters).all()
+        keys = [(row.feed_id, row.epoch) for row in matched]
+        for r in releases:
+            if r.blame is not None and r.key in keys:
+                blame(c, r.feed_id, worker_id, r.blame, said=f"{r.blame.cause}: {r.blame.said}")
+        # Nobody waits for what was only looked at again.
+        if not all(row.is_known for row in matched):
+            wake_reconcile(c)
         return keys
 
-    def report(self, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
+    @in_transaction
+    def report(self, c: Connection, worker_id: UUID, progress: Sequence[Progress]) -> list[FeedKey]:
         parameters = {
             "worker_id": worker_id,
             "mended": EventKind.FEED_MENDED.value,
             "rewound": EventKind.SINK_REWOUND.value,
             "states": [s.value for s in states_before(Move.RELEASE)],
-            **_key_columns([p.key for p in progress]),
-            "records": [p.records for p in progress],
-            "bytes": [p.bytes for p in progress],
-            "dead": [p.dead_letters for p in progress],
-            "ages": [p.last_record_ago_s for p in progress],
-            "cursors": [_shown(p.cursor) for p in progress],
-            "connected": [p.connected for p in progress],
-            "stalled": [p.stalled for p in progress],
-            "attempts": [p.attempts for p in progress],
-            "errors": [_cut(p.error) for p in progress],
-            "failures": [p.failures for p in progress],
-            "dead_errors": [_cut(p.dead_letter_error) for p in progress],
-            "sink_errors": [_cut(p.sink_error) for p in progress],
-            "rewinds": [None if p.rewind is None else _detail(p.rewind) for p in progress],
+            **_columns(progress, _KEY | _PROGRESS),
+            "cursor": [_shown(p.cursor) for p in progress],
+            "error": [_cut(p.error) for p in progress],
+            "dead_letter_error": [_cut(p.dead_letter_error) for p in progress],
+            "sink_error": [_cut(p.sink_error) for p in progress],
+            "rewind": [None if p.rewind is None else _detail(p.rewind) for p in progress],
         }
-        with self._database.transaction() as c:
-            matched = c.execute(text(_REPORT), parameters).all()
-            if any(row.has_arrived for row in matched):
-                c.execute(text(WAKE_SQL))  # others may move now
+        matched = c.execute(text(_REPORT), parameters).all()
+        if any(row.has_arrived for row in matched):
+            wake_reconcile(c)  # others may move now
         return [(row.feed_id, row.epoch) for row in matched]
 
-    def assigned(self, worker_id: UUID, *, limit: int) -> list[FeedKey]:
+    @in_statement
+    def assigned(self, c: Connection, worker_id: UUID, *, limit: int) -> list[FeedKey]:
         sql = """
             SELECT feed_id, epoch FROM feedq.lease
             WHERE worker_id = :worker_id AND state = 'assigned' ORDER BY feed_id LIMIT :limit
         """
-        with self._database.statement() as c:
-            return _keys(c, sql, {"worker_id": worker_id, "limit": limit})
+        return _keys(c, sql, {"worker_id": worker_id, "limit": limit})
 
-    def stop_requests(self, worker_id: UUID) -> list[StopRequest]:
+    @in_statement
+    def stop_requests(self, c: Connection, worker_id: UUID) -> list[StopRequest]:
         sql = """
             SELECT feed_id, epoch, reason FROM feedq.lease
             WHERE worker_id = :worker_id AND state = 'stopping' ORDER BY feed_id
         """
-        with self._database.statement() as c:
-            rows = c.execute(text(sql), {"worker_id": worker_id}).all()
+        rows = c.execute(text(sql), {"worker_id": worker_id}).all()
         return [StopRequest(row.feed_id, row.epoch, Reason(row.reason or "released")) for row in rows]
 
-    def running_of(self, tenants: Collection[str]) -> dict[str, int]:
+    @in_statement
+    def running_of(self, c: Connection, tenants: Collection[str]) -> dict[str, int]:
         sql = """
             SELECT f.tenant, count(*) AS n FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
             WHERE f.tenant = ANY(:tenants) AND l.state = 'running' GROUP BY f.tenant
         """
-        with self._database.statement() as c:
-            rows = c.execute(text(sql), {"tenants": list(tenants)}).all()
+        rows = c.execute(text(sql), {"tenants": list(tenants)}).all()
         return dict.fromkeys(tenants, 0) | {row.tenant: row.n for row in rows}
 
-    def held(self, worker_id: UUID) -> list[FeedKey]:
+    @in_statement
+    def held(self, c: Connection, worker_id: UUID) -> list[FeedKey]:
         sql = """
             SELECT feed_id, epoch FROM feedq.lease
             WHERE worker_id = :worker_id AND state IN ('running', 'stopping') ORDER BY feed_id
         """
-        with self._database.statement() as c:
-            return _keys(c, sql, {"worker_id": worker_id})
+        return _keys(c, sql, {"worker_id": worker_id})
 
-    def follow(self, key: FeedKey) -> Followed | None:
+    @in_statement
+    def follow(self, c: Connection, key: FeedKey) -> Followed | None:
         sql = """
             SELECT l.worker_id, w.state AS worker_state, l.state, l.reason,
                    extract(epoch FROM w.expires_at - greatest(clock_timestamp(), w.heartbeat_at))::float8
@@ -320,14 +368,14 @@ class PostgresLeases:
             FROM feedq.lease l JOIN feedq.worker w ON w.id = l.worker_id
             WHERE l.feed_id = :feed_id AND l.epoch = :epoch AND w.state <> 'gone'
         """
-        with self._database.statement() as c:
-            row = c.execute(text(sql), {"feed_id": key[0], "epoch": key[1]}).one_or_none()
+        row = c.execute(text(sql), {"feed_id": key[0], "epoch": key[1]}).one_or_none()
         if row is None:
             return None
         stopping = Reason(row.reason or "released") if row.state == "stopping" else None
         return Followed(row.worker_id, WorkerState(row.worker_state), stopping, row.remaining_s)
 
-    def raise_epoch(self, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
+    @in_statement
+    def raise_epoch(self, c: Connection, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
         sql = """
             WITH raised AS (
                 UPDATE feedq.lease SET epoch = greatest(epoch, CAST(:above AS bigint)) + 1
@@ -347,27 +395,83 @@ class PostgresLeases:
             "above": above,
             "kind": EventKind.LEASE_RAISED.value,
         }
-        with self._database.statement() as c:
-            raised = _keys(c, sql, parameters)
+        raised = _keys(c, sql, parameters)
         return raised[0] if raised else None
 
 
+def free_leases(
+    c: Connection, worker_ids: list[UUID], *, reason: Reason, states: tuple[LeaseState, ...] = OWNED
+) -> int:
+    """Make idle what these workers hold in these states; the next owner gets another epoch."""
+    sql = f"""
+        WITH held AS (
+            SELECT feed_id, worker_id FROM feedq.lease
+            WHERE worker_id = ANY(:ids) AND state = ANY(:states) ORDER BY feed_id FOR UPDATE
+        ), freed AS (
+            UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = :reason, connected = false,
+                stalled = false, promised_to = NULL, moved_at = NULL, stop_by = NULL, held_for = NULL,
+                -- What feedq.lease.awaits_verdict says.
+                retry_at = CASE WHEN :lost AND NOT l.quarantined AND (
+                        l.blamed_at >= clock_timestamp() - make_interval(secs => {BLAME_RECENT.total_seconds()})
+                        OR (l.lost_at >= clock_timestamp() - make_interval(secs => {SOON.total_seconds()})
+                            AND EXISTS (SELECT FROM feedq.worker w WHERE w.id = l.lost_worker AND w.loss IS NULL))
+                    ) THEN clock_timestamp() + make_interval(secs => {VERDICT_S}) END,
+                lost_worker = CASE WHEN :lost THEN held.worker_id ELSE l.lost_worker END,
+                lost_at = CASE WHEN :lost THEN clock_timestamp() ELSE l.lost_at END
+            FROM held WHERE l.feed_id = held.feed_id
+            RETURNING l.feed_id, held.worker_id, l.epoch, l.generation
+        ), dirty AS ({look_again("freed")})
+        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+        SELECT :kind, feed_id, worker_id, epoch, jsonb_build_object('reason', CAST(:reason AS text))
+        FROM freed
+    """
+    parameters = {
+        "ids": worker_ids,
+        "states": [s.value for s in states],
+        "reason": reason.value,
+        "lost": reason is Reason.WORKER_GONE,
+        "kind": EventKind.LEASE_FREED.value,
+    }
+    return c.execute(text(sql), parameters).rowcount
+
+
+def blame(c: Connection, feed_id: int, worker_id: UUID, loss: Loss, *, said: str) -> None:
+    """Hold a loss against a feed, as `feedq.lease.on_loss` says."""
+    locked = f"""
+        SELECT {LEASE_COLUMNS}, clock_timestamp() AS now FROM feedq.lease l
+        WHERE l.feed_id = :feed_id FOR UPDATE
+    """
+    row = c.execute(text(locked), {"feed_id": feed_id}).one_or_none()
+    if row is None:  # the feed was removed
+        return
+    lease = lease_from(row, feed_id)
+    verdict = on_loss(lease, is_certain=loss.is_certain, now=row.now)
+    blamed = """
+        UPDATE feedq.lease SET blamed = :blamed, blamed_at = clock_timestamp(), blame = :said,
+            quarantined = :quarantined
+        WHERE feed_id = :feed_id
+    """
+    parameters = {
+        "feed_id": feed_id,
+        "blamed": verdict.blamed,
+        "said": said[:ERROR_CHARS_MAX],
+        "quarantined": verdict.quarantined,
+    }
+    c.execute(text(blamed), parameters)
+    if verdict.quarantined and not lease.quarantined:
+        record(c, EventKind.FEED_QUARANTINED, feed_id, worker_id, lease.epoch, detail={"why": said})
+    wake_reconcile(c)
+
+
+_claimed_values = attrgetter(*(field.name for field in fields(Claim) if field.name != "feed"))
+
+
 def _claim_from(row: Any) -> Claim:
-    return Claim(
-        feed_from(row),
-        row.epoch,
-        row.attempts,
-        row.failures,
-        row.quarantined,
-        row.blamed,
-        row.is_new_here,
-        row.has_failed,
-        row.after_loss,
-    )
+    return Claim(feed_from(row), *_claimed_values(row))
 
 
-def _key_columns(keys: Sequence[FeedKey]) -> dict[str, list[int]]:
-    return {"feed_ids": [feed_id for feed_id, _ in keys], "epochs": [epoch for _, epoch in keys]}
+def _columns(given: Sequence[Release] | Sequence[Progress], names: Collection[str]) -> dict[str, list[Any]]:
+    return {name: [getattr(one, name) for one in given] for name in names}
 
 
 def _keys(c: Connection, sql: str, parameters: dict[str, Any]) -> list[FeedKey]:

@@ -17,8 +17,7 @@ from sqlalchemy import Connection, text
 
 from feedq.errors import SchemaBehind
 from feedq.store import grants
-from feedq.store.engine import connect_once, session_once
-from feedq.store.tables import SCHEMA
+from feedq.store.database import SCHEMA, connect_once, session_once
 
 MIGRATION_LOCK = 0x_FEED_0001
 """Key of the advisory lock that serialises migrations."""

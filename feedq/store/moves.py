@@ -14,69 +14,98 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from feedq.errors import Conflict
-from feedq.lease import Move, objection_to_move, states_before
-from feedq.model import LeaseState, Reason
+from feedq.lease import Move, states_before
 from feedq.placement import NO_EXPERIENCE, Held, Transfer
-from feedq.store.channels import WAKE_SQL, NotifyReason, ring_workers
-from feedq.store.dirty import look_again
-from feedq.store.feed_rows import (
-    FEED_COLUMNS,
-    LEASE_COLUMNS,
-    avoided_from,
-    feed_from,
-    lease_from,
-    selector_from,
-)
-from feedq.store.held import REMOTE, SINK, experiences
-from feedq.store.measured import EFFECTIVE_WEIGHT, Means
+from feedq.store.assigning import EFFECTIVE_WEIGHT, REMOTE, SINK, PassAssignments, experiences
+from feedq.store.channels import NotifyReason, notify_workers
+from feedq.store.database import rows_given
+from feedq.store.feed_rows import avoided_from, selector_from
+from feedq.store.held import fold
+from feedq.store.leases import look_again
 from feedq.telemetry import EventKind
 
 
-def moves_under_way(c: Connection, *, within_s: float) -> dict[UUID, int]:
-    # With the time at which the statement began: with a clock that moves on, the index could not be used.
-    sql = """
-        SELECT coalesce(promised_to, worker_id) AS target, count(*) AS feeds FROM feedq.lease
-        WHERE moved_at IS NOT NULL AND moved_at > statement_timestamp() - make_interval(secs => :within_s)
-        GROUP BY target HAVING coalesce(promised_to, worker_id) IS NOT NULL
-    """
-    return {row.target: row.feeds for row in c.execute(text(sql), {"within_s": within_s})}
+class PassMoves(PassAssignments):
+    """The part of a reconcile pass that moves running feeds."""
 
+    evened_out: str | None
 
-def movable(c: Connection, worker_ids: Collection[UUID], *, limit: int, means: Means) -> list[Held]:
-    if not worker_ids:
-        return []
-    sql = f"""
-        SELECT f.id, held.worker_id, held.running_since, f.tenant, nullif(f.selector, '{{}}') AS selector,
-            nullif(l.avoid, '{{}}') AS avoid, {SINK} AS sink, {REMOTE} AS remote, {EFFECTIVE_WEIGHT} AS weight
-        FROM unnest(CAST(:ids AS uuid[])) AS source (id) CROSS JOIN LATERAL (
-            SELECT feed_id, worker_id, running_since FROM feedq.lease
-            WHERE worker_id = source.id AND state = 'running'
-            ORDER BY running_since LIMIT :limit
-        ) held
-        JOIN feedq.lease l ON l.feed_id = held.feed_id JOIN feedq.feed f ON f.id = held.feed_id
-        WHERE f.removed_at IS NULL AND f.target_state = 'running'
-        ORDER BY held.running_since, f.id
-    """
-    known = experiences(c, proven=False)
-    share = max(1, limit // len(worker_ids))
-    parameters = {"ids": list(map(str, worker_ids)), "limit": share, **means.parameters()}
-    held = []
-    for row in c.execute(text(sql), parameters):
-        one = Held(row.id, row.worker_id, row.weight, row.tenant, selector_from(row.selector), sink=row.sink)
-        if row.avoid or row.remote in known:
-            own, others = avoided_from(row.avoid), known.get(row.remote, NO_EXPERIENCE)
-            one = replace(one, avoid=others.avoided(own), reached=others.reached(own))
-        held.append(one)
-    return held
+    def leaving(self) -> dict[UUID, int]:
+        fold(self._c)
+        sql = """
+            SELECT w.id, h.feeds FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id
+            WHERE w.state = 'active' AND w.target_state = 'drained' AND w.expires_at > clock_timestamp()
+              AND w.suspected_at IS NULL AND h.feeds > 0
+        """
+        return {row.id: row.feeds for row in self._c.execute(text(sql))}
+
+    def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
+        # With the time at which the statement began: with a clock that moves on, the index could not be used.
+        sql = """
+            SELECT coalesce(promised_to, worker_id) AS target, count(*) AS feeds FROM feedq.lease
+            WHERE moved_at IS NOT NULL AND moved_at > statement_timestamp() - make_interval(secs => :within_s)
+            GROUP BY target HAVING coalesce(promised_to, worker_id) IS NOT NULL
+        """
+        return {row.target: row.feeds for row in self._c.execute(text(sql), {"within_s": within_s})}
+
+    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
+        if not worker_ids:
+            return []
+        sql = f"""
+            SELECT f.id, held.worker_id, held.running_since, f.tenant, nullif(f.selector, '{{}}') AS selector,
+                nullif(l.avoid, '{{}}') AS avoid, {SINK} AS sink, {REMOTE} AS remote, {EFFECTIVE_WEIGHT} AS weight
+            FROM unnest(CAST(:ids AS uuid[])) AS source (id) CROSS JOIN LATERAL (
+                SELECT feed_id, worker_id, running_since FROM feedq.lease
+                WHERE worker_id = source.id AND state = 'running'
+                ORDER BY running_since LIMIT :limit
+            ) held
+            JOIN feedq.lease l ON l.feed_id = held.feed_id JOIN feedq.feed f ON f.id = held.feed_id
+            WHERE f.removed_at IS NULL AND f.target_state = 'running'
+            ORDER BY held.running_since, f.id
+        """
+        known = experiences(self._c, proven=False)
+        share = max(1, limit // len(worker_ids))
+        parameters = {"ids": list(map(str, worker_ids)), "limit": share, **self._means.parameters()}
+        held = []
+        for row in self._c.execute(text(sql), parameters):
+            one = Held(
+                row.id, row.worker_id, row.weight, row.tenant, selector_from(row.selector), sink=row.sink
+            )
+            if row.avoid or row.remote in known:
+                own, others = avoided_from(row.avoid), known.get(row.remote, NO_EXPERIENCE)
+                one = replace(one, avoid=others.avoided(own), reached=others.reached(own))
+            held.append(one)
+        return held
+
+    def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
+        return transfer(self._c, transfers, stop_within_s=stop_within_s)
+
+    def reap(self) -> int:
+        sql = f"""
+            WITH late AS (
+                SELECT feed_id, worker_id FROM feedq.lease
+                WHERE state = 'stopping' AND stop_by <= clock_timestamp()
+                ORDER BY feed_id FOR UPDATE SKIP LOCKED  -- it is being released this very moment
+            ), freed AS (
+                -- What was promised to another worker stays so.
+                UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = 'reaped', stop_by = NULL,
+                    connected = false, stalled = false, retry_at = NULL,
+                    moved_at = CASE WHEN l.promised_to IS NOT NULL THEN l.moved_at END
+                FROM late WHERE l.feed_id = late.feed_id
+                RETURNING l.feed_id, l.epoch, l.generation, late.worker_id
+            ), dirty AS ({look_again("freed")}), history AS (
+                INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+                SELECT :kind, feed_id, worker_id, epoch FROM freed
+            )
+            SELECT count(*) FROM freed
+        """
+        return int(self._c.execute(text(sql), {"kind": EventKind.LEASE_REAPED.value}).scalar_one())
 
 
 def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
-    sql = """
+    sql = f"""
         WITH given AS (
-            SELECT * FROM unnest(
-                CAST(:feed_ids AS bigint[]), CAST(:sources AS uuid[]), CAST(:targets AS uuid[])
-            ) AS t (feed_id, source, target)
+            SELECT * FROM {rows_given({"feed_id": "bigint", "source": "uuid", "target": "uuid"})}
         ), locked AS (
             -- By nothing but keys, as in feedq.store.leases. What somebody has locked can move with another pass:
             -- this one may hold what they wait for.
@@ -104,82 +133,13 @@ def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: flo
         SELECT worker_id FROM asked
     """
     parameters = {
-        "feed_ids": [t.feed_id for t in transfers],
-        "sources": [str(t.source) for t in transfers],
-        "targets": [str(t.target) for t in transfers],
+        "feed_id": [t.feed_id for t in transfers],
+        "source": [str(t.source) for t in transfers],
+        "target": [str(t.target) for t in transfers],
         "states": [s.value for s in states_before(Move.ASK_TO_STOP)],
         "stop_within_s": stop_within_s,
         "kind": EventKind.STOP_REQUESTED.value,
     }
     owners = [row.worker_id for row in c.execute(text(sql), parameters)]
-    ring_workers(c, list(set(owners)), NotifyReason.FEEDS)
+    notify_workers(c, list(set(owners)), NotifyReason.FEEDS)
     return len(owners)
-
-
-def reap(c: Connection) -> int:
-    sql = f"""
-        WITH late AS (
-            SELECT feed_id, worker_id FROM feedq.lease
-            WHERE state = 'stopping' AND stop_by <= clock_timestamp()
-            ORDER BY feed_id FOR UPDATE SKIP LOCKED  -- it is being released this very moment
-        ), freed AS (
-            -- What was promised to another worker stays so.
-            UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = 'reaped', stop_by = NULL,
-                connected = false, stalled = false, retry_at = NULL,
-                moved_at = CASE WHEN l.promised_to IS NOT NULL THEN l.moved_at END
-            FROM late WHERE l.feed_id = late.feed_id
-            RETURNING l.feed_id, l.epoch, l.generation, late.worker_id
-        ), dirty AS ({look_again("freed")}), history AS (
-            INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
-            SELECT :kind, feed_id, worker_id, epoch FROM freed
-        )
-        SELECT count(*) FROM freed
-    """
-    return int(c.execute(text(sql), {"kind": EventKind.LEASE_REAPED.value}).scalar_one())
-
-
-def move(c: Connection, name: str, target: UUID, *, stop_within_s: float) -> bool:
-    """What a person asks for. False when there is no such feed."""
-    sql = f"""
-        SELECT {FEED_COLUMNS}, {LEASE_COLUMNS} FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
-        WHERE f.name = :name AND f.removed_at IS NULL FOR UPDATE OF l
-    """
-    row = c.execute(text(sql), {"name": name}).one_or_none()
-    if row is None:
-        return False
-    feed, lease = feed_from(row), lease_from(row, row.id)
-    objection = objection_to_move(feed, lease, target)
-    if objection is not None:
-        raise Conflict(f"feed {name!r} {objection}")
-    if lease.state is LeaseState.RUNNING:
-        assert lease.worker_id is not None
-        transfer(c, [Transfer(feed.id, lease.worker_id, target)], stop_within_s=stop_within_s)
-        return True
-    if lease.state is LeaseState.ASSIGNED:
-        _withdraw(c, feed.id)
-    promise = """
-        UPDATE feedq.lease SET promised_to = :target, held_for = NULL,
-            retry_at = CASE WHEN held_for IS NULL THEN retry_at END,
-            reason = CASE WHEN held_for IS NOT NULL OR (state = 'idle' AND retry_at IS NULL)
-                          THEN 'moved' ELSE reason END
-        WHERE feed_id = :feed_id
-    """
-    c.execute(text(promise), {"target": target, "feed_id": feed.id})
-    c.execute(text(WAKE_SQL))
-    return True
-
-
-def _withdraw(c: Connection, feed_id: int) -> None:
-    """Assigned elsewhere and not claimed: nobody streams it yet, and the message that is out becomes
-    stale."""
-    sql = """
-        WITH freed AS (
-            UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, moved_at = NULL
-            FROM (SELECT feed_id, worker_id FROM feedq.lease WHERE feed_id = :feed_id) was
-            WHERE l.feed_id = was.feed_id RETURNING l.feed_id, was.worker_id, l.epoch
-        )
-        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-        SELECT :kind, feed_id, worker_id, epoch, jsonb_build_object('reason', CAST(:reason AS text)) FROM freed
-    """
-    parameters = {"feed_id": feed_id, "kind": EventKind.LEASE_FREED.value, "reason": Reason.MOVED.value}
-    c.execute(text(sql), parameters)

@@ -5,46 +5,54 @@ With nothing to do, a pass reads a handful of partial indexes that are empty, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
-from functools import cached_property
+from datetime import datetime
 from uuid import UUID
 
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.lease import Edit, Move, Quiet, as_of, states_before
-from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, Worker
-from feedq.placement import EligibleWorker, Held, Transfer, WaitingFeed
+from feedq.lease import Quiet, as_of
+from feedq.model import Lease, Reason, Worker
 from feedq.store.base import ReconcilePass, SuspectWorker
-from feedq.store.channels import HELD_LOCKS, PASS_LOCK, WAKE_SQL, NotifyReason, ring_workers
-from feedq.store.clockstep import shorten_delays
-from feedq.store.database import Database
-from feedq.store.dirty import absorb_new, dirty
-from feedq.store.feed_rows import WORKER_COLUMNS, worker_from
-from feedq.store.held import candidates, fold, leaving
-from feedq.store.history import HistoryKept
-from feedq.store.leases import STILL_FAILED
-from feedq.store.measured import EFFECTIVE_WEIGHT, Means, means
-from feedq.store.moves import movable, moves_under_way, reap, transfer
-from feedq.store.quarantine_records import part, quarantined
-from feedq.store.sweeping import count_idle, sweep_page, weigh
-from feedq.store.waiting import waiting
-from feedq.store.workers import OVERDUE, SERVICE_SINCE, free_leases
+from feedq.store.channels import HELD_LOCKS, PASS_LOCK, NotifyReason, notify_workers, wake_reconcile
+from feedq.store.database import Database, rows_given
+from feedq.store.edits import PassEdits
+from feedq.store.feed_rows import LEASE_COLUMNS, WORKER_COLUMNS, lease_from, worker_from
+from feedq.store.history import HistoryKept, record
+from feedq.store.leases import free_leases
+from feedq.store.moves import PassMoves
+from feedq.store.sweeping import PassSweep
+from feedq.store.workers import OVERDUE, SERVICE_SINCE
 from feedq.telemetry import EventKind
 
 OVERDUE_PER_PASS = 10_000
 """Bounds a pass after an outage of the broker; the rest is for the next."""
 
-# Leases by nothing but their keys; what state they are in is asked after. Told that few can match, as there were
-# few when statistics were taken, the planner would go through all of them for each.
-_GIVEN = """
-    given AS (
-        SELECT t.*, l.state
-        FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:reasons AS text[])) AS t (feed_id, reason)
-        JOIN feedq.lease l USING (feed_id) ORDER BY feed_id FOR UPDATE OF l
+# When the database's clock was put back, no delay and no time limit lasts longer for it. Each is stored as the
+# time at which it ends: put back by an hour, the clock would make each last an hour longer. So a pass that
+# begins before the one before it ended, by that clock, shortens all that lie ahead by the difference. That is
+# short of the step by the time between the two passes, at most. A delay that was set since the step ends too
+# soon, which costs one try. Heartbeats need no such measure: see `feedq.lease.as_of`.
+# In the order of feed ids, as everywhere: two statements must not wait for each other.
+_SHORTEN = """
+    WITH ahead AS (
+        SELECT feed_id FROM feedq.lease WHERE feed_id IN (
+            SELECT feed_id FROM feedq.lease WHERE state = 'idle' AND retry_at > statement_timestamp()
+            UNION ALL
+            SELECT feed_id FROM feedq.lease WHERE state = 'stopping' AND stop_by > statement_timestamp()
+            UNION ALL
+            SELECT feed_id FROM feedq.lease WHERE state = 'assigned' AND assigned_at > statement_timestamp()
+            UNION ALL
+            SELECT feed_id FROM feedq.lease WHERE moved_at > statement_timestamp())
+        ORDER BY feed_id FOR UPDATE
     )
+    UPDATE feedq.lease l SET
+        retry_at = l.retry_at - :by, stop_by = l.stop_by - :by,
+        assigned_at = least(l.assigned_at, statement_timestamp()),
+        moved_at = least(l.moved_at, statement_timestamp())
+    FROM ahead WHERE l.feed_id = ahead.feed_id
 """
 
 
@@ -69,10 +77,10 @@ class PostgresFleet:
 
     def wake(self) -> None:
         with self._database.transaction() as c:
-            c.execute(text(WAKE_SQL))
+            wake_reconcile(c)
 
 
-class PostgresPass:
+class PostgresPass(PassMoves, PassEdits, PassSweep):
     """`feedq.store.base.ReconcilePass` on PostgreSQL."""
 
     def __init__(self, connection: Connection, *, keep: HistoryKept, measured_load: float) -> None:
@@ -86,14 +94,14 @@ class PostgresPass:
         self._sweep_at: datetime | None = row.sweep_at and min(row.sweep_at, row.now)
         self._swept_to: int | None = row.swept_to
         self._idle_counts: dict[str, int] = row.idle_counts
-        self._to_weigh: Mapping[str, int] | None = None
         if row.pass_at is not None and row.pass_at > row.now:
-            shorten_delays(connection, by=row.pass_at - row.now)
+            # The clock was put back.
+            connection.execute(text(_SHORTEN), {"by": row.pass_at - row.now})
 
     def stamp(self) -> None:
         """The fleet's row comes last, here as in a heartbeat: the other way round the two would deadlock."""
-        if self._to_weigh is not None:
-            weigh(self._c, self._to_weigh, means=self._means)
+        if self._page is not None:
+            self._weigh(self._means)
         sql = """
             UPDATE feedq.fleet SET pass_at = clock_timestamp(), pass_seq = pass_seq + 1,
                 active_workers = (SELECT count(*) FROM feedq.worker WHERE state = 'active' AND capacity > 0),
@@ -108,10 +116,6 @@ class PostgresPass:
             "idle_counts": orjson.dumps(self._idle_counts).decode(),
         }
         self._c.execute(text(sql), parameters)
-
-    @cached_property
-    def _means(self) -> Means:
-        return means(self._c, measured=self._measured_load)
 
     def quiet(self, *, ttl_s: float) -> Quiet:
         # A pass may be the first to come back after an outage, before any heartbeat could renew.
@@ -153,29 +157,13 @@ class PostgresPass:
         """
         ids = list(worker_ids)
         self._c.execute(text(sql), {"ids": ids, "kind": EventKind.WORKER_GONE.value})
-        return free_leases(self._c, ids, states=tuple(LeaseState)[1:], reason=Reason.WORKER_GONE.value)
-
-    def absorb_new(self, *, limit: int) -> int:
-        return absorb_new(self._c, limit=limit)
-
-    def dirty(self, *, limit: int) -> list[tuple[Feed, Lease]]:
-        return dirty(self._c, limit=limit)
-
-    def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
-        clean = "UPDATE feedq.feed SET dirty = false WHERE id = ANY(:ids)"
-        self._c.execute(text(clean), {"ids": [i for i, _ in edits]})
-        self._rename_idle([(i, e.reason) for i, e in edits if e.move is None and e.reason and not e.purge])
-        self._withdraw([(i, e.reason) for i, e in edits if e.move is Move.WITHDRAW])
-        asked = [(i, e.reason) for i, e in edits if e.move is Move.ASK_TO_STOP]
-        self._ask_to_stop(asked, stop_within_s=stop_within_s)
-        purged = [i for i, e in edits if e.purge]
-        self._c.execute(text("DELETE FROM feedq.feed WHERE id = ANY(:ids)"), {"ids": purged})
+        return free_leases(self._c, ids, reason=Reason.WORKER_GONE)
 
     def overdue(self, *, timeout_s: float) -> list[UUID]:
         sql = f"""
             WITH late AS (
                 SELECT feed_id, worker_id, state FROM feedq.lease
-                WHERE feed_id = ANY(ARRAY(  -- by nothing but keys, as in _GIVEN
+                WHERE feed_id = ANY(ARRAY(  -- by nothing but keys, as in `GIVEN`
                     SELECT feed_id FROM feedq.lease
                     WHERE state = 'assigned'
                       AND assigned_at <= statement_timestamp() - make_interval(secs => :timeout_s)
@@ -195,161 +183,33 @@ class PostgresPass:
         return [row.worker_id for row in self._c.execute(text(sql), {"timeout_s": timeout_s, "kind": kind})]
 
     def quarantined(self) -> list[Lease]:
-        return quarantined(self._c)
+        # But for those that change hands this very moment.
+        sql = f"""
+            SELECT l.feed_id, {LEASE_COLUMNS} FROM feedq.lease l
+            WHERE l.quarantined AND l.state = 'running' ORDER BY l.feed_id FOR UPDATE SKIP LOCKED
+        """
+        return [lease_from(row, row.feed_id) for row in self._c.execute(text(sql))]
 
     def part(self, leases: Sequence[Lease], *, stop_within_s: float) -> None:
-        part(self._c, leases, stop_within_s=stop_within_s)
-
-    def reap(self) -> int:
-        return reap(self._c)
-
-    def waiting(self, *, limit: int) -> list[WaitingFeed]:
-        found, self._waiting_after = waiting(
-            self._c, limit=limit, after=self._waiting_after, means=self._means
+        sql = f"""
+            UPDATE feedq.lease l SET state = 'stopping', reason = given.reason, quarantined = given.quarantined,
+                stop_by = clock_timestamp() + make_interval(secs => :stop_within_s)
+            FROM {rows_given({"feed_id": "bigint", "reason": "text", "quarantined": "boolean"})}
+            WHERE l.feed_id = given.feed_id AND l.state = 'running'
+        """
+        reasons = [Reason.QUARANTINED if lease.quarantined else Reason.RELEASED for lease in leases]
+        self._c.execute(
+            text(sql),
+            {
+                "feed_id": [lease.feed_id for lease in leases],
+                "reason": [reason.value for reason in reasons],
+                "quarantined": [lease.quarantined for lease in leases],
+                "stop_within_s": stop_within_s,
+            },
         )
-        return found
-
-    def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
-        return candidates(self._c, tenants)
-
-    def leaving(self) -> dict[UUID, int]:
-        fold(self._c)
-        return leaving(self._c)
-
-    def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
-        return moves_under_way(self._c, within_s=within_s)
-
-    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
-        return movable(self._c, worker_ids, limit=limit, means=self._means)
-
-    def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
-        return transfer(self._c, transfers, stop_within_s=stop_within_s)
-
-    def note_evened_out(self, fingerprint: str) -> None:
-        self.evened_out = fingerprint
-
-    def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
-        sql = f"""
-            WITH given AS (
-                SELECT * FROM unnest(CAST(:feed_ids AS bigint[]), CAST(:worker_ids AS uuid[]))
-                    AS t (feed_id, worker_id)
-            ), locked AS (
-                -- By nothing but keys, as in _GIVEN.
-                SELECT given.*, w.queue, {EFFECTIVE_WEIGHT} AS weight,
-                    l.state, w.state AS worker_state, w.target_state FROM given
-                JOIN feedq.lease l USING (feed_id)
-                JOIN feedq.feed f ON f.id = given.feed_id
-                JOIN feedq.worker w ON w.id = given.worker_id
-                ORDER BY given.feed_id FOR UPDATE OF l FOR SHARE OF w
-            ), free AS (
-                SELECT * FROM locked
-                WHERE state = ANY(:states) AND worker_state = 'active' AND target_state = 'serving'
-            ), assigned AS (
-                UPDATE feedq.lease l SET state = 'assigned', epoch = l.epoch + 1, worker_id = free.worker_id,
-                    assigned_at = clock_timestamp(), retry_at = NULL, {STILL_FAILED}, weight = free.weight,
-                    promised_to = NULL, held_for = NULL, stop_by = NULL
-                FROM free WHERE l.feed_id = free.feed_id
-                RETURNING l.feed_id, l.epoch, l.worker_id, free.queue, l.reason
-            ), history AS (
-                INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
-                SELECT :kind, feed_id, worker_id, epoch FROM assigned WHERE reason IS NULL
-            )
-            SELECT * FROM assigned ORDER BY feed_id
-        """
-        parameters = {
-            "feed_ids": [feed_id for feed_id, _ in pairs],
-            "worker_ids": [str(worker_id) for _, worker_id in pairs],
-            "states": [s.value for s in states_before(Move.ASSIGN)],
-            "kind": EventKind.LEASE_ASSIGNED.value,
-            **self._means.parameters(),
-        }
-        rows = self._c.execute(text(sql), parameters).all()
-        # The messages follow; a worker that hears this first need not wait for them.
-        ring_workers(self._c, list({row.worker_id for row in rows}), NotifyReason.FEEDS)
-        return [Assignment(row.feed_id, row.epoch, row.worker_id, row.queue) for row in rows]
-
-    def explain(self, unplaced: Sequence[tuple[int, Reason]]) -> None:
-        self._rename_idle([(feed_id, reason) for feed_id, reason in unplaced])
-
-    def sweep_is_due(self, *, interval_s: float) -> bool:
-        if self._swept_to is not None or self._sweep_at is None:
-            return True
-        return self._sweep_at <= self.now - timedelta(seconds=interval_s)
-
-    def sweep(self, *, stop_within_s: float) -> int:
-        if self._swept_to is None:
-            self._sweep_at = self.now
-            self._idle_counts = count_idle(self._c)
-        swept = sweep_page(
-            self._c,
-            after=self._swept_to or 0,
-            keep=self._keep,
-            stop_within_s=stop_within_s,
-        )
-        self._swept_to = swept.swept_to
-        self._to_weigh = swept.page
-        return swept.repaired
-
-    def waiting_by_reason(self) -> dict[Reason, int]:
-        held = "SELECT count(*) FROM feedq.lease WHERE held_for IS NOT NULL"
-        counts = {Reason(reason): feeds for reason, feeds in self._idle_counts.items()}
-        return counts | {Reason.HELD: self._c.execute(text(held)).scalar_one()}
-
-    def _rename_idle(self, reasons: Sequence[tuple[int, Reason | None]]) -> None:
-        if not reasons:
-            return
-        sql = f"""
-            WITH {_GIVEN}
-            UPDATE feedq.lease l SET reason = given.reason, retry_at = NULL, held_for = NULL,
-                promised_to = CASE WHEN given.reason IN ('new', 'settling') THEN l.promised_to END,
-                moved_at = CASE WHEN given.reason IN ('new', 'settling') THEN l.moved_at END,
-                attempts = CASE WHEN given.reason = 'new' THEN 0 ELSE l.attempts END,
-                avoid = CASE WHEN given.reason = 'new' THEN '{{}}' ELSE l.avoid END
-            FROM given WHERE l.feed_id = given.feed_id AND given.state = 'idle'
-        """
-        self._c.execute(text(sql), _reason_columns(reasons))
-
-    def _withdraw(self, reasons: Sequence[tuple[int, Reason | None]]) -> None:
-        if not reasons:
-            return
-        sql = f"""
-            WITH {_GIVEN}
-            UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = given.reason, moved_at = NULL
-            FROM given WHERE l.feed_id = given.feed_id AND given.state = ANY(:states)
-        """
-        states = [s.value for s in states_before(Move.WITHDRAW)]
-        self._c.execute(text(sql), {**_reason_columns(reasons), "states": states})
-        # A removed feed that nobody claimed is idle now and can go with the next pass.
-        again = "UPDATE feedq.feed SET dirty = true WHERE id = ANY(:ids) AND removed_at IS NOT NULL"
-        self._c.execute(text(again), {"ids": [i for i, _ in reasons]})
-
-    def _ask_to_stop(self, reasons: Sequence[tuple[int, Reason | None]], *, stop_within_s: float) -> None:
-        if not reasons:
-            return
-        sql = f"""
-            WITH {_GIVEN}, asked AS (
-                UPDATE feedq.lease l SET state = 'stopping', reason = given.reason,
-                    stop_by = clock_timestamp() + make_interval(secs => :stop_within_s)
-                FROM given WHERE l.feed_id = given.feed_id AND given.state = ANY(:states)
-                RETURNING l.feed_id, l.epoch, l.worker_id, l.reason
-            ), history AS (
-                INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-                SELECT :kind, feed_id, worker_id, epoch, jsonb_build_object('reason', reason) FROM asked
-            )
-            SELECT DISTINCT worker_id FROM asked
-        """
-        parameters = {
-            **_reason_columns(reasons),
-            "states": [s.value for s in states_before(Move.ASK_TO_STOP)],
-            "stop_within_s": stop_within_s,
-            "kind": EventKind.STOP_REQUESTED.value,
-        }
-        workers = [row.worker_id for row in self._c.execute(text(sql), parameters)]
-        ring_workers(self._c, workers, NotifyReason.FEEDS)
-
-
-def _reason_columns(reasons: Sequence[tuple[int, Reason | None]]) -> dict[str, list[object]]:
-    return {
-        "feed_ids": [feed_id for feed_id, _ in reasons],
-        "reasons": [None if reason is None else reason.value for _, reason in reasons],
-    }
+        for lease, reason in zip(leases, reasons, strict=True):
+            kind = EventKind.STOP_REQUESTED if lease.quarantined else EventKind.FEED_PARDONED
+            whose, why = (lease.feed_id, lease.worker_id, lease.epoch), {"reason": reason.value}
+            record(self._c, kind, *whose, detail=why)
+        owners = [lease.worker_id for lease in leases if lease.worker_id is not None]
+        notify_workers(self._c, owners, NotifyReason.FEEDS)

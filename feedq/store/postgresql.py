@@ -8,14 +8,28 @@ from sqlalchemy import text
 
 from feedq.model import Worker
 from feedq.store.database import Database
+from feedq.store.feed_listing import FeedListing
 from feedq.store.feeds import PostgresFeeds
 from feedq.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
-from feedq.store.jobs.postgresql import PostgresJobs
-from feedq.store.jobs.schedules import AGEING_S
+from feedq.store.jobs.calendars import CalendarStore
+from feedq.store.jobs.queues import QueueStore
+from feedq.store.jobs.runs import RunStore
+from feedq.store.jobs.schedules import AGEING_S, ScheduleStore
 from feedq.store.leases import PostgresLeases
 from feedq.store.passes import PostgresFleet
 from feedq.store.worker_session import PostgresListener, PostgresSession, worker_listener
 from feedq.store.workers import PostgresWorkers
+
+
+class JobStore:
+    """Schedules and their runs. The guarantees are the database's own (unique keys, row locks, its clock), so
+    there is no other implementation. Thread-safe."""
+
+    def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
+        self.schedules = ScheduleStore(database, ageing_s=ageing_s)
+        self.calendars = CalendarStore(database)
+        self.queues = QueueStore(database)
+        self.runs = RunStore(database, ageing_s=ageing_s)
 
 
 class PostgresStore:
@@ -34,10 +48,11 @@ class PostgresStore:
         self._url = url
         self._database = Database(url, application_name=application_name)
         self.feeds = PostgresFeeds(self._database)
+        self.listing = FeedListing(self._database)
         self.workers = PostgresWorkers(self._database)
         self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
         self.fleet = PostgresFleet(self._database, keep=HistoryKept(retention_days, events_per_feed))
-        self.jobs = PostgresJobs(self._database, ageing_s=ageing_s)
+        self.jobs = JobStore(self._database, ageing_s=ageing_s)
 
     def now(self) -> datetime:
         """The database's clock."""
@@ -52,5 +67,5 @@ class PostgresStore:
         return worker_listener(self._url, worker)
 
     def close(self) -> None:
-        self.jobs.close()
+        self.jobs.runs.close()
         self._database.close()

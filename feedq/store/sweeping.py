@@ -8,15 +8,15 @@ long because of it and nothing stays locked; where it ended is kept in the fleet
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, text
 
-from feedq.model import LeaseState, Reason
+from feedq.model import Reason
+from feedq.store.assigning import EFFECTIVE_WEIGHT, Means
 from feedq.store.held import recount
 from feedq.store.history import HistoryKept
-from feedq.store.measured import EFFECTIVE_WEIGHT, Means
-from feedq.store.workers import free_leases
+from feedq.store.leases import free_leases
 
 SWEEP_PAGE = 5_000
 """Feeds of one page, events that are trimmed with it, and feeds whose workers are counted anew."""
@@ -87,45 +87,66 @@ _IDLE_COUNTS = """
     WHERE state = 'idle' AND reason IN ('no_capacity', 'no_match', 'backoff', 'paused', 'failed')
     GROUP BY reason
 """
+_FORGET_WORKERS = """
+    DELETE FROM feedq.worker w
+    WHERE w.state = 'gone' AND w.heartbeat_at < clock_timestamp() - make_interval(days => :days)
+      AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id)
+      AND NOT EXISTS (SELECT FROM feedq.run r WHERE r.worker_id = w.id AND r.state = 'running')
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class SweptPage:
-    """What one page of the sweep came to."""
+class PassSweep:
+    """The part of a reconcile pass that sweeps. Its state is kept in the fleet's row."""
 
-    repaired: int
-    swept_to: int | None
+    now: datetime
+    _c: Connection
+    _keep: HistoryKept
+    _sweep_at: datetime | None
+    """When the latest sweep began."""
+    _swept_to: int | None
     """Where the next pass goes on; None when the sweep is done."""
-    page: Mapping[str, int]
-    """The feeds that it was about."""
+    _idle_counts: dict[str, int]
+    _page: Mapping[str, int] | None = None
+    """The feeds that this pass has swept."""
 
+    def sweep_is_due(self, *, interval_s: float) -> bool:
+        if self._swept_to is not None or self._sweep_at is None:
+            return True
+        return self._sweep_at <= self.now - timedelta(seconds=interval_s)
 
-def count_idle(c: Connection) -> dict[str, int]:
-    return {row.reason: row.feeds for row in c.execute(text(_IDLE_COUNTS))}
+    def sweep(self, *, stop_within_s: float) -> int:
+        c, after = self._c, self._swept_to or 0
+        if self._swept_to is None:
+            self._sweep_at = self.now
+            self._idle_counts = {row.reason: row.feeds for row in c.execute(text(_IDLE_COUNTS))}
+        last = "SELECT id FROM feedq.feed WHERE id > :after ORDER BY id LIMIT 1 OFFSET :page - 1"
+        upto = c.execute(text(last), {"after": after, "page": SWEEP_PAGE}).scalar_one_or_none()
+        self._page = page = {"after": after, "upto": _ALL if upto is None else upto}
+        repaired = c.execute(text(_MISMATCHED), page).rowcount
+        repaired += c.execute(text(_ENDLESS_STOPS), {**page, "stop_within_s": stop_within_s}).rowcount
+        repaired += _free_orphans(c, page)
+        recount(c, limit=SWEEP_PAGE)
+        bounds = {"days": self._keep.days, "per_feed": self._keep.per_feed, "limit": SWEEP_PAGE}
+        too_many = c.execute(text(_TRIM_FEEDS), {**page, **bounds}).rowcount
+        too_old = c.execute(text(_TRIM), bounds).rowcount
+        if too_many == SWEEP_PAGE or (upto is None and too_old == SWEEP_PAGE):
+            upto = after  # there is more to trim: this page once more
+        elif upto is None:
+            c.execute(text(_FORGET_WORKERS), {"days": self._keep.days})
+        self._swept_to = upto
+        return repaired
 
+    def waiting_by_reason(self) -> dict[Reason, int]:
+        held = "SELECT count(*) FROM feedq.lease WHERE held_for IS NOT NULL"
+        counts = {Reason(reason): feeds for reason, feeds in self._idle_counts.items()}
+        return counts | {Reason.HELD: self._c.execute(text(held)).scalar_one()}
 
-def sweep_page(c: Connection, *, after: int, keep: HistoryKept, stop_within_s: float) -> SweptPage:
-    last = "SELECT id FROM feedq.feed WHERE id > :after ORDER BY id LIMIT 1 OFFSET :page - 1"
-    upto = c.execute(text(last), {"after": after, "page": SWEEP_PAGE}).scalar_one_or_none()
-    page = {"after": after, "upto": _ALL if upto is None else upto}
-    repaired = c.execute(text(_MISMATCHED), page).rowcount
-    repaired += c.execute(text(_ENDLESS_STOPS), {**page, "stop_within_s": stop_within_s}).rowcount
-    repaired += _free_orphans(c, page)
-    recount(c, limit=SWEEP_PAGE)
-    bounds = {"days": keep.days, "per_feed": keep.per_feed, "limit": SWEEP_PAGE}
-    too_many = c.execute(text(_TRIM_FEEDS), {**page, **bounds}).rowcount
-    too_old = c.execute(text(_TRIM), bounds).rowcount
-    if too_many == SWEEP_PAGE or (upto is None and too_old == SWEEP_PAGE):
-        upto = after  # there is more to trim: this page once more
-    elif upto is None:
-        _forget_workers(c, keep.days)
-    return SweptPage(repaired, upto, page)
+    def _weigh(self, means: Means) -> None:
+        """Write what the feeds of the page weigh by now.
 
-
-def weigh(c: Connection, page: Mapping[str, int], *, means: Means) -> None:
-    """Write what the feeds of a page weigh by now. At the end of a pass: it locks rows that owners report on, and
-    must not wait for anybody after that."""
-    c.execute(text(_WEIGHTS), {**page, **means.parameters()})
+        At the end of a pass: it locks rows that owners report on, and must not wait for anybody after that.
+        """
+        self._c.execute(text(_WEIGHTS), {**(self._page or {}), **means.parameters()})
 
 
 def _free_orphans(c: Connection, page: dict[str, int]) -> int:
@@ -137,14 +158,4 @@ def _free_orphans(c: Connection, page: dict[str, int]) -> int:
     ids = [row.worker_id for row in c.execute(text(sql), page)]
     if not ids:
         return 0
-    return free_leases(c, ids, states=tuple(LeaseState)[1:], reason=Reason.WORKER_GONE.value)
-
-
-def _forget_workers(c: Connection, retention_days: int) -> None:
-    sql = """
-        DELETE FROM feedq.worker w
-        WHERE w.state = 'gone' AND w.heartbeat_at < clock_timestamp() - make_interval(days => :days)
-          AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.worker_id = w.id)
-          AND NOT EXISTS (SELECT FROM feedq.run r WHERE r.worker_id = w.id AND r.state = 'running')
-    """
-    c.execute(text(sql), {"days": retention_days})
+    return free_leases(c, ids, reason=Reason.WORKER_GONE)

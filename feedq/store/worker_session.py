@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from math import ceil
 from types import MappingProxyType
 from typing import Any
@@ -19,46 +18,24 @@ from typing import Any
 import psycopg2
 from psycopg2.extensions import connection as Connection  # noqa: N812 -- a class, named as the others are
 
-from feedq.errors import Unavailable
 from feedq.model import Heartbeat, Load, Worker
 from feedq.store.channels import SESSION_LOCK_CLASS, WORKER_LOCK_CLASS, worker_channel
-from feedq.store.engine import PLANNER, driver_options, psycopg2_dsn
+from feedq.store.database import (
+    PLANNER,
+    PreparedStatement,
+    connect,
+    for_driver,
+    translate_driver_errors,
+)
 from feedq.store.workers import (
     HEARTBEAT,
-    PREPARE_HEARTBEAT,
     PREPARED_HEARTBEAT,
     heartbeat_from,
     heartbeat_parameters,
 )
-from feedq.telemetry import mask_url
 
 KEEPER_STATEMENT_TIMEOUT_S = 2.0
 """A heartbeat that takes longer is given up and tried again: it must not use up the ttl on one attempt."""
-
-
-def connect(url: str, *, application_name: str, cursor_factory: Any = None) -> Connection:
-    """An autocommit session. Raises `Unavailable`."""
-    options = driver_options(application_name)
-    try:
-        connection: Connection = psycopg2.connect(psycopg2_dsn(url), cursor_factory=cursor_factory, **options)
-    except psycopg2.Error as error:
-        raise unavailable(url, error) from error
-    connection.autocommit = True
-    return connection
-
-
-def unavailable(url: str, error: Exception) -> Unavailable:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return Unavailable(f"control database {mask_url(url)}: {mask_url(said)}")
-
-
-@contextmanager
-def translated(url: str) -> Iterator[None]:
-    """Whatever the driver raises on a session of ours means that the session cannot go on."""
-    try:
-        yield
-    except psycopg2.Error as error:
-        raise unavailable(url, error) from error
 
 
 def hold_worker_lock(connection: Connection, worker: Worker) -> bool:
@@ -109,7 +86,7 @@ class _Waiting:
 
     def wait(self, timeout_s: float, others: Mapping[int, int] = MappingProxyType({})) -> bool:
         """Whether something was heard. ``others`` are descriptors that end the wait too, with what to poll for."""
-        with translated(self._url):
+        with translate_driver_errors(self._url):
             # Not select(), which knows no descriptor beyond 1023: a worker with 600 feeds has no other ones.
             waiting = select.poll()
             fileno = self._connection.fileno()
@@ -148,12 +125,12 @@ class PostgresSession(_Waiting):
         self._worker = worker
         self._ttl_s = ttl_s
         try:
-            with translated(url), self._connection.cursor() as cursor:
+            with translate_driver_errors(url), self._connection.cursor() as cursor:
                 cursor.execute(f"SET statement_timeout = {int(1000 * KEEPER_STATEMENT_TIMEOUT_S)}")
                 self.locks_hold = hold_worker_lock(self._connection, worker)
                 if self.locks_hold:
-                    _prepare(cursor, PREPARE_HEARTBEAT)
-                self._heartbeat = PREPARED_HEARTBEAT if self.locks_hold else HEARTBEAT
+                    _prepare(cursor, PREPARED_HEARTBEAT)
+                self._heartbeat = PREPARED_HEARTBEAT.execute if self.locks_hold else for_driver(HEARTBEAT)
                 cursor.execute(
                     "UPDATE feedq.worker SET session_locks = %s WHERE id = %s AND session_locks <> %s",
                     (self.locks_hold, str(worker.id), self.locks_hold),
@@ -163,19 +140,15 @@ class PostgresSession(_Waiting):
             raise
 
     def heartbeat(self, load: Load) -> Heartbeat | None:
-        with translated(self._url), self._connection.cursor() as cursor:
+        with translate_driver_errors(self._url), self._connection.cursor() as cursor:
             cursor.execute(self._heartbeat, heartbeat_parameters(self._worker.id, load, self._ttl_s))
             return heartbeat_from(cursor.fetchone())
 
 
-def _prepare(cursor: Any, statement: str) -> None:
-    """Have what is asked all the time planned once for the session: that costs more than to execute it.
-
-    Not behind a pooler, where the next statement may meet another backend.
-    """
+def _prepare(cursor: Any, statement: PreparedStatement) -> None:
     for name, value in {**PLANNER, "plan_cache_mode": "force_generic_plan"}.items():
         cursor.execute(f"SET {name} = {value}")
-    cursor.execute(statement)
+    cursor.execute(statement.prepare)
 
 
 class PostgresListener(_Waiting):
@@ -186,7 +159,7 @@ class PostgresListener(_Waiting):
     ) -> None:
         super().__init__(url, application_name=application_name)
         try:
-            with translated(url), self._connection.cursor() as cursor:
+            with translate_driver_errors(url), self._connection.cursor() as cursor:
                 if worker is not None:
                     hold_worker_lock(self._connection, worker)
                 cursor.execute(f"LISTEN {channel}")
@@ -196,13 +169,13 @@ class PostgresListener(_Waiting):
 
     def execute(self, sql: str, parameters: Any = None) -> list[tuple[Any, ...]]:
         """Run a statement on the listening session; for the beat, whose lock lives there too."""
-        with translated(self._url), self._connection.cursor() as cursor:
+        with translate_driver_errors(self._url), self._connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             return list(cursor.fetchall()) if cursor.description else []
 
-    def prepare(self, statement: str, *, lock_class: int, key: int) -> bool:
-        """Execute a ``PREPARE``; False behind a pooler, as this session's lock shows, which then says nothing."""
-        with translated(self._url), self._connection.cursor() as cursor:
+    def prepare(self, statement: PreparedStatement, *, lock_class: int, key: int) -> bool:
+        """False behind a pooler, as this session's lock shows, which then says nothing."""
+        with translate_driver_errors(self._url), self._connection.cursor() as cursor:
             if not _has_lock(cursor, lock_class, key):
                 return False
             _prepare(cursor, statement)

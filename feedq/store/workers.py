@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import fields
 from typing import Any
 from uuid import UUID
 
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.lease import BLAME_RECENT, SOON, VERDICT_S
 from feedq.model import (
     Heartbeat,
     LeaseState,
@@ -23,11 +23,12 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.store.channels import WAKE_SQL
-from feedq.store.database import Database
-from feedq.store.dirty import look_again
-from feedq.store.feed_rows import WORKER_COLUMNS, worker_from, worker_view_from
-from feedq.store.quarantine_records import report_loss
+from feedq.store.aggregate import Aggregate, in_transaction
+from feedq.store.channels import wake_reconcile
+from feedq.store.database import PreparedStatement
+from feedq.store.feed_rows import LOAD_FIELDS, WORKER_COLUMNS, worker_from
+from feedq.store.history import record
+from feedq.store.leases import ERROR_CHARS_MAX, blame, free_leases
 from feedq.telemetry import EventKind
 
 TARGET_EVENTS = {
@@ -36,6 +37,8 @@ TARGET_EVENTS = {
     WorkerTarget.DRAINED: EventKind.WORKER_DRAINING,
 }
 """What history calls it when a person wants this of a worker."""
+STACK_CALLS_MAX = 30
+"""Of the process that was lost, in its event."""
 ALIVE_STAMP_S = 1.0
 """The fleet row is stamped at most this often: a thousand heartbeats must not queue for one row. With a
 short ttl more often, or every stamp would look like the end of a silence."""
@@ -62,35 +65,35 @@ STAMP_ALIVE = f"""
         OR alive_at < clock_timestamp() - make_interval(secs => least({ALIVE_STAMP_S}, :ttl_s / 8.0))
 """
 
-# One statement a worker and interval, however many feeds it runs. `%(name)s` is for the driver: the lease keeper
-# sends it on a session of its own, which plans it once and for all. So what waits for the worker is asked in
+# One statement a worker and interval, however many feeds it runs. The lease keeper sends it on a session of its
+# own, which plans it once and for all. So what waits for the worker is asked in
 # an order that only `lease_summons` has: it is the way in, even if there was no lease yet when that was planned.
 _WAITING = """
     SELECT l.state FROM feedq.lease l
-    WHERE l.worker_id = %(worker_id)s AND l.state IN ('assigned', 'stopping')
+    WHERE l.worker_id = :worker_id AND l.state IN ('assigned', 'stopping')
 """
 # Of the sinks that this worker cannot write to, which is none nearly always: what the others know of them.
 _SINKS_ELSEWHERE = """
     SELECT array_agg(known.sink ORDER BY known.sink) FROM (
         SELECT down.sink, bool_or(down.sink = ANY(o.sinks_up)) AS up,
             bool_or(NOT down.sink = ANY(o.sinks_down)) AS untried
-        FROM unnest(CAST(%(sinks_down)s AS text[])) AS down (sink), feedq.worker o
-        WHERE o.id <> %(worker_id)s AND o.state = 'active' AND o.target_state = 'serving' AND o.capacity > 0
+        FROM unnest(CAST(:sinks_down AS text[])) AS down (sink), feedq.worker o
+        WHERE o.id <> :worker_id AND o.state = 'active' AND o.target_state = 'serving' AND o.capacity > 0
             AND o.expires_at > clock_timestamp()
         GROUP BY down.sink
     ) known WHERE {which}
 """
 HEARTBEAT = f"""
-    WITH alive AS ({STAMP_ALIVE.replace(":ttl_s", "%(ttl_s)s")})
+    WITH alive AS ({STAMP_ALIVE})
     UPDATE feedq.worker w SET
         heartbeat_at = clock_timestamp(),
-        expires_at = clock_timestamp() + make_interval(secs => %(ttl_s)s),
+        expires_at = clock_timestamp() + make_interval(secs => :ttl_s),
         suspected_at = NULL,
-        feeds = %(feeds)s, cpu = %(cpu)s, rss = %(rss)s, loop_lag_s = %(loop_lag_s)s,
-        rows_per_s = %(rows_per_s)s, bytes_per_s = %(bytes_per_s)s,
-        sinks_up = %(sinks_up)s, sinks_down = %(sinks_down)s
+        feeds = :feeds, cpu = :cpu, rss = :rss, loop_lag_s = :loop_lag_s,
+        rows_per_s = :rows_per_s, bytes_per_s = :bytes_per_s,
+        sinks_up = :sinks_up, sinks_down = :sinks_down
     FROM feedq.fleet f
-    WHERE w.id = %(worker_id)s AND w.state <> 'gone'
+    WHERE w.id = :worker_id AND w.state <> 'gone'
     RETURNING w.state,
         coalesce(({_WAITING} ORDER BY l.state DESC LIMIT 1) = 'stopping', false),
         coalesce(({_WAITING} ORDER BY l.state LIMIT 1) = 'assigned', false),
@@ -99,7 +102,7 @@ HEARTBEAT = f"""
         ({_SINKS_ELSEWHERE.format(which="known.up")}),
         ({_SINKS_ELSEWHERE.format(which="NOT known.up AND known.untried")})
 """
-_HEARTBEAT_TYPES = {
+_TYPES = {
     "worker_id": "uuid",
     "ttl_s": "float8",
     "feeds": "integer",
@@ -111,28 +114,16 @@ _HEARTBEAT_TYPES = {
     "sinks_up": "text[]",
     "sinks_down": "text[]",
 }
-PREPARE_HEARTBEAT = f"PREPARE feedq_heartbeat ({', '.join(_HEARTBEAT_TYPES.values())}) AS " + HEARTBEAT % {
-    name: f"${n}" for n, name in enumerate(_HEARTBEAT_TYPES, start=1)
-}
-PREPARED_HEARTBEAT = f"EXECUTE feedq_heartbeat ({', '.join(f'%({name})s' for name in _HEARTBEAT_TYPES)})"
+PREPARED_HEARTBEAT = PreparedStatement.of("feedq_heartbeat", HEARTBEAT, _TYPES)
 
 
 def heartbeat_parameters(worker_id: UUID, load: Load, ttl_s: float) -> dict[str, Any]:
-    return {
-        "worker_id": str(worker_id),
-        "ttl_s": ttl_s,
-        "feeds": load.feeds,
-        "cpu": load.cpu,
-        "rss": load.rss,
-        "loop_lag_s": load.loop_lag_s,
-        "rows_per_s": load.rows_per_s,
-        "bytes_per_s": load.bytes_per_s,
-        "sinks_up": list(load.sinks_up),
-        "sinks_down": list(load.sinks_down),
-    }
+    values = {name: getattr(load, name) for name in LOAD_FIELDS}
+    values["sinks_up"], values["sinks_down"] = list(load.sinks_up), list(load.sinks_down)
+    return {"worker_id": str(worker_id), "ttl_s": ttl_s, **values}
 
 
-def heartbeat_from(row: tuple[Any, ...] | None) -> Heartbeat | None:
+def heartbeat_from(row: Iterable[Any] | None) -> Heartbeat | None:
     if row is None:
         return None
     state, stops, claims, pass_age_s, active_workers, up, untried = row
@@ -141,13 +132,11 @@ def heartbeat_from(row: tuple[Any, ...] | None) -> Heartbeat | None:
     )
 
 
-class PostgresWorkers:
+class PostgresWorkers(Aggregate):
     """`feedq.store.base.Workers` on PostgreSQL."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def register(self, new: NewWorker, *, ttl_s: float) -> Worker:
+    @in_transaction
+    def register(self, c: Connection, new: NewWorker, *, ttl_s: float) -> Worker:
         sql = f"""
             INSERT INTO feedq.worker AS w
                 (id, name, queue, capacity, labels, host, pid, version, job_slots, task_set_id, expires_at)
@@ -155,29 +144,20 @@ class PostgresWorkers:
                     :task_set_id, clock_timestamp() + make_interval(secs => :ttl_s))
             RETURNING {WORKER_COLUMNS}
         """
-        parameters = {
-            "id": new.id,
-            "name": new.name,
-            "queue": new.queue,
-            "capacity": new.capacity,
-            "labels": orjson.dumps(dict(new.labels)).decode(),
-            "host": new.host,
-            "pid": new.pid,
-            "version": new.version,
-            "job_slots": new.job_slots,
-            "ttl_s": ttl_s,
-        }
-        with self._database.transaction() as c:
-            parameters["task_set_id"] = None if new.tasks is None else _task_set(c, new.tasks)
-            worker = worker_from(c.execute(text(sql), parameters).one())
-            c.execute(text(STAMP_ALIVE), {"ttl_s": ttl_s})
-            _record(c, EventKind.WORKER_JOINED, new.id)
+        parameters = {field.name: getattr(new, field.name) for field in fields(new) if field.name != "tasks"}
+        parameters["labels"] = orjson.dumps(dict(new.labels)).decode()
+        parameters["task_set_id"] = None if new.tasks is None else _task_set(c, new.tasks)
+        parameters["ttl_s"] = ttl_s
+        worker = worker_from(c.execute(text(sql), parameters).one())
+        c.execute(text(STAMP_ALIVE), {"ttl_s": ttl_s})
+        _record(c, EventKind.WORKER_JOINED, new.id)
         return worker
 
-    def heartbeat(self, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
-        with self._database.transaction() as c:
-            row = c.exec_driver_sql(HEARTBEAT, heartbeat_parameters(worker_id, load, ttl_s)).one_or_none()
-        return heartbeat_from(None if row is None else tuple(row))
+    @in_transaction
+    def heartbeat(self, c: Connection, worker_id: UUID, load: Load, *, ttl_s: float) -> Heartbeat | None:
+        return heartbeat_from(
+            c.execute(text(HEARTBEAT), heartbeat_parameters(worker_id, load, ttl_s)).one_or_none()
+        )
 
     def drain(self, worker_id: UUID) -> bool:
         sql = "UPDATE feedq.worker SET state = 'draining' WHERE id = :id AND state <> 'gone' RETURNING id"
@@ -205,26 +185,27 @@ class PostgresWorkers:
             self._free_the_unclaimed(worker_id, reason=Reason.DRAINED if drained else Reason.RELEASED)
         return True
 
-    def _free_the_unclaimed(self, worker_id: UUID, *, reason: Reason) -> None:
+    @in_transaction
+    def _free_the_unclaimed(self, c: Connection, worker_id: UUID, *, reason: Reason) -> None:
         """Nobody streams it yet, so it may go elsewhere at once; a claim that races waits for the row and
         finds it idle.
 
         A transaction of its own: to hold the worker's row while waiting for leases is what a pass does the
         other way round. Killed before it, a dispatch time-out does the rest.
         """
-        with self._database.transaction() as c:
-            free_leases(c, [worker_id], states=(LeaseState.ASSIGNED,), reason=reason.value)
-            c.execute(text(WAKE_SQL))
+        free_leases(c, [worker_id], states=(LeaseState.ASSIGNED,), reason=reason)
+        wake_reconcile(c)
 
-    def leave(self, worker_id: UUID) -> None:
+    @in_transaction
+    def leave(self, c: Connection, worker_id: UUID) -> None:
         sql = "UPDATE feedq.worker SET state = 'gone' WHERE id = :id AND state <> 'gone' RETURNING id"
-        with self._database.transaction() as c:
-            if c.execute(text(sql), {"id": worker_id}).one_or_none() is None:
-                return
-            free_leases(c, [worker_id], states=tuple(LeaseState)[1:], reason=Reason.RELEASED.value)
-            _record(c, EventKind.WORKER_LEFT, worker_id)
+        if c.execute(text(sql), {"id": worker_id}).one_or_none() is None:
+            return
+        free_leases(c, [worker_id], reason=Reason.RELEASED)
+        _record(c, EventKind.WORKER_LEFT, worker_id)
 
-    def views(self, *, gone: bool = False) -> list[WorkerView]:
+    @in_transaction
+    def views(self, c: Connection, *, gone: bool = False) -> list[WorkerView]:
         sql = f"""
             SELECT {WORKER_COLUMNS},
                 extract(epoch FROM clock_timestamp() - w.heartbeat_at)::float8 AS heartbeat_age_s,
@@ -243,55 +224,29 @@ class PostgresWorkers:
             ) p ON p.promised_to = w.id
             WHERE :gone OR w.state <> 'gone' ORDER BY w.name, w.started_at
         """
-        with self._database.transaction() as c:
-            return [worker_view_from(row) for row in c.execute(text(sql), {"gone": gone})]
+        return [
+            WorkerView(worker_from(row), row.leases, row.heartbeat_age_s, row.promised, row.load)
+            for row in c.execute(text(sql), {"gone": gone})
+        ]
 
-    def report_loss(self, worker_id: UUID, loss: Loss) -> bool:
-        with self._database.transaction() as c:
-            return report_loss(c, worker_id, loss)
+    @in_transaction
+    def report_loss(self, c: Connection, worker_id: UUID, loss: Loss) -> bool:
+        told = "UPDATE feedq.worker SET loss = :said WHERE id = :id AND loss IS NULL RETURNING name"
+        said = f"{loss.cause}: {loss.said}"[:ERROR_CHARS_MAX]
+        name = c.execute(text(told), {"id": worker_id, "said": said}).scalar_one_or_none()
+        if name is None:
+            return False
+        detail = {"cause": loss.cause, "why": said, "stack": list(loss.stack[:STACK_CALLS_MAX])}
+        record(c, EventKind.WORKER_LOST, worker_id=worker_id, detail=detail)
+        if loss.feed_id is not None:
+            blame(c, loss.feed_id, worker_id, loss, said=f"worker {name} was lost: {said}")
+        return True
 
-    def gone_among(self, worker_ids: Collection[UUID]) -> set[UUID]:
+    @in_transaction
+    def gone_among(self, c: Connection, worker_ids: Collection[UUID]) -> set[UUID]:
         sql = "SELECT id FROM feedq.worker WHERE id = ANY(:ids) AND state <> 'gone'"
-        with self._database.transaction() as c:
-            alive = {row.id for row in c.execute(text(sql), {"ids": list(worker_ids)})}
+        alive = {row.id for row in c.execute(text(sql), {"ids": list(worker_ids)})}
         return set(worker_ids) - alive
-
-
-def free_leases(c: Connection, worker_ids: list[UUID], *, states: tuple[LeaseState, ...], reason: str) -> int:
-    """Back to idle with what these workers hold; the next tenure has another epoch."""
-    sql = f"""
-        WITH held AS (
-            SELECT feed_id, worker_id FROM feedq.lease
-            WHERE worker_id = ANY(:ids) AND state = ANY(:states) ORDER BY feed_id FOR UPDATE
-        ), freed AS (
-            UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = :reason, connected = false,
-                stalled = false, promised_to = NULL, moved_at = NULL, stop_by = NULL, held_for = NULL,
-                -- What feedq.lease.awaits_verdict says.
-                retry_at = CASE WHEN :lost AND NOT l.quarantined AND (
-                        l.blamed_at >= clock_timestamp() - make_interval(secs => {BLAME_RECENT.total_seconds()})
-                        OR (l.lost_at >= clock_timestamp() - make_interval(secs => {SOON.total_seconds()})
-                            AND EXISTS (SELECT FROM feedq.worker w WHERE w.id = l.lost_worker AND w.loss IS NULL))
-                    ) THEN clock_timestamp() + make_interval(secs => {VERDICT_S}) END,
-                lost_worker = CASE WHEN :lost THEN held.worker_id ELSE l.lost_worker END,
-                lost_at = CASE WHEN :lost THEN clock_timestamp() ELSE l.lost_at END
-            FROM held WHERE l.feed_id = held.feed_id
-            RETURNING l.feed_id, held.worker_id, l.epoch, l.generation
-        ), dirty AS ({look_again("freed")})
-        INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
-        SELECT :kind, feed_id, worker_id, epoch, jsonb_build_object('reason', CAST(:reason AS text))
-        FROM freed
-    """
-    done = c.execute(
-        text(sql),
-        {
-            "ids": worker_ids,
-            "states": [s.value for s in states],
-            "reason": reason,
-            "lost": reason == Reason.WORKER_GONE,
-            "kind": EventKind.LEASE_FREED.value,
-        },
-    )
-    return done.rowcount
 
 
 def _task_set(c: Connection, tasks: Collection[str]) -> int:
@@ -313,6 +268,5 @@ def _task_set(c: Connection, tasks: Collection[str]) -> int:
 
 
 def _record(c: Connection, kind: EventKind, worker_id: UUID) -> None:
-    sql = "INSERT INTO feedq.event (kind, worker_id) VALUES (:kind, :worker_id)"
-    c.execute(text(sql), {"kind": kind.value, "worker_id": worker_id})
-    c.execute(text(WAKE_SQL))
+    record(c, kind, worker_id=worker_id)
+    wake_reconcile(c)

@@ -216,9 +216,9 @@ class ConnectorConformance(Stage):
     async def test_the_guard_cuts_it_from_another_thread_while_it_waits(self) -> None:
         def cut(_: Relay, tenure: Tenure) -> None:
             assert tenure.guard.watched, "the guard does not know the socket of an open connection"
-            lease_keeper = threading.Thread(target=tenure.guard.shut_all)
-            lease_keeper.start()
-            lease_keeper.join()
+            other_thread = threading.Thread(target=tenure.guard.shut_all)
+            other_thread.start()
+            other_thread.join()
 
         await self.end_while_waiting(cut)
 

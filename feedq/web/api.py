@@ -1,12 +1,12 @@
 """The JSON API under ``/api/feedq/``: the same documents as the commands' ``--json``.
 
 Flower's rules for an API apply: with a login it asks for it; without one it is closed until
-``FLOWER_UNAUTHENTICATED_API`` opens it. Errors are ``{"error": …}`` with status 400, 404, 409 or 503.
+``FLOWER_UNAUTHENTICATED_API`` opens it. Errors are ``{"error": …}`` with status 400, 404, 409 or 503. A change is
+a POST; it answers with what was changed, or with 403 (this Flower changes nothing, or another site's page asked).
 """
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Awaitable
 from typing import Any
@@ -15,12 +15,38 @@ import orjson
 from flower.api import BaseApiHandler
 from tornado import web
 
-from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
-from feedq.report import event_row, feed_document, feed_row, status_document, worker_row
+from feedq.errors import FeedqError, InvalidInput
+from feedq.report.rows import (
+    event_row,
+    feed_document,
+    feed_row,
+    run_row,
+    schedule_document,
+    schedule_row,
+    schedule_standing,
+    status_document,
+    worker_row,
+)
 from feedq.store.feed_listing import PAGE_MAX
 from feedq.telemetry import mask_url
-from feedq.web.asking import parse_query
+from feedq.web.asking import (
+    SCHEDULES_MAX,
+    number,
+    parse_moment,
+    parse_query,
+    parse_run_id,
+    parse_schedules,
+    parse_states,
+    status_of,
+)
 from feedq.web.facts import Facts
+from feedq.web.guard import refusal
+from feedq.wording import as_json
+
+KEY_MAX = 200
+"""Characters of a trigger's key."""
+RUNS_USUAL = 100
+CHANGES = ("trigger", "pause", "resume")
 
 
 class Resource(BaseApiHandler):
@@ -51,25 +77,15 @@ class Resource(BaseApiHandler):
         """What comes of it: the document, or an error with its status."""
         try:
             found = await document
-        except NotFound as error:
-            self.answer(404, {"error": str(error)})
-        except InvalidInput as error:
-            self.answer(400, {"error": str(error)})
-        except Conflict as error:
-            self.answer(409, {"error": str(error)})
         except FeedqError as error:
-            self.answer(503, {"error": mask_url(str(error))})
+            self.answer(status_of(error), {"error": mask_url(str(error))})
         else:
             self.answer(200, found)
 
     def answer(self, status: int, document: dict[str, Any]) -> None:
         self.set_status(status)
         self.set_header("Content-Type", "application/json")
-        try:
-            self.finish(orjson.dumps(document))
-        except TypeError:
-            # A cursor may hold an integer beyond 64 bits, which orjson refuses.
-            self.finish(json.dumps(document, default=str))
+        self.finish(as_json(document))
 
 
 class FeedList(Resource):
@@ -109,3 +125,103 @@ class FleetStatus(Resource):
     async def document(self, *path: str) -> dict[str, Any]:
         facts = await self.facts.fleet()
         return status_document(facts.numbers, facts.workers, facts.state, facts.warnings, jobs=facts.jobs)
+
+
+# -- schedules and runs ------------------------------------------------------------------------------
+
+
+class _Changeable(Resource):
+    """A resource of which something can be changed."""
+
+    @web.authenticated
+    async def post(self, *path: str) -> None:
+        refused = refusal(self.application.options, is_open=self.unauthenticated_api)
+        if refused is not None:
+            self.answer(403, {"error": refused})
+            return
+        await self.answer_with(self.change(*path))
+
+    @abstractmethod
+    async def change(self, *path: str) -> dict[str, Any]:
+        """Make it, and say what is now."""
+
+    def body(self, *known: str) -> dict[str, str]:
+        """The options of a change: a JSON object of strings, or nothing at all. Raises `InvalidInput`."""
+        if not self.request.body:
+            return {}
+        try:
+            found = orjson.loads(self.request.body)
+        except orjson.JSONDecodeError:
+            raise InvalidInput("the body must be a JSON object") from None
+        if not isinstance(found, dict):
+            raise InvalidInput("the body must be a JSON object")
+        for name, value in found.items():
+            if name not in known:
+                raise InvalidInput(f"unknown option {name!r}; known are: {', '.join(known) or 'none'}")
+            if not isinstance(value, str):
+                raise InvalidInput(f"{name}: must be a string")
+        return found
+
+
+class ScheduleList(Resource):
+    """``/api/feedq/schedules``"""
+
+    async def document(self, *path: str) -> dict[str, Any]:
+        query = parse_schedules(self.argument, limit=SCHEDULES_MAX)
+        part = await self.facts.schedules.part(query)
+        return {
+            "schedules": [schedule_row(view) for view in part.views],
+            "limit": query.limit,
+            "next_after": part.next_after,
+        }
+
+
+class ScheduleDetail(_Changeable):
+    """``/api/feedq/schedules/<name>``; by POST, with ``/trigger``, ``/pause`` or ``/resume`` behind it."""
+
+    async def document(self, *path: str) -> dict[str, Any]:
+        facts = await self.facts.schedules.schedule(path[0])
+        return schedule_document(facts.view, counts=facts.counts, runs=facts.runs)
+
+    async def change(self, *path: str) -> dict[str, Any]:
+        name, _, verb = path[0].rpartition("/")
+        schedules = self.facts.schedules
+        if not name or verb not in CHANGES:
+            raise InvalidInput(f"a change is a POST to …/schedules/<name>/<{'|'.join(CHANGES)}>")
+        if verb == "trigger":
+            key = self.body("key").get("key")
+            if key is not None and not 0 < len(key) <= KEY_MAX:
+                raise InvalidInput(f"key: must have 1 to {KEY_MAX} characters")
+            return run_row(await schedules.change(lambda store: store.trigger(name, key=key)))
+        if verb == "resume":
+            self.body()
+            return schedule_standing(await schedules.change(lambda store: store.resume(name)))
+        said = self.body("until", "reason")
+        until, reason = said.get("until"), said.get("reason")
+        end = None if until is None else parse_moment(until, name="until")
+        paused = await schedules.change(lambda store: store.pause(name, until=end, reason=reason))
+        return schedule_standing(paused)
+
+
+class RunList(Resource):
+    """``/api/feedq/runs``. Several states are separated by commas."""
+
+    async def document(self, *path: str) -> dict[str, Any]:
+        states = parse_states(self.argument("state"))
+        limit = number(self.argument("limit"), name="limit", default=RUNS_USUAL, least=1, most=PAGE_MAX)
+        runs = await self.facts.schedules.runs(self.argument("schedule") or None, states, limit)
+        return {"runs": [run_row(run) for run in runs], "limit": limit}
+
+
+class RunDetail(_Changeable):
+    """``/api/feedq/runs/<id>``; by POST, with ``/cancel`` behind it."""
+
+    async def document(self, *path: str) -> dict[str, Any]:
+        return run_row(await self.facts.schedules.run(parse_run_id(path[0])))
+
+    async def change(self, *path: str) -> dict[str, Any]:
+        if not path[1]:
+            raise InvalidInput("a change is a POST to …/runs/<id>/cancel")
+        self.body()
+        run_id = parse_run_id(path[0])
+        return run_row(await self.facts.schedules.change(lambda store: store.cancel_run(run_id)))

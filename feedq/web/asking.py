@@ -1,19 +1,30 @@
-"""What the address of a page or of the API asks for: filters, order and page of the list of feeds."""
+"""What the address of a page or of the API asks for: filters, order and page of a list.
+
+Schedules come by name, a page at a time, from the first one after a given name: however many there are, a page
+costs what it shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from feedq.errors import InvalidInput
+from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
 from feedq.model import Status
+from feedq.schedule.model import RunState
 from feedq.store.feed_listing import OFFSET_MAX, PAGE_MAX, Query, Sort
 
 SEARCH_MAX = 200
 """Characters; names are no longer than that."""
+SCHEDULES_MAX = 500
+"""Schedules of one page: each costs a few lookups."""
+RUN_ID_MAX = 2**63 - 1
+STATUSES = ((NotFound, 404), (InvalidInput, 400), (Conflict, 409), (FeedqError, 503))
+"""HTTP statuses by error; the first that fits counts."""
 
 Word = TypeVar("Word", bound=StrEnum)
 Arguments = Callable[[str], str | None]
@@ -55,7 +66,16 @@ def address(query: Query, *, limit: int, **changes: Any) -> str:
         "limit": None if wanted.limit == usual.limit else wanted.limit,
         "offset": wanted.offset,
     }
+    return arguments_of(parts)
+
+
+def arguments_of(parts: Mapping[str, Any]) -> str:
+    """The end of an address that gives these arguments; those without a value are left out."""
     return "?" + urlencode({name: str(value) for name, value in parts.items() if value})
+
+
+def status_of(error: FeedqError) -> int:
+    return next(status for kind, status in STATUSES if isinstance(error, kind))
 
 
 def word(text: str | None, kind: type[Word], *, name: str) -> Word | None:
@@ -76,3 +96,53 @@ def number(text: str | None, *, name: str, default: int, least: int, most: int) 
     if text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most:
         return int(text)
     raise InvalidInput(f"{name}={text!r}: must be a number from {least} to {most}")
+
+
+# -- schedules and runs ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleQuery:
+    """Schedules whose name begins with ``prefix`` and comes after ``after``."""
+
+    prefix: str = ""
+    after: str = ""
+    limit: int = SCHEDULES_MAX
+
+    def address(self, *, usual_limit: int, after: str = "") -> str:
+        """The arguments that ask for this part of the list, from another name on."""
+        parts = {
+            "prefix": self.prefix,
+            "after": after,
+            "limit": None if self.limit == usual_limit else self.limit,
+        }
+        return arguments_of(parts)
+
+
+def parse_schedules(argument: Arguments, *, limit: int) -> ScheduleQuery:
+    """Raises `InvalidInput`, naming the argument and what it may be."""
+    return ScheduleQuery(
+        prefix=(argument("prefix") or "").strip()[:SEARCH_MAX],
+        after=argument("after") or "",
+        limit=number(argument("limit"), name="limit", default=limit, least=1, most=SCHEDULES_MAX),
+    )
+
+
+def parse_states(text: str | None) -> tuple[RunState, ...]:
+    found = [word(part, RunState, name="state") for part in (text or "").split(",")]
+    return tuple(dict.fromkeys(state for state in found if state is not None))
+
+
+def parse_run_id(text: str) -> int:
+    return number(text, name="run", default=0, least=1, most=RUN_ID_MAX)
+
+
+def parse_moment(text: str, *, name: str) -> datetime:
+    """Raises `InvalidInput`: a time without its zone could mean any of twenty-four."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise InvalidInput(f"{name}={text!r}: must be a time with its zone, as in 2026-11-22T10:00:00Z")
+    return moment

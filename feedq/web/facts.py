@@ -1,10 +1,11 @@
-"""What the pages and the API show, as values: read from the control tables in one go each."""
+"""What the pages and the API show, as values read from the control tables in one go each; and what they change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeVar
 from uuid import UUID
 
 from feedq.diagnosis import Check, Level, Overview, explain
@@ -12,14 +13,21 @@ from feedq.diagnosis.fleet_checks import number_checks, summary, tally_checks
 from feedq.diagnosis.placement_checks import placing_checks
 from feedq.diagnosis.schedule_checks import job_checks
 from feedq.model import Event, FeedView, WorkerView
+from feedq.schedule.model import Run, RunState, ScheduleView
 from feedq.settings import Settings
-from feedq.store.feed_listing import FoundFeeds, PostgresListing, Query, StatusCount
+from feedq.store.feed_listing import FoundFeeds, Query, StatusCount
 from feedq.store.insight import FleetState, JobState, fleet_state, job_state
-from feedq.store.postgresql import PostgresStore
+from feedq.store.jobs.schedules import ScheduleStore
+from feedq.store.postgresql import JobStore, PostgresStore
+from feedq.verbs import worker_names
+from feedq.web.asking import ScheduleQuery
 from feedq.web.feed_reader import Reader
-from feedq.web.schedules.facts import ScheduleQueries
+
+T = TypeVar("T")
 
 EVENTS_SHOWN = 100
+RUNS_SHOWN = 100
+"""Runs on the page of one schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,26 @@ class FleetFacts:
     warnings: Sequence[Check]
 
 
+@dataclass(frozen=True, slots=True)
+class SchedulePart:
+    """A part of the list of schedules."""
+
+    now: datetime
+    views: Sequence[ScheduleView]
+    next_after: str | None
+    """The name after which the next part begins; None when this is the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleFacts:
+    """One schedule with its history."""
+
+    now: datetime
+    view: ScheduleView
+    counts: Mapping[RunState, int]
+    runs: Sequence[Run]
+
+
 class Facts:
     """The control tables for one Flower. Every method may raise `Unavailable`."""
 
@@ -54,14 +82,13 @@ class Facts:
         self._settings = settings
         self._url = settings.database_url.get_secret_value()
         self._store = PostgresStore(self._url, application_name="feedq-web")
-        self._listing = PostgresListing(self._url, application_name="feedq-web")
         self._reader = Reader(self._url)
         self.schedules = ScheduleQueries(
             self._store.jobs, self._reader, now=lambda: fleet_state(self._url).now
         )
 
     async def page(self, query: Query) -> FoundFeeds:
-        return await self._reader.read(query, lambda: self._listing.page(query))
+        return await self._reader.read(query, lambda: self._store.listing.page(query))
 
     async def feed(self, name: str) -> FeedFacts:
         """Raises `NotFound` as well."""
@@ -77,15 +104,13 @@ class Facts:
         view = self._store.feeds.view(name)
         events = self._store.feeds.events(name, limit=EVENTS_SHOWN)
         workers = self._store.workers.views()
-        names = {v.worker.id: v.worker.name for v in workers}
         now = fleet_state(self._url).now
-        return FeedFacts(
-            now, view, events, names, explain(view, workers, now=now, rules=self._settings.rules)
-        )
+        explanation = explain(view, workers, now=now, rules=self._settings.rules)
+        return FeedFacts(now, view, events, worker_names(workers), explanation)
 
     def _read_fleet(self) -> FleetFacts:
         workers = self._store.workers.views()
-        tallies = self._listing.tallies()
+        tallies = self._store.listing.tallies()
         state, jobs = fleet_state(self._url), job_state(self._url)
         numbers = summary(tallies, workers)
         interval_s = self._settings.reconcile_interval_s
@@ -97,3 +122,50 @@ class Facts:
         ]
         warnings = [check for check in checks if check.level is not Level.OK]
         return FleetFacts(state, jobs, numbers, tallies, workers, warnings)
+
+
+class ScheduleQueries:
+    """Schedules and runs in the control database, for one Flower. Every method may raise `Unavailable`."""
+
+    def __init__(self, jobs: JobStore, reader: Reader, *, now: Callable[[], datetime]) -> None:
+        """``now`` asks the database for its clock: it is the one that schedules go by."""
+        self._jobs = jobs
+        self._reader = reader
+        self._now = now
+
+    async def part(self, query: ScheduleQuery) -> SchedulePart:
+        return await self._reader.read(query, lambda: self._read_part(query))
+
+    async def schedule(self, name: str, *, states: tuple[RunState, ...] = ()) -> ScheduleFacts:
+        """With its runs of these states, or of any. Raises `NotFound` as well."""
+        return await self._reader.read(("schedule", name, states), lambda: self._read_schedule(name, states))
+
+    async def runs(self, name: str | None, states: tuple[RunState, ...], limit: int) -> list[Run]:
+        """Of a schedule, or of all; of some states, or of any. Raises `NotFound` as well."""
+        question = ("runs", name, states, limit)
+        schedules = self._jobs.schedules
+        return await self._reader.read(question, lambda: schedules.runs(name, states=states, limit=limit))
+
+    async def run(self, run_id: int) -> Run:
+        """Raises `NotFound` as well."""
+        return await self._reader.read(("run", run_id), lambda: self._jobs.schedules.run(run_id))
+
+    async def change(self, make: Callable[[ScheduleStore], T]) -> T:
+        """What came of a change. Raises what the store refuses it for."""
+        return await self._reader.change(lambda: make(self._jobs.schedules))
+
+    def _read_part(self, query: ScheduleQuery) -> SchedulePart:
+        # One more than is shown says whether there are others, and nothing need be counted.
+        views = self._jobs.schedules.views(prefix=query.prefix, after=query.after, limit=query.limit + 1)
+        shown = views[: query.limit]
+        next_after = shown[-1].schedule.spec.name if len(views) > len(shown) else None
+        return SchedulePart(self._now(), shown, next_after)
+
+    def _read_schedule(self, name: str, states: tuple[RunState, ...]) -> ScheduleFacts:
+        schedules = self._jobs.schedules
+        return ScheduleFacts(
+            view=schedules.view(name),
+            counts=schedules.counts(name),
+            runs=schedules.runs(name, states=states, limit=RUNS_SHOWN),
+            now=self._now(),
+        )

@@ -12,6 +12,11 @@ Flower asks nobody anything unless it was given a login, and without one it answ
 - No answer may be read by the page of another site, nor be shown inside of one.
 
 Requests are judged before Flower looks at them, by address and headers alone, whoever is logged in.
+
+Who may change anything on feedq's own pages and API, `refusal` says: whoever is logged in as Flower wants it, in a
+Flower that was not started with ``--read_only``; without a login nobody, unless ``FLOWER_UNAUTHENTICATED_API``
+opens the API. A form of a page carries Flower's token besides, which no other site can read, under every login
+and without one too.
 """
 
 from __future__ import annotations
@@ -85,6 +90,15 @@ class _ForThisSiteOnly(web.OutputTransform):
 
 def has_login(options: Any) -> bool:
     return bool(options.basic_auth or options.auth)
+
+
+def refusal(options: Any, *, is_open: bool) -> str | None:
+    """Why this Flower changes nothing, or None; ``is_open``: its API needs no login."""
+    if options.read_only:
+        return "this Flower was started with --read_only"
+    if has_login(options) or is_open:
+        return None
+    return "without a login nothing can be changed; give Flower one (FLOWER_BASIC_AUTH)"
 
 
 def why_unsafe(options: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""The pages: *Feeds*, one feed, *Fleet*.
+"""The pages: *Feeds*, one feed, *Fleet*, *Schedules*, and one schedule with its runs and its buttons.
 
 Each is a frame around a live part, and a script asks for the live part again and again: with ``live=1`` it comes
 alone, and an error comes as JSON. All text is escaped by the templates, and a content security policy forbids
@@ -11,22 +11,32 @@ import traceback
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
+from secrets import token_hex
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import orjson
 from flower.views import BaseHandler
 from tornado import web
 
 from feedq import __version__, wording
-from feedq.errors import FeedqError, InvalidInput, NotFound
+from feedq.errors import FeedqError, InvalidInput
 from feedq.lease import stillness_of
 from feedq.model import Status
+from feedq.report.details import (
+    declaration_lines,
+    event_detail,
+    lease_lines,
+    schedule_declaration_lines,
+    standing_lines,
+)
+from feedq.schedule.model import RunState, ScheduleState
 from feedq.store.feed_listing import Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
-from feedq.web.asking import address, parse_query
+from feedq.web.asking import address, parse_query, parse_run_id, parse_schedules, parse_states, status_of
 from feedq.web.facts import Facts
-from feedq.web.particulars import declaration_lines, detail, lease_lines, stamp
+from feedq.web.guard import refusal
+from feedq.wording import TONES, Tone, timing_words
 
 FEEDS_SHOWN = 200
 """Rows of one page of feeds, unless the address asks for more."""
@@ -35,31 +45,20 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-TONES = {
-    "streaming": "success",
-    "active": "success",
-    "serving": "success",
-    "connecting": "info",
-    "starting": "info",
-    "stalled": "warning",
-    "backoff": "warning",
-    "waiting": "warning",
-    "draining": "warning",
-    "cordoned": "warning",
-    "drained": "warning",
-    "failing": "danger",
-    "refusing": "danger",
-    "sink_unavailable": "danger",
-    "quarantined": "danger",
-    "failed": "danger",
-    "running": "info",
-    "succeeded": "success",
-    "timed_out": "danger",
-    "lost": "danger",
-    "missed_deadline": "warning",
-    "missed_catchup": "warning",
+BADGES = {
+    Tone.GOOD: "success",
+    Tone.UNDER_WAY: "info",
+    Tone.ODD: "warning",
+    Tone.BAD: "danger",
+    Tone.WORST: "danger",
+    Tone.ASIDE: "secondary",
 }
-"""Bootstrap's colour of a status or state; the others are grey. The word always stands beside the colour."""
+"""Bootstrap's colours. The word always stands beside the colour."""
+COLOURS = {word: BADGES[tone] for word, tone in TONES.items()}
+"""Of a status or state; the others are grey."""
+SCHEDULES_SHOWN = 200
+"""Rows of one page of schedules, unless the address asks for more."""
+PAUSED_HERE = "paused on the web page"
 
 logger = log(__name__)
 
@@ -98,12 +97,8 @@ class PageHandler(BaseHandler):
     async def get(self) -> None:
         try:
             live = await self.show()
-        except NotFound as error:
-            self.fail(404, str(error))
-        except InvalidInput as error:
-            self.fail(400, str(error))
         except FeedqError as error:
-            self.fail(503, str(error))
+            self.fail(status_of(error), str(error))
         else:
             if self.is_live:
                 self.finish(live)
@@ -138,12 +133,17 @@ class PageHandler(BaseHandler):
         """A template by itself, with the words that all of them use."""
         rendered: bytes = self.render_string(
             template,
-            tones=TONES,
+            tones=COLOURS,
             wording=wording,
             why=wording.why,
             stillness_of=stillness_of,
+            timing_words=timing_words,
             feed_url=self.feed_url,
             feeds_url=self.feeds_url,
+            schedule_url=self.schedule_url,
+            RunState=RunState,
+            ScheduleState=ScheduleState,
+            Status=Status,
             **names,
         )
         return rendered.decode()
@@ -158,6 +158,10 @@ class PageHandler(BaseHandler):
 
     def feeds_url(self, **changes: Any) -> str:
         return f"{self.reverse_url('feeds')}{address(Query(limit=FEEDS_SHOWN), limit=FEEDS_SHOWN, **changes)}"
+
+    def schedule_url(self, name: str, *, state: RunState | None = None) -> str:
+        chosen = "" if state is None else "&" + urlencode({"state": state})
+        return f"{self.reverse_url('schedule')}?name={quote(name, safe='')}{chosen}"
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         if status_code == 500:
@@ -195,7 +199,6 @@ class FeedsPage(PageHandler):
             records=sum(t.records_total for t in page.tallies if query.status in (None, t.status)),
             link=lambda **changes: address(query, limit=FEEDS_SHOWN, **changes),
             Sort=Sort,
-            Status=Status,
         )
 
 
@@ -216,11 +219,10 @@ class FeedPage(PageHandler):
             facts=facts,
             view=facts.view,
             cards={
-                "Lease": list(lease_lines(facts.view, now=facts.now, workers=facts.workers)),
-                "Declaration": list(declaration_lines(facts.view, now=facts.now)),
+                "Lease": lease_lines(facts.view, now=facts.now, workers=facts.workers),
+                "Declaration": declaration_lines(facts.view, now=facts.now),
             },
-            detail=detail,
-            stamp=stamp,
+            detail=event_detail,
         )
 
 
@@ -239,7 +241,6 @@ class FleetPage(PageHandler):
             facts=facts,
             aside=[f"{count} {what}" for what, count in aside if count],
             waiting=reasons(facts.tallies),
-            Status=Status,
         )
 
 
@@ -247,3 +248,101 @@ def reasons(tallies: Iterable[StatusCount]) -> list[tuple[str, int]]:
     """Why feeds wait for a worker, the most frequent first."""
     waiting = [(str(t.reason or "unknown"), t.feeds) for t in tallies if t.status is Status.WAITING]
     return sorted(waiting, key=lambda found: (-found[1], found[0]))
+
+
+# -- schedules ---------------------------------------------------------------------------------------
+
+
+class SchedulesPage(PageHandler):
+    """All schedules, a page at a time, by name."""
+
+    title = "Schedules"
+    tab = "schedules"
+    frame = "schedules.html"
+
+    async def show(self) -> str:
+        query = parse_schedules(self.argument, limit=SCHEDULES_SHOWN)
+        part = await self.facts.schedules.part(query)
+        here = query.address(usual_limit=SCHEDULES_SHOWN)
+        return self.part(
+            "schedules_live.html",
+            query=query,
+            part=part,
+            first_page=here,
+            next_page=query.address(usual_limit=SCHEDULES_SHOWN, after=part.next_after or ""),
+        )
+
+
+class SchedulePage(PageHandler):
+    """One schedule: where it stands, its declaration and its runs. Its buttons come back here by POST."""
+
+    title = "Schedule"
+    tab = "schedules"
+
+    @property
+    def name(self) -> str:
+        name = self.argument("name")
+        if not name:
+            raise InvalidInput("name: say which schedule, as in ?name=acme/rollup")
+        return name
+
+    def check_xsrf_cookie(self) -> None:
+        # Not Flower's own, which asks for the token under some kinds of login only.
+        web.RequestHandler.check_xsrf_cookie(self)
+
+    async def show(self) -> str:
+        name, states = self.name, parse_states(self.argument("state"))
+        self.title = name
+        facts = await self.facts.schedules.schedule(name, states=states)
+        return self.part(
+            "schedule_live.html",
+            facts=facts,
+            view=facts.view,
+            states=states,
+            cards={
+                "Now": standing_lines(facts.view, counts=facts.counts, now=facts.now),
+                "Declaration": schedule_declaration_lines(facts.view.schedule.spec),
+            },
+            may_change=refusal(self.application.options, is_open=self.unauthenticated_api) is None,
+            # A button that is pressed twice sends the same key, and triggers once.
+            key=f"web-{token_hex(6)}",
+        )
+
+    @web.authenticated
+    async def post(self) -> None:
+        try:
+            refused = refusal(self.application.options, is_open=self.unauthenticated_api)
+            if refused is not None:
+                self.fail(403, refused)
+                return
+            name = self.name
+            self.title = name
+            await self._change(name)
+            live = await self.show() if self.is_live else ""
+        except FeedqError as error:
+            self.fail(status_of(error), str(error))
+        else:
+            if self.is_live:
+                self.finish(live)
+            else:
+                self.redirect(self.schedule_url(name), status=303)
+
+    async def _change(self, name: str) -> None:
+        change, verb = self.facts.schedules.change, self._said("do")
+        match verb:
+            case "trigger":
+                key = self._said("key") or None
+                await change(lambda store: store.trigger(name, key=key))
+            case "pause":
+                await change(lambda store: store.pause(name, reason=PAUSED_HERE))
+            case "resume":
+                await change(lambda store: store.resume(name))
+            case "cancel":
+                run_id = parse_run_id(self._said("run"))
+                await change(lambda store: store.cancel_run(run_id))
+            case _:
+                raise InvalidInput(f"do={verb!r}: must be trigger, pause, resume or cancel")
+
+    def _said(self, name: str) -> str:
+        said: str = self.get_body_argument(name, "")
+        return said

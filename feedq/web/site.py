@@ -1,22 +1,58 @@
-"""The table of feedq's addresses, and their installation into Flower's, behind `feedq.web.guard`."""
+"""The table of feedq's addresses, feedq's templates before Flower's, and their installation into Flower."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from tornado.template import Loader, Template
 from tornado.web import StaticFileHandler, url
 
 from feedq.settings import settings
-from feedq.web.api import FeedDetail, FeedList, FleetStatus, WorkerList
+from feedq.telemetry import LogEvent, log
+from feedq.web.api import (
+    FeedDetail,
+    FeedList,
+    FleetStatus,
+    RunDetail,
+    RunList,
+    ScheduleDetail,
+    ScheduleList,
+    WorkerList,
+)
 from feedq.web.facts import Facts
 from feedq.web.guard import TASKS_KEPT, GuardedFlower
-from feedq.web.overlay import OverlayLoader
-from feedq.web.pages import FeedPage, FeedsPage, FleetPage
-from feedq.web.schedules.api import RunDetail, RunList, ScheduleDetail, ScheduleList
-from feedq.web.schedules.pages import SchedulePage, SchedulesPage
+from feedq.web.pages import FeedPage, FeedsPage, FleetPage, SchedulePage, SchedulesPage
 
 STATIC = Path(__file__).with_name("static")
+OWN_TEMPLATES = Path(__file__).with_name("templates")
+NAVIGATION = "navbar.html"
+TABS = "feedq_tabs.html"
+LIST_BEGIN = b'<ul class="app-nav navbar-nav">'
+"""Where Flower's own tabs begin; ours come first."""
+
+logger = log(__name__)
+
+
+class OverlayLoader(Loader):
+    """A loader over Flower's templates. A Flower whose navigation has changed shows without our tabs."""
+
+    def _create_template(self, name: str) -> Template:
+        own = OWN_TEMPLATES / name
+        if own.is_file():
+            return Template(own.read_bytes(), name=name, loader=self)
+        if name == NAVIGATION:
+            return Template(self._with_tabs(), name=name, loader=self)
+        template: Template = super()._create_template(name)
+        return template
+
+    def _with_tabs(self) -> bytes:
+        markup = (Path(self.root) / NAVIGATION).read_bytes()
+        before, begin, after = markup.partition(LIST_BEGIN)
+        if not begin:
+            logger.warning(LogEvent.TABS_LEFT_OUT)
+            return markup
+        return before + begin + (OWN_TEMPLATES / TABS).read_bytes() + after
 
 
 def addresses(facts: Facts) -> list[Any]:

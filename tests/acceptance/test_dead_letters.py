@@ -22,7 +22,7 @@ NAME = "desk/typed"
 REFUSED = 20
 
 
-class Desk:
+class Bench:
     """A cluster with one feed whose table refuses every record, and the commands for it."""
 
     def __init__(self, cluster: Cluster, source: Source) -> None:
@@ -37,9 +37,7 @@ class Desk:
 
 
 @pytest.fixture(scope="module")
-def lease_client(
-    tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey
-) -> Iterator[Desk]:
+def bench(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Bench]:
     client = valkey.client()
     client.flushall()
     client.close()
@@ -58,95 +56,94 @@ def lease_client(
             lambda: cluster.leases()[NAME].dead_letters_total >= REFUSED, limit_s=40, what="records refused"
         )
         cluster.feedq("feed", "pause", NAME, "--wait")
-        yield Desk(cluster, source)
+        yield Bench(cluster, source)
     postgres.drop_database("dead_letters")
 
 
-def test_refused_records_are_listed_and_shown_with_the_reason(lease_client: Desk) -> None:
-    listed = lease_client.ask("dead-letters", "list", NAME, "--limit", "5")
+def test_refused_records_are_listed_and_shown_with_the_reason(bench: Bench) -> None:
+    listed = bench.ask("dead-letters", "list", NAME, "--limit", "5")
     assert len(listed) == 5
     assert listed[0]["id"] > listed[-1]["id"]
     assert 'column "pad"' in listed[0]["error"] or "type date" in listed[0]["error"]
     assert json.loads(listed[0]["record"])["seq"] >= REFUSED
-    shown = lease_client.ask("dead-letters", "show", NAME, str(listed[2]["id"]))
+    shown = bench.ask("dead-letters", "show", NAME, str(listed[2]["id"]))
     assert shown == listed[2]
-    table = lease_client.cluster.feedq("feed", "dead-letters", "list", NAME)
+    table = bench.cluster.feedq("feed", "dead-letters", "list", NAME)
     assert str(listed[0]["id"]) in table
 
 
-def test_an_unknown_dead_letter_is_named(lease_client: Desk) -> None:
+def test_an_unknown_dead_letter_is_named(bench: Bench) -> None:
     for command in (("show", NAME, "999999"), ("replay", NAME, "999999"), ("drop", NAME, "999999", "-y")):
-        ran = lease_client.cluster.run("feed", "dead-letters", *command)
+        ran = bench.cluster.run("feed", "dead-letters", *command)
         assert ran.returncode == 2
         assert f"{NAME} has no dead letter 999999" in ran.stderr
 
 
-def test_a_replay_lands_what_the_mended_table_takes_and_keeps_the_rest(lease_client: Desk) -> None:
-    before = lease_client.ask("dead-letters", "list", NAME, "--limit", "10000")
+def test_a_replay_lands_what_the_mended_table_takes_and_keeps_the_rest(bench: Bench) -> None:
+    before = bench.ask("dead-letters", "list", NAME, "--limit", "10000")
     first, second = sorted(letter["id"] for letter in before)[:2]
-    ran = lease_client.cluster.run("feed", "dead-letters", "replay", NAME, str(first), "--json")
+    ran = bench.cluster.run("feed", "dead-letters", "replay", NAME, str(first), "--json")
     assert ran.returncode == 1, "the table has not been mended yet"
     assert json.loads(ran.stdout)["landed"] == 0
-    assert lease_client.sequence("typed") == []
+    assert bench.sequence("typed") == []
 
-    lease_client.cluster.sql("ALTER TABLE typed ALTER COLUMN pad TYPE text")
-    assert lease_client.ask("dead-letters", "drop", NAME, str(second), "--yes") == {
+    bench.cluster.sql("ALTER TABLE typed ALTER COLUMN pad TYPE text")
+    assert bench.ask("dead-letters", "drop", NAME, str(second), "--yes") == {
         "name": NAME,
         "dropped": 1,
     }
     # Two at once: between them each record lands once.
     with ThreadPoolExecutor(2) as both:
-        done = list(both.map(lambda _: lease_client.ask("dead-letters", "replay", NAME, "--all"), range(2)))
+        done = list(both.map(lambda _: bench.ask("dead-letters", "replay", NAME, "--all"), range(2)))
     assert sum(report["landed"] for report in done) == len(before) - 1
     dropped = next(json.loads(letter["record"])["seq"] for letter in before if letter["id"] == second)
     expected = sorted(json.loads(letter["record"])["seq"] for letter in before)
     expected.remove(dropped)
-    assert lease_client.sequence("typed") == expected
-    assert lease_client.ask("dead-letters", "list", NAME) == []
+    assert bench.sequence("typed") == expected
+    assert bench.ask("dead-letters", "list", NAME) == []
 
 
-def test_a_trial_shows_how_records_would_land_and_imports_nothing(lease_client: Desk) -> None:
-    trial = lease_client.ask("test", NAME, "--records", "3")
+def test_a_trial_shows_how_records_would_land_and_imports_nothing(bench: Bench) -> None:
+    trial = bench.ask("test", NAME, "--records", "3")
     assert trial["ok"]
     assert [step["outcome"] for step in trial["steps"]] == ["ok"] * len(trial["steps"])
     assert [record["columns"]["seq"] for record in trial["records"]] == ["1", "2", "3"]
     assert trial["cursor"] >= 3
-    landed = lease_client.sequence("typed")
-    resumed = lease_client.ask("test", NAME, "--records", "1", "--cursor", "1000")
-    assert resumed["records"][0]["columns"]["seq"] == "1001"
-    assert lease_client.sequence("typed") == landed
+    landed = bench.sequence("typed")
+    resumed = bench.ask("test", NAME, "--records", "1", "--cursor", str(trial["cursor"]))
+    assert resumed["records"][0]["columns"]["seq"] == str(trial["cursor"] + 1)
+    assert bench.sequence("typed") == landed
 
 
 def test_a_trial_of_a_feed_that_is_not_declared_yet_says_what_would_be_refused(
-    lease_client: Desk, tmp_path: Path
+    bench: Bench, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "feeds.yaml"
-    declared = feed("desk/new", lease_client.source.url)
+    declared = feed("desk/new", bench.source.url)
     wrong = declared | {"name": "desk/wrong", "sink": {"table": "nowhere", "columns": {"seq": "/seq"}}}
     refused = declared | {"name": "desk/refused", "sink": {"table": "numbers", "columns": {"n": "/pad"}}}
     manifest.write_text(yaml.safe_dump({"feeds": [declared, wrong, refused]}))
-    lease_client.cluster.sql("CREATE TABLE numbers (n integer)")
+    bench.cluster.sql("CREATE TABLE numbers (n integer)")
 
-    fine = lease_client.ask("test", "desk/new", "-f", str(manifest))
+    fine = bench.ask("test", "desk/new", "-f", str(manifest))
     assert fine["ok"]
     assert set(fine["records"][0]["columns"]) == {"feed", "epoch", "received_at", "payload"}
     assert (
-        lease_client.cluster.sql("SELECT 1 FROM pg_tables WHERE tablename = %s", (declared["sink"]["table"],))
-        == []
+        bench.cluster.sql("SELECT 1 FROM pg_tables WHERE tablename = %s", (declared["sink"]["table"],)) == []
     )
 
-    ran = lease_client.cluster.run("feed", "test", "desk/wrong", "-f", str(manifest))
+    ran = bench.cluster.run("feed", "test", "desk/wrong", "-f", str(manifest))
     assert ran.returncode == 1
     assert "failed   sink         table 'nowhere' does not exist" in ran.stdout
-    ran = lease_client.cluster.run("feed", "test", "desk/refused", "-f", str(manifest), "--records", "1")
+    ran = bench.cluster.run("feed", "test", "desk/refused", "-f", str(manifest), "--records", "1")
     assert ran.returncode == 1
     assert "would go to the dead letters: invalid input syntax for type integer" in ran.stdout
-    assert lease_client.cluster.sql("SELECT 1 FROM numbers") == []
+    assert bench.cluster.sql("SELECT 1 FROM numbers") == []
 
 
-def test_a_trial_of_a_source_that_is_away_says_so_within_its_time(lease_client: Desk, tmp_path: Path) -> None:
+def test_a_trial_of_a_source_that_is_away_says_so_within_its_time(bench: Bench, tmp_path: Path) -> None:
     manifest = tmp_path / "feeds.yaml"
     manifest.write_text(yaml.safe_dump({"feeds": [feed("desk/away", "tcp://127.0.0.1:1")]}))
-    ran = lease_client.cluster.run("feed", "test", "desk/away", "-f", str(manifest), "--timeout", "5")
+    ran = bench.cluster.run("feed", "test", "desk/away", "-f", str(manifest), "--timeout", "5")
     assert ran.returncode == 1
     assert "failed   source       tcp://127.0.0.1:1: connection refused" in ran.stdout

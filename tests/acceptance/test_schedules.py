@@ -17,7 +17,7 @@ import pytest
 
 from feedq.schedule.model import Every, Job, Overlap, Retries, RunState, ScheduleSpec, Semantics
 from feedq.store.grants import Role
-from feedq.store.jobs.base import ScheduleStore
+from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until

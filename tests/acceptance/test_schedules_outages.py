@@ -14,7 +14,7 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.schedule.model import Every, Job, ScheduleSpec, Semantics
-from feedq.store.jobs.base import ScheduleStore
+from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests import jobs_under_test
 from tests.cluster import Cluster, wait_until
@@ -132,6 +132,11 @@ def test_a_living_worker_that_is_declared_gone_goes_on_with_its_runs(
     cluster.add_beat("beat")
     for name in ("w1", "w2"):
         cluster.add_worker(name, "-Q", "jobs", capacity=8)
+    # Within a ttl of the start nobody is declared gone, and by then the suspicion would be too old for its grace.
+    quiet = (
+        f"SELECT 1 FROM feedq.fleet WHERE alive_since < clock_timestamp() - make_interval(secs => {TTL_S})"
+    )
+    wait_until(lambda: cluster.sql(quiet), limit_s=LIMIT_S, what="the quiet period after the start is over")
     begin(cluster, schedules)
     have_declared_gone(cluster)
     # Of the transaction, whose session was cut as well, nothing was kept: only that runs again.

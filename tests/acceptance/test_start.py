@@ -62,7 +62,7 @@ def test_a_worker_waits_for_its_database_and_then_for_its_migrations(
         Source() as source,
         # Where there is no server yet, there are no roles.
         Cluster(
-            tmp_path, database_url=url, broker_url=broker_url, migrate=False, with_roles=False
+            tmp_path, database_url=url, broker_url=broker_url, migrate=False, with_roles=False, forks=False
         ) as cluster,
     ):
         worker = cluster.add_worker("w1", ready=False)
@@ -82,7 +82,7 @@ def test_a_worker_waits_for_its_database_and_then_for_its_migrations(
 def test_a_worker_waits_for_its_broker(tmp_path: Path, absent_valkey: Valkey, database_url: str) -> None:
     with (
         Source() as source,
-        Cluster(tmp_path, database_url=database_url, broker_url=absent_valkey.url()) as cluster,
+        Cluster(tmp_path, database_url=database_url, broker_url=absent_valkey.url(), forks=False) as cluster,
     ):
         worker = cluster.add_worker("w1", ready=False)
         beat = cluster.add_beat("b1")

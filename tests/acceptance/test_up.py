@@ -243,7 +243,7 @@ def test_feeds_of_a_killed_worker_go_on_elsewhere_and_the_worker_comes_back(demo
     demo.says_again(r"12 of 12 feeds streaming on 3 workers, .* 0 lost, 0 doubled\n")
     every_feed_goes_on(demo)
     said = (demo.data_dir / "logs" / "worker1.log").read_text()
-    assert re.search(rf"worker lost +\[feedq.runtime.monitor\] .* pid={victim} cause=killed", said), (
+    assert re.search(rf"worker lost +\[feedq.worker.monitor\] .* pid={victim} cause=killed", said), (
         "by its monitor"
     )
     assert "Logging error" not in said

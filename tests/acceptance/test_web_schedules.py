@@ -18,10 +18,9 @@ import pytest
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.model import NewWorker
-from feedq.schedule.model import ClaimedRun, Cron, Every, Finish, Job, Overlap, RunState, ScheduleSpec
+from feedq.schedule.model import ClaimedRun, Cron, Every, Finish, Job, Offer, Overlap, RunState, ScheduleSpec
 from feedq.store import migrate
 from feedq.store.grants import Role
-from feedq.store.jobs.base import Offer
 from feedq.store.postgresql import PostgresStore
 from tests.cluster import ROOT, Cluster
 from tests.flower import Answer, Flower

@@ -22,12 +22,12 @@ from psycopg2 import IntegrityError
 from sqlalchemy import Connection
 
 from feedq import bootsteps
-from feedq.runtime.jobs.hints import Note
 from feedq.schedule.model import ClaimedRun
-from feedq.store.database import Database
-from feedq.store.jobs import claiming, expiry, finishing, firing, runs, sessions
-from feedq.store.jobs.prepared import PreparedRuns, PreparedStatement
+from feedq.store.database import Database, PreparedStatement
+from feedq.store.jobs import claiming, finishing, firing, runs, sessions
+from feedq.store.jobs.prepared import PreparedRuns
 from feedq.tasks import send_hints
+from feedq.worker.jobs.share import Note
 
 BOUNDARIES = ("fire_due", "claim", "finish", "transact", "expire")
 SAID = "doomed: "
@@ -63,8 +63,8 @@ def install(doom: Doom) -> None:
     _watch(doom, firing, "fire", "fire_due", lambda fired: bool(fired.hints))
     _watch(doom, claiming, "claim", "claim", lambda taken: bool(taken.granted.runs))
     _watch(doom, finishing, "finish", "finish", bool)
-    _watch(doom, expiry, "expire", "expire", bool)
-    _enter(doom, runs.PostgresRuns, "finish", "finish")
+    _watch(doom, finishing, "expire", "expire", bool)
+    _enter(doom, runs.RunStore, "finish", "finish")
     _enter(doom, sessions, "complete", "complete")
     transaction, commit = Database.transaction, sessions.JobSessions._commit
 

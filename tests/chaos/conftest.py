@@ -11,11 +11,11 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
-from feedq.store.jobs.base import ScheduleStore
+from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests.chaos import effects, storm
 from tests.cluster import Cluster
-from tests.nursery import ForkedCluster, Nursery
+from tests.nursery import Nursery
 from tests.stage import Stage, staged
 
 LOG_TAIL = 3_000
@@ -51,9 +51,9 @@ class Stages:
 
 @pytest.fixture(scope="package")
 def stages(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey: Valkey) -> Iterator[Stages]:
-    lease_keeper = Stages(tmp_path_factory.mktemp("chaos"), postgres, valkey)
-    yield lease_keeper
-    lease_keeper.discard()
+    stages = Stages(tmp_path_factory.mktemp("chaos"), postgres, valkey)
+    yield stages
+    stages.discard()
 
 
 @pytest.fixture
@@ -76,10 +76,9 @@ def _show_logs(cluster: Cluster) -> None:
         print(f"--- end of {node.log}\n{node.text()[-LOG_TAIL:]}")
 
 
-@pytest.fixture(scope="package")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    with Nursery(tmp_path_factory.mktemp("nursery")) as made:
-        yield made
+@pytest.fixture(scope="package", autouse=True)
+def _forked(forking: Nursery) -> None:
+    """A worker starts in a tenth of the time."""
 
 
 @pytest.fixture
@@ -88,15 +87,12 @@ def fleet(
     tmp_path: Path,
     database_url: str,
     broker_url: str,
-    nursery: Nursery,
     request: pytest.FixtureRequest,
-) -> Iterator[ForkedCluster]:
+) -> Iterator[Cluster]:
     """A cluster without nodes yet, whose workers know the jobs of `effects` and are soon declared gone."""
     stages.discard()  # it would take part of the machine
     env = {**storm.SETTINGS, "FEEDQ_IMPORTS": storm.IMPORTED}
-    with ForkedCluster(
-        tmp_path, nursery=nursery, database_url=database_url, broker_url=broker_url, env=env
-    ) as made:
+    with Cluster(tmp_path, database_url=database_url, broker_url=broker_url, env=env) as made:
         made.sql(effects.TABLE)
         yield made
         if request.node.stash.get(_failed, False):
@@ -104,7 +100,7 @@ def fleet(
 
 
 @pytest.fixture
-def schedules(fleet: ForkedCluster) -> Iterator[ScheduleStore]:
+def schedules(fleet: Cluster) -> Iterator[ScheduleStore]:
     store = PostgresStore(fleet.database_url)
     yield store.jobs.schedules
     store.close()

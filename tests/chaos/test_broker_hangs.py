@@ -15,6 +15,7 @@ import pytest
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from tests.chaos.conftest import Stages
+from tests.cluster import Cluster
 from tests.faults import (
     BROKER_TROUBLES,
     PLACED_LIMIT_S,
@@ -24,7 +25,6 @@ from tests.faults import (
     place_feed,
     wait_answering,
 )
-from tests.nursery import ForkedCluster, Nursery
 from tests.proxy import PlainProxy
 from tests.stage import Stage
 
@@ -51,13 +51,11 @@ def small(
     tmp_path_factory: pytest.TempPathFactory,
     proxy: PlainProxy,
     postgres: Postgres,
-    nursery: Nursery,
 ) -> Iterator[Stage]:
     """A few feeds, with their broker behind the proxy."""
     stages.discard()  # it would take part of the machine
-    cluster = ForkedCluster(
+    cluster = Cluster(
         tmp_path_factory.mktemp("small"),
-        nursery=nursery,
         database_url=postgres.create_database("broker_hangs"),
         broker_url=proxy.url,
         # Longer than anybody waits here: what waits for the broker fails.

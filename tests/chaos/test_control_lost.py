@@ -15,7 +15,6 @@ from tests.chaos import storm
 from tests.chaos.conftest import Stages
 from tests.chaos.test_sink_goes_back import LIMIT_S, landed, wait_landed
 from tests.cluster import Cluster, feed, wait_until
-from tests.nursery import ForkedCluster, Nursery
 from tests.source_process import Source
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
@@ -30,13 +29,11 @@ MORE = 100
 
 @contextmanager
 def installation(
-    directory: Path, nursery: Nursery, *, control_url: str, broker_url: str, sink_url: str, **settings: str
+    directory: Path, *, control_url: str, broker_url: str, sink_url: str, **settings: str
 ) -> Iterator[Cluster]:
     directory.mkdir()
     env = {**storm.SETTINGS, "FEEDQ_SINKS__OWN": sink_url, **settings}
-    with ForkedCluster(
-        directory, nursery=nursery, database_url=control_url, broker_url=broker_url, env=env
-    ) as cluster:
+    with Cluster(directory, database_url=control_url, broker_url=broker_url, env=env) as cluster:
         cluster.add_beat("b1")
         cluster.add_worker("w1")
         yield cluster
@@ -77,14 +74,14 @@ def check_nothing_lost_or_doubled(sink_url: str) -> None:
 
 
 def test_feeds_of_a_control_database_that_was_made_anew_go_on_once_they_have_adopted(
-    control_url: str, postgres: Postgres, tmp_path: Path, database_url: str, broker_url: str, nursery: Nursery
+    control_url: str, postgres: Postgres, tmp_path: Path, database_url: str, broker_url: str
 ) -> None:
     """Its processes run all the while. A feed that was never there begins at the beginning."""
     sink_url = database_url
     with (
         Source(rate=50) as source,
         installation(
-            tmp_path / "one", nursery, control_url=control_url, broker_url=broker_url, sink_url=sink_url
+            tmp_path / "one", control_url=control_url, broker_url=broker_url, sink_url=sink_url
         ) as cluster,
     ):
         apply(cluster, source, *EVER)
@@ -117,7 +114,6 @@ def test_an_installation_that_lives_lands_nothing_more_once_its_checkpoints_are_
     postgres: Postgres,
     valkey: Valkey,
     broker_url: str,
-    nursery: Nursery,
 ) -> None:
     """Its worker is frozen while they are taken, and trusts its leases when it goes on."""
     sink_url = database_url
@@ -126,7 +122,6 @@ def test_an_installation_that_lives_lands_nothing_more_once_its_checkpoints_are_
         Source(rate=50) as source,
         installation(
             tmp_path / "one",
-            nursery,
             control_url=control_url,
             broker_url=broker_url,
             sink_url=sink_url,
@@ -134,7 +129,6 @@ def test_an_installation_that_lives_lands_nothing_more_once_its_checkpoints_are_
         ) as one,
         installation(
             tmp_path / "two",
-            nursery,
             control_url=other_url,
             broker_url=valkey.url(database=4),
             sink_url=sink_url,

@@ -12,10 +12,9 @@ import pytest
 from feedq.embedded.valkey import Valkey
 from tests import forged
 from tests.chaos.conftest import Stages
-from tests.cluster import wait_until
+from tests.cluster import Cluster, wait_until
 from tests.faults import assert_untouched, lone_worker
 from tests.invariants import mark
-from tests.nursery import ForkedCluster, Nursery
 from tests.source_process import Source
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
@@ -30,16 +29,16 @@ EMPTIED_S = 90.0
 
 @pytest.fixture
 def alone(
-    stages: Stages, tmp_path: Path, database_url: str, broker_url: str, nursery: Nursery
-) -> Iterator[tuple[ForkedCluster, Source]]:
+    stages: Stages, tmp_path: Path, database_url: str, broker_url: str
+) -> Iterator[tuple[Cluster, Source]]:
     """One worker with a few feeds, which listens to the events of others, as Celery does by default."""
     stages.discard()  # it would take part of the machine
-    cluster = ForkedCluster(tmp_path, nursery=nursery, database_url=database_url, broker_url=broker_url)
+    cluster = Cluster(tmp_path, database_url=database_url, broker_url=broker_url)
     with lone_worker(cluster) as source:
         yield cluster, source
 
 
-def test_forged_messages_end_no_worker(alone: tuple[ForkedCluster, Source], valkey: Valkey) -> None:
+def test_forged_messages_end_no_worker(alone: tuple[Cluster, Source], valkey: Valkey) -> None:
     cluster, source = alone
     rng = Random(SEED)
     worker, before, epochs = cluster.workers["w1"], mark(source), cluster.epochs()

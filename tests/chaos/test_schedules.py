@@ -16,14 +16,13 @@ from uuid import UUID
 import pytest
 
 from feedq.schedule.model import Every, Finish, Job, Retries, RunState, ScheduleSpec, Semantics
-from feedq.store.jobs.base import ScheduleStore
+from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import LogEvent
 from tests.chaos import storm, ticking
 from tests.chaos.storm import Losses, Storm, is_stopped
-from tests.cluster import wait_until
+from tests.cluster import Cluster, wait_until
 from tests.node import Node
-from tests.nursery import ForkedCluster
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 Measured = Callable[[str, object], None]
@@ -43,7 +42,7 @@ def seed() -> str:
 
 
 def blow(
-    fleet: ForkedCluster,
+    fleet: Cluster,
     schedules: ScheduleStore,
     chosen: str,
     *,
@@ -67,7 +66,7 @@ def blow(
 
 
 def test_every_tick_is_accounted_for_once_however_many_workers_are_killed(
-    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured
+    fleet: Cluster, schedules: ScheduleStore, measured: Measured
 ) -> None:
     chosen = seed()
 
@@ -85,7 +84,7 @@ def test_every_tick_is_accounted_for_once_however_many_workers_are_killed(
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_mutant_of_the_protocol_is_found_out(
-    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured, mutant: str
+    fleet: Cluster, schedules: ScheduleStore, measured: Measured, mutant: str
 ) -> None:
     chosen = seed()
     env = {"FEEDQ_IMPORTS": f"{storm.IMPORTED},tests.mutants.{mutant}"}
@@ -106,7 +105,7 @@ def never(name: str, job: Job, **policies: Any) -> ScheduleSpec:
     )
 
 
-def wait_run(fleet: ForkedCluster, run_id: int, *states: str) -> dict[str, Any]:
+def wait_run(fleet: Cluster, run_id: int, *states: str) -> dict[str, Any]:
     def found() -> dict[str, Any]:
         return fleet.sql("SELECT * FROM feedq.run WHERE id = %s", (run_id,))[0]
 
@@ -114,11 +113,11 @@ def wait_run(fleet: ForkedCluster, run_id: int, *states: str) -> dict[str, Any]:
     return found()
 
 
-def effects_of(fleet: ForkedCluster, name: str) -> list[dict[str, Any]]:
+def effects_of(fleet: Cluster, name: str) -> list[dict[str, Any]]:
     return fleet.sql("SELECT * FROM effect WHERE schedule = %s ORDER BY id", (name,))
 
 
-def wake(fleet: ForkedCluster, zombie: Node) -> None:
+def wake(fleet: Cluster, zombie: Node) -> None:
     """Let it go on, and wait until it has begun anew."""
     zombie.thaw()
     wait_until(
@@ -130,7 +129,7 @@ def wake(fleet: ForkedCluster, zombie: Node) -> None:
 
 
 def test_the_end_of_an_attempt_that_was_taken_away_is_rejected_and_written_down(
-    fleet: ForkedCluster, schedules: ScheduleStore
+    fleet: Cluster, schedules: ScheduleStore
 ) -> None:
     fleet.add_beat("b1")
     zombie = fleet.add_worker("w0", env={"FEEDQ_TEST_DOOM": "finish:entry:stop:1"})
@@ -167,7 +166,7 @@ def test_the_end_of_an_attempt_that_was_taken_away_is_rejected_and_written_down(
 
 
 def test_what_a_transactional_job_wrote_is_rolled_back_when_its_worker_wakes_too_late(
-    fleet: ForkedCluster, schedules: ScheduleStore
+    fleet: Cluster, schedules: ScheduleStore
 ) -> None:
     fleet.add_beat("b1")
     zombie = fleet.add_worker("w0", env={"FEEDQ_TEST_DOOM": "complete:entry:stop:1"})
@@ -194,7 +193,7 @@ def test_what_a_transactional_job_wrote_is_rolled_back_when_its_worker_wakes_too
 
 
 def test_a_run_that_may_be_started_once_only_is_lost_with_a_frozen_worker(
-    fleet: ForkedCluster, schedules: ScheduleStore
+    fleet: Cluster, schedules: ScheduleStore
 ) -> None:
     fleet.add_beat("b1")
     fleet.add_worker("w0")

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from feedq.schedule.model import CatchUp, Cron, Every, Job, Overlap, ScheduleSpec, Timing
-from feedq.store.jobs.base import ScheduleStore
+from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests.chaos import ticking
 from tests.chaos.test_schedules import never
-from tests.cluster import wait_until
-from tests.nursery import ForkedCluster
+from tests.cluster import Cluster, wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 Measured = Callable[[str, object], None]
@@ -55,20 +54,20 @@ CASES = (
 )
 
 
-def database_now(fleet: ForkedCluster) -> datetime:
+def database_now(fleet: Cluster) -> datetime:
     (row,) = fleet.sql("SELECT clock_timestamp() AS now")
     now: datetime = row["now"]
     return now
 
 
-def put_back(fleet: ForkedCluster, name: str, tick: datetime) -> None:
+def put_back(fleet: Cluster, name: str, tick: datetime) -> None:
     """As if nobody had fired anything since: the watermark of a schedule that has been there as long."""
     fleet.sql(
         "UPDATE feedq.schedule SET next_tick_at = %s, next_fire_at = %s WHERE name = %s", (tick, tick, name)
     )
 
 
-def states_of(fleet: ForkedCluster, name: str, kind: str = "tick") -> Counter[str]:
+def states_of(fleet: Cluster, name: str, kind: str = "tick") -> Counter[str]:
     rows = fleet.sql(
         "SELECT r.state, sum(r.ticks)::int AS ticks "
         "FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id "
@@ -79,7 +78,7 @@ def states_of(fleet: ForkedCluster, name: str, kind: str = "tick") -> Counter[st
 
 
 def test_of_an_outage_exactly_so_many_ticks_are_made_up_for_as_the_policy_says(
-    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured
+    fleet: Cluster, schedules: ScheduleStore, measured: Measured
 ) -> None:
     last = (database_now(fleet) - timedelta(minutes=30)).replace(second=0, microsecond=0)
     first = last - timedelta(hours=HOURS - 1)
@@ -125,7 +124,7 @@ def test_of_an_outage_exactly_so_many_ticks_are_made_up_for_as_the_policy_says(
     )
 
 
-def check_made_up(fleet: ForkedCluster, case: Case, name: str, last: datetime) -> None:
+def check_made_up(fleet: Cluster, case: Case, name: str, last: datetime) -> None:
     wanted = {"succeeded": case.made_up, "missed_catchup": HOURS - case.made_up}
     assert states_of(fleet, name) == {state: ticks for state, ticks in wanted.items() if ticks}, name
     rows = fleet.sql(
@@ -143,7 +142,7 @@ def check_made_up(fleet: ForkedCluster, case: Case, name: str, last: datetime) -
     assert effects == {"n": case.made_up, "keys": case.made_up}, name
 
 
-def check_million(fleet: ForkedCluster) -> None:
+def check_million(fleet: Cluster) -> None:
     (row,) = fleet.sql(
         "SELECT sum(r.ticks)::int AS ticks, "
         "count(*) FILTER (WHERE r.state = 'missed_catchup') AS missed, "
@@ -178,7 +177,7 @@ class Seen:
     waiting: Counter[str]
 
 
-def watch(fleet: ForkedCluster, seen: Seen) -> None:
+def watch(fleet: Cluster, seen: Seen) -> None:
     rows = fleet.sql(
         "SELECT s.name, count(*) FILTER (WHERE r.state = 'running') AS running, "
         "count(*) FILTER (WHERE r.state = 'waiting') AS waiting "
@@ -191,7 +190,7 @@ def watch(fleet: ForkedCluster, seen: Seen) -> None:
 
 
 def test_no_two_runs_of_a_schedule_overlap_that_must_not_whoever_starts_them(
-    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured
+    fleet: Cluster, schedules: ScheduleStore, measured: Measured
 ) -> None:
     fleet.add_beat("b1")
     for n in range(4):
@@ -234,11 +233,11 @@ def test_no_two_runs_of_a_schedule_overlap_that_must_not_whoever_starts_them(
     assert set(seen.running.values()) == {1}
 
 
-def tick_of(fleet: ForkedCluster, name: str) -> Any:
+def tick_of(fleet: Cluster, name: str) -> Any:
     return fleet.sql("SELECT next_tick_at FROM feedq.schedule WHERE name = %s", (name,))[0]["next_tick_at"]
 
 
-def check_overlaps(fleet: ForkedCluster, seen: Seen, prefix: str, kind: str) -> None:
+def check_overlaps(fleet: Cluster, seen: Seen, prefix: str, kind: str) -> None:
     states = {overlap: states_of(fleet, prefix + overlap, kind) for overlap in Overlap}
     totals = {overlap: counted.total() for overlap, counted in states.items()}
     if kind == "trigger":
@@ -267,7 +266,7 @@ UNEVEN_MAX = 0.05
 
 
 def test_ten_thousand_short_runs_are_spread_evenly_over_equal_workers(
-    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured
+    fleet: Cluster, schedules: ScheduleStore, measured: Measured
 ) -> None:
     fleet.add_beat("b1")
     for n in range(4):
@@ -294,7 +293,7 @@ def test_ten_thousand_short_runs_are_spread_evenly_over_equal_workers(
 
 
 def test_a_run_of_low_priority_starts_while_those_of_high_priority_take_every_slot(
-    fleet: ForkedCluster, measured: Measured
+    fleet: Cluster, measured: Measured
 ) -> None:
     ageing_s = 0.2
     fleet.env |= {"FEEDQ_AGEING_S": str(ageing_s), "FEEDQ_JOB_SLOTS": "2"}

@@ -14,11 +14,10 @@ import pytest
 from feedq.embedded.postgres import Postgres
 from feedq.embedded.valkey import Valkey
 from feedq.schedule.model import Overlap
-from feedq.store.jobs.base import ScheduleStore
+from feedq.store.jobs.schedules import ScheduleStore
 from tests.chaos import ticking
-from tests.cluster import wait_until
+from tests.cluster import Cluster, wait_until
 from tests.node import Node
-from tests.nursery import ForkedCluster
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 Measured = Callable[[str, object], None]
@@ -33,7 +32,7 @@ BROKER_AWAY_S = 4.0
 
 
 @contextmanager
-def accounted(fleet: ForkedCluster, schedules: ScheduleStore) -> Iterator[Mapping[str, datetime]]:
+def accounted(fleet: Cluster, schedules: ScheduleStore) -> Iterator[Mapping[str, datetime]]:
     """Schedules that tick through what happens in the block, every tick to be run; and their account."""
     specs = ticking.ticking(each=EACH, most_s=0.1, overlaps=OVERLAPS)
     first = ticking.begin(schedules, specs)
@@ -43,7 +42,7 @@ def accounted(fleet: ForkedCluster, schedules: ScheduleStore) -> Iterator[Mappin
     ticking.end(fleet, schedules, first)
 
 
-def wait_ticks(fleet: ForkedCluster) -> None:
+def wait_ticks(fleet: Cluster) -> None:
     """Wait until every schedule has succeeded with a few ticks that are later than now."""
     (now,) = (row["now"] for row in fleet.sql("SELECT clock_timestamp() AS now"))
     succeeded = """
@@ -65,7 +64,7 @@ def leave(node: Node) -> None:
 
 
 def test_ticks_outlive_servers_that_go_away(
-    fleet: ForkedCluster, schedules: ScheduleStore, postgres: Postgres, valkey: Valkey, measured: Measured
+    fleet: Cluster, schedules: ScheduleStore, postgres: Postgres, valkey: Valkey, measured: Measured
 ) -> None:
     for name in BEATS:
         fleet.add_beat(name)
@@ -100,7 +99,7 @@ def test_ticks_outlive_servers_that_go_away(
 
 
 def test_no_tick_is_lost_in_a_fleet_that_grows_shrinks_and_is_replaced(
-    fleet: ForkedCluster, schedules: ScheduleStore, measured: Measured
+    fleet: Cluster, schedules: ScheduleStore, measured: Measured
 ) -> None:
     for name in BEATS:
         fleet.add_beat(name)

@@ -13,8 +13,7 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from tests.chaos.conftest import Stages
-from tests.cluster import feed, feed_names, wait_until
-from tests.nursery import ForkedCluster, Nursery
+from tests.cluster import Cluster, feed, feed_names, wait_until
 from tests.source_process import Source
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
@@ -84,7 +83,6 @@ def test_a_sink_that_was_restored_from_a_backup_gets_what_it_lost_once(
     tmp_path: Path,
     database_url: str,
     broker_url: str,
-    nursery: Nursery,
 ) -> None:
     """With the control database in it, it is what a promoted replica shows that had not received everything."""
     stages.discard()  # it would take part of the machine
@@ -93,9 +91,8 @@ def test_a_sink_that_was_restored_from_a_backup_gets_what_it_lost_once(
 
     with (
         Source(rate=50) as source,
-        ForkedCluster(
+        Cluster(
             tmp_path,
-            nursery=nursery,
             database_url=sink_url if shared else database_url,
             broker_url=broker_url,
             env={"FEEDQ_SINKS__OWN": sink_url},

@@ -16,7 +16,6 @@ from tests.chaos.conftest import Stages
 from tests.chaos.test_sink_goes_back import FEEDS, LIMIT_S, landed, wait_landed
 from tests.cluster import Cluster, Row, feed, feed_names, wait_until
 from tests.invariants import connections_of
-from tests.nursery import ForkedCluster, Nursery
 from tests.proxy import PlainProxy
 from tests.source_process import Source
 from tests.standby import Standby
@@ -112,7 +111,6 @@ def test_a_standby_that_lacks_commits_takes_over_with_nothing_lost_or_doubled(
     tmp_path: Path,
     database_url: str,
     broker_url: str,
-    nursery: Nursery,
 ) -> None:
     """Epochs that were lost with the primary are given out again, while one who has them is frozen."""
     stages.discard()  # it would take part of the machine
@@ -124,9 +122,8 @@ def test_a_standby_that_lacks_commits_takes_over_with_nothing_lost_or_doubled(
         sink_url = address.url if of_sink else database_url
         source = open_.enter_context(Source(rate=50))
         cluster = open_.enter_context(
-            ForkedCluster(
+            Cluster(
                 tmp_path,
-                nursery=nursery,
                 database_url=address.url if of_control else database_url,
                 broker_url=broker_url,
                 env={**storm.SETTINGS, "FEEDQ_SINKS__OWN": sink_url},

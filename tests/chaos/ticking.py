@@ -14,7 +14,7 @@ from typing import Any
 
 from feedq.schedule.model import CatchUp, Every, Job, Overlap, Retries, ScheduleSpec, Semantics
 from feedq.schedule.timing import EPOCH
-from feedq.store.jobs.base import ScheduleStore
+from feedq.store.jobs.schedules import ScheduleStore
 from tests.cluster import Cluster, wait_until
 
 PERIOD_S = 1.0

@@ -18,9 +18,9 @@ from feedq.model import NewWorker, Worker
 from feedq.schedule.model import Every, Job, Run, RunState, Schedule, ScheduleSpec
 from feedq.store.channels import worker_channel
 from feedq.store.database import Database
-from feedq.store.jobs.calendars import PostgresCalendars
-from feedq.store.jobs.queues import PostgresQueues
-from feedq.store.jobs.schedules import PostgresSchedules
+from feedq.store.jobs.calendars import CalendarStore
+from feedq.store.jobs.queues import QueueStore
+from feedq.store.jobs.schedules import ScheduleStore
 from tests.contract.harness import TTL_S, PostgresHarness
 
 INTERVAL_S = 60.0
@@ -41,9 +41,9 @@ class JobsHarness(PostgresHarness):
             "TRUNCATE feedq.schedule, feedq.run, feedq.job_queue, feedq.calendar RESTART IDENTITY CASCADE"
         )
         self.database = Database(url, application_name="feedq-test")
-        self.schedules = PostgresSchedules(self.database)
-        self.calendars = PostgresCalendars(self.database)
-        self.queues = PostgresQueues(self.database)
+        self.schedules = ScheduleStore(self.database)
+        self.calendars = CalendarStore(self.database)
+        self.queues = QueueStore(self.database)
 
     def close(self) -> None:
         self.database.close()
@@ -114,7 +114,7 @@ class JobsHarness(PostgresHarness):
         )
         assert done == [(run.id,)]
 
-    def rung(self, act: Callable[[], object], *workers: Worker) -> set[str]:
+    def notified(self, act: Callable[[], object], *workers: Worker) -> set[str]:
         """The names of those workers among these that are told that something waits for them."""
         channels = {worker_channel(worker.lock_key): worker.name for worker in workers}
         return {channels[channel] for channel in self.heard(list(channels), act)}

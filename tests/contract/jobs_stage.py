@@ -7,9 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from feedq.model import Worker
-from feedq.schedule.model import ClaimedRun, Finish, Job, Run, RunState
+from feedq.schedule.model import ClaimedRun, Finish, Granted, Job, Offer, Run, RunState
 from feedq.schedule.spread import SEGMENTS
-from feedq.store.jobs.base import Granted, Offer
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 
 ALL = range(SEGMENTS)

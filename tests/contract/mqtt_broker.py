@@ -90,14 +90,17 @@ class ScriptedBroker:
             self.connections.append(body)
             end = b"\0" if self._is_5 else b""
             writer.write(packet(CONNACK, bytes([self.session_present, self.refusal]) + end))
+            if self.session_present and self._sent:
+                # What a session has subscribed to goes on without being asked for again.
+                self._writer = writer
+                self._send_all()
             self.session_present = True
         elif kind == SUBSCRIBE:
             asked = self.granted if self.granted is not None else [1] * body.count(b"t/")
             writer.write(packet(SUBACK, body[:2] + (b"\0" if self._is_5 else b"") + bytes(asked)))
-            self._writer = writer
-            for number in self._waiting:
-                self._send_message(number, is_again=number in self._sent)
-                self._sent.add(number)
+            if self._writer is not writer:
+                self._writer = writer
+                self._send_all()
         elif kind == PUBACK:
             number = struct.unpack("!H", body[:2])[0]
             self.acknowledged.append(number)
@@ -107,6 +110,11 @@ class ScriptedBroker:
             self.pings += 1
             if self.answers_pings:
                 writer.write(packet(PINGRESP, b""))
+
+    def _send_all(self) -> None:
+        for number in self._waiting:
+            self._send_message(number, is_again=number in self._sent)
+            self._sent.add(number)
 
     def _send_waiting(self) -> None:
         if self._writer is not None:

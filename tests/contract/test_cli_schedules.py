@@ -12,10 +12,9 @@ import orjson
 import pytest
 
 from feedq.diagnosis.schedule_checks import job_checks
-from feedq.schedule.model import Finish, RunState
+from feedq.schedule.model import Finish, Offer, RunState
 from feedq.store import migrate
 from feedq.store.insight import job_state
-from feedq.store.jobs.base import Offer
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from feedq.connectors.http import HttpConnector
-from feedq.connectors.protocol.http.gunzip import PIECE_BYTES_MAX
+from feedq.connectors.protocol.http_client import PIECE_BYTES_MAX
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.testing.loopback import serving, until_closed
 from tests.contract.http_source import (

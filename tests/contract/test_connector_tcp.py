@@ -172,12 +172,11 @@ def test_a_refused_connection_says_so(run: Run) -> None:
 
 def test_a_socket_that_tcp_connected_to_itself_counts_as_refused(run: Run) -> None:
     async def main() -> None:
-        sock = socket.socket()
-        sock.setblocking(False)
-        sock.bind(("127.0.0.1", 0))
-        with pytest.raises(ConnectionRefusedError):
-            await dial(sock, sock.getsockname(), keepalive=False)
-        assert sock.fileno() == -1
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            sock.bind(("127.0.0.1", 0))
+            with pytest.raises(ConnectionRefusedError):
+                await dial(sock, sock.getsockname(), keepalive=False)
 
     run(main())
 

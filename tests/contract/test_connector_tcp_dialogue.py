@@ -166,7 +166,7 @@ def test_a_source_that_never_reads_the_answers_is_left_in_bounded_memory(run: Ru
         async with serving(script) as port:
             _, error = await Harness().read_to_end(url(port), ping=ping, buffer_bytes=1_000)
         assert isinstance(error, SourceUnavailable)
-        assert str(error) == f"{url(port)}: does not read the answers to its pings"
+        assert str(error) == f"{url(port)}: does not read the answers that it gets"
         assert UNSENT_BYTES_MAX < 2**20
 
     run(main())

@@ -52,7 +52,7 @@ def test_a_consumer_that_does_not_pull_holds_the_source_back_within_the_bound(ru
 
         harness = Harness()
         async with serving(script) as port:
-            options = TcpOptions(url=url(port), buffer_bytes=bound).connection_options
+            options = TcpOptions(url=url(port), buffer_bytes=bound).connection_options()
             context = Context("acme/orders", harness.clock, harness.guard, harness.connected.set, {})
             connection = await open_connection(options, context)
             try:
@@ -149,11 +149,11 @@ def test_the_guard_can_cut_the_socket_from_another_thread(run: Run) -> None:
         async with serving(script) as port:
             stream = harness.connector(url(port)).stream(None)
             await anext(stream)
-            lease_keeper = threading.Thread(target=harness.guard.shut_all)
-            lease_keeper.start()
+            other_thread = threading.Thread(target=harness.guard.shut_all)
+            other_thread.start()
             with pytest.raises(SourceUnavailable):
                 await anext(stream)
-            lease_keeper.join()
+            other_thread.join()
             async with asyncio.timeout(PATIENCE_S):
                 await closed.wait()
         assert not harness.guard.watched
@@ -190,7 +190,7 @@ def test_an_open_connection_takes_one_descriptor(run: Run) -> None:
         harness = Harness()
         async with serving(script) as port:
             context = Context("acme/orders", harness.clock, harness.guard, harness.connected.set, {})
-            options = TcpOptions(url=url(port)).connection_options
+            options = TcpOptions(url=url(port)).connection_options()
             connections = [await open_connection(options, context)]
             before, opened = len(os.listdir("/dev/fd")), 20
             connections += [await open_connection(options, context) for _ in range(opened)]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trustme
 
-from feedq.connectors.protocol.websocket import websocket_connection as websocket_connection
+from feedq.connectors.protocol import websocket_connection as websocket_connection
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.model import JSON
@@ -362,7 +362,7 @@ def test_a_server_that_never_reads_the_answers_to_its_pings_cannot_fill_the_work
         async with serving(script) as port:
             error = await tenure(port).read()
         assert isinstance(error, SourceUnavailable)
-        assert "does not read the answers to its pings" in str(error)
+        assert "does not read the answers that it gets" in str(error)
 
     run(main())
 

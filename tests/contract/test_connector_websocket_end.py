@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.protocol.websocket.websocket_connection import Websocket
+from feedq.connectors.protocol.websocket_connection import Websocket
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
 from feedq.testing.loopback import PATIENCE_S, reset, serving, until_closed
 from feedq.testing.tenure import SECRET

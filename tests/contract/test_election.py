@@ -11,6 +11,7 @@ import pytest
 
 from feedq.model import NewWorker
 from feedq.store.channels import LEADER_LOCK_CLASS, WAKE
+from feedq.store.database import PreparedStatement
 from feedq.store.election import BEAT_ELECTION, Election
 from feedq.store.worker_session import PostgresListener
 from tests.contract.harness import TTL_S, PostgresHarness
@@ -106,7 +107,7 @@ def test_without_its_lock_a_session_prepares_nothing(postgres_harness: PostgresH
     # So it is behind a pooler, which gives each statement to whichever backend is free.
     name, number = BEAT_ELECTION
     with closing(PostgresListener(postgres_harness.url, WAKE, application_name=f"feedq-{name}")) as session:
-        prepare = "PREPARE something AS SELECT 1"
+        prepare = PreparedStatement.of("something", "SELECT 1", {})
         assert not session.prepare(prepare, lock_class=LEADER_LOCK_CLASS, key=number)
         assert session.execute("SELECT name FROM pg_prepared_statements") == []
         session.execute("SELECT pg_advisory_lock(%s, %s)", (LEADER_LOCK_CLASS, number))

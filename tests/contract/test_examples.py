@@ -12,8 +12,7 @@ import pytest
 
 from feedq import manifest
 from feedq.connectors.base import parse_options
-from feedq.declaration import problems
-from feedq.manifest import Declaration
+from feedq.manifest import Declaration, problems
 from feedq.model import Batch, FeedSpec
 from feedq.sinks.base import FeedWrite, Preview, landing_of, parse_sink
 from feedq.sinks.postgresql import PostgresSink
@@ -58,7 +57,7 @@ def declarations() -> list[tuple[Path, Declaration[FeedSpec]]]:
     return [
         (path, declaration)
         for path in FILES
-        for declaration in manifest.parse(path.read_text(), origin=path.name).declarations
+        for declaration in manifest.parse(path.read_text(), origin=path.name).feeds
     ]
 
 
@@ -93,8 +92,8 @@ def preview(url: str, declaration: Declaration[FeedSpec]) -> Preview:
 def test_an_example_is_valid_and_says_where_it_comes_from(path: Path) -> None:
     read = manifest.parse(path.read_text(), origin=path.name)
     assert read.problems == ()
-    assert read.declarations
-    assert [problem for d in read.declarations for problem in problems(d.spec)] == []
+    assert read.feeds
+    assert [problem for d in read.feeds for problem in problems(d.spec)] == []
     assert re.search(r"^Source: +https?://", comment(path), re.MULTILINE)
     assert re.search(r"^Terms: +\S", comment(path), re.MULTILINE)
     assert f"({path.name})" in (FEEDS / "README.md").read_text()

@@ -13,11 +13,11 @@ import pytest
 from feedq import settings as settings_module
 from feedq import tasks
 from feedq.model import FeedKey, LeaseState, Reason, Worker
-from feedq.runtime import external_stream
-from feedq.runtime.fencer import Fencer
-from feedq.runtime.writer import Writer
 from feedq.settings import Settings
 from feedq.store.base import Followed
+from feedq.worker import external_stream
+from feedq.worker.fencer import Fencer
+from feedq.worker.writer import Writer
 from tests.contract.harness import PostgresHarness, spec
 from tests.contract.test_supervisor import LIMIT_S, Source, until
 
@@ -72,15 +72,15 @@ def tenure(postgres_harness: PostgresHarness) -> Iterator[Tenure]:
     yield made
     made.source.close()
     # A process keeps them for its next tenure; the tests after these run in the same one.
-    for ends in external_stream._ends_of.values():
+    for ends in external_stream._sinks_of.values():
         ends.stop(timeout_s=lambda: LIMIT_S)
-    external_stream._ends_of.clear()
+    external_stream._sinks_of.clear()
 
 
 def test_a_tenure_that_ends_in_an_unexpected_way_lets_go_of_its_lease(
     tenure: Tenure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.runtime.runner.FeedRunner._tenure", lambda _: 1 / 0)
+    monkeypatch.setattr("feedq.worker.runner.FeedRunner._tenure", lambda _: 1 / 0)
     worker = tenure.harness.worker("w1")
     tenure.run(tenure.assign(worker))
     until(lambda: tenure.said, "ended")
@@ -113,7 +113,7 @@ def test_an_unexpected_error_does_not_end_the_following_of_a_lease(
 def test_the_sink_threads_of_an_earlier_worker_session_end(tenure: Tenure) -> None:
     def mine() -> list[threading.Thread]:
         found: list[Writer | Fencer] = []
-        for ends in external_stream._ends_of.values():
+        for ends in external_stream._sinks_of.values():
             found += [*ends._writers.values(), *ends._fencers.values()]
         return [end._thread for end in found]
 

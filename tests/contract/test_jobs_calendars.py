@@ -5,13 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.schedule.model import Calendar, Cron, Every, Exclusion, Schedule
 from feedq.schedule.timing import next_tick
-from feedq.store.jobs import declaring
+from feedq.store.jobs.schedules import ScheduleStore
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
 from tests.contract.jobs_stage import fire, runs_of
 from tests.contract.test_jobs_schedules_races import wait_until_blocked
@@ -142,9 +143,10 @@ def test_who_declares_while_a_calendar_changes_is_timed_by_the_change(jobs: Jobs
     jobs.calendars.set(Calendar("holidays", NEVER))
     spec = schedule_spec(timing=Cron("0 12 * * *"), exclude=leaving_out("holidays"))
     changed = Calendar("holidays", (days(jobs.now(), 30),))
+    add_within: Any = ScheduleStore.add.__wrapped__  # type: ignore[attr-defined]
     with ThreadPoolExecutor(1) as pool:
         with jobs.database.transaction() as c:
-            declaring.add(c, spec)
+            add_within(jobs.schedules, c, spec)
             change = pool.submit(jobs.calendars.set, changed)
             wait_until_blocked(jobs, change)
         assert change.result(60) == 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedq.schedule.model import Job
-from feedq.store.jobs.retention import trim
-from feedq.store.jobs.schedules import PostgresSchedules
+from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import PostgresStore
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import ALL, claim, fall_due, offer
@@ -34,7 +33,7 @@ def test_a_point_of_priority_is_worth_nothing_or_a_day(
     jobs: JobsHarness, ageing_s: float, first: str
 ) -> None:
     worker = jobs.job_worker()
-    schedules = PostgresSchedules(jobs.database, ageing_s=ageing_s)
+    schedules = ScheduleStore(jobs.database, ageing_s=ageing_s)
     store = PostgresStore(jobs.url, ageing_s=ageing_s)
     try:
         jobs.schedule("early", job=Job("tasks.report", priority=-100))
@@ -54,8 +53,7 @@ def test_history_of_runs_is_kept_for_no_day_or_for_ten_years(jobs: JobsHarness) 
     jobs.end(jobs.schedules.trigger("nightly"))
 
     def trimmed(days: float) -> int:
-        with jobs.database.transaction() as c:
-            return trim(c, older_than_days=int(days), limit=100)
+        return jobs.store.jobs.runs.trim(older_than_days=int(days), limit=100)
 
     assert trimmed(RETENTION.largest) == 0
     jobs.elapse(1)

@@ -11,7 +11,7 @@ import pytest
 from feedq.model import Worker
 from feedq.schedule.model import ClaimedRun, Job, Overlap, Retries, RunState, Semantics
 from feedq.schedule.outcome import LOSSES_MAX
-from feedq.store.jobs import expiry
+from feedq.store.jobs import finishing
 from feedq.store.jobs.finishing import ScheduleStanding, standing_from
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish
@@ -56,7 +56,7 @@ def test_an_at_most_once_run_is_lost_with_its_worker(jobs: JobsHarness) -> None:
     jobs.bury(worker)
     assert expire(jobs) == 1
     row = jobs.schedules.run(run.id)
-    assert (row.state, row.reason) == (S.LOST, expiry.WORKER_GONE)
+    assert (row.state, row.reason) == (S.LOST, finishing.WORKER_GONE)
     assert claim(jobs, jobs.job_worker("b")) == []
     assert jobs.schedules.get("nightly").failures == 1
     ((_, detail),) = jobs.events("run_lost")
@@ -78,7 +78,7 @@ def test_what_a_crashed_worker_runs_is_left_alone_for_a_moment(jobs: JobsHarness
     worker, run = started(jobs, job=AGAIN)
     crash(jobs, worker)
     assert expire(jobs) == 0
-    jobs.elapse(expiry.GRACE_S)
+    jobs.elapse(finishing.GRACE_S)
     assert expire(jobs) == 1
     assert jobs.schedules.run(run.id).state is S.WAITING
 
@@ -98,7 +98,7 @@ def test_a_worker_that_lives_takes_its_runs_over_in_its_next_session(jobs: JobsH
     worker = jobs.job_worker()
     assert take_over(jobs, worker, was, run) == {run.id}
     assert take_over(jobs, worker, was, run) == set(), "it is its own already"
-    jobs.elapse(expiry.GRACE_S)
+    jobs.elapse(finishing.GRACE_S)
     assert expire(jobs) == 0
     assert jobs.store.jobs.runs.held(worker.id) == {run.id: run.fence}
     assert finish(jobs, worker, ended(run)) == [run.id]
@@ -108,7 +108,7 @@ def test_nothing_is_taken_over_that_was_taken_away_or_is_not_its_own(jobs: JobsH
     was, run = started(jobs, job=AGAIN)
     other, others = started(jobs, "other")
     crash(jobs, was)
-    jobs.elapse(expiry.GRACE_S)
+    jobs.elapse(finishing.GRACE_S)
     worker = jobs.job_worker()
     assert take_over(jobs, worker, was, replace(run, fence=run.fence - 1), others) == set()
     assert expire(jobs) == 1
@@ -287,7 +287,7 @@ def test_a_run_that_somebody_else_has_by_then_is_not_taken_away(
         jobs.execute(sql, str(other.id))
         return real(row)
 
-    monkeypatch.setattr(expiry, "standing_from", meanwhile)
+    monkeypatch.setattr(finishing, "standing_from", meanwhile)
     assert expire(jobs) == 0
     row = jobs.schedules.run(run.id)
     assert (row.state, row.worker_id) == (S.RUNNING, other.id)
@@ -303,7 +303,7 @@ def test_killed_before_the_commit_the_run_is_as_it_was(
         raise ConnectionResetError
 
     with monkeypatch.context() as patched:
-        patched.setattr(expiry, "end_sessions", killed)
+        patched.setattr(finishing, "end_sessions", killed)
         with pytest.raises(ConnectionResetError):
             expire(jobs)
     row = jobs.schedules.run(run.id)

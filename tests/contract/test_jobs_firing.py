@@ -257,7 +257,7 @@ def test_cancel_other_cancels_what_runs_and_tells_its_worker(jobs: JobsHarness) 
         fire(jobs)
         cursor.execute("SELECT 1")
         listener.poll()
-        assert listener.notifies, "the worker was rung"
+        assert listener.notifies, "the worker was notified"
     assert states(jobs) == {S.CANCELLED: 1, S.WAITING: 1}
     assert jobs.schedules.run(run.id).reason is not None
     assert jobs.store.jobs.runs.taken_away(worker.id, {run.id: run.fence}) == {run.id}

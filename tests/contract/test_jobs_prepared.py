@@ -6,8 +6,9 @@ import pytest
 
 from feedq.errors import Unavailable
 from feedq.schedule.model import Overlap, RunState
+from feedq.store.database import PreparedStatement
 from feedq.store.jobs import prepared
-from feedq.store.jobs.prepared import PreparedRuns, PreparedStatement
+from feedq.store.jobs.prepared import PreparedRuns
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, ended, finish, offer
 

@@ -72,7 +72,7 @@ def test_a_change_after_the_clock_was_put_back_takes_no_starts_away(jobs: JobsHa
     ids=str,
 )
 def test_limits_that_cannot_be_right_are_refused(jobs: JobsHarness, queue: Queue) -> None:
-    with pytest.raises(InvalidInput, match="job queue"):
+    with pytest.raises(InvalidInput, match="queue"):
         jobs.queues.set(queue)
     assert jobs.queues.all() == []
 

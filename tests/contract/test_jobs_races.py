@@ -17,10 +17,10 @@ from sqlalchemy import Connection
 
 from feedq.errors import Conflict, NotFound
 from feedq.model import Worker
-from feedq.schedule.model import Every, Finish, Job, Overlap, Queue, Retries, RunState, Semantics
+from feedq.schedule.model import Every, Finish, Job, Offer, Overlap, Queue, Retries, RunState, Semantics
+from feedq.store.database import PreparedStatement
 from feedq.store.jobs import claiming, prepared
-from feedq.store.jobs.base import Offer
-from feedq.store.jobs.prepared import PreparedRuns, PreparedStatement
+from feedq.store.jobs.prepared import PreparedRuns
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 from tests.contract.jobs_stage import ALL, claim, claim_one, ended, finish, fire, offer, runs_of, states
 
@@ -117,7 +117,7 @@ def test_a_run_that_was_claimed_while_another_looked_is_not_claimed_again(
     )
     assert slowly != claiming.CLAIM
     with monkeypatch.context() as patched:
-        patched.setattr(prepared, "_CLAIM", PreparedStatement.of("feedq_claim", slowly))
+        patched.setattr(prepared, "_CLAIM", PreparedStatement.of("feedq_claim", slowly, prepared.TYPES))
         late = threads.submit(claim, jobs, slow)
         deadline = time.monotonic() + WAIT_S
         while not jobs.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
@@ -164,7 +164,7 @@ def test_a_claim_that_does_not_see_yet_what_runs_meets_the_index_and_claims_agai
     assert blind != claiming.CLAIM
     seen: list[str] = []
     if is_prepared:
-        execute, blindfold = PreparedRuns._execute, PreparedStatement.of("feedq_blind", blind)
+        execute, blindfold = PreparedRuns._execute, PreparedStatement.of("feedq_blind", blind, prepared.TYPES)
 
         def execute_blindly_first(
             self: PreparedRuns, statement: PreparedStatement, given: Mapping[str, Any]

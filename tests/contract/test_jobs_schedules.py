@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from feedq.errors import Conflict, InvalidInput, NotFound
-from feedq.schedule.jitter import fire_time
 from feedq.schedule.model import (
     Beat,
     CatchUp,
@@ -28,7 +27,7 @@ from feedq.schedule.model import (
     ScheduleState,
     Semantics,
 )
-from feedq.schedule.timing import next_tick
+from feedq.schedule.timing import fire_time, next_tick
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
 
 MINUTE = timedelta(seconds=INTERVAL_S)
@@ -424,7 +423,7 @@ def test_a_tick_that_comes_soon_is_told_to_one_worker(jobs: JobsHarness) -> None
         schedule_spec("later", timing=far),
         schedule_spec("asleep", timing=Every(0.9), paused=True),
     )
-    rings = {
+    changes = {
         "add soon": lambda: jobs.schedules.add(soon),
         "add later": lambda: jobs.schedules.add(later),
         "add asleep": lambda: jobs.schedules.add(asleep),
@@ -434,8 +433,8 @@ def test_a_tick_that_comes_soon_is_told_to_one_worker(jobs: JobsHarness) -> None
         "resume": lambda: jobs.schedules.resume("soon"),
         "declare as awake": lambda: jobs.schedules.edit("asleep", replace(asleep, paused=False)),
     }
-    rung = {what: jobs.rung(act, worker, cordoned) for what, act in rings.items()}
-    assert [what for what, names in rung.items() if names] == [
+    notified = {what: jobs.notified(act, worker, cordoned) for what, act in changes.items()}
+    assert [what for what, names in notified.items() if names] == [
         *("add soon", "make it sooner", "resume", "declare as awake")
     ]
-    assert set().union(*rung.values()) == {worker.name}
+    assert set().union(*notified.values()) == {worker.name}

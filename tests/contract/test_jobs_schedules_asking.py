@@ -10,6 +10,7 @@ import pytest
 from feedq.errors import Conflict, InvalidInput, NotFound
 from feedq.model import Worker, WorkerTarget
 from feedq.schedule.model import (
+    BACKFILL_MAX,
     Beat,
     Job,
     Overlap,
@@ -18,8 +19,7 @@ from feedq.schedule.model import (
     RunState,
     ScheduleState,
 )
-from feedq.schedule.words import instant
-from feedq.store.jobs.base import BACKFILL_MAX
+from feedq.values import instant
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness
 from tests.contract.jobs_stage import fire
 
@@ -126,7 +126,7 @@ def test_a_trigger_works_on_a_paused_schedule_and_on_no_removed_one(jobs: JobsHa
         jobs.schedules.trigger("nightly")
 
 
-def test_a_trigger_rings_one_worker_that_serves_and_has_a_slot_free(
+def test_a_trigger_notifies_one_worker_that_serves_and_has_a_slot_free(
     jobs: JobsHarness, worker: Worker
 ) -> None:
     jobs.schedule(overlap=Overlap.ALLOW_ALL)
@@ -136,9 +136,11 @@ def test_a_trigger_rings_one_worker_that_serves_and_has_a_slot_free(
     jobs.store.workers.set_target(cordoned.id, WorkerTarget.CORDONED)
     jobs.store.workers.drain(draining.id)
     everybody = (worker, none, full, cordoned, expired, draining)
-    assert jobs.rung(lambda: jobs.schedules.trigger("nightly"), *everybody) == {"a"}
+    assert jobs.notified(lambda: jobs.schedules.trigger("nightly"), *everybody) == {"a"}
     jobs.store.workers.set_target(worker.id, WorkerTarget.DRAINED)
-    assert jobs.rung(lambda: jobs.schedules.trigger("nightly"), *everybody) == {"c"}, "full, but soon free"
+    assert jobs.notified(lambda: jobs.schedules.trigger("nightly"), *everybody) == {"c"}, (
+        "full, but soon free"
+    )
 
 
 # -- overlap -----------------------------------------------------------------------------------------
@@ -157,10 +159,10 @@ def test_skip_leaves_a_trigger_out_while_a_run_has_not_ended(jobs: JobsHarness, 
     assert jobs.schedules.trigger("nightly", key="while it runs") == skipped, "that one has been decided"
 
 
-def test_a_trigger_that_is_left_out_rings_nobody(jobs: JobsHarness, worker: Worker) -> None:
+def test_a_trigger_that_is_left_out_notifies_nobody(jobs: JobsHarness, worker: Worker) -> None:
     jobs.schedule(overlap=Overlap.SKIP)
     jobs.schedules.trigger("nightly")
-    assert jobs.rung(lambda: jobs.schedules.trigger("nightly"), worker) == set()
+    assert jobs.notified(lambda: jobs.schedules.trigger("nightly"), worker) == set()
 
 
 def test_buffer_one_lets_one_trigger_wait(jobs: JobsHarness, worker: Worker) -> None:
@@ -194,7 +196,7 @@ def test_cancel_other_ends_what_has_not_ended(jobs: JobsHarness, worker: Worker)
     (waiting,) = jobs.schedules.runs("nightly", states=[RunState.WAITING])
     # The other has nothing to stop; but the new run may go to it.
     jobs.store.workers.set_target(other.id, WorkerTarget.CORDONED)
-    assert jobs.rung(lambda: jobs.schedules.trigger("nightly", key="new"), worker, other) == {"a"}
+    assert jobs.notified(lambda: jobs.schedules.trigger("nightly", key="new"), worker, other) == {"a"}
     for ended in (first, waiting):
         run = jobs.schedules.run(ended.id)
         assert run.state is RunState.CANCELLED
@@ -215,7 +217,7 @@ def test_a_backfill_makes_runs_in_the_order_of_their_ticks(jobs: JobsHarness, wo
     jobs.schedule(job=Job("tasks.report", priority=3), start_deadline_s=1.0)
     ticks = [SOME_TICK + n * HOUR for n in (2, 0, 1, 0)]
     made: list[tuple[int, int]] = []
-    assert jobs.rung(lambda: made.append(jobs.schedules.backfill("nightly", ticks)), worker) == {"a"}
+    assert jobs.notified(lambda: made.append(jobs.schedules.backfill("nightly", ticks)), worker) == {"a"}
     assert made == [(3, 0)]
     runs = jobs.schedules.runs("nightly")[::-1]
     assert [run.tick_at for run in runs] == [SOME_TICK, SOME_TICK + HOUR, SOME_TICK + 2 * HOUR]
@@ -239,19 +241,19 @@ def test_a_backfill_of_what_may_overlap_runs_at_once(jobs: JobsHarness) -> None:
     assert columns(jobs, jobs.schedules.runs("nightly")[0], "exclusive") == (False,)
 
 
-def test_a_backfill_rings_as_many_workers_as_can_begin_at_once(jobs: JobsHarness, worker: Worker) -> None:
+def test_a_backfill_notifies_as_many_workers_as_can_begin_at_once(jobs: JobsHarness, worker: Worker) -> None:
     everybody = (worker, jobs.job_worker("b"), jobs.job_worker("c"))
     ticks = iter(SOME_TICK + n * HOUR for n in range(100))
 
-    def rung(name: str, count: int) -> set[str]:
+    def notified(name: str, count: int) -> set[str]:
         wanted = [next(ticks) for _ in range(count)]
-        return jobs.rung(lambda: jobs.schedules.backfill(name, wanted), *everybody)
+        return jobs.notified(lambda: jobs.schedules.backfill(name, wanted), *everybody)
 
     jobs.schedule("many", overlap=Overlap.ALLOW_ALL)
-    assert rung("many", 10) == {"a", "b", "c"}
-    assert len(rung("many", 2)) == 2
+    assert notified("many", 10) == {"a", "b", "c"}
+    assert len(notified("many", 2)) == 2
     jobs.schedule("one", overlap=Overlap.SKIP)
-    assert len(rung("one", 10)) == 1, "one runs at a time"
+    assert len(notified("one", 10)) == 1, "one runs at a time"
 
 
 def test_a_backfill_over_ticks_that_ran_makes_nothing(jobs: JobsHarness, worker: Worker) -> None:
@@ -262,7 +264,7 @@ def test_a_backfill_over_ticks_that_ran_makes_nothing(jobs: JobsHarness, worker:
         jobs.end(run)
     assert jobs.schedules.backfill("nightly", ticks) == (2, 2)
     # Nor is anybody told, or anything written, when there is nothing to do.
-    assert jobs.rung(lambda: jobs.schedules.backfill("nightly", ticks), worker) == set()
+    assert jobs.notified(lambda: jobs.schedules.backfill("nightly", ticks), worker) == set()
     assert len(jobs.schedules.runs("nightly")) == 4
     assert jobs.schedules.backfill("nightly", []) == (0, 0)
 
@@ -304,7 +306,7 @@ def test_a_purge_cancels_what_waits_and_nothing_else(jobs: JobsHarness, worker: 
 def test_a_waiting_run_is_cancelled(jobs: JobsHarness, worker: Worker) -> None:
     jobs.schedule()
     run = jobs.schedules.trigger("nightly")
-    assert jobs.rung(lambda: jobs.schedules.cancel_run(run.id), worker) == set()
+    assert jobs.notified(lambda: jobs.schedules.cancel_run(run.id), worker) == set()
     cancelled = jobs.schedules.run(run.id)
     assert (cancelled.state, cancelled.reason) == (RunState.CANCELLED, "cancelled by hand")
 
@@ -314,7 +316,7 @@ def test_the_worker_of_a_running_run_hears_of_its_end(jobs: JobsHarness, worker:
     other, run = jobs.job_worker("b"), jobs.schedules.trigger("nightly")
     fence = jobs.start(run, worker)
     cancelled: list[Run] = []
-    assert jobs.rung(lambda: cancelled.append(jobs.schedules.cancel_run(run.id)), worker, other) == {"a"}
+    assert jobs.notified(lambda: cancelled.append(jobs.schedules.cancel_run(run.id)), worker, other) == {"a"}
     assert (cancelled[0].state, cancelled[0].worker, cancelled[0].fence) == (RunState.CANCELLED, "a", fence)
 
 
@@ -335,8 +337,8 @@ def test_what_has_ended_or_never_was_cannot_be_cancelled(jobs: JobsHarness) -> N
 
 def test_an_entry_of_beat_is_enqueued_once_a_tick(jobs: JobsHarness, worker: Worker) -> None:
     job = Job("tasks.clean", (1,))
-    assert jobs.rung(lambda: jobs.schedules.once("clean", "k1", SOME_TICK, job), worker) == {"a"}
-    assert jobs.rung(lambda: jobs.schedules.once("clean", "k1", SOME_TICK, job), worker) == set()
+    assert jobs.notified(lambda: jobs.schedules.once("clean", "k1", SOME_TICK, job), worker) == {"a"}
+    assert jobs.notified(lambda: jobs.schedules.once("clean", "k1", SOME_TICK, job), worker) == set()
     assert jobs.schedules.once("clean", "k1", SOME_TICK, job) is False
     assert jobs.schedules.once("clean", "k2", SOME_TICK, job) is True
     first = jobs.schedules.runs("beat:clean")[-1]

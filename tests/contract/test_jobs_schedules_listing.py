@@ -12,8 +12,7 @@ import pytest
 from feedq.errors import NotFound
 from feedq.model import Worker
 from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState
-from feedq.store.jobs.retention import trim
-from feedq.store.jobs.run_listing import LOOKED, PAGE_MAX
+from feedq.store.jobs.listing import LOOKED, PAGE_MAX
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
 
@@ -201,8 +200,7 @@ def test_a_failure_long_before_others_is_seen_of_those_that_are_named(jobs: Jobs
 
 
 def trimmed(jobs: JobsHarness, *, limit: int = 100) -> int:
-    with jobs.database.transaction() as c:
-        return trim(c, older_than_days=30, limit=limit)
+    return jobs.store.jobs.runs.trim(older_than_days=30, limit=limit)
 
 
 def test_what_ended_long_ago_is_deleted_the_oldest_first(jobs: JobsHarness) -> None:

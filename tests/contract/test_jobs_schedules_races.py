@@ -18,7 +18,7 @@ import pytest
 from feedq.errors import Conflict, NotFound
 from feedq.schedule.model import Every, Job, Overlap, Run, RunState
 from feedq.store.database import Database
-from feedq.store.jobs.schedules import PostgresSchedules
+from feedq.store.jobs.schedules import ScheduleStore
 from tests.contract.jobs_harness import JobsHarness, schedule_spec
 from tests.contract.jobs_stage import claim
 
@@ -271,7 +271,7 @@ def test_everything_at_once_never_deadlocks(jobs: JobsHarness, threads: ThreadPo
 
     # With connections of its own, as another process has: those of a pool go to whoever is quickest.
     with closing(Database(jobs.url, application_name="feedq-beat")) as database:
-        beats = PostgresSchedules(database)
+        beats = ScheduleStore(database)
         acts = [ask, ask, declare, declare, end, work, beat]
         doing = [threads.submit(repeat, number, act) for number, act in enumerate(acts)]
         rounds = [job.result(WAIT_S) for job in doing]

@@ -8,8 +8,8 @@ import pytest
 
 from feedq.errors import InvalidInput, Unreadable
 from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState, UnreadableSpec
-from feedq.store.jobs.run_rows import UNREADABLE
-from feedq.store.jobs.schedules import PostgresSchedules
+from feedq.store.jobs.rows import UNREADABLE
+from feedq.store.jobs.schedules import ScheduleStore
 from tests.contract.jobs_harness import INTERVAL_S, JobsHarness, schedule_spec
 
 DAMAGES = (
@@ -63,7 +63,7 @@ def test_a_run_whose_job_cannot_be_read_is_listed(jobs: JobsHarness) -> None:
     ids=["get", "view", "resume", "trigger"],
 )
 def test_what_needs_the_declaration_names_it_and_says_what_to_do(
-    damaged: JobsHarness, act: Callable[[PostgresSchedules], object]
+    damaged: JobsHarness, act: Callable[[ScheduleStore], object]
 ) -> None:
     with pytest.raises(Unreadable, match=r"schedule 'bad' .* upgrade feedq, or .* `feedq schedule edit`"):
         act(damaged.schedules)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from feedq.schedule.model import Job, Overlap, Queue
-from feedq.store.jobs.candidates import CROWD
+from feedq.store.jobs.claiming import CROWD
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from feedq.schedule.check import job_problems
+from feedq.schedule.entries import job_problems
 from feedq.schedule.model import Job, Overlap, RunState
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim, claim_one, fall_due, offer
@@ -127,6 +127,6 @@ def test_schedules_that_no_worker_can_serve_are_named(jobs: JobsHarness) -> None
 
 @pytest.mark.parametrize("selector", [{"a": 1}, ["a"], {"": "x"}, {"a": "b\n"}])
 def test_a_selector_is_labels(selector: object) -> None:
-    problems = list(job_problems(replace(Job(OLD), selector=selector)))  # type: ignore[arg-type]
+    problems = job_problems(replace(Job(OLD), selector=selector))  # type: ignore[arg-type]
     assert problems
-    assert all(problem.startswith("job.selector") for problem in problems)
+    assert all(problem.startswith("selector") for problem in problems)

@@ -19,7 +19,7 @@ from feedq.errors import JobSessionLost, RunTakenAway, Unavailable
 from feedq.model import Worker
 from feedq.schedule.model import ClaimedRun, Job, Retries, RunState, Semantics
 from feedq.schedule.outcome import LOSSES_MAX
-from feedq.store.jobs import expiry, sessions
+from feedq.store.jobs import finishing, sessions
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
 
@@ -159,7 +159,7 @@ def test_a_zombie_keeps_nothing_and_its_successor_everything(
     jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It wakes up when its run has been done by another; the server could not end its session."""
-    monkeypatch.setattr(expiry, "end_sessions", lambda c, runs: None)
+    monkeypatch.setattr(finishing, "end_sessions", lambda c, runs: None)
     worker, run = started(jobs)
     jobs.bury(worker)
 
@@ -179,7 +179,7 @@ def test_a_zombie_keeps_nothing_and_its_successor_everything(
 def test_a_zombie_keeps_nothing_while_its_successor_still_runs(
     jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiry, "end_sessions", lambda c, runs: None)
+    monkeypatch.setattr(finishing, "end_sessions", lambda c, runs: None)
     worker, run = started(jobs)
     jobs.bury(worker)
     successors: list[ClaimedRun] = []

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from random import Random
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from feedq.clock import SystemClock
-from feedq.runtime.lease_keeper import LeaseKeeper
 from feedq.settings import Settings
 from feedq.store.worker_session import PostgresListener, PostgresSession
+from feedq.worker.lease_keeper import LeaseKeeper
 from tests.contract.harness import PostgresHarness
-from tests.lease_listener import RecordingListener, describe
+from tests.lease_listener import RecordingListener
 
 pytestmark = pytest.mark.servers
 
@@ -30,9 +29,7 @@ def recording() -> RecordingListener:
 
 @pytest.fixture
 def lease_keeper(postgres_harness: PostgresHarness, recording: RecordingListener) -> Iterator[LeaseKeeper]:
-    made = LeaseKeeper(
-        postgres_harness.store, describe, recording, settings=SETTINGS, clock=SystemClock(), rng=Random(1)
-    )
+    made = recording.make_keeper(postgres_harness.store, SETTINGS, SystemClock())
     made.start()
     yield made
     made.stop(timeout_s=lambda: LIMIT_S)
@@ -117,14 +114,12 @@ def test_a_heartbeat_that_is_asked_for_does_not_wait_for_its_interval(
     postgres_harness: PostgresHarness, recording: RecordingListener
 ) -> None:
     rarely = Settings(heartbeat_s=1_800, ttl_s=3_600, trust_margin_s=1)
-    lease_keeper = LeaseKeeper(
-        postgres_harness.store, describe, recording, settings=rarely, clock=SystemClock(), rng=Random(1)
-    )
+    lease_keeper = recording.make_keeper(postgres_harness.store, rarely, SystemClock())
     lease_keeper.start()
     try:
         postgres_harness.execute("UPDATE feedq.fleet SET active_workers = 7 RETURNING 1")
         assert recording.workers != 7
-        lease_keeper.beat_soon()
+        lease_keeper._driver.tell(lease_keeper._core.beat_now, now=time.monotonic())
         until(lambda: recording.workers == 7, "it heard")
     finally:
         lease_keeper.stop(timeout_s=lambda: LIMIT_S)

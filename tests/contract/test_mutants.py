@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from feedq.lease import TrustWindow
-from feedq.runtime import lease_keeper as lease_keeper_module
-from feedq.sinks import fencing, groupcommit, statements
+from feedq.sinks import statements
 from feedq.store import passes
-from feedq.store.workers import free_leases
+from feedq.store.leases import free_leases
+from feedq.worker import core
 from tests.contract import test_sink_conformance
 from tests.contract import test_store_passes as store_passes
 from tests.contract import test_store_races as races
@@ -47,8 +47,8 @@ def test_a_sink_without_the_epoch_in_its_checkpoint_update_fails(
     test: SinkTest, sink_harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LOCK_MINE", "ADVANCE"):
-        mutant = without(getattr(groupcommit, name), statements.EPOCH_MATCHES)
-        monkeypatch.setattr(groupcommit, name, mutant)
+        mutant = without(getattr(statements, name), statements.EPOCH_MATCHES)
+        monkeypatch.setattr(statements, name, mutant)
     with pytest.raises(AssertionError):
         test(sink_harness)
 
@@ -57,7 +57,7 @@ def test_a_sink_that_does_not_look_which_commit_it_continues_fails(
     sink_harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant = without(statements.LOCK_MINE, statements.COMMIT_MATCHES)
-    monkeypatch.setattr(groupcommit, "LOCK_MINE", mutant)
+    monkeypatch.setattr(statements, "LOCK_MINE", mutant)
     with pytest.raises(AssertionError):
         sinks.test_a_write_that_continues_another_commit_than_the_last_writes_nothing(sink_harness)
 
@@ -67,7 +67,7 @@ def test_a_sink_whose_fence_leaves_the_commit_that_was_there_fails(
 ) -> None:
     mutant = statements.FENCE.replace("commit_id = excluded.commit_id", "commit_id = c.commit_id")
     assert mutant != statements.FENCE
-    monkeypatch.setattr(fencing, "FENCE", mutant)
+    monkeypatch.setattr(statements, "FENCE", mutant)
     with pytest.raises(AssertionError):
         sinks.test_a_fence_ends_what_was_to_be_continued_also_under_the_same_epoch(sink_harness)
 
@@ -84,7 +84,7 @@ def test_a_sink_that_does_not_fence_on_start_fails(
 ) -> None:
     mutant = statements.FENCE.replace("epoch = excluded.epoch", "epoch = c.epoch")
     assert mutant != statements.FENCE
-    monkeypatch.setattr(fencing, "FENCE", mutant)
+    monkeypatch.setattr(statements, "FENCE", mutant)
     with pytest.raises(AssertionError):
         test(sink_harness)
 
@@ -99,7 +99,7 @@ def test_a_keeper_whose_trust_is_anchored_at_the_reply_fails(monkeypatch: pytest
         def after_heartbeat(*, sent_at: float, ttl_s: float, margin_s: float) -> TrustWindow:
             return TrustWindow.after_heartbeat(sent_at=clock.monotonic(), ttl_s=ttl_s, margin_s=margin_s)
 
-    monkeypatch.setattr(lease_keeper_module, "TrustWindow", AnchoredAtTheReply)
+    monkeypatch.setattr(core, "TrustWindow", AnchoredAtTheReply)
     with pytest.raises(AssertionError), monkeypatch.context() as inner:
         lease_keeper.test_a_slow_heartbeat_does_not_stretch_the_lease(made, store, clock, inner)
 

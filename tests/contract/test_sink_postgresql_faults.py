@@ -165,7 +165,7 @@ def test_settling_ends_a_backend_that_has_not_read_its_commit_yet(harness: Postg
 def test_settling_does_not_guess_while_the_rows_are_locked(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.postgresql.SETTLE_LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("feedq.sinks.transactional.SETTLE_LOCK_TIMEOUT_S", 0.05)
     fence(harness.sink(), 1, 1)
     _, unknown, let_the_commit_arrive = harness.stranded([write(1, 1, batch(b"1", cursor=1))])
     stranger = harness.sink()
@@ -337,7 +337,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets how long a group commit waits for a lock."""
 
     def wait_at_most(seconds: float) -> None:
-        monkeypatch.setattr("feedq.sinks.groupcommit.LOCK_TIMEOUT_S", seconds)
+        monkeypatch.setattr("feedq.sinks.postgresql_session.PostgresSinkSession.lock_timeout_s", seconds)
 
     wait_at_most(0.05)
     return wait_at_most

@@ -105,7 +105,7 @@ def test_a_spoiled_feed_is_looked_through_before_it_fails_a_group(harness: Postg
 def test_a_feed_that_is_good_again_is_no_longer_looked_through(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.postgresql.SPOILED_S", 0.0)
+    monkeypatch.setattr("feedq.sinks.transactional.SPOILED_S", 0.0)
     sink = harness.sink()
     fence(sink, 1, 1)
     sink.write([write(1, 1, lines(b"1", b"bad", cursor=1))])

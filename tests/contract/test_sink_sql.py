@@ -166,9 +166,17 @@ ODD = Landing("odd", "json")
         (ORDERS, KEYED, ["no unique index on exactly (seq)", "CREATE UNIQUE INDEX"]),
         (f"{ORDERS}; CREATE UNIQUE INDEX i ON orders (seq) WHERE seq > 0", KEYED, ["no unique index"]),
         (f"{ORDERS}; CREATE UNIQUE INDEX i ON orders (seq, sku)", KEYED, ["no unique index on exactly"]),
-        ("CREATE TABLE odd (feed TEXT)", ODD, ["has no column 'epoch'", "feed, epoch, received_at, payload"]),
+        (
+            "CREATE TABLE odd (feed TEXT)",
+            ODD,
+            ["has no column 'epoch'", "feed text, epoch integer"],
+        ),
         (RAW_WITH.format(at="DATETIME", payload="INT"), ODD, ["'payload' is INTEGER()", "format json"]),
-        (RAW_WITH.format(at="DATETIME", payload="TEXT"), Landing("odd", "bytes"), ["of bytes"]),
+        (
+            RAW_WITH.format(at="DATETIME", payload="TEXT"),
+            Landing("odd", "bytes"),
+            ["must be bytes for"],
+        ),
         (RAW_WITH.format(at="TEXT", payload="TEXT"), Landing("odd", "text"), ["'received_at' is TEXT()"]),
         (
             "CREATE TABLE odd (n INT REFERENCES r (n) DEFERRABLE INITIALLY DEFERRED)",
@@ -253,7 +261,7 @@ def test_a_landing_that_breaks_stops_its_feeds_and_no_others(
 def test_a_file_that_somebody_has_locked_is_waited_for_and_then_unavailable(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.sql.sqlite.Sqlite.lock_timeout_s", 0.05)
+    monkeypatch.setattr("feedq.sinks.sql.sqlite.SqliteSession.lock_timeout_s", 0.05)
     sink, worker = harness.sink(worker_id=(worker := uuid4())), worker
     fence(sink, 1, 1)
     operator = sqlite3.connect(harness.path, isolation_level=None)
@@ -272,7 +280,7 @@ def test_a_file_that_somebody_has_locked_is_waited_for_and_then_unavailable(
 def test_a_reader_that_holds_up_a_commit_is_waited_for(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.sql.sqlite.Sqlite.lock_timeout_s", 0.05)
+    monkeypatch.setattr("feedq.sinks.sql.sqlite.SqliteSession.lock_timeout_s", 0.05)
     sink = harness.sink()
     fence(sink, 1, 1)
     reader = sqlite3.connect(harness.path, isolation_level=None)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from feedq.sinks.session import AnswerLost
-from feedq.sinks.sql import letters, session
-from feedq.sinks.sql.sqlite import Sqlite
+from feedq.sinks.sql.sqlite import SqliteSession
 from feedq.sinks.sqlstate import ErrorScope
 from feedq.testing.sink_stage import batch
 from tests.contract import test_sink_conformance
@@ -26,20 +25,22 @@ def harness(tmp_path: Path) -> Iterator[SqliteHarness]:
     made.close()
 
 
-def commit_and_go_on(connection: Any) -> None:
+def commit_and_go_on(session: SqliteSession) -> None:
     # The driver's own commit falls into no trap.
-    connection.connection.dbapi_connection.commit()
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    driver: Any = session.connection.connection.dbapi_connection
+    driver.commit()
+    session.begin()
 
 
 def test_a_write_that_does_not_look_at_the_epoch_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lock(_self: Any, _connection: Any, _environment: str, keys: Any) -> dict[Any, None]:
-        return dict.fromkeys(keys)
+    def lock(self: SqliteSession, _writes: Any, *, check_at_once: bool) -> set[Any]:
+        self.begin()
+        return set()
 
-    monkeypatch.setattr(Sqlite, "lock", lock)
-    monkeypatch.setattr(Sqlite, "advance", lambda *_: None)
+    monkeypatch.setattr(SqliteSession, "lock", lock)
+    monkeypatch.setattr(SqliteSession, "advance", lambda *_: None)
     with pytest.raises(AssertionError):
         suite.test_a_stale_epoch_cannot_write_a_record_or_a_checkpoint(harness)
 
@@ -47,13 +48,14 @@ def test_a_write_that_does_not_look_at_the_epoch_is_noticed(
 def test_a_fence_that_leaves_the_commit_that_was_there_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fence = Sqlite.fence
+    fence = SqliteSession._fence
 
-    def without_commit(self: Sqlite, connection: Any, rows: Any, *, wait_s: float) -> None:
-        before = dict(list(connection.exec_driver_sql("SELECT feed_id, commit_id FROM feedq_checkpoint")))
-        fence(self, connection, [{**r, "commit_id": before.get(r["feed_id"])} for r in rows], wait_s=wait_s)
+    def without_commit(self: SqliteSession, rows: Any, **options: Any) -> None:
+        found = self.connection.exec_driver_sql("SELECT feed_id, commit_id FROM feedq_checkpoint")
+        before = {row.feed_id: row.commit_id for row in found}
+        fence(self, [{**r, "commit_id": before.get(r["feed_id"])} for r in rows], **options)
 
-    monkeypatch.setattr(Sqlite, "fence", without_commit)
+    monkeypatch.setattr(SqliteSession, "_fence", without_commit)
     with pytest.raises(AssertionError):
         suite.test_a_fence_ends_what_was_to_be_continued_also_under_the_same_epoch(harness)
 
@@ -61,13 +63,13 @@ def test_a_fence_that_leaves_the_commit_that_was_there_is_noticed(
 def test_a_fence_that_raises_nothing_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fence = Sqlite.fence
+    fence = SqliteSession._fence
 
-    def first_only(self: Sqlite, connection: Any, rows: Any, *, wait_s: float) -> None:
-        if not list(connection.exec_driver_sql("SELECT 1 FROM feedq_checkpoint")):
-            fence(self, connection, rows, wait_s=wait_s)
+    def first_only(self: SqliteSession, rows: Any, **options: Any) -> None:
+        if not list(self.connection.exec_driver_sql("SELECT 1 FROM feedq_checkpoint")):
+            fence(self, rows, **options)
 
-    monkeypatch.setattr(Sqlite, "fence", first_only)
+    monkeypatch.setattr(SqliteSession, "_fence", first_only)
     with pytest.raises(AssertionError):
         suite.test_a_stale_epoch_cannot_write_a_record_or_a_checkpoint(harness)
 
@@ -75,13 +77,13 @@ def test_a_fence_that_raises_nothing_is_noticed(
 def test_a_checkpoint_that_moves_outside_of_the_transaction_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance = Sqlite.advance
+    advance = SqliteSession._advance
 
-    def early(self: Sqlite, connection: Any, rows: Any) -> None:
-        advance(self, connection, rows)
-        commit_and_go_on(connection)
+    def early(self: SqliteSession, rows: Any) -> None:
+        advance(self, rows)
+        commit_and_go_on(self)
 
-    monkeypatch.setattr(Sqlite, "advance", early)
+    monkeypatch.setattr(SqliteSession, "_advance", early)
     with pytest.raises(AssertionError):
         suite.test_a_lost_answer_is_decided_by_the_checkpoint(harness, False)
 
@@ -91,7 +93,7 @@ def test_a_lost_answer_taken_for_a_refusal_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch, happened: bool
 ) -> None:
     monkeypatch.setattr(AnswerLost, "__init__", lambda *_: None)
-    monkeypatch.setattr(Sqlite, "refused_commit", lambda *_: True)
+    monkeypatch.setattr(SqliteSession, "refused_commit", lambda *_: True)
     with pytest.raises(Exception, match="disk I/O error"):
         suite.test_a_lost_answer_is_decided_by_the_checkpoint(harness, happened)
 
@@ -99,13 +101,13 @@ def test_a_lost_answer_taken_for_a_refusal_is_noticed(
 def test_dead_letters_that_are_written_elsewhere_are_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bury = letters.bury
+    bury = SqliteSession.bury
 
-    def at_once(to: session.SqlSession, environment: str, dead: Any) -> None:
-        bury(to, environment, dead)
-        commit_and_go_on(to.connection)
+    def at_once(self: SqliteSession, dead: Any) -> None:
+        bury(self, dead)
+        commit_and_go_on(self)
 
-    monkeypatch.setattr("feedq.sinks.sql.group.bury", at_once)
+    monkeypatch.setattr(SqliteSession, "bury", at_once)
     with pytest.raises(AssertionError):
         suite.test_a_lost_answer_covers_the_dead_letters_too(harness, False)
 
@@ -113,7 +115,7 @@ def test_dead_letters_that_are_written_elsewhere_are_noticed(
 def test_a_replay_that_leaves_its_dead_letters_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(letters, "_delete", lambda *_: 0)
+    monkeypatch.setattr("feedq.sinks.replay._delete", lambda *_: 0)
     with pytest.raises(AssertionError):
         suite.test_a_dead_letter_lands_once_however_often_it_is_tried_again(harness)
 
@@ -121,6 +123,6 @@ def test_a_replay_that_leaves_its_dead_letters_is_noticed(
 def test_an_attempt_that_is_not_undone_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MENDABLE", (ErrorScope.LOCKED,))
+    monkeypatch.setattr(SqliteSession, "undoable", (ErrorScope.LOCKED,))
     with pytest.raises(AssertionError):
         suite.test_refused_records_go_to_the_dead_letters_and_all_others_land(harness, "9", batch)

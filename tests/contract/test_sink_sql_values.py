@@ -14,16 +14,18 @@ from sqlalchemy.dialects import mysql
 
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.sql.column_values import Unfit
-from feedq.sinks.sql.flavor import Flavor
-from feedq.sinks.sql.mysql import MySql
-from feedq.sinks.sql.sqlite import Sqlite
+from feedq.sinks.sql.mysql import MySqlSession
+from feedq.sinks.sql.session import SqlSession
+from feedq.sinks.sql.sqlite import SqliteSession
 
 LONG = "123456789012345678901234567890.123456789"
 MOMENT = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
 
 
-def convert(column_type: Any, text: str, *, flavor: Flavor | None = None, is_json: bool = False) -> Any:
-    return (flavor or Flavor()).conversion(column_type, is_json=is_json).convert(text)
+def convert(
+    column_type: Any, text: str, *, session: type[SqlSession] = SqlSession, is_json: bool = False
+) -> Any:
+    return session.conversion(column_type, is_json=is_json).convert(text)
 
 
 @pytest.mark.parametrize(
@@ -100,29 +102,29 @@ def test_a_value_that_does_not_fit_is_refused(column_type: Any, text: str, why: 
     [("1", 1), ("1.0", 1), ("-0.5", -0.5), ("0.1", 0.1), (str(-(2**63)), -(2**63)), ("1e300", 1e300)],
 )
 def test_sqlite_gets_numbers_that_it_can_hold(text: str, value: float) -> None:
-    assert convert(types.Numeric(), text, flavor=Sqlite()) == value
+    assert convert(types.Numeric(), text, session=SqliteSession) == value
 
 
 @pytest.mark.parametrize("text", [str(2**63), "0.12345678901234567890123", "1e400"])
 def test_sqlite_is_not_given_numbers_that_it_would_round(text: str) -> None:
     with pytest.raises(Unfit, match=r"more digits than this database keeps|out of range"):
-        convert(types.Numeric(), text, flavor=Sqlite())
+        convert(types.Numeric(), text, session=SqliteSession)
     with pytest.raises(Unfit):
-        convert(types.JSON(), text, flavor=Sqlite(), is_json=True)
+        convert(types.JSON(), text, session=SqliteSession, is_json=True)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False))
 def test_what_sqlite_gets_is_the_number_that_was_meant(number: Decimal) -> None:
     try:
-        value = convert(types.Numeric(), str(number), flavor=Sqlite())
+        value = convert(types.Numeric(), str(number), session=SqliteSession)
     except Unfit:
         return
     assert Decimal(repr(value)) == number
 
 
 def test_json_that_is_no_number_reaches_sqlite_as_it_is() -> None:
-    assert convert(types.JSON(), '"12"', flavor=Sqlite(), is_json=True) == '"12"'
-    assert convert(types.JSON(), '{"a": 1.50}', flavor=Sqlite(), is_json=True) == '{"a": 1.50}'
+    assert convert(types.JSON(), '"12"', session=SqliteSession, is_json=True) == '"12"'
+    assert convert(types.JSON(), '{"a": 1.50}', session=SqliteSession, is_json=True) == '{"a": 1.50}'
 
 
 # -- MariaDB and MySQL -------------------------------------------------------------------------------
@@ -147,7 +149,7 @@ def test_json_that_is_no_number_reaches_sqlite_as_it_is() -> None:
     ],
 )
 def test_mysql_gets_what_its_types_take(column_type: Any, text: str, value: Any) -> None:
-    assert convert(column_type, text, flavor=MySql()) == value
+    assert convert(column_type, text, session=MySqlSession) == value
 
 
 @pytest.mark.parametrize(
@@ -170,4 +172,4 @@ def test_mysql_gets_what_its_types_take(column_type: Any, text: str, value: Any)
 )
 def test_mysql_is_not_given_what_it_would_bend(column_type: Any, text: str) -> None:
     with pytest.raises(Unfit):
-        convert(column_type, text, flavor=MySql())
+        convert(column_type, text, session=MySqlSession)

@@ -15,10 +15,10 @@ from feedq.embedded.postgres import Postgres
 from feedq.errors import FeedqError, PermissionMissing
 from feedq.model import FeedSpec, NewWorker
 from feedq.store import grants, migrate
-from feedq.store.grants import Right, Role
+from feedq.store.grants import CHANGES, DECLARED, INHERITS, SEQUENCES, Right, Role
 from feedq.store.postgresql import PostgresStore
-from feedq.store.tables import metadata
 from tests.cluster import FEEDQ, ROLE_PASSWORD, SINK_ROLE, make_roles, url_of
+from tests.contract.test_store_schema import columns as columns_of
 
 pytestmark = pytest.mark.servers
 
@@ -49,6 +49,39 @@ def ask(url: str, statement: str) -> list[tuple[object, ...]]:
         connection.close()
 
 
+def test_every_table_says_who_may_change_it(url: str) -> None:
+    """A new table: add it to `CHANGES` in feedq/store/grants.py, with the roles whose processes write to it."""
+    assert CHANGES.keys() == columns_of(url).keys()
+    # Who this installation is was said once, by the migration.
+    assert [table for table, changes in CHANGES.items() if not changes] == ["installation"]
+
+
+def test_every_sequence_that_is_asked_by_name_says_who_may(url: str) -> None:
+    found = ask(url, "SELECT sequencename FROM pg_sequences WHERE schemaname = 'feedq'")
+    sequences = {str(name) for (name,) in found}
+    named = {name for name in sequences if not name.endswith(("_id_seq", "_lock_key_seq"))}
+    assert named <= SEQUENCES.keys() <= sequences
+
+
+def test_what_is_declared_is_a_column_and_there_are_others(url: str) -> None:
+    for table, declared in DECLARED.items():
+        assert set(declared) < columns_of(url)[table], table
+    with_state = {
+        table
+        for table, changes in CHANGES.items()
+        if any(Right.UPDATE_STATE in rights for rights in changes.values())
+    }
+    assert with_state == DECLARED.keys()
+
+
+def test_only_the_operator_declares_feeds_and_a_reader_changes_nothing() -> None:
+    declaring = {Right.INSERT, Right.UPDATE}
+    assert {role for role, rights in CHANGES["feed"].items() if declaring & set(rights)} == {Role.OPERATOR}
+    assert Role.READER not in {role for changes in CHANGES.values() for role in changes}
+    assert Role.MIGRATION not in {role for changes in CHANGES.values() for role in changes}, "it owns them"
+    assert Role.OPERATOR not in INHERITS
+
+
 def test_no_role_is_a_superuser_or_may_make_others(url: str) -> None:
     assert (
         ask(
@@ -70,7 +103,7 @@ def test_each_role_may_do_what_is_said_of_it_and_nothing_else(url: str, role: Ro
     """By the server's own word, of every table and of every column of it."""
     name = grants.role_name(grants.PREFIX, role)
     whose = {role, *grants.INHERITS.get(role, ())}
-    columns = [(t.name, c) for t in metadata.sorted_tables for c in sorted(t.columns.keys())]
+    columns = [(table, c) for table, names in columns_of(url).items() for c in sorted(names)]
     values = ", ".join(f"('{table}', '{column}')" for table, column in columns)
     found = ask(
         url,

@@ -9,11 +9,11 @@ import psycopg2
 import pytest
 
 from feedq.model import Event, Feed, Reason, Release, TargetState, Worker
-from feedq.store.history import TROUBLES
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import EventKind
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness
 from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.memory.history import TROUBLES
 
 pytestmark = pytest.mark.servers
 

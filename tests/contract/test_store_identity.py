@@ -9,7 +9,7 @@ from sqlalchemy import text
 from feedq.embedded.postgres import Postgres
 from feedq.model import FeedSpec
 from feedq.store import migrate
-from feedq.store.engine import connect_once, session_once
+from feedq.store.database import connect_once, session_once
 from feedq.store.postgresql import PostgresStore
 
 pytestmark = pytest.mark.servers

@@ -91,7 +91,9 @@ def test_a_heartbeat_that_was_planned_when_there_was_no_lease_looks_up_what_wait
     with closing(PostgresSession(h.url, worker, ttl_s=TTL_S)) as session:
         session.heartbeat(Load())
         with session._connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN {PREPARED_HEARTBEAT}", heartbeat_parameters(worker.id, Load(), TTL_S))
+            cursor.execute(
+                f"EXPLAIN {PREPARED_HEARTBEAT.execute}", heartbeat_parameters(worker.id, Load(), TTL_S)
+            )
             plan = "\n".join(line for (line,) in cursor.fetchall())
     look_up = r"Index Only Scan.* using lease_summons .*\n +Index Cond: \(worker_id = \$1\)"
     assert len(re.findall(look_up, plan)) == plan.count("on lease") == 2, plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import product
@@ -16,7 +16,7 @@ from psycopg2.extras import execute_values
 
 from feedq.diagnosis.fleet_checks import overview, summary
 from feedq.model import LeaseState, Load, NewWorker, Reason, Status
-from feedq.store.feed_listing import PostgresListing, Query, Sort
+from feedq.store.feed_listing import FeedListing, Query, Sort
 from tests.contract.harness import TTL_S, Harness, PostgresHarness, progress, spec
 
 WANTED = [("running", False), ("paused", False), ("running", True)]
@@ -60,10 +60,8 @@ SOME = [*PLAIN, *EVERYTHING[::61]]
 
 
 @pytest.fixture
-def listing(postgres_harness: PostgresHarness, control_database_url: str) -> Iterator[PostgresListing]:
-    made = PostgresListing(control_database_url)
-    yield made
-    made.close()
+def listing(postgres_harness: PostgresHarness) -> FeedListing:
+    return postgres_harness.store.listing
 
 
 def declare(url: str, harness: PostgresHarness, chosen: Sequence[Any]) -> None:
@@ -122,7 +120,7 @@ def everything(postgres_harness: PostgresHarness, control_database_url: str) -> 
 
 
 def test_the_database_sees_the_status_that_the_policy_sees(
-    postgres_harness: PostgresHarness, listing: PostgresListing, control_database_url: str
+    postgres_harness: PostgresHarness, listing: FeedListing, control_database_url: str
 ) -> None:
     declare(control_database_url, postgres_harness, EVERYTHING)
     views = postgres_harness.store.feeds.views()
@@ -157,7 +155,7 @@ def test_both_stores_judge_a_worker_by_its_heartbeat_and_not_by_its_feeds(harnes
 
 
 def test_the_numbers_are_those_of_counting_every_feed(
-    everything: PostgresHarness, listing: PostgresListing
+    everything: PostgresHarness, listing: FeedListing
 ) -> None:
     views, workers = everything.store.feeds.views(), everything.store.workers.views()
     counted = {(t.status, t.reason): t.feeds for t in listing.tallies()}
@@ -168,7 +166,7 @@ def test_the_numbers_are_those_of_counting_every_feed(
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("sort", Sort)
 def test_pages_follow_each_other_in_any_order(
-    everything: PostgresHarness, listing: PostgresListing, sort: Sort, descending: bool
+    everything: PostgresHarness, listing: FeedListing, sort: Sort, descending: bool
 ) -> None:
     names: list[str] = []
     while True:
@@ -182,9 +180,7 @@ def test_pages_follow_each_other_in_any_order(
     assert whole == names
 
 
-def test_order_is_by_the_value_and_then_by_name(
-    everything: PostgresHarness, listing: PostgresListing
-) -> None:
+def test_order_is_by_the_value_and_then_by_name(everything: PostgresHarness, listing: FeedListing) -> None:
     views = listing.page(Query(sort=Sort.RECORDS, descending=True)).views
     keys = [(-view.lease.records_total, view.feed.name) for view in views]
     assert keys == sorted(keys)
@@ -194,9 +190,7 @@ def test_order_is_by_the_value_and_then_by_name(
     assert latest[-1].lease.last_record_at is None
 
 
-def test_filters_narrow_the_page_and_its_numbers(
-    everything: PostgresHarness, listing: PostgresListing
-) -> None:
+def test_filters_narrow_the_page_and_its_numbers(everything: PostgresHarness, listing: FeedListing) -> None:
     views = everything.store.feeds.views()
     page = listing.page(Query(worker="moves@host", tenant="tenant-1"))
     expected = [v for v in views if v.worker == "moves@host" and v.feed.spec.tenant == "tenant-1"]
@@ -205,7 +199,7 @@ def test_filters_narrow_the_page_and_its_numbers(
 
 
 def test_the_numbers_beside_a_status_are_those_of_all_statuses(
-    everything: PostgresHarness, listing: PostgresListing
+    everything: PostgresHarness, listing: FeedListing
 ) -> None:
     page = listing.page(Query(status=Status.FAILED, limit=1))
     assert {t.status for t in page.tallies} == set(Status)
@@ -216,9 +210,7 @@ def test_the_numbers_beside_a_status_are_those_of_all_statuses(
     "search",
     ["acme/ORDERS", "100%_of", "it's", "back\\slash", "region", "%", "_", "Größe", "a:b", ":search"],
 )
-def test_a_search_is_plain_text(
-    postgres_harness: PostgresHarness, listing: PostgresListing, search: str
-) -> None:
+def test_a_search_is_plain_text(postgres_harness: PostgresHarness, listing: FeedListing, search: str) -> None:
     feeds = postgres_harness.store.feeds
     feeds.add(spec("acme/orders"))
     feeds.add(spec("100%_of-it's-back\\slash:search"))
@@ -234,7 +226,7 @@ def test_a_search_is_plain_text(
 
 
 def test_a_feed_that_lost_its_lease_row_counts_as_waiting(
-    postgres_harness: PostgresHarness, listing: PostgresListing
+    postgres_harness: PostgresHarness, listing: FeedListing
 ) -> None:
     feed = postgres_harness.store.feeds.add(spec())
     postgres_harness.delete_lease(feed.id)
@@ -243,7 +235,7 @@ def test_a_feed_that_lost_its_lease_row_counts_as_waiting(
     assert [(t.status, t.reason, t.records_total) for t in page.tallies] == [(Status.WAITING, Reason.NEW, 0)]
 
 
-def test_no_feeds_are_an_empty_page(postgres_harness: PostgresHarness, listing: PostgresListing) -> None:
+def test_no_feeds_are_an_empty_page(postgres_harness: PostgresHarness, listing: FeedListing) -> None:
     page = listing.page(Query())
     assert (page.views, page.tallies, page.matching) == ([], [], 0)
     assert page.now.tzinfo is not None

@@ -106,9 +106,9 @@ def test_a_move_that_never_arrives_is_not_waited_for_without_end(harness: Harnes
     harness.transfer(feed, source, target)
     harness.store.leases.release(source.id, [Release(*key, Reason.MOVED)])
     harness.run(feed, target)
-    harness.elapse(29)
+    harness.elapse(15)
     assert under_way(harness) == 1
-    harness.elapse(2)
+    harness.elapse(16)
     assert under_way(harness) == 0
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from feedq.errors import Unavailable
-from feedq.store import engine
+from feedq.store import database as database_module
 from feedq.store.database import Database
 
 pytestmark = pytest.mark.servers
@@ -67,7 +67,7 @@ def ask(database: Database) -> int:
 def test_a_session_that_was_lost_while_it_rested_is_replaced_before_it_is_used(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "RESTED_S", 0.0)
+    monkeypatch.setattr(database_module, "RESTED_S", 0.0)
     first = ask(database)
     end_all(database)
     assert ask(database) != first
@@ -76,7 +76,7 @@ def test_a_session_that_was_lost_while_it_rested_is_replaced_before_it_is_used(
 def test_one_that_was_used_a_moment_ago_is_not_asked_and_its_loss_is_an_outage_like_any_other(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "RESTED_S", 3600.0)
+    monkeypatch.setattr(database_module, "RESTED_S", 3600.0)
     first = ask(database)
     assert ask(database) == first
     end_all(database)

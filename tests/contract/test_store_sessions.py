@@ -16,11 +16,11 @@ from sqlalchemy import text
 from feedq.errors import Unavailable
 from feedq.model import Load
 from feedq.settings import Settings
-from feedq.sinks import session as sinks
-from feedq.store import engine
+from feedq.sinks.postgresql_session import PostgresSinkSession, open_engine
+from feedq.store import database as database_module
 from feedq.store import worker_session as session_module
+from feedq.store.database import connect_once, make_lone_engine
 from feedq.store.election import Election
-from feedq.store.engine import connect_once, make_lone_engine
 from feedq.store.worker_session import PostgresSession
 from tests.contract.harness import TTL_S, PostgresHarness
 
@@ -101,8 +101,9 @@ def test_every_session_of_the_control_database_is_given_up_when_its_other_end_is
         found["transactional job"] = probes(execute_on(job))
     with connect_once(url) as c:
         found["command"] = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
-    with closing(sinks.SinkSession(url, application_name="feedq-writer")) as writer:
-        found["writer"] = probes(writer.execute)
+    engine = open_engine(url, "feedq")
+    with closing(PostgresSinkSession(engine, environment="test", worker_id=uuid4(), role="writer")) as writer:
+        found["writer"] = probes(writer.query)
     wanted = {
         "tcp_keepalives_idle": 5,
         "tcp_keepalives_interval": 2,
@@ -122,7 +123,7 @@ def test_how_long_the_other_end_may_be_silent_can_be_set(
     idle_s: int | None,
     user_ms: int,
 ) -> None:
-    monkeypatch.setattr(engine, "settings", lambda: Settings(database_timeout_s=timeout_s))
+    monkeypatch.setattr(database_module, "settings", lambda: Settings(database_timeout_s=timeout_s))
     with connect_once(postgres_harness.url) as c:
         found = probes(lambda sql: [tuple(row) for row in c.execute(text(sql))])
     assert found["tcp_user_timeout"] == user_ms

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from feedq.model import Load, Reason, Release, Worker
 from feedq.store import migrate, sweeping
-from feedq.store.engine import session_once
+from feedq.store.database import session_once
 from tests.contract.harness import PostgresHarness, progress
 
 pytestmark = pytest.mark.servers

@@ -32,9 +32,8 @@ from feedq.model import (
     Release,
     TargetState,
 )
-from feedq.runtime.claim_queue import TaskCallbacks
-from feedq.runtime.supervisor import STOP_GRACE_S, Supervisor
 from feedq.settings import Settings
+from feedq.worker.supervisor import STOP_GRACE_S, Supervisor, TaskCallbacks
 from tests.contract.harness import PostgresHarness
 from tests.proxy import PostgresProxy
 
@@ -117,6 +116,9 @@ class Stage:
 
     def offer(self, key: FeedKey) -> None:
         self.supervisor.offer(key, TaskCallbacks(lambda: None, self.said.append, lambda _: None))
+
+    def audit(self) -> None:
+        self.supervisor._driver.tell(self.supervisor.core.ask_for_audit, now=time.monotonic())
 
     def lease(self, name: str = "a") -> Any:
         return self.store.feeds.view(name).lease
@@ -215,7 +217,7 @@ def test_an_assignment_is_claimed_before_its_message_comes_and_the_message_joins
 def test_an_assignment_whose_ring_was_not_heard_is_claimed_with_the_next_heartbeat(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.store.passes.ring_workers", lambda *_: None)
+    monkeypatch.setattr("feedq.store.passes.notify_workers", lambda *_: None)
     stage.add_feed()
     control.reconcile(stage.store, lambda _: None, stage.settings)
     stage.streaming()
@@ -292,7 +294,7 @@ class Deaf:
 def deaf(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Deaf]]:
     Deaf.may_end.clear()
     Deaf.keeps_the_loop = False
-    monkeypatch.setattr("feedq.runtime.runner.load_connector", lambda _: Deaf)
+    monkeypatch.setattr("feedq.worker.runner.load_connector", lambda _: Deaf)
     yield Deaf
     Deaf.may_end.set()
     until(lambda: stage.supervisor.feeds == 0, "its stream has ended")
@@ -313,7 +315,7 @@ def test_a_stream_that_does_not_end_loses_its_connection_when_its_lease_is_lost(
     stage.reconcile()
     stage.streaming()
     taken_at = take_away(stage)
-    stage.supervisor._ask_for_audit()
+    stage.audit()
     until(lambda: stage.source.accepted > 1, "cut")
     assert time.monotonic() - taken_at < 3, "a second, and what the machine needs"
     until(lambda: stage.source.accepted > 3, "and cut again whenever it dials anew")
@@ -330,7 +332,7 @@ def test_a_stream_that_was_asked_to_stop_and_reaped_is_off_its_source_within_two
     stage.store.feeds.set_target("a", TargetState.PAUSED)
     stage.reconcile()
     assert stage.lease().state is LeaseState.STOPPING
-    until(lambda: stage.supervisor._asked, "the owner was told")
+    until(lambda: stage.supervisor.core._asked, "the owner was told")
     assert stage.source.accepted == 1, "a stop leaves it the time to let go by itself"
     taken_at = take_away(stage)
     until(lambda: stage.source.accepted > 1, "cut")
@@ -377,8 +379,8 @@ def test_a_worker_that_alone_cannot_reach_a_sink_lets_its_feeds_go(
     monkeypatch: pytest.MonkeyPatch,
     elsewhere: str,
 ) -> None:
-    monkeypatch.setattr("feedq.runtime.sink_pool.DOWN_AFTER_S", 0.1)
-    monkeypatch.setattr("feedq.runtime.fencer.PROBE_S", 0.1)
+    monkeypatch.setattr("feedq.worker.sink_pool.DOWN_AFTER_S", 0.1)
+    monkeypatch.setattr("feedq.worker.fencer.PROBE_S", 0.1)
     stage = Stage(postgres_harness, sinks={"cut": sink.url}, sink_patience_s=0.5)
 
     def load() -> Load:
@@ -402,7 +404,7 @@ def test_a_worker_that_alone_cannot_reach_a_sink_lets_its_feeds_go(
             assert stage.lease().reason is Reason.BACKOFF
             assert "sink" in (stage.lease().last_error or "")
             assert stage.lease().failures == 1
-            until(lambda: not stage.supervisor._ends.budget.bytes, "what was not written is dropped")
+            until(lambda: not stage.supervisor._sink_pool.budget.bytes, "what was not written is dropped")
             assert load().sinks_down == ("cut",), "with nothing to write, it would not know that it is back"
         else:
             with pytest.raises(AssertionError, match="let go"):
@@ -527,7 +529,7 @@ def test_an_audit_that_meets_a_raised_epoch_takes_no_feed_away(
         raised = real(worker_id, key, above=above)
         # What follows comes to the loop all at once.
         loop.call_soon_threadsafe(time.sleep, 0.2)
-        stage.supervisor.lease_client.do(stage.supervisor._begin_audit)
+        stage.audit()
         return raised
 
     monkeypatch.setattr(stage.store.leases, "raise_epoch", raise_epoch)
@@ -549,12 +551,10 @@ def test_an_audit_of_an_earlier_session_takes_no_feed_away(stage: Stage) -> None
     stage.add_feed()
     stage.reconcile()
     stage.streaming()
-    loop, ran = stage.supervisor._loop, Event()
-    loop.call_soon_threadsafe(stage.supervisor._audit, uuid4(), set())
-    loop.call_soon_threadsafe(ran.set)
-    assert ran.wait(LIMIT_S)
+    now = time.monotonic()
+    assert stage.supervisor.core.held_found(uuid4(), set(), now=now) == []
     assert stage.lease().epoch == 1
-    (runner,) = [runner for runner, _ in stage.supervisor._running_feeds]
+    (runner,) = stage.supervisor._all_runners()
     assert runner._interrupt is None
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from math import floor
+from uuid import UUID
 
 from feedq.clock import Clock
+from feedq.errors import SinkUnavailable
 from feedq.model import Assignment, FeedKey
 
 
@@ -42,6 +45,8 @@ class FakeSource:
         self._clock = clock
         self._rate_hz = rate_hz
         self._began = clock.monotonic()
+        self.poison: set[int] = set()
+        """Feeds whose records end the process that reads them."""
         self.connections: set[FakeConnection] = set()
 
     def sent(self, feed_id: int) -> int:
@@ -58,49 +63,106 @@ class FakeSource:
         return sorted(c.owner for c in self.connections if c.feed_id == feed_id)
 
 
+class Refusal(Enum):
+    """Why a write landed nothing."""
+
+    SUPERSEDED = auto()
+    """The feed has a newer owner."""
+    REWOUND = auto()
+    """The checkpoint is not the one that the write continues: the sink has gone back."""
+
+
+class FakeCommitUnknown(Exception):
+    """The connection broke before the answer to a commit came: it may have landed or not."""
+
+    def __init__(self, commit: int) -> None:
+        super().__init__(commit)
+        self.commit = commit
+
+
 @dataclass(frozen=True, slots=True)
 class FakeCheckpoint:
-    """Where a feed stands in the sink."""
+    """Where a feed stands in the sink, and who left it so by which commit."""
 
-    epoch: int
-    cursor: int
+    epoch: int = 0
+    cursor: int = 0
+    owner: UUID | None = None
+    commit: int = 0
 
 
 class FakeSink:
-    """Rows and checkpoints, each write one transaction."""
+    """Rows and checkpoints, each write one transaction; by the rules of `feedq.sinks.statements`."""
 
     def __init__(self) -> None:
         self.rows: dict[int, list[int]] = {}
         self.checkpoints: dict[int, FakeCheckpoint] = {}
+        self.is_away = False
+        self.to_lose = self.to_fail = 0
+        """Commits to come whose answer is lost, after they have landed and before."""
+        self._commits = 0
+        self._history: list[tuple[int, int, FakeCheckpoint]] = []
+        """Of each change, the feed, how many rows it had before, and its checkpoint before."""
 
-    def fence(self, key: FeedKey) -> int | None:
-        """Raise the feed's epoch and return the predecessor's cursor; None: the sink has seen a newer one."""
+    def fence(self, key: FeedKey, owner: UUID) -> FakeCheckpoint | None:
+        """Raise the feed's epoch and return where it stands; None: the sink has seen a newer owner."""
+        self._require()
         feed_id, epoch = key
-        seen = self.checkpoints.get(feed_id, FakeCheckpoint(0, 0))
-        if seen.epoch >= epoch:
+        seen = self.checkpoint(feed_id)
+        if seen.epoch > epoch or (seen.epoch == epoch and seen.owner != owner):
             return None
-        self.checkpoints[feed_id] = FakeCheckpoint(epoch, seen.cursor)
-        return seen.cursor
+        return self._leave(feed_id, FakeCheckpoint(epoch, seen.cursor, owner, self._next_commit()))
 
-    def epoch(self, feed_id: int) -> int:
-        return self.checkpoints[feed_id].epoch
+    def checkpoint(self, feed_id: int) -> FakeCheckpoint:
+        return self.checkpoints.get(feed_id, FakeCheckpoint())
 
-    def cursor(self, key: FeedKey) -> int | None:
-        """Where the tenure stands; None: it is over."""
-        seen = self.checkpoints.get(key[0])
-        return seen.cursor if seen is not None and self._admits(seen, key[1]) else None
+    def write(self, key: FeedKey, continues: int, records: Sequence[int]) -> int | Refusal:
+        """Land records and checkpoint together; the number of the commit, or why nothing landed."""
+        self._require()
+        seen = self.checkpoint(key[0])
+        if (refusal := self._refusal(seen, key[1], continues)) is not None:
+            return refusal
+        commit = self._next_commit()
+        if self.to_fail:
+            self.to_fail -= 1
+            raise FakeCommitUnknown(commit)
+        self._leave(key[0], replace(seen, cursor=records[-1], commit=commit), records)
+        if self.to_lose:
+            self.to_lose -= 1
+            raise FakeCommitUnknown(commit)
+        return commit
 
-    def write(self, key: FeedKey, records: Sequence[int]) -> bool:
-        """Land records and checkpoint together. False: the epoch has passed, nothing was written."""
-        seen = self.checkpoints[key[0]]
-        if not self._admits(seen, key[1]):
-            return False
-        self.rows.setdefault(key[0], []).extend(records)
-        self.checkpoints[key[0]] = FakeCheckpoint(seen.epoch, records[-1])
-        return True
+    def has_landed(self, feed_id: int, commit: int) -> bool:
+        """Whether a commit whose answer was lost is the one that the feed stands at."""
+        self._require()
+        return self.checkpoint(feed_id).commit == commit
 
-    def _admits(self, seen: FakeCheckpoint, epoch: int) -> bool:
-        return seen.epoch == epoch
+    def take_back(self, changes: int) -> None:
+        """Lose the last commits, as a promoted replica does or a restored backup."""
+        for feed_id, rows, checkpoint in reversed(self._history[-changes:]):
+            del self.rows.setdefault(feed_id, [])[rows:]
+            self.checkpoints[feed_id] = checkpoint
+        del self._history[-changes:]
+
+    def _refusal(self, seen: FakeCheckpoint, epoch: int, continues: int) -> Refusal | None:
+        if seen.epoch != epoch:
+            # Lower, if even the fence was lost.
+            return Refusal.SUPERSEDED if seen.epoch > epoch else Refusal.REWOUND
+        return None if seen.commit == continues else Refusal.REWOUND
+
+    def _leave(self, feed_id: int, checkpoint: FakeCheckpoint, records: Sequence[int] = ()) -> FakeCheckpoint:
+        rows = self.rows.setdefault(feed_id, [])
+        self._history.append((feed_id, len(rows), self.checkpoint(feed_id)))
+        rows.extend(records)
+        self.checkpoints[feed_id] = checkpoint
+        return checkpoint
+
+    def _next_commit(self) -> int:
+        self._commits += 1
+        return self._commits
+
+    def _require(self) -> None:
+        if self.is_away:
+            raise SinkUnavailable("sink (in memory): away")
 
 
 class FakeBroker:
@@ -110,20 +172,31 @@ class FakeBroker:
         self._queues: dict[str, deque[FeedKey]] = {}
         self.sent: list[Assignment] = []
         """Every message ever sent, so that an old one can be delivered again."""
-        self.to_lose = 0
+        self.to_lose = self.to_delay = 0
         self.copies = 1
+        self.late: list[Assignment] = []
+        """Messages that are still under way."""
 
     def send(self, messages: Iterable[Assignment]) -> None:
         for message in messages:
             self.sent.append(message)
             if self.to_lose:
                 self.to_lose -= 1
+            elif self.to_delay:
+                self.to_delay -= 1
+                self.late.append(message)
             else:
                 self.deliver(message, times=self.copies)
 
     def deliver(self, message: Assignment, *, times: int = 1) -> None:
         """Put it into its worker's queue, however old it is."""
         self._queues.setdefault(message.queue, deque()).extend([message.key] * times)
+
+    def deliver_late(self, messages: Iterable[Assignment]) -> None:
+        """Deliver what was under way, in this order."""
+        self.late = []
+        for message in messages:
+            self.deliver(message)
 
     def take(self, queue: str) -> list[FeedKey]:
         waiting = self._queues.pop(queue, deque())

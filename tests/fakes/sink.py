@@ -125,14 +125,15 @@ class MemorySink:
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         with self.tables.lock:
             self._require()
-            return [self._fence(request) for request in requests]
+            why = strangers(requests, self._known())
+            return [self._fence(request, why.get(request.feed_id)) for request in requests]
 
-    def _fence(self, request: FenceRequest) -> FenceOutcome:
+    def _fence(self, request: FenceRequest, stranger: str | None) -> FenceOutcome:
         feed_id, epoch = request.feed_id, request.epoch
         if request.landing.table in self.tables.unusable:
             return Unusable(feed_id, epoch, self.tables.unusable[request.landing.table])
-        if why := strangers([request], self._known()):
-            return Unusable(feed_id, epoch, why[feed_id])
+        if stranger is not None:
+            return Unusable(feed_id, epoch, stranger)
         row = self.tables.checkpoints.get(feed_id)
         if row is not None and feed_id in self.tables.locked:
             return Blocked(feed_id, epoch, row.owner)

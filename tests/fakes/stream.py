@@ -1,4 +1,4 @@
-"""A feed that a `FakeWorker` holds, and how it takes over from whoever held it before."""
+"""A feed that a `FakeWorker` holds: how it takes over from whoever held it before, and how it writes."""
 
 from __future__ import annotations
 
@@ -6,47 +6,89 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from feedq.errors import SinkUnavailable
 from feedq.model import Claim, FeedKey
 from tests.fakes.memory import MemoryStore
-from tests.fakes.servers import FakeConnection, FakeSink
+from tests.fakes.servers import FakeCommitUnknown, FakeConnection, FakeSink, Refusal
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class FakeStream:
-    """One tenure."""
+    """One claim, from its fence to its end."""
 
     key: FeedKey
     claim: Claim
-    has_message: bool
-    """Whether the message of its assignment has come. One more is a copy."""
     is_fenced: bool = False
+    cursor: int = 0
+    continues: int = 0
+    """The commit that the next write continues."""
     connection: FakeConnection | None = None
     pending: list[int] = field(default_factory=list)
     """Received, and not yet committed."""
+    unknown: tuple[int, list[int]] | None = None
+    """A commit whose answer was lost, and its records."""
     unreported: int = 0
 
     @property
-    def claimed(self) -> FeedKey:
+    def assigned(self) -> FeedKey:
         """The key that it was claimed under: its epoch may have been raised since."""
         return self.claim.key
 
-    def take_over(self, worker_id: UUID, *, store: MemoryStore, sink: FakeSink) -> int | None:
-        """The cursor to go on after; None: the feed has another owner. Raises `Unavailable`."""
+    def take_over(self, worker_id: UUID, *, store: MemoryStore, sink: FakeSink) -> bool:
+        """Whether it may connect; False: the feed has another owner. Raises `Unavailable`, `SinkUnavailable`."""
         if self.is_fenced:
-            return sink.cursor(self.key)
-        cursor = sink.fence(self.key)
-        if cursor is None:
-            # The sink is ahead of the lease: either we are stale, or the control database is (its lease row
-            # was lost or restored), which then lets us raise the epoch.
-            raised = store.leases.raise_epoch(worker_id, self.key, above=sink.epoch(self.key[0]))
+            return True
+        fence = sink.fence(self.key, worker_id)
+        if fence is None:
+            # The sink is ahead of the lease: either we are stale, or the control database is (its lease row was
+            # lost or restored), which then lets us raise the epoch.
+            above = sink.checkpoint(self.key[0]).epoch
+            raised = store.leases.raise_epoch(worker_id, self.key, above=above)
             if raised is not None:
                 self.key = raised
-                cursor = sink.fence(raised)
-        self.is_fenced = cursor is not None
-        return cursor
+                fence = sink.fence(raised, worker_id)
+        if fence is not None:
+            self.is_fenced, self.cursor, self.continues = True, fence.cursor, fence.commit
+        return fence is not None
+
+    def settle(self, sink: FakeSink) -> None:
+        """Find out what became of a commit whose answer was lost. Raises `SinkUnavailable`."""
+        if self.unknown is None:
+            return
+        commit, records = self.unknown
+        if sink.has_landed(self.key[0], commit):
+            self._landed(records, commit)
+        else:
+            self.pending = records + self.pending
+        self.unknown = None
+
+    def commit(self, sink: FakeSink) -> Refusal | None:
+        """Write what is pending. What cannot be written now stays."""
+        try:
+            self.settle(sink)
+            if self.pending:
+                written = sink.write(self.key, self.continues, self.pending)
+                if isinstance(written, Refusal):
+                    return written
+                self._landed(self.pending, written)
+                self.pending = []
+        except FakeCommitUnknown as lost:
+            self.unknown, self.pending = (lost.commit, self.pending), []
+        except SinkUnavailable:
+            pass
+        return None
+
+    def _landed(self, records: list[int], commit: int) -> None:
+        self.cursor, self.continues = records[-1], commit
+        self.unreported += len(records)
+
+    def begin_anew(self) -> None:
+        """The sink has gone back: fence again, and resume where it says."""
+        self.disconnect()
+        self.is_fenced = False
 
     def disconnect(self) -> None:
-        """Cut the socket; what was not committed will be sent again."""
+        """Cut the socket; what was not written will be sent again."""
         self.pending.clear()
         if self.connection is not None:
             self.connection.close()

@@ -1,9 +1,8 @@
-"""A worker without threads: one object that does, a tick at a time, what a worker process does on its threads.
+"""A worker process without threads: the worker core, driven a tick at a time.
 
-It follows the protocol of `feedq.lease` and nothing else: heartbeat with a trust window anchored where it was
-sent, grouped claims, fence before connecting, writes gated by the epoch, releases. It hears of an assignment by a
-ring, by a message and by the answer to a heartbeat, whichever comes first. It can be killed, frozen, cut off from
-the database, and told to leave.
+What it decides is decided by `feedq.worker.core.WorkerCore`, as in production. Here the actions of the core are
+carried out on `MemoryStore`, and the feeds are `FakeStream`. It can be killed, frozen, cut off from the
+database, and told to leave.
 
 A tick begins with the writes that were pending: a frozen worker that wakes up writes first and thinks later,
 which is the worst order there is.
@@ -11,27 +10,44 @@ which is the worst order there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from uuid import NAMESPACE_OID, UUID, uuid5
+from random import Random
+from uuid import NAMESPACE_OID, uuid5
 
 from feedq.clock import Clock
-from feedq.errors import Unavailable
-from feedq.lease import TrustWindow
-from feedq.model import FeedKey, Heartbeat, Load, Loss, NewWorker, Progress, Reason, Release, Worker
-from feedq.runtime.claim_queue import SUMMONED_MAX
-from feedq.runtime.lease_keeper import WATCHDOG_INTERVALS, WATCHDOG_MIN_S
-from feedq.settings import HEARTBEAT_MIN_S, Settings
+from feedq.errors import SinkUnavailable, Unavailable
+from feedq.lease import quarantine_retry_s
+from feedq.model import (
+    FeedKey,
+    Heartbeat,
+    Load,
+    Loss,
+    NewWorker,
+    Progress,
+    Reason,
+    Release,
+    Worker,
+    WorkerState,
+)
+from feedq.settings import Settings
+from feedq.worker import actions
+from feedq.worker.actions import Action
+from feedq.worker.core import WorkerCore
+from feedq.worker.supervisor import ASSIGNMENTS_MAX
 from tests.fakes.memory import MemoryStore
 from tests.fakes.memory.store import MemoryListener, MemorySession
-from tests.fakes.servers import FakeBroker, FakeSink, FakeSource
+from tests.fakes.servers import FakeBroker, FakeSink, FakeSource, Refusal
 from tests.fakes.stream import FakeStream, numbers
 
-RETRY_S = 0.5
-"""How soon a heartbeat that found no database is tried again."""
-
 Say = Callable[[str], None]
+KILLED = Loss("killed", "kill -9")
+
+
+class _Interrupted(Exception):
+    """The process has died or stands still, in the middle of what it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +59,18 @@ class _InFlight:
     answer: Heartbeat | None
 
 
+@dataclass(slots=True)
+class _Request:
+    """Something that the core wants of the database, in the order of its requests."""
+
+    action: Action
+    tries: int = 0
+
+
 class FakeWorker:
     """One worker process, through as many worker sessions as it takes."""
+
+    core_type: type[WorkerCore] = WorkerCore
 
     def __init__(
         self,
@@ -67,6 +93,7 @@ class FakeWorker:
         self._capacity = capacity
         self._say = say
         self._reconcile = reconcile
+        self.core = self.core_type(settings, rng=Random(name), now=clock.monotonic())
         self.streams: dict[int, FakeStream] = {}
         self.worker: Worker | None = None
         self.is_dead = False
@@ -77,31 +104,36 @@ class FakeWorker:
         """Whether it does not do what stop requests say."""
         self.is_deaf = False
         """Whether it hears of no assignment, in whatever way."""
+        self.claims_lost = 0
+        """Claims to come whose answers are lost."""
         self.answers_take_s = 0.0
         """How long the way back of a heartbeat takes."""
         self._session: MemorySession | None = None
         self._listener: MemoryListener | None = None
-        self._trust = TrustWindow()
-        self._is_suspended = False
-        self._next_beat = float("-inf")
         self._in_flight: _InFlight | None = None
-        self._releases: list[Release] = []
-        self._must_attend = False
-        self._must_audit = False
+        self._requests: deque[_Request] = deque()
+        self._dropped = 0
         self.heartbeats = 0
         """How many it has tried."""
-        self._is_leaving = False
+        self._wanted: deque[Action] = deque()
+        """Actions of the core that have not been carried out."""
+        self._is_performing = False
+        self.interrupted_in: int | None = None
+        """After so many more steps it dies, or stands still, if set."""
+        self.dies_then = False
+        self._is_leaving = self._is_drained = False
+        self._leave_by = float("inf")
 
     # -- what may happen to it -----------------------------------------------------------------------
 
-    def kill(self) -> None:
+    def kill(self, loss: Loss = KILLED) -> None:
         """``kill -9``: the kernel closes every socket, those to the database too."""
         self.is_dead = True
-        self._disconnect(self.streams)
+        self._disconnect()
         if self.worker is not None:
             self._store.drop_sessions(self.worker.id)
             with suppress(Unavailable):  # as its monitor does
-                self._store.workers.report_loss(self.worker.id, Loss("killed", "kill -9"))
+                self._store.workers.report_loss(self.worker.id, loss)
 
     def freeze(self) -> None:
         """SIGSTOP: nothing runs, every socket stays open."""
@@ -121,130 +153,99 @@ class FakeWorker:
 
     # -- a tick --------------------------------------------------------------------------------------
 
+    @property
+    def _now(self) -> float:
+        return self.clock.monotonic()
+
     def tick(self) -> None:
         if self.is_dead or self.is_frozen:
             return
-        self._commit(self.streams)
         try:
-            self._keep()
+            self._tick()
+        except _Interrupted:
+            self._is_performing = False
+            if self.dies_then:
+                self._say("dies in the middle of it")
+                self.kill()
+            else:
+                self._say("stands still in the middle of it")
+                self.freeze()
+
+    def _tick(self) -> None:
+        self._commit(self.streams)
+        self._perform(())  # what it was about to do when it stood still
+        self._perform(self.core.tick(self._now))
+        try:
+            self._keep_lease()
         except Unavailable:
-            self._next_beat = self.clock.monotonic() + RETRY_S
-        self._heed_trust()
-        if self._is_suspended or self.worker is None:
+            self._perform(self.core.heartbeat_failed(now=self._now))
+        if self._is_leaving and not self.core.is_draining:
+            self._say(f"drains {numbers(self.streams)}")
+            self._leave_by = self._now + self._settings.drain_timeout_s
+            self._perform(self.core.drain(now=self._now))
+        self._listen()
+        self._take_messages()
+        self._ask_database()
+        self._follow_apart()
+        self._connect()
+        self._read()
+        if self.is_dead:
             return
-        for work in (self._talk, self._connect):
-            try:
-                work(self.worker.id)
-            except Unavailable:
-                # Whether it took effect is anybody's guess: compare notes when the database is back.
-                self._must_audit = True
-        for stream in self.streams.values():
-            if stream.connection is not None:
-                stream.pending.extend(stream.connection.read())
+        if self._dropped:
+            self._say(f"drops {self._dropped} stale message{'s' if self._dropped > 1 else ''}")
+            self._dropped = 0
+        if (self._is_drained and not self._requests) or self._now >= self._leave_by:
+            self._leave()
 
-    def _talk(self, worker_id: UUID) -> None:
-        if self._is_leaving:
-            self._leave(worker_id)
-            return
-        self._release(worker_id)
-        if self._must_audit:
-            self._audit(worker_id)
-        rung = self._listener is not None and self._listener.is_open and self._listener.wait(0)
-        if rung or self._must_attend:
-            self._attend(worker_id)
-        self._take_messages(worker_id)
+    def _step(self) -> None:
+        """Between any two things that it does."""
+        if self.interrupted_in is not None:
+            self.interrupted_in -= 1
+            if self.interrupted_in < 0:
+                self.interrupted_in = None
+                raise _Interrupted
 
-    # -- the lease -----------------------------------------------------------------------------------
+    def _read(self) -> None:
+        for stream in list(self.streams.values()):
+            if stream.connection is None:
+                continue
+            records = stream.connection.read()
+            stream.pending.extend(records)
+            if records and stream.key[0] in self._source.poison:
+                self._poisoned(stream)
+            if self.is_dead:
+                return
 
-    def _keep(self) -> None:
-        """Heartbeats: sent when due, heeded when the answer is here."""
-        if self.worker is None:
-            self._register()
-        self._keep_sessions()
-        now = self.clock.monotonic()
-        if self._in_flight is None and now >= self._next_beat:
-            assert self._session is not None
-            self.heartbeats += 1
-            answer = self._session.heartbeat(self._load()) if self._reach() else None
-            self._in_flight = _InFlight(now, now + self.answers_take_s, answer)
-            self._next_beat = now + max(self._settings.heartbeat_s, HEARTBEAT_MIN_S)
-        if self._in_flight is not None and now >= self._in_flight.due:
-            arrived, self._in_flight = self._in_flight, None
-            self._heed(arrived, received_at=now)
+    def _poisoned(self, stream: FakeStream) -> None:
+        """A record ends the process that reads it: this one, or the feed's own."""
+        feed_id = stream.key[0]
+        loss = Loss("crashed", "poison", feed_id, is_certain=feed_id % 2 == 0)
+        if stream.claim.quarantined:
+            retry_s = quarantine_retry_s(stream.claim.blamed)
+            self._say(f"loses the process of feed {feed_id} to a record")
+            release = Release(*stream.key, Reason.QUARANTINED, retry_s, error="poison", blame=loss)
+            self._end(stream, release)
+        else:
+            self._say(f"is ended by a record of feed {feed_id}")
+            self.kill(loss)
 
-    def _heed(self, arrived: _InFlight, *, received_at: float) -> None:
-        if arrived.answer is None:
-            self._start_anew()
-            return
-        self._trust = self._window(sent_at=arrived.sent_at, received_at=received_at)
-        assert self.worker is not None
-        self._report(self.worker.id)
-        if arrived.answer.stops_pending or arrived.answer.claims_pending:
-            self._attend(self.worker.id)
-        age_s = arrived.answer.pass_age_s
-        watchdog_s = max(WATCHDOG_INTERVALS * self._settings.reconcile_interval_s, WATCHDOG_MIN_S)
-        if age_s is not None and age_s > watchdog_s:
-            self._say("no pass for too long; runs one here")
-            self._reconcile()
+    def _follow_apart(self) -> None:
+        """Feeds in quarantine follow their leases themselves, as `feedq.worker.external_stream` does."""
+        for stream in [stream for stream in self.streams.values() if stream.claim.quarantined]:
+            with suppress(Unavailable):
+                self._reach()
+                followed = self._store.leases.follow(stream.key)
+                if followed is None or self.worker is None or followed.worker_id != self.worker.id:
+                    self._end(stream, None)
+                elif followed.stopping is not None or followed.worker_state is not WorkerState.ACTIVE:
+                    self._let_go(stream, followed.stopping or Reason.RELEASED)
 
-    def _load(self) -> Load:
-        return Load(feeds=len(self.streams))
-
-    def _window(self, *, sent_at: float, received_at: float) -> TrustWindow:
-        del received_at  # the answer may take as long as it likes
-        return TrustWindow.after_heartbeat(
-            sent_at=sent_at, ttl_s=self._settings.ttl_s, margin_s=self._settings.trust_margin_s
-        )
-
-    def _register(self) -> None:
-        self._reach()
-        # The same in every run, and never the same twice in one: each session is a row of its own.
-        number = 1 + sum(w.name == self.name for w in self._store.database.tables.workers.values())
-        session_id = uuid5(NAMESPACE_OID, f"{self.name}/{number}")
-        queue = f"node.{self.name}"
-        new = NewWorker(session_id, self.name, queue, self._capacity, self.name, number, "paper")
-        self.worker = self._store.workers.register(new, ttl_s=self._settings.ttl_s)
-
-    def _keep_sessions(self) -> None:
-        """Two sessions hold the worker's lock; a broken one is opened again, and the lease renewed at once."""
-        assert self.worker is not None
-        if self._session is not None and not self._session.is_open:
-            self._session = None
-        if self._listener is not None and not self._listener.is_open:
-            self._listener = None
-        if self._session is None and self._listener is None:
-            self._trust = TrustWindow()  # the beat may take us for crashed any moment now
-            self._heed_trust()
-        if self._session is None:
-            self._reach()
-            self._session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
-            self._must_audit = True
-            self._next_beat = self.clock.monotonic()
-        if self._listener is None:
-            self._reach()
-            self._listener = self._store.worker_listener(self.worker)
-            self._must_attend = True  # something may have been asked before we listened
-
-    def _start_anew(self) -> None:
-        """Declared gone: let go of everything and begin a new worker session."""
-        self._say(f"was declared gone; drops {numbers(self.streams)} and joins anew")
-        self._forget(self.streams)
-        for held in (self._session, self._listener):
-            if held is not None:
-                held.close()
-        self._session = self._listener = self.worker = None
-        self._trust = TrustWindow()
-        self._releases.clear()
-        self._next_beat = float("-inf")
-        self._keep()
-
-    def _heed_trust(self) -> None:
-        trusted = self._trust.holds(self.clock.monotonic())
-        if not trusted and not self._is_suspended:
-            if self.streams:
-                self._say(f"suspends {numbers(self.streams)}")
-            self._disconnect(self.streams)
-        self._is_suspended = not trusted
+    def _leave(self) -> None:
+        with suppress(Unavailable):
+            if self.worker is not None and self._reach():
+                self._store.workers.leave(self.worker.id)
+        self._say("leaves")
+        self.kill()
 
     def _reach(self) -> bool:
         """True, or raises `Unavailable`: what a call to the database does on a cut network."""
@@ -253,57 +254,195 @@ class FakeWorker:
         self._store.database.require()
         return True
 
+    # -- the lease, as `feedq.worker.lease_keeper` keeps it ------------------------------------------
+
+    def _keep_lease(self) -> None:
+        """Two sessions hold the worker's lock; a broken one is opened again. Raises `Unavailable`."""
+        for name, session in (("keeper", self._session), ("listener", self._listener)):
+            if session is not None and not session.is_open:
+                if name == "keeper":
+                    self._session = None
+                    self._perform(self.core.beat_now(now=self._now))
+                else:
+                    self._listener = None
+                self._perform(self.core.session_lost(name, now=self._now))
+        has_left = self.core.needs_session and self.core.is_draining
+        if self._in_flight is None and self._now >= self.core.heartbeat_at and not has_left:
+            self._beat()
+        if self._in_flight is not None and self._now >= self._in_flight.due:
+            arrived, self._in_flight = self._in_flight, None
+            self._answered(arrived)
+        if self._listener is None and self.worker is not None and not self.core.needs_session:
+            self._reach()
+            self._listener = self._store.worker_listener(self.worker)
+            self._perform(self.core.session_opened("listener"))
+            self._perform(self.core.orders_pending())  # something may have been asked before we listened
+
+    def _beat(self) -> None:
+        self.heartbeats += 1
+        self._reach()
+        if self.core.needs_session:
+            self._register()
+        if self._session is None:
+            assert self.worker is not None
+            self._session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
+            self._perform(self.core.session_opened("keeper"))
+        answer = self._session.heartbeat(self._load())
+        self._in_flight = _InFlight(self._now, self._now + self.answers_take_s, answer)
+
+    def _load(self) -> Load:
+        return Load(feeds=self.core.feeds)
+
+    def _answered(self, arrived: _InFlight) -> None:
+        if arrived.answer is None:
+            self._say(f"was declared gone; drops {numbers(self.streams)} and joins anew")
+        sent_at = arrived.sent_at
+        self._perform(self.core.heartbeat_answered(arrived.answer, sent_at=sent_at, now=self._now))
+        if arrived.answer is None and not self.core.is_draining:
+            self._beat()
+        elif self.streams:
+            self._report()
+
+    def _register(self) -> None:
+        # The same in every run, and never the same twice in one: each session is a row of its own.
+        number = 1 + sum(w.name == self.name for w in self._store.database.tables.workers.values())
+        session_id = uuid5(NAMESPACE_OID, f"{self.name}/{number}")
+        queue = f"node.{self.name}"
+        new = NewWorker(session_id, self.name, queue, self._capacity, self.name, number, "paper")
+        self.worker = self._store.workers.register(new, ttl_s=self._settings.ttl_s)
+        registered = self.core.registered(self.worker.id, capacity=self._capacity, now=self._now)
+        self._perform(registered)
+
+    def _listen(self) -> None:
+        if self._listener is None or not self._listener.is_open:
+            return
+        with suppress(Unavailable):
+            if self._reach() and self._listener.wait(0):
+                self._perform(self.core.orders_pending())
+
+    def _take_messages(self) -> None:
+        keys = [] if self.is_deaf or self.is_cut_off else self._broker.take(f"node.{self.name}")
+        for key in keys:
+            self._perform(self.core.message_received(key, "message"))
+
+    # -- what the core wants -------------------------------------------------------------------------
+
+    def _perform(self, wanted: Iterable[Action]) -> None:
+        """Carry out, in the order in which they were decided, also what follows from carrying them out."""
+        self._wanted.extend(wanted)
+        if self._is_performing:
+            return
+        self._is_performing = True
+        while self._wanted:
+            self._step()
+            self._carry_out(self._wanted.popleft())
+        self._is_performing = False
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case actions.Suspend():
+                if self.streams:
+                    self._say(f"suspends {numbers(self.streams)}")
+                self._disconnect()
+            case actions.EndSession():
+                self._end_session()
+            case actions.StartFeeds(_, claims):
+                for claim in claims:
+                    self.streams[claim.feed.id] = FakeStream(claim.key, claim)
+            case actions.StopFeeds(feeds):
+                self._stop(feeds)
+            case actions.LoseFeeds(keys):
+                self._lose(keys)
+            case actions.CutSockets(keys):
+                for key in keys:
+                    if (stream := self._stream(key)) is not None:
+                        stream.disconnect()
+            case actions.DropMessage(_, message):
+                self._dropped += message is not None
+            case actions.RunReconcile():
+                self._say("no pass for too long; runs one here")
+                with suppress(Unavailable):
+                    self._reconcile()
+            case actions.Drained():
+                self._is_drained = True
+            case (
+                actions.ClaimFeeds()
+                | actions.ReleaseLeases()
+                | actions.FetchOrders()
+                | actions.FetchHeld()
+                | actions.AnnounceDrain()
+            ):
+                self._requests.append(_Request(action))
+
+    def _end_session(self) -> None:
+        self._disconnect()
+        for stream in [stream for stream in self.streams.values() if stream.claim.quarantined]:
+            self._end(stream, None)  # its process is ended
+        for held in (self._session, self._listener):
+            if held is not None:
+                held.close()
+        self._session = self._listener = None
+
+    def _ask_database(self) -> None:
+        """Carry out what waits, as `feedq.worker.lease_client` does: what fails is asked again, before the
+        rest."""
+        while self._requests:
+            request = self._requests[0]
+            request.tries += 1
+            self._step()
+            try:
+                self._reach()
+                self._ask(request)
+            except Unavailable:
+                return
+            finally:
+                self._step()
+            self._requests.popleft()
+
+    def _ask(self, request: _Request) -> None:
+        leases, now = self._store.leases, self._now
+        match request.action:
+            case actions.ClaimFeeds(worker_id, keys):
+                claims = leases.claim(worker_id, keys)
+                if self.claims_lost:
+                    self.claims_lost -= 1
+                    raise Unavailable("control database: the answer to a claim was lost")
+                granted = {claim.key for claim in claims}
+                refused = [key for key in keys if key not in granted]
+                sure = not refused or request.tries == 1
+                self._perform(self.core.claims_answered(worker_id, claims, refused, sure=sure, now=now))
+            case actions.ReleaseLeases(worker_id, releases):
+                leases.release(worker_id, releases)
+            case actions.FetchOrders(worker_id, with_assignments):
+                if with_assignments and not self.is_deaf:
+                    keys = leases.assigned(worker_id, limit=ASSIGNMENTS_MAX)
+                    self._perform(self.core.assignments_found(worker_id, keys))
+                requests = leases.stop_requests(worker_id)
+                self._perform(self.core.stops_found(worker_id, requests, now=now))
+            case actions.FetchHeld(worker_id):
+                found = self.core.held_found(worker_id, set(leases.held(worker_id)), now=now)
+                for action in found:
+                    if isinstance(action, actions.ReleaseLeases):
+                        strays = numbers(release.feed_id for release in action.releases)
+                        self._say(f"hands back {strays}, held here and not running")
+                self._perform(found)
+            case actions.AnnounceDrain(worker_id):
+                self._store.workers.drain(worker_id)
+
     # -- feeds ---------------------------------------------------------------------------------------
 
-    def _attend(self, worker_id: UUID) -> None:
-        """Do what the database has for us: begin what was assigned, end what is to stop."""
-        self._reach()
-        self._must_attend = True  # until all of it is done
-        if not self.is_deaf:
-            keys = self._store.leases.assigned(worker_id, limit=SUMMONED_MAX)
-            self._claim(worker_id, keys, has_message=False)
-        self._stop_what_is_asked(worker_id)
-        self._must_attend = False
+    def _stream(self, assigned: FeedKey) -> FakeStream | None:
+        stream = self.streams.get(assigned[0])
+        return stream if stream is not None and stream.assigned == assigned else None
 
-    def _take_messages(self, worker_id: UUID) -> None:
-        """A message joins the tenure that it is about, has it claimed, or is dropped."""
-        keys = self._broker.take(f"node.{self.name}") if self._reach() and not self.is_deaf else []
-        unknown = []
-        for key in keys:
-            stream = self.streams.get(key[0])
-            if stream is None or stream.claimed != key or stream.has_message:
-                unknown.append(key)
-            else:
-                stream.has_message = True
-        dropped = len(unknown) - self._claim(worker_id, unknown, has_message=True)
-        if dropped:
-            self._say(f"drops {dropped} stale message{'s' if dropped > 1 else ''}")
-
-    def _claim(self, worker_id: UUID, keys: Sequence[FeedKey], *, has_message: bool) -> int:
-        """How many of these were granted."""
-        granted = self._store.leases.claim(worker_id, keys) if keys else []
-        for claim in granted:
-            if claim.feed.id in self.streams:
-                self._forget([claim.feed.id])  # a tenure of ours that ended without our hearing of it
-            self.streams[claim.feed.id] = FakeStream(claim.key, claim, has_message)
-        return len(granted)
-
-    def _connect(self, worker_id: UUID) -> None:
+    def _connect(self) -> None:
         """Take over in the sink, then connect where it says: for feeds just claimed, and after a suspension."""
         begun = []
         for stream in [s for s in self.streams.values() if s.connection is None]:
-            if not self._may_connect(stream):
+            if not self.core.is_trusted(self._now) or not self._may_connect(stream):
                 continue
-            before = stream.key
-            cursor = stream.take_over(worker_id, store=self._store, sink=self._sink)
-            if stream.key != before:
-                self._say(f"raises feed {before[0]} from epoch {before[1]} to {stream.key[1]}")
-            if cursor is None:
-                self._fenced(stream)
-            else:
-                feed_id = stream.key[0]
-                stream.connection = self._source.connect(feed_id, self.name, cursor=cursor)
-                begun.append(feed_id)
+            with suppress(Unavailable, SinkUnavailable):
+                begun += self._take_over(stream)
         if begun:
             self._say(f"streams {numbers(begun)}")
 
@@ -311,97 +450,93 @@ class FakeWorker:
         """Asked each time before it does."""
         return True
 
+    def _take_over(self, stream: FakeStream) -> list[int]:
+        """The id of the feed, if it streams now. Raises `Unavailable`, `SinkUnavailable`."""
+        assert self.worker is not None
+        before = stream.key
+        self._step()
+        is_ours = stream.take_over(self.worker.id, store=self._store, sink=self._sink)
+        if stream.key != before:
+            self._say(f"raises feed {before[0]} from epoch {before[1]} to {stream.key[1]}")
+            self._perform(self.core.epoch_raised(before, stream.key))
+        if not is_ours:
+            self._fenced(stream)
+            return []
+        # What was received before must be decided before more is asked for.
+        stream.settle(self._sink)
+        if stream.pending:
+            self._commit([stream.key[0]])
+        if stream.key[0] not in self.streams or stream.pending or stream.unknown or not stream.is_fenced:
+            return []
+        stream.connection = self._source.connect(stream.key[0], self.name, cursor=stream.cursor)
+        return [stream.key[0]]
+
     def _fenced(self, stream: FakeStream) -> None:
         self._say(f"is fenced off feed {stream.key[0]}@{stream.key[1]}")
-        self._releases.append(Release(*stream.key, Reason.FENCED))
-        self._must_audit = True
-        self._forget([stream.key[0]])
+        self._end(stream, Release(*stream.key, Reason.FENCED))
 
     def _commit(self, feed_ids: Iterable[int]) -> None:
         for feed_id in list(feed_ids):
             stream = self.streams[feed_id]
-            records, stream.pending = stream.pending, []
-            if not records:
+            if not stream.pending and stream.unknown is None:
                 continue
-            if self._sink.write(stream.key, records):
-                stream.unreported += len(records)
-            else:
+            self._step()
+            refusal = stream.commit(self._sink)
+            if refusal is Refusal.SUPERSEDED:
                 self._fenced(stream)
+            elif refusal is Refusal.REWOUND:
+                self._say(f"finds that the sink of feed {feed_id} has gone back")
+                stream.begin_anew()
 
-    def _report(self, worker_id: UUID) -> None:
+    def _report(self) -> None:
+        """With each heartbeat. What is not told in an outage is told later."""
         progress = []
+        assert self.worker is not None
         for stream in self.streams.values():
             connected = stream.connection is not None
-            cursor = self._sink.cursor(stream.key)
+            cursor = stream.cursor
             ago_s = 0.0 if stream.unreported else None
             progress.append(
                 Progress(*stream.key, stream.unreported, 0, 0, ago_s, cursor, connected, False, 0, None)
             )
-            stream.unreported = 0
-        self._reach()
-        matched = self._store.leases.report(worker_id, progress)
-        lost = [p.feed_id for p in progress if p.key not in matched]
-        if lost:
-            self._say(f"lost {numbers(lost)}")
-            self._forget(lost)
+        with suppress(Unavailable):
+            self._reach()
+            matched = self._store.leases.report(self.worker.id, progress)
+            for stream in self.streams.values():
+                stream.unreported = 0
+            refused = [p.key for p in progress if p.key not in matched]
+            self._perform(self.core.reports_refused(refused, now=self._now))
 
-    def _stop_what_is_asked(self, worker_id: UUID) -> None:
-        self._reach()
-        requests = [] if self.is_stubborn else self._store.leases.stop_requests(worker_id)
-        for request in requests:
-            stream = self.streams.get(request.feed_id)
-            if stream is None or stream.key != request.key:
-                continue
-            self._let_go([request.feed_id], request.reason)
-            self._say(f"releases feed {request.feed_id} ({request.reason})")
-        self._release(worker_id)
+    def _stop(self, feeds: list[tuple[FeedKey, Reason]]) -> None:
+        for assigned, reason in feeds:
+            stream = self._stream(assigned)
+            if stream is not None and (self._is_leaving or not self.is_stubborn):
+                self._let_go(stream, reason)
 
-    def _let_go(self, feed_ids: Iterable[int], reason: Reason) -> None:
-        """Close the sockets first, commit what came in, then queue the release."""
-        for feed_id in list(feed_ids):
-            stream = self.streams[feed_id]
-            if stream.connection is not None:
-                stream.connection.close()
-            self._commit([feed_id])
-            if feed_id in self.streams:
-                self._releases.append(Release(*stream.key, reason))
-                self._forget([feed_id])
+    def _let_go(self, stream: FakeStream, reason: Reason) -> None:
+        """Close the socket first, commit what came in, then let go. What is not committed is asked for again."""
+        if stream.connection is not None:
+            stream.connection.close()
+        self._commit([stream.key[0]])
+        if self._stream(stream.assigned) is stream:
+            self._end(stream, Release(*stream.key, reason))
+            if not self._is_leaving:
+                self._say(f"releases feed {stream.key[0]} ({reason})")
 
-    def _release(self, worker_id: UUID) -> None:
-        if self._releases and self._reach():
-            self._store.leases.release(worker_id, self._releases)
-            self._releases = []
+    def _lose(self, keys: list[FeedKey]) -> None:
+        lost = [stream for key in keys if (stream := self._stream(key))]
+        if lost and not self.core.needs_session:
+            self._say(f"lost {numbers(stream.key[0] for stream in lost)}")
+        for stream in lost:
+            self._end(stream, None)
 
-    def _audit(self, worker_id: UUID) -> None:
-        """Compare what runs here with what the database thinks runs here."""
-        self._reach()
-        held = set(self._store.leases.held(worker_id))
-        running = {stream.key: feed_id for feed_id, stream in self.streams.items()}
-        if lost := [feed_id for key, feed_id in running.items() if key not in held]:
-            self._say(f"lost {numbers(lost)}")
-            self._forget(lost)
-        if orphans := sorted(held - running.keys()):
-            self._say(f"hands back {numbers(feed_id for feed_id, _ in orphans)}, held here and not running")
-            self._releases.extend(Release(*key, Reason.RELEASED) for key in orphans)
-        self._release(worker_id)
-        self._must_audit = False
+    def _end(self, stream: FakeStream, release: Release | None) -> None:
+        stream.disconnect()
+        del self.streams[stream.key[0]]
+        why = release.reason.value if release else "lost"
+        self._perform(self.core.feed_ended(stream.assigned, release, why, now=self._now))
 
-    def _leave(self, worker_id: UUID) -> None:
-        self._reach()
-        self._store.workers.drain(worker_id)
-        left = numbers(self.streams)
-        self._let_go(self.streams, Reason.RELEASED)
-        self._release(worker_id)
-        self._store.workers.leave(worker_id)
-        self._say(f"drains {left} and leaves")
-        self.kill()
-
-    def _disconnect(self, feed_ids: Iterable[int]) -> None:
+    def _disconnect(self) -> None:
         """Cut the sockets and keep the leases."""
-        for feed_id in list(feed_ids):
-            self.streams[feed_id].disconnect()
-
-    def _forget(self, feed_ids: Iterable[int]) -> None:
-        for feed_id in list(feed_ids):
-            self._disconnect([feed_id])
-            del self.streams[feed_id]
+        for stream in self.streams.values():
+            stream.disconnect()

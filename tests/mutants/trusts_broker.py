@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import text
 
-from feedq.runtime.jobs.job_service import Jobs
 from feedq.store.jobs.claiming import claimed_run
 from feedq.tasks import store
+from feedq.worker.jobs.job_service import Jobs
 
 # As a claim would return it, and nobody is told.
 _NAMED = """

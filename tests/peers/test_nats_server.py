@@ -14,7 +14,7 @@ from nats.js.api import RetentionPolicy
 from structlog.testing import capture_logs
 
 from feedq.connectors.nats import NatsConnector
-from feedq.connectors.protocol.nats import consumer as nats_consumer
+from feedq.connectors.protocol import nats_consumer
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry import REGISTRY, LogEvent
 from feedq.testing.loopback import until

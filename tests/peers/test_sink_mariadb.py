@@ -167,7 +167,7 @@ def test_a_session_killed_at_its_commit_leaves_the_decision_to_the_checkpoint(
 def test_settling_does_not_guess_while_the_rows_are_locked(
     harness: MariaDbHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.sql.sink.SETTLE_LOCK_TIMEOUT_S", 0)
+    monkeypatch.setattr("feedq.sinks.transactional.SETTLE_LOCK_TIMEOUT_S", 0)
     fence(harness.sink(), 1, 1)
     _, unknown, let_the_commit_arrive = harness.stranded([write(1, 1, batch(b"1", cursor=1))])
     stranger = harness.sink()
@@ -224,6 +224,7 @@ def test_feeds_of_a_locked_table_are_postponed_and_the_others_go_on(harness: Mar
                 [write(1, 1, batch(b"1", cursor=0)), write(2, 1, batch(b"2", cursor=n), landing=OTHER)]
             )
             assert (written.landed, set(written.postponed)) == ({(2, 1): 1}, {(1, 1)})
+        cursor.execute("UNLOCK TABLES")
     assert sink.write([write(1, 1, batch(b"1", cursor=0))]).landed == {(1, 1): 1}
     assert [fence(sink, 1, 2).cursor, fence(sink, 2, 2, OTHER).cursor] == [0, 2]
 

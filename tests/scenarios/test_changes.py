@@ -110,8 +110,8 @@ def test_a_feed_removed_while_its_worker_is_frozen_goes_when_the_worker_is_gone(
         t=10.0 worker a: freezes
         t=10.0 person: removes feed 2
         t=10.1 control: asks a to stop feed 2 (removed)
-        t=14.2 worker a: gone
-        t=14.2 control: frees feed 2 of a (worker_gone)
+        t=15.3 worker a: gone
+        t=15.3 control: frees feed 2 of a (worker_gone)
         """,
     )
     assert [view.feed.id for view in fleet.store.feeds.views()] == [1, 3, 4]
@@ -127,7 +127,8 @@ def test_a_worker_that_gets_sigterm_hands_over_at_once() -> None:
         fleet,
         """
         t=10.0 worker c: gets SIGTERM
-        t=10.1 worker c: drains feeds 1,4 and leaves
+        t=10.1 worker c: drains feeds 1,4
+        t=10.1 worker c: leaves
         t=10.1 control: assigns 1@2 to b
         t=10.1 control: assigns 4@2 to a
         t=10.2 worker a: streams feed 4

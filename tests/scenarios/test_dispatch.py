@@ -91,11 +91,11 @@ def test_a_fleet_without_room_for_a_dead_workers_feeds_keeps_them_waiting() -> N
     assert fleet.everything_streams()
 
 
-@pytest.mark.parametrize(("messages", "rings"), [(1, 0), (0, 1)])
-def test_of_ring_and_message_one_is_enough(messages: int, rings: int) -> None:
+@pytest.mark.parametrize(("messages", "notifications"), [(1, 0), (0, 1)])
+def test_of_notification_and_message_one_is_enough(messages: int, notifications: int) -> None:
     fleet = streaming_fleet()
     fleet.broker.to_lose = messages
-    fleet.store.lose_rings(rings)
+    fleet.store.lose_notifications(notifications)
     fleet.add_feeds(1)
     fleet.run(3)
     expect(
@@ -112,7 +112,7 @@ def test_of_ring_and_message_one_is_enough(messages: int, rings: int) -> None:
 def test_without_either_the_next_heartbeat_brings_the_assignment() -> None:
     fleet = streaming_fleet()
     fleet.broker.to_lose = 1
-    fleet.store.lose_rings(1)
+    fleet.store.lose_notifications(1)
     fleet.add_feeds(1)
     fleet.run(3)
     assert fleet.everything_streams()
@@ -120,7 +120,7 @@ def test_without_either_the_next_heartbeat_brings_the_assignment() -> None:
     assert 10.2 < float(streams.removeprefix("t=").split()[0]) <= 10.2 + fleet.settings.heartbeat_s
 
 
-def test_a_message_joins_the_tenure_that_a_ring_began_and_a_copy_of_it_is_dropped() -> None:
+def test_a_message_joins_the_feed_that_a_notification_began_and_a_copy_of_it_is_dropped() -> None:
     fleet = streaming_fleet()
     fleet.broker.to_lose = 1
     fleet.add_feeds(1)
@@ -143,7 +143,7 @@ def test_a_message_joins_the_tenure_that_a_ring_began_and_a_copy_of_it_is_droppe
 
 def test_a_ring_that_comes_after_the_message_finds_nothing_to_do() -> None:
     fleet = streaming_fleet()
-    fleet.store.delay_rings(1.0)
+    fleet.store.delay_notifications(1.0)
     fleet.add_feeds(1)
     fleet.run(3)
     expect(
@@ -206,8 +206,8 @@ def test_every_message_delivered_three_times_and_again_later_changes_nothing() -
         """
         t=10.0 person: adds feed 5
         t=10.1 control: assigns 5@1 to b
-        t=10.2 worker b: drops 2 stale messages
         t=10.2 worker b: streams feed 5
+        t=10.2 worker b: drops 2 stale messages
         t=13.1 worker a: drops 1 stale message
         t=13.1 worker b: drops 2 stale messages
         t=13.1 worker c: drops 2 stale messages
@@ -221,7 +221,7 @@ def test_a_claim_whose_answer_is_lost_is_handed_back_and_streams_again() -> None
     fleet = streaming_fleet()
     fleet.add_feeds(1)
     fleet.run(0.1)
-    fleet.store.database.rings.clear()  # the message comes first: the answer to the claim is the next
+    fleet.store.database.notifications.clear()  # the message comes first: the answer to the claim is the next
     fleet.store.lose_answers(1)
     fleet.run(3)
     expect(
@@ -229,9 +229,10 @@ def test_a_claim_whose_answer_is_lost_is_handed_back_and_streams_again() -> None
         """
         t=10.0 person: adds feed 5
         t=10.1 control: assigns 5@1 to b
-        t=10.3 worker b: hands back feed 5, held here and not running
-        t=10.3 control: assigns 5@2 to b
-        t=10.4 worker b: streams feed 5
+        t=10.3 worker b: drops 1 stale message
+        t=10.4 worker b: hands back feed 5, held here and not running
+        t=10.4 control: assigns 5@2 to b
+        t=10.5 worker b: streams feed 5
         """,
     )
     assert fleet.everything_streams()
@@ -245,7 +246,7 @@ def test_a_lease_row_deleted_by_hand_is_made_anew_and_raised_above_the_sink() ->
         fleet,
         """
         t=10.0 person: deletes the lease of feed 1
-        t=10.1 worker c: lost feed 1
+        t=11.2 worker c: lost feed 1
         t=62.1 control: assigns 1@1 to b
         t=62.2 worker b: raises feed 1 from epoch 1 to 2
         t=62.2 worker b: streams feed 1

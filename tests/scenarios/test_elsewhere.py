@@ -78,12 +78,12 @@ def test_a_worker_that_reaches_the_sources_again_is_given_one_feed_to_try_and_th
         t=1503.3 worker b: releases feed 3 (moved)
         t=1503.3 control: assigns 3@2 to a
         t=1503.4 worker a: streams feed 3
-        t=1654.1 control: asks b to stop feeds 2,5,7 (moved, for a)
-        t=1654.2 worker b: releases feed 2 (moved)
-        t=1654.2 worker b: releases feed 5 (moved)
-        t=1654.2 worker b: releases feed 7 (moved)
-        t=1654.2 control: assigns 2@3,5@2,7@2 to a
-        t=1654.3 worker a: streams feeds 2,5,7
+        t=1653.5 control: asks b to stop feeds 2,5,7 (moved, for a)
+        t=1653.6 worker b: releases feed 2 (moved)
+        t=1653.6 worker b: releases feed 5 (moved)
+        t=1653.6 worker b: releases feed 7 (moved)
+        t=1653.6 control: assigns 2@3,5@2,7@2 to a
+        t=1653.7 worker a: streams feeds 2,5,7
         """,
     )
     assert fleet.everything_streams()

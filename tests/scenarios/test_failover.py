@@ -42,10 +42,10 @@ def test_a_frozen_worker_is_replaced_after_its_ttl_and_can_write_nothing_when_it
         fleet,
         """
         t=10.0 worker a: freezes
-        t=14.2 worker a: gone
-        t=14.2 control: frees feed 2 of a (worker_gone)
-        t=14.2 control: assigns 2@2 to b
-        t=14.3 worker b: streams feed 2
+        t=15.3 worker a: gone
+        t=15.3 control: frees feed 2 of a (worker_gone)
+        t=15.3 control: assigns 2@2 to b
+        t=15.4 worker b: streams feed 2
         t=22.0 worker a: wakes up
         t=22.1 worker a: is fenced off feed 2@1
         t=22.1 worker a: was declared gone; drops nothing and joins anew
@@ -67,13 +67,13 @@ def test_a_worker_that_wakes_between_its_successors_fence_and_first_commit_write
         fleet,
         """
         t=10.0 worker a: freezes
-        t=14.2 worker a: gone
-        t=14.2 control: frees feed 2 of a (worker_gone)
-        t=14.2 control: assigns 2@2 to b
-        t=14.3 worker b: streams feed 2
-        t=14.3 worker a: wakes up
-        t=14.4 worker a: is fenced off feed 2@1
-        t=14.4 worker a: was declared gone; drops nothing and joins anew
+        t=15.3 worker a: gone
+        t=15.3 control: frees feed 2 of a (worker_gone)
+        t=15.3 control: assigns 2@2 to b
+        t=15.4 worker b: streams feed 2
+        t=15.4 worker a: wakes up
+        t=15.5 worker a: is fenced off feed 2@1
+        t=15.5 worker a: was declared gone; drops nothing and joins anew
         """,
     )
     assert fleet.everything_streams()
@@ -107,19 +107,19 @@ def test_a_worker_that_is_cut_off_stops_before_its_feeds_begin_elsewhere() -> No
         fleet,
         """
         t=10.0 worker b: is cut off from the database
-        t=13.1 worker b: suspends feed 3
-        t=14.2 worker b: gone
-        t=14.2 control: frees feed 3 of b (worker_gone)
-        t=14.2 control: assigns 3@2 to a
-        t=14.3 worker a: streams feed 3
+        t=14.2 worker b: suspends feed 3
+        t=15.3 worker b: gone
+        t=15.3 control: frees feed 3 of b (worker_gone)
+        t=15.3 control: assigns 3@2 to a
+        t=15.4 worker a: streams feed 3
         t=20.0 worker b: reaches the database again
-        t=20.1 worker b: was declared gone; drops feed 3 and joins anew
+        t=20.2 worker b: was declared gone; drops feed 3 and joins anew
         """,
     )
 
 
 def test_a_heartbeat_whose_answer_is_slow_does_not_stretch_the_lease() -> None:
-    """The heartbeat sent at t=10.1 is answered at t=14.6, and is good until t=15.1 all the same."""
+    """The heartbeat sent at t=11.2 is answered at t=15.7, and is good until t=16.2 all the same."""
     fleet = streaming_fleet()
     fleet.workers["b"].answers_take_s = 4.5
     fleet.run(3)
@@ -129,13 +129,13 @@ def test_a_heartbeat_whose_answer_is_slow_does_not_stretch_the_lease() -> None:
         fleet,
         """
         t=13.0 worker b: is cut off from the database
-        t=13.1 worker b: suspends feed 3
-        t=14.6 worker b: streams feed 3
-        t=15.2 worker b: suspends feed 3
-        t=16.2 worker b: gone
-        t=16.2 control: frees feed 3 of b (worker_gone)
-        t=16.2 control: assigns 3@2 to a
-        t=16.3 worker a: streams feed 3
+        t=14.2 worker b: suspends feed 3
+        t=15.7 worker b: streams feed 3
+        t=16.2 worker b: suspends feed 3
+        t=17.3 worker b: gone
+        t=17.3 control: frees feed 3 of b (worker_gone)
+        t=17.3 control: assigns 3@2 to a
+        t=17.4 worker a: streams feed 3
         """,
     )
 
@@ -159,14 +159,13 @@ def test_an_outage_of_the_database_fails_nobody_over() -> None:
         """
         t=10.0 database: goes away
         t=10.1 beat: finds no database
-        t=13.1 worker a: suspends feed 2
-        t=13.1 worker b: suspends feed 3
-        t=13.1 worker c: suspends feeds 1,4
+        t=14.2 worker a: suspends feed 2
+        t=14.2 worker b: suspends feed 3
+        t=14.2 worker c: suspends feeds 1,4
         t=40.0 database: comes back
-        t=40.1 worker a: no pass for too long; runs one here
-        t=40.1 worker a: streams feed 2
-        t=40.1 worker b: streams feed 3
-        t=40.1 worker c: streams feeds 1,4
+        t=40.2 worker a: streams feed 2
+        t=40.2 worker b: streams feed 3
+        t=40.2 worker c: streams feeds 1,4
         """,
     )
     assert fleet.everything_streams()
@@ -186,15 +185,14 @@ def test_a_worker_that_dies_in_an_outage_is_replaced_one_ttl_after_it() -> None:
         fleet,
         """
         t=40.0 database: comes back
-        t=40.1 worker a: no pass for too long; runs one here
-        t=40.1 worker a: streams feed 2
-        t=40.1 worker b: streams feed 3
-        t=46.1 worker c: gone
-        t=46.1 control: frees feeds 1,4 of c (worker_gone)
-        t=46.1 control: assigns 1@2 to b
-        t=46.1 control: assigns 4@2 to a
-        t=46.2 worker a: streams feed 4
-        t=46.2 worker b: streams feed 1
+        t=40.2 worker a: streams feed 2
+        t=40.2 worker b: streams feed 3
+        t=46.2 worker c: gone
+        t=46.2 control: frees feeds 1,4 of c (worker_gone)
+        t=46.2 control: assigns 1@2 to b
+        t=46.2 control: assigns 4@2 to a
+        t=46.3 worker a: streams feed 4
+        t=46.3 worker b: streams feed 1
         """,
     )
     assert fleet.everything_streams()
@@ -229,13 +227,13 @@ def test_a_fleet_without_a_beat_heals_by_its_watchdogs() -> None:
         fleet,
         """
         t=10.0 worker c: is killed
-        t=24.1 worker a: no pass for too long; runs one here
-        t=24.1 worker c: gone
-        t=24.1 control: frees feeds 1,4 of c (worker_gone)
-        t=24.1 control: assigns 1@2 to b
-        t=24.1 control: assigns 4@2 to a
-        t=24.1 worker a: streams feed 4
-        t=24.1 worker b: streams feed 1
+        t=23.2 worker a: no pass for too long; runs one here
+        t=23.2 worker c: gone
+        t=23.2 control: frees feeds 1,4 of c (worker_gone)
+        t=23.2 control: assigns 1@2 to b
+        t=23.2 control: assigns 4@2 to a
+        t=23.2 worker a: streams feed 4
+        t=23.2 worker b: streams feed 1
         """,
     )
     assert fleet.everything_streams()

@@ -234,8 +234,8 @@ def test_an_owner_that_does_not_let_go_is_waited_for_so_long_and_no_longer() -> 
         t=10.0 control: asks a to stop feed 2 (moved, for b)
         t=20.0 control: waits no longer for a to let go of feed 2
         t=20.0 control: assigns 2@2 to b
-        t=20.1 worker a: lost feed 2
         t=20.1 worker b: streams feed 2
+        t=20.6 worker a: is fenced off feed 2@1
         """,
     )
     assert fleet.everything_streams()
@@ -300,7 +300,8 @@ def test_the_feeds_of_a_restarted_worker_wait_for_its_successor() -> None:
         fleet,
         """
         t=10.0 worker c: gets SIGTERM
-        t=10.1 worker c: drains feeds 1,4 and leaves
+        t=10.1 worker c: drains feeds 1,4
+        t=10.1 worker c: leaves
         t=11.0 worker c: starts
         t=11.1 control: assigns 1@2,4@2 to c
         t=11.2 worker c: streams feeds 1,4
@@ -317,7 +318,8 @@ def test_a_successor_that_does_not_come_is_waited_for_so_long_and_no_longer() ->
         fleet,
         """
         t=10.0 worker c: gets SIGTERM
-        t=10.1 worker c: drains feeds 1,4 and leaves
+        t=10.1 worker c: drains feeds 1,4
+        t=10.1 worker c: leaves
         t=15.1 control: assigns 1@2 to b
         t=15.1 control: assigns 4@2 to a
         t=15.2 worker a: streams feed 4
@@ -387,3 +389,18 @@ def test_when_no_successor_comes_the_fleet_is_even_after_the_hold() -> None:
     fleet.run(HOLD_S + 10)
     assert feeds_of(fleet) == {"b": 4, "c": 4, "d": 4}
     assert sum(epochs(fleet).values()) == 12 + 4, "all of them what was held"
+
+
+def test_feeds_that_are_not_claimed_yet_when_a_worker_joins_move_to_it_once_they_run() -> None:
+    fleet = FakeFleet()
+    fleet.add_worker("a", capacity=4)
+    fleet.run(3)
+    fleet.workers["a"].is_deaf = True
+    fleet.add_feeds(4)
+    fleet.run(1)
+    fleet.add_worker("b", capacity=100)
+    fleet.run(5)
+    assert fleet.workers["a"].streams == {}, "all are assigned, and none can be moved"
+    fleet.workers["a"].is_deaf = False
+    fleet.run(10)
+    assert sorted(fleet.workers["b"].streams) == [1, 2, 3, 4]

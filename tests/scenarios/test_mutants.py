@@ -1,4 +1,4 @@
-"""Do the stories bite? The protocol is broken on paper in eight ways, and the stories named must fail.
+"""Do the stories bite? The protocol is broken in eight ways, and the stories named must fail.
 
 `tests/contract/test_mutants.py` does the same to the code that runs in production.
 """
@@ -11,56 +11,54 @@ from uuid import UUID
 
 import pytest
 
-from feedq.lease import TrustWindow
 from feedq.model import FeedKey, Lease
 from feedq.placement import Transfer
+from feedq.worker.actions import Action
+from feedq.worker.core import WorkerCore
 from tests.fakes import FakeSink, FakeWorker
 from tests.fakes.memory import moves
 from tests.fakes.memory.passes import MemoryPass
 from tests.fakes.memory.tables import MemoryDatabase
-from tests.fakes.servers import FakeCheckpoint
+from tests.fakes.servers import FakeCheckpoint, Refusal
 from tests.scenarios import test_dispatch as dispatch
 from tests.scenarios import test_failover as failover
 from tests.scenarios import test_moves as handovers
-from tests.simulation.test_fleet import (
-    test_no_fault_loses_or_doubles_a_record_and_everything_heals as simulate,
-)
+from tests.simulation.trouble import run_seed
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
 def no_epoch_in_the_checkpoint_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    def admit_anybody(self: FakeSink, seen: FakeCheckpoint, epoch: int) -> bool:
-        return True
+    def admit_anybody(self: FakeSink, seen: FakeCheckpoint, epoch: int, continues: int) -> None:
+        return None
 
-    monkeypatch.setattr(FakeSink, "_admits", admit_anybody)
+    monkeypatch.setattr(FakeSink, "_refusal", admit_anybody)
 
 
 def no_fence_on_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The successor reads the cursor and leaves the epoch alone; its first write will raise it."""
 
-    def only_read(self: FakeSink, key: FeedKey) -> int | None:
-        seen = self.checkpoints.setdefault(key[0], FakeCheckpoint(0, 0))
-        return seen.cursor if seen.epoch < key[1] else None
+    def only_read(self: FakeSink, key: FeedKey, owner: UUID) -> FakeCheckpoint | None:
+        seen = self.checkpoints.setdefault(key[0], FakeCheckpoint())
+        return seen if seen.epoch < key[1] else None
 
-    def write(self: FakeSink, key: FeedKey, records: Sequence[int]) -> bool:
+    def write(self: FakeSink, key: FeedKey, continues: int, records: Sequence[int]) -> int | Refusal:
         if self.checkpoints[key[0]].epoch > key[1]:
-            return False
+            return Refusal.SUPERSEDED
         self.rows.setdefault(key[0], []).extend(records)
         self.checkpoints[key[0]] = FakeCheckpoint(key[1], records[-1])
-        return True
+        return 0
 
     monkeypatch.setattr(FakeSink, "fence", only_read)
     monkeypatch.setattr(FakeSink, "write", write)
 
 
 def trust_window_anchored_at_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stretched(self: FakeWorker, *, sent_at: float, received_at: float) -> TrustWindow:
-        return TrustWindow.after_heartbeat(
-            sent_at=received_at, ttl_s=self._settings.ttl_s, margin_s=self._settings.trust_margin_s
-        )
+    class Stretched(WorkerCore):
+        def confirmed(self, *, sent_at: float, ttl_s: float, now: float) -> list[Action]:
+            return super().confirmed(sent_at=now, ttl_s=ttl_s, now=now)
 
-    monkeypatch.setattr(FakeWorker, "_window", stretched)
+    monkeypatch.setattr(FakeWorker, "core_type", Stretched)
 
 
 def gone_without_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,13 +97,13 @@ def waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "reap", lambda _: 0)
 
 
-def nobody_is_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+def nobody_is_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker hears of an assignment by its message alone."""
 
     def say_nothing(self: MemoryDatabase, worker_ids: Iterable[UUID]) -> None:
         pass
 
-    monkeypatch.setattr(MemoryDatabase, "ring", say_nothing)
+    monkeypatch.setattr(MemoryDatabase, "notify", say_nothing)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +135,8 @@ def nobody_is_rung(monkeypatch: pytest.MonkeyPatch) -> None:
             handovers.test_an_owner_that_does_not_let_go_is_waited_for_so_long_and_no_longer,
         ),
         (
-            nobody_is_rung,
-            dispatch.test_a_message_joins_the_tenure_that_a_ring_began_and_a_copy_of_it_is_dropped,
+            nobody_is_notified,
+            dispatch.test_a_message_joins_the_feed_that_a_notification_began_and_a_copy_of_it_is_dropped,
         ),
     ],
 )
@@ -166,7 +164,7 @@ def test_random_faults_find_it_too(mutate: Mutate, monkeypatch: pytest.MonkeyPat
 
     def run_some_seeds() -> None:
         for seed in range(12):
-            simulate(seed)
+            run_seed(seed)
 
     with pytest.raises(AssertionError):
         run_some_seeds()

@@ -1,6 +1,6 @@
 """A worker on paper whose way to sources or sink may be cut, and feeds whose tables are missing.
 
-What it does about it is what `feedq.runtime` does, by the same policies: it tries again in place, lets go, says
+What it does about it is what `feedq.worker` does, by the same policies: it tries again in place, lets go, says
 which sinks it cannot write to, and lets go of their feeds when others can.
 """
 
@@ -71,8 +71,7 @@ class TroubledWorker(FakeWorker):
         return False
 
     def _give_up(self, stream: FakeStream, release: Release) -> None:
-        self._releases.append(release)
-        self._forget([stream.key[0]])
+        self._end(stream, release)
         self._say(f"lets go of {numbers([stream.key[0]])} ({release.error})")
 
     def _commit(self, feed_ids: Iterable[int]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,13 +14,80 @@ from click.testing import CliRunner, Result
 from feedq import control
 from feedq.cli import main
 from feedq.cli.invocation import Invocation
+from feedq.clock import Clock, SystemClock
 from feedq.model import Assignment, FeedSpec, FeedView, Load, NewWorker, Progress, Reason, Release, Worker
 from feedq.settings import Settings
-from feedq.store.insight import FleetState, JobState
+from feedq.sinks.base import Sink
+from feedq.store.base import Store
+from feedq.store.insight import FleetState, JobState, Leader
+from feedq.store.postgresql import JobStore
 from tests.fakes import ManualClock, MemoryStore
+from tests.fakes.sink import MemorySink
 from tests.unit.job_store import MemoryJobs
 
 URL = "tcp://127.0.0.1:7001"
+
+
+NO_JOBS = JobState(
+    active=0,
+    paused=0,
+    tripped=(),
+    overdue_s=None,
+    running=0,
+    waiting=0,
+    due=0,
+    oldest_due_s=None,
+    workers=0,
+    slots=0,
+)
+
+
+def led(clock: Clock, *, pass_age_s: float | None = 1.0, leads: bool = True) -> FleetState:
+    """A fleet whose beat leads, and whose last reconcile pass was just now."""
+    now = clock.now()
+    leader = Leader("host", 99, now, now + timedelta(seconds=5 if leads else -5), leads=leads)
+    return FleetState(now, now, pass_age_s, leader)
+
+
+class FakeInvocation(Invocation):
+    """A call of the command, on a control database and sinks in memory."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock | None = None,
+        jobs: JobStore | None = None,
+        fleet: FleetState | None = None,
+        job_state: JobState = NO_JOBS,
+        sinks: Mapping[str, Sink] | None = None,
+    ) -> None:
+        super().__init__(clock=clock or SystemClock())
+        self._store, self._jobs = store, jobs or MemoryJobs(ManualClock())
+        self._fleet, self._job_state = fleet, job_state
+        self._sinks = sinks
+
+    @property
+    def store(self) -> Store:
+        return self._store
+
+    @property
+    def jobs(self) -> JobStore:
+        return self._jobs
+
+    @contextmanager
+    def open_sink(self, name: str) -> Iterator[Sink]:
+        empty = MemorySink("memory://", environment="default", worker_id=uuid4(), role="cli")
+        yield empty if self._sinks is None else self._sinks[name]
+
+    def fleet_state(self) -> FleetState:
+        return self._fleet or led(self.clock)
+
+    def job_state(self) -> JobState:
+        return self._job_state
+
+    def database_now(self) -> datetime:
+        return self.clock.now()
 
 
 class Command:
@@ -29,15 +98,11 @@ class Command:
         self.store = MemoryStore(self.clock)
         self.jobs = MemoryJobs(self.clock)
         self.fleet: FleetState | None = None
-        self.job_state: JobState | None = None
+        self.job_state = NO_JOBS
 
     def run(self, *arguments: str, given: str | bytes | None = None) -> Result:
-        invocation = Invocation(
-            clock=self.clock,
-            injected_store=self.store,
-            injected_fleet=self.fleet,
-            injected_jobs=self.jobs,
-            injected_job_state=self.job_state,
+        invocation = FakeInvocation(
+            self.store, clock=self.clock, jobs=self.jobs, fleet=self.fleet, job_state=self.job_state
         )
         return CliRunner().invoke(main, list(arguments), obj=invocation, input=given)
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from feedq.model import JSON, Batch, FeedKey
-from feedq.runtime.batch_queue import BatchQueue, InflightBudget
-from feedq.runtime.fencer import Fencer
-from feedq.runtime.writer import Writer
 from feedq.sinks.base import Landing
+from feedq.worker.batch_queue import BatchQueue, InflightBudget
+from feedq.worker.fencer import Fencer
+from feedq.worker.writer import Writer
 from tests.fakes.sink import MemorySink, MemoryTables
 
 LANDING = Landing("landed", "json")

@@ -1,4 +1,4 @@
-"""Runs in memory, for tests of what a worker does with them: `feedq.store.jobs.base.Runs` without the policies.
+"""Runs in memory, for tests of what a worker does with them: a `RunStore` without the policies.
 
 Fences, sessions and the conditions of each statement are as in the database; what is due, and when, the test says.
 It can be away, and it can lose an answer after having done what it was asked for.
@@ -16,8 +16,19 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from feedq.errors import RunTakenAway, Unavailable
-from feedq.schedule.model import ClaimedRun, Finish, Hint, Job, RunKind, RunState
-from feedq.store.jobs.base import Fired, Granted, JobWorker, Offer
+from feedq.schedule.model import (
+    ClaimedRun,
+    Finish,
+    Fired,
+    Granted,
+    Hint,
+    Job,
+    JobWorker,
+    Offer,
+    RunKind,
+    RunState,
+)
+from feedq.store.jobs.runs import RunStore
 
 AT = datetime(2026, 11, 22, 10, tzinfo=UTC)
 ME = UUID(int=1)
@@ -46,7 +57,7 @@ class FakeSession:
         self.written: list[str] = []
 
 
-class MemoryRuns:
+class MemoryRuns(RunStore):
     """Thread-safe."""
 
     def __init__(self) -> None:
@@ -93,7 +104,7 @@ class MemoryRuns:
                 self.loses_answer_of = None
                 raise Unavailable(f"the answer of {name} is lost, for the test")
 
-    # -- feedq.store.jobs.base.Runs ------------------------------------------------------------------
+    # -- RunStore ------------------------------------------------------------------------------------
 
     def fire_due(self, *, limit: int) -> Fired:
         with self._asked("fire_due"):

@@ -29,15 +29,18 @@ from feedq.schedule.model import (
     ScheduleView,
     UnreadableSpec,
 )
-from feedq.schedule.words import instant, trigger_key
-from feedq.store.jobs.base import Runs
+from feedq.store.jobs.calendars import CalendarStore
+from feedq.store.jobs.queues import QueueStore
+from feedq.store.jobs.schedules import ScheduleStore, trigger_key
+from feedq.store.postgresql import JobStore
+from feedq.values import instant
 from tests.fakes import ManualClock
 
 WORKER = UUID(int=7)
 
 
-class MemorySchedules:
-    """`feedq.store.jobs.base.ScheduleStore` on dicts."""
+class MemorySchedules(ScheduleStore):
+    """A `ScheduleStore` on dicts."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -55,26 +58,17 @@ class MemorySchedules:
         if spec.name in self.by_name:
             raise Conflict(f"schedule {spec.name!r} exists already; `feedq schedule edit` changes it")
         now = self.clock.now()
-        tick_at, fire_at = due.begin(spec, schedule_id=self._next_id(), now=now)
         state = ScheduleState.PAUSED if spec.paused else ScheduleState.ACTIVE
-        return self._keep(Schedule(self._ids, spec, state, None, None, 1, tick_at, fire_at, 0, now, now))
+        schedule = Schedule(self._next_id(), spec, state, None, None, 1, None, None, 0, now, now)
+        return self._keep(due.begin(schedule, now=now))
 
     def edit(self, name: str, spec: ScheduleSpec) -> Schedule:
         self._begin("edit")
         before = self.get(name)
         if before.spec == spec and before.unreadable is None:
             return before
-        tick_at, fire_at = due.begin(spec, schedule_id=before.id, now=self.clock.now())
-        return self._keep(
-            replace(
-                before,
-                spec=spec,
-                unreadable=None,
-                generation=before.generation + 1,
-                next_tick_at=tick_at,
-                next_fire_at=fire_at,
-            )
-        )
+        edited = replace(before, spec=spec, unreadable=None, generation=before.generation + 1)
+        return self._keep(due.begin(edited, now=self.clock.now()))
 
     def remove(self, name: str) -> Schedule:
         self._begin("remove")
@@ -263,8 +257,8 @@ class MemorySchedules:
         return self._ids
 
 
-class MemoryQueues:
-    """`feedq.store.jobs.base.Queues` on a dict."""
+class MemoryQueues(QueueStore):
+    """A `QueueStore` on a dict."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Queue] = {}
@@ -284,8 +278,8 @@ class MemoryQueues:
         return self.busy
 
 
-class MemoryCalendars:
-    """`feedq.store.jobs.base.Calendars` on a dict."""
+class MemoryCalendars(CalendarStore):
+    """A `CalendarStore` on a dict."""
 
     def __init__(self, schedules: MemorySchedules) -> None:
         self.by_name: dict[str, Calendar] = {}
@@ -309,17 +303,17 @@ class MemoryCalendars:
         return Counter(name for spec in specs for name in spec.exclude.calendars)
 
 
-class MemoryJobs:
-    """`feedq.store.jobs.base.JobStore` without its workers' side."""
+class MemoryJobs(JobStore):
+    """A `JobStore` without its workers' side: commands neither fire nor claim."""
+
+    schedules: MemorySchedules
+    calendars: MemoryCalendars
+    queues: MemoryQueues
 
     def __init__(self, clock: ManualClock) -> None:
         self.schedules = MemorySchedules(clock)
         self.calendars = MemoryCalendars(self.schedules)
         self.queues = MemoryQueues()
-
-    @property
-    def runs(self) -> Runs:
-        raise NotImplementedError("commands neither fire nor claim")
 
     def go_away_after(self, changes: int) -> None:
         """The database answers so many changes more."""

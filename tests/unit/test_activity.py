@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 import uvloop
 
-from feedq.runtime.activity import NO_FEED, Activity, current_feed
+from feedq.worker.activity import NO_FEED, Activity, current_feed
 
 
 def in_loop(activity: Activity, body: Callable[[], object]) -> None:
@@ -112,7 +112,7 @@ def test_notes_survive_their_process_and_tell_that_it_is_dead(tmp_path: Path) ->
     path, session = tmp_path / "notes", uuid4()
     code = (
         "import os, sys; from pathlib import Path; from uuid import UUID\n"
-        "from feedq.runtime.activity import Activity\n"
+        "from feedq.worker.activity import Activity\n"
         "notes = Activity.create(Path(sys.argv[1])); notes.begin_session(UUID(sys.argv[2])); notes.tick()\n"
         "print(flush=True); sys.stdin.read(); os.abort()"
     )

@@ -12,11 +12,11 @@ from click.testing import CliRunner, Result
 from feedq import manifest
 from feedq.adoption import left_behind
 from feedq.cli import main
-from feedq.cli.invocation import Invocation
 from feedq.model import Batch, Feed, TargetState
 from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Landing, Unusable
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables
+from tests.unit.command import FakeInvocation
 from tests.unit.data_path import AT
 
 LANDING = Landing("t", "json")
@@ -37,7 +37,7 @@ class Site:
             {"name": n, "connector": "tcp", "source": {"url": "tcp://127.0.0.1:1"}, "sink": {"table": "t"}}
             for n in manifest or []
         ]
-        invocation = Invocation(injected_store=self.store, injected_sinks={"default": self.sink})
+        invocation = FakeInvocation(self.store, sinks={"default": self.sink})
         given = orjson.dumps({"feeds": feeds}) if manifest is not None else None
         return CliRunner().invoke(main, arguments, input=given, obj=invocation)
 
@@ -156,7 +156,7 @@ def test_an_export_with_cursors_goes_on_elsewhere(lost: Site) -> None:
     exported = lost.run("feed", "export", "--with-cursors")
     assert exported.exit_code == 0
     elsewhere = Site(MemoryTables(), first=1_001)
-    invocation = Invocation(injected_store=elsewhere.store, injected_sinks={"default": elsewhere.sink})
+    invocation = FakeInvocation(elsewhere.store, sinks={"default": elsewhere.sink})
     ran = CliRunner().invoke(main, ["apply", "-f", "-"], input=exported.output, obj=invocation)
     assert ran.exit_code == 0, ran.output
     found = [elsewhere.fence(name) for name in ("acme/big", "acme/other", "acme/idle")]

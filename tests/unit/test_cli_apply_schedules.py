@@ -120,7 +120,7 @@ def test_all_mistakes_of_feeds_and_schedules_are_told_and_nothing_is_applied(com
         "standard input:6: schedule 'worse': zone: 'Mars' is no time zone",
         "standard input:7: schedule 'shapeless': task: is missing",
         "standard input:7: schedule 'shapeless': every: 'soon' is no duration",
-        "standard input:9: queue 'q': concurrency: must be from 1",
+        "standard input:9: queue 'q': concurrency: must be a whole number from 1",
     ):
         assert f"  {line}" in error
     assert names(command) == []

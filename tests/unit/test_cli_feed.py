@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from feedq.cli import options
-from feedq.model import Reason, Selector, TargetState
+from feedq.model import FeedSpec, Reason, Selector, TargetState
 from tests.unit.command import URL, Command
 
 
@@ -90,7 +90,8 @@ def test_a_list_option_may_be_json_or_commas(command: Command) -> None:
 def test_the_type_of_an_option_says_how_it_is_read(
     connector: str, assignment: str, option: str, value: object
 ) -> None:
-    assert options.merge_source({}, connector, [assignment]) == {option: value}
+    changed = options.set_options(FeedSpec("a", connector, {}, {}), [assignment], below="source.")
+    assert changed.source == {option: value}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,8 @@ def test_the_type_of_an_option_says_how_it_is_read(
     ],
 )
 def test_a_column_may_be_given_as_text_or_by_its_parts(assignment: str, columns: object) -> None:
-    assert options.merge_sink({}, [assignment]) == {"columns": columns}
+    changed = options.set_options(FeedSpec("a", "tcp", {}, {}), [assignment], below="sink.")
+    assert changed.sink == {"columns": columns}
 
 
 def test_a_dot_leads_into_an_option_that_is_null(command: Command) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -13,19 +12,13 @@ import pytest
 
 from feedq.cli.root import said
 from feedq.model import Load, Loss, NewWorker, Reason, TargetState
-from feedq.store.insight import FleetState, Leader
-from tests.unit.command import Command
+from feedq.store.insight import FleetState
+from tests.unit.command import Command, led
 
 
 @pytest.fixture
 def command() -> Command:
     return Command()
-
-
-def fleet_state(command: Command, *, pass_age_s: float | None = 1.0, leads: bool = True) -> FleetState:
-    now = command.clock.now()
-    leader = Leader("host", 99, now, now + timedelta(seconds=5 if leads else -5), leads=leads)
-    return FleetState(now, now, pass_age_s, leader)
 
 
 def warnings(command: Command) -> dict[str, str]:
@@ -109,7 +102,7 @@ def test_a_healthy_fleet_has_no_warnings(command: Command) -> None:
     command.feed("a")
     command.feed("b")
     command.stream()
-    command.fleet = fleet_state(command)
+    command.fleet = led(command.clock)
     document = command.json("status")
     assert document["warnings"] == []
     assert document["feeds"]["by_status"]["streaming"] == 2
@@ -170,7 +163,7 @@ def test_troubled_feeds_are_named_with_their_error(command: Command) -> None:
 def test_a_missing_beat_and_a_late_pass_are_warned_of(command: Command) -> None:
     command.worker("one")
     command.worker("two")
-    command.fleet = fleet_state(command, pass_age_s=100, leads=False)
+    command.fleet = led(command.clock, pass_age_s=100, leads=False)
     found = warnings(command)
     assert found["beat"] == "no beat leads; the last was host:99"
     assert found["reconcile"] == "the last pass finished 100 s ago"
@@ -354,7 +347,7 @@ def test_failures_and_dead_letters_are_shown_with_a_feed(command: Command) -> No
     out = command.ok("feed", "show", "acme/orders")
     assert "status          failing" in out
     assert "failures        4 in a row, with nothing landed since" in out
-    assert "latest refused  too long (0.0s ago)" in out
+    assert "latest refused  too long (2026-01-01 00:01:00Z, 0.0s ago)" in out
 
 
 def test_an_error_keeps_its_lines_and_steers_nothing() -> None:

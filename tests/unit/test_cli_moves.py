@@ -229,7 +229,7 @@ def test_reasons_to_wait_are_counted_apart(command: Command) -> None:
         command.feed(name)
     command.stream()
     assert command.json("status")["feeds"]["waiting"] == {"no_capacity": 2, "no_match": 1}
-    assert "waiting  2 no_capacity, 1 no_match" in command.ok("status")
+    assert "waiting    2 no_capacity, 1 no_match" in command.ok("status")
     assert "all 1 places on 1 worker are taken or promised" in command.ok("feed", "show", "d")
 
 

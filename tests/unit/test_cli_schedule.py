@@ -472,8 +472,8 @@ def test_no_queues_says_what_to_do(command: Command) -> None:
     [
         ((), "no limit; give --rate, --burst or --concurrency"),
         (("--rate", "fast"), "--rate: 'fast' must be a number, or none"),
-        (("--rate", "0"), "queue 'q': rate_per_s: must be more than 0"),
-        (("--rate", "nan"), "rate_per_s: must be more than 0"),
+        (("--rate", "0"), "queue 'q': rate_per_s: must be a number greater than 0"),
+        (("--rate", "nan"), "rate_per_s: must be a number greater than 0"),
         (("--concurrency", "1.5"), "--concurrency: '1.5' must be a number, or none"),
         (("--concurrency", "none"), "has neither rate_per_s nor concurrency"),
     ],

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from feedq.clock import SystemClock
 from feedq.rate_limiter import CONNECT_BURST_S, CONNECT_FIRST_S, RateLimiter
-from feedq.runtime.connect_limiter import HOSTS_KEPT, ConnectLimiter, ConnectTurns, Waiter
 from feedq.settings import Settings
 from feedq.telemetry import REGISTRY
+from feedq.worker.connect_limiter import HOSTS_KEPT, ConnectLimiter, ConnectTurns, Waiter
 
 LIMIT_S = 10.0
 HOUR_S = 3_600.0

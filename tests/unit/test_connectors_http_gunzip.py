@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.protocol.http.gunzip import PIECE_BYTES_MAX, Gunzip
+from feedq.connectors.protocol.http_client import PIECE_BYTES_MAX, Gunzip
 
 
 def unpacked(packed: bytes, step: int) -> tuple[bytes, Gunzip]:

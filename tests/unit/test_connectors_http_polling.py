@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from feedq.connectors.protocol.http.polling import (
+from feedq.connectors.protocol.http_polling import (
     Elements,
     PollAnswer,
     PollCursor,

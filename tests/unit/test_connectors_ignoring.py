@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from feedq.connectors.records.exclusions import Ignored, Rule
 from feedq.connectors.records.framing import Framed
-from feedq.connectors.records.ignoring import Ignored, Rule
 from feedq.connectors.records.turns import at_once
 
 BEAT: Rule = {"/event": "heartbeat"}

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from feedq.clock import SystemClock
 from feedq.connectors.base import Context
-from feedq.connectors.records.inbox import Inbox
-from feedq.connectors.records.messages import batch_of, enclose, fill_in, name_at_source
+from feedq.connectors.records.messages import Inbox, batch_of, credential, enclose, name_at_source
 from feedq.errors import SourceUnavailable
 from feedq.testing.loopback import RecordingGuard
 
@@ -62,9 +61,9 @@ def test_a_batch_holds_the_payloads_as_they_are(payloads: list[bytes]) -> None:
 
 
 def test_credentials_are_filled_in_from_the_secrets() -> None:
-    assert fill_in("{password}", context(password='p{a}\\"ss')) == 'p{a}\\"ss'
-    assert fill_in("user-{id}", context(id="7")) == "user-7"
-    assert fill_in(None, context()) is None
+    assert credential("{password}", context(password='p{a}\\"ss')) == 'p{a}\\"ss'
+    assert credential("user-{id}", context(id="7")) == "user-7"
+    assert credential(None, context()) is None
 
 
 async def test_an_inbox_gives_everything_that_has_arrived() -> None:

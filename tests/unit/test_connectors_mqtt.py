@@ -8,9 +8,8 @@ import pytest
 from paho.mqtt.client import Client
 
 from feedq.connectors.base import parse_options
-from feedq.connectors.mqtt import MqttOptions, unshared
-from feedq.connectors.protocol.mqtt.mqtt_link import Message
-from feedq.connectors.protocol.mqtt.pending import PendingMessages, Seen
+from feedq.connectors.mqtt import MqttOptions, PendingMessages, Seen, unshared
+from feedq.connectors.protocol.mqtt_link import Message
 from feedq.errors import InvalidInput
 
 MINIMAL = {"url": "mqtt://127.0.0.1", "topics": ["plant/#"]}

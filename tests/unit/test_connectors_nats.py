@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 import pytest
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.js.api import DeliverPolicy, RetentionPolicy, StreamConfig, StreamInfo, StreamState
 
 from feedq.connectors.base import parse_options
 from feedq.connectors.nats import NatsOptions
-from feedq.connectors.protocol.nats.consumer import NatsCursor, Start, choose_start, created
-from feedq.connectors.protocol.nats.nats_messages import Received
-from feedq.connectors.protocol.nats.pulls import ConsumerLost, Pulls
+from feedq.connectors.protocol.nats_client import NatsMessage
+from feedq.connectors.protocol.nats_consumer import NatsCursor, Retention, Start, StreamFacts, choose_start
+from feedq.connectors.protocol.nats_reading import ConsumerLost, Pulls, Received
 from feedq.errors import InvalidInput
 
 MINIMAL = {"url": "nats://127.0.0.1", "stream": "orders"}
@@ -64,32 +59,38 @@ def test_a_subject_is_accepted(subject: str) -> None:
 
 # -- where it begins -----------------------------------------------------------------------------------------
 
-MADE_AT = datetime(2026, 11, 20, tzinfo=UTC)
+HERE = "2026-11-20T00:00:00.123456+00:00"
 
 
-def stream(
-    first: int = 1, last: int = 100, *, retention: RetentionPolicy = RetentionPolicy.LIMITS
-) -> StreamInfo:
-    state = StreamState(messages=last - first + 1, bytes=0, first_seq=first, last_seq=last, consumer_count=0)
-    # As the library reads it from the server, a string and no member.
-    config = StreamConfig(name="orders", retention=str(retention.value))  # type: ignore[arg-type]
-    return StreamInfo(config=config, state=state, created=MADE_AT)
+def stream(first: int = 1, last: int = 100, *, retention: Retention = Retention.LIMITS) -> StreamFacts:
+    return StreamFacts("orders", HERE, retention, first, last)
 
 
-HERE = created(stream())
-BY_SEQ = DeliverPolicy.BY_START_SEQUENCE
+def test_a_stream_is_read_from_what_the_server_says() -> None:
+    answer = {
+        "config": {"name": "orders", "retention": "workqueue", "max_msgs_per_subject": 1},
+        "state": {"messages": 9, "first_seq": 2, "last_seq": 10},
+        "created": "2026-11-20T00:00:00.123456789Z",
+    }
+    assert StreamFacts.of(answer) == StreamFacts(
+        "orders", HERE, Retention.WORK_QUEUE, 2, 10, keeps_each=False
+    )
 
 
 def test_without_a_cursor_it_begins_where_it_is_told() -> None:
-    assert choose_start(None, stream(), "all") == Start(DeliverPolicy.ALL)
-    assert choose_start(None, stream(), "last") == Start(DeliverPolicy.LAST)
-    assert choose_start(None, stream(), "new") == Start(BY_SEQ, seq=101)
+    assert choose_start(None, stream(), "all") == Start("all")
+    assert choose_start(None, stream(), "last") == Start("last")
+    assert choose_start(None, stream(), "new") == Start("by_start_sequence", seq=101)
 
 
 @pytest.mark.parametrize("deliver", ["all", "new", "last"])
 def test_a_cursor_goes_before_what_it_is_told(deliver: Any) -> None:
-    assert choose_start(NatsCursor(50, HERE), stream(), deliver) == Start(BY_SEQ, seq=51, landed=50)
-    assert choose_start(NatsCursor(100, HERE), stream(), deliver) == Start(BY_SEQ, seq=101, landed=100)
+    assert choose_start(NatsCursor(50, HERE), stream(), deliver) == Start(
+        "by_start_sequence", seq=51, landed=50
+    )
+    assert choose_start(NatsCursor(100, HERE), stream(), deliver) == Start(
+        "by_start_sequence", seq=101, landed=100
+    )
 
 
 def test_what_was_discarded_after_the_cursor_is_a_gap() -> None:
@@ -101,15 +102,15 @@ def test_what_was_discarded_after_the_cursor_is_a_gap() -> None:
     assert start.missed == 1
 
 
-@pytest.mark.parametrize("retention", [RetentionPolicy.INTEREST, RetentionPolicy.WORK_QUEUE])
-def test_what_was_acknowledged_away_is_no_gap(retention: RetentionPolicy) -> None:
+@pytest.mark.parametrize("retention", [Retention.INTEREST, Retention.WORK_QUEUE])
+def test_what_was_acknowledged_away_is_no_gap(retention: Retention) -> None:
     assert choose_start(NatsCursor(8, HERE), stream(first=50, retention=retention), "all").gap is None
 
 
 @pytest.mark.parametrize("position", [NatsCursor(101, HERE), NatsCursor(50, "another time")])
 def test_a_stream_that_is_another_one_is_read_from_its_beginning(position: NatsCursor) -> None:
     start = choose_start(position, stream(), "new")
-    assert (start.policy, start.seq, start.landed) == (DeliverPolicy.ALL, None, 0)
+    assert (start.policy, start.seq, start.landed) == ("all", None, 0)
     assert start.gap is not None
     assert "made anew" in start.gap
 
@@ -117,8 +118,8 @@ def test_a_stream_that_is_another_one_is_read_from_its_beginning(position: NatsC
 @pytest.mark.parametrize("position", [None, NatsCursor(50, HERE)])
 @pytest.mark.parametrize("deliver", ["all", "new", "last"])
 def test_a_work_queue_begins_with_what_is_left(position: NatsCursor | None, deliver: Any) -> None:
-    start = choose_start(position, stream(retention=RetentionPolicy.WORK_QUEUE), deliver)
-    assert (start.policy, start.seq) == (DeliverPolicy.ALL, None)
+    start = choose_start(position, stream(retention=Retention.WORK_QUEUE), deliver)
+    assert (start.policy, start.seq) == ("all", None)
     assert start.landed == (50 if position else 0)
 
 
@@ -143,7 +144,7 @@ class Asked:
             self.publish, subject="NEXT", inbox="IN", messages=messages, bytes_max=1000, heartbeat_s=0.5
         )
 
-    async def publish(self, subject: str, body: bytes, reply: str) -> None:
+    def publish(self, subject: str, body: bytes, reply: str) -> None:
         assert subject == "NEXT"
         self.requests.append((reply, orjson.loads(body)))
 
@@ -152,31 +153,31 @@ class Asked:
         return [body["batch"] for _, body in self.requests]
 
 
-def status(code: str, said: str, reply: str) -> Msg:
-    return Msg(None, subject=reply, headers={"Status": code, "Description": said})  # type: ignore[arg-type]
+def status(code: str, said: str, reply: str) -> NatsMessage:
+    return NatsMessage(b"2", reply, "", 0, raw_headers=f"NATS/1.0 {code} {said}\r\n\r\n".encode())
 
 
-async def test_it_asks_anew_when_half_has_come() -> None:
+def test_it_asks_anew_when_half_has_come() -> None:
     asked = Asked(10)
-    await asked.pulls.ask()
-    await asked.pulls.ask()
+    asked.pulls.ask()
+    asked.pulls.ask()
     assert asked.requests == [
         ("IN.1", {"batch": 10, "max_bytes": 1000, "expires": 60_000_000_000, "idle_heartbeat": 500_000_000})
     ]
     for _ in range(4):
         asked.pulls.arrived()
-        await asked.pulls.ask()
+        asked.pulls.ask()
     assert asked.batches == [10]
     asked.pulls.arrived()
-    await asked.pulls.ask()
+    asked.pulls.ask()
     assert asked.batches == [10, 5]
     assert asked.pulls.asked == 10
 
 
-async def test_never_more_is_asked_for_than_may_come() -> None:
+def test_never_more_is_asked_for_than_may_come() -> None:
     asked = Asked(7)
     for _ in range(50):
-        await asked.pulls.ask()
+        asked.pulls.ask()
         assert 0 < asked.pulls.asked <= 7
         asked.pulls.arrived()
     assert sum(asked.batches) == 50 + asked.pulls.asked
@@ -191,22 +192,22 @@ async def test_never_more_is_asked_for_than_may_come() -> None:
         ("409", "Batch Completed"),
     ],
 )
-async def test_a_request_that_has_ended_is_made_anew(code: str, said: str) -> None:
+def test_a_request_that_has_ended_is_made_anew(code: str, said: str) -> None:
     asked = Asked(10)
-    await asked.pulls.ask()
+    asked.pulls.ask()
     asked.pulls.arrived()
     assert asked.pulls.heed(status(code, said, "IN.1")) is None
     assert asked.pulls.asked == 0
-    await asked.pulls.ask()
+    asked.pulls.ask()
     assert asked.batches == [10, 10]
     # One that has already been served ends nothing else.
     assert asked.pulls.heed(status(code, said, "IN.1")) is None
     assert asked.pulls.asked == 10
 
 
-async def test_a_heartbeat_changes_nothing() -> None:
+def test_a_heartbeat_changes_nothing() -> None:
     asked = Asked(10)
-    await asked.pulls.ask()
+    asked.pulls.ask()
     assert asked.pulls.heed(status("100", "Idle Heartbeat", "IN.1")) is None
     assert asked.pulls.asked == 10
 
@@ -215,9 +216,9 @@ async def test_a_heartbeat_changes_nothing() -> None:
     ("code", "said"),
     [("409", "Consumer Deleted"), ("409", "Leadership Change"), ("503", ""), ("400", "Bad Request")],
 )
-async def test_a_consumer_that_is_gone_is_trouble(code: str, said: str) -> None:
+def test_a_consumer_that_is_gone_is_trouble(code: str, said: str) -> None:
     asked = Asked(10)
-    await asked.pulls.ask()
+    asked.pulls.ask()
     assert asked.pulls.heed(status(code, said, "IN.1")) == ConsumerLost(code, said)
 
 
@@ -231,8 +232,3 @@ async def test_a_consumer_that_is_gone_is_trouble(code: str, said: str) -> None:
 )
 def test_a_reply_says_where_a_message_stands(reply: str) -> None:
     assert Received.of(reply) == Received(17, 3, 1795167253292007528)
-
-
-def test_the_library_still_takes_a_transport_that_is_there() -> None:
-    """It is no documented hook: a release that takes it away must be noticed here, not at a user's."""
-    assert "if not self._transport:" in inspect.getsource(Client._connect_to_server)

@@ -11,11 +11,11 @@ from feedq.connectors.records.pointer import (
     MISSING,
     PLACES_MAX,
     TextPointers,
-    compile_pointer,
     is_json,
     parse_pointer,
 )
 from feedq.model import JSON
+from tests.fakes.json_pointer import compile_pointer
 
 RFC_DOCUMENT: JSON = {
     "foo": ["bar", "baz"],

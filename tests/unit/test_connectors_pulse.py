@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.protocol.websocket.pulse import Due, Pulse
+from feedq.connectors.protocol.websocket_connection import Due, Pulse
 
 
 def pulse(*, ping: float = 20, answer: float = 10, idle: float = 60) -> Pulse:

@@ -11,13 +11,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from feedq.connectors.protocol.http.eventstream import (
+from feedq.connectors.protocol.eventstream import (
     LINE_BYTES_MIN,
     EventFramer,
-    EventParser,
-    ServerSentEvent,
     shape_of,
 )
+from tests.fakes.event_parser import EventParser, ServerSentEvent
 
 MAX = 1000
 
@@ -202,7 +201,7 @@ STREAMS = st.one_of(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=8 * settings().max_examples)
 @given(
     stream=STREAMS,
     places=CUTS,
@@ -210,6 +209,8 @@ STREAMS = st.one_of(
     envelope=st.booleans(),
 )
 @example(stream=b"data\r\r\n", places=[], types=None, envelope=True)
+@example(stream=b"data:a\n\ndata: b\n\n", places=[], types=None, envelope=False)
+@example(stream=b"data: a\r\ndata: b\r\n\r\n", places=[8], types=None, envelope=False)
 @example(stream=b"data: x\r\r", places=[8], types=None, envelope=False)
 @example(stream=b"id: 1\n\nid: 2\ndata: a\ndata: b\n\n", places=[], types=None, envelope=False)
 @example(

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.connectors.wire.template import compile_template, unescape, wire_values
+from feedq.connectors.wire.template import compile_template, fill_in, unescape
 from feedq.model import JSON
 
 HELLO = r'{"feed": {name}, "from": {cursor}}\n'
 
 
 def render(text: str, *, feed: str = "acme/orders", cursor: JSON = None, **secrets: str) -> bytes:
-    template = compile_template(text, secrets=secrets)
-    return template.render(wire_values(feed=feed, cursor=cursor, secrets=secrets))
+    return fill_in(text, feed=feed, cursor=cursor, secrets=secrets)
 
 
 def test_the_example_of_the_tutorial() -> None:

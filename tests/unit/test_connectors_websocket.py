@@ -14,7 +14,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from feedq.connectors.base import parse_options
-from feedq.connectors.protocol.websocket.frames import MessageReader
+from feedq.connectors.protocol.websocket_frames import MessageReader
 from feedq.connectors.records.framing import Framed
 from feedq.connectors.websocket import MessageFramer, WebsocketOptions
 from feedq.errors import InvalidInput

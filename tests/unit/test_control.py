@@ -28,7 +28,7 @@ from feedq.model import (
 )
 from feedq.settings import Settings
 from feedq.telemetry import FEEDS_UNPLACED
-from feedq.verbs import cordon_worker, drain_worker, find_worker, move_feed, uncordon_worker
+from feedq.verbs import find_worker, move_feed, set_worker_target
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.memory.passes import MemoryPass
 
@@ -333,7 +333,7 @@ def test_draining_moves_the_feeds_to_where_there_is_room(store: MemoryStore) -> 
     _, sent = run(store)
     store.leases.claim(a.id, [x.key for x in sent])
     b = add_worker(store, "b", capacity=1)
-    assert drain_worker(store, "a").worker.target_state is WorkerTarget.DRAINED
+    assert set_worker_target(store, "a", WorkerTarget.DRAINED).worker.target_state is WorkerTarget.DRAINED
     assert run(store)[0].moves == 1, "there is room for one of them only"
     (asked,) = store.leases.stop_requests(a.id)
     store.leases.release(a.id, [Release(*asked.key, asked.reason)])
@@ -344,18 +344,18 @@ def test_draining_moves_the_feeds_to_where_there_is_room(store: MemoryStore) -> 
 
 def test_cordoning_and_uncordoning_say_what_is_wanted(store: MemoryStore) -> None:
     add_worker(store, "a")
-    assert cordon_worker(store, "a").worker.target_state is WorkerTarget.CORDONED
+    assert set_worker_target(store, "a", WorkerTarget.CORDONED).worker.target_state is WorkerTarget.CORDONED
     add_feeds(store, 1)
     assert run(store)[0].unplaced == {Reason.NO_CAPACITY: 1}
-    assert uncordon_worker(store, "a").worker.target_state is WorkerTarget.SERVING
+    assert set_worker_target(store, "a", WorkerTarget.SERVING).worker.target_state is WorkerTarget.SERVING
     assert len(run(store)[1]) == 1
 
 
 def test_nothing_is_wanted_of_a_worker_that_is_ending(store: MemoryStore) -> None:
     store.workers.drain(add_worker(store, "a").id)
-    for verb in (cordon_worker, uncordon_worker, drain_worker):
+    for target in WorkerTarget:
         with pytest.raises(Conflict, match="is ending"):
-            verb(store, "a")
+            set_worker_target(store, "a", target)
 
 
 @pytest.mark.parametrize(
@@ -409,9 +409,9 @@ def test_a_fleet_that_was_found_even_is_not_looked_through_again(
 
 def test_draining_twice_is_the_same_as_draining_once(store: MemoryStore) -> None:
     add_worker(store, "a")
-    drain_worker(store, "a")
+    set_worker_target(store, "a", WorkerTarget.DRAINED)
     before = len(store.database.tables.events)
-    drain_worker(store, "a")
+    set_worker_target(store, "a", WorkerTarget.DRAINED)
     assert len(store.database.tables.events) == before
 
 
@@ -420,3 +420,13 @@ def test_a_paused_feed_is_not_placed(store: MemoryStore) -> None:
     add_feeds(store, 1)
     store.feeds.set_target("f0", TargetState.PAUSED)
     assert run(store)[1] == []
+
+
+def test_what_is_under_way_counts_among_the_moves_of_a_pass(store: MemoryStore) -> None:
+    settings = Settings.model_construct(settle_s=0.0, moves_per_pass=3)
+    old = add_worker(store, "old", capacity=100)
+    add_feeds(store, 20)
+    _, sent = run(store, settings)
+    store.leases.claim(old.id, [a.key for a in sent])
+    add_worker(store, "new", capacity=100)
+    assert [run(store, settings)[0].moves for _ in range(3)] == [3, 0, 0]

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from feedq.declaration import (
+from feedq.errors import InvalidInput
+from feedq.manifest import (
     ABSENT,
     Action,
     DeclarationChanges,
@@ -19,7 +20,6 @@ from feedq.declaration import (
     problems,
     validate,
 )
-from feedq.errors import InvalidInput
 from feedq.model import Feed, FeedSpec, Selector, TargetState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -81,7 +81,7 @@ def test_a_right_declaration_has_no_problems(spec: FeedSpec) -> None:
         ),
         (
             replace(SPEC, selector=Selector(preferred={"a": "\0"})),
-            "'selector.preferred.a': must not contain the NUL",
+            "selector.preferred.a: must not contain the NUL",
         ),
         (
             replace(SPEC, selector=Selector(required={"a": "1"}, preferred={"a": "2"})),

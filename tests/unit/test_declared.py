@@ -6,7 +6,7 @@ import pytest
 
 from feedq.errors import InvalidInput
 from feedq.model import Feed, FeedSpec
-from feedq.runtime.declared import declared, lean
+from feedq.worker.declared import declared, lean
 from tests.unit.data_path import AT
 
 

@@ -17,15 +17,15 @@ from feedq.diagnosis.checks import Level
 from feedq.diagnosis.schedule_checks import (
     OVERDUE_S,
     WAITING_S,
+    check_tasks,
     described_runs,
     described_schedules,
     job_checks,
 )
-from feedq.diagnosis.task_checks import check_tasks
 from feedq.schedule.model import Every, Job, RunState, Schedule, ScheduleSpec, ScheduleView
 from feedq.store.insight import JobState
-from feedq.store.jobs.serving import ScheduledTask
-from tests.unit.command import Command
+from feedq.store.jobs.listing import ScheduledTask
+from tests.unit.command import NO_JOBS, Command
 
 WELL = JobState(
     active=10,
@@ -51,10 +51,9 @@ def test_a_healthy_installation_has_no_warnings() -> None:
 
 
 def test_without_schedules_nothing_is_said() -> None:
-    nothing = replace(WELL, active=0, paused=0, running=0, waiting=0, due=0, oldest_due_s=None, slots=0)
-    assert found(nothing) == {}
+    assert found(NO_JOBS) == {}
     # Runs of a schedule that was removed are something.
-    assert found(replace(nothing, waiting=1))["schedules"][0] is Level.FAIL
+    assert found(replace(NO_JOBS, waiting=1))["schedules"][0] is Level.FAIL
 
 
 def test_schedules_that_nobody_serves_fail() -> None:
@@ -152,7 +151,7 @@ def command() -> Command:
 def test_status_shows_schedules_and_runs(command: Command) -> None:
     command.worker("one")
     assert "schedules" not in command.ok("status")
-    assert command.json("status")["schedules"] is None
+    assert command.json("status")["schedules"]["total"] == 0
     command.job_state = replace(WELL, tripped=("acme/x",))
     out = command.ok("status")
     assert "schedules  12: 10 active, 2 paused (1 by failures)" in out

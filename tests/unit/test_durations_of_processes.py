@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import astuple, replace
 from datetime import UTC, datetime, timedelta
-from random import Random
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -20,17 +19,16 @@ from feedq.beat import LOOK_SHARE, RENEW_S, ElectionCandidate, send_each
 from feedq.celery import make_app
 from feedq.lease import is_pardoned
 from feedq.model import Lease, LeaseState, Reason, Release
-from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.lease_keeper import WATCHDOG_MIN_S, LeaseKeeper
-from feedq.runtime.runner import Surroundings
-from feedq.runtime.sink_pool import SinkPool, sinks_to_leave
-from feedq.runtime.writer import Outage
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.election import LivenessCheck
 from feedq.tasks import reconcile
+from feedq.worker.core import WATCHDOG_MIN_S
+from feedq.worker.runner import Interrupt, Surroundings
+from feedq.worker.sink_pool import SinkPool, sinks_to_leave
+from feedq.worker.writer import Outage
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemoryCheckpoint
-from tests.lease_listener import RecordingListener, describe
+from tests.lease_listener import RecordingListener
 from tests.simulation.durations import Bounds
 from tests.unit.data_path import LIMIT_S, DataPath, batch, until
 from tests.unit.test_runner import Bench, numbered_source, options
@@ -102,10 +100,7 @@ def test_an_elected_beat_stays_elected_while_it_looks(
 def test_the_watchdog_does_not_make_a_pass_of_every_heartbeat(interval_s: float) -> None:
     clock, recording = ManualClock(), RecordingListener()
     settings = Settings(heartbeat_s=0, reconcile_interval_s=interval_s)
-    lease_keeper = LeaseKeeper(
-        MemoryStore(clock), describe, recording, settings=settings, clock=clock, rng=Random(1)
-    )
-    lease_keeper.register()
+    lease_keeper = recording.make_keeper(MemoryStore(clock), settings, clock)
     for _ in range(200):
         clock.advance(HEARTBEAT_MIN_S)
         lease_keeper.beat()
@@ -198,10 +193,10 @@ def test_a_loop_may_stand_still_for_ever_or_for_a_day() -> None:
     ):
         store, recording = MemoryStore(ManualClock()), RecordingListener()
         s = Settings(stall_s=stall_s)
-        lease_keeper = LeaseKeeper(store, describe, recording, settings=s, clock=store.clock, rng=Random(1))
-        lease_keeper.register()
+        lease_keeper = recording.make_keeper(store, s, store.clock)
+        lease_keeper.beat()
         recording.stalled = stalled_s
-        lease_keeper._look_at_the_loop()
+        lease_keeper.watch()
         assert lease_keeper.beat() is not is_withheld
 
 

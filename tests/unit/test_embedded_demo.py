@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from feedq.cli.demo_view import render, summarize
-from feedq.connectors.wire.template import compile_template, wire_values
-from feedq.declaration import validate
+from feedq.connectors.wire.template import fill_in
 from feedq.embedded.demo import FeedTally, demo_specs
 from feedq.embedded.demo_source import RATES, DemoSource, Timetable, parse_hello, record, sample
 from feedq.embedded.observer import RateMeter, Snapshot
 from feedq.embedded.process import free_port
+from feedq.manifest import validate
 from feedq.model import Feed, FeedView, Lease, LeaseState, Load, Status, Worker, WorkerState, WorkerView
 
 T0 = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
@@ -76,9 +76,7 @@ def test_a_wrong_hello_is_refused(line: bytes) -> None:
 @pytest.mark.parametrize("cursor", [None, 0, 17])
 def test_the_declared_hello_is_what_the_source_understands(cursor: int | None) -> None:
     spec = demo_specs(16_000)[0]
-    hello = compile_template(spec.source["hello"]).render(
-        wire_values(feed=spec.name, cursor=cursor, secrets={})
-    )
+    hello = fill_in(spec.source["hello"], feed=spec.name, cursor=cursor, secrets={})
     assert hello.endswith(b"\n")
     assert parse_hello(hello) == (spec.name, cursor or 0)
 

@@ -13,9 +13,9 @@ import pytest
 
 from feedq import run_context
 from feedq.model import NewWorker
-from feedq.runtime.jobs import external_jobs as module
-from feedq.runtime.jobs.external_jobs import run_hinted, session_of
 from feedq.schedule.model import ClaimedRun, Semantics
+from feedq.worker.jobs import external_jobs as module
+from feedq.worker.jobs.external_jobs import run_hinted, session_of
 from tests.fakes import ManualClock, MemoryStore
 from tests.unit.job_runs import ME, MemoryRuns
 

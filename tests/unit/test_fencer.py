@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq.errors import SinkUnavailable, Unavailable
-from feedq.runtime.fencer import Fencer
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Superseded
+from feedq.worker.fencer import Fencer
 from tests.fakes.sink import MemoryCheckpoint, MemorySink, MemoryTables
 from tests.unit.data_path import LANDING, LIMIT_S, DataPath, until
 

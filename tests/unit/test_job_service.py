@@ -11,13 +11,12 @@ from uuid import UUID
 import pytest
 
 from feedq import run_context
-from feedq.runtime.jobs import job_service as module
-from feedq.runtime.jobs import poll_intervals as pace_module
-from feedq.runtime.jobs.hints import Note
-from feedq.runtime.jobs.job_service import Jobs
-from feedq.schedule.model import ClaimedRun, Hint, RunState
+from feedq.schedule.model import ClaimedRun, Fired, Hint, RunState
 from feedq.settings import Settings
-from feedq.store.jobs.base import Fired
+from feedq.worker.jobs import job_service as module
+from feedq.worker.jobs import share as share_module
+from feedq.worker.jobs.job_service import Jobs
+from feedq.worker.jobs.share import Note
 from tests.unit.job_runs import ME, MemoryRuns, job_worker, new_session
 
 LIMIT_S = 10.0
@@ -104,18 +103,18 @@ def test_a_message_and_a_ring_reach_the_slots(make: Callable[..., Stage]) -> Non
     stage.jobs.hint(5)
     until(lambda: stage.begun == [5], "it runs")
     stage.runs.take_away(5)
-    stage.jobs.summoned()
+    stage.jobs.notified()
     until(lambda: stage.told_to_stop, "it is told")
 
 
 def test_a_ring_has_the_ticker_look_at_once(
     make: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pace_module, "POLL_S", 60.0)
-    monkeypatch.setattr(pace_module, "POLL_MAX_S", 60.0)
+    monkeypatch.setattr(share_module, "POLL_S", 60.0)
+    monkeypatch.setattr(share_module, "POLL_MAX_S", 60.0)
     stage = make()
     until(lambda: stage.runs.asked["fire_due"] == 1, "it has looked")
-    stage.jobs.summoned()
+    stage.jobs.notified()
     until(lambda: stage.runs.asked["fire_due"] == 2, "it looks again")
 
 
@@ -236,7 +235,7 @@ def test_on_celerys_pools_runs_are_mentioned_to_the_nodes_own_queue(make: Callab
     assert stage.runs.asked["claim"] == 0
     assert not stage.jobs.is_busy
     stage.jobs.hint(5)
-    stage.jobs.summoned()
+    stage.jobs.notified()
     stage.jobs.gone()
 
 

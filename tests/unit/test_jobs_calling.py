@@ -15,7 +15,10 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from feedq import run_context
 from feedq.errors import InvalidInput, JobSessionLost
-from feedq.runtime.jobs.calling import (
+from feedq.schedule.model import ClaimedRun, Job, Offer, RunState, Semantics
+from feedq.settings import Settings
+from feedq.telemetry import configure_logging
+from feedq.worker.jobs.calling import (
     REASON_MAX,
     SESSION_LOST,
     CallOutcome,
@@ -23,11 +26,7 @@ from feedq.runtime.jobs.calling import (
     import_jobs,
     perform,
 )
-from feedq.runtime.jobs.context import RunContext
-from feedq.schedule.model import ClaimedRun, Job, RunState, Semantics
-from feedq.settings import Settings
-from feedq.store.jobs.base import Offer
-from feedq.telemetry import configure_logging
+from feedq.worker.jobs.context import RunContext
 from tests.unit.job_runs import ME, MemoryRuns, claimed
 
 

@@ -11,8 +11,8 @@ import pytest
 import feedq
 from feedq import RunCancelled, run_context
 from feedq.errors import InvalidInput
-from feedq.runtime.jobs.context import RunContext
 from feedq.schedule.model import Job
+from feedq.worker.jobs.context import RunContext
 from tests.unit.job_runs import AT, claimed
 
 LIMIT_S = 10.0

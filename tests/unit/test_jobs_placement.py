@@ -12,8 +12,8 @@ from feedq.diagnosis.fleet_checks import overview
 from feedq.diagnosis.placement_checks import serves
 from feedq.model import FeedSpec, NewWorker, Worker, WorkerTarget
 from feedq.placement import EligibleWorker, Rules, Strategy, WaitingFeed, donors, place, rebalance
+from feedq.schedule.model import JobWorker
 from feedq.settings import Settings
-from feedq.store.jobs.base import JobWorker
 from tests.fakes import ManualClock, MemoryStore
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
@@ -85,7 +85,7 @@ def test_the_pure_policies_bear_one_all_the_same(strategy: Strategy) -> None:
 
 
 def test_who_has_no_slots_owns_no_segment() -> None:
-    from feedq.runtime.jobs.share import Share
+    from feedq.worker.jobs.share import Share
 
     me = UUID(int=1)
     workers = [JobWorker(me, "a", "q", 0), JobWorker(UUID(int=2), "b", "q", 4)]

@@ -11,12 +11,11 @@ import pytest
 
 from feedq import run_context
 from feedq.errors import Unavailable
-from feedq.runtime.jobs import slots as module
-from feedq.runtime.jobs.share import Share
-from feedq.runtime.jobs.slots import Slots
-from feedq.schedule.model import ClaimedRun, RunState, Semantics
-from feedq.store.jobs.base import Granted, Offer
+from feedq.schedule.model import ClaimedRun, Granted, Offer, RunState, Semantics
 from feedq.telemetry import JOB_SLOTS, REGISTRY
+from feedq.worker.jobs import slots as module
+from feedq.worker.jobs.share import Share
+from feedq.worker.jobs.slots import Slots
 from tests.unit.job_runs import ME, MemoryRuns, new_session
 
 LIMIT_S = 10.0
@@ -120,7 +119,7 @@ def test_nothing_is_claimed_without_need(stage: Stage) -> None:
     stage.slots.turn()
     stage.slots.turn()
     assert stage.runs.asked["claim"] == 1
-    stage.slots.ring()
+    stage.slots.notified()
     stage.slots.turn()
     assert stage.runs.asked["claim"] == 2
 
@@ -313,7 +312,7 @@ def test_a_job_is_told_when_its_run_was_taken_away_and_its_end_is_not_heard(stag
     stage.claim()
     until(lambda: stage.begun, "it runs")
     stage.runs.take_away(1)
-    stage.slots.ring()
+    stage.slots.notified()
     stage.slots.turn()
     until(lambda: stage.told_to_stop, "it is told")
     until(stage.is_over, "it heeds it")
@@ -330,7 +329,7 @@ def test_without_being_rung_it_is_asked_now_and_then(stage: Stage, monkeypatch: 
     stage.slots.turn()
     assert stage.runs.asked["taken_away"] == asked
     monkeypatch.setattr(module, "CHECK_S", 0.0)
-    stage.slots.ring()
+    stage.slots.notified()
     for _ in range(3):
         stage.slots.turn()
     assert stage.runs.asked["taken_away"] == asked + 3

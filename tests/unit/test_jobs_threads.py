@@ -9,7 +9,7 @@ from threading import Event, Thread, current_thread
 
 import pytest
 
-from feedq.runtime.jobs.threads import JobThreads
+from feedq.worker.jobs.slots import JobThreads
 
 LIMIT_S = 10.0
 

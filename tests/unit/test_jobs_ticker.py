@@ -11,18 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.errors import Unavailable
-from feedq.runtime.jobs import hints as hints_module
-from feedq.runtime.jobs import poll_intervals as pace_module
-from feedq.runtime.jobs import ticker as module
-from feedq.runtime.jobs.hints import Note, Reminder
-from feedq.runtime.jobs.poll_intervals import LOOKERS, POLL_MAX_S, STAGGER_S, PollIntervals
-from feedq.runtime.jobs.share import Share
-from feedq.runtime.jobs.ticker import Ticker
-from feedq.runtime.outbox import Outbox
-from feedq.schedule.model import Hint
+from feedq.schedule.model import Fired, Hint, Offer
 from feedq.schedule.spread import SEGMENTS
-from feedq.store.jobs.base import Fired, Offer
 from feedq.telemetry import LogEvent
+from feedq.worker.jobs import share as share_module
+from feedq.worker.jobs import ticker as module
+from feedq.worker.jobs.share import LOOKERS, POLL_MAX_S, STAGGER_S, Note, Reminder, Share
+from feedq.worker.jobs.ticker import Ticker
+from feedq.worker.outbox import Outbox
 from tests.unit.job_runs import ME, MemoryRuns, job_worker
 
 LIMIT_S = 10.0
@@ -105,10 +101,10 @@ def test_it_looks_again_when_the_next_tick_falls_due(stage: Stage) -> None:
 
 def test_with_nothing_to_look_for_it_looks_seldom_until_there_is(stage: Stage) -> None:
     stage.runs.fires = [Fired((), False, None, is_idle=True)]
-    assert pace_module.IDLE_POLL_S * 0.75 <= stage.ticker.look() + STAGGER_S <= pace_module.IDLE_POLL_S
-    assert stage.ticker.share.pace.poll_s == pace_module.IDLE_POLL_S, "and so do the slots"
+    assert share_module.IDLE_POLL_S * 0.75 <= stage.ticker.look() + STAGGER_S <= share_module.IDLE_POLL_S
+    assert stage.ticker.share.poll_s == share_module.IDLE_POLL_S, "and so do the slots"
     stage.runs.fires = [Fired((), False, None)]
-    assert stage.ticker.look() <= pace_module.POLL_S
+    assert stage.ticker.look() <= share_module.POLL_S
 
 
 def test_the_duties_are_done_at_intervals_and_not_with_each_look(stage: Stage) -> None:
@@ -169,8 +165,8 @@ def test_an_outage_ends_no_ticker(stage: Stage) -> None:
 
 
 def test_who_is_woken_looks_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace_module, "POLL_S", 60.0)
-    monkeypatch.setattr(pace_module, "POLL_MAX_S", 60.0)
+    monkeypatch.setattr(share_module, "POLL_S", 60.0)
+    monkeypatch.setattr(share_module, "POLL_MAX_S", 60.0)
     stage.ticker.start()
     for look in range(1, 4):
         until(lambda: stage.runs.asked["fire_due"] == look, "it looks, and sleeps")  # noqa: B023
@@ -206,7 +202,7 @@ def test_without_any_worker_nobody_is_told() -> None:
 def test_a_look_is_never_far_away_and_the_looks_of_all_are_few(
     workers: int, next_in_s: float | None, seed: int
 ) -> None:
-    pace = PollIntervals(workers)
+    pace = Share(workers=workers)
     assert 0.5 <= pace.poll_s <= POLL_MAX_S
     assert workers / pace.poll_s <= max(50.001, workers / POLL_MAX_S)
     pause_s = pace.next_look_s(next_in_s, rng=Random(seed))
@@ -215,10 +211,10 @@ def test_a_look_is_never_far_away_and_the_looks_of_all_are_few(
 
 def test_of_a_thousand_workers_some_look_at_the_tick_and_not_all() -> None:
     rng = Random(7)
-    looks = [PollIntervals(1_000).next_look_s(0.3, rng=rng) for _ in range(1_000)]
+    looks = [Share(workers=1_000).next_look_s(0.3, rng=rng) for _ in range(1_000)]
     at_the_tick = sum(0.3 <= look <= 0.3 + STAGGER_S for look in looks)
     assert 1 <= at_the_tick <= 4 * LOOKERS
-    few = [PollIntervals(3).next_look_s(0.3, rng=rng) for _ in range(100)]
+    few = [Share(workers=3).next_look_s(0.3, rng=rng) for _ in range(100)]
     assert all(0.3 <= look <= 0.3 + STAGGER_S for look in few)
 
 
@@ -240,7 +236,7 @@ def test_a_run_that_waits_is_mentioned_again_only_after_a_while(monkeypatch: pyt
     assert told == [1, 2, 3]
     reminder.mention([Hint(1, 2, 1)])
     assert told == [1, 2, 3, 1], "another attempt is news"
-    monkeypatch.setattr(hints_module, "REMIND_AFTER_S", 0.0)
+    monkeypatch.setattr(share_module, "REMIND_AFTER_S", 0.0)
     reminder.look(ME, Share(mine=(1,)))
     assert told == [1, 2, 3, 1, 1, 2, 3]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,13 +15,13 @@ from kombu import Queue
 from feedq import bootsteps, tasks
 from feedq.bootsteps import Places
 from feedq.pool import StreamPool
-from feedq.runtime.jobs.hints import Note
-from feedq.runtime.jobs.job_service import Jobs
-from feedq.runtime.lease_keeper import LeaseKeeper
 from feedq.settings import Settings
 from feedq.tasks import RUN_JOB, parse_hint, send_hints
+from feedq.worker.jobs.job_service import Jobs
+from feedq.worker.jobs.share import Note
+from feedq.worker.lease_keeper import LeaseKeeper
 from tests.fakes import ManualClock, MemoryStore
-from tests.lease_listener import RecordingListener, describe
+from tests.lease_listener import RecordingListener
 
 LIMIT_S = 10.0
 
@@ -141,26 +140,27 @@ class RecordingSession:
         assert self.lease_keeper.worker is not None
         self.heard.append(self.lease_keeper.worker.id)
 
-    def summoned(self) -> None:
-        self.heard.append("summoned")
+    def notified(self) -> None:
+        self.heard.append("notified")
 
 
 def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_ring() -> None:
     clock = ManualClock()
     store, recording, session_listener = MemoryStore(clock), RecordingListener(), RecordingSession()
     settings = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1)
-    lease_keeper = LeaseKeeper(store, describe, recording, settings=settings, clock=clock, rng=Random(1))
+    lease_keeper = recording.make_keeper(store, settings, clock)
     lease_keeper.session_listener, session_listener.lease_keeper = session_listener, lease_keeper
-    lease_keeper.register()
+    lease_keeper.beat()
     assert lease_keeper.worker is not None
     ended = lease_keeper.worker.id
     store.workers.leave(ended)
     lease_keeper.beat()
     assert session_listener.heard == [ended], "while the old session is still in place"
+    lease_keeper.beat()
     assert lease_keeper.worker.id != ended
-    lease_keeper._summoned([""])
-    assert session_listener.heard == [ended, "summoned"]
-    assert "summoned" in recording.heard
+    lease_keeper._heard([""])
+    assert session_listener.heard == [ended, "notified"]
+    assert "orders" in recording.heard
 
 
 @pytest.mark.parametrize(
@@ -176,13 +176,13 @@ def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_ring() -> None:
 def test_a_ring_is_heard_by_those_it_is_for(payloads: list[str], feeds: int, jobs: int) -> None:
     clock = ManualClock()
     recording, session_listener = RecordingListener(), RecordingSession()
-    lease_keeper = LeaseKeeper(
-        MemoryStore(clock), describe, recording, settings=Settings(), clock=clock, rng=Random(1)
-    )
+    lease_keeper = recording.make_keeper(MemoryStore(clock), Settings(), clock)
+    lease_keeper.beat()
+    recording.heard.clear()
     lease_keeper.session_listener = session_listener
-    lease_keeper._summoned(payloads)
-    assert recording.heard.count("summoned") == feeds
-    assert session_listener.heard.count("summoned") == jobs
+    lease_keeper._heard(payloads)
+    assert recording.heard.count("orders") == feeds
+    assert session_listener.heard.count("notified") == jobs
 
 
 # -- signals -----------------------------------------------------------------------------------------

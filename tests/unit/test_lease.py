@@ -389,6 +389,11 @@ def test_only_an_idle_feed_that_is_wanted_and_due_may_start(f: Feed, lease: Leas
         assert lease.retry_at is None or lease.retry_at <= NOW
 
 
+def test_what_failed_is_not_started_again_but_at_the_time_that_it_has() -> None:
+    assert not may_start(feed(), Lease(1, reason=Reason.FAILED), now=NOW)
+    assert may_start(feed(), Lease(1, reason=Reason.FAILED, retry_at=NOW), now=NOW)
+
+
 def test_a_feed_may_start_the_moment_it_is_due() -> None:
     held_back = Lease(1, reason=Reason.BACKOFF, retry_at=NOW)
     assert may_start(feed(), held_back, now=NOW)

@@ -1,19 +1,20 @@
-"""The lease keeper, beaten by hand: no thread, a database on dicts, a clock that moves when told to."""
+"""The lease keeper with its core, beaten by hand: no thread, a database on dicts, a clock that moves when told
+to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from random import Random
 
 import pytest
 
 from feedq.lease import on_edit
 from feedq.model import FeedSpec, Load, Reason, TargetState
-from feedq.runtime.lease_keeper import LeaseKeeper
 from feedq.settings import Settings
+from feedq.worker.core import AUDIT_GATHER_S
+from feedq.worker.lease_keeper import LeaseKeeper
 from tests.fakes import ManualClock, MemoryStore
-from tests.lease_listener import RecordingListener, describe
+from tests.lease_listener import RecordingListener
 
 SETTINGS = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1, reconcile_interval_s=5)
 
@@ -39,15 +40,15 @@ def lease_keeper(store: MemoryStore, recording: RecordingListener, clock: Manual
 
 
 def make_lease_keeper(store: MemoryStore, recording: RecordingListener, clock: ManualClock) -> LeaseKeeper:
-    return LeaseKeeper(store, describe, recording, settings=SETTINGS, clock=clock, rng=Random(1))
+    return recording.make_keeper(store, SETTINGS, clock)
 
 
 def test_a_registered_worker_is_trusted_at_once(
     lease_keeper: LeaseKeeper, recording: RecordingListener
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     assert lease_keeper.trusted
-    assert recording.heard == ["registered"]
+    assert recording.heard == ["registered", "resume"]
 
 
 def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
@@ -56,7 +57,7 @@ def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
     recording: RecordingListener,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     session = lease_keeper._open_session()
     answer = session.heartbeat(Load())
     assert answer is not None
@@ -68,7 +69,7 @@ def test_it_tells_how_many_workers_share_the_rates_of_the_fleet(
 def test_trust_ends_before_the_database_may_declare_the_worker_gone(
     lease_keeper: LeaseKeeper, store: MemoryStore, clock: ManualClock
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     (view,) = store.workers.views()
     clock.advance(4.99)
     assert lease_keeper.trusted
@@ -80,7 +81,7 @@ def test_trust_ends_before_the_database_may_declare_the_worker_gone(
 def test_a_slow_heartbeat_does_not_stretch_the_lease(
     lease_keeper: LeaseKeeper, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     session = lease_keeper._open_session()
     answer: Callable[[Load], object] = session.heartbeat
 
@@ -102,8 +103,8 @@ def test_an_answer_that_comes_too_late_does_not_resume_a_suspended_worker(
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lease_keeper.register()
-    lease_keeper._suspend("for the test")
+    lease_keeper.beat()
+    lease_keeper._driver.tell(lease_keeper._core.session_lost, "keeper", now=clock.monotonic())
     session = lease_keeper._open_session()
     answer = session.heartbeat
 
@@ -115,29 +116,30 @@ def test_an_answer_that_comes_too_late_does_not_resume_a_suspended_worker(
     monkeypatch.setattr(session, "heartbeat", very_slow)
     lease_keeper.beat()
     assert not lease_keeper.trusted
-    assert "resume" not in recording.heard
+    assert recording.heard[-1] == "suspend"
 
 
 def test_a_worker_declared_gone_drops_everything_and_registers_anew(
     lease_keeper: LeaseKeeper, store: MemoryStore, recording: RecordingListener, clock: ManualClock
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     first = lease_keeper.worker
     assert first is not None
     clock.advance(30)
     store.workers.leave(first.id)
     lease_keeper.beat()
+    lease_keeper.beat()
     assert lease_keeper.worker is not None
     assert lease_keeper.worker.id != first.id
-    assert recording.heard[:4] == ["registered", "gone", "registered", "resume"]
+    assert recording.heard[:5] == ["registered", "resume", "gone", "registered", "resume"]
     assert lease_keeper.trusted
 
 
 def test_one_lost_session_is_no_reason_to_stop(
     lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore
 ) -> None:
-    lease_keeper.register()
-    lease_keeper._live.add("listener")
+    lease_keeper.beat()
+    lease_keeper._core.session_opened("listener")
     assert lease_keeper.worker is not None
     store.drop_sessions(lease_keeper.worker.id)
     assert not lease_keeper.beat()
@@ -146,40 +148,45 @@ def test_one_lost_session_is_no_reason_to_stop(
 
 
 def test_the_loss_of_the_last_session_cuts_the_streams_at_once(
-    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore
+    lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     assert lease_keeper.worker is not None
     store.drop_sessions(lease_keeper.worker.id)
     lease_keeper.beat()
     assert recording.heard[-1] == "suspend"
     assert not lease_keeper.trusted
     lease_keeper.beat()
-    assert recording.heard[-2:] == ["resume", "reconnected"], (
-        "what it runs is compared with what is known there"
-    )
+    assert recording.heard[-1] == "resume"
+    clock.advance(AUDIT_GATHER_S)
+    lease_keeper.watch()
+    assert recording.heard[-1] == "audit", "what it runs is compared with what is known there"
     lease_keeper.beat()
-    assert recording.heard[-1] == "reconnected", "once"
+    clock.advance(AUDIT_GATHER_S)
+    lease_keeper.watch()
+    assert recording.heard.count("audit") == 1, "once"
     assert lease_keeper.trusted
 
 
 def test_an_outage_shorter_than_the_window_changes_nothing(
     lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
 ) -> None:
-    lease_keeper.register()
-    lease_keeper._live.add("listener")
+    lease_keeper.beat()
+    lease_keeper._core.session_opened("listener")
     store.go_away()
     clock.advance(3)
     assert not lease_keeper.beat()
     store.come_back()
     assert lease_keeper.beat()
-    assert recording.heard == ["registered", "reconnected"]
+    clock.advance(AUDIT_GATHER_S)
+    lease_keeper.watch()
+    assert recording.heard == ["registered", "resume", "audit"]
 
 
 def test_stop_requests_are_heard_with_the_heartbeat(
     lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     assert lease_keeper.worker is not None
     feed = store.feeds.add(FeedSpec("a", "tcp", {}, {}))
     with store.fleet.reconcile_pass() as p:
@@ -187,14 +194,14 @@ def test_stop_requests_are_heard_with_the_heartbeat(
         (given,) = p.assign([(feed.id, lease_keeper.worker.id)])
     store.leases.claim(lease_keeper.worker.id, [given.key])
     lease_keeper.beat()
-    assert "stops pending" not in recording.heard
+    assert "orders" not in recording.heard
     store.feeds.set_target("a", TargetState.PAUSED)
     with store.fleet.reconcile_pass() as p:
         assert p is not None
         edits = [(edited.id, on_edit(edited, lease)) for edited, lease in p.dirty(limit=10)]
         p.apply_edits(edits, stop_within_s=30)
     lease_keeper.beat()
-    assert recording.heard[-1] == "stops pending"
+    assert recording.heard[-1] == "orders"
     (request,) = store.leases.stop_requests(lease_keeper.worker.id)
     assert request.reason is Reason.PAUSED
 
@@ -202,7 +209,7 @@ def test_stop_requests_are_heard_with_the_heartbeat(
 def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
     lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     with store.fleet.reconcile_pass():
         pass
     for _ in range(7):
@@ -218,7 +225,7 @@ def test_the_watchdog_calls_when_no_pass_has_finished_for_three_intervals(
 def test_the_watchdog_does_not_go_by_a_pass_that_lies_ahead(
     lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     with store.fleet.reconcile_pass():
         pass
     clock.put_back(3600)
@@ -231,7 +238,7 @@ def test_the_watchdog_does_not_go_by_a_pass_that_lies_ahead(
 def test_the_watchdog_is_quiet_while_passes_finish(
     lease_keeper: LeaseKeeper, recording: RecordingListener, store: MemoryStore, clock: ManualClock
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     for _ in range(30):
         clock.advance(2)
         with store.fleet.reconcile_pass():
@@ -243,20 +250,20 @@ def test_the_watchdog_is_quiet_while_passes_finish(
 def test_it_renews_nothing_and_cuts_the_sockets_while_the_event_loop_stands_still(
     lease_keeper: LeaseKeeper, store: MemoryStore, recording: RecordingListener, clock: ManualClock
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     (before,) = store.workers.views()
     recording.stalled = SETTINGS.stall_s - 0.1
-    lease_keeper._look_at_the_loop()
+    lease_keeper.watch()
     assert recording.heard[-1] != "suspend"
     recording.stalled = SETTINGS.stall_s
-    lease_keeper._look_at_the_loop()
+    lease_keeper.watch()
     assert recording.heard[-1] == "suspend"
     clock.advance(1.0)
     assert not lease_keeper.beat()
     (view,) = store.workers.views()
     assert view.worker.expires_at == before.worker.expires_at
     recording.stalled = 0.0
-    lease_keeper._look_at_the_loop()
+    lease_keeper.watch()
     assert lease_keeper.beat()
     assert recording.heard[-1] == "resume"
     (view,) = store.workers.views()
@@ -266,13 +273,13 @@ def test_it_renews_nothing_and_cuts_the_sockets_while_the_event_loop_stands_stil
 def test_an_answer_that_was_under_way_when_the_loop_stopped_resumes_nothing(
     lease_keeper: LeaseKeeper, recording: RecordingListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lease_keeper.register()
+    lease_keeper.beat()
     session = lease_keeper._open_session()
     answer = session.heartbeat(Load())
 
     def stand_still(_: Load) -> object:
         recording.stalled = SETTINGS.stall_s
-        lease_keeper._look_at_the_loop()
+        lease_keeper.watch()
         return answer
 
     monkeypatch.setattr(session, "heartbeat", stand_still)

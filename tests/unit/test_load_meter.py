@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from feedq.model import Progress
-from feedq.runtime.load_meter import SMOOTHED_OVER_S, LoadMeter, SmoothedRate
+from feedq.worker.load_meter import SMOOTHED_OVER_S, LoadMeter, SmoothedRate
 
 
 def landed(records: int, size: int) -> Progress:

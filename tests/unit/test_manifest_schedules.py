@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq import manifest
-from feedq.declaration import Action
+from feedq.manifest import Action
+from feedq.schedule.entries import ScheduleEntry, plain_schedule
 from feedq.schedule.model import (
     CatchUp,
     Cron,
@@ -29,7 +30,8 @@ from feedq.schedule.model import (
     Semantics,
     Timing,
 )
-from feedq.wording import exact_duration, parse_duration
+from feedq.values import DURATION_MAX_S, exact_duration, parse_duration
+from feedq.values import read as read_one
 
 FULL = """
 schedules:
@@ -114,14 +116,13 @@ def test_every_key_has_its_place() -> None:
         pause_on_failure=4,
         paused=True,
     )
-    assert manifest.schedule_problems(spec) == []
     assert [declaration.spec for declaration in read(FULL).queues] == [Queue("reports", 2.0, 10.0, 4)]
 
 
 def test_what_is_left_out_has_its_default() -> None:
     (spec,) = schedules(EVERY)
     assert spec == ScheduleSpec("a", Every(30.0), Job("t"))
-    assert manifest.plain_schedule(spec) == {"name": "a", "every": "30s", "task": "t"}
+    assert plain_schedule(spec) == {"name": "a", "every": "30s", "task": "t"}
 
 
 def test_a_declaration_knows_its_line_and_whether_it_says_paused() -> None:
@@ -139,7 +140,7 @@ def test_none_lifts_a_limit() -> None:
         EVERY.replace("30s", "30s, timeout: none, start_deadline: none, pause_on_failure: none")
     )
     assert (spec.job.timeout_s, spec.start_deadline_s, spec.pause_on_failure) == (None, None, None)
-    assert manifest.plain_schedule(spec)["timeout"] == "none"
+    assert plain_schedule(spec)["timeout"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -204,21 +205,18 @@ def test_what_bounds_a_schedule_is_read_and_written_alike(
     options: dict[str, Any], plain: dict[str, Any]
 ) -> None:
     keys = {"name": "a", "task": "t"} | options
-    spec = manifest.read_schedule(keys)
-    assert isinstance(spec, ScheduleSpec), spec
-    assert manifest.schedule_problems(spec) == []
+    spec = ScheduleEntry.valid(keys).spec
     wanted = {key: value for key, value in (keys | plain).items() if value is not None}
-    assert manifest.plain_schedule(spec) == wanted
-    assert manifest.read_schedule(wanted) == spec
+    assert plain_schedule(spec) == wanted
+    assert ScheduleEntry.valid(wanted).spec == spec
 
 
 def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
     keys = {"name": "a", "task": "t", "every": "1h", "start": "2027-01-01", "end": "2026-01-01"}
-    spec = manifest.read_schedule(keys | {"exclude": "24.12."})
-    assert isinstance(spec, ScheduleSpec)
-    wrong = manifest.schedule_problems(spec)
-    assert wrong[0] == "end: must be later than the start"
-    assert wrong[1].startswith("exclude.dates: '24.12.' is no date; write 2026-12-24")
+    wrong = read_one(ScheduleEntry, keys | {"exclude": "24.12."})
+    assert isinstance(wrong, list)
+    assert wrong[0] == ("end", "end: must be later than the start")
+    assert wrong[1][1].startswith("exclude.dates: '24.12.' is no date; write 2026-12-24")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +240,7 @@ def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
         ("task: t, at: soon", "at: 'soon' is no time; write it as 2026-12-01T08:00"),
         ("task: t, at: ''", "at: must not be empty"),
         ("task: t, at: 12", "at: must be a string; quote it"),
-        ("task: t, at: 2026-12-01T08:00, zone: Mars", "at: 'Mars' is no time zone"),
+        ("task: t, at: 2026-12-01T08:00, zone: Mars", "zone: 'Mars' is no time zone"),
         ("task: t, at: 2026-03-29T02:30, zone: Europe/Berlin", "does not exist in Europe/Berlin"),
         (
             "task: t, at: 2026-10-25T02:30, zone: Europe/Berlin",
@@ -268,7 +266,7 @@ def test_what_is_wrong_with_bounds_has_the_names_of_the_manifest() -> None:
         ("task: t, every: 1, retries: {factor: x}", "retries.factor: must be a number"),
         ("task: t, every: 1, catch_up: sometimes", "catch_up.policy: must be one of skip, latest, all"),
         ("task: t, every: 1, paused: maybe", "paused: must be true or false"),
-        ("task: t, every: 1, colour: red", "unknown key 'colour'; known are name, task, cron, every, at"),
+        ("task: t, every: 1, colour: red", "unknown key 'colour'; known are name, task, zone, cron"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(options: str, problem: str) -> None:
@@ -281,7 +279,7 @@ def test_a_mistake_has_the_line_of_its_key() -> None:
     text = "schedules:\n- name: a\n  task: t\n  every: 1m\n  retries:\n    first: x\n  priority: high\n"
     assert problems(text) == [
         "f.yaml:5: schedule 'a': retries.first: 'x' is no duration; write it as 90s, 2m, 1m30s, 1h or 1d",
-        "f.yaml:7: schedule 'a': priority: must be a whole number",
+        "f.yaml:7: schedule 'a': priority: must be a whole number from -100 to 100",
     ]
 
 
@@ -296,9 +294,12 @@ def test_a_mistake_has_the_line_of_its_key() -> None:
         ("queues: null\n", "f.yaml:1: queues: must be a list"),
         ("queues: [a]\n", "f.yaml:1: a queue must be a mapping with name, and rate_per_s or concurrency"),
         ("queues: [{name: a}]\n", "f.yaml:1: queue 'a': name: 'a' has neither rate_per_s nor concurrency"),
-        ("queues: [{name: a, rate_per_s: 0}]\n", "rate_per_s: must be more than 0"),
-        ("queues: [{name: a, rate_per_s: 1, burst: 0.5}]\n", "burst: must be from 1"),
-        ("queues: [{name: a, concurrency: 0}]\n", "concurrency: must be from 1"),
+        (
+            "queues: [{name: a, rate_per_s: 0}]\n",
+            "rate_per_s: must be a number greater than 0 and at most",
+        ),
+        ("queues: [{name: a, rate_per_s: 1, burst: 0.5}]\n", "burst: must be a number from 1"),
+        ("queues: [{name: a, concurrency: 0}]\n", "concurrency: must be a whole number from 1"),
         ("queues: [{name: a, concurrency: 1.5}]\n", "concurrency: must be a whole number"),
         ("queues: [{name: a b, concurrency: 1}]\n", "name: must be printable, without spaces"),
         ("queues: [{name: a, concurency: 1}]\n", "unknown key 'concurency'; known are name, rate_per_s"),
@@ -320,8 +321,8 @@ def test_names_of_problems_are_those_of_the_manifest() -> None:
         "catch_up: {window: 9999d, max: 0}, retries: {limit: -1, first: 9999d, factor: 0, max: 9999d}, "
         "priority: 101, buffer_max: 0, misfire_after: 9999d, pause_on_failure: 0, kwargs: {token: x}"
     )
-    (spec,) = schedules(f"schedules:\n  - {{{text}}}\n")
-    wrong = {problem.partition(": ")[0] for problem in manifest.schedule_problems(spec)}
+    found = problems(f"schedules:\n  - {{{text}}}\n")
+    wrong = {problem.partition("schedule 'a': ")[2].partition(": ")[0] for problem in found}
     assert wrong == {
         *("task", "cron", "zone", "timeout", "jitter", "start_deadline", "catch_up.window", "catch_up.max"),
         *("retries.limit", "retries.first", "retries.factor", "retries.max", "priority", "buffer_max"),
@@ -332,7 +333,7 @@ def test_names_of_problems_are_those_of_the_manifest() -> None:
 def test_all_three_lists_may_stand_in_one_document() -> None:
     text = "feeds:\n  - {name: f, connector: tcp, sink: {table: t}}\n" + FULL
     found = read(text)
-    assert [len(found.declarations), len(found.schedules), len(found.queues)] == [1, 1, 1]
+    assert [len(found.feeds), len(found.schedules), len(found.queues)] == [1, 1, 1]
     assert found.keys == {"feeds", "schedules", "queues"}
     assert read("schedules: []\n").keys == {"schedules"}
 
@@ -383,8 +384,11 @@ def test_queues_are_planned_alike() -> None:
 
 # -- there and back ----------------------------------------------------------------------------------
 
-words = st.text(min_size=1, max_size=12)
-seconds = st.floats(0, 1e9, allow_nan=False) | st.integers(0, 10**7).map(float)
+printable = st.characters(exclude_categories=("C", "Z"), exclude_characters="-")
+names = st.text(printable, min_size=1, max_size=12)
+words = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=12)
+seconds = st.floats(0, DURATION_MAX_S) | st.integers(0, 10**7).map(float)
+limits = st.floats(0.1, DURATION_MAX_S) | st.integers(1, 10**7).map(float)
 moments = st.datetimes(datetime(1970, 1, 1), datetime(2999, 12, 31), timezones=st.just(UTC))  # noqa: DTZ001  # the zone is given beside them
 scalars = (
     st.none()
@@ -398,36 +402,42 @@ values = st.recursive(
     max_leaves=6,
 )
 timings = (
-    st.builds(Cron, words, words, st.sampled_from(DstGap), st.sampled_from(DstFold))
-    | st.builds(Every, seconds, st.none() | moments)
+    st.builds(
+        Cron,
+        st.sampled_from(["@daily", "H 2 * * *", ("0 8 * * MON", "@hourly")]),
+        st.sampled_from(["UTC", "Europe/Berlin"]),
+        st.sampled_from(DstGap),
+        st.sampled_from(DstFold),
+    )
+    | st.builds(Every, limits, st.none() | moments)
     | st.builds(Once, moments)
 )
 jobs = st.builds(
     Job,
-    task=words,
+    task=names,
     args=st.lists(values, max_size=3).map(tuple),
     kwargs=st.dictionaries(words, values, max_size=3),
     semantics=st.sampled_from(Semantics),
-    timeout_s=st.none() | seconds,
-    retries=st.builds(Retries, st.integers(0, 9), seconds, st.floats(0, 100), seconds),
-    queue=words,
-    priority=st.integers(-200, 200),
+    timeout_s=st.none() | limits,
+    retries=st.builds(Retries, st.integers(0, 9), seconds, st.floats(1, 100), seconds),
+    queue=names,
+    priority=st.integers(-100, 100),
 )
 specs = st.builds(
     ScheduleSpec,
-    name=words,
+    name=names,
     timing=timings,
     job=jobs,
     jitter_s=seconds,
-    start_deadline_s=st.none() | seconds,
+    start_deadline_s=st.none() | limits,
     overlap=st.sampled_from(Overlap),
-    buffer_max=st.integers(-5, 10**6),
+    buffer_max=st.integers(1, 10_000),
     catch_up=st.sampled_from(CatchUp),
     catch_up_window_s=seconds,
-    catch_up_max=st.integers(-5, 10**6),
+    catch_up_max=st.integers(1, 10_000),
     misfire_after_s=seconds,
     resume=st.sampled_from(ResumePolicy),
-    pause_on_failure=st.none() | st.integers(-5, 10**6),
+    pause_on_failure=st.none() | st.integers(1, 10**6),
     paused=st.booleans(),
 )
 queues = st.builds(
@@ -449,20 +459,19 @@ def test_what_is_dumped_reads_back_alike(spec: ScheduleSpec, queue: Queue) -> No
 
 @given(spec=specs)
 def test_json_reads_back_alike_too(spec: ScheduleSpec) -> None:
-    assert schedules(json.dumps({"schedules": [manifest.plain_schedule(spec)]})) == [spec]
+    assert schedules(json.dumps({"schedules": [plain_schedule(spec)]})) == [spec]
 
 
 @given(before=specs, after=specs)
 def test_two_that_differ_have_a_difference_to_show(before: ScheduleSpec, after: ScheduleSpec) -> None:
-    shown = manifest.difference(manifest.plain_schedule(before), manifest.plain_schedule(after))
+    shown = manifest.plain_difference(plain_schedule(before), plain_schedule(after))
     assert bool(shown) or before == after
-    assert manifest.difference(manifest.plain_schedule(after), manifest.plain_schedule(after)) == ()
+    assert manifest.plain_difference(plain_schedule(after), plain_schedule(after)) == ()
 
 
-@given(st.dictionaries(st.sampled_from([*manifest.SCHEDULE_KEYS, "x"]), values, max_size=8))
+@given(st.dictionaries(st.sampled_from([*ScheduleEntry.model_fields, "x"]), values, max_size=8))
 def test_nothing_makes_the_reader_raise(keys: dict[str, object]) -> None:
-    found = manifest.read_schedule(keys)
-    assert isinstance(found, list) or isinstance(manifest.schedule_problems(found), list)
+    assert isinstance(read_one(ScheduleEntry, keys), list | ScheduleEntry)
 
 
 @given(st.floats(0, 1e18, allow_nan=False) | st.integers(0, 10**17).map(float))

@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 
 from feedq.model import Loss, NewWorker
-from feedq.runtime.activity import Activity
-from feedq.runtime.memory import GROWTH_MIN_BYTES, MemoryWatch
-from feedq.runtime.monitor import Limits, Monitor, Voice, Watch, make_private, parse_stacks, report_losses
+from feedq.worker.activity import Activity
+from feedq.worker.memory import GROWTH_MIN_BYTES, MemoryWatch
+from feedq.worker.monitor import Limits, Monitor, Voice, Watch, make_private, parse_stacks, report_losses
 from tests.fakes import ManualClock, MemoryStore
 
 

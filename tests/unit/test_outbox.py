@@ -8,8 +8,8 @@ from time import monotonic, sleep
 
 import pytest
 
-from feedq.runtime.outbox import Outbox
 from feedq.telemetry import MESSAGES_LEFT_OUT, LogEvent
+from feedq.worker.outbox import Outbox
 
 LIMIT_S = 10.0
 

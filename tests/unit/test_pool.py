@@ -13,10 +13,9 @@ import pytest
 from feedq import pool as pool_module
 from feedq.model import FeedKey
 from feedq.pool import StreamPool
-from feedq.runtime.claim_queue import TaskCallbacks
-from feedq.runtime.serial_executor import SerialExecutor
-from feedq.runtime.supervisor import Supervisor
 from feedq.tasks import RECONCILE, STREAM_FEED
+from feedq.worker.serial_executor import SerialExecutor
+from feedq.worker.supervisor import Supervisor, TaskCallbacks
 
 LIMIT_S = 10.0
 

@@ -11,12 +11,12 @@ from feedq.backoff import BackoffPolicy
 from feedq.clock import SystemClock
 from feedq.model import Claim, Feed, FeedSpec, Progress
 from feedq.permission import Permissions
-from feedq.runtime.connect_limiter import ConnectLimiter
-from feedq.runtime.progress_reporter import NEWS_S, PROGRESS_MAX, ProgressReporter
-from feedq.runtime.runner import FeedRunner, Surroundings
-from feedq.runtime.sockets import Sockets
-from feedq.runtime.start_limiter import StartLimiter
-from feedq.runtime.throttling import Pacing
+from feedq.worker.connect_limiter import ConnectLimiter
+from feedq.worker.progress_reporter import NEWS_S, PROGRESS_MAX, ProgressReporter
+from feedq.worker.runner import FeedRunner, Surroundings
+from feedq.worker.sockets import Sockets
+from feedq.worker.start_limiter import StartLimiter
+from feedq.worker.throttling import Pacing
 from tests.unit.data_path import AT, DataPath, until
 
 

@@ -19,14 +19,13 @@ from feedq.connectors.base import load_connector
 from feedq.lease import LAGS_S, Owner
 from feedq.model import Claim, Feed, FeedKey, FeedSpec, Progress, Reason, Release, Status
 from feedq.permission import DEFAULT, Permissions
-from feedq.runtime import throttling
-from feedq.runtime.connect_limiter import ConnectLimiter
-from feedq.runtime.interrupt import Interrupt
-from feedq.runtime.runner import FeedRunner, Surroundings
-from feedq.runtime.sockets import Sockets
-from feedq.runtime.start_limiter import StartLimiter
-from feedq.runtime.throttling import Pacing
 from feedq.testing.loopback import serving
+from feedq.worker import throttling
+from feedq.worker.connect_limiter import ConnectLimiter
+from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
+from feedq.worker.sockets import Sockets
+from feedq.worker.start_limiter import StartLimiter
+from feedq.worker.throttling import Pacing
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables
 from tests.unit import odd_connector
 from tests.unit.data_path import AT, DataPath, until

@@ -11,8 +11,8 @@ import pytest
 from feedq.clock import SystemClock
 from feedq.connectors.base import parse_options
 from feedq.model import Reason
-from feedq.runtime.connect_limiter import ConnectLimiter
-from feedq.runtime.interrupt import Interrupt
+from feedq.worker.connect_limiter import ConnectLimiter
+from feedq.worker.runner import Interrupt
 from tests.unit.data_path import DataPath, until
 from tests.unit.test_runner import Bench, numbered_source, options
 

@@ -12,7 +12,7 @@ import pytest
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.tcp import TcpOptions
 from feedq.model import JSON, Batch, Reason
-from feedq.runtime.interrupt import Interrupt
+from feedq.worker.runner import Interrupt
 from tests.unit.data_path import AT, DataPath, until
 from tests.unit.test_runner import Bench, numbered_source, options
 
@@ -70,7 +70,7 @@ async def test_a_feed_interrupted_while_it_reads_its_secrets_is_not_lost(
         assert go_on.wait(10)
         return dict.fromkeys(references, "secret")
 
-    monkeypatch.setattr("feedq.runtime.runner.resolve_secrets", slow)
+    monkeypatch.setattr("feedq.worker.runner.resolve_secrets", slow)
     async with numbered_source() as source:
         with DataPath() as path:
             bench = Bench(path, options(source, secrets={"token": "${env:HOME}"}))
@@ -90,7 +90,7 @@ async def test_a_feed_interrupted_while_it_reads_its_secrets_is_not_lost(
 async def test_a_connector_that_swallows_cancellation_cannot_go_on_after_a_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("feedq.runtime.runner.load_connector", lambda _: Deaf)
+    monkeypatch.setattr("feedq.worker.runner.load_connector", lambda _: Deaf)
     async with numbered_source() as source:
         with DataPath() as path:
             bench = Bench(path, options(source))

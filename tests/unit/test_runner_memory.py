@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from feedq.runtime.interrupt import Interrupt
 from feedq.testing.loopback import until
+from feedq.worker.runner import Interrupt
 from tests.contract.mqtt_broker import ScriptedBroker
 from tests.unit.data_path import DataPath
 from tests.unit.test_runner import Bench

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from feedq.model import Reason
-from feedq.runtime.interrupt import Interrupt
+from feedq.worker.runner import Interrupt
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables
 from tests.unit.data_path import DataPath
 from tests.unit.test_runner import Bench, numbered_source, options

@@ -18,8 +18,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from feedq.schedule.cron import NAMES, CronRule, parse
-from feedq.schedule.cronfields import FIELDS, WEEKDAY, FieldRange, read_days, read_values
-from feedq.schedule.hashed import RANGES, replaced
+from feedq.schedule.cronfields import (
+    FIELDS,
+    MONTH,
+    WEEKDAY,
+    FieldRange,
+    plain_field,
+    read_days,
+    read_values,
+)
 from feedq.schedule.model import DstFold, DstGap
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
@@ -430,7 +437,7 @@ def test_the_rarest_days_are_found(expression: str) -> None:
 # -- hashed values -----------------------------------------------------------------------------------
 
 names = st.text(min_size=1, max_size=20)
-hashed_fields = st.sampled_from(list(RANGES))
+hashed_fields = st.sampled_from(FIELDS)
 
 
 def test_a_hashed_value_is_the_same_in_every_release() -> None:
@@ -439,36 +446,36 @@ def test_a_hashed_value_is_the_same_in_every_release() -> None:
 
 
 @given(names, hashed_fields)
-def test_a_hashed_value_lies_within_its_field(name: str, field: str) -> None:
-    low, high = RANGES[field]
-    assert low <= int(replaced("H", field=field, name=name)) <= high
+def test_a_hashed_value_lies_within_its_field(name: str, field: FieldRange) -> None:
+    assert field.low <= int(plain_field(field, "H", name=name)) <= field.hashed_max
 
 
 @given(names, hashed_fields, st.data())
-def test_hashed_ranges_and_steps_stay_within_their_bounds(name: str, field: str, data: st.DataObject) -> None:
-    low, high = RANGES[field]
-    first = data.draw(st.integers(low, high))
-    last = data.draw(st.integers(first, high))
+def test_hashed_ranges_and_steps_stay_within_their_bounds(
+    name: str, field: FieldRange, data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(field.low, field.high))
+    last = data.draw(st.integers(first, field.high))
     step = data.draw(st.integers(1, last - first + 1))
-    one = int(replaced(f"H({first}-{last})", field=field, name=name))
-    several = [int(v) for v in replaced(f"H({first}-{last})/{step}", field=field, name=name).split(",")]
+    one = int(plain_field(field, f"H({first}-{last})", name=name))
+    several = [int(v) for v in plain_field(field, f"H({first}-{last})/{step}", name=name).split(",")]
     assert first <= one <= last
     assert first <= several[0] < first + step
     assert several == list(range(several[0], last + 1, step))
 
 
 def test_hashed_values_spread_schedules_over_the_hour() -> None:
-    minutes = [int(replaced("H", field="minute", name=f"report-{n}")) for n in range(6000)]
+    minutes = [int(plain_field(FIELDS[0], "H", name=f"report-{n}")) for n in range(6000)]
     counts = [minutes.count(minute) for minute in range(60)]
     assert min(counts) > 50
     assert max(counts) < 150
 
 
 def test_items_of_a_list_are_hashed_each() -> None:
-    first, second = replaced("H(0-29),H(30-59)", field="minute", name="report").split(",")
+    first, second = plain_field(FIELDS[0], "H(0-29),H(30-59)", name="report").split(",")
     assert int(second) - int(first) == 30
-    assert replaced("5,H/30", field="minute", name="report").startswith("5,")
-    assert replaced("THU,MAR", field="month", name="report") == "THU,MAR"
+    assert plain_field(FIELDS[0], "5,H/30", name="report").startswith("5,")
+    assert plain_field(MONTH, "THU,MAR", name="report") == "THU,MAR"
 
 
 def test_one_hashed_time_is_a_fixed_time_and_a_hashed_step_repeats() -> None:

@@ -9,13 +9,14 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.schedule.check import problems
+from feedq.schedule.entries import ScheduleEntry, plain_schedule
 from feedq.schedule.exclusions import date_problems, days_of, midnight
 from feedq.schedule.model import Cron, Every, Exclusion, Job, Once, ScheduleSpec, Timing
 from feedq.schedule.timing import next_tick, ticks_after
+from feedq.values import read
 
 BEGIN = datetime(2026, 12, 23, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -116,7 +117,6 @@ def test_a_day_is_one_on_the_clock_of_the_zone() -> None:
     ]
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.sampled_from(
         [Every(7_000.0), Cron("13 */5 * * *", "Europe/Berlin"), Cron(("0 8 * * *", "0 */8 * * *"))]
@@ -171,16 +171,16 @@ def test_several_timings_are_one_tick_where_they_meet() -> None:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        (spec_of(Cron(("@daily", "0 25 * * *"))), "timing.cron: '0 25 * * *' the hour '25' is wrong"),
-        (spec_of(Cron(())), "timing.cron: has 0 entries; from 1 to 100 are allowed"),
-        (spec_of(Cron(("@daily",) * 101)), "timing.cron: has 101 entries"),
-        (spec_of(Every(1), start_at=BEGIN, end_at=BEGIN), "end_at: must be later than the start"),
-        (spec_of(Every(1), start_at=datetime(2026, 1, 1)), "start_at: must end with a Z"),  # noqa: DTZ001
-        (spec_of(Every(1), end_at=datetime(1960, 1, 1, tzinfo=UTC)), "end_at: must lie in the years 1970"),
+        (spec_of(Cron(("@daily", "0 25 * * *"))), "cron: '0 25 * * *' the hour '25' is wrong"),
+        (spec_of(Cron(("@daily",) * 101)), "cron: has 101 entries"),
+        (spec_of(Every(1), start_at=BEGIN, end_at=BEGIN), "end: must be later than the start"),
+        (spec_of(Every(1), end_at=datetime(1960, 1, 1, tzinfo=UTC)), "end: must lie in the years 1970"),
         (spec_of(Every(1), "24.12."), "exclude.dates: '24.12.' is no date"),
-        (spec_of(Every(1), "12-24", zone="Mars"), "exclude.zone: 'Mars' is no time zone"),
+        (spec_of(Every(1), "12-24", zone="Mars"), "zone: 'Mars' is no time zone"),
     ],
 )
 def test_bounds_that_cannot_be_right_are_refused(spec: ScheduleSpec, complaint: str) -> None:
-    (found,) = problems(spec)
-    assert complaint in found
+    found = read(ScheduleEntry, plain_schedule(spec))
+    assert isinstance(found, list)
+    assert [what for _, what in found if complaint in what]
+    assert len(found) == 1

@@ -16,7 +16,6 @@ from feedq.schedule.outcome import (
     TRANSITIONS,
     Ends,
     RetryIn,
-    RunAgain,
     RunMove,
     after_attempt,
     after_loss,
@@ -124,4 +123,4 @@ def test_a_run_at_most_once_is_lost_with_its_worker() -> None:
 def test_others_are_run_again_until_they_have_cost_too_many_workers(semantics: Semantics) -> None:
     job = Job("shop.report", semantics=semantics)
     decisions = [after_loss(job, losses=n) for n in range(1, LOSSES_MAX + 2)]
-    assert decisions == [RunAgain()] * (LOSSES_MAX - 1) + [Ends(RunState.LOST)] * 2
+    assert decisions == [RetryIn(0)] * (LOSSES_MAX - 1) + [Ends(RunState.LOST)] * 2

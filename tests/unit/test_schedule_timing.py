@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
@@ -9,10 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from feedq.schedule.jitter import delayed, fire_time
 from feedq.schedule.model import Beat, Cron, DstFold, DstGap, Every, Job, Once, ScheduleSpec, Timing
-from feedq.schedule.timing import Grid, next_tick, ticks_after
-from feedq.schedule.words import instant, timing_words
+from feedq.schedule.timing import Grid, delayed, fire_time, next_tick, ticks_after
+from feedq.values import instant
+from feedq.wording import timing_words
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -86,6 +87,13 @@ def test_the_shortest_interval_does_not_drift() -> None:
 def test_the_longest_interval_ends_before_time_does() -> None:
     ticks = list(ticks_after(spec_of(Every(10 * 366 * 86_400.0)), after=BEGIN))
     assert 8900 < ticks[-1].year < 9000
+
+
+def test_a_schedule_has_the_tick_at_its_start_and_none_at_its_end() -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    spec = replace(spec_of(Every(60.0)), start_at=start, end_at=start + timedelta(seconds=120))
+    ticks = list(ticks_after(spec, after=start - timedelta(days=1)))
+    assert ticks == [start, start + timedelta(seconds=60)]
 
 
 def test_a_single_moment_is_one_tick_and_then_none() -> None:

@@ -10,8 +10,8 @@ from threading import Event
 
 import pytest
 
-from feedq.runtime.deadline import Deadline
-from feedq.runtime.serial_executor import SerialExecutor
+from feedq.worker.deadline import Deadline
+from feedq.worker.serial_executor import SerialExecutor
 
 LIMIT_S = 10.0
 
@@ -59,7 +59,7 @@ def test_a_job_that_is_cancelled_while_it_waits_does_not_run() -> None:
 def test_a_job_that_hangs_does_not_keep_the_process_alive() -> None:
     code = """
         import time
-        from feedq.runtime.serial_executor import SerialExecutor
+        from feedq.worker.serial_executor import SerialExecutor
         lane = SerialExecutor("test")
         lane.submit(time.sleep, 3600)
         lane.close(timeout_s=0.05, drop_waiting=True)
@@ -70,7 +70,7 @@ def test_a_job_that_hangs_does_not_keep_the_process_alive() -> None:
 def test_the_deadline_ends_a_process_that_hangs_with_its_exit_code() -> None:
     code = """
         import sys, time
-        from feedq.runtime.deadline import Deadline
+        from feedq.worker.deadline import Deadline
         deadline = Deadline(0.1, is_busy=lambda: False)
         deadline.start()
         deadline.begin(int(sys.argv[1]))

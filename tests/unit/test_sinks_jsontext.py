@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from feedq.connectors.records.pointer import MISSING, compile_pointer
+from feedq.connectors.records.pointer import MISSING
 from feedq.sinks.jsontext import BeyondUs, UnreadableRecord, read, steps_of
+from tests.fakes.json_pointer import compile_pointer
 from tests.records import json_records, spoiled
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -17,10 +17,12 @@ from feedq.sinks.landing import (
     TableShape,
     column_sources,
     misdeclared,
-    problem,
     written_columns,
 )
 from feedq.sinks.mapping import sources_of
+from feedq.sinks.postgresql_catalog import problem, why_unfit
+from feedq.sinks.postgresql_session import identifier_of
+from feedq.sinks.reserved import why_not_in_postgresql
 
 DEFAULT = Landing("raw", "json")
 CSV = CsvFormat(fields=("seq", "extra"))
@@ -47,17 +49,13 @@ def table(**changes: Any) -> TableShape:
     plain = TableShape(
         schema="public",
         name="raw",
-        kind="r",
-        usable_schema=True,
         role="importer",
-        has_triggers=False,
         columns={
             "feed": column("text"),
             "epoch": column("bigint"),
             "received_at": column("timestamp with time zone"),
             "payload": column("jsonb"),
         },
-        unique_keys=frozenset(),
     )
     return replace(plain, **changes)
 
@@ -72,7 +70,25 @@ def typed_table(**columns: Column) -> TableShape:
 def test_a_table_of_ours_and_a_typed_one_are_fine() -> None:
     assert problem(DEFAULT, table()) is None
     assert problem(TYPED, typed_table()) is None
-    assert problem(DEFAULT, table(kind="p")) is None
+    for kind in ("r", "p", "f"):
+        assert why_unfit(DEFAULT, "public", "raw", kind=kind, role="importer", may_use=True) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "may_use", "words"),
+    [
+        ("public", "v", True, "'raw' is not a table"),
+        ("public", "r", False, "GRANT USAGE ON SCHEMA public TO importer"),
+        ("pg_catalog", "r", True, "'raw' leads to pg_catalog.raw, which is kept by the database"),
+    ],
+)
+def test_what_no_record_can_land_in_is_no_table_of_ours(
+    schema: str, kind: str, may_use: bool, words: str
+) -> None:
+    why = why_unfit(DEFAULT, schema, "raw", kind=kind, role="importer", may_use=may_use)
+    assert why is not None
+    assert words in why
+    assert problem(DEFAULT, table(unfit=why)) == why
 
 
 @pytest.mark.parametrize(
@@ -88,8 +104,6 @@ def test_the_payload_column_fits_the_format(record_format: RecordFormat, payload
     ("landing", "shape", "words"),
     [
         (DEFAULT, None, "table 'raw' does not exist: create it"),
-        (DEFAULT, table(kind="v"), "'raw' is not a table"),
-        (DEFAULT, table(usable_schema=False), "GRANT USAGE ON SCHEMA public TO importer"),
         (
             DEFAULT,
             table(columns={"feed": column(), "epoch": column("bigint")}),
@@ -199,7 +213,7 @@ def test_what_the_database_fills_in_need_not_be_mapped() -> None:
     ],
 )
 def test_a_declaration_can_be_wrong_by_itself(landing: Landing, words: str) -> None:
-    why = misdeclared(landing)
+    why = misdeclared(landing, lambda table: why_not_in_postgresql(table.schema, table.name))
     assert why is not None
     assert words in why
 
@@ -207,7 +221,7 @@ def test_a_declaration_can_be_wrong_by_itself(landing: Landing, words: str) -> N
 def test_a_dot_separates_schema_and_table_and_nothing_else_is_special() -> None:
     assert TableName.parse('we"ird; drop') == TableName(None, 'we"ird; drop')
     assert TableName.parse("Sch ema.Ta'ble") == TableName("Sch ema", "Ta'ble")
-    assert TableName.parse("s.t").identifier == sql.Identifier("s", "t")
+    assert identifier_of(TableName.parse("s.t")) == sql.Identifier("s", "t")
 
 
 def test_columns_are_written_in_the_order_they_are_declared() -> None:

@@ -8,9 +8,9 @@ from feedq.errors import InvalidInput
 from feedq.sinks.base import parse_sink
 from feedq.sinks.landing import TableName
 from feedq.sinks.reserved import why_not_in_postgresql, why_nowhere
-from feedq.sinks.sql.flavor import Flavor
-from feedq.sinks.sql.mysql import MySql
-from feedq.sinks.sql.sqlite import Sqlite
+from feedq.sinks.sql.mysql import MySqlSession
+from feedq.sinks.sql.session import SqlSession
+from feedq.sinks.sql.sqlite import SqliteSession
 
 
 @pytest.mark.parametrize(
@@ -48,22 +48,30 @@ def test_postgresql_keeps_every_schema_whose_name_begins_as_its_own_do() -> None
 
 
 @pytest.mark.parametrize(
-    ("flavor", "kept", "free"),
+    ("session", "kept", "free"),
     [
-        (MySql(), ["mysql.user", "SYS.sys_config", "performance_schema.setup_actors"], ["shop.sys", "pg_x"]),
-        (Sqlite(), ["sqlite_sequence", "main.SQLITE_master"], ["mysql.user", "main.landed"]),
-        (Flavor(), ["pg_description", "pg_catalog.landed", "SYS.aud$", "crdb_internal.jobs"], ["acme.pg_x"]),
+        (
+            MySqlSession,
+            ["mysql.user", "SYS.sys_config", "performance_schema.setup_actors"],
+            ["shop.sys", "pg_x"],
+        ),
+        (SqliteSession, ["sqlite_sequence", "main.SQLITE_master"], ["mysql.user", "main.landed"]),
+        (
+            SqlSession,
+            ["pg_description", "pg_catalog.landed", "SYS.aud$", "crdb_internal.jobs"],
+            ["acme.pg_x"],
+        ),
     ],
 )
 def test_each_kind_of_database_keeps_tables_of_its_own(
-    flavor: Flavor, kept: list[str], free: list[str]
+    session: type[SqlSession], kept: list[str], free: list[str]
 ) -> None:
     for table in kept:
-        assert flavor.is_system(TableName.parse(table), "public"), table
+        assert session.is_system(TableName.parse(table), "public"), table
     for table in free:
-        assert not flavor.is_system(TableName.parse(table), "public"), table
+        assert not session.is_system(TableName.parse(table), "public"), table
 
 
 def test_in_mysql_a_url_may_lead_to_a_catalog_without_its_name() -> None:
-    assert MySql().is_system(TableName(None, "user"), "mysql")
-    assert not MySql().is_system(TableName(None, "user"), "feedq")
+    assert MySqlSession.is_system(TableName(None, "user"), "mysql")
+    assert not MySqlSession.is_system(TableName(None, "user"), "feedq")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from psycopg2 import errors
 
 from feedq.sinks.cursors import cursor_text
-from feedq.sinks.session import application_name, driver_url, worker_of
+from feedq.sinks.postgresql_session import driver_url
+from feedq.sinks.session import application_name, worker_of
 from feedq.sinks.sqlstate import ErrorScope, classify
 
 SOMEBODY = "9c6cebea-62dd-4588-afc0-400ae5251d6a"

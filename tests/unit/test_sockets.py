@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from feedq.runtime.sockets import Sockets
+from feedq.worker.sockets import Sockets
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.runtime.stall import LAPSE_MAX_S, Scheduling, Sighting, StallClock
+from feedq.worker.stall import LAPSE_MAX_S, Scheduling, Sighting, StallClock
 from tests.cluster import wait_until
 
 

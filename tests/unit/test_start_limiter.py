@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from feedq.runtime.start_limiter import TOGETHER, StartLimiter
+from feedq.worker.start_limiter import TOGETHER, StartLimiter
 
 FEEDS = 200
 STEPS = 5
@@ -40,8 +40,8 @@ async def test_few_go_on_at_once() -> None:
 
 async def test_thousands_take_more_a_turn() -> None:
     start_limiter, turns = StartLimiter(), 0
-    tasks = [asyncio.create_task(start_limiter.turn()) for _ in range(10_000)]
-    while not all(task.done() for task in tasks):
+    everybody = asyncio.gather(*(start_limiter.turn() for _ in range(10_000)))
+    while not everybody.done():
         turns += 1
         await asyncio.sleep(0)
     assert turns < 10_000 / TOGETHER / 5

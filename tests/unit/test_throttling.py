@@ -14,8 +14,8 @@ import pytest
 from feedq.clock import SystemClock
 from feedq.model import Batch, Feed, FeedSpec
 from feedq.rate_limiter import RateLimits
-from feedq.runtime.batch_queue import InflightBudget
-from feedq.runtime.throttling import WAITING_PART, FeedThrottle, Pacing
+from feedq.worker.batch_queue import InflightBudget
+from feedq.worker.throttling import WAITING_PART, FeedThrottle, Pacing
 from tests.fakes import ManualClock
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from feedq.telemetry import LogEvent
 from feedq.web.hook import extend_flower
-from feedq.web.overlay import LIST_BEGIN, OWN_TEMPLATES, OverlayLoader
+from feedq.web.site import LIST_BEGIN, OWN_TEMPLATES, OverlayLoader
 
 FLOWER_TEMPLATES = Path(flower.__file__).with_name("templates")
 

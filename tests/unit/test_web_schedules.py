@@ -13,8 +13,9 @@ from urllib.parse import parse_qs
 import pytest
 
 from feedq.errors import InvalidInput
-from feedq.report import run_row, schedule_document, schedule_row, shown
-from feedq.report.run_report import lag_s, seconds, took_s, why
+from feedq.report.details import schedule_declaration_lines, standing_lines
+from feedq.report.masking import shown
+from feedq.report.rows import run_row, schedule_document, schedule_row
 from feedq.schedule.model import (
     CatchUp,
     Cron,
@@ -29,20 +30,18 @@ from feedq.schedule.model import (
     ScheduleState,
     ScheduleView,
 )
-from feedq.store.jobs.base import JobStore
-from feedq.web.feed_reader import Reader
-from feedq.web.schedules.asking import (
+from feedq.store.postgresql import JobStore
+from feedq.web.asking import (
     ScheduleQuery,
     parse_moment,
     parse_run_id,
-    parse_runs,
     parse_schedules,
     parse_states,
 )
-from feedq.web.schedules.changing import refusal
-from feedq.web.schedules.facts import SchedulePart, ScheduleQueries
-from feedq.web.schedules.particulars import declaration_lines, standing_lines
-from feedq.web.schedules.schedule_words import what
+from feedq.web.facts import SchedulePart, ScheduleQueries
+from feedq.web.feed_reader import Reader
+from feedq.web.guard import refusal
+from feedq.wording import lag_s, seconds, tick_of, took_s, why_run
 from tests.fakes.clock import NEW_YEAR
 
 NOW = NEW_YEAR
@@ -103,10 +102,7 @@ def test_an_address_leads_to_the_next_part_of_the_same_list() -> None:
 
 
 def test_states_are_a_list_of_words() -> None:
-    assert parse_runs(asked("schedule=a&state=failed,lost,failed&limit=9"), limit=100).states == (
-        RunState.FAILED,
-        RunState.LOST,
-    )
+    assert parse_states("failed,lost,failed") == (RunState.FAILED, RunState.LOST)
     assert parse_states(None) == parse_states("") == ()
 
 
@@ -115,7 +111,7 @@ def test_states_are_a_list_of_words() -> None:
     [
         (lambda: parse_states("failed,broken"), "state='broken': must be one of waiting"),
         (lambda: parse_schedules(asked("limit=501"), limit=200), "from 1 to 500"),
-        (lambda: parse_runs(asked("limit=0"), limit=100), "limit='0'"),
+        (lambda: parse_schedules(asked("limit=0"), limit=100), "limit='0'"),
         (lambda: parse_run_id("9" * 19), "run='999"),
         (lambda: parse_moment("2026-11-22T10:00:00", name="until"), "until='2026-11-22T10:00:00'"),
         (lambda: parse_moment("tomorrow", name="until"), "with its zone"),
@@ -160,7 +156,7 @@ def test_nothing_changes_without_a_login_or_in_a_flower_that_only_reads(
 def test_a_runs_lag_counts_from_when_it_was_due_and_not_from_its_tick() -> None:
     assert lag_s(run()) == 0.25
     assert took_s(run(), now=NOW + timedelta(days=1)) == 30
-    assert [seconds(value) for value in (None, 0.25, 30.0)] == ["—", "250 ms", "30s"]
+    assert [seconds(value) for value in (None, 0.25, 30.0)] == [None, "250 ms", "30s"]
 
 
 def test_a_run_under_way_takes_until_now_and_one_that_waits_takes_nothing() -> None:
@@ -171,10 +167,10 @@ def test_a_run_under_way_takes_until_now_and_one_that_waits_takes_nothing() -> N
 
 
 def test_a_run_says_which_tick_it_is() -> None:
-    assert what(run()) == "2026-01-01 00:00:00"
-    assert what(run(kind=RunKind.BACKFILL)) == "2026-01-01 00:00:00 (backfill)"
+    assert tick_of(run()) == "2026-01-01 00:00:00Z"
+    assert tick_of(run(kind=RunKind.BACKFILL)) == "2026-01-01 00:00:00Z (backfill)"
     missed = run(state=RunState.MISSED_CATCHUP, ticks=1_000_000, started_at=None)
-    assert what(missed) == "1,000,000 ticks from 2026-01-01 00:00:00"
+    assert tick_of(missed) == "1,000,000 ticks from 2026-01-01 00:00:00Z"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +194,7 @@ def test_references_and_what_is_no_secret_are_shown_and_passwords_of_urls_are_no
 
 def test_the_reason_of_a_run_is_one_line_without_passwords() -> None:
     failed = run(reason=f"cannot reach\npostgresql://u:{SECRET}@db/x")
-    assert why(failed) == "cannot reach\\npostgresql://u:***@db/x"
+    assert why_run(failed) == "cannot reach\\npostgresql://u:***@db/x"
 
 
 def test_a_schedule_says_where_it_stands() -> None:
@@ -209,13 +205,15 @@ def test_a_schedule_says_where_it_stands() -> None:
         next_fire_at=NOW + timedelta(hours=1, seconds=20),
         failures=3,
     )
-    lines = {line.name: line.text for line in standing_lines(ScheduleView(paused, None, 4, 1), now=NOW)}
-    assert lines["Paused because"] == "3 runs in a row did not succeed"
-    assert lines["Paused until"] == "2026-01-01 02:00:00 UTC (in 2h)"
-    assert lines["Fires, with its jitter"] == "2026-01-01 01:00:20 UTC (in 60m)"
-    assert (lines["Waiting"], lines["Running"], lines["Not succeeded in a row"]) == ("4", "1", "3")
-    active = {line.name for line in standing_lines(ScheduleView(schedule(), None, 0, 0), now=NOW)}
-    assert not {"Paused because", "Paused until", "Fires, with its jitter"} & active
+    lines = {
+        line.name: line.text for line in standing_lines(ScheduleView(paused, None, 4, 1), counts={}, now=NOW)
+    }
+    assert lines["paused because"] == "3 runs in a row did not succeed"
+    assert lines["paused until"] == "2026-01-01 02:00:00Z (in 2h)"
+    assert lines["fires"] == "2026-01-01 01:00:20Z (in 60m), with its jitter"
+    assert (lines["waiting"], lines["running"], lines["failures"]) == ("4", "1", "3 in a row")
+    active = {line.name for line in standing_lines(ScheduleView(schedule(), None, 0, 0), counts={}, now=NOW)}
+    assert not {"paused because", "paused until", "fires"} & active
 
 
 def test_a_declaration_is_shown_with_its_policies_and_without_its_secrets() -> None:
@@ -227,14 +225,14 @@ def test_a_declaration_is_shown_with_its_policies_and_without_its_secrets() -> N
         pause_on_failure=5,
         job=replace(spec().job, retries=Retries(3)),
     )
-    lines = {line.name: line.text for line in declaration_lines(declared)}
-    assert lines["When"] == "cron 0 2 * * * Europe/Berlin"
-    assert lines["When clocks change"] == "gap: shift, fold: first"
-    assert lines["Overlap"] == "buffer_all, up to 20 waiting"
-    assert lines["Catch-up"].startswith("all within 24h, at most 100; ")
-    assert lines["Start deadline"] == "30s"
-    assert lines["Retries"] == "3, after 10s, × 2, up to 10m"
-    assert "yesterday" in lines["Named arguments"]
+    lines = {line.name: line.text for line in schedule_declaration_lines(declared)}
+    assert lines["when"] == "cron 0 2 * * * Europe/Berlin"
+    assert lines["when clocks change"] == "gap: shift, fold: first"
+    assert lines["overlap"] == "buffer_all, up to 20 waiting"
+    assert lines["catch-up"].startswith("all within 24h, at most 100; ")
+    assert lines["start deadline"] == "30s"
+    assert lines["retries"] == "3, after 10s, × 2, up to 10m"
+    assert "yesterday" in lines["named arguments"]
     assert SECRET not in "\n".join(lines.values())
 
 
@@ -337,8 +335,8 @@ def test_who_changed_something_sees_it_on_the_next_page() -> None:
     async def told() -> None:
         facts = pages(shelf)
         before = await facts.schedule("a")
-        await facts.trigger("a", key="k1")
-        await facts.trigger("a", key="k1")
+        await facts.change(lambda schedules: schedules.trigger("a", key="k1"))
+        await facts.change(lambda schedules: schedules.trigger("a", key="k1"))
         after = await facts.schedule("a")
         assert (len(before.runs), len(after.runs)) == (0, 2)
         assert shelf.triggered == ["k1", "k1"], "a change must not be answered from what was kept"

@@ -69,6 +69,47 @@ async def test_a_full_feed_does_not_wait_for_the_interval() -> None:
         assert len(path.tables.rows["a"]) >= 19
 
 
+async def test_a_full_buffer_does_not_wait_for_the_interval_either() -> None:
+    with DataPath(flush_interval_s=3600, flush_bytes=30) as path:
+        own(path, 1, 2, 3)
+        batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in (1, 2, 3)]
+        for batch_queue in batch_queues:
+            await batch_queue.put(batch(b"ten bytes.", cursor=1))
+        await until(lambda: all(o.is_drained for o in batch_queues), "committed")
+
+
+async def test_a_group_holds_no_more_than_twice_what_makes_it_due() -> None:
+    with DataPath(flush_bytes=30) as path:
+        own(path, *range(1, 21))
+        path.tables.away = True
+        batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in range(1, 21)]
+        for batch_queue in batch_queues:
+            await batch_queue.put(batch(b"ten bytes.", cursor=1))
+        path.tables.away = False
+        for batch_queue in batch_queues:
+            await batch_queue.drained()
+        assert path.tables.commits >= 200 / (2 * 30)
+
+
+async def test_a_batch_is_acknowledged_once_it_is_committed_and_not_when_it_is_refused(
+    path: DataPath,
+) -> None:
+    own(path, 1, 2)
+    path.tables.checkpoints[2].epoch = 7
+    acknowledged: list[str] = []
+    landed, refused = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
+    for batch_queue in (landed, refused):
+
+        def acknowledge(feed: str = batch_queue.feed) -> None:
+            acknowledged.append(f"{feed} {len(path.tables.rows.get(feed, ()))}")
+
+        await batch_queue.put(Batch.of_records([b"1"], cursor=1, received_at=AT, on_committed=acknowledge))
+    await landed.drained()
+    with pytest.raises(LeaseLost):
+        await refused.drained()
+    assert acknowledged == ["a 1"]
+
+
 async def test_a_superseded_feed_is_told_and_the_others_land(path: DataPath) -> None:
     own(path, 1, 2)
     path.tables.checkpoints[1].epoch = 7
@@ -270,7 +311,7 @@ async def test_a_feed_with_a_refused_record_is_written_apart_and_its_dead_letter
 async def test_a_feed_that_behaves_again_lands_with_the_others_again(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.runtime.writer.SUSPECT_S", 0.0)
+    monkeypatch.setattr("feedq.worker.writer.SUSPECT_S", 0.0)
     own(path, 1)
     path.tables.poison = b"bad"
     batch_queue = path.open_batch_queue((1, 1), "a")
@@ -287,7 +328,7 @@ async def test_a_feed_that_behaves_again_lands_with_the_others_again(
 async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.runtime.writer.SUSPECT_S", 0.001)
+    monkeypatch.setattr("feedq.worker.writer.SUSPECT_S", 0.001)
     own(path, *range(1, 6))
     path.tables.poison = b"bad"
     batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in range(1, 6)]
@@ -321,7 +362,7 @@ async def test_a_feed_that_alone_makes_the_sink_fail_does_not_hold_up_the_others
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sink of somebody else's may take one feed's trouble for its own."""
-    monkeypatch.setattr("feedq.runtime.writer.RETRY_FIRST_S", 0.001)
+    monkeypatch.setattr("feedq.worker.writer.RETRY_FIRST_S", 0.001)
     own(path, 1, 2, 3)
     write = MemorySink.write
 
@@ -459,7 +500,7 @@ async def test_a_commit_of_unknown_outcome_that_was_taken_back_is_not_taken_for_
 async def test_a_sink_that_does_not_answer_counts_as_away_before_it_fails(
     path: DataPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.runtime.writer.NO_ANSWER_S", 0.01)
+    monkeypatch.setattr("feedq.worker.writer.NO_ANSWER_S", 0.01)
     outage = path.writer._outage
     own(path, 1)
     batch_queue = path.open_batch_queue((1, 1), "a")

@@ -173,7 +173,7 @@ class _Done:
 def find(path: str, position: FileCursor, framer: Callable[[], Framer]) -> FollowedFile | None:
     """The file of a position, by whatever name beside ``path``; else a copy of it; None if all are gone."""
     for _ in range(LOOKS_MAX):
-        before = _external_pool(path, position.inode)
+        before = _possible_successors(path, position.inode)
         # A copy is second best, and among those one is as good as another.
         for name in sorted(before, key=lambda name: before[name].st_ino != position.inode):
             file = _open(name, framer(), is_wanted=before[name].st_ino == position.inode)
@@ -183,7 +183,7 @@ def find(path: str, position: FileCursor, framer: Callable[[], Framer]) -> Follo
             if file is not None:
                 file.close()
         # Names change hands while files are rotated: what was looked at must have been all there is.
-        if _inodes(before) == _inodes(_external_pool(path, position.inode)):
+        if _inodes(before) == _inodes(_possible_successors(path, position.inode)):
             return None
     return None
 
@@ -208,7 +208,7 @@ def open_next(path: str, file: FollowedFile, framer: Callable[[], Framer]) -> Fo
 
 def rotated_after(path: str, file: FollowedFile) -> tuple[str, int] | None:
     """Name and inode of the rotated file to read when ``file`` is over, if it is not yet the one at ``path``."""
-    before = _external_pool(path, file.inode)
+    before = _possible_successors(path, file.inode)
     for _ in range(LOOKS_MAX):
         at_path, after_ns = inode_at(path), file.modified_ns
         later = [
@@ -219,7 +219,7 @@ def rotated_after(path: str, file: FollowedFile) -> tuple[str, int] | None:
             and status.st_mtime_ns > after_ns
             and not file.is_copied_to(name)
         ]
-        again = _external_pool(path, file.inode)
+        again = _possible_successors(path, file.inode)
         if _inodes(before) == _inodes(again):
             return min(later)[1:] if later else None
         before = again
@@ -246,7 +246,7 @@ def _inodes(files: Mapping[str, os.stat_result]) -> dict[str, int]:
     return {name: status.st_ino for name, status in files.items()}
 
 
-def _external_pool(path: str, inode: int) -> dict[str, os.stat_result]:
+def _possible_successors(path: str, inode: int) -> dict[str, os.stat_result]:
     """Regular files that may be what ``path`` was, by their inode or their name; itself among them."""
     found: dict[str, os.stat_result] = {}
     name = os.path.basename(path)

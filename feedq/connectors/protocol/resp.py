@@ -1,24 +1,23 @@
-"""Answers of a Redis server, read as they come and within limits: the second version of its protocol, RESP.
+"""Commands to a Redis server, and its answers: RESP, version 2, read as it comes and within limits.
 
 A number at the beginning of a value says how large it is, and a server may write any number there. So nothing is
 made room for before it has arrived, an array is read element by element, and a text is only kept where the reader
-has said how much of it it wants.
-
-`RespParser` stands in the place of redis-py's own parser, which holds an answer as a whole, whatever its size.
+has said how much of it it wants. redis-py, which holds an answer as a whole, whatever its size, cannot do that.
 """
 
 from __future__ import annotations
 
 import asyncio
-import builtins
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from redis._parsers.base import AsyncBaseParser
-from redis.exceptions import ConnectionError, InvalidResponse, RedisError, ResponseError, TimeoutError
+from feedq.connectors.records.turns import slices
+from feedq.connectors.wire.connection import Connection
+from feedq.errors import SourceSilent, SourceUnavailable
 
-READ_BYTES: Final = 64 * 1024
-"""Read at once; after each piece other feeds have their turn."""
+READ_AHEAD_BYTES: Final = 256 * 1024
+"""What may wait to be read before the server is held back."""
 LINE_BYTES_MAX: Final = 4 * 1024
 """Of a line that begins a value; errors are no longer either."""
 TEXT_BYTES_MAX: Final = 512 * 2**20
@@ -32,44 +31,49 @@ _END: Final = b"\r\n"
 _INTEGER: Final = re.compile(rb":[+-]?[0-9]{1,19}")
 
 
+class RedisRefusal(Exception):
+    """What the server says instead of doing what it was told."""
+
+
+class BrokenAnswer(Exception):
+    """What no Redis server answers."""
+
+
 class LeftOut(NamedTuple):
     """A text that is larger than what is kept."""
 
     size: int
 
 
-class RespParser(AsyncBaseParser):
-    """Reads one connection."""
+class RedisLink:
+    """One connection to a server. Reading raises `SourceUnavailable` when it has ended."""
 
-    def __init__(self, socket_read_size: int) -> None:
-        super().__init__(socket_read_size)
-        self._stream: asyncio.StreamReader | None = None
+    def __init__(self, connection: Connection, *, where: object) -> None:
+        self._connection = connection
+        self._where = where
+        self._pieces: Iterator[bytes | bytearray] = iter(())
+        """What was received and has its turn later."""
         self._buffer = b""
         self._at = 0
         self.idle_timeout_s = 0.0
-        """How long a part of an answer is waited for; 0 is for ever. Then redis-py's `TimeoutError` is raised."""
+        """How long a part of an answer is waited for; 0 is for ever."""
 
-    # -- what redis-py asks of it ----------------------------------------------------------------------
+    def send(self, *commands: Sequence[str | bytes | int]) -> None:
+        """All of them in one packet."""
+        self._connection.send(b"".join(map(_packed, commands)))
 
-    def on_connect(self, connection: Any) -> None:
-        self._stream = connection._reader
-        self._buffer, self._at = b"", 0
-
-    def on_disconnect(self) -> None:
-        self._stream = None
-
-    async def can_read(self) -> bool:
-        return self._at < len(self._buffer)
-
-    async def can_read_destructive(self) -> bool:
-        return await self.can_read()
-
-    async def read_response(self, disable_decoding: bool = False) -> Any:
-        """An answer as a whole; that of a server that refuses is its error, which is returned."""
+    async def answer(self, *, unless: str | None = None) -> Any:
+        """An answer as a whole; None for a refusal that holds the text ``unless``, which is expected."""
         try:
             return await self._value(DEPTH_MAX, [VALUES_MAX])
-        except ResponseError as error:
-            return error
+        except RedisRefusal as refusal:
+            if unless is None or unless not in str(refusal):
+                raise
+            return None
+
+    def close(self) -> None:
+        """Cut it at once: there is nothing of ours on its way. May be repeated."""
+        self._connection.close()
 
     # -- piece by piece --------------------------------------------------------------------------------
 
@@ -77,18 +81,18 @@ class RespParser(AsyncBaseParser):
         """How many elements the array has that begins here; none for a nil.
 
         Raises:
-            RedisError: it is an error; `InvalidResponse` if it is no array, or one of more elements.
+            RedisRefusal: it is an error; `BrokenAnswer` if it is no array, or one of more elements.
         """
         count = _number(await self._header(b"*"))
         if count > at_most:
-            raise InvalidResponse(f"an array of {count} elements where at most {at_most} can be")
+            raise BrokenAnswer(f"an array of {count} elements where at most {at_most} can be")
         return max(count, 0)
 
     async def text(self, *, at_most: int) -> bytes | LeftOut:
         """The text that begins here, unless it is larger: then the stream stands before it."""
         size = _number(await self._header(b"$"))
         if size < 0:
-            raise InvalidResponse("a nil where a text must be")
+            raise BrokenAnswer("a nil where a text must be")
         return LeftOut(size) if size > at_most else await self._take(size)
 
     async def skip(self, left_out: LeftOut) -> None:
@@ -103,7 +107,7 @@ class RespParser(AsyncBaseParser):
     async def _value(self, depth: int, budget: list[int]) -> Any:
         budget[0] -= 1
         if depth < 0 or budget[0] < 0:
-            raise InvalidResponse(
+            raise BrokenAnswer(
                 f"an answer of more than {VALUES_MAX} values, or nested deeper than {DEPTH_MAX}"
             )
         line = await self._line()
@@ -113,7 +117,7 @@ class RespParser(AsyncBaseParser):
             case b":" if _INTEGER.fullmatch(line):
                 return int(line[1:])
             case b"-":
-                raise self._error(line)
+                raise _refusal(line)
             case b"$":
                 size = _number(line[1:])
                 if size <= KEPT_BYTES_MAX:
@@ -125,26 +129,22 @@ class RespParser(AsyncBaseParser):
                 count = _number(line[1:])
                 # One after the other: what an array says of its length costs nothing before it is there.
                 return None if count < 0 else [await self._value(depth - 1, budget) for _ in range(count)]
-        raise InvalidResponse("what it answered is not Redis's protocol")
+        raise BrokenAnswer("what it answered is not Redis's protocol")
 
     async def _header(self, kind: bytes) -> bytes:
         line = await self._line()
         if line[:1] == kind:
             return line[1:]
         if line[:1] == b"-":
-            raise self._error(line)
-        raise InvalidResponse("its answer has another form than Redis gives it")
-
-    def _error(self, line: bytes) -> RedisError:
-        error: RedisError = self.parse_error(line[1:].decode("utf-8", "replace"))  # type: ignore[no-untyped-call] # redis-py's
-        return error
+            raise _refusal(line)
+        raise BrokenAnswer("its answer has another form than Redis gives it")
 
     # -- bytes -----------------------------------------------------------------------------------------
 
     async def _line(self) -> bytes:
         while (end := self._buffer.find(_END, self._at)) < 0:
             if len(self._buffer) - self._at > LINE_BYTES_MAX:
-                raise InvalidResponse(f"a line of more than {LINE_BYTES_MAX} bytes; is it a Redis server?")
+                raise BrokenAnswer(f"a line of more than {LINE_BYTES_MAX} bytes; is it a Redis server?")
             await self._read()
         line, self._at = self._buffer[self._at : end], end + len(_END)
         return line
@@ -164,33 +164,47 @@ class RespParser(AsyncBaseParser):
             whole = b"".join(pieces)
             text, self._buffer, end = whole[:size], whole[size:], 0
         if self._buffer[end : end + len(_END)] != _END:
-            raise InvalidResponse("a text that is not as long as it says")
+            raise BrokenAnswer("a text that is not as long as it says")
         self._at = end + len(_END)
         return text
 
     async def _read(self) -> None:
-        if self._stream is None:
-            raise ConnectionError("not connected")
-        # A reader that has something gives it without a pause.
+        # However much has come, the other feeds have their turn after each piece of it.
         await asyncio.sleep(0)
-        try:
-            async with asyncio.timeout(self.idle_timeout_s or None):
-                data = await self._stream.read(READ_BYTES)
-        except builtins.TimeoutError:
-            raise TimeoutError("no answer") from None
-        except OSError as error:
-            raise ConnectionError(str(error)) from error
-        if not data:
-            raise ConnectionError("Connection closed by server.")
-        self._buffer, self._at = self._buffer[self._at :] + data, 0
+        piece = next(self._pieces, None)
+        if piece is None:
+            try:
+                async with asyncio.timeout(self.idle_timeout_s or None):
+                    received = await self._connection.receive()
+            except TimeoutError:
+                raise SourceSilent(
+                    f"{self._where}: connected, but no answer for {self.idle_timeout_s:g} s "
+                    "(source.idle_timeout_s)"
+                ) from None
+            if not received:
+                raise SourceUnavailable(f"{self._where}: closed by the server")
+            self._pieces = slices(received)
+            piece = next(self._pieces)
+        self._buffer, self._at = self._buffer[self._at :] + piece, 0
+
+
+def _packed(command: Sequence[str | bytes | int]) -> bytes:
+    words = [
+        word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogateescape") for word in command
+    ]
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def _refusal(line: bytes) -> RedisRefusal:
+    return RedisRefusal(line[1:].decode("utf-8", "replace"))
 
 
 def _number(text: bytes) -> int:
     if text == b"-1":
         return -1
     if not text.isdigit() or len(text) > 18:
-        raise InvalidResponse("a length that is none")
+        raise BrokenAnswer("a length that is none")
     number = int(text)
     if number > TEXT_BYTES_MAX:
-        raise InvalidResponse(f"a text or an array of {number}, at most {TEXT_BYTES_MAX} are read")
+        raise BrokenAnswer(f"a text or an array of {number}, at most {TEXT_BYTES_MAX} are read")
     return number

@@ -12,21 +12,33 @@ A record over the limit ends the stream: everything before it is given back toge
 the framer takes nothing more. It cannot be skipped, for skipping it would lose it silently. A length that
 cannot be one ends the stream likewise, with ``corrupt``: what follows it is anybody's guess.
 
-Nothing here knows sockets, cursors or formats.
+Nothing here knows sockets or cursors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from struct import Struct
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
+from pydantic import Field, ValidationInfo, field_validator
+
+from feedq.connectors.base import ConnectorOptions, CsvFormat, show_cursor
+from feedq.connectors.records.csvtext import CsvReader, MalformedLine
+from feedq.connectors.records.turns import SLICE_BYTES, Steps, at_once
+from feedq.connectors.wire.template import unescape
+from feedq.errors import FeedMisconfigured
 from feedq.model import JSON, Batch
 
 LF = b"\n"
 CR = b"\r"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+RECORD_BYTES_MAX = 32 * 2**20
+"""To look through one that is larger would hold up all feeds of a worker for more than a tenth of a second."""
+STEP_RECORDS = 64
+"""Looked at in one step, if they are no larger than `SLICE_BYTES` together."""
 
 
 @dataclass(slots=True)
@@ -55,10 +67,31 @@ class Framed:
         """The records one by one, whichever form they are in."""
         return self.records or (self.lines[:-1].split(LF) if self.lines else ())
 
+    def without(self, is_excluded: Callable[[bytes], bool]) -> Steps[Framed]:
+        """What is left of the records when some are no part of the feed."""
+        records = self.each()
+        kept: list[bytes] = []
+        size = 0
+        for number, record in enumerate(records, start=1):
+            if not is_excluded(record):
+                kept.append(record)
+            size += len(record)
+            if number % STEP_RECORDS == 0 or size >= SLICE_BYTES:
+                size = 0
+                yield
+        if len(kept) == len(records):
+            return self
+        return replace(self, records=tuple(kept)) if self.records else replace(self, lines=as_lines(kept))
+
     def batch(self, *, cursor: JSON, received_at: datetime) -> Batch:
         if self.records:
             return Batch.of_records(self.records, cursor=cursor, received_at=received_at)
         return Batch.of_lines(self.lines, cursor=cursor, received_at=received_at)
+
+
+def as_lines(records: Sequence[bytes]) -> bytes:
+    """Records without a line break in them, each ended by one."""
+    return LF.join([*records, b""])
 
 
 class Framer(Protocol):
@@ -189,11 +222,117 @@ class LengthFramer:
         return Framed(records=tuple(records), oversize=oversize, corrupt=corrupt)
 
 
-def make_framer(delimiter: bytes | None, *, max_record_bytes: int) -> Framer:
-    """Lines, unless there is a delimiter."""
-    if delimiter is None:
-        return LineFramer(max_record_bytes)
-    return DelimiterFramer(delimiter, max_record_bytes)
+class HeaderlessFramer:
+    """A framer that leaves out the header lines of CSV among the records of another.
+
+    A header is a record that is just the names of the fields in their order, each quoted or not; wherever it
+    stands, since files that were joined have one in their middle. A byte order mark before it belongs to it.
+    """
+
+    __slots__ = ("_framer", "_mark", "_names", "_read", "_size_max")
+
+    def __init__(self, framer: Framer, csv: CsvFormat) -> None:
+        self._framer = framer
+        self._read = CsvReader(csv).read
+        self._names = [name.encode() for name in csv.fields]
+        between = len(unescape(csv.delimiter)) + 2 * len(csv.quote)
+        # All quoted, and each character of a name a quote that is doubled.
+        self._size_max = len(BYTE_ORDER_MARK) + sum(2 * len(name) + between for name in self._names)
+        self._mark = max((name.encode() for name in csv.fields), key=len)
+        """Where it does not occur there is no header: one search instead of a look at each record."""
+
+    @property
+    def pending(self) -> int:
+        return self._framer.pending
+
+    def push(self, data: bytes | bytearray) -> Framed:
+        framed = self._framer.push(data)
+        if framed.records or self._mark in framed.lines:
+            return at_once(framed.without(self._is_header))
+        return framed
+
+    def _is_header(self, record: bytes) -> bool:
+        if len(record) > self._size_max:
+            return False
+        try:
+            fields = self._read(record.removeprefix(BYTE_ORDER_MARK))
+        except MalformedLine:
+            return False
+        return [field or b"" for field in fields] == self._names
+
+
+class FramingOptions(ConnectorOptions):
+    """How a stream of bytes is cut into records."""
+
+    framing: Literal["lines", "delimiter", "length"] = "lines"
+    """How records are told apart: `lines` end with LF or CRLF, `delimiter` is whatever ends them instead,
+    with `length` each comes after its length. Empty records are keep-alives and are skipped."""
+    delimiter: Annotated[str | None, Field(validate_default=True)] = None
+    r"""With `framing: delimiter`: what ends a record; any bytes. Escapes: `\n \r \t \0 \\ \xNN`."""
+    length_bytes: Literal[1, 2, 4] = 4
+    """With `framing: length`: size of the number before each record."""
+    length_order: Literal["big", "little"] = "big"
+    """With `framing: length`: order of the bytes of that number; `big` is network order."""
+    length_counts_itself: bool = False
+    """With `framing: length`: the number counts its own bytes too."""
+    max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
+    """A larger record fails the feed, with everything before it landed, until this is raised."""
+
+    @field_validator("delimiter")
+    @classmethod
+    def _check_delimiter(cls, delimiter: str | None, info: ValidationInfo) -> str | None:
+        wanted = info.data.get("framing") == "delimiter"
+        if wanted and not delimiter:
+            raise ValueError("must not be empty with source.framing delimiter")
+        if delimiter is not None:
+            if not wanted:
+                raise ValueError("needs source.framing delimiter")
+            unescape(delimiter)
+        return delimiter
+
+    @field_validator("length_bytes", "length_order", "length_counts_itself")
+    @classmethod
+    def _check_length(cls, value: int | str | bool, info: ValidationInfo) -> int | str | bool:
+        # Defaults are not validated: it was given.
+        if info.data.get("framing", "length") != "length":
+            raise ValueError("needs source.framing length")
+        return value
+
+    @property
+    def end_mark(self) -> bytes:
+        """What ends a record; nothing if its length does."""
+        if self.framing == "length":
+            return b""
+        return LF if self.delimiter is None else unescape(self.delimiter)
+
+    def framer(self) -> Framer:
+        """For one stream from its beginning; each needs its own."""
+        framer: Framer = LineFramer(self.max_record_bytes)
+        if self.framing == "length":
+            framer = LengthFramer(
+                self.length_bytes,
+                self.max_record_bytes,
+                byte_order=self.length_order,
+                counts_itself=self.length_counts_itself,
+            )
+        elif self.framing == "delimiter":
+            framer = DelimiterFramer(self.end_mark, self.max_record_bytes)
+        if self.csv is not None and self.csv.header:
+            return HeaderlessFramer(framer, self.csv)
+        return framer
+
+    def refusal(self, framed: Framed, *, where: object, cursor: JSON) -> FeedMisconfigured:
+        """Why the stream cannot go on after ``framed``, for when it `is_last`."""
+        after = f"after cursor {show_cursor(cursor)}"
+        if framed.corrupt:
+            return FeedMisconfigured(
+                f"{where}: what should be the length of a record {after} is less than its own size; "
+                "check source.framing and its source.length_… options"
+            )
+        return FeedMisconfigured(
+            f"{where}: record of more than {self.max_record_bytes} bytes {after}; "
+            "raise source.max_record_bytes, or check source.framing"
+        )
 
 
 def _join(tail: bytearray, data: bytes | bytearray) -> bytearray:
@@ -241,6 +380,5 @@ def _framed_lines(lines: bytes, *, oversize: bool) -> Framed:
         return Framed(records=tuple(filter(None, lines.split(LF))), oversize=oversize)
     # Backwards, because that search is four times as fast, for a reason known to CPython alone.
     if lines.startswith(LF) or lines.rfind(b"\n\n") >= 0:
-        kept = [line for line in lines.split(LF) if line]
-        lines = LF.join([*kept, b""])
+        lines = as_lines([line for line in lines.split(LF) if line])
     return Framed(lines=lines, oversize=oversize)

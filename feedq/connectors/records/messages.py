@@ -9,61 +9,52 @@ Nothing here knows a protocol.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
+from typing import Annotated, Generic, TypeVar
 
 import orjson
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.base import Context, CsvFormat
-from feedq.connectors.records.cursor import show_cursor
-from feedq.connectors.records.framing import CR, LF
-from feedq.connectors.records.framing_options import BUFFER_BYTES_MAX, RECORD_BYTES_MAX
+from feedq.connectors.base import Context, CsvFormat, check_format, show_cursor
+from feedq.connectors.records.framing import CR, LF, RECORD_BYTES_MAX
 from feedq.connectors.records.pointer import is_json
-from feedq.connectors.wire.remote import TIMEOUT_S_MAX, RemoteOptions, check_template
-from feedq.connectors.wire.template import compile_template, wire_values
-from feedq.errors import FeedMisconfigured
+from feedq.connectors.wire.connection import BUFFER_BYTES_MAX, ConnectedOptions
+from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
+from feedq.connectors.wire.template import fill_in
+from feedq.errors import FeedMisconfigured, FeedqError
 from feedq.model import JSON, Batch
+
+Item = TypeVar("Item")
+Receipt = TypeVar("Receipt")
+"""What a message is acknowledged by."""
 
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[^A-Za-z0-9]+")
 
 
-class MessageOptions(RemoteOptions):
+class MessageOptions(ConnectedOptions):
     """Base of the options of connectors of message brokers."""
 
-    idle_timeout_s: float = Field(
-        default=60.0,
-        ge=0,
-        le=TIMEOUT_S_MAX,
-        description="A connection on which nothing comes for this long, not even the answer to a ping or a "
-        "heartbeat, is stalled and made anew; 0 is never.",
-    )
-    username: str | None = Field(
-        default=None, description="Name to log in with; `{secret}` stands for the secret of that name."
-    )
-    password: str | None = Field(
-        default=None, description='Its password: `"{name}"` for the secret of that name in `secrets`.'
-    )
-    envelope: bool = Field(
-        default=False,
-        description="A record is a JSON object of what the broker says of the message, with its payload as `data` "
-        "(`data_base64` if that is not text), instead of the payload alone.",
-    )
-    max_record_bytes: int = Field(
-        default=2**20,
-        ge=1,
-        le=RECORD_BYTES_MAX,
-        description="A larger payload fails the feed, with everything before it landed, until this is raised.",
-    )
-    buffer_bytes: int = Field(
-        default=4 * 2**20,
-        ge=1,
-        le=BUFFER_BYTES_MAX,
-        description="Received bytes that wait to be taken before nothing more is asked for.",
-    )
+    idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
+    """A connection on which nothing comes for this long, not even the answer to a ping or a heartbeat, is
+    stalled and made anew; 0 is never."""
+    username: str | None = None
+    """Name to log in with; `{secret}` stands for the secret of that name."""
+    password: str | None = None
+    """Its password: `"{name}"` for the secret of that name in `secrets`."""
+    envelope: bool = False
+    """A record is a JSON object of what the broker says of the message, with its payload as `data`
+    (`data_base64` if that is not text), instead of the payload alone."""
+    max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
+    """A larger payload fails the feed, with everything before it landed, until this is raised."""
+    buffer_bytes: Annotated[int, Field(ge=1, le=BUFFER_BYTES_MAX)] = 4 * 2**20
+    """Received bytes that wait to be taken before nothing more is asked for."""
 
     @field_validator("csv")
     @classmethod
@@ -80,8 +71,8 @@ class MessageOptions(RemoteOptions):
     @field_validator("envelope")
     @classmethod
     def _check_envelope(cls, envelope: bool, info: ValidationInfo) -> bool:
-        if envelope and info.data.get("format", "json") != "json":
-            raise ValueError(f"needs source.format json, not {info.data['format']}")
+        if envelope:
+            check_format(info, "json")
         return envelope
 
 
@@ -95,12 +86,11 @@ def name_at_source(environment: str, feed: str) -> str:
     return f"feedq-{readable}-{exact}"
 
 
-def fill_in(template: str | None, context: Context) -> str | None:
+def credential(template: str | None, context: Context) -> str | None:
     """A credential for the wire, out of an option and the feed's secrets."""
     if template is None:
         return None
-    values = wire_values(feed=context.feed, cursor=None, secrets=context.secrets)
-    filled = compile_template(template, secrets=context.secrets).render(values)
+    filled = fill_in(template, feed=context.feed, cursor=None, secrets=context.secrets)
     return filled.decode("utf-8", "surrogateescape")
 
 
@@ -144,3 +134,126 @@ def oversize(where: object, options: MessageOptions, *, size: int, after: JSON) 
         f"{where}: payload of {size} bytes after cursor {show_cursor(after)}, at most "
         f"{options.max_record_bytes} are allowed; raise source.max_record_bytes"
     )
+
+
+class Inbox(Generic[Item]):
+    """What has arrived and the connector has not taken yet, in order, or the error that ended it.
+
+    Whoever reads the source puts, the generator takes everything there is. The sum of sizes tells the former when
+    to pause. One taker at a time, all on one event loop.
+    """
+
+    __slots__ = ("_bytes_max", "_items", "_on_taken", "_waiter", "failure", "size")
+
+    def __init__(self, *, bytes_max: int, on_taken: Callable[[], None] = lambda: None) -> None:
+        """``on_taken`` is called each time that there is room again."""
+        self._bytes_max = bytes_max
+        self._on_taken = on_taken
+        self._items: list[Item] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self.size = 0
+        """Of all items together."""
+        self.failure: FeedqError | None = None
+        """Why nothing more will come."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more should be put; it is not refused."""
+        return self.size >= self._bytes_max
+
+    def put(self, item: Item, *, size: int) -> None:
+        self._items.append(item)
+        self.size += size
+        self._wake()
+
+    def fail(self, failure: FeedqError) -> None:
+        """Nothing more will come; the first reason counts. `take` gives nothing more either: what was not
+        taken was not acknowledged, so it comes again. Who knows better asks for the `rest`."""
+        if self.failure is None:
+            self.failure = failure
+        self._wake()
+
+    async def take(self) -> list[Item]:
+        """Everything that has arrived, at least one item. Raises what `fail` was given."""
+        while self.failure is None and not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self.failure is not None:
+            raise self.failure
+        taken = self.rest()
+        self._on_taken()
+        return taken
+
+    def rest(self) -> list[Item]:
+        """What had arrived and was not taken when it ended."""
+        taken, self._items, self.size = self._items, [], 0
+        return taken
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+@dataclass(slots=True)
+class TakenMessages(Generic[Receipt]):
+    """What some messages come to, up to one that cannot land."""
+
+    records: list[bytes] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+    """To be acknowledged in this order."""
+    failure: FeedMisconfigured | None = None
+
+
+class Acknowledgements(Generic[Receipt]):
+    """Acknowledges messages once they are committed, in the order in which they came.
+
+    A message that is no record is acknowledged after all those before it.
+    """
+
+    def __init__(self, send: Callable[[Sequence[Receipt]], None], *, wanted: bool) -> None:
+        """``wanted``: a trial acknowledges nothing."""
+        self._send = send
+        self._wanted = wanted
+        self._uncommitted = 0
+        """Batches that were given and are not committed."""
+        self._waiting: list[Receipt] = []
+        """Of messages that are no records."""
+        self._all_committed: asyncio.Future[None] | None = None
+
+    def batch(self, taken: TakenMessages[Receipt], *, cursor: JSON, received_at: datetime) -> Batch | None:
+        """The records of messages, to be acknowledged when they are committed; None if there are none."""
+        self._waiting += taken.receipts
+        if not taken.records:
+            self._send_waiting()
+            return None
+        on_committed = None
+        if self._wanted and self._waiting:
+            self._uncommitted += 1
+            on_committed = partial(self._committed, self._waiting)
+        self._waiting = []
+        return batch_of(taken.records, cursor=cursor, received_at=received_at, on_committed=on_committed)
+
+    def all_committed(self) -> asyncio.Future[None] | None:
+        """Is done when every batch is committed; None if that is so."""
+        if not self._uncommitted:
+            return None
+        self._all_committed = asyncio.get_running_loop().create_future()
+        return self._all_committed
+
+    def _committed(self, receipts: Sequence[Receipt]) -> None:
+        self._uncommitted -= 1
+        self._send(receipts)
+        self._send_waiting()
+        if not self._uncommitted and self._all_committed is not None and not self._all_committed.done():
+            self._all_committed.set_result(None)
+
+    def _send_waiting(self) -> None:
+        if not self._uncommitted and self._waiting and self._wanted:
+            waiting, self._waiting = self._waiting, []
+            self._send(waiting)

@@ -1,17 +1,16 @@
-"""JSON pointers (RFC 6901) over parsed JSON, compiled once and called per record.
+"""JSON pointers (RFC 6901) over JSON that is still text.
 
 A pointer is ``""`` (the whole document) or a path such as ``/order/lines/0/sku``; in it ``~1`` stands for
-``/`` and ``~0`` for ``~``. Looking up never raises: what is not there is `MISSING`, which is not the same
-as a ``null`` that is.
+``/`` and ``~0`` for ``~``. What is not there is `MISSING`, which is not the same as a ``null`` that is.
 
-`TextPointers` finds the same in JSON that is still text, and builds nothing else of it: to parse a document of
-16 MiB takes seconds, to pass over it hundredths of one.
+`TextPointers` builds nothing of a document but what is pointed at: to parse one of 16 MiB takes seconds, to pass
+over it hundredths of one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -35,7 +34,6 @@ MISSING: Final = Missing.MISSING
 """What a pointer finds where the document has nothing."""
 
 Found: TypeAlias = JSON | Missing
-Pointer: TypeAlias = Callable[[JSON], Found]
 
 _INDEX = re.compile(r"0|[1-9][0-9]{0,17}")
 """An array index has no sign and no leading zero; 18 digits are more than any list has."""
@@ -47,30 +45,6 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ANY: Final = msgspec.json.Decoder(msgspec.Raw)
 _ABSENT: Final = msgspec.Raw(b"")
-
-
-def compile_pointer(text: str) -> Pointer:
-    """A function from a parsed document to what ``text`` points at in it.
-
-    Raises:
-        ValueError: ``text`` is no JSON pointer; the message says why.
-    """
-    tokens = parse_pointer(text)
-    if not tokens:
-        return _whole
-    steps = tuple(_step(token) for token in tokens)
-    if len(steps) == 1:
-        return steps[0]
-
-    def walk(document: JSON) -> Found:
-        found: Found = document
-        for step in steps:
-            if found is MISSING:
-                return MISSING
-            found = step(found)
-        return found
-
-    return walk
 
 
 def parse_pointer(text: str) -> tuple[str, ...]:
@@ -88,23 +62,6 @@ def parse_pointer(text: str) -> tuple[str, ...]:
 def array_index(token: str) -> int | None:
     """Which element of an array a token stands for, if it can stand for one."""
     return int(token) if _INDEX.fullmatch(token) else None
-
-
-def _whole(document: JSON) -> Found:
-    return document
-
-
-def _step(token: str) -> Pointer:
-    index = array_index(token)
-
-    def step(value: JSON) -> Found:
-        if type(value) is dict:
-            return value.get(token, MISSING)
-        if index is not None and type(value) is list and index < len(value):
-            return value[index]
-        return MISSING
-
-    return step
 
 
 Text: TypeAlias = bytes | bytearray | memoryview

@@ -16,14 +16,16 @@ knows neither records nor cursors.
 from __future__ import annotations
 
 import asyncio
-import ssl
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from feedq.connectors.base import Context, Room
-from feedq.connectors.wire.dialing import Dialed, GuardedSocket, bounded, dial_host, explain
-from feedq.connectors.wire.remote import Location
+from feedq.connectors.wire.dialing import GuardedSocket, bounded, dial_host, explain
+from feedq.connectors.wire.remote import Location, RemoteOptions
 from feedq.connectors.wire.tls import TlsFiles, client_context
 from feedq.errors import SourceSilent, SourceUnavailable
 
@@ -32,6 +34,8 @@ READ_BYTES = 256 * 1024
 READ_BYTES_MIN = 4 * 1024
 """The same while the worker has no room: a feed that has nothing on its way must not starve behind the others."""
 
+BUFFER_BYTES_MAX = 16 * 2**20
+"""What is read at once is looked through at once."""
 UNSENT_BYTES_MAX = 64 * 1024
 """Bounds what a source that asks for answers and never reads them can make us keep."""
 
@@ -47,6 +51,27 @@ class ConnectionOptions:
     keepalive: bool
     tls_files: TlsFiles
     server_name: str | None
+
+
+class ConnectedOptions(RemoteOptions):
+    """Base of the options of connectors that read from a `Connection`."""
+
+    buffer_bytes: Annotated[int, Field(ge=1, le=BUFFER_BYTES_MAX)] = 512 * 1024
+    """Received bytes that wait to be taken before reading pauses and the source has to wait."""
+
+    def connection_options(
+        self, *, idle_timeout_s: float = 0, buffer_bytes: int = 0, keepalive: bool = True
+    ) -> ConnectionOptions:
+        """How to connect to the URL; ``buffer_bytes`` instead of the option's."""
+        return ConnectionOptions(
+            endpoint=self.location,
+            connect_timeout_s=self.connect_timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            buffer_bytes=buffer_bytes or self.buffer_bytes,
+            keepalive=keepalive,
+            tls_files=self.tls_files,
+            server_name=self.server_name,
+        )
 
 
 class _Scratch(threading.local):
@@ -71,11 +96,11 @@ class Connection(asyncio.BufferedProtocol):
         "_loop",
         "_lost",
         "_options",
-        "_paused",
         "_room",
         "_scratch",
         "_transport",
         "_waiter",
+        "is_paused",
     )
 
     def __init__(self, options: ConnectionOptions, guarded: GuardedSocket, room: Room) -> None:
@@ -88,7 +113,8 @@ class Connection(asyncio.BufferedProtocol):
         self._held = 0
         """What of ``room`` is taken for the buffer."""
         self._transport: asyncio.Transport | None = None
-        self._paused = False
+        self.is_paused = False
+        """Whether the source is being held back."""
         self._waiter: asyncio.Future[None] | None = None
         self._lost: SourceUnavailable | bool = False
         """True once the connection has ended by itself; the error if it did so badly."""
@@ -107,11 +133,6 @@ class Connection(asyncio.BufferedProtocol):
         return bytes(self._buffer)
 
     @property
-    def is_paused(self) -> bool:
-        """Whether the source is being held back."""
-        return self._paused
-
-    @property
     def is_open(self) -> bool:
         """Whether it has not ended, as far as is known."""
         return not self._lost
@@ -128,17 +149,13 @@ class Connection(asyncio.BufferedProtocol):
                 raise self._lost
             if self._lost:
                 return self._buffer
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            await self._woken()
         # The buffer changes hands as it is: no copy, and the next one begins small again.
         taken, self._buffer = self._buffer, bytearray()
         self._give_back()
-        if self._paused and not self._lost:
+        if self.is_paused and not self._lost:
             assert self._transport is not None
-            self._paused = False
+            self.is_paused = False
             self._heard_at = self._loop.time()
             self._transport.resume_reading()
         return taken
@@ -148,9 +165,9 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer[:0] = data
         self._take(len(data))
 
-    def send(self, data: bytes) -> None:
-        """Nothing waits for it to be sent: only the few bytes of a hello or of an answer ever are. Once it
-        has ended, they are dropped: whoever reads learns why.
+    def send(self, data: bytes, *, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
+        """Send without waiting: it is a hello or answers, a few bytes. Once the connection has ended they are
+        dropped, and whoever reads learns why.
 
         Raises:
             SourceUnavailable: the source has not read what was sent before.
@@ -158,9 +175,35 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         # A transport that is closed raises, whatever is asked of it.
         if data and not self._lost:
-            if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-                raise SourceUnavailable(f"{self._options.endpoint}: does not read the answers to its pings")
+            if self._transport.get_write_buffer_size() > unsent_bytes_max:
+                raise SourceUnavailable(f"{self._options.endpoint}: does not read the answers that it gets")
             self._transport.write(data)
+
+    async def start_tls(self) -> None:
+        """Go on with TLS, where a protocol begins in the clear; for ``tls_later`` of `open_connection`.
+
+        Raises:
+            OSError: the handshake fails.
+            FeedMisconfigured: a file is missing or wrong.
+            SourceUnavailable: the source has gone on in the clear.
+        """
+        tls = await _tls_arguments(self._options)
+        if self._buffer:
+            raise SourceUnavailable(
+                f"{self._options.endpoint}: the server went on in the clear where TLS must begin"
+            )
+        assert self._transport is not None
+        self._transport = await self._loop.start_tls(self._transport, self, tls.pop("ssl"), **tls)
+
+    async def finish(self, *, at_most_s: float) -> None:
+        """Cut the connection once what was sent has left, or the time is over."""
+        if self._transport is not None and not self._lost:
+            self._transport.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(at_most_s):
+                    while not self._lost:
+                        await self._woken()
+        self.close()
 
     def close(self) -> None:
         """Cut the connection at once; what has not been sent is dropped. May be repeated."""
@@ -194,9 +237,9 @@ class Connection(asyncio.BufferedProtocol):
         self._held += nbytes
         self._heard_at = self._loop.time()
         is_full = len(self._buffer) >= self._options.buffer_bytes or room.left <= 0
-        if is_full and not self._paused:
+        if is_full and not self.is_paused:
             assert self._transport is not None
-            self._paused = True
+            self.is_paused = True
             self._transport.pause_reading()
         self._wake()
 
@@ -219,6 +262,14 @@ class Connection(asyncio.BufferedProtocol):
         self._room.give_back(self._held)
         self._held = 0
 
+    async def _woken(self) -> None:
+        waiter = self._waiter = self._loop.create_future()
+        try:
+            await waiter
+        finally:
+            if self._waiter is waiter:
+                self._waiter = None
+
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -230,7 +281,7 @@ class Connection(asyncio.BufferedProtocol):
         # One timer that looks again later, instead of one set back with every chunk.
         idle_timeout_s = self._options.idle_timeout_s
         # While reading is paused it is we who do not listen: the source cannot be called silent.
-        silent_s = 0.0 if self._paused else self._loop.time() - self._heard_at
+        silent_s = 0.0 if self.is_paused else self._loop.time() - self._heard_at
         if silent_s < idle_timeout_s:
             self._watch_idleness(idle_timeout_s - silent_s)
             return
@@ -244,8 +295,12 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.abort()
 
 
-async def open_connection(options: ConnectionOptions, context: Context) -> Connection:
+async def open_connection(
+    options: ConnectionOptions, context: Context, *, tls_later: bool = False
+) -> Connection:
     """Connect, and for ``tls`` shake hands, within ``connect_timeout_s``.
+
+    ``tls_later``: the caller says when TLS begins, by `Connection.start_tls`.
 
     Raises:
         SourceUnavailable: no connection; says why.
@@ -253,7 +308,7 @@ async def open_connection(options: ConnectionOptions, context: Context) -> Conne
     """
     endpoint = options.endpoint
     async with bounded(endpoint, options.connect_timeout_s) as give_up_at:
-        tls = await asyncio.to_thread(client_context, options.tls_files) if endpoint.tls else None
+        tls = await _tls_arguments(options) if endpoint.tls and not tls_later else {}
         dialed = await dial_host(
             endpoint.host,
             endpoint.port,
@@ -262,27 +317,22 @@ async def open_connection(options: ConnectionOptions, context: Context) -> Conne
             keepalive=options.keepalive,
             give_up_at=give_up_at,
         )
-        return await _take_over(dialed, options, tls, room=context.room)
+        connection = Connection(options, dialed.guarded, context.room)
+        try:
+            # From here on the socket belongs to the transport, which closes it in its own time.
+            await asyncio.get_running_loop().create_connection(lambda: connection, sock=dialed.sock, **tls)
+        except BaseException:
+            connection.close()
+            raise
+        if not endpoint.tls:
+            # Such a transport says that the connection is lost before it closes the socket; with TLS, after it.
+            dialed.guarded.share(dialed.sock)
+        return connection
 
 
-async def _take_over(
-    dialed: Dialed, options: ConnectionOptions, tls_context: ssl.SSLContext | None, *, room: Room
-) -> Connection:
-    connection = Connection(options, dialed.guarded, room)
-    tls: dict[str, Any] = {}
-    if tls_context is not None:
-        tls = {
-            "ssl": tls_context,
-            "server_hostname": options.server_name or options.endpoint.host,
-            "ssl_handshake_timeout": options.connect_timeout_s,
-        }
-    try:
-        # From here on the socket belongs to the transport, which closes it in its own time.
-        await asyncio.get_running_loop().create_connection(lambda: connection, sock=dialed.sock, **tls)
-    except BaseException:
-        connection.close()
-        raise
-    if tls_context is None:
-        # Such a transport tells us that the connection is lost before it closes the socket; with TLS, after it.
-        dialed.guarded.share(dialed.sock)
-    return connection
+async def _tls_arguments(options: ConnectionOptions) -> dict[str, Any]:
+    return {
+        "ssl": await asyncio.to_thread(client_context, options.tls_files),
+        "server_hostname": options.server_name or options.endpoint.host,
+        "ssl_handshake_timeout": options.connect_timeout_s,
+    }

@@ -152,34 +152,29 @@ def permitted(
 
 async def _connect(family: int, address: Any, *, guard: SocketGuard, keepalive: bool) -> Dialed:
     sock = socket.socket(family, socket.SOCK_STREAM)
+    guarded: GuardedSocket | None = None
     try:
         sock.setblocking(False)
-        dialed = Dialed(sock, GuardedSocket(sock, guard))
-    except BaseException:
-        sock.close()
-        raise
-    try:
+        guarded = GuardedSocket(sock, guard)
         await dial(sock, address, keepalive=keepalive)
     except BaseException:
-        dialed.close()
+        if guarded is not None:
+            guarded.cut()
+        sock.close()
         raise
-    return dialed
+    return Dialed(sock, guarded)
 
 
 async def dial(sock: socket.socket, address: Any, *, keepalive: bool) -> None:
-    """Connect a socket, or close it."""
-    try:
-        if keepalive:
-            _keep_alive(sock)
-        await asyncio.get_running_loop().sock_connect(sock, address)
-        # A port of this machine that nobody listens on can be drawn for our own end of the connection: TCP
-        # then connects the socket to itself, and the feed would read its own hello.
-        ours = sock.getsockname()
-        if ours[1] == address[1] and ours == sock.getpeername():
-            raise ConnectionRefusedError
-    except BaseException:
-        sock.close()
-        raise
+    """Connect a socket."""
+    if keepalive:
+        _keep_alive(sock)
+    await asyncio.get_running_loop().sock_connect(sock, address)
+    # A port of this machine that nobody listens on can be drawn for our own end of the connection: TCP then
+    # connects the socket to itself, and the feed would read its own hello.
+    ours = sock.getsockname()
+    if ours[1] == address[1] and ours == sock.getpeername():
+        raise ConnectionRefusedError
 
 
 def _keep_alive(sock: socket.socket) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv6Address
-from typing import ClassVar
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -53,8 +53,7 @@ class Location:
 
 def parse_location(url: str, schemes: Mapping[str, Scheme]) -> Location:
     """Raises `ValueError`, saying what is wrong without repeating ``url``."""
-    forms = " or ".join(f"{name}://host{'' if scheme.port else ':port'}" for name, scheme in schemes.items())
-    shape = f"must be {forms} (an IPv6 address in brackets)"
+    shape = f"must be {_forms(schemes)} (an IPv6 address in brackets)"
     name, separator, _ = url.partition("://")
     scheme = schemes.get(name)
     if not separator or scheme is None:
@@ -72,6 +71,10 @@ def parse_location(url: str, schemes: Mapping[str, Scheme]) -> Location:
         raise ValueError(f"needs a port from 1 to 65535; it {shape}")
     target = parts.path + (f"?{parts.query}" if parts.query else "")
     return Location(name, _host(parts.hostname, bracketed="[" in parts.netloc), port, scheme.tls, target)
+
+
+def _forms(schemes: Mapping[str, Scheme]) -> str:
+    return " or ".join(f"{name}://host{'' if scheme.port else ':port'}" for name, scheme in schemes.items())
 
 
 def _host(host: str | None, *, bracketed: bool) -> str:
@@ -92,40 +95,32 @@ class RemoteOptions(ConnectorOptions):
     """Base of the options of connectors that dial a URL."""
 
     SCHEMES: ClassVar[Mapping[str, Scheme]] = {}
+    TAKES_PATH: ClassVar[bool] = True
+    """Whether anything may follow host and port."""
 
-    url: str = Field(description="Where the source is.")
-    connect_timeout_s: float = Field(
-        default=10.0,
-        gt=0,
-        le=TIMEOUT_S_MAX,
-        description="Longest time for name resolution, connection and handshakes together.",
-    )
-    idle_timeout_s: float = Field(
-        default=60.0,
-        ge=0,
-        le=TIMEOUT_S_MAX,
-        description="A connection that sends nothing for this long is stalled and made anew; 0 is never.",
-    )
-    verify: bool = Field(default=True, description="With TLS: check the source's certificate and its name.")
-    ca_file: str | None = Field(
-        default=None,
-        description="With TLS: PEM file on the worker with certificates to trust instead of the system's.",
-    )
-    cert_file: str | None = Field(
-        default=None, description="With TLS: PEM file with the certificate that the worker shows."
-    )
-    key_file: str | None = Field(
-        default=None, description="With TLS: PEM file with its private key, unless `cert_file` holds both."
-    )
-    server_name: str | None = Field(
-        default=None,
-        description="With TLS: name to ask for (SNI) and that the certificate must bear, if it is not the host.",
-    )
+    url: str
+    """Where the source is."""
+    connect_timeout_s: Annotated[float, Field(gt=0, le=TIMEOUT_S_MAX)] = 10.0
+    """Longest time for name resolution, connection and handshakes together."""
+    idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
+    """A connection that sends nothing for this long is stalled and made anew; 0 is never."""
+    verify: bool = True
+    """With TLS: check the source's certificate and its name."""
+    ca_file: str | None = None
+    """With TLS: PEM file on the worker with certificates to trust instead of the system's."""
+    cert_file: str | None = None
+    """With TLS: PEM file with the certificate that the worker shows."""
+    key_file: str | None = None
+    """With TLS: PEM file with its private key, unless `cert_file` holds both."""
+    server_name: str | None = None
+    """With TLS: name to ask for (SNI) and that the certificate must bear, if it is not the host."""
 
     @field_validator("url")
     @classmethod
     def _check_url(cls, url: str) -> str:
-        parse_location(url, cls.SCHEMES)
+        target = parse_location(url, cls.SCHEMES).target
+        if not cls.TAKES_PATH and (target not in ("", "/") or url.endswith(("#", "?"))):
+            raise ValueError(f"has something after the port; it must be {_forms(cls.SCHEMES)}")
         return url
 
     @field_validator("verify", "ca_file", "cert_file", "key_file", "server_name")

@@ -88,10 +88,11 @@ def unescape(text: str) -> bytes:
     return b"".join(filled)
 
 
-def wire_values(*, feed: str, cursor: JSON, secrets: Mapping[str, str]) -> dict[str, bytes]:
-    """What fills a template that goes over a socket."""
+def fill_in(text: str, *, feed: str, cursor: JSON, secrets: Mapping[str, str]) -> bytes:
+    """A template filled in for a socket. Raises what `compile_template` does."""
     values = {name: _encode(value) for name, value in secrets.items()}
-    return values | {NAME: orjson.dumps(feed), CURSOR: orjson.dumps(cursor)}
+    values |= {NAME: orjson.dumps(feed), CURSOR: orjson.dumps(cursor)}
+    return compile_template(text, secrets=secrets).render(values)
 
 
 def _encode(text: str) -> bytes:

@@ -16,18 +16,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Connection, Insert, Inspector, Select, Table, and_, func, or_, text, types
+from sqlalchemy import Insert, Inspector, Select, Table, and_, func, or_, text, types
 from sqlalchemy.dialects import mysql as dialect
 from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from feedq.sinks.landing import TableName
-from feedq.sinks.session import application_name
+from feedq.sinks.session import ROLES, application_name, by_class
 from feedq.sinks.sql import column_values
 from feedq.sinks.sql.column_values import Conversion, conversion
-from feedq.sinks.sql.flavor import Flavor, by_class
-from feedq.sinks.sql.table_definitions import MYSQL, checkpoint, utc_now
+from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.table_definitions import MYSQL, checkpoint, utc_now
 
 SESSIONS_MAX: Final = 8
 """Of one worker in one role; a worker has one, and a few more while it replaces lost ones."""
@@ -40,6 +40,7 @@ NET_TIMEOUT_S: Final = 30
 STRICT: Final = (
     "STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION"
 )
+NO_SUCH_SESSION: Final = 1094
 STATEMENT_OVERHEAD_BYTES: Final = 64 * 1024
 
 _SETTINGS: Final = (
@@ -100,7 +101,7 @@ _BITS: Final = {
 """The first that fits counts."""
 
 
-class MySql(Flavor):
+class MySqlSession(SqlSession):
     """MariaDB 10.6 or newer, MySQL 8.0.19 or newer."""
 
     isolation = "AUTOCOMMIT"
@@ -110,44 +111,47 @@ class MySql(Flavor):
 
     # -- sessions ------------------------------------------------------------------------------------
 
-    def set_up(self, connection: Connection, *, role: str, worker_id: UUID) -> int | None:
-        _shorten_keepalives(connection.connection.dbapi_connection)
-        for statement in _SETTINGS + (_SETTINGS_OF_MARIADB if _is_mariadb(connection) else ()):
-            connection.exec_driver_sql(statement)
-        for name in _lock_names(role, worker_id):
-            if connection.scalar(text("SELECT GET_LOCK(:name, 0)"), {"name": name}):
+    def _set_up(self) -> int | None:
+        _shorten_keepalives(self.connection.connection.dbapi_connection)
+        for statement in _SETTINGS + (_SETTINGS_OF_MARIADB if self._is_mariadb else ()):
+            self.run(statement)
+        for name in _lock_names(self.role, self.worker_id):
+            if self.connection.scalar(text("SELECT GET_LOCK(:name, 0)"), {"name": name}):
                 break
         # Without a name it works all the same: it could not be ended if it froze, and the server would.
-        return int(connection.scalar(text("SELECT CONNECTION_ID()")) or 0)
+        return int(self.connection.scalar(text("SELECT CONNECTION_ID()")) or 0)
 
-    def begin(self, connection: Connection) -> None:
-        connection.exec_driver_sql("START TRANSACTION")
+    @property
+    def _is_mariadb(self) -> bool:
+        return bool(getattr(self.connection.dialect, "is_mariadb", False))
 
-    def commit(self, connection: Connection) -> None:
-        connection.exec_driver_sql("COMMIT")
+    def begin(self) -> None:
+        self.run("START TRANSACTION")
 
-    def rollback(self, connection: Connection) -> None:
-        connection.exec_driver_sql("ROLLBACK")
+    def _commit(self) -> None:
+        self.run("COMMIT")
 
-    def set_lock_wait(self, connection: Connection, seconds: float) -> None:
+    def _rollback(self) -> None:
+        self.run("ROLLBACK")
+
+    def _bound_locks(self, seconds: float) -> None:
         whole = math.ceil(seconds)
-        if not _is_mariadb(connection):
+        if not self._is_mariadb:
             whole = max(1, whole)
-        connection.exec_driver_sql(
-            f"SET SESSION innodb_lock_wait_timeout = {whole}, lock_wait_timeout = {whole}"
-        )
+        self.run(f"SET SESSION innodb_lock_wait_timeout = {whole}, lock_wait_timeout = {whole}")
 
-    def check_at_once(self, connection: Connection) -> None:
+    def check_at_once(self) -> None:
         """InnoDB always does."""
 
-    def record_bytes_max(self, connection: Connection) -> int | None:
-        packet = connection.scalar(text("SELECT @@max_allowed_packet"))
+    def record_bytes_max(self) -> int | None:
+        packet = self.connection.scalar(text("SELECT @@max_allowed_packet"))
         # Every byte may have to be escaped.
         return None if packet is None else (int(packet) - STATEMENT_OVERHEAD_BYTES) // 2
 
     # -- errors --------------------------------------------------------------------------------------
 
-    def trouble(self, error: SQLAlchemyError) -> ErrorScope:
+    @classmethod
+    def scope(cls, error: Any) -> ErrorScope:
         if not isinstance(error, DBAPIError):
             return ErrorScope.DATA
         if error.connection_invalidated:
@@ -159,7 +163,7 @@ class MySql(Flavor):
             return ErrorScope.DATA
         return trouble
 
-    def refused_commit(self, error: SQLAlchemyError) -> bool:
+    def refused_commit(self, error: Exception) -> bool:
         return isinstance(error, DBAPIError) and _code(error) in REFUSED_COMMITS
 
     def row_of(self, error: SQLAlchemyError) -> int | None:
@@ -170,22 +174,20 @@ class MySql(Flavor):
 
     # -- checkpoints ---------------------------------------------------------------------------------
 
-    def locking(
-        self, environment: str, feed_ids: Sequence[int], *, skip_locked: bool = False
-    ) -> Select[*tuple[Any, ...]]:
+    def locking(self, feed_ids: Sequence[int], *, skip_locked: bool = False) -> Select[*tuple[Any, ...]]:
         # InnoDB locks what it looks at. By the key it looks at these rows; where many of all rows are wanted
         # it would rather look at all of them, and wait for those that others have locked.
-        found = super().locking(environment, feed_ids, skip_locked=skip_locked)
+        found = super().locking(feed_ids, skip_locked=skip_locked)
         for name in MYSQL:
             found = found.with_hint(checkpoint, "FORCE INDEX (PRIMARY)", name)
         return found
 
-    def advance(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _advance(self, rows: Sequence[Mapping[str, Any]]) -> None:
         # The rows are there and locked by us, so this updates every one of them: many in one statement, which
         # UPDATE cannot do with values of its own for each.
         statement = insert(checkpoint)
         new = statement.inserted
-        connection.execute(
+        self.execute(
             statement.on_duplicate_key_update(
                 [
                     ("cursor", new.cursor),
@@ -194,72 +196,81 @@ class MySql(Flavor):
                     ("updated_at", utc_now()),
                 ]
             ),
-            list(rows),
+            rows,
         )
 
-    def fence(self, connection: Connection, rows: Sequence[Mapping[str, Any]], *, wait_s: float) -> None:
+    def _fence(self, rows: Sequence[Mapping[str, Any]], *, lock_timeout_s: float) -> None:
         statement = insert(checkpoint)
-        new = statement.inserted
-        raises = or_(
-            new.epoch > checkpoint.c.epoch,
-            and_(new.epoch == checkpoint.c.epoch, new.owner == checkpoint.c.owner),
-        )
+        new, old = statement.inserted, checkpoint.c
+        raises = or_(new.epoch > old.epoch, and_(new.epoch == old.epoch, new.owner == old.owner))
         # One after the other: owner and epoch come last, since the others ask for the old ones.
-        raised = statement.on_duplicate_key_update(
-            [
-                ("updated_at", func.IF(raises, utc_now(), checkpoint.c.updated_at)),
-                *(
-                    (name, func.IF(raises, func.coalesce(new[name], checkpoint.c[name]), checkpoint.c[name]))
-                    for name in ("feed_uuid", "installation")
-                ),
-                *(
-                    (name, func.IF(raises, new[name], checkpoint.c[name]))
-                    for name in ("feed", "commit_id", "owner", "epoch")
-                ),
-            ]
-        )
-        self.set_lock_wait(connection, wait_s)
-        if wait_s and _is_mariadb(connection):
-            connection.exec_driver_sql(f"SET SESSION max_statement_time = {wait_s:f}")
+        raised = {
+            "updated_at": utc_now(),
+            **{name: func.coalesce(new[name], old[name]) for name in ("feed_uuid", "installation")},
+            **{name: new[name] for name in ("feed", "commit_id", "owner", "epoch")},
+        }
+        bounded = lock_timeout_s > 0 and self._is_mariadb
+        if bounded:
+            self.run(f"SET SESSION max_statement_time = {lock_timeout_s:f}")
         try:
-            connection.execute(raised, [{**row, "records": 0} for row in rows])
+            self.execute(
+                statement.on_duplicate_key_update(
+                    [(name, func.IF(raises, value, old[name])) for name, value in raised.items()]
+                ),
+                [{**row, "records": 0} for row in rows],
+            )
         finally:
-            if wait_s and _is_mariadb(connection) and not connection.invalidated:
-                connection.exec_driver_sql(f"SET SESSION max_statement_time = {STATEMENT_TIMEOUT_S}")
+            if bounded and not self.is_broken:
+                self.run(f"SET SESSION max_statement_time = {STATEMENT_TIMEOUT_S}")
 
     # -- sessions of others --------------------------------------------------------------------------
 
-    def end_workers(self, connection: Connection, worker_ids: Collection[UUID]) -> int:
-        names = [
-            name
-            for worker_id in worker_ids
-            for role in ("writer", "fencer")
-            for name in _lock_names(role, worker_id)
-        ]
-        return sum(_kill(connection, number) for number in _holders(connection, names))
+    def end_workers(self, worker_ids: Collection[UUID]) -> int:
+        names = [name for id_ in worker_ids for role in ROLES for name in _lock_names(role, id_)]
+        return sum(self._kill(number) for number in self._holders(names))
 
-    def end_session(self, connection: Connection, number: int, *, role: str, worker_id: UUID) -> None:
+    def end_session(self, backend: int) -> None:
         # Numbers begin anew with a restart of the server; the lock says that it still is the same session.
-        if number in _holders(connection, _lock_names(role, worker_id)):
-            _kill(connection, number)
+        if backend in self._holders(_lock_names(self.role, self.worker_id)):
+            self._kill(backend)
+
+    def _holders(self, names: Sequence[str]) -> list[int]:
+        """Numbers of the sessions that have these locks, without our own."""
+        if not names:
+            return []
+        asked = ", ".join(f"IS_USED_LOCK(:n{n})" for n in range(len(names)))
+        given = {f"n{n}": name for n, name in enumerate(names)}
+        own, *numbers = tuple(self.execute(text(f"SELECT CONNECTION_ID(), {asked}"), given).one())
+        return [int(number) for number in numbers if number not in (None, own)]
+
+    def _kill(self, number: int) -> bool:
+        """End a session; False when it is gone already."""
+        try:
+            self.run(f"KILL {number:d}")
+        except DBAPIError as error:
+            if _code(error) != NO_SUCH_SESSION:
+                raise
+            return False
+        return True
 
     # -- landings ------------------------------------------------------------------------------------
 
-    def is_system(self, name: TableName, default_schema: str | None) -> bool:
-        return (name.schema or default_schema or "").casefold() in self.system_schemas
+    @classmethod
+    def is_system(cls, name: TableName, default_schema: str | None) -> bool:
+        return (name.schema or default_schema or "").casefold() in cls.system_schemas
 
-    def unfit_table(self, connection: Connection, inspector: Inspector, name: TableName) -> str | None:
+    def unfit_table(self, inspector: Inspector, name: TableName) -> str | None:
         options = inspector.get_table_options(name.name, schema=name.schema)
         engine = next((value for option, value in options.items() if option.endswith("_engine")), "InnoDB")
         if str(engine).lower() == "innodb":
             return None
         return f"is of the engine {engine}, and only InnoDB can take data and checkpoint in one transaction"
 
-    def json_columns(self, connection: Connection, name: TableName) -> Collection[str]:
-        if not _is_mariadb(connection):
+    def json_columns(self, name: TableName) -> Collection[str]:
+        if not self._is_mariadb:
             return ()
         # MariaDB's JSON is a LONGTEXT with a constraint.
-        found = connection.scalars(
+        found = self.connection.scalars(
             text(
                 "SELECT CONSTRAINT_NAME FROM information_schema.CHECK_CONSTRAINTS "
                 "WHERE CONSTRAINT_SCHEMA = COALESCE(:schema, DATABASE()) AND TABLE_NAME = :name "
@@ -269,7 +280,8 @@ class MySql(Flavor):
         )
         return set(found)
 
-    def conversion(self, column_type: Any, *, is_json: bool) -> Conversion:
+    @classmethod
+    def conversion(cls, column_type: Any, *, is_json: bool) -> Conversion:
         if is_json:
             return Conversion(column_values.text(None), types.String())
         signed = not getattr(column_type, "unsigned", False)
@@ -293,16 +305,13 @@ class MySql(Flavor):
             case _:
                 return conversion(column_type)
 
-    def upsert(self, table: Table, *, key: Sequence[str], replaced: Sequence[str]) -> Insert | None:
+    @classmethod
+    def upsert(cls, table: Table, *, key: Sequence[str], replaced: Sequence[str]) -> Insert | None:
         # INSERT IGNORE would ignore everything else as well: values cut off, constraints, wrong types.
         statement = insert(table)
         if not replaced:
             return statement.on_duplicate_key_update({key[0]: table.c[key[0]]})
         return statement.on_duplicate_key_update({name: statement.inserted[name] for name in replaced})
-
-
-def _is_mariadb(connection: Connection) -> bool:
-    return bool(getattr(connection.dialect, "is_mariadb", False))
 
 
 def _code(error: DBAPIError) -> int | None:
@@ -315,27 +324,6 @@ def _code(error: DBAPIError) -> int | None:
 def _lock_names(role: str, worker_id: UUID) -> list[str]:
     name = application_name(role, worker_id)
     return [name, *(f"{name}#{n}" for n in range(2, SESSIONS_MAX + 1))]
-
-
-def _holders(connection: Connection, names: Sequence[str]) -> list[int]:
-    """Numbers of the sessions that have these locks, without our own."""
-    if not names:
-        return []
-    asked = ", ".join(f"IS_USED_LOCK(:n{n})" for n in range(len(names)))
-    given = {f"n{n}": name for n, name in enumerate(names)}
-    own, *holders = connection.execute(text(f"SELECT CONNECTION_ID(), {asked}"), given).one()
-    return [int(number) for number in holders if number not in (None, own)]
-
-
-def _kill(connection: Connection, number: int) -> bool:
-    """End a session; False when it is gone already."""
-    try:
-        connection.exec_driver_sql(f"KILL {number:d}")
-    except DBAPIError as error:
-        if _code(error) != 1094:
-            raise
-        return False
-    return True
 
 
 def _shorten_keepalives(driver: Any) -> None:

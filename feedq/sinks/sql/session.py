@@ -1,134 +1,143 @@
-"""One connection to a sink database by way of SQLAlchemy: its waits are bounded, its commits honest.
-
-Transactions begin and end where the caller says so. `SqlSession.commit` tells apart a commit that the database
-refused, and one whose answer never came. It does not reconnect and does not retry: SQLAlchemy would open a new
-connection behind our back after an error, which is why a broken session refuses to be used.
-"""
+"""The session with any database that SQLAlchemy speaks and that nothing special is known of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
-from sqlalchemy import Connection, CursorResult, Engine, Executable
+from sqlalchemy import URL, Engine, Insert, Inspector, Table, inspect
+from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
-from feedq.sinks.session import AnswerLost
-from feedq.sinks.sql.flavor import Flavor, explain
-from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.landing import TableName
+from feedq.sinks.session import SinkSession
+from feedq.sinks.sql.column_values import Conversion, conversion
+from feedq.sinks.table_definitions import checkpoint, dead_letter, lacking
 
-MENDABLE: Final = (ErrorScope.DATA, ErrorScope.LANDING)
-"""What a savepoint can undo."""
+CONNECT_TIMEOUT_S: Final = 5
+READ_TIMEOUT_S: Final = 60
+"""For an answer of the server to anything; longer than every wait that we ask it for."""
+_OF_MYSQL_DRIVERS: Final = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "read_timeout": READ_TIMEOUT_S,
+    "write_timeout": READ_TIMEOUT_S,
+}
+_CONNECT_ARGS: Final[Mapping[str, Mapping[str, int]]] = {
+    "pymysql": _OF_MYSQL_DRIVERS,
+    "mysqldb": _OF_MYSQL_DRIVERS,
+    "mariadbconnector": _OF_MYSQL_DRIVERS,
+    "mysqlconnector": {"connection_timeout": CONNECT_TIMEOUT_S},
+    "psycopg": {"connect_timeout": CONNECT_TIMEOUT_S},
+    "psycopg2": {"connect_timeout": CONNECT_TIMEOUT_S},
+    "oracledb": {"tcp_connect_timeout": CONNECT_TIMEOUT_S},
+}
+"""By driver; others wait as long as they please unless the URL says otherwise."""
 
 
-class RowRefused(Exception):
-    """The database stopped at some row of many; ``position`` is a guess at which one."""
+class SqlSession(SinkSession):
+    """A session whose rows are inserted, with values converted to the types of their columns."""
 
-    def __init__(self, error: SQLAlchemyError, position: int | None) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.position = position
+    system_schemas: ClassVar = frozenset({"information_schema", "crdb_internal", "sys", "system"})
+    """Those that the database keeps about itself."""
+    upserts_by_key: ClassVar[bool] = True
+    """Whether `upsert` looks at the key that it is given, and at no other."""
 
+    def __init__(self, engine: Engine, *, environment: str, worker_id: UUID, role: str) -> None:
+        super().__init__(engine, environment=environment, worker_id=worker_id, role=role)
+        self._has_bookkeeping = False
 
-class SqlSession:
-    """A connection, outside of any transaction until `begin`. Methods raise `SQLAlchemyError`."""
+    @classmethod
+    def connect_args(cls, url: URL, driver: str) -> dict[str, Any]:
+        """What bounds the driver's waits, but for what the URL says itself."""
+        return {name: value for name, value in _CONNECT_ARGS.get(driver, {}).items() if name not in url.query}
 
-    def __init__(self, engine: Engine, flavor: Flavor, *, role: str, worker_id: UUID) -> None:
-        self.flavor = flavor
-        self._connection = engine.connect()
-        try:
-            self.number = flavor.set_up(self._connection, role=role, worker_id=worker_id)
-            """By which the server knows it."""
-            flavor.rollback(self._connection)
-        except BaseException:
-            self.close()
-            raise
-        self._closed = False
-        self._lock_wait_s: float | None = None
-        self.has_begun = False
-        """Whether a transaction is open and has done something, or had when the connection broke."""
+    def record_bytes_max(self) -> int | None:
+        """The longest record that a statement may carry."""
+        return None
 
-    @property
-    def is_broken(self) -> bool:
-        return self._closed or self._connection.invalidated
+    def row_of(self, error: SQLAlchemyError) -> int | None:
+        """The row of a statement, from 0, that the database stopped at. A hint, nothing more."""
+        return None
 
-    @property
-    def connection(self) -> Connection:
-        assert not self.is_broken, "a session that broke is not used again"
-        return self._connection
+    def ensure_bookkeeping(self) -> None:
+        if not self._has_bookkeeping:
+            self.set_lock_timeout(self.lock_timeout_s)
+            for table in (checkpoint, dead_letter):
+                self.make(table)
+            self._upgrade()
+            self._has_bookkeeping = True
 
-    def execute(
-        self, statement: Executable, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None
-    ) -> CursorResult[Any]:
-        """Run a statement, once for each of ``rows``."""
-        return self.connection.execute(statement, rows)
-
-    def set_lock_wait(self, seconds: float) -> None:
-        if seconds != self._lock_wait_s:
-            self._lock_wait_s = None
-            self.flavor.set_lock_wait(self.connection, seconds)
-            self._lock_wait_s = seconds
-
-    def forget_lock_wait(self) -> None:
-        """Somebody else has set it."""
-        self._lock_wait_s = None
-
-    def begin(self) -> None:
-        self.flavor.begin(self.connection)
-
-    def commit(self) -> None:
-        """Commit.
-
-        Raises:
-            AnswerLost: nobody knows whether it happened; the connection is closed.
-            SQLAlchemyError: the database refused; what has been done is to be rolled back.
-        """
-        try:
-            self.flavor.commit(self.connection)
-        except SQLAlchemyError as error:
-            if not self.is_broken and self.flavor.refused_commit(error):
-                raise
-            self.close()
-            raise AnswerLost(explain(error)) from error
-        self.has_begun = False
-
-    def rollback(self) -> None:
-        """End a transaction, if one is open; a connection that cannot is closed."""
-        if self.is_broken:
+    def make(self, table: Table) -> None:
+        """Make a table if it is missing; of two sessions that do so at the same moment, one finds it there."""
+        if self._exists(table):
             return
         try:
-            self.flavor.rollback(self._connection)
+            self.begin()
+            table.create(self.connection)
+            self._commit()
         except SQLAlchemyError:
-            self.close()
-        else:
-            self.has_begun = False
+            self.rollback()
+            if self.is_broken or not self._exists(table):
+                raise
 
-    @contextmanager
-    def savepoint(self, name: str) -> Iterator[None]:
-        """What is done within happens as a whole, or not at all if it raises."""
-        dialect = self.connection.dialect
-        dialect.do_savepoint(self.connection, name)
-        try:
-            yield
-        except BaseException as error:
-            # Other errors end the transaction altogether, and there are no savepoints left to go back to.
-            cause = error.error if isinstance(error, RowRefused) else error
-            mendable = not isinstance(cause, SQLAlchemyError) or self.flavor.trouble(cause) in MENDABLE
-            if mendable and not self.is_broken:
-                dialect.do_rollback_to_savepoint(self.connection, name)
-                dialect.do_release_savepoint(self.connection, name)
-            raise
-        dialect.do_release_savepoint(self.connection, name)
+    def end_reading(self) -> None:
+        """Have what was read outside of `begin` over with, where that began a transaction, too."""
+        if self.isolation is None:
+            self.rollback()
 
-    def close(self) -> None:
-        self._closed = True
+    def _exists(self, table: Table) -> bool:
         try:
-            if not self._connection.closed:
-                # Not handed back in good order: whatever transaction is open ends with the connection.
-                self._connection.invalidate()
-                self._connection.close()
-        except (SQLAlchemyError, OSError):
-            # It was broken already, and there is nothing left to close.
-            return
+            return inspect(self.connection).has_table(table.name, schema=table.schema)
+        finally:
+            self.end_reading()
+
+    def _upgrade(self) -> None:
+        """Bring the checkpoints of an earlier release up to this one; of two sessions at it, one finds it done."""
+        for last in (False, True):
+            try:
+                wanted = lacking(self.connection)
+                self.end_reading()
+                if not wanted:
+                    return
+                self.begin()
+                for statement in wanted:
+                    self.execute(statement)
+                self._commit()
+            except SQLAlchemyError:
+                self.rollback()
+                if last or self.is_broken:
+                    raise
+
+    # -- landings ------------------------------------------------------------------------------------
+
+    @classmethod
+    def is_system(cls, name: TableName, default_schema: str | None) -> bool:
+        """Whether a table is one that the database keeps about itself."""
+        schema = (name.schema or default_schema or "").casefold()
+        # In PostgreSQL and its like a name without a schema is looked for among the catalogs first.
+        as_catalog = schema if name.schema else name.name
+        return schema in cls.system_schemas or as_catalog.startswith("pg_")
+
+    def unfit_table(self, inspector: Inspector, name: TableName) -> str | None:
+        """Why nothing can land in a table, as the end of a sentence that begins with it."""
+        return None
+
+    def json_columns(self, name: TableName) -> Collection[str]:
+        """Columns that hold JSON although their type does not say so."""
+        return ()
+
+    def own_columns(self, columns: Sequence[ReflectedColumn], primary: Sequence[str]) -> Collection[str]:
+        """Columns that the database fills although nothing says so."""
+        return ()
+
+    @classmethod
+    def conversion(cls, column_type: Any, *, is_json: bool) -> Conversion:
+        """How texts become values of a column."""
+        return conversion(column_type)
+
+    @classmethod
+    def upsert(cls, table: Table, *, key: Sequence[str], replaced: Sequence[str]) -> Insert | None:
+        """An INSERT that leaves a row of the same key alone but for the columns ``replaced``; None when there is
+        no such statement."""
+        return None

@@ -14,22 +14,22 @@ import re
 import sqlite3
 from collections.abc import Collection, Sequence
 from typing import Any, Final
-from uuid import UUID
 
-from sqlalchemy import URL, Connection, Insert, Inspector, Table, types
+from sqlalchemy import URL, Insert, Inspector, Table, types
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine.interfaces import ReflectedColumn
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 
 from feedq.errors import InvalidInput
 from feedq.sinks.landing import TableName
+from feedq.sinks.session import by_class
 from feedq.sinks.sql.column_values import Conversion, Convert, conversion, is_number, native_number, text
-from feedq.sinks.sql.flavor import Flavor, by_class
+from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sqlstate import ErrorScope
 
 OPEN_TIMEOUT_S: Final = 5.0
 
-_TROUBLES: Final = {
+_SCOPES: Final = {
     sqlite3.SQLITE_BUSY: ErrorScope.LOCKED,
     sqlite3.SQLITE_LOCKED: ErrorScope.LOCKED,
     sqlite3.SQLITE_CONSTRAINT: ErrorScope.DATA,
@@ -41,7 +41,7 @@ _TROUBLES: Final = {
 _DEFERRED: Final = re.compile(r"\bINITIALLY\s+DEFERRED\b", re.IGNORECASE)
 
 
-class Sqlite(Flavor):
+class SqliteSession(SqlSession):
     """SQLite 3.32 or newer, by Python's own driver."""
 
     isolation = "AUTOCOMMIT"
@@ -50,7 +50,8 @@ class Sqlite(Flavor):
     locks_all = True
     lock_timeout_s = 5.0
 
-    def connect_args(self, url: URL, driver: str) -> dict[str, Any]:
+    @classmethod
+    def connect_args(cls, url: URL, driver: str) -> dict[str, Any]:
         if url.database in (None, "", ":memory:") or url.query.get("mode") == "memory":
             raise InvalidInput(
                 "a sink in memory would be another one for each session: name a file, sqlite:////path/to/file"
@@ -58,51 +59,53 @@ class Sqlite(Flavor):
         # A sink is used by one thread at a time, though perhaps not always the same.
         return {"check_same_thread": False, "timeout": OPEN_TIMEOUT_S}
 
-    def set_up(self, connection: Connection, *, role: str, worker_id: UUID) -> int | None:
-        connection.exec_driver_sql("PRAGMA foreign_keys = ON")
+    def _set_up(self) -> int | None:
+        self.run("PRAGMA foreign_keys = ON")
         # The first to touch the file, and so to say when it is none of SQLite's.
-        connection.exec_driver_sql("PRAGMA schema_version")
+        self.run("PRAGMA schema_version")
         return None
 
-    def begin(self, connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    def begin(self) -> None:
+        self.run("BEGIN IMMEDIATE")
 
-    def commit(self, connection: Connection) -> None:
-        connection.exec_driver_sql("COMMIT")
+    def _commit(self) -> None:
+        self.run("COMMIT")
 
-    def rollback(self, connection: Connection) -> None:
+    def _rollback(self) -> None:
         # The driver's own: SQLite may have rolled back by itself, and would refuse the statement.
-        driver: Any = connection.connection.dbapi_connection
+        driver: Any = self._connection.connection.dbapi_connection
         driver.rollback()
 
-    def set_lock_wait(self, connection: Connection, seconds: float) -> None:
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
+    def _bound_locks(self, seconds: float) -> None:
+        self.run(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
 
-    def check_at_once(self, connection: Connection) -> None:
+    def check_at_once(self) -> None:
         """Nothing here waits for the commit: see `unfit_table`."""
 
-    def trouble(self, error: SQLAlchemyError) -> ErrorScope:
+    @classmethod
+    def scope(cls, error: Any) -> ErrorScope:
         code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
         if code is not None:
             # The lowest byte; the others say more than we tell apart.
-            return _TROUBLES.get(code & 0xFF, ErrorScope.UNAVAILABLE)
+            return _SCOPES.get(code & 0xFF, ErrorScope.UNAVAILABLE)
         return by_class(error) if isinstance(error, DBAPIError) else ErrorScope.DATA
 
-    def refused_commit(self, error: SQLAlchemyError) -> bool:
+    def refused_commit(self, error: Exception) -> bool:
         # Busy readers keep a commit from happening, and leave the transaction as it was.
-        return self.trouble(error) in (ErrorScope.LOCKED, ErrorScope.DATA)
+        return self.scope(error) in (ErrorScope.LOCKED, ErrorScope.DATA)
 
-    def free(self, connection: Connection, environment: str, ids: Sequence[int]) -> Collection[int]:
+    def find_locked(self, feed_ids: Sequence[int]) -> Collection[int]:
         # No rows are locked here, only the file.
-        return ids
+        return ()
 
-    def is_system(self, name: TableName, default_schema: str | None) -> bool:
+    @classmethod
+    def is_system(cls, name: TableName, default_schema: str | None) -> bool:
         return name.name.casefold().startswith("sqlite_")
 
-    def unfit_table(self, connection: Connection, inspector: Inspector, name: TableName) -> str | None:
+    def unfit_table(self, inspector: Inspector, name: TableName) -> str | None:
         # Nothing else tells, though a comment may say so, too.
         schema = '"' + (name.schema or "main").replace('"', '""') + '"'
-        made_by = connection.exec_driver_sql(
+        made_by = self.connection.exec_driver_sql(
             f"SELECT sql FROM {schema}.sqlite_master WHERE type = 'table' AND name = ?",  # noqa: S608 - quoted
             (name.name,),
         ).scalar()
@@ -120,14 +123,16 @@ class Sqlite(Flavor):
             return primary
         return ()
 
-    def conversion(self, column_type: Any, *, is_json: bool) -> Conversion:
+    @classmethod
+    def conversion(cls, column_type: Any, *, is_json: bool) -> Conversion:
         if is_json:
             return Conversion(json_text, types.NullType())
         if isinstance(column_type, types.Numeric):
             return Conversion(native_number, types.NullType())
         return conversion(column_type)
 
-    def upsert(self, table: Table, *, key: Sequence[str], replaced: Sequence[str]) -> Insert | None:
+    @classmethod
+    def upsert(cls, table: Table, *, key: Sequence[str], replaced: Sequence[str]) -> Insert | None:
         statement = insert(table)
         if not replaced:
             return statement.on_conflict_do_nothing(index_elements=list(key))

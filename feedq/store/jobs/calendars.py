@@ -10,57 +10,97 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.errors import Conflict, InvalidInput, NotFound
+from feedq.errors import Conflict, NotFound
 from feedq.schedule import due
-from feedq.schedule.check import calendar_problems
 from feedq.schedule.exclusions import with_calendars
-from feedq.schedule.model import Calendar, Schedule, ScheduleSpec, ScheduleState
-from feedq.store.database import Database
-from feedq.store.jobs.run_rows import SCHEDULE_COLUMNS, shown_schedule_from, stored_dates
-from feedq.store.jobs.writing import now, ring_some
+from feedq.schedule.model import Calendar, Schedule, ScheduleSpec
+from feedq.store.aggregate import Aggregate, in_transaction
+from feedq.store.jobs.rows import (
+    SCHEDULE_COLUMNS,
+    now,
+    record,
+    ring_if_soon,
+    shown_schedule_from,
+    stored_dates,
+)
 from feedq.telemetry import EventKind
 
 SHOWN_MAX = 5
 """Schedules that a refusal names."""
-SOON = timedelta(seconds=1)
 USED = "removed_at IS NULL AND jsonb_exists(s.policy #> '{exclude,calendars}', :name)"
 
 
-class PostgresCalendars:
-    """`feedq.store.jobs.base.Calendars` on PostgreSQL."""
+class CalendarStore(Aggregate):
+    """Named lists of days that schedules leave out. Thread-safe."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    @in_transaction
+    def set(self, c: Connection, calendar: Calendar) -> int:
+        """Declare a calendar, or change it. The schedules that leave it out are timed anew, from now on; a tick
+        that is due keeps its place. Returns how many. Raises `InvalidInput`."""
+        # Here alone: a worker has no need of what people declare.
+        from feedq.schedule.entries import CalendarEntry, plain_calendar
 
-    def set(self, calendar: Calendar) -> int:
-        if found := calendar_problems(calendar):
-            raise InvalidInput(f"calendar {calendar.name!r}: {'; '.join(found)}")
-        with self._database.transaction() as c:
-            return _set(c, calendar)
+        CalendarEntry.valid(plain_calendar(calendar))
+        sql = """
+            INSERT INTO feedq.calendar AS k (name, dates) VALUES (:name, CAST(:dates AS jsonb))
+            ON CONFLICT (name) DO UPDATE SET dates = excluded.dates, updated_at = clock_timestamp()
+                WHERE k.dates <> excluded.dates
+            RETURNING name
+        """
+        parameters = {"name": calendar.name, "dates": stored_dates(calendar.dates)}
+        if c.execute(text(sql), parameters).one_or_none() is None:
+            return 0
+        sql = f"SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s WHERE {USED} ORDER BY s.id FOR NO KEY UPDATE"
+        users = [shown_schedule_from(row) for row in c.execute(text(sql), {"name": calendar.name})]
+        known = [schedule for schedule in users if schedule.unreadable is None]
+        _retime(c, known)
+        record(
+            c,
+            EventKind.CALENDAR_CHANGED,
+            calendar=calendar.name,
+            dates=len(calendar.dates),
+            schedules=len(known),
+        )
+        return len(known)
 
-    def remove(self, name: str) -> None:
-        with self._database.transaction() as c:
-            _remove(c, name)
+    @in_transaction
+    def remove(self, c: Connection, name: str) -> None:
+        """Raises `NotFound`, `Conflict` when a schedule leaves it out."""
+        sql = "SELECT name FROM feedq.calendar WHERE name = :name FOR UPDATE"
+        if c.execute(text(sql), {"name": name}).one_or_none() is None:
+            raise NotFound(f"no calendar named {name!r}; `feedq schedule calendar list` shows them all")
+        sql = f"SELECT s.name FROM feedq.schedule s WHERE {USED} ORDER BY s.name LIMIT {SHOWN_MAX + 1}"
+        users = [row.name for row in c.execute(text(sql), {"name": name})]
+        if users:
+            more = " and others" if len(users) > SHOWN_MAX else ""
+            raise Conflict(
+                f"calendar {name!r} is left out by {', '.join(users[:SHOWN_MAX])}{more}; take it from their "
+                "exclude.calendars first"
+            )
+        c.execute(text("DELETE FROM feedq.calendar WHERE name = :name"), {"name": name})
+        record(c, EventKind.CALENDAR_REMOVED, calendar=name)
 
-    def all(self) -> list[Calendar]:
+    @in_transaction
+    def all(self, c: Connection) -> list[Calendar]:
+        """By name."""
         sql = "SELECT name, dates::text AS dates FROM feedq.calendar ORDER BY name"
-        with self._database.transaction() as c:
-            return [_calendar_from(row) for row in c.execute(text(sql))]
+        return [_calendar_from(row) for row in c.execute(text(sql))]
 
-    def users(self) -> Mapping[str, int]:
+    @in_transaction
+    def users(self, c: Connection) -> Mapping[str, int]:
+        """How many schedules leave it out, by calendar; without those that none does."""
         sql = """
             SELECT used.name, count(*)::int AS schedules
             FROM feedq.schedule s, jsonb_array_elements_text(s.policy #> '{exclude,calendars}') AS used (name)
             WHERE removed_at IS NULL GROUP BY used.name
         """
-        with self._database.transaction() as c:
-            return {row.name: row.schedules for row in c.execute(text(sql))}
+        return {row.name: row.schedules for row in c.execute(text(sql))}
 
 
 def with_dates(c: Connection, spec: ScheduleSpec) -> ScheduleSpec:
@@ -81,24 +121,6 @@ def _found(c: Connection, names: Sequence[str], *, lock: str = "") -> list[Calen
 
 def _calendar_from(row: Any) -> Calendar:
     return Calendar(row.name, tuple(orjson.loads(row.dates)))
-
-
-def _set(c: Connection, calendar: Calendar) -> int:
-    sql = """
-        INSERT INTO feedq.calendar AS k (name, dates) VALUES (:name, CAST(:dates AS jsonb))
-        ON CONFLICT (name) DO UPDATE SET dates = excluded.dates, updated_at = clock_timestamp()
-            WHERE k.dates <> excluded.dates
-        RETURNING name
-    """
-    parameters = {"name": calendar.name, "dates": stored_dates(calendar.dates)}
-    if c.execute(text(sql), parameters).one_or_none() is None:
-        return 0
-    sql = f"SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s WHERE {USED} ORDER BY s.id FOR NO KEY UPDATE"
-    found = [shown_schedule_from(row) for row in c.execute(text(sql), {"name": calendar.name})]
-    known = [schedule for schedule in found if schedule.unreadable is None]
-    _retime(c, known)
-    _record(c, EventKind.CALENDAR_CHANGED, calendar.name, dates=len(calendar.dates), schedules=len(known))
-    return len(known)
 
 
 def _retime(c: Connection, schedules: Sequence[Schedule]) -> None:
@@ -123,9 +145,7 @@ def _retime(c: Connection, schedules: Sequence[Schedule]) -> None:
         "fires": [schedule.next_fire_at for schedule in changed],
     }
     c.execute(text(sql), parameters)
-    active = [schedule.next_fire_at for schedule in changed if schedule.state is ScheduleState.ACTIVE]
-    if any(fires_at is not None and fires_at <= at + SOON for fires_at in active):
-        ring_some(c, 1)
+    ring_if_soon(c, changed, at)
 
 
 def _retimed(schedule: Schedule, at: datetime) -> Schedule:
@@ -133,26 +153,4 @@ def _retimed(schedule: Schedule, at: datetime) -> Schedule:
     tick = schedule.next_tick_at
     if tick is not None and tick <= at:
         return schedule
-    tick_at, fire_at = due.begin(schedule.spec, schedule_id=schedule.id, now=at)
-    return replace(schedule, next_tick_at=tick_at, next_fire_at=fire_at)
-
-
-def _remove(c: Connection, name: str) -> None:
-    sql = "SELECT name FROM feedq.calendar WHERE name = :name FOR UPDATE"
-    if c.execute(text(sql), {"name": name}).one_or_none() is None:
-        raise NotFound(f"no calendar named {name!r}; `feedq schedule calendar list` shows them all")
-    sql = f"SELECT s.name FROM feedq.schedule s WHERE {USED} ORDER BY s.name LIMIT {SHOWN_MAX + 1}"
-    users = [row.name for row in c.execute(text(sql), {"name": name})]
-    if users:
-        more = " and others" if len(users) > SHOWN_MAX else ""
-        raise Conflict(
-            f"calendar {name!r} is left out by {', '.join(users[:SHOWN_MAX])}{more}; take it from their "
-            "exclude.calendars first"
-        )
-    c.execute(text("DELETE FROM feedq.calendar WHERE name = :name"), {"name": name})
-    _record(c, EventKind.CALENDAR_REMOVED, name)
-
-
-def _record(c: Connection, kind: EventKind, name: str, **detail: Any) -> None:
-    sql = "INSERT INTO feedq.event (kind, detail) VALUES (:kind, CAST(:detail AS jsonb))"
-    c.execute(text(sql), {"kind": kind.value, "detail": orjson.dumps({"calendar": name} | detail).decode()})
+    return due.begin(schedule, now=at)

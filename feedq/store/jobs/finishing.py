@@ -1,12 +1,29 @@
-"""Finishing: an attempt ends, or is to be repeated, if it still is its worker's.
+"""How runs end: an attempt is finished by its worker, or taken from a worker that is gone.
 
-A finish names run, fence and worker. It has an effect only while the run is running under that fence: not when
-the attempt was taken away (its worker was declared gone), and not a second time. Those turned away are written
-down as events, unless the run was cancelled on purpose, the worker says itself that time ran out, or it thought
-a commit lost that has happened: then nothing is lost that anybody could miss.
+**Finishing.** A finish names run, fence and worker. It has an effect only while the run is running under that
+fence: not when the attempt was taken away (its worker was declared gone), and not a second time. Those turned
+away are written down as events, unless the run was cancelled on purpose, the worker says itself that time ran
+out, or it thought a commit lost that has happened: then nothing is lost that anybody could miss.
 
 The schedule's row is locked before its runs', and only when its failures in a row may change: a success after
-successes locks nothing but the run. `Ended` and `end` serve `feedq.store.jobs.expiry` as well.
+successes locks nothing but the run.
+
+**Expiry.** A run is its worker's as long as the worker's session lives; there is no lease of its own to
+renew. Until the worker is declared gone, nobody else ends the run, whatever its time-out says: its owner
+does, and may only be waiting for the database to tell it. An outage of the database is no loss of workers
+(`feedq.lease.Quiet`), so it ends no run. Afterwards the time-out decides nothing either: what becomes of the
+run is a matter of its semantics.
+
+Any node may expire, several at once: what one has locked the others skip. Nothing is waited for, so the order of
+locks matters to nobody else, and what was skipped is there for the next look.
+
+A worker that has lost all its sessions for a moment is taken for dead, and lives. So what it runs is left alone
+for `GRACE_S` from the suspicion on. Its process registers again within a fraction of that, and takes its runs over
+by their fences: each still `running` under the fence that the process has for it, so nobody else can have begun
+it. Whose heartbeats stayed away for a whole ttl, or who left, is owed no grace.
+
+The worker, should it live after all and come later (frozen, cut off), finds its fence passed when it finishes: the
+run has ended, or waits for an attempt under a new one.
 """
 
 from __future__ import annotations
@@ -19,14 +36,18 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from feedq.errors import InvalidInput
-from feedq.schedule.model import Finish, RunState
-from feedq.schedule.outcome import Ends, RetryIn, RunAgain, after_attempt, after_loss, counts_as_failure
+from feedq.schedule.model import Finish, Job, RunState
+from feedq.schedule.outcome import Ends, RetryIn, after_attempt, after_loss, counts_as_failure
 from feedq.schedule.plain import job_from_plain
-from feedq.store.jobs.writing import record
+from feedq.store.jobs.claiming import MISS_DEADLINES
+from feedq.store.jobs.rows import record
 from feedq.telemetry import EventKind
 
 REASON_CHARS_MAX = 2_000
 """Longer ones are cut: a traceback must not fill the table."""
+WORKER_GONE = "its worker was declared gone"
+GRACE_S = 1.0
+"""The runs of a process that was killed end later by this; the process that lives has to register within it."""
 
 # Only what is needed is read of the declaration: one that this release cannot read must not keep runs from ending.
 STANDING = """
@@ -77,20 +98,75 @@ _FAILURES = """
         AS given (id, failures, reason)
     WHERE s.id = given.id
 """
+_NOW = "statement_timestamp()"
+# A suspicion that lies ahead was before the database's clock was put back: no grace without an end.
+_OWNED = f"""EXISTS (
+    SELECT FROM feedq.worker w WHERE w.id = {{worker_id}} AND (w.state <> 'gone'
+        OR (w.suspected_at <= {_NOW} AND w.suspected_at > {_NOW} - make_interval(secs => {GRACE_S})))
+    OFFSET 0)"""
+# From one worker that runs something to the next, by the index: thousands may run, on a few workers.
+FOUND = f"""
+    WITH RECURSIVE holder (id) AS (
+        (SELECT worker_id FROM feedq.run WHERE state = 'running' ORDER BY worker_id LIMIT 1)
+        UNION ALL
+        SELECT (
+            SELECT r.worker_id FROM feedq.run r WHERE r.state = 'running' AND r.worker_id > h.id
+            ORDER BY r.worker_id LIMIT 1
+        ) FROM holder h WHERE h.id IS NOT NULL
+    ), gone AS (
+        SELECT h.id FROM holder h WHERE h.id IS NOT NULL
+            AND NOT {_OWNED.format(worker_id="h.id")}
+    )
+    SELECT r.id, r.schedule_id, r.worker_id FROM gone CROSS JOIN LATERAL (
+        SELECT id, schedule_id, worker_id FROM feedq.run WHERE worker_id = gone.id AND state = 'running' OFFSET 0
+    ) r LIMIT :limit
+"""
+_ANY_MISSED = f"SELECT EXISTS (SELECT FROM feedq.run WHERE state = 'waiting' AND start_by <= {_NOW})"
+_ANY = f"""
+    SELECT EXISTS (SELECT FROM feedq.run WHERE state = 'running')
+        OR EXISTS (SELECT FROM feedq.run WHERE state = 'waiting' AND start_by <= {_NOW})
+"""
+_LOCK_SCHEDULES_OF_LOST = f"""
+    SELECT {STANDING} FROM feedq.schedule s WHERE s.id = ANY(:ids) ORDER BY s.id FOR NO KEY UPDATE SKIP LOCKED
+"""
+# Of the worker that was found: a new one, which has taken it over meanwhile, this statement may not see yet.
+_LOCK_LOST = f"""
+    SELECT r.* FROM unnest(CAST(:ids AS bigint[]), CAST(:worker_ids AS uuid[])) AS given (id, worker_id)
+    CROSS JOIN LATERAL (
+        SELECT * FROM feedq.run WHERE id = given.id AND schedule_id = ANY(:schedule_ids)
+        OFFSET 0 FOR UPDATE SKIP LOCKED
+    ) r
+    WHERE r.state = 'running' AND r.worker_id IS NOT DISTINCT FROM given.worker_id
+        AND NOT {_OWNED.format(worker_id="r.worker_id")}
+"""
+_TAKE_OVER = """
+    WITH given AS (
+        SELECT r.id FROM (
+            SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:fences AS bigint[])) AS t (id, fence) ORDER BY id
+        ) t CROSS JOIN LATERAL (SELECT * FROM feedq.run WHERE id = t.id FOR UPDATE) r
+        WHERE r.fence = t.fence AND r.worker_id = :was AND r.state = 'running'
+            AND EXISTS (SELECT FROM feedq.worker WHERE id = :worker_id AND state <> 'gone')
+    )
+    UPDATE feedq.run r SET worker_id = :worker_id FROM given WHERE r.id = given.id RETURNING r.id
+"""
+_END_SESSIONS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND usename = current_user AND application_name = ANY(:names)
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What becomes of a running run; its row is locked."""
+    """What becomes of a running run."""
 
-    run_id: int
-    schedule_id: int
+    row: Any
+    """The run as it was found; it is locked."""
     state: RunState
     reason: str | None
-    attempt: int
-    losses: int
+    is_lost: bool = False
+    """Whether the attempt ended with its worker, or with nothing kept."""
     due_in_s: float | None = None
-    """Of one that waits again: None leaves it due when it was."""
+    """Of one that waits for another attempt. None: it is over, or is due when it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,32 +179,12 @@ class ScheduleStanding:
     is_removed: bool
     pause_on_failure: float | None
 
+    def is_too_many(self, failures: int) -> bool:
+        most = self.pause_on_failure
+        return most is not None and failures >= most and self.is_active and not self.is_removed
 
-class Failures:
-    """Runs in a row that did not succeed, by schedule."""
 
-    def __init__(self, standings: Mapping[int, ScheduleStanding]) -> None:
-        self._standings = standings
-        self.counts: dict[int, int] = {}
-        """Of schedules whose number changes."""
-
-    def count(self, ended: Ended) -> None:
-        standing = self._standings.get(ended.schedule_id)
-        if standing is None:
-            return
-        before = self.counts.get(ended.schedule_id, standing.failures)
-        if counts_as_failure(ended.state):
-            self.counts[ended.schedule_id] = before + 1
-        elif ended.state is RunState.SUCCEEDED and before:
-            self.counts[ended.schedule_id] = 0
-
-    def pauses(self) -> dict[int, str]:
-        """Schedules that had one too many, with the reason."""
-        return {
-            schedule_id: f"{failures} runs in a row did not succeed"
-            for schedule_id, failures in self.counts.items()
-            if _is_too_many(failures, self._standings[schedule_id])
-        }
+# -- told by the worker ------------------------------------------------------------------------------
 
 
 def finish(c: Connection, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
@@ -136,154 +192,20 @@ def finish(c: Connection, worker_id: UUID, finishes: Sequence[Finish]) -> list[i
     if not finishes:
         return []
     ids = [f.run_id for f in finishes]
-    standings = lock_schedules(c, ids, failed=[f.run_id for f in finishes if _may_repeat(f)])
+    failed = [f.run_id for f in finishes if _may_repeat(f)]
+    locked = c.execute(text(_LOCK_SCHEDULES), {"ids": ids, "failed": failed})
+    standings = {row.id: standing_from(row) for row in locked}
     runs = {row.id: row for row in c.execute(text(_LOCK_RUNS), {"ids": ids})}
     ended: dict[int, Ended] = {}
     for f in finishes:
         row = runs.get(f.run_id)
         if row is not None and f.run_id not in ended and is_current(row, worker_id, f.fence):
-            ended[f.run_id] = _after(row, f, standings.get(row.schedule_id))
+            standing = standings.get(row.schedule_id)
+            ended[f.run_id] = _after(row, f, is_removed=standing is not None and standing.is_removed)
         else:
             record_rejected(c, row, worker_id, f)
-    end(c, list(ended.values()), standings)
-    lost = [f.run_id for f in finishes if f.state is RunState.LOST and f.run_id in ended]
-    record_lost(c, [(runs[run_id], ended[run_id]) for run_id in lost], standings)
+    _end(c, list(ended.values()), standings)
     return list(ended)
-
-
-def is_current(row: Any, worker_id: UUID, fence: int) -> bool:
-    """Whether a run is this worker's, under this fence. The row is locked, so it stays so until the commit."""
-    return bool(row.state == RunState.RUNNING and row.fence == fence and row.worker_id == worker_id)
-
-
-def lock_schedules(
-    c: Connection, run_ids: Sequence[int], *, failed: Sequence[int]
-) -> dict[int, ScheduleStanding]:
-    """Lock the schedules of these runs whose failures may change, in the order of their ids."""
-    rows = c.execute(text(_LOCK_SCHEDULES), {"ids": list(run_ids), "failed": list(failed)})
-    return {row.id: standing_from(row) for row in rows}
-
-
-def standing_from(row: Any) -> ScheduleStanding:
-    return ScheduleStanding(row.name, row.failures, row.is_active, row.is_removed, row.pause_on_failure)
-
-
-def end(c: Connection, ended: Sequence[Ended], standings: Mapping[int, ScheduleStanding]) -> None:
-    """Write what became of these runs, and of their schedules. All rows are locked."""
-    if not ended:
-        return
-    parameters = {
-        "ids": [e.run_id for e in ended],
-        "states": [e.state.value for e in ended],
-        "reasons": [_cut(e.reason) for e in ended],
-        "attempts": [e.attempt for e in ended],
-        "losses": [e.losses for e in ended],
-        "dues": [e.due_in_s for e in ended],
-    }
-    c.execute(text(END), parameters)
-    failures = Failures(standings)
-    for one in ended:
-        failures.count(one)
-    _write_failures(c, failures, standings)
-
-
-def _write_failures(c: Connection, failures: Failures, standings: Mapping[int, ScheduleStanding]) -> None:
-    if not failures.counts:
-        return
-    pauses = failures.pauses()
-    parameters = {
-        "ids": list(failures.counts),
-        "failures": list(failures.counts.values()),
-        "reasons": [pauses.get(schedule_id) for schedule_id in failures.counts],
-    }
-    c.execute(text(_FAILURES), parameters)
-    for schedule_id, reason in pauses.items():
-        record(c, EventKind.SCHEDULE_PAUSED, standings[schedule_id].name, reason=reason)
-
-
-def _is_too_many(failures: int, standing: ScheduleStanding) -> bool:
-    most = standing.pause_on_failure
-    return most is not None and failures >= most and standing.is_active and not standing.is_removed
-
-
-def after_end(row: Any, state: RunState, reason: str | None, standing: ScheduleStanding | None) -> Ended:
-    """What becomes of a run whose attempt ended in this state: over, or to be repeated."""
-    match _decide(row, state, standing):
-        case Ends(final):
-            return Ended(row.id, row.schedule_id, final, reason, row.attempt, row.losses)
-        case RetryIn(seconds):
-            return Ended(
-                row.id, row.schedule_id, RunState.WAITING, reason, row.attempt + 1, row.losses, seconds
-            )
-
-
-def after_lost(row: Any, reason: str, standing: ScheduleStanding) -> Ended:
-    """What becomes of a run whose attempt ended with its worker, or with nothing kept."""
-    losses = row.losses + 1
-    match _after_loss(row, standing, losses):
-        case Ends(state):
-            return Ended(row.id, row.schedule_id, state, reason, row.attempt, losses)
-        case RunAgain():
-            return Ended(
-                row.id, row.schedule_id, RunState.WAITING, reason, row.attempt + 1, losses, due_in_s=0.0
-            )
-
-
-def _after_loss(row: Any, standing: ScheduleStanding, losses: int) -> RunAgain | Ends:
-    if standing.is_removed:
-        return Ends(RunState.LOST)
-    try:
-        return after_loss(job_from_plain(row.job), losses=losses)
-    except (InvalidInput, ValueError):
-        return Ends(RunState.LOST)  # of another release: whether it may be run twice cannot be known here
-
-
-def record_lost(
-    c: Connection, lost: Sequence[tuple[Any, Ended]], standings: Mapping[int, ScheduleStanding]
-) -> None:
-    """Write down attempts that were lost, each with its row as it was found."""
-    for row, one in lost:
-        record(
-            c,
-            EventKind.RUN_LOST,
-            standings[row.schedule_id].name,
-            key=row.key,
-            run=row.id,
-            attempt=row.attempt,
-            state=one.state.value,
-        )
-
-
-def _decide(row: Any, state: RunState, standing: ScheduleStanding | None) -> RetryIn | Ends:
-    if standing is not None and standing.is_removed:
-        return Ends(state)  # nobody wants another attempt
-    try:
-        job = job_from_plain(row.job)
-    except (InvalidInput, ValueError):
-        return Ends(state)  # of another release: how often it may be repeated cannot be known here
-    # Lost attempts use up no retries.
-    return after_attempt(job, attempt=max(row.attempt - row.losses, 1), ended=state)
-
-
-def _cut(reason: str | None) -> str | None:
-    # NUL cannot be stored in a text column.
-    return None if reason is None else reason.replace("\x00", "�")[:REASON_CHARS_MAX]
-
-
-def _may_repeat(f: Finish) -> bool:
-    """Whether its schedule must be looked at, under a lock: for its failures, and whether it is there at all."""
-    return counts_as_failure(f.state) or f.state is RunState.WAITING
-
-
-def _after(row: Any, f: Finish, standing: ScheduleStanding | None) -> Ended:
-    if f.state is RunState.LOST:
-        assert standing is not None, "locked for its failures"
-        return after_lost(row, f.reason or "", standing)
-    if f.state is not RunState.WAITING:
-        return after_end(row, f.state, f.reason, standing)
-    # Given back: as if it had never been claimed, unless its schedule is gone meanwhile.
-    state = RunState.CANCELLED if standing is not None and standing.is_removed else RunState.WAITING
-    return Ended(row.id, row.schedule_id, state, f.reason, row.attempt, row.losses)
 
 
 def record_rejected(
@@ -300,7 +222,7 @@ def record_rejected(
     record(
         c,
         EventKind.RUN_FINISH_REJECTED,
-        schedule if row is None else row.schedule,
+        schedule=schedule if row is None else row.schedule,
         key=key if row is None else row.key,
         run=f.run_id,
         fence=f.fence,
@@ -308,3 +230,171 @@ def record_rejected(
         state=f.state.value,
         found=None if row is None else row.state,
     )
+
+
+def is_current(row: Any, worker_id: UUID, fence: int) -> bool:
+    """Whether a run is this worker's, under this fence. The row is locked, so it stays so until the commit."""
+    return bool(row.state == RunState.RUNNING and row.fence == fence and row.worker_id == worker_id)
+
+
+def standing_from(row: Any) -> ScheduleStanding:
+    return ScheduleStanding(row.name, row.failures, row.is_active, row.is_removed, row.pause_on_failure)
+
+
+def _may_repeat(f: Finish) -> bool:
+    """Whether its schedule must be looked at, under a lock: for its failures, and whether it is there at all."""
+    return counts_as_failure(f.state) or f.state is RunState.WAITING
+
+
+# -- what becomes of it ------------------------------------------------------------------------------
+
+
+def _after(row: Any, f: Finish, *, is_removed: bool) -> Ended:
+    """What becomes of a run whose attempt ended so. Of a removed schedule nobody wants another attempt."""
+    if f.state is RunState.LOST:
+        return _after_loss(row, f.reason, is_removed=is_removed)
+    if f.state is RunState.WAITING:
+        # Given back: as if it had never been claimed.
+        return Ended(row, RunState.CANCELLED if is_removed else RunState.WAITING, f.reason)
+    job = None if is_removed else _job_of(row)
+    if job is None:
+        return Ended(row, f.state, f.reason)
+    # Lost attempts use up no retries.
+    return _ended(row, after_attempt(job, attempt=max(row.attempt - row.losses, 1), ended=f.state), f.reason)
+
+
+def _after_loss(row: Any, reason: str | None, *, is_removed: bool) -> Ended:
+    """What becomes of a run whose attempt ended with its worker, or with nothing kept."""
+    job = None if is_removed else _job_of(row)
+    decision = Ends(RunState.LOST) if job is None else after_loss(job, losses=row.losses + 1)
+    return _ended(row, decision, reason, is_lost=True)
+
+
+def _ended(row: Any, decision: Ends | RetryIn, reason: str | None, *, is_lost: bool = False) -> Ended:
+    match decision:
+        case Ends(state):
+            return Ended(row, state, reason, is_lost)
+        case RetryIn(seconds):
+            return Ended(row, RunState.WAITING, reason, is_lost, seconds)
+
+
+def _job_of(row: Any) -> Job | None:
+    """None for one of another release: how often it may be run cannot be known here."""
+    try:
+        return job_from_plain(row.job)
+    except (InvalidInput, ValueError):
+        return None
+
+
+def _end(c: Connection, ended: Sequence[Ended], standings: Mapping[int, ScheduleStanding]) -> None:
+    """Write what became of these runs, and of their schedules. All rows are locked."""
+    if not ended:
+        return
+    parameters = {
+        "ids": [one.row.id for one in ended],
+        "states": [one.state.value for one in ended],
+        "reasons": [_cut(one.reason) for one in ended],
+        "attempts": [one.row.attempt + (one.due_in_s is not None) for one in ended],
+        "losses": [one.row.losses + one.is_lost for one in ended],
+        "dues": [one.due_in_s for one in ended],
+    }
+    c.execute(text(END), parameters)
+    _count_failures(c, ended, standings)
+    for one in ended:
+        if one.is_lost:
+            record(
+                c,
+                EventKind.RUN_LOST,
+                schedule=standings[one.row.schedule_id].name,
+                key=one.row.key,
+                run=one.row.id,
+                attempt=one.row.attempt,
+                state=one.state.value,
+            )
+
+
+def _count_failures(c: Connection, ended: Sequence[Ended], standings: Mapping[int, ScheduleStanding]) -> None:
+    """Count runs in a row that did not succeed, and pause the schedules that had one too many."""
+    counts: dict[int, int] = {}
+    for one in ended:
+        schedule_id = one.row.schedule_id
+        if schedule_id not in standings:
+            continue
+        before = counts.get(schedule_id, standings[schedule_id].failures)
+        if counts_as_failure(one.state):
+            counts[schedule_id] = before + 1
+        elif one.state is RunState.SUCCEEDED and before:
+            counts[schedule_id] = 0
+    if not counts:
+        return
+    pauses = {
+        schedule_id: f"{failures} runs in a row did not succeed"
+        for schedule_id, failures in counts.items()
+        if standings[schedule_id].is_too_many(failures)
+    }
+    reasons = [pauses.get(schedule_id) for schedule_id in counts]
+    c.execute(text(_FAILURES), {"ids": list(counts), "failures": list(counts.values()), "reasons": reasons})
+    for schedule_id, reason in pauses.items():
+        record(c, EventKind.SCHEDULE_PAUSED, schedule=standings[schedule_id].name, reason=reason)
+
+
+def _cut(reason: str | None) -> str | None:
+    # NUL cannot be stored in a text column.
+    return None if reason is None else reason.replace("\x00", "�")[:REASON_CHARS_MAX]
+
+
+# -- taken from a worker that is gone ----------------------------------------------------------------
+
+
+def is_needed(c: Connection) -> bool:
+    """Whether anything runs, or has missed its start deadline: nearly all looks find nothing."""
+    return bool(c.execute(text(_ANY)).scalar_one())
+
+
+def expire(c: Connection, *, limit: int) -> int:
+    """Take at most ``limit`` runs from workers that are gone. Returns how many.
+
+    Runs that missed their start deadline are ended, too: where nobody claims, nobody else does it.
+    """
+    if c.execute(text(_ANY_MISSED)).scalar_one():
+        c.execute(text(MISS_DEADLINES))
+    found = c.execute(text(FOUND), {"limit": limit}).all()
+    if not found:
+        return 0
+    schedule_ids = sorted({row.schedule_id for row in found})
+    standings = {
+        row.id: standing_from(row) for row in c.execute(text(_LOCK_SCHEDULES_OF_LOST), {"ids": schedule_ids})
+    }
+    parameters = {
+        "ids": [row.id for row in found],
+        "worker_ids": [row.worker_id for row in found],
+        "schedule_ids": list(standings),
+    }
+    lost = [
+        _after_loss(row, WORKER_GONE, is_removed=standings[row.schedule_id].is_removed)
+        for row in c.execute(text(_LOCK_LOST), parameters)
+    ]
+    _end(c, lost, standings)
+    end_sessions(c, [(one.row.id, one.row.fence) for one in lost])
+    return len(lost)
+
+
+def session_name(run_id: int, fence: int) -> str:
+    """What the session of a `transactional` job is called on the server."""
+    return f"feedq-job/{run_id}/{fence}"
+
+
+def end_sessions(c: Connection, runs: Sequence[tuple[int, int]]) -> None:
+    """End the transactions of runs (id, fence) that were taken away: nothing in them can be committed any more."""
+    c.execute(text(_END_SESSIONS), {"names": [session_name(*run) for run in runs]})
+
+
+def take_over(c: Connection, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
+    """Make these runs of a former session of the process (id → fence) this session's. Returns those that are."""
+    parameters = {
+        "worker_id": worker_id,
+        "was": was,
+        "ids": list(fences),
+        "fences": list(fences.values()),
+    }
+    return {row.id for row in c.execute(text(_TAKE_OVER), parameters)}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -22,14 +22,10 @@ from sqlalchemy import Connection, text
 
 from feedq.schedule import due
 from feedq.schedule.due import Firing, Unfinished
-from feedq.schedule.model import Hint, Overlap, RunState, Schedule, ScheduleState
+from feedq.schedule.model import Fired, Hint, Overlap, RunState, Schedule
 from feedq.schedule.outcome import LEFT_OUT
 from feedq.schedule.spread import segment_of
-from feedq.store.channels import NotifyReason, ring_workers
-from feedq.store.jobs.base import Fired
-from feedq.store.jobs.pauses import UNFIRED
-from feedq.store.jobs.run_rows import SCHEDULE_COLUMNS, schedule_from
-from feedq.store.jobs.writing import UNFINISHED, record
+from feedq.store.jobs.rows import SCHEDULE_COLUMNS, UNFIRED, cancel, record, schedule_from, unfinished
 from feedq.telemetry import EventKind
 
 DECIDE_S = 0.25
@@ -64,31 +60,6 @@ _PAUSED = text(f"""
     SELECT {SCHEDULE_COLUMNS}, {_NOW} AS now FROM feedq.schedule s
     WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL AND paused_until <= {_NOW}
     ORDER BY paused_until LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
-""")
-_COUNT = text(f"""
-    SELECT given.id, u.waiting, u.running FROM unnest(CAST(:ids AS bigint[])) AS given (id) CROSS JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE state = 'waiting')::int AS waiting,
-            count(*) FILTER (WHERE state = 'running')::int AS running
-        -- In an order that only `run_unfinished` has: others have the whole history of a schedule.
-        FROM (SELECT state FROM feedq.run WHERE schedule_id = given.id AND {UNFINISHED}
-              ORDER BY state OFFSET 0) r
-    ) u
-""")
-_CANCEL = text(f"""
-    WITH given AS (
-        SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:reasons AS text[])) AS t (schedule_id, reason)
-    ), listed AS (
-        SELECT r.id FROM given CROSS JOIN LATERAL (
-            SELECT id FROM feedq.run WHERE schedule_id = given.schedule_id AND {UNFINISHED}
-            ORDER BY state OFFSET 0
-        ) r
-    ), found AS MATERIALIZED (
-        SELECT r.* FROM (SELECT id FROM listed ORDER BY id) l CROSS JOIN LATERAL (
-            SELECT id, schedule_id, state FROM feedq.run WHERE id = l.id OFFSET 0 FOR UPDATE
-        ) r WHERE {UNFINISHED}
-    )
-    UPDATE feedq.run r SET state = 'cancelled', reason = given.reason, ended_at = clock_timestamp()
-    FROM found JOIN given USING (schedule_id) WHERE r.id = found.id RETURNING r.worker_id
 """)
 _INSERT = text(f"""
     INSERT INTO feedq.run (schedule_id, kind, key, tick_at, ticks, last_tick_at, due_at, rank_at, start_by, state,
@@ -170,7 +141,8 @@ def fire(c: Connection, *, limit: int, ageing_s: float) -> Fired:
     """Fire what is due of at most ``limit`` schedules."""
     paused = c.execute(_PAUSED, {"limit": limit}).all()
     rows = [*paused, *c.execute(_DUE, {"limit": limit}).all()]
-    decided, problems = _decide(rows, _unfinished(c, rows), resuming={row.id for row in paused})
+    counted = unfinished(c, [row.id for row in rows]) if rows else {}
+    decided, problems = _decide(rows, counted, resuming={row.id for row in paused})
     hints = write(c, decided, ageing_s=ageing_s)
     _pause(c, problems)
     waits_s = look(c).next_in_s
@@ -254,14 +226,7 @@ def advance(c: Connection, decided: Sequence[Decided]) -> None:
     c.execute(_ADVANCE, parameters)
     for d in decided:
         if d.is_resumed:
-            record(c, EventKind.SCHEDULE_RESUMED, d.schedule.spec.name, reason="its pause was over")
-
-
-def _unfinished(c: Connection, rows: Sequence[Any]) -> dict[int, Unfinished]:
-    if not rows:
-        return {}
-    counted = c.execute(_COUNT, {"ids": [row.id for row in rows]})
-    return {row.id: Unfinished(row.waiting, row.running) for row in counted}
+            record(c, EventKind.SCHEDULE_RESUMED, schedule=d.schedule.spec.name, reason="its pause was over")
 
 
 def _decide(
@@ -289,14 +254,8 @@ def _decide(
 def _decide_one(row: Any, unfinished: Unfinished, *, is_resumed: bool) -> Decided:
     schedule = schedule_from(row)
     if is_resumed:
-        tick_at, fire_at = due.resumed(schedule, now=row.now)
-        schedule = replace(
-            schedule,
-            state=ScheduleState.ACTIVE,
-            paused_until=None,
-            next_tick_at=tick_at,
-            next_fire_at=fire_at,
-        )
+        schedule = due.resumed(schedule, now=row.now)
+        tick_at, fire_at = schedule.next_tick_at, schedule.next_fire_at
         if fire_at is None or fire_at > row.now:
             return Decided(schedule, Firing((), False, tick_at, fire_at, False), is_resumed)
     firing = due.fire(schedule, now=row.now, unfinished=unfinished)
@@ -315,13 +274,8 @@ def _moves_on(schedule: Schedule, firing: Firing, now: datetime) -> bool:
 
 def _cancel_others(c: Connection, decided: Sequence[Decided]) -> None:
     """Before the new ones are written: all that have not ended are others."""
-    reasons = {d.schedule.id: _why(d) for d in decided if d.firing.cancel_others}
-    if not reasons:
-        return
-    parameters = {"ids": list(reasons), "reasons": list(reasons.values())}
-    workers = {row.worker_id for row in c.execute(_CANCEL, parameters)} - {None}
-    if workers:
-        ring_workers(c, list(workers), NotifyReason.JOBS)
+    if reasons := {d.schedule.id: _why(d) for d in decided if d.firing.cancel_others}:
+        cancel(c, reasons, (RunState.WAITING, RunState.RUNNING))
 
 
 def _why(decided: Decided) -> str:
@@ -337,4 +291,4 @@ def _pause(c: Connection, problems: Sequence[FiringProblem]) -> None:
     parameters = {"ids": [p.schedule_id for p in problems], "reasons": [p.reason for p in problems]}
     c.execute(_PAUSE, parameters)
     for problem in problems:
-        record(c, EventKind.SCHEDULE_PAUSED, problem.name, reason=problem.reason)
+        record(c, EventKind.SCHEDULE_PAUSED, schedule=problem.name, reason=problem.reason)

@@ -3,7 +3,7 @@
 To plan a claim takes the server several times as long as to execute it. A plan that is kept must be right however
 many runs wait later, also if there was none when it was made. So the session allows no plan that would depend on
 it: no sort, no bitmap, no hash and no merge. What is left for each part is the index that has its order, read row
-by row until there are enough (`feedq.store.jobs.candidates`).
+by row until there are enough.
 
 What is not of the common kind goes the other way, in transactions of several statements
 (`feedq.store.jobs.claiming`, `feedq.store.jobs.finishing`): queues with limits, start deadlines that have
@@ -16,12 +16,10 @@ answer was heard, all has: as with the others.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import psycopg2
@@ -29,12 +27,19 @@ from psycopg2 import errorcodes
 from psycopg2.extensions import connection as Session  # noqa: N812 -- a class, named as the others are
 from psycopg2.extras import NamedTupleCursor
 
-from feedq.schedule.model import Finish, RunState
-from feedq.store.engine import PLANNER
-from feedq.store.jobs.base import Granted, Offer
-from feedq.store.jobs.candidates import BY_ID, FIRST, LOOK, DueScan, look_from, look_parameters
-from feedq.store.jobs.claiming import CLAIM, ClaimedRuns, taken_from
-from feedq.store.worker_session import connect, unavailable
+from feedq.schedule.model import Finish, Granted, Offer, RunState
+from feedq.store.database import PLANNER, PreparedStatement, connect, unavailable
+from feedq.store.jobs.claiming import (
+    BY_ID,
+    CLAIM,
+    FIRST,
+    LOOK,
+    ClaimedRuns,
+    DueScan,
+    look_from,
+    look_parameters,
+    taken_from,
+)
 
 PLANS = {
     **PLANNER,
@@ -75,39 +80,14 @@ SUCCEED = f"""
     UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = clock_timestamp()
     FROM found WHERE r.ctid = found.at RETURNING r.id
 """
-_PARAMETER = re.compile(r"(?<!:):([a-z_]+)\b")
 _NOT_HERE = {errorcodes.INVALID_SQL_STATEMENT_NAME, errorcodes.DUPLICATE_PREPARED_STATEMENT}
 """What a pooler's other backend says."""
 
 
-class PreparedStatement(NamedTuple):
-    """One that is prepared once a session."""
-
-    prepare: str
-    execute: str
-
-    @classmethod
-    def of(cls, name: str, sql: str) -> PreparedStatement:
-        """``sql`` with parameters such as ``:ids``, each of the type that `TYPES` says."""
-        numbers: dict[str, int] = {}
-        following = count(1)
-
-        def number(found: re.Match[str]) -> str:
-            if found[1] not in numbers:
-                numbers[found[1]] = next(following)
-            return f"${numbers[found[1]]}"
-
-        numbered = _PARAMETER.sub(number, sql)
-        types, values = ", ".join(TYPES[p] for p in numbers), ", ".join(f"%({p})s" for p in numbers)
-        if not numbers:
-            return cls(f"PREPARE {name} AS {numbered}", f"EXECUTE {name}")
-        return cls(f"PREPARE {name} ({types}) AS {numbered}", f"EXECUTE {name} ({values})")
-
-
-_FIRST = PreparedStatement.of("feedq_first", FIRST)
-_LOOK = PreparedStatement.of("feedq_look", LOOK.replace("{lock}", ""))
-_CLAIM = PreparedStatement.of("feedq_claim", CLAIM)
-_SUCCEED = PreparedStatement.of("feedq_succeed", SUCCEED)
+_FIRST = PreparedStatement.of("feedq_first", FIRST, TYPES)
+_LOOK = PreparedStatement.of("feedq_look", LOOK.replace("{lock}", ""), TYPES)
+_CLAIM = PreparedStatement.of("feedq_claim", CLAIM, TYPES)
+_SUCCEED = PreparedStatement.of("feedq_succeed", SUCCEED, TYPES)
 
 
 class PreparedRuns:

@@ -1,117 +1,469 @@
-"""Schedules on PostgreSQL: each method one transaction, the work of which is in the modules beside."""
+"""Desired state: what people do with schedules, each verb one transaction that also writes history.
+
+Edits look forward only. They move the watermark to ticks that are yet to come, reach no run that there is,
+and fire no tick that is past.
+
+Runs that somebody asks for (triggers, backfills, entries of beat) are made under the lock of the schedule's
+row, as firing makes them, so that an overlap policy sees what others have made. They go to no worker in
+particular: whoever is told first takes them.
+
+A pause that has to do with the declaration ends with the next one: it asked for the pause, or firing could decide
+nothing by it. All others last until somebody resumes the schedule, or until their time is up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import attrgetter
+from typing import Any
+from uuid import uuid4
 
+import orjson
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import IntegrityError
+
+from feedq.errors import Conflict, InvalidInput
+from feedq.schedule import due
+from feedq.schedule.cron import parse
 from feedq.schedule.model import (
+    BACKFILL_MAX,
+    BEAT_PREFIX,
+    Beat,
+    Cron,
     Job,
+    Overlap,
     Run,
+    RunKind,
     RunState,
     Schedule,
     ScheduleSpec,
     ScheduleState,
-    ScheduleView,
-    UnreadableSpec,
 )
+from feedq.schedule.outcome import RunMove, states_before
+from feedq.schedule.plain import from_plain, to_plain
+from feedq.schedule.timing import fire_time
+from feedq.store.aggregate import in_transaction
+from feedq.store.channels import NotifyReason, notify_workers
 from feedq.store.database import Database
-from feedq.store.jobs import asking, declaring, run_listing, serving
-from feedq.store.jobs.run_rows import declared_from
+from feedq.store.jobs.calendars import with_dates
+from feedq.store.jobs.listing import ScheduleListing, run_of
+from feedq.store.jobs.rows import (
+    DECLARED,
+    SCHEDULE_COLUMNS,
+    UNFIRED,
+    cancel,
+    locked,
+    locked_row,
+    now,
+    record,
+    ring_if_soon,
+    ring_some,
+    shown_schedule_from,
+    stored,
+    stored_job,
+    unfinished,
+)
+from feedq.telemetry import EventKind
+from feedq.values import instant
 
 AGEING_S = 1.0
 """So many seconds of waiting make up for a point of priority."""
+TRIGGER_PREFIX = "trigger:"
+KEY_MAX = 200
+"""Characters of a run's key: it is part of the correlation id in every log line of the job."""
+REASON_MAX = 1_000
+"""Characters of the reason of a pause: it is shown in lists."""
+REMOVED = "its schedule was removed"
+PURGED = "purged"
+CANCELLED = "cancelled by hand"
+_INSERT = text("""
+    INSERT INTO feedq.run
+        (schedule_id, kind, key, tick_at, due_at, rank_at, start_by, state, reason, ended_at,
+         job, queue, exclusive)
+    SELECT :schedule_id, :kind, given.key, coalesce(given.tick_at, clock.now), clock.now,
+        -- A microsecond apart, so that what is given in an order is taken in it.
+        clock.now + (given.n - 1) * interval '1 microsecond' - make_interval(secs => :ahead_s),
+        clock.now + make_interval(secs => :start_deadline_s),
+        given.state, given.reason, CASE WHEN given.state <> 'waiting' THEN clock.now END,
+        CAST(:job AS jsonb), :queue, :exclusive
+    FROM (SELECT clock_timestamp() AS now) clock,
+        unnest(CAST(:keys AS text[]), CAST(:ticks AS timestamptz[]), CAST(:states AS text[]),
+               CAST(:reasons AS text[])) WITH ORDINALITY AS given (key, tick_at, state, reason, n)
+    ORDER BY given.n
+    ON CONFLICT (schedule_id, key) DO NOTHING
+    RETURNING id
+""")
 
 
-class PostgresSchedules:
-    """`feedq.store.jobs.base.ScheduleStore` on PostgreSQL."""
+@dataclass(frozen=True, slots=True)
+class _NewRun:
+    """A run about to be written. Any worker may take it at once: it has no segment."""
+
+    key: str
+    tick_at: datetime | None
+    """None: now."""
+    state: RunState = RunState.WAITING
+    reason: str | None = None
+
+
+class ScheduleStore(ScheduleListing):
+    """Declared schedules, and the runs that somebody asks for; `ScheduleListing` has what reads them.
+
+    What needs a declaration that this release cannot read raises `Unreadable`; to edit, pause, purge and
+    remove such a schedule, or to list it with others, does not. Thread-safe.
+    """
 
     def __init__(self, database: Database, *, ageing_s: float = AGEING_S) -> None:
-        self._database = database
+        super().__init__(database)
         self._ageing_s = ageing_s
 
-    def add(self, spec: ScheduleSpec) -> Schedule:
-        with self._database.transaction() as c:
-            return declaring.add(c, spec)
+    # -- declarations --------------------------------------------------------------------------------
 
-    def edit(self, name: str, spec: ScheduleSpec) -> Schedule:
-        with self._database.transaction() as c:
-            return declaring.edit(c, name, spec)
+    @in_transaction
+    def add(self, c: Connection, spec: ScheduleSpec) -> Schedule:
+        """Its first tick is the first after now. Raises `Conflict` when a schedule of that name exists."""
+        spec = with_dates(c, _as_stored(spec))
+        # Jitter is hashed from the id, so the first tick cannot be known before it.
+        sql = "SELECT nextval(pg_get_serial_sequence('feedq.schedule', 'id')) AS id, clock_timestamp() AS now"
+        given = c.execute(text(sql)).one()
+        state = ScheduleState.PAUSED if spec.paused else ScheduleState.ACTIVE
+        reason = DECLARED if spec.paused else None
+        schedule = Schedule(given.id, spec, state, None, reason, 1, None, None, 0, given.now, given.now)
+        sql = f"""
+            INSERT INTO feedq.schedule AS s (id, name, job, timing, policy, excluded, state, pause_reason,
+                next_tick_at, next_fire_at, created_at, updated_at) OVERRIDING SYSTEM VALUE
+            VALUES (:id, :name, CAST(:job AS jsonb), CAST(:timing AS jsonb), CAST(:policy AS jsonb),
+                CAST(:excluded AS jsonb), :state, :pause_reason, :next_tick_at, :next_fire_at, :now, :now)
+            RETURNING {SCHEDULE_COLUMNS}
+        """
+        begun = due.begin(schedule, now=given.now)
+        added = _write(c, sql, {**_columns(begun), "now": given.now})
+        record(c, EventKind.SCHEDULE_ADDED, schedule=spec.name, generation=1)
+        if spec.paused:
+            record(c, EventKind.SCHEDULE_PAUSED, schedule=spec.name, reason=DECLARED)
+        ring_if_soon(c, [added], given.now)
+        return added
 
-    def remove(self, name: str) -> Schedule:
-        with self._database.transaction() as c:
-            return declaring.remove(c, name)
+    @in_transaction
+    def edit(self, c: Connection, name: str, spec: ScheduleSpec) -> Schedule:
+        """Replace the declaration; an unchanged one keeps generation and watermark. With another timing the
+        watermark goes to the first tick after now. ``spec.paused`` pauses. Without it a pause ends that was
+        declared, or that firing made because it could decide nothing; never one by hand or by failures. Raises
+        `NotFound`."""
+        spec = with_dates(c, _as_stored(spec))
+        current = shown_schedule_from(locked_row(c, name))
+        # Of one that cannot be read not even what does not change is known.
+        is_readable = current.unreadable is None
+        if isinstance(current.spec.timing, Beat) or isinstance(spec.timing, Beat):
+            raise Conflict(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
+        if is_readable and spec == current.spec:
+            return current
+        at = now(c)
+        edited = replace(current, spec=spec, generation=current.generation + 1, unreadable=None)
+        edited = _with_watermark(edited, current, at) if is_readable else due.begin(edited, now=at)
+        ends_pause = _ends_when_declared(current.pause_reason)
+        if spec.paused and (ends_pause or current.state is ScheduleState.ACTIVE):
+            edited = replace(edited, state=ScheduleState.PAUSED, pause_reason=DECLARED)
+        elif ends_pause:
+            edited = due.resumed(edited, now=at)
+        changed = [
+            f.name
+            for f in dataclasses.fields(ScheduleSpec)
+            if not is_readable or getattr(spec, f.name) != getattr(current.spec, f.name)
+        ]
+        edited = _replace(c, edited)
+        record(
+            c, EventKind.SCHEDULE_EDITED, schedule=spec.name, generation=edited.generation, changed=changed
+        )
+        if edited.state is not current.state:
+            is_paused = edited.state is ScheduleState.PAUSED
+            kind = EventKind.SCHEDULE_PAUSED if is_paused else EventKind.SCHEDULE_RESUMED
+            record(c, kind, schedule=spec.name, reason=edited.pause_reason or "declared so")
+        ring_if_soon(c, [edited], at)
+        return edited
 
-    def pause(self, name: str, *, until: datetime | None = None, reason: str | None = None) -> Schedule:
-        with self._database.transaction() as c:
-            return declaring.pause(c, name, until=until, reason=reason)
+    @in_transaction
+    def remove(self, c: Connection, name: str) -> Schedule:
+        """With its waiting runs cancelled; a running one may end, and its history stays until retention. One
+        declared anew under the name is another schedule. Raises `NotFound`."""
+        current = locked_row(c, name)
+        cancelled = cancel(c, {current.id: REMOVED}, (RunState.WAITING,))
+        sql = f"""
+            UPDATE feedq.schedule s SET removed_at = clock_timestamp(), updated_at = clock_timestamp()
+            WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
+        """
+        removed = _write(c, sql, {"id": current.id, "name": name})
+        record(c, EventKind.SCHEDULE_REMOVED, schedule=name, cancelled=cancelled)
+        return removed
 
-    def resume(self, name: str) -> Schedule:
-        with self._database.transaction() as c:
-            return declaring.resume(c, name)
+    @in_transaction
+    def pause(
+        self, c: Connection, name: str, *, until: datetime | None = None, reason: str | None = None
+    ) -> Schedule:
+        """Fire no tick until it is resumed. Raises `NotFound`."""
+        if until is not None and until.utcoffset() is None:
+            raise InvalidInput("until: must end with a Z or an offset such as +01:00")
+        _check_reason(reason)
+        current = locked_row(c, name)
+        if (current.state, current.paused_until, current.pause_reason) == (
+            ScheduleState.PAUSED,
+            until,
+            reason,
+        ):
+            return shown_schedule_from(current)
+        sql = f"""
+            UPDATE feedq.schedule s SET state = 'paused', paused_until = :until, pause_reason = :reason,
+                updated_at = clock_timestamp()
+            WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
+        """
+        paused = _write(c, sql, {"id": current.id, "until": until, "reason": reason})
+        said = None if until is None else until.isoformat()
+        record(c, EventKind.SCHEDULE_PAUSED, schedule=name, reason=reason, until=said)
+        return paused
 
-    def trigger(self, name: str, *, key: str | None = None, job: Job | None = None) -> Run:
-        with self._database.transaction() as c:
-            return asking.trigger(c, name, key=key, job=job, ageing_s=self._ageing_s)
+    @in_transaction
+    def resume(self, c: Connection, name: str) -> Schedule:
+        """Its failures in a row are forgotten. Raises `NotFound`."""
+        current = locked(c, name)
+        if current.state is ScheduleState.ACTIVE and current.failures == 0:
+            return current
+        # What was declared as paused is so no longer: to declare it once more is an edit again.
+        resumed = replace(current, spec=replace(current.spec, paused=False), failures=0)
+        if current.state is ScheduleState.PAUSED:
+            at = now(c)
+            resumed = due.resumed(resumed, now=at)
+            record(c, EventKind.SCHEDULE_RESUMED, schedule=name)
+            ring_if_soon(c, [resumed], at)
+        return _replace(c, resumed)
 
-    def backfill(self, name: str, ticks: Sequence[datetime]) -> tuple[int, int]:
-        with self._database.transaction() as c:
-            return asking.backfill(c, name, ticks, ageing_s=self._ageing_s)
+    # -- runs that somebody asks for -----------------------------------------------------------------
 
-    def purge(self, name: str) -> int:
-        with self._database.transaction() as c:
-            return asking.purge(c, name)
+    @in_transaction
+    def trigger(self, c: Connection, name: str, *, key: str | None = None, job: Job | None = None) -> Run:
+        """A run now, even of a paused schedule, under its overlap policy: the run may come back as
+        `SKIPPED_OVERLAP`. A key that was used before gives the run of then. ``job`` stands in for its own."""
+        said = str(uuid4()) if key is None else _checked(key)
+        key = trigger_key(said)
+        schedule = locked(c, name)
+        found = _run_of(c, schedule, key, said)
+        if found is not None:
+            return found
+        spec = schedule.spec
+        if spec.overlap is Overlap.CANCEL_OTHER:
+            reason = f"overlap is {Overlap.CANCEL_OTHER}, and the trigger {said} came"
+            cancel(c, {schedule.id: reason}, (RunState.WAITING, RunState.RUNNING))
+        objection = due.refusal(spec, unfinished(c, [schedule.id])[schedule.id])
+        state = RunState.WAITING if objection is None else RunState.SKIPPED_OVERLAP
+        (made,) = self._insert(
+            c,
+            schedule,
+            [_NewRun(key, None, state, objection)],
+            kind=RunKind.TRIGGER,
+            job=job,
+            start_deadline_s=spec.start_deadline_s,
+        )
+        if state is RunState.WAITING:
+            ring_some(c, 1)
+        return run_of(c, made)
 
-    def cancel_run(self, run_id: int) -> Run:
-        with self._database.transaction() as c:
-            return asking.cancel_run(c, run_id)
+    @in_transaction
+    def backfill(self, c: Connection, name: str, ticks: Sequence[datetime]) -> tuple[int, int]:
+        """Runs for these ticks, one after another, at most `BACKFILL_MAX`. Returns how many were made and how
+        many ticks had a run already."""
+        if any(tick.utcoffset() is None for tick in ticks):
+            raise InvalidInput("a tick of a backfill must end with a Z or an offset such as +01:00")
+        wanted = sorted(dict.fromkeys(ticks))
+        if len(wanted) > BACKFILL_MAX:
+            raise InvalidInput(
+                f"a backfill of {len(wanted)} ticks is too large; at most {BACKFILL_MAX} at a time, "
+                "so do the range in parts"
+            )
+        schedule = locked(c, name)
+        # No start deadline: they wait for one another, as long as it takes.
+        runs = [_NewRun(instant(tick), tick) for tick in wanted]
+        made = self._insert(c, schedule, runs, kind=RunKind.BACKFILL)
+        if made:
+            # Of those that go one after another, each free slot finds the next by itself.
+            ring_some(c, 1 if schedule.spec.overlap is not Overlap.ALLOW_ALL else len(made))
+        return len(made), len(wanted) - len(made)
 
-    def once(self, entry: str, key: str, tick_at: datetime, job: Job) -> bool:
-        with self._database.transaction() as c:
-            return asking.once(c, entry, key, tick_at, job, ageing_s=self._ageing_s)
+    @in_transaction
+    def once(self, c: Connection, entry: str, key: str, tick_at: datetime, job: Job) -> bool:
+        """Enqueue a tick of a beat entry, unless that was done; False then. The schedule behind it,
+        ``beat:entry``, is made as needed, and shown with all others. While that is paused nothing is enqueued."""
+        _checked(key)
+        schedule = _behind(c, entry, job)
+        if schedule.state is ScheduleState.PAUSED:
+            return False
+        made = self._insert(c, schedule, [_NewRun(key, tick_at)], kind=RunKind.BEAT)
+        if made:
+            ring_some(c, 1)
+        return bool(made)
 
-    def get(self, name: str) -> Schedule:
-        with self._database.transaction() as c:
-            return run_listing.get(c, name)
+    @in_transaction
+    def purge(self, c: Connection, name: str) -> int:
+        """Cancel its waiting runs. Returns how many."""
+        return cancel(c, {locked_row(c, name).id: PURGED}, (RunState.WAITING,))
 
-    def view(self, name: str) -> ScheduleView:
-        with self._database.transaction() as c:
-            return run_listing.view(c, name)
+    @in_transaction
+    def cancel_run(self, c: Connection, run_id: int) -> Run:
+        """Waiting or running; the worker of a running one is told. Raises `NotFound`, or `Conflict` when it has
+        ended."""
+        sql = """
+            UPDATE feedq.run SET state = 'cancelled', reason = :reason, ended_at = clock_timestamp()
+            WHERE id = :id AND state = ANY(:states) RETURNING worker_id
+        """
+        states = [state.value for state in states_before(RunMove.CANCEL)]
+        row = c.execute(text(sql), {"id": run_id, "states": states, "reason": CANCELLED}).one_or_none()
+        run = run_of(c, run_id)
+        if row is None:
+            raise Conflict(
+                f"run {run_id} of {run.schedule} has ended ({run.state}); there is nothing to cancel"
+            )
+        if row.worker_id is not None:
+            notify_workers(c, [row.worker_id], NotifyReason.JOBS)
+        return run
 
-    def views(
+    def _insert(
         self,
+        c: Connection,
+        schedule: Schedule,
+        runs: Sequence[_NewRun],
         *,
-        prefix: str = "",
-        after: str = "",
-        state: ScheduleState | None = None,
-        limit: int = run_listing.PAGE_MAX,
-    ) -> list[ScheduleView]:
-        with self._database.transaction() as c:
-            return run_listing.views(c, prefix=prefix, after=after, state=state, limit=limit)
+        kind: RunKind,
+        job: Job | None = None,
+        start_deadline_s: float | None = None,
+    ) -> list[int]:
+        """Write these runs, due now and one after another. Returns the ids of those whose key was new."""
+        job = schedule.spec.job if job is None else job
+        parameters = {
+            "schedule_id": schedule.id,
+            "kind": kind.value,
+            "keys": [run.key for run in runs],
+            "ticks": [run.tick_at for run in runs],
+            "states": [run.state.value for run in runs],
+            "reasons": [run.reason for run in runs],
+            "job": stored_job(job),
+            "queue": job.queue,
+            "ahead_s": job.priority * self._ageing_s,
+            "exclusive": schedule.spec.overlap is not Overlap.ALLOW_ALL,
+            "start_deadline_s": start_deadline_s,
+        }
+        return [row.id for row in c.execute(_INSERT, parameters)]
 
-    def urgent(self, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
-        with self._database.transaction() as c:
-            return run_listing.urgent(c, failing=failing, limit=limit)
 
-    def unserved(self, names: Collection[str]) -> dict[str, str]:
-        with self._database.transaction() as c:
-            return serving.unserved(c, names)
+def _ends_when_declared(reason: str | None) -> bool:
+    return reason is not None and (reason == DECLARED or reason.startswith(UNFIRED))
 
-    def specs(self) -> dict[str, ScheduleSpec | UnreadableSpec]:
-        with self._database.transaction() as c:
-            rows = run_listing.specs(c)
-        return {row.name: declared_from(row) for row in rows}
 
-    def runs(
-        self, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50
-    ) -> list[Run]:
-        with self._database.transaction() as c:
-            return run_listing.runs(c, name, states=states, limit=limit)
+def _check_reason(reason: str | None) -> None:
+    """Of a person. Raises `InvalidInput`."""
+    if reason is None:
+        return
+    if len(reason) > REASON_MAX or not reason.isprintable():
+        raise InvalidInput(f"reason: must be printable, and at most {REASON_MAX} characters")
+    if _ends_when_declared(reason):
+        # An edit would end the pause of somebody who wants it to last.
+        raise InvalidInput(f"reason: {reason!r} is what feedq itself says; say it in other words")
 
-    def run(self, run_id: int) -> Run:
-        with self._database.transaction() as c:
-            return run_listing.run(c, run_id)
 
-    def counts(self, name: str) -> dict[RunState, int]:
-        with self._database.transaction() as c:
-            return run_listing.counts(c, name)
+def _as_stored(spec: ScheduleSpec) -> ScheduleSpec:
+    """As it will be read again, so that two can be compared: tuples for lists, floats for whole numbers."""
+    return from_plain(orjson.loads(orjson.dumps(to_plain(spec))))
+
+
+def _with_watermark(edited: Schedule, before: Schedule, at: datetime) -> Schedule:
+    spec, tick = edited.spec, before.next_tick_at
+    if _has_other_ticks(spec, before.spec):
+        return due.begin(edited, now=at)
+    if spec.jitter_s != before.spec.jitter_s and tick is not None:
+        return replace(edited, next_fire_at=fire_time(spec, schedule_id=edited.id, tick=tick))
+    return edited
+
+
+def _has_other_ticks(spec: ScheduleSpec, before: ScheduleSpec) -> bool:
+    """By another timing; or by another name, from which each ``H`` of the same one is hashed."""
+    timing, bounds = spec.timing, attrgetter("timing", "start_at", "end_at", "exclude")
+    if bounds(spec) != bounds(before) or not isinstance(timing, Cron):
+        return bool(bounds(spec) != bounds(before))
+    rules = [[parse(text, name=one.name) for text in timing.expressions] for one in (spec, before)]
+    return rules[0] != rules[1]
+
+
+def _replace(c: Connection, schedule: Schedule) -> Schedule:
+    """Write the whole row, which is locked."""
+    sql = f"""
+        UPDATE feedq.schedule s SET name = :name, job = CAST(:job AS jsonb), timing = CAST(:timing AS jsonb),
+            policy = CAST(:policy AS jsonb), excluded = CAST(:excluded AS jsonb), state = :state,
+            paused_until = :paused_until, pause_reason = :pause_reason, generation = :generation,
+            next_tick_at = :next_tick_at, next_fire_at = :next_fire_at, failures = :failures,
+            updated_at = clock_timestamp()
+        WHERE id = :id RETURNING {SCHEDULE_COLUMNS}
+    """
+    return _write(c, sql, _columns(schedule))
+
+
+def _columns(schedule: Schedule) -> dict[str, Any]:
+    return {
+        **stored(schedule.spec),
+        "id": schedule.id,
+        "state": schedule.state.value,
+        "paused_until": schedule.paused_until,
+        "pause_reason": schedule.pause_reason,
+        "generation": schedule.generation,
+        "next_tick_at": schedule.next_tick_at,
+        "next_fire_at": schedule.next_fire_at,
+        "failures": schedule.failures,
+    }
+
+
+def _write(c: Connection, sql: str, columns: dict[str, Any]) -> Schedule:
+    try:
+        return shown_schedule_from(c.execute(text(sql), columns).one())
+    except IntegrityError as error:
+        if getattr(error.orig, "pgcode", None) != "23505":
+            raise
+        raise Conflict(
+            f"schedule {columns['name']!r} exists already; `feedq schedule edit` changes it"
+        ) from None
+
+
+def _behind(c: Connection, entry: str, job: Job) -> Schedule:
+    """The schedule behind an entry of beat, with this job, its row locked."""
+    # Beat sends what it likes when it likes: one run does not wait for another.
+    spec = ScheduleSpec(BEAT_PREFIX + entry, Beat(), job, overlap=Overlap.ALLOW_ALL)
+    # Of two that make it at once the second waits here, finds it made, and changes nothing.
+    sql = """
+        INSERT INTO feedq.schedule AS s (name, job, timing, policy)
+        VALUES (:name, CAST(:job AS jsonb), CAST(:timing AS jsonb), CAST(:policy AS jsonb))
+        ON CONFLICT (name) WHERE removed_at IS NULL DO UPDATE
+            SET job = excluded.job, generation = s.generation + 1, updated_at = clock_timestamp()
+            WHERE s.job <> excluded.job
+    """
+    c.execute(text(sql), stored(spec))
+    return locked(c, spec.name)
+
+
+def trigger_key(said: str) -> str:
+    """The key of a run that was triggered with this: ``trigger:invoice-4711``. No tick has such a key, whatever
+    was said, so that no trigger takes the place of a tick."""
+    return said if said.startswith(TRIGGER_PREFIX) else TRIGGER_PREFIX + said
+
+
+def _checked(key: str) -> str:
+    if not key or len(key) > KEY_MAX or not key.isprintable():
+        raise InvalidInput(f"the key of a run must be printable, of 1 to {KEY_MAX} characters")
+    return key
+
+
+def _run_of(c: Connection, schedule: Schedule, key: str, said: str) -> Run | None:
+    """The run of this trigger. Releases that knew no prefix have stored what was said as it was."""
+    sql = """
+        SELECT id FROM feedq.run WHERE schedule_id = :id AND key = ANY(:keys) AND kind = 'trigger'
+        ORDER BY id LIMIT 1
+    """
+    found = c.execute(text(sql), {"id": schedule.id, "keys": [key, said]}).scalar_one_or_none()
+    return None if found is None else run_of(c, found)

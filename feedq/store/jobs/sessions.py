@@ -19,13 +19,13 @@ says so all the same: an end of this kind has an effect only on a run that is st
 
 Each session has a connection of its own, outside the pool: a job may keep it for hours, and heartbeats and claims
 must not wait for one. The server ends a transaction whose job has been silent for as long as its run may take; one
-whose run was taken away is ended at once (`end_sessions`), so that a frozen worker does not hold up its successor
-with what it has locked.
+whose run was taken away is ended at once (`feedq.store.jobs.finishing.end_sessions`), so that a frozen worker does
+not hold up its successor with what it has locked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
 from typing import Any
@@ -37,7 +37,7 @@ from sqlalchemy.orm import Session
 
 from feedq.errors import JobSessionLost, RunCancelled, RunTakenAway, Unavailable
 from feedq.schedule.model import ClaimedRun, Finish, RunState
-from feedq.store.engine import make_lone_engine, translate_errors
+from feedq.store.database import make_lone_engine, translate_errors
 from feedq.store.jobs import finishing
 
 MARGIN_S = 5.0
@@ -55,7 +55,7 @@ _NO_FAILURES = text("""
     WHERE failures > 0 AND id = (SELECT schedule_id FROM feedq.run WHERE id = :id)
 """)
 # The fence is of one claim. If the session that made it is gone, the run was taken over by its process's next one
-# (`feedq.store.jobs.expiry`), or would not be running under this fence any more.
+# (`feedq.store.jobs.finishing`), or would not be running under this fence any more.
 COMPLETE = """
     UPDATE feedq.run r SET state = 'succeeded', reason = NULL, ended_at = clock_timestamp()
     WHERE r.id = :id AND r.fence = :fence AND r.state = 'running' AND (r.worker_id = :worker_id
@@ -66,14 +66,10 @@ _FOUND = """
     SELECT s.name AS schedule, r.key, r.state, r.fence
     FROM feedq.run r JOIN feedq.schedule s ON s.id = r.schedule_id WHERE r.id = :id
 """
-_END_SESSIONS = """
-    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-    WHERE datname = current_database() AND usename = current_user AND application_name = ANY(:names)
-"""
 
 
 class JobSessions:
-    """`feedq.store.jobs.base.Runs.transact` on PostgreSQL. Thread-safe."""
+    """Sessions of `transactional` jobs, each on a connection of its own. Thread-safe."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -104,7 +100,9 @@ class JobSessions:
             with translate_errors(self._url):
                 connection = self._engine.connect()
                 try:
-                    connection.execute(_PREPARE, {"name": _name(run.id, run.fence), "ms": _timeout_ms(run)})
+                    connection.execute(
+                        _PREPARE, {"name": finishing.session_name(run.id, run.fence), "ms": _timeout_ms(run)}
+                    )
                 except BaseException:
                     connection.close()
                     raise
@@ -171,15 +169,6 @@ def record_rejected(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
     found = c.execute(text(_FOUND), {"id": run.id}).one_or_none()
     end = Finish(run.id, run.fence, RunState.SUCCEEDED)
     finishing.record_rejected(c, found, worker_id, end, schedule=run.schedule, key=run.key)
-
-
-def end_sessions(c: Connection, runs: Sequence[tuple[int, int]]) -> None:
-    """End the transactions of runs (id, fence) that were taken away: nothing in them can be committed any more."""
-    c.execute(text(_END_SESSIONS), {"names": [_name(*run) for run in runs]})
-
-
-def _name(run_id: int, fence: int) -> str:
-    return f"feedq-job/{run_id}/{fence}"
 
 
 def _timeout_ms(run: ClaimedRun) -> str:

@@ -2,15 +2,10 @@
 
 from alembic import context
 
-from feedq.store.tables import SCHEMA, metadata
-
-connection = context.config.attributes["connection"]
 context.configure(
-    connection=connection,
-    target_metadata=metadata,
-    include_schemas=True,
+    connection=context.config.attributes["connection"],
     version_table="alembic_version",
-    version_table_schema=SCHEMA,
+    version_table_schema="feedq",
     transaction_per_migration=True,
 )
 with context.begin_transaction():

@@ -1,11 +1,13 @@
 """${message}."""
 
-from alembic import op
-import sqlalchemy as sa
+from feedq.store.migrations import run_live
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 
+STATEMENTS = """
+"""
+
 
 def upgrade() -> None:
-    ${upgrades if upgrades else "pass"}
+    run_live(STATEMENTS)

@@ -10,8 +10,9 @@ from uuid import UUID, uuid4
 from feedq import lease as policy
 from feedq.errors import Conflict, NotFound
 from feedq.model import Event, Feed, FeedSpec, FeedView, Identity, Lease, TargetState
-from feedq.store.history import HistoryKept, folded
+from feedq.store.history import HistoryKept
 from feedq.telemetry import EventKind
+from tests.fakes.memory.history import folded
 from tests.fakes.memory.moves import move
 from tests.fakes.memory.tables import MemoryDatabase, statement
 

@@ -15,7 +15,7 @@ from feedq.lease import RATE_TIME_S, Move, is_reapable, objection_to_move
 from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Worker, WorkerState, WorkerTarget
 from feedq.placement import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
 from feedq.settings import DEFAULT_SINK
-from feedq.store.measured import WEIGHT_MIN
+from feedq.store.assigning import WEIGHT_MIN
 from feedq.telemetry import EventKind
 from tests.fakes.memory.tables import MemoryDatabase
 
@@ -46,7 +46,7 @@ def remote_of(spec: FeedSpec) -> str:
 
 
 def experiences(db: MemoryDatabase, *, proven: bool) -> dict[str, Experience]:
-    """As `feedq.store.held.experiences`."""
+    """As `feedq.store.assigning.experiences`."""
     failed: dict[str, dict[str, datetime]] = {}
     landed: dict[str, dict[str, datetime]] = {}
     for x in db.tables.leases.values():
@@ -205,7 +205,7 @@ def promise_to_successors(db: MemoryDatabase, now: datetime) -> None:
 
 
 def effective_weight(db: MemoryDatabase, feed: Feed, lease: Lease, *, measured: float) -> float:
-    """What a feed weighs now: see `feedq.store.measured`."""
+    """What a feed weighs now: see `feedq.store.assigning`."""
     workers = [w for w in db.tables.workers.values() if w.state is not WorkerState.GONE]
     feeds = max(1, sum(x.worker_id is not None for x in db.tables.leases.values()))
     mean_rows = sum(w.load.rows_per_s for w in workers) / feeds

@@ -71,7 +71,7 @@ class MemoryPass:
             self._shorten_delays(pass_at - self.now)
 
     def _shorten_delays(self, by: timedelta) -> None:
-        """The clock was put back: see `feedq.store.clockstep`."""
+        """The clock was put back: see `feedq.store.passes`."""
         tables, now = self._db.tables, self.now
         for lease in list(tables.leases.values()):
             tables.leases[lease.feed_id] = replace(
@@ -242,7 +242,8 @@ class MemoryPass:
     def evened_out(self) -> str | None:
         return self._db.tables.evened_out
 
-    def note_evened_out(self, fingerprint: str) -> None:
+    @evened_out.setter
+    def evened_out(self, fingerprint: str | None) -> None:
         self._db.tables.evened_out = fingerprint
 
     @statement
@@ -272,7 +273,7 @@ class MemoryPass:
             if assigned.reason is None:
                 self._record(EventKind.LEASE_ASSIGNED, assigned)
             assignments.append(Assignment(feed_id, assigned.epoch, worker_id, worker.queue))
-        self._db.ring(sorted({assignment.worker_id for assignment in assignments}))
+        self._db.notify(sorted({assignment.worker_id for assignment in assignments}))
         return assignments
 
     @statement

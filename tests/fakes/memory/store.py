@@ -104,7 +104,7 @@ class MemoryStore:
         """The server starts anew: rows stay, every session breaks."""
         self.database.started_at = self.database.now()
         self.database.sessions.clear()
-        self.database.rings.clear()
+        self.database.notifications.clear()
 
     def lose_answers(self, count: int) -> None:
         """The next ``count`` statements take effect, and their callers are told `Unavailable`."""
@@ -114,13 +114,13 @@ class MemoryStore:
         """The next ``count`` passes fail at their commit and leave nothing behind."""
         self.database.commits_to_fail = count
 
-    def lose_rings(self, count: int) -> None:
+    def lose_notifications(self, count: int) -> None:
         """The next ``count`` notifications of workers are heard by nobody, as behind a pooler."""
-        self.database.rings_to_lose = count
+        self.database.notifications_to_lose = count
 
-    def delay_rings(self, seconds: float) -> None:
+    def delay_notifications(self, seconds: float) -> None:
         """From now on workers hear of a notification so much later than it was sent."""
-        self.database.rings_take_s = seconds
+        self.database.notifications_take_s = seconds
 
     def drop_sessions(self, worker_id: UUID) -> None:
         """What the kernel does for a killed process: its sockets close, its locks are gone."""

@@ -84,10 +84,10 @@ class MemoryDatabase:
         self.sessions: dict[UUID, set[object]] = {}
         self.session_locks: set[UUID] = set()
         """Workers that have held a session; before the first one its absence is no crash."""
-        self.rings: dict[UUID, list[float]] = {}
+        self.notifications: dict[UUID, list[float]] = {}
         """When a worker's listener hears the notifications that it has not heard yet."""
-        self.rings_to_lose = 0
-        self.rings_take_s = 0.0
+        self.notifications_to_lose = 0
+        self.notifications_take_s = 0.0
         self.pass_open = False
         self.away = False
         self.answers_to_lose = 0
@@ -140,18 +140,20 @@ class MemoryDatabase:
     def wake(self) -> None:
         self.tables.wakes += 1
 
-    def ring(self, worker_ids: Iterable[UUID]) -> None:
+    def notify(self, worker_ids: Iterable[UUID]) -> None:
         for worker_id in worker_ids:
-            if self.rings_to_lose:
-                self.rings_to_lose -= 1
+            if self.notifications_to_lose:
+                self.notifications_to_lose -= 1
             else:
-                self.rings.setdefault(worker_id, []).append(self.clock.monotonic() + self.rings_take_s)
+                self.notifications.setdefault(worker_id, []).append(
+                    self.clock.monotonic() + self.notifications_take_s
+                )
 
     def hear(self, worker_id: UUID) -> bool:
         """Whether a notification has come in since the last time."""
-        coming, now = self.rings.pop(worker_id, []), self.clock.monotonic()
+        coming, now = self.notifications.pop(worker_id, []), self.clock.monotonic()
         if late := [at for at in coming if at > now]:
-            self.rings[worker_id] = late
+            self.notifications[worker_id] = late
         return len(late) < len(coming)
 
     def stamp_alive(self, gap_s: float) -> None:
@@ -246,7 +248,7 @@ class MemoryDatabase:
             **said,
         )
         assert lease.worker_id is not None
-        self.ring([lease.worker_id])
+        self.notify([lease.worker_id])
 
     def free(self, worker_ids: Collection[UUID], move: Move, reason: Reason) -> int:
         """Back to idle with everything that these workers hold in a state that ``move`` starts from."""

@@ -1,8 +1,4 @@
-"""Feeds, leases, workers, history, the fleet row and the beat's leader row.
-
-Written out, not generated from `feedq.store.tables`: a migration must not change when the tables do. A
-contract test compares the two.
-"""
+"""Feeds, leases, workers, history, the fleet row and the beat's leader row."""
 
 from alembic import op
 
@@ -29,6 +25,7 @@ def upgrade() -> None:
             updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
             removed_at timestamptz
         );
+        -- A removed feed keeps its row until nobody streams it, and its name is free at once.
         CREATE UNIQUE INDEX feed_name ON feedq.feed (name) WHERE removed_at IS NULL;
         CREATE INDEX feed_dirty ON feedq.feed (id) WHERE dirty;
 
@@ -78,6 +75,7 @@ def upgrade() -> None:
             last_record_at timestamptz,
             cursor jsonb,
             CONSTRAINT lease_owner CHECK ((state = 'idle') = (worker_id IS NULL))
+        -- Progress is written often and touches no indexed column: there is room for it within the page.
         ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
         CREATE INDEX lease_waiting ON feedq.lease (feed_id)
             WHERE state = 'idle' AND reason NOT IN ('paused', 'failed', 'removed');
@@ -107,6 +105,7 @@ def upgrade() -> None:
         );
         INSERT INTO feedq.fleet DEFAULT VALUES;
 
+        -- The elected beat, beside its session lock: the expiry is what replaces a frozen leader.
         CREATE TABLE feedq.leader (
             name text PRIMARY KEY,
             holder uuid NOT NULL,

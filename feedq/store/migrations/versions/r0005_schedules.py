@@ -1,10 +1,9 @@
 """Schedules, their runs, the limits of job queues, and how many runs a worker takes.
 
-Runs on a live database, as 0003 does: a statement at a time, and each can be repeated. What is there already is
-touched only by a column with a constant default, which rewrites nothing.
+What is there already is touched only by a column with a constant default, which rewrites nothing.
 """
 
-from alembic import op
+from feedq.store.migrations import run_live
 
 revision = "0005"
 down_revision = "0004"
@@ -12,10 +11,12 @@ down_revision = "0004"
 TABLES = """
     ALTER TABLE feedq.worker ADD COLUMN IF NOT EXISTS job_slots integer NOT NULL DEFAULT 0;
 
+    -- One for the whole cluster, so that it grows whatever becomes of a run.
     CREATE SEQUENCE IF NOT EXISTS feedq.run_fence;
 
     CREATE TABLE IF NOT EXISTS feedq.schedule (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        -- In the order of bytes, as its index is, whatever language the database speaks: pages go by it.
         name text COLLATE "C" NOT NULL,
         job jsonb NOT NULL,
         timing jsonb NOT NULL,
@@ -32,6 +33,7 @@ TABLES = """
         updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
         removed_at timestamptz,
         CONSTRAINT schedule_watermark CHECK ((next_tick_at IS NULL) = (next_fire_at IS NULL))
+    -- The watermark moves with every tick, and its index with it: that keeps dead rows few.
     ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 
     CREATE TABLE IF NOT EXISTS feedq.run (
@@ -54,6 +56,7 @@ TABLES = """
         attempt integer NOT NULL DEFAULT 1,
         losses integer NOT NULL DEFAULT 0,
         fence bigint NOT NULL DEFAULT 0,
+        -- No foreign key: sessions of workers are forgotten sooner than runs, and claims must not lock them.
         worker_id uuid,
         started_at timestamptz,
         deadline_at timestamptz,
@@ -78,6 +81,7 @@ TABLES = """
 """
 
 INDEXES = """
+    -- A removed schedule keeps its row as long as its history, and its name is free at once.
     CREATE UNIQUE INDEX IF NOT EXISTS schedule_name ON feedq.schedule (name) WHERE removed_at IS NULL;
     CREATE INDEX IF NOT EXISTS schedule_due ON feedq.schedule (next_fire_at)
         WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL;
@@ -85,16 +89,20 @@ INDEXES = """
         WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL;
     CREATE INDEX IF NOT EXISTS schedule_removed ON feedq.schedule (removed_at) WHERE removed_at IS NOT NULL;
 
+    -- Once per tick, whoever fires it and however often.
     CREATE UNIQUE INDEX IF NOT EXISTS run_key ON feedq.run (schedule_id, key);
     CREATE INDEX IF NOT EXISTS run_of_schedule ON feedq.run (schedule_id, id);
+    -- What people look for first.
     CREATE INDEX IF NOT EXISTS run_unsuccessful ON feedq.run (id)
         WHERE state IN ('failed', 'timed_out', 'lost', 'cancelled', 'skipped_overlap', 'missed_deadline',
             'missed_catchup');
+    -- The overlap policies, whoever claims at the same moment.
     CREATE UNIQUE INDEX IF NOT EXISTS run_one_at_a_time ON feedq.run (schedule_id)
         WHERE state = 'running' AND exclusive;
     CREATE INDEX IF NOT EXISTS run_running ON feedq.run (schedule_id, fence) WHERE state = 'running';
     CREATE INDEX IF NOT EXISTS run_waiting ON feedq.run (queue, rank_at)
         WHERE state = 'waiting' AND NOT (exclusive AND kind = 'backfill');
+    -- A backfill waits in a line of its own.
     CREATE INDEX IF NOT EXISTS run_backfill ON feedq.run (schedule_id, tick_at)
         WHERE state = 'waiting' AND exclusive AND kind = 'backfill';
     CREATE INDEX IF NOT EXISTS run_line ON feedq.run (schedule_id, tick_at)
@@ -112,8 +120,4 @@ INDEXES = """
 
 
 def upgrade() -> None:
-    with op.get_context().autocommit_block():
-        op.execute("SET statement_timeout = 0")
-        for statements in (TABLES, INDEXES):
-            for statement in filter(str.strip, statements.split(";")):
-                op.execute(statement)
+    run_live(TABLES, INDEXES)

@@ -1,9 +1,6 @@
-"""What tells whose fault a failure is: of a feed, of a worker, or of a sink.
+"""What tells whose fault a failure is: of a feed, of a worker, or of a sink."""
 
-Runs on a live database, as 0003 does: a statement at a time, and each can be repeated.
-"""
-
-from alembic import op
+from feedq.store.migrations import run_live
 
 revision = "0006"
 down_revision = "0005"
@@ -34,7 +31,4 @@ COLUMNS = """
 
 
 def upgrade() -> None:
-    with op.get_context().autocommit_block():
-        op.execute("SET statement_timeout = 0")
-        for statement in filter(str.strip, COLUMNS.split(";")):
-            op.execute(statement)
+    run_live(COLUMNS)

@@ -1,9 +1,6 @@
-"""Named calendars of days that schedules leave out, and their dates beside each schedule that does.
+"""Named calendars of days that schedules leave out, and their dates beside each schedule that does."""
 
-Runs on a live database, as 0003 does: a statement at a time, and each can be repeated.
-"""
-
-from alembic import op
+from feedq.store.migrations import run_live
 
 revision = "0007"
 down_revision = "0006"
@@ -21,7 +18,4 @@ STATEMENTS = """
 
 
 def upgrade() -> None:
-    with op.get_context().autocommit_block():
-        op.execute("SET statement_timeout = 0")
-        for statement in filter(str.strip, STATEMENTS.split(";")):
-            op.execute(statement)
+    run_live(STATEMENTS)

@@ -1,9 +1,6 @@
-"""Which tasks workers know, so that each claims only runs that it can do; and runs in lanes by what they ask for.
+"""The tasks that workers know, so that each claims only runs that it can do; and an index of what waits."""
 
-Runs on a live database, as 0003 does: a statement at a time, and each can be repeated.
-"""
-
-from alembic import op
+from feedq.store.migrations import run_live
 
 revision = "0008"
 down_revision = "0007"
@@ -27,7 +24,4 @@ STATEMENTS = """
 
 
 def upgrade() -> None:
-    with op.get_context().autocommit_block():
-        op.execute("SET statement_timeout = 0")
-        for statement in filter(str.strip, STATEMENTS.split(";")):
-            op.execute(statement)
+    run_live(STATEMENTS)

@@ -1,9 +1,6 @@
-"""History that folds the same trouble of a feed into one event.
+"""History that folds the same trouble of a feed into one event."""
 
-Runs on a live database, as 0003 does: a statement at a time, and each can be repeated.
-"""
-
-from alembic import op
+from feedq.store.migrations import run_live
 
 revision = "0009"
 down_revision = "0008"
@@ -14,9 +11,10 @@ COLUMNS = """
         ADD COLUMN IF NOT EXISTS since timestamptz
 """
 
-# As `feedq.store.history` says it. The one that is kept is the one that comes, so that events stay in the order of
-# their ids. Of what somebody trims just now nothing is folded: to wait for a pass could be to wait for each other.
-# With its owner's rights, for those who may write history and not change it.
+# As `feedq.store.history` says it, and `tests/fakes/memory/history.py` in Python. The one that is kept is the one
+# that comes, so that events stay in the order of their ids. Of what somebody trims just now nothing is folded: to
+# wait for a pass could be to wait for each other. With its owner's rights, for those who may write history and not
+# change it.
 FOLD = """
     CREATE OR REPLACE FUNCTION feedq.fold_event() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $body$
@@ -66,6 +64,4 @@ TRIGGER = """
 
 
 def upgrade() -> None:
-    with op.get_context().autocommit_block():
-        for statement in (COLUMNS, FOLD, TRIGGER):
-            op.execute(statement)
+    run_live(COLUMNS, FOLD, TRIGGER)

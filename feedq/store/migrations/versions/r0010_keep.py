@@ -1,9 +1,6 @@
-"""Which schedules keep a history of their own.
+"""Which schedules keep a history of their own."""
 
-Runs on a live database, as 0003 does: a statement at a time, and each can be repeated.
-"""
-
-from alembic import op
+from feedq.store.migrations import run_live
 
 revision = "0010"
 down_revision = "0009"
@@ -15,6 +12,4 @@ INDEX = """
 
 
 def upgrade() -> None:
-    with op.get_context().autocommit_block():
-        op.execute("SET statement_timeout = 0")
-        op.execute(INDEX)
+    run_live(INDEX)

@@ -2,13 +2,11 @@
 
 Ids of feeds declared from here on begin at a number of this installation's own, so that no other one, and no
 control database made anew, gives out the same.
-
-Runs on a live database, as 0003 does: a statement at a time, and each can be repeated.
 """
 
 import secrets
 
-from alembic import op
+from feedq.store.migrations import run_live
 
 revision = "0012"
 down_revision = "0011"
@@ -35,8 +33,4 @@ RANGES = 2**26
 
 def upgrade() -> None:
     first = (1 + secrets.randbelow(RANGES - 1)) << RANGE_BITS
-    with op.get_context().autocommit_block():
-        op.execute("SET statement_timeout = 0")
-        for statement in STATEMENTS.split(";"):
-            op.execute(statement)
-        op.execute(f"ALTER TABLE feedq.feed ALTER COLUMN id RESTART WITH {first}")
+    run_live(STATEMENTS, f"ALTER TABLE feedq.feed ALTER COLUMN id RESTART WITH {first}")

@@ -1,0 +1,302 @@
+"""`feedq schedule next`, `trigger` and `backfill`: the ticks to come, and runs that somebody asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import islice, takewhile
+from math import inf
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import click
+
+from feedq.cli.invocation import Invocation, pass_invocation, yes_option
+from feedq.cli.options import duration, moment
+from feedq.cli.output import TableColumn, answer, write_table
+from feedq.cli.schedule_declare import (
+    arguments_options,
+    read_arguments,
+    read_spec,
+    timing_options,
+    with_options,
+)
+from feedq.cli.tables import warn_unserved
+from feedq.errors import InvalidInput
+from feedq.report.rows import run_row
+from feedq.schedule.entries import TIMING_KEYS, job_problems
+from feedq.schedule.exclusions import with_calendars
+from feedq.schedule.model import BACKFILL_MAX, Cron, Job, Run, RunState, ScheduleSpec, ScheduleState, Timing
+from feedq.schedule.timing import delayed, ticks_after
+from feedq.values import DEFAULT_ZONE, check_zone, instant
+from feedq.wording import ERROR_WIDTH, counted, cut, printable, timing_words, why_run
+
+TRIED = "example"
+"""Name of a schedule that there is not; ``H`` in its expression is hashed from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickPreview:
+    """One tick to come."""
+
+    tick: datetime
+    local: datetime
+    fires: datetime
+    note: str
+
+
+@click.command("next", short_help="The ticks to come, in UTC and on the clock of the zone.")
+@click.argument("name", required=False)
+@click.option("--count", type=click.IntRange(1, 1_000), default=20, show_default=True, help="How many.")
+@click.option("--from", "begin", metavar="TIME", help="Those from this time on. [default: now]")
+@timing_options
+@pass_invocation
+def next_(
+    invocation: Invocation, /, *, name: str | None, count: int, begin: str | None, **timing: Any
+) -> None:
+    """The next ticks of a schedule, or of an expression to try: in UTC and on the clock of its zone.
+
+    Where clocks are changed between two of them, a note says so. Nothing is fired.
+
+    \b
+    Example:
+      feedq schedule next acme/cleanup --count 5
+      feedq schedule next --cron "30 2 * * *" --zone Europe/Berlin --from 2027-03-26
+    """
+    given = {key: value for key, value in timing.items() if value is not None}
+    schedule_id, state = 0, ScheduleState.ACTIVE
+    if given.keys() & TIMING_KEYS.keys():
+        spec = read_spec(with_options({"name": name or TRIED, "task": TRIED}, given))
+        if spec.exclude.calendars:
+            spec = with_calendars(spec, invocation.jobs.calendars.all())
+    elif name is None:
+        raise click.UsageError("say which: the NAME of a schedule, or --cron, --every or --at to try")
+    elif others := given.keys() - {"zone"}:
+        option = min(others).replace("_", "-")
+        raise click.UsageError(f"--{option} goes with --cron, --every or --at, and not with a schedule")
+    else:
+        schedule = invocation.jobs.schedules.get(name)
+        spec, schedule_id, state = schedule.spec, schedule.id, schedule.state
+    zone = checked_zone(given.get("zone") or zone_of(spec.timing))
+    after = invocation.clock.now() if begin is None else moment(begin, zone, option="--from")
+    if begin is not None:
+        # A tick at that very time is one of them.
+        after -= timedelta(microseconds=1)
+    found = list(islice(previews(spec, schedule_id=schedule_id, after=after, zone=zone), count))
+
+    def write() -> None:
+        aside = (
+            "" if state is ScheduleState.ACTIVE else " (paused: none of these is fired until it is resumed)"
+        )
+        click.echo(printable(f"{spec.name}: {timing_words(spec.timing)}") + aside)
+        if found:
+            write_table(found, _columns(zone, jittered=spec.jitter_s > 0))
+        else:
+            click.echo("no tick is left")
+
+    answer(invocation, _document(spec, zone, state, found), write)
+
+
+def zone_of(timing: Timing) -> str:
+    """The zone on whose clock people read a schedule's times."""
+    return timing.zone if isinstance(timing, Cron) else DEFAULT_ZONE
+
+
+def checked_zone(zone: str) -> str:
+    """Raises `InvalidInput` when there is no such zone."""
+    try:
+        check_zone(zone)
+    except ValueError as error:
+        raise InvalidInput(f"--zone: {error}") from None
+    return zone
+
+
+def previews(spec: ScheduleSpec, *, schedule_id: int, after: datetime, zone: str) -> Iterator[TickPreview]:
+    clock = ZoneInfo(zone)
+    before = after.astimezone(clock)
+    ticks = ticks_after(spec, after=after)
+    tick = next(ticks, None)
+    while tick is not None:
+        following = next(ticks, None)
+        local = tick.astimezone(clock)
+        fires = delayed(spec, schedule_id=schedule_id, tick=tick, following=following)
+        yield TickPreview(tick, local, fires, _change(before, local))
+        before, tick = local, following
+
+
+def _change(before: datetime, after: datetime) -> str:
+    """What happened to the clock in between, such as ``clocks back 1:00, +02:00 to +01:00``."""
+    old, new = before.utcoffset(), after.utcoffset()
+    assert old is not None
+    assert new is not None
+    if old == new:
+        return ""
+    by = abs(new - old)
+    hours, minutes = divmod(int(by.total_seconds()) // 60, 60)
+    direction = "forward" if new > old else "back"
+    return f"clocks {direction} {hours}:{minutes:02d}, {_offset(before)} to {_offset(after)}"
+
+
+def _columns(zone: str, *, jittered: bool) -> list[TableColumn[TickPreview]]:
+    return [
+        TableColumn("UTC", lambda one: _utc(one.tick)),
+        TableColumn(zone.upper(), lambda one: f"{one.local:%a %Y-%m-%d %H:%M:%S} {_offset(one.local)}"),
+        *([TableColumn("FIRES", _fires)] if jittered else []),
+        TableColumn("NOTE", lambda one: one.note),
+    ]
+
+
+def _fires(one: TickPreview) -> str:
+    """With the date only where that is another one."""
+    date, _, time = _utc(one.fires).partition(" ")
+    return time if _utc(one.tick).startswith(date) else f"{date} {time}"
+
+
+def _utc(at: datetime) -> str:
+    text = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{text}.{at.microsecond // 1000:03d}Z" if at.microsecond else f"{text}Z"
+
+
+def _offset(at: datetime) -> str:
+    text = at.strftime("%z")
+    return f"{text[:3]}:{text[3:5]}"
+
+
+def _document(
+    spec: ScheduleSpec, zone: str, state: ScheduleState, found: list[TickPreview]
+) -> dict[str, object]:
+    return {
+        "name": spec.name,
+        "when": timing_words(spec.timing),
+        "zone": zone,
+        "state": state.value,
+        "ticks": [
+            {
+                "tick_at": one.tick,
+                "local": one.local.isoformat(),
+                "weekday": f"{one.local:%A}",
+                "fire_at": one.fires,
+                "note": one.note or None,
+            }
+            for one in found
+        ],
+    }
+
+
+@click.command(short_help="Run a schedule's job now, and wait for it if need be.")
+@click.argument("name")
+@click.option("--key", help="Triggered again with the same key, no other run is made: it shows that of then.")
+@arguments_options
+@click.option(
+    "--wait", is_flag=True, help="Return only once it has ended; exit status 1 unless it succeeded."
+)
+@click.option("--timeout", metavar="DURATION", help="With --wait: give up after this long. [default: never]")
+@pass_invocation
+def trigger(
+    invocation: Invocation,
+    /,
+    *,
+    name: str,
+    key: str | None,
+    args: str | None,
+    kwargs: str | None,
+    named: Sequence[str],
+    wait: bool,
+    timeout: str | None,
+) -> None:
+    """Run a schedule's job now, whatever its timing, even while it is paused; under its overlap policy.
+
+    Arguments given here stand in for those declared: --args and --kwargs as a whole, --arg one by one.
+
+    \b
+    Example:
+      feedq schedule trigger acme/cleanup --key release-4.2 --arg days=7 --wait
+    """
+    timeout_s = inf if timeout is None else duration(timeout, option="--timeout")
+    job = None
+    if args is not None or kwargs is not None or named:
+        spec = invocation.jobs.schedules.get(name).spec
+        job = _job_with(spec, args=args, kwargs=kwargs, named=named)
+    run = invocation.jobs.schedules.trigger(name, key=key, job=job)
+    if not run.state.is_final:
+        warn_unserved(invocation.jobs, [name])
+    if wait and not run.state.is_final:
+        run = _ended(invocation, run, timeout_s=timeout_s)
+    because = cut(why_run(run), ERROR_WIDTH)
+    text = f"run {run.id} ({run.schedule}/{run.key}) {run.state}" + (f": {because}" if because else "")
+    answer(invocation, run_row(run), text)
+    refused = run.state.is_final and run.state is not RunState.SUCCEEDED
+    if refused and (wait or run.state is RunState.SKIPPED_OVERLAP):
+        raise SystemExit(1)
+
+
+def _job_with(spec: ScheduleSpec, *, args: str | None, kwargs: str | None, named: Sequence[str]) -> Job:
+    given = read_arguments(args=args, kwargs=kwargs, named=named, before=spec.job.kwargs)
+    if "args" in given:
+        given["args"] = tuple(given["args"])
+    job = replace(spec.job, **given)
+    if wrong := job_problems(job):
+        raise InvalidInput(f"schedule {spec.name!r}: {'; '.join(wrong)}")
+    return job
+
+
+def _ended(invocation: Invocation, run: Run, *, timeout_s: float) -> Run:
+    latest = [run]
+
+    def has_ended() -> bool:
+        latest[0] = invocation.jobs.schedules.run(run.id)
+        return latest[0].state.is_final
+
+    invocation.wait_until(
+        has_ended,
+        timeout_s=timeout_s,
+        what=f"run {run.id} ends",
+        why=lambda: f"It is {latest[0].state}" + (f" on {latest[0].worker}" if latest[0].worker else ""),
+    )
+    return latest[0]
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--from", "begin", required=True, metavar="TIME", help="The first time whose tick is one of them."
+)
+@click.option("--to", "end", required=True, metavar="TIME", help="All ticks are before this time.")
+@yes_option
+@pass_invocation
+def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bool) -> None:
+    """Run the ticks of a time in the past, one after another. A tick that has a run gets no other.
+
+    Times without an offset are in the schedule's zone.
+
+    \b
+    Example:
+      feedq schedule backfill acme/cleanup --from 2026-11-01 --to 2026-11-08 --yes
+    """
+    spec = invocation.jobs.schedules.get(name).spec
+    zone = zone_of(spec.timing)
+    first, last = moment(begin, zone, option="--from"), moment(end, zone, option="--to")
+    if first >= last:
+        raise InvalidInput("--to: must be later than --from")
+    if last > invocation.database_now():
+        raise InvalidInput("--to: lies in the future, whose ticks are fired when they fall due")
+    ticks = ticks_between(spec, first, last)
+    if not ticks:
+        raise InvalidInput(f"schedule {name!r} has no ticks from {instant(first)} to {instant(last)}")
+    runs, period = counted(len(ticks), "run"), f"{instant(ticks[0])} to {instant(ticks[-1])}"
+    invocation.confirm(f"Make {runs} of {name}, for the ticks {period}?", yes=yes)
+    made, existing = invocation.jobs.schedules.backfill(name, ticks)
+    document = {"name": name, "ticks": len(ticks), "made": made, "existing": existing}
+    answer(invocation, document, f"{name}: {made} made, {existing} there already")
+
+
+def ticks_between(spec: ScheduleSpec, begin: datetime, end: datetime) -> list[datetime]:
+    """Its ticks from one time on and before the other. Raises `InvalidInput` when they are too many."""
+    later = ticks_after(spec, after=begin - timedelta(microseconds=1))
+    found = list(islice(takewhile(lambda tick: tick < end, later), BACKFILL_MAX + 1))
+    if len(found) > BACKFILL_MAX:
+        raise InvalidInput(
+            f"schedule {spec.name!r} has more than {BACKFILL_MAX} ticks in between; backfill the time in parts"
+        )
+    return found

@@ -1,1 +1,0 @@
-"""HTTP for feeds: requests on checked connections, endless answers, polls, server-sent events."""

@@ -1,0 +1,115 @@
+"""Options of the ``http`` connector, and which of them go together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from feedq.connectors.protocol.http_client import HttpRequestOptions
+from feedq.connectors.records.cursor import CursorOptions
+from feedq.connectors.records.framing import LF, RECORD_BYTES_MAX, Framed, Framer, FramingOptions
+from feedq.connectors.records.pointer import parse_pointer
+from feedq.connectors.records.turns import Steps, slices
+from feedq.connectors.wire.remote import TIMEOUT_S_MAX
+from feedq.connectors.wire.template import unescape
+
+FRAMED: Final = "framed"
+LINK: Final = "link"
+_POLL_ONLY: Final = ("interval_s", "records", "next_cursor", "next_page", "max_response_bytes", "max_records")
+_FRAMING: Final = ("framing", "delimiter", "length_bytes", "length_order", "length_counts_itself")
+
+
+class HttpOptions(HttpRequestOptions, FramingOptions, CursorOptions):
+    """Options of a feed with ``connector: http``."""
+
+    mode: Literal["stream", "poll"] = "stream"
+    """`stream` reads one answer that never ends; `poll` asks again and again. An answer that has not changed
+    since (ETag, Last-Modified, content) is not landed again, nor are the records of a list that began the
+    last answer to the same request; otherwise, what a source repeats lands again, unless the sink has a
+    `key`."""
+    idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
+    """With `mode: stream`: an answer that goes silent for this long is stalled and asked for anew; 0 is
+    never."""
+    response_timeout_s: Annotated[float, Field(gt=0, le=TIMEOUT_S_MAX)] = 60.0
+    """Longest time from a request to the beginning of its answer, and with `mode: poll` as long again for the
+    rest of it."""
+    interval_s: Annotated[float, Field(ge=0.1, le=TIMEOUT_S_MAX)] = 60.0
+    """With `mode: poll`: time from one poll to the next. A poll that takes longer leaves out the ones that
+    would have begun meanwhile. It asks on at once for further pages, and as long as it gets `records` with
+    which the cursor moves."""
+    records: str | None = None
+    """With `mode: poll`: JSON pointer to the list of records in an answer, `""` if the answer is the list; or
+    `framed`, if an answer is to be cut by `framing`. Without it, an answer is one record."""
+    next_cursor: str | None = None
+    """With `mode: poll`: JSON pointer into an answer to the cursor that the next request asks with. While
+    there is none, or an empty one, it stays what it was. Instead of `cursor`."""
+    next_page: str | None = None
+    """With `mode: poll`: where the address of the next page is, `link` for the header `Link` with
+    `rel="next"`, or a JSON pointer into the answer. Every poll reads all pages from the first: without a
+    `{cursor}` in the request that takes a `key` in the sink."""
+    max_response_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 16 * 2**20
+    """With `mode: poll`: a larger answer, unpacked, fails the feed."""
+    max_records: Annotated[int, Field(ge=1, le=1_000_000)] = 200_000
+    """With `mode: poll`: an answer with more records fails the feed; pages of it are answers each."""
+
+    @field_validator("records", "next_cursor", "next_page")
+    @classmethod
+    def _check_pointer(cls, value: str | None, info: ValidationInfo) -> str | None:
+        word = {"records": FRAMED, "next_page": LINK}.get(info.field_name or "")
+        if value is not None and value != word:
+            parse_pointer(value)
+            if info.data.get("format", "json") != "json":
+                raise ValueError(f"is a JSON pointer and needs source.format json, not {info.data['format']}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        if self.mode == "stream":
+            self._refuse(_POLL_ONLY, "need source.mode poll")
+            return self
+        if self.records != FRAMED:
+            self._refuse(_FRAMING, "need source.records framed")
+            if self.csv is not None:
+                raise ValueError("format csv needs records: framed")
+        if self.cursor is not None and self.records is None:
+            raise ValueError("cursor points into a record, and needs records")
+        if self.cursor is not None and self.next_cursor is not None:
+            raise ValueError("cursor and next_cursor exclude each other")
+        if self.cursor is not None or self.next_cursor is not None:
+            name = "cursor" if self.cursor is not None else "next_cursor"
+            if not self.asks_with_cursor:
+                raise ValueError(f"{name} is of no use without {{cursor}} in url, headers or body")
+        return self
+
+    def frame_whole(self, content: bytes) -> Steps[Framed | None]:
+        """The records of a content that has ended, as `Framed.records`: the last needs no end mark. None: it ends
+        amid one. Those that follow the first `max_records` and a piece are left out."""
+        framer = self.framer()
+        records: list[bytes] = []
+        framed = Framed()
+        for piece in slices(content):
+            framed = framer.push(piece)
+            records += framed.each()
+            if framed.is_last or len(records) > self.max_records:
+                return replace(framed, lines=b"", records=tuple(records))
+            yield
+        if framer.pending:
+            last = self.frame_rest(framer)
+            if last is None:
+                return None
+            records += last.each()
+            framed = last
+        return replace(framed, lines=b"", records=tuple(records))
+
+    def frame_rest(self, framer: Framer) -> Framed | None:
+        """What a framer has kept back for want of an end mark; None if that would be no whole record."""
+        if self.framing == "length":
+            return None
+        return framer.push(LF if self.delimiter is None else unescape(self.delimiter))
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        given = [name for name in names if name in self.model_fields_set]
+        if given:
+            raise ValueError(f"{', '.join(given)} {why}")

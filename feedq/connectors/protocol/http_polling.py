@@ -1,0 +1,571 @@
+"""Asking an HTTP source at an interval: the position of a feed, where an answer takes it, and the loop.
+
+A poll asks for one answer, and for its further pages at once; then nothing is asked until the next tick. Ticks lie
+whole intervals apart, whatever a poll takes. A position that cannot be gone on from, because the source has
+forgotten the page that it names, goes back to the first page.
+
+A feed's cursor is a `PollCursor`: what to ask for next, and what of the answer is known already. Every answer
+becomes one batch at most, whose cursor is the position after it; so whatever a crash interrupts, the last
+committed position is enough to go on, and nothing is lost or landed twice as far as the source lets one tell:
+
+* ``at`` is the source's own cursor, and stands in the next request;
+* ``page`` is the address of the next page, when there are more of this poll;
+* ``etag`` and ``modified`` spare an answer that has not changed. They belong to the request that ``at`` makes, so
+  they are forgotten when it moves;
+* ``seen`` records with this ``digest`` began the last answer to the same request. If the next one begins with the
+  very same, they have landed already; if not, all of it lands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Final
+from urllib.parse import quote, quote_plus
+
+import msgspec
+import orjson
+
+from feedq.connectors.base import Context
+from feedq.connectors.protocol.http_client import (
+    NO_CONTENT,
+    Answer,
+    HttpClient,
+    NothingThere,
+    RequestRefused,
+)
+from feedq.connectors.protocol.http_options import FRAMED, LINK, HttpOptions
+from feedq.connectors.records.cursor import CURSOR_BYTES_MAX, CursorReader
+from feedq.connectors.records.framing import CR, LF, Framed
+from feedq.connectors.records.pointer import MISSING, TextPointers, is_json
+from feedq.connectors.records.turns import SLICE_BYTES, Steps, in_turns
+from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
+from feedq.model import JSON, Batch
+
+TAG_CHARACTERS_MAX: Final = 512
+"""Longer ones are not kept: the position is written with every commit."""
+_TEXTS: Final = ("page", "etag", "modified", "digest")
+_KEYS: Final = frozenset((*_TEXTS, "at", "seen"))
+WINDOW_BYTES: Final = 64 * 1024
+"""How much of a list is cut up at once: a few milliseconds if it is nothing but brackets."""
+_STEP_RECORDS: Final = 1000
+_ELEMENTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["\[\]{},]', re.DOTALL)
+"""A string of JSON, or what it is structured by; a lone quote begins a string whose end is not there yet."""
+_ENDS: Final = {b"{": b"},", b"[": b"],", b'"': b'",'}
+"""How elements end, by their first character; what is none of these ends with the comma alone."""
+_GUESSES_MAX: Final = 4
+LINK_BYTES_MAX: Final = 8 * CURSOR_BYTES_MAX
+"""A longer text is no address of a page, whatever of it may be escapes."""
+EMPTY_PAGES_MAX: Final = 100
+"""So many pages in a row without a record end a poll; the next one goes on behind them."""
+_NOT_MODIFIED: Final = 304
+_FORGOTTEN: Final = frozenset((400, 404, 410))
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class PollCursor:
+    """What a feed's cursor is when it polls. Empty means none."""
+
+    at: JSON = None
+    page: str = ""
+    """Holds no secret: see `conceal`."""
+    etag: str = ""
+    modified: str = ""
+    seen: int = 0
+    digest: str = ""
+
+    @classmethod
+    def of(cls, cursor: JSON) -> PollCursor:
+        """What `as_cursor` gave; any other cursor is the source's own, from when the feed did not poll."""
+        if not isinstance(cursor, dict) or "at" not in cursor or not cursor.keys() <= _KEYS:
+            return cls(at=cursor)
+        kept = {key: text for key in _TEXTS if isinstance(text := cursor.get(key), str)}
+        seen = cursor.get("seen")
+        return cls(at=cursor["at"], seen=seen if isinstance(seen, int) else 0, **kept)
+
+    def as_cursor(self) -> JSON:
+        """As JSON, without what is empty."""
+        kept: dict[str, JSON] = {key: getattr(self, key) for key in (*_TEXTS, "seen")}
+        return {"at": self.at} | {key: value for key, value in kept.items() if value}
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Headers that ask for an answer only if there is a new one."""
+        headers = {"if-none-match": self.etag, "if-modified-since": self.modified}
+        return {name: value for name, value in headers.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class PollAnswer:
+    """An answer."""
+
+    records: Sequence[bytes]
+    at: JSON
+    """The source's cursor after it."""
+    next_page: str = ""
+    etag: str = ""
+    modified: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PollStep:
+    """What an answer does to a feed."""
+
+    new: Sequence[bytes]
+    """The records that have not landed yet."""
+    after: PollCursor
+    """Where the feed stands once they have."""
+    again: bool
+    """Whether there is more to ask for at once."""
+
+
+def advance(position: PollCursor, page: PollAnswer, *, follows_cursor: bool) -> Steps[PollStep]:
+    """From one position to the next. ``follows_cursor``: a moved cursor means that there may be more at once."""
+    new = yield from unseen(position, page.records)
+    if page.next_page and page.next_page != position.page:
+        return PollStep(new, PollCursor(at=page.at, page=page.next_page), again=True)
+    if position.page:
+        return PollStep(new, PollCursor(at=page.at), again=False)
+    if page.at != position.at:
+        return PollStep(new, PollCursor(at=page.at), again=follows_cursor and bool(page.records))
+    after = PollCursor(
+        at=page.at,
+        etag=_tag(page.etag),
+        modified=_tag(page.modified),
+        seen=len(page.records),
+        digest=(yield from digest(page.records)),
+    )
+    return PollStep(new, after, again=False)
+
+
+def within(position: PollCursor, records: Sequence[bytes]) -> Steps[PollStep]:
+    """As far as an answer goes whose next record cannot land: the same request goes on behind ``records``."""
+    after = replace(position, etag="", modified="", seen=len(records), digest=(yield from digest(records)))
+    return PollStep((yield from unseen(position, records)), after, again=False)
+
+
+def unseen(position: PollCursor, records: Sequence[bytes]) -> Steps[Sequence[bytes]]:
+    """``records`` without those that began the last answer to the same request."""
+    known = position.seen
+    if known and len(records) >= known:
+        begins_with = yield from digest(records[:known])
+        if begins_with == position.digest:
+            return records[known:]
+    return records
+
+
+def digest(records: Sequence[bytes]) -> Steps[str]:
+    """Tells sequences of records from one another."""
+    if not records:
+        return ""
+    hashed, size = blake2b(digest_size=16), 0
+    for number, record in enumerate(records, start=1):
+        hashed.update(b"%d:" % len(record))
+        hashed.update(record)
+        size += len(record)
+        if number % _STEP_RECORDS == 0 or size > SLICE_BYTES:
+            size = 0
+            yield
+    return hashed.hexdigest()
+
+
+def next_tick(began: float, now: float, *, interval_s: float) -> float:
+    """The next of the moments that lie whole intervals after ``began``; those that went by are left out."""
+    tick = began + (math.floor((now - began) / interval_s) + 1) * interval_s
+    # The division may round up to the tick that is just now.
+    return tick if tick > now else now + interval_s
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The elements of a list, as they stand in a document."""
+
+    texts: Sequence[bytes]
+    oversize: bool = False
+    """The next one is larger than a record may be."""
+
+
+class TooMany(ValueError):
+    """A list has more elements than are taken."""
+
+
+def list_at(
+    document: bytes,
+    pointer: str,
+    *,
+    records_max: int,
+    record_bytes_max: int,
+    window_bytes: int = WINDOW_BYTES,
+) -> Steps[Elements | None]:
+    """The elements of a list in a JSON document; None if there is no list.
+
+    A ``null`` is an empty list, as some sources write it.
+
+    Raises:
+        TooMany: there are more than ``records_max``.
+        ValueError: the document is no JSON.
+    """
+    (found,) = TextPointers([pointer]).find(document)
+    yield
+    if found is MISSING:
+        return None
+    if found == b"null":
+        return Elements(())
+    if found[:1] != b"[":
+        _elements(found)
+        return None
+    if found[-1:] != b"]":
+        raise ValueError("a list is not closed")
+    texts: list[bytes] = []
+    for window in _windows(found, record_bytes_max, window_bytes):
+        if window is not None:
+            texts += window
+            if len(texts) > records_max:
+                raise TooMany
+            if max(map(len, window), default=0) > record_bytes_max:
+                whole = next(i for i, text in enumerate(texts) if len(text) > record_bytes_max)
+                return Elements(texts[:whole], oversize=True)
+            if not window:
+                return Elements(texts, oversize=True)
+        yield
+    return Elements(texts)
+
+
+def _windows(
+    text: bytes, record_bytes_max: int, window_bytes: int
+) -> Generator[list[bytes] | None, None, None]:
+    """The elements between the brackets of a list, window by window; None after a step in between.
+
+    An empty window says that the next element is larger than a record may be. Raises `ValueError`.
+    """
+    at, end, size = 1, len(text) - 1, window_bytes
+    while end - at > window_bytes:
+        window = text[at : min(at + size, end)]
+        cut, elements = 0, None
+        for cut in _guesses(window):
+            elements = _elements_or_none(window[:cut])
+            if elements is not None:
+                break
+            yield None
+        if elements is None:
+            cut = yield from _last_comma(window)
+            if cut:
+                elements = _elements(window[:cut])
+        if elements is not None:
+            if not elements:
+                raise ValueError("nothing stands before a comma")
+            yield elements
+            at, size = at + cut + 1, window_bytes
+        elif len(window) > record_bytes_max:
+            yield []
+            return
+        elif len(window) == end - at:
+            break
+        else:
+            size *= 2
+    rest = _elements(text[at:end])
+    if rest or at == 1:
+        yield rest or None
+    else:
+        raise ValueError("nothing follows a comma")
+
+
+def _guesses(window: bytes) -> Iterator[int]:
+    """Commas between elements, perhaps: the last ones that follow such an end as the first element's may be."""
+    end_mark = _ENDS.get(window.lstrip()[:1], b",")
+    cut = len(window)
+    for _ in range(_GUESSES_MAX):
+        cut = window.rfind(end_mark, 0, cut)
+        if cut < 0:
+            return
+        yield cut + len(end_mark) - 1
+
+
+def _last_comma(window: bytes) -> Generator[None, None, int]:
+    """The last comma that is surely between two elements; 0 if there is none. For windows that defy guessing."""
+    depth = last = 0
+    for number, token in enumerate(_TOKEN.finditer(window), start=1):
+        match token[0]:
+            case b"{" | b"[":
+                depth += 1
+            case b"}" | b"]":
+                depth -= 1
+            case b"," if not depth:
+                last = token.start()
+            case b'"':
+                break
+        if number % _STEP_RECORDS == 0:
+            yield
+    return last
+
+
+def _elements(text: bytes) -> list[bytes]:
+    try:
+        return list(map(bytes, _ELEMENTS.decode(b"[%b]" % text)))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _elements_or_none(text: bytes) -> list[bytes] | None:
+    try:
+        return _elements(text)
+    except ValueError:
+        return None
+
+
+def _tag(text: str) -> str:
+    return text if len(text) <= TAG_CHARACTERS_MAX and text.isascii() else ""
+
+
+def conceal(address: str, secrets: Mapping[str, str]) -> str:
+    """An address with placeholders for each secret in it: sources repeat a query in the addresses of its pages."""
+    # In an address braces are written as %7B and %7D: what is left of them is ours.
+    address = address.replace("{", "%7B").replace("}", "%7D")
+    placeholders = {
+        spelling: placeholder for placeholder, spelling in _spellings(secrets).items() if spelling
+    }
+    # Of two secrets that begin alike, the longer must not leave its end behind.
+    fitting = (name for name, secret in secrets.items() if 0 < len(secret) <= len(address))
+    longest_first = sorted(fitting, key=lambda name: (-len(secrets[name]), name))
+    if not longest_first:
+        return address
+
+    def placeholder(match: re.Match[str]) -> str:
+        # In a spelling of its own the address means the same with that of ours.
+        return placeholders.get(match[0]) or f"{{{longest_first[(match.lastindex or 1) - 1]}}}"
+
+    return re.sub(
+        "|".join(f"({_any_spelling(secrets[name])})" for name in longest_first), placeholder, address
+    )
+
+
+def _any_spelling(secret: str) -> str:
+    """Matches a secret with any of its bytes encoded: which ones are differs from one source to the next."""
+    pieces = []
+    for byte in secret.encode("utf-8", "surrogateescape"):
+        plain = re.escape(chr(byte)) if byte < 0x80 else ""
+        # Encoded first: a percent sign alone would leave the rest of its own encoding behind.
+        either = [f"%(?i:{byte:02x})", plain, r"\+" if byte == ord(" ") else ""]
+        pieces.append(f"(?:{'|'.join(filter(None, either))})")
+    return "".join(pieces)
+
+
+def reveal(address: str, secrets: Mapping[str, str]) -> str:
+    """What `conceal` was given."""
+    spellings = _spellings(secrets)
+    return re.sub(r"\{[^{}]*\}", lambda match: spellings.get(match[0], ""), address)
+
+
+def _spellings(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Placeholders, and what they stand for: a secret as it is, or encoded in either of two ways."""
+    spellings = {}
+    for name, value in secrets.items():
+        spellings[f"{{{name}:as it is}}"] = value
+        spellings[f"{{{name}:form}}"] = quote_plus(value, errors="surrogateescape")
+        spellings[f"{{{name}}}"] = quote(value, safe="", errors="surrogateescape")
+    return spellings
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    page: PollAnswer
+    refusal: FeedMisconfigured | None
+    """Why the feed cannot go on behind the records of the page."""
+
+
+class Poller:
+    """One connection attempt of one feed that polls."""
+
+    def __init__(self, options: HttpOptions, context: Context) -> None:
+        self._options = options
+        self._context = context
+        self._position = PollCursor()
+        self._record_cursor = options.cursor_reader
+        self._answer_cursor = (
+            None if options.next_cursor is None else CursorReader(options.next_cursor, option="next_cursor")
+        )
+        self._was_answered = False
+
+    async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
+        """Batches after ``cursor``; never ends without an error."""
+        self._position = PollCursor.of(cursor)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with aclosing(HttpClient(self._options, self._context, idle_timeout_s=0)) as client:
+            while True:
+                pause_s = 0.0
+                try:
+                    async with aclosing(self._poll(client)) as batches:
+                        async for batch in batches:
+                            yield batch
+                except SourceBusy as busy:
+                    pause_s = busy.retry_in_s
+                now = loop.time()
+                wait_s = max(next_tick(began, now, interval_s=self._options.interval_s) - now, pause_s)
+                await client.pause(wait_s)
+
+    async def _poll(self, client: HttpClient) -> AsyncGenerator[Batch, None]:
+        asked: set[str] = set()
+        empty_pages = 0
+        while (fetched := await self._fetch(client)) is not None:
+            page = fetched.page
+            if fetched.refusal is None:
+                follows_cursor = self._options.records is not None
+                step = await in_turns(advance(self._position, page, follows_cursor=follows_cursor))
+            else:
+                step = await in_turns(within(self._position, page.records))
+            if step.new:
+                yield self._batch(step.new, cursor=step.after.as_cursor())
+            if fetched.refusal is not None:
+                raise fetched.refusal
+            self._position = step.after
+            empty_pages = 0 if page.records else empty_pages + 1
+            if not step.again or empty_pages >= EMPTY_PAGES_MAX:
+                return
+            if step.after.page in asked:
+                raise SourceUnavailable(f"{self._options.location}: the pages of its answer lead in a circle")
+            if step.after.page:
+                asked.add(step.after.page)
+        self._position = PollCursor(at=self._position.at) if self._position.page else self._position
+
+    async def _fetch(self, client: HttpClient) -> _Fetched | None:
+        try:
+            return await self._ask(client)
+        except (RequestRefused, NothingThere) as refused:
+            is_resumed = self._position.page and not self._was_answered
+            if not is_resumed or refused.status not in _FORGOTTEN:
+                raise
+        self._position = PollCursor(at=self._position.at)
+        return await self._ask(client)
+
+    async def _ask(self, client: HttpClient) -> _Fetched | None:
+        """The next answer; None if it holds nothing new."""
+        position, options = self._position, self._options
+        conditions = position.conditions if options.method == "GET" else {}
+        page = reveal(position.page, self._context.secrets)
+        async with client.ask(position.at, extra=conditions, page=page) as answer:
+            if answer.status == _NOT_MODIFIED and not conditions:
+                raise SourceUnavailable(
+                    f"{answer.where}: answered 304 Not Modified to what it has not sent yet"
+                )
+            if not self._was_answered:
+                self._context.on_connected()
+                self._was_answered = True
+            if answer.status in NO_CONTENT:
+                return None
+            try:
+                async with asyncio.timeout(options.response_timeout_s):
+                    body = await answer.read(options.max_response_bytes)
+            except TimeoutError:
+                raise SourceUnavailable(
+                    f"{answer.where}: its answer took more than {options.response_timeout_s:g} s "
+                    "(source.response_timeout_s)"
+                ) from None
+            if options.format == "json":
+                body = body.removeprefix(_BYTE_ORDER_MARK)
+            return await self._read(answer, body, client)
+
+    # -- what an answer holds ------------------------------------------------------------------------
+
+    async def _read(self, answer: Answer, body: bytes, client: HttpClient) -> _Fetched:
+        at = self._position.at
+        records, is_last = await self._records(answer, body)
+        if is_last is not None:
+            refusal = self._options.refusal(is_last, where=answer.where, cursor=at)
+            return _Fetched(PollAnswer(records, at), refusal)
+        if self._record_cursor is not None:
+            at = await self._record_cursor.follow(Framed(records=tuple(records)), at)
+        elif self._answer_cursor is not None:
+            found = await self._answer_cursor.follow(Framed(records=(body,)), at)
+            if found == at and body and not is_json(body):
+                # It stays what it was only if the answer says so, and what cannot be parsed says nothing.
+                raise _no_json(answer)
+            at = at if found == "" else found
+        page = PollAnswer(
+            records,
+            at,
+            next_page=self._next_page(answer, body, client),
+            etag=answer.headers.get("etag", ""),
+            modified=answer.headers.get("last-modified", ""),
+        )
+        return _Fetched(page, None)
+
+    async def _records(self, answer: Answer, body: bytes) -> tuple[Sequence[bytes], Framed | None]:
+        """The records, up to one that cannot land; and if there is one, what a framer would say of it."""
+        options = self._options
+        if options.records == FRAMED:
+            framed = await in_turns(options.frame_whole(body))
+            if framed is None:
+                raise SourceUnavailable(f"{answer.where}: its answer ends in the middle of a record")
+            if len(framed.records) > options.max_records:
+                raise self._too_many(answer)
+            return framed.records, framed if framed.is_last else None
+        if options.records is not None:
+            elements = await self._elements(answer, body, options.records)
+            return elements.texts, Framed(oversize=True) if elements.oversize else None
+        if len(body) > options.max_record_bytes:
+            return (), Framed(oversize=True)
+        return (body,) if body else (), None
+
+    async def _elements(self, answer: Answer, body: bytes, pointer: str) -> Elements:
+        options = self._options
+        limits = {"records_max": options.max_records, "record_bytes_max": options.max_record_bytes}
+        try:
+            found = await in_turns(list_at(body, pointer, **limits))
+        except TooMany:
+            raise self._too_many(answer) from None
+        except ValueError:
+            raise _no_json(answer) from None
+        if found is None:
+            raise SourceUnavailable(
+                f"{answer.where}: its answer has no list at {pointer!r}; check source.records, or is it an error?"
+            )
+        return found
+
+    def _too_many(self, answer: Answer) -> FeedMisconfigured:
+        return FeedMisconfigured(
+            f"{answer.where}: answer of more than {self._options.max_records} records; ask for fewer at a time, "
+            "or raise source.max_records"
+        )
+
+    def _next_page(self, answer: Answer, body: bytes, client: HttpClient) -> str:
+        """The address of the next page, without secrets; empty if there is none."""
+        pointer = self._options.next_page
+        if pointer is None:
+            return ""
+        link = answer.next_link if pointer == LINK else self._link_at(pointer, answer, body)
+        if not link:
+            return ""
+        address = conceal(client.page_at(link, answer), self._context.secrets)
+        if len(address) > CURSOR_BYTES_MAX:
+            raise FeedMisconfigured(
+                f"{answer.where}: the address of its next page has {len(address)} characters, "
+                f"at most {CURSOR_BYTES_MAX} are kept"
+            )
+        return address
+
+    def _link_at(self, pointer: str, answer: Answer, body: bytes) -> str:
+        try:
+            (text,) = TextPointers([pointer]).find(body)
+            is_link = text is not MISSING and text[:1] == b'"' and len(text) <= LINK_BYTES_MAX
+            return str(orjson.loads(text)) if is_link else ""  # type: ignore[arg-type] # it is no `MISSING` here
+        except ValueError:
+            raise _no_json(answer) from None
+
+    def _batch(self, records: Sequence[bytes], *, cursor: JSON) -> Batch:
+        now = self._context.clock.now()
+        lines = LF.join([*records, b""])
+        if CR not in lines and lines.count(LF) == len(records):
+            return Batch.of_lines(lines, cursor=cursor, received_at=now)
+        return Batch.of_records(records, cursor=cursor, received_at=now)
+
+
+def _no_json(answer: Answer) -> SourceUnavailable:
+    return SourceUnavailable(f"{answer.where}: its answer is no JSON, or nested too deeply")

@@ -1,1 +1,0 @@
-"""MQTT for feeds: the session with the broker, its socket, and what is not yet acknowledged."""

@@ -1,0 +1,512 @@
+"""One connection to an MQTT broker: paho's client, driven by the event loop, over a connection that we opened.
+
+paho speaks the protocol; a task here reads, gives it what came, and stops while nobody takes the messages. So no
+thread is needed, and a connection that is lost is noticed at once, also before the broker has answered.
+`_Client._create_socket` is the one method of paho that is not documented: it has no other way to get a socket.
+
+paho makes room for a packet as it arrives, however large it says that it is, and keeps what no broker should send.
+So what it reads goes past a `PacketFilter`, which knows where packets begin: it refuses one by its first bytes,
+and then nothing more is read. The connection stays, so that what has landed can still be acknowledged.
+
+Acknowledging is the caller's (`MqttLink.acknowledge`), in the order of receipt, as the protocol demands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from feedq.connectors.records.messages import Inbox
+from feedq.connectors.records.turns import TURN_S, slices
+from feedq.connectors.wire.connection import Connection
+from feedq.errors import FeedqError, SourceSilent, SourceUnavailable
+
+READ_AHEAD_BYTES: Final = 256 * 1024
+"""What may wait to be read before the broker is held back."""
+PACKETS_AT_ONCE: Final = 256
+"""After so many the other feeds have their turn, and after `TURN_S` at the latest."""
+UNSENT_BYTES_MAX: Final = 2**20
+"""Bounds what a broker that sends and does not read can make us keep: 262,144 acknowledgements."""
+TICK_S: Final = 1.0
+"""paho looks at its clock this often; the protocol counts its keep-alive in seconds too."""
+CLOSE_S: Final = 0.2
+"""How long the last acknowledgements may take to leave."""
+TAKEN_OVER: Final = 0x8E
+SAID_CHARACTERS_MAX: Final = 200
+MESSAGE_BYTES: Final = 256
+"""What a message takes beside its payload, so that many small ones are bounded too."""
+PROPERTY_BYTES: Final = 192
+"""The same of a property."""
+PACKET_BYTES_MAX: Final = 4 * 1024
+"""Of all packets but a PUBLISH: they hold some numbers, a reason, and perhaps a few properties."""
+PROPERTIES_BYTES_MAX: Final = 4 * 1024
+"""Of a PUBLISH; paho takes a time for them that grows with their square, half a second for 16 KiB."""
+TOPIC_BYTES_MAX: Final = 64 * 1024
+_PUBLISH: Final = 3
+_FROM_BROKERS: Final = frozenset((2, _PUBLISH, 9, 11, 13, 14))
+"""CONNACK, PUBLISH, SUBACK, UNSUBACK, PINGRESP, DISCONNECT: what a broker sends to a client that only subscribes.
+paho answers others, or keeps them, without a bound, and so it does with messages of QoS 2."""
+_QOS: Final = 0b0110
+
+Version = Literal["5", "3.1.1"]
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class MqttLogin:
+    """What a client says of itself when it connects."""
+
+    client_id: str
+    version: Version
+    keep_session: bool
+    """Take up the session that the broker has for this client, and leave it there afterwards."""
+    keepalive_s: int
+    session_expiry_s: int
+    """MQTT 5 only, as is the next one."""
+    max_unacknowledged: int
+    username: str | None
+    password: str | None
+
+
+class Message(NamedTuple):
+    """A message as we keep it: paho's own takes some kilobytes, whatever its payload."""
+
+    number: int
+    """The packet identifier; 0 with QoS 0."""
+    topic: str
+    payload: bytes
+    is_again: bool
+    """Whether the broker has sent it before: the flag `dup`."""
+    retain: bool = False
+    properties: Sequence[tuple[str, str]] = ()
+    """What its publisher says of it; MQTT 5 only."""
+    left_out_bytes: int = 0
+    """Of a message that was too large to be read: about as many. It is the last one."""
+
+    @property
+    def size(self) -> int:
+        """What it takes in memory, about."""
+        about = sum(len(name) + len(value) + PROPERTY_BYTES for name, value in self.properties)
+        return len(self.payload) + len(self.topic) + MESSAGE_BYTES + about
+
+
+class MqttLink:
+    """A connection. Whatever ends it goes to `inbox` as its failure."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        where: object,
+        idle_timeout_s: float,
+        buffer_bytes: int,
+        payload_bytes_max: int,
+    ) -> None:
+        self.inbox: Inbox[Message] = Inbox(bytes_max=buffer_bytes, on_taken=self._resume)
+        self._loop = asyncio.get_running_loop()
+        self._where = where
+        self._idle_timeout_s = idle_timeout_s
+        self._connection = connection
+        self._payload_bytes_max = payload_bytes_max
+        self._socket: PahoSocket
+        self._client: _Client
+        self._client_id, self._is_5 = "", True
+        self._reading: asyncio.Task[None] | None = None
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._accepted: asyncio.Future[tuple[bool, ReasonCode]] = self._loop.create_future()
+        self._granted: dict[int, asyncio.Future[Sequence[ReasonCode]]] = {}
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._full: asyncio.Future[None] = self._loop.create_future()
+        self._heard_at = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lost.done() or not self._connection.is_open
+
+    # -- the connector's side ------------------------------------------------------------------------------
+
+    async def log_in(self, login: MqttLogin) -> tuple[bool, ReasonCode]:
+        """Whether the broker has a session for us, and why it lets us in or not.
+
+        Raises:
+            SourceUnavailable: the connection is lost before there is an answer.
+        """
+        self._client_id, self._is_5 = login.client_id, login.version == "5"
+        gate = PacketFilter(payload_bytes_max=self._payload_bytes_max, is_5=self._is_5)
+        self._socket = PahoSocket(self._connection, gate)
+        client = self._client = _Client(
+            self._socket,
+            callback_api_version=CallbackAPIVersion.VERSION2,
+            client_id=login.client_id,
+            protocol=MQTTProtocolVersion.MQTTv5 if self._is_5 else MQTTProtocolVersion.MQTTv311,
+            clean_session=None if self._is_5 else not login.keep_session,
+            manual_ack=True,
+            reconnect_on_failure=False,
+        )
+        client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
+        client.on_subscribe = self._on_subscribe
+        client.on_message = self._on_message
+        if login.username is not None:
+            client.username_pw_set(login.username, login.password)
+        # The host is only paho's: the connection is open.
+        client.connect("broker", keepalive=login.keepalive_s, **(_terms(login) if self._is_5 else {}))
+        self._reading = asyncio.create_task(self._read())
+        self._tick()
+        return await self._unless_lost(self._accepted)
+
+    async def subscribe(self, topics: Sequence[str], check: Callable[[Sequence[ReasonCode]], None]) -> None:
+        """With QoS 1. ``check`` gets the broker's word on each topic, and raises what ends the connection.
+
+        A broker may send all that has waited for the session before it answers: when that fills the inbox, the
+        answer is checked when it comes.
+        """
+        answer: asyncio.Future[Sequence[ReasonCode]] = self._loop.create_future()
+        if self._is_5:
+            # Subscribing again would bring all retained messages again.
+            how = SubscribeOptions(
+                qos=1, retainAsPublished=True, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB
+            )
+            _, number = self._client.subscribe([(topic, how) for topic in topics])
+        else:
+            _, number = self._client.subscribe([(topic, 1) for topic in topics])
+        if number is not None:  # None: the connection was lost
+            self._granted[number] = answer
+        answer.add_done_callback(partial(self._check, check))
+        waited: set[asyncio.Future[Any]] = {answer, self._lost, self._full}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        # What had arrived before the end is taken first.
+        if self.inbox.failure is not None and not self.inbox:
+            raise self.inbox.failure
+
+    def _check(
+        self, check: Callable[[Sequence[ReasonCode]], None], answer: asyncio.Future[Sequence[ReasonCode]]
+    ) -> None:
+        try:
+            check(answer.result())
+        except FeedqError as error:
+            self._end(error)
+
+    def unsubscribe(self, topics: Sequence[str]) -> None:
+        """Nothing waits for the answer."""
+        if topics:
+            self._client.unsubscribe(list(topics))
+
+    def acknowledge(self, number: int) -> None:
+        """Once the connection is lost this does nothing: the broker sends the message again."""
+        if not self.is_lost:
+            self._client.ack(number, 1)
+
+    def pause(self) -> None:
+        """Read nothing more."""
+        self._may_read.clear()
+
+    async def until(self, event: asyncio.Future[None], *, at_most_s: float) -> None:
+        """Return when it has come, or the connection has ended, or the time is over."""
+        await asyncio.wait([event, self._lost], timeout=at_most_s, return_when=asyncio.FIRST_COMPLETED)
+
+    async def close(self) -> None:
+        """Take leave of the broker, and cut the connection once that is sent. May be repeated."""
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._reading is not None and not self.is_lost:
+            self._client.disconnect()
+            await self._connection.finish(at_most_s=CLOSE_S)
+        self._end(SourceUnavailable(f"{self._where}: closed"))
+
+    async def _unless_lost(self, answer: asyncio.Future[Answer]) -> Answer:
+        waited: set[asyncio.Future[Any]] = {answer, self._lost}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            assert self.inbox.failure is not None
+            raise self.inbox.failure
+        return answer.result()
+
+    # -- the loop's side -----------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        try:
+            while not self.is_lost and (received := await self._connection.receive()):
+                self._heard_at = self._loop.time()
+                for piece in slices(received):
+                    self._socket.feed(piece)
+                    while not self._socket.is_dry and not self.is_lost:
+                        await self._may_read.wait()
+                        self._take_packets()
+                        await asyncio.sleep(0)
+            self._end(SourceUnavailable(f"{self._where}: {self._closed()}"))
+        except SourceUnavailable as error:
+            self._end(error)
+
+    def _take_packets(self) -> None:
+        """Those that there are, up to a bound."""
+        began = perf_counter()
+        for _ in range(PACKETS_AT_ONCE):
+            if self.is_lost or self._socket.is_dry or perf_counter() - began >= TURN_S:
+                return
+            self._step(self._client.loop_read)
+            if self._socket.gate.refusal is not None:
+                self._refuse(self._socket.gate.refusal)
+                return
+            if self.inbox.is_full:
+                self._stop_reading()
+                return
+
+    def _stop_reading(self) -> None:
+        self.pause()
+        if not self._full.done():
+            self._full.set_result(None)
+
+    def _refuse(self, refusal: PacketRefusal) -> None:
+        """Nothing more is read; what was read before is taken first, and can be acknowledged."""
+        if not refusal.payload_bytes or not self._accepted.done():
+            why = refusal.why or "it sent a message before it accepted us"
+            self._end(SourceUnavailable(f"{self._where}: {why}, against the rules of MQTT; is it a broker?"))
+            return
+        self._stop_reading()
+        last = Message(0, "", b"", False, left_out_bytes=refusal.payload_bytes)
+        self.inbox.put(last, size=last.size)
+
+    def _resume(self) -> None:
+        if not self._may_read.is_set() and self._socket.gate.refusal is None:
+            # While reading was paused it was we who did not listen.
+            self._heard_at = self._loop.time()
+            self._may_read.set()
+
+    def _tick(self) -> None:
+        if self.is_lost:
+            return
+        if self._may_read.is_set():
+            if self._idle_timeout_s and self._loop.time() - self._heard_at >= self._idle_timeout_s:
+                self._end(self._silent())
+                return
+            self._step(self._client.loop_misc)
+        self._timer = self._loop.call_later(min(TICK_S, self._idle_timeout_s / 4 or TICK_S), self._tick)
+
+    def _step(self, step: Callable[[], MQTTErrorCode]) -> None:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - a packet that paho cannot parse raises anything
+            said = repr(error)[:SAID_CHARACTERS_MAX]
+            self._end(SourceUnavailable(f"{self._where}: what the broker sent cannot be understood: {said}"))
+
+    # -- paho's side ---------------------------------------------------------------------------------------
+
+    def _on_connect(
+        self, _: Client, __: Any, flags: ConnectFlags, reason: ReasonCode, ___: Properties | None
+    ) -> None:
+        if not self._accepted.done():
+            self._accepted.set_result((flags.session_present, reason))
+
+    def _on_subscribe(
+        self, _: Client, __: Any, number: int, granted: list[ReasonCode], ___: Properties | None
+    ) -> None:
+        answer = self._granted.pop(number, None)
+        if answer is not None and not answer.done():
+            answer.set_result(granted)
+
+    def _on_message(self, _: Client, __: Any, message: MQTTMessage) -> None:
+        kept = Message(
+            message.mid,
+            message.topic,
+            bytes(message.payload),
+            message.dup,
+            message.retain,
+            getattr(message.properties, "UserProperty", ()),
+        )
+        self.inbox.put(kept, size=kept.size)
+
+    def _on_disconnect(
+        self, _: Client, __: Any, flags: DisconnectFlags, reason: ReasonCode, ___: Properties | None
+    ) -> None:
+        if flags.is_disconnect_packet_from_server:
+            self._end(self._dismissed(reason))
+        elif self._socket.trouble is not None:
+            self._end(self._socket.trouble)
+        elif reason.getName() == "Keep alive timeout":
+            self._end(self._silent())
+        elif reason.getName() == "Protocol error":
+            self._end(
+                SourceUnavailable(f"{self._where}: the broker's answer breaks the rules of the protocol")
+            )
+        else:
+            self._end(SourceUnavailable(f"{self._where}: {self._closed()}"))
+
+    def _closed(self) -> str:
+        if self._accepted.done():
+            return f"closed by the broker; does another client use the id {self._client_id}?"
+        return "closed by the broker before it answered"
+
+    def _dismissed(self, reason: ReasonCode) -> FeedqError:
+        if reason.value == TAKEN_OVER:
+            return SourceUnavailable(
+                f"{self._where}: another client took over the session {self._client_id}; if that was not this "
+                "feed on another worker, give it an id of its own (source.client_id)"
+            )
+        return SourceUnavailable(f"{self._where}: closed by the broker: {str(reason).lower()}")
+
+    def _silent(self) -> SourceSilent:
+        return SourceSilent(
+            f"{self._where}: connected, but nothing received, not even the answer to a ping, for "
+            f"{self._idle_timeout_s:g} s (source.idle_timeout_s)"
+        )
+
+    def _end(self, failure: FeedqError) -> None:
+        if self._lost.done():
+            return
+        self._lost.set_result(None)
+        self.inbox.fail(failure)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connection.close()
+
+
+class PahoSocket:
+    """Stands for paho's socket: gives it what has come, as far as the filter lets it through, and sends."""
+
+    def __init__(self, connection: Connection, gate: PacketFilter) -> None:
+        self.gate = gate
+        self.is_dry = True
+        """Whether the last reading found nothing more."""
+        self.trouble: SourceUnavailable | None = None
+        """Why nothing can be sent."""
+        self._connection = connection
+        self._held = memoryview(b"")
+
+    def feed(self, data: bytes | bytearray) -> None:
+        """To be called when it is dry."""
+        self._held, self.is_dry = memoryview(data), False
+
+    def recv(self, size: int) -> bytes:
+        if self._held and self.gate.refusal is None:
+            taken, self._held = self._held[:size], self._held[size:]
+            self.gate.look(taken)
+            if self.gate.refusal is None:
+                return bytes(taken)
+        self.is_dry = True
+        raise BlockingIOError
+
+    def send(self, data: bytes | bytearray) -> int:
+        try:
+            self._connection.send(bytes(data), unsent_bytes_max=UNSENT_BYTES_MAX)
+        except SourceUnavailable as error:
+            self.trouble = error
+            raise ConnectionResetError from error
+        return len(data)
+
+    def setblocking(self, flag: bool) -> None:
+        """It never blocks."""
+
+    def close(self) -> None:
+        """The connection is closed by the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class PacketRefusal:
+    """Why nothing more is read."""
+
+    why: str
+    payload_bytes: int = 0
+    """Of a PUBLISH that is too large, about; 0: the broker breaks the rules."""
+
+
+class PacketFilter:
+    """Looks at packets as paho reads them: piece by piece, and none beyond the end of what it asked for."""
+
+    __slots__ = ("_begin", "_is_5", "_kind", "_left", "_max", "_qos", "_shift", "_size", "refusal")
+
+    def __init__(self, *, payload_bytes_max: int, is_5: bool) -> None:
+        self._max = payload_bytes_max
+        self._is_5 = is_5
+        self._kind = self._qos = 0
+        """Of the packet that has begun; none has while the kind is 0."""
+        self._size = self._shift = 0
+        self._left: int | None = None
+        """Bytes of its body to come; None while its length is read."""
+        self._begin: bytearray | None = None
+        """Of a PUBLISH with properties, as much as says how long they are."""
+        self.refusal: PacketRefusal | None = None
+
+    def look(self, piece: memoryview) -> None:
+        """To be called with each piece, of one byte until the body begins."""
+        if not self._kind:
+            self._open(piece[0])
+        elif self._left is None:
+            self._measure(piece[0])
+        else:
+            if self._begin is not None:
+                self._look_into_publish(piece)
+            self._left -= len(piece)
+            if not self._left:
+                self._kind = 0
+
+    def _open(self, first: int) -> None:
+        self._kind, self._qos = first >> 4, (first & _QOS) >> 1
+        self._size = self._shift = 0
+        self._left = self._begin = None
+        if self._kind not in _FROM_BROKERS or (self._kind == _PUBLISH and self._qos > 1):
+            self.refusal = PacketRefusal("it sent a packet that no broker sends to a subscriber")
+
+    def _measure(self, byte: int) -> None:
+        self._size |= (byte & 0x7F) << self._shift
+        self._shift += 7
+        if byte & 0x80:
+            return
+        self._left = self._size
+        if self._kind == _PUBLISH:
+            beside = TOPIC_BYTES_MAX + PROPERTIES_BYTES_MAX
+            if self._size > self._max + beside:
+                self.refusal = PacketRefusal("", payload_bytes=self._size)
+            self._begin = bytearray() if self._is_5 else None
+        elif self._size > PACKET_BYTES_MAX:
+            self.refusal = PacketRefusal(f"it sent a control packet of {self._size} bytes")
+        if not self._left:
+            self._kind = 0
+
+    def _look_into_publish(self, piece: memoryview) -> None:
+        assert self._begin is not None
+        begin = self._begin
+        begin += piece[: TOPIC_BYTES_MAX + 8]
+        at = 2 + int.from_bytes(begin[:2]) + (2 if self._qos else 0)
+        length = begin[at : at + 4]
+        end = next((i for i, byte in enumerate(length) if not byte & 0x80), None)
+        if end is None and len(length) < 4:
+            return  # there is more to come
+        size = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(length[: (end or 0) + 1]))
+        if end is None or size > PROPERTIES_BYTES_MAX:
+            self.refusal = PacketRefusal(
+                f"it sent a message with more than {PROPERTIES_BYTES_MAX} bytes of properties"
+            )
+        self._begin = None
+
+
+class _Client(Client):
+    """paho's client over a socket that is connected already."""
+
+    def __init__(self, sock: PahoSocket, **how: Any) -> None:
+        super().__init__(**how)
+        self._connected_socket = sock
+
+    def _create_socket(self) -> Any:
+        return self._connected_socket
+
+
+def _terms(login: MqttLogin) -> dict[str, Any]:
+    """What MQTT 5 lets a client ask for when it connects."""
+    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call] # paho's own
+    properties.SessionExpiryInterval = login.session_expiry_s
+    properties.ReceiveMaximum = login.max_unacknowledged
+    return {"clean_start": not login.keep_session, "properties": properties}

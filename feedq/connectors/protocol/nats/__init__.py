@@ -1,1 +1,0 @@
-"""NATS JetStream for feeds: the link to the server, the consumer, pulls, and what was read."""

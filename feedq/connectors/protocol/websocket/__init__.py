@@ -1,1 +1,0 @@
-"""WebSockets for feeds: the connection, its frames in bulk, refusals, signs of life."""

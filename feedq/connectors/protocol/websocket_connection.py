@@ -1,0 +1,526 @@
+"""One WebSocket connection of a feed: opened within a time limit, kept alive, and explained when it ends.
+
+It reads from a `feedq.connectors.wire.connection.Connection`, whose bounds and guard hold here too: at most its
+``buffer_bytes`` wait, and beyond them the source's own sends block. The source's pings are answered as they come;
+while nobody takes the messages, because of a rate limit or a sink that is away, every `ANSWER_S`, as far as they
+could still be received: a source must not give up a feed that only waits.
+
+Three things end a connection from our side: a ping that nothing at all follows, no message for the idle timeout
+(pings and pongs are libraries talking, not the source), and a message over the limit.
+
+This module knows neither records nor cursors. What the server says is shown in part only, and what we sent it
+never is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import Enum, auto
+from math import inf
+from time import perf_counter
+from typing import Annotated, ClassVar
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidMessage, InvalidStatus
+from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
+from websockets.frames import CloseCode
+from websockets.http11 import Response
+from websockets.protocol import State
+from websockets.typing import Subprotocol
+from websockets.uri import WebSocketURI
+
+from feedq.clock import Clock
+from feedq.connectors.base import Context
+from feedq.connectors.protocol.request_options import TOKEN, RequestOptions, retry_after_s, status_name
+from feedq.connectors.protocol.websocket_frames import FRAGMENTS_MAX, MessageReader
+from feedq.connectors.records.framing import RECORD_BYTES_MAX
+from feedq.connectors.records.turns import TURN_S, slices
+from feedq.connectors.wire.connection import Connection, open_connection
+from feedq.connectors.wire.dialing import bounded
+from feedq.connectors.wire.remote import TIMEOUT_S_MAX, Scheme
+from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
+from feedq.model import JSON
+from feedq.secrets import Masker
+
+HEAD_BYTES_MAX = 64 * 1024
+"""No server answers a handshake with more headers than that."""
+ANSWER_S = 2.0
+"""Long enough to cost nothing, and short beside the time that servers wait for an answer to a ping."""
+_HEAD_ENDS = b"\r\n\r\n"
+
+_NO_LOG = logging.Logger("websockets", level=logging.CRITICAL + 1)
+"""Stands apart from all other loggers: at level debug the library would log what it sends, secrets included."""
+
+Mask = Callable[[str], str]
+"""Replaces secrets."""
+
+SHOWN_CHARACTERS = 200
+_CREDENTIALS = (401, 403, 407)
+_MOVED_FOR_GOOD = (301, 308)
+
+
+class WebsocketConnectionOptions(RequestOptions):
+    """What is asked of a server, and when to give up; durations of 0 are never."""
+
+    SCHEMES: ClassVar[Mapping[str, Scheme]] = {"ws": Scheme(tls=False, port=80), "wss": Scheme(True, 443)}
+    OWN_HEADERS: ClassVar[frozenset[str]] = RequestOptions.OWN_HEADERS | {
+        f"sec-websocket-{name}" for name in ("accept", "extensions", "key", "protocol", "version")
+    }
+
+    url: str
+    """Where the source is: `ws://host/path`, or `wss://…` with TLS. In path and query `{name}`, `{cursor}`
+    and `{secret}` are filled in, percent-encoded."""
+    subprotocols: tuple[str, ...] = ()
+    """Subprotocols to offer, the preferred one first; the server may choose one."""
+    compression: bool = False
+    """Offer the server to compress messages (permessage-deflate). It saves most of the network's load, and
+    costs this worker several times the work for each message."""
+    ping_interval_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 20.0
+    """Time between two pings of ours; 0 is none."""
+    ping_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 20.0
+    """A connection on which nothing follows a ping for this long is made anew; 0 is never."""
+    idle_timeout_s: Annotated[float, Field(ge=0, le=TIMEOUT_S_MAX)] = 60.0
+    """A connection that brings no message for this long is stalled and made anew, whatever pings go to and
+    fro; messages to `ignore` count. 0 is never."""
+    max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
+    """A larger message, uncompressed, fails the feed, with everything before it landed, until this is
+    raised."""
+
+    @field_validator("subprotocols", mode="before")
+    @classmethod
+    def _split_subprotocols(cls, value: object) -> object:
+        # No name of one holds a comma: in the header, too, it stands between them.
+        return tuple(map(str.strip, value.split(","))) if isinstance(value, str) else value
+
+    @field_validator("subprotocols")
+    @classmethod
+    def _check_subprotocols(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not TOKEN.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a subprotocol")
+        return names
+
+
+class Websocket:
+    """An open connection. Only `open_websocket` makes one."""
+
+    __slots__ = (
+        "_answerer",
+        "_connection",
+        "_is_listening",
+        "_loop",
+        "_mask",
+        "_options",
+        "_protocol",
+        "_pulse",
+        "_reader",
+        "_timer",
+        "_trouble",
+        "_unread",
+        "_was_heard",
+    )
+
+    def __init__(
+        self,
+        options: WebsocketConnectionOptions,
+        connection: Connection,
+        protocol: ClientProtocol,
+        *,
+        mask: Mask,
+    ) -> None:
+        self._options = options
+        self._mask = mask
+        self._connection = connection
+        self._protocol = protocol
+        self._reader = MessageReader(protocol, max_message_bytes=options.max_record_bytes)
+        self._trouble: SourceUnavailable | None = None
+        """Why we gave the connection up."""
+        self._was_heard = False
+        self._unread: deque[bytes | bytearray] = deque()
+        """What was received and has its turn later, in pieces."""
+        self._is_listening = False
+        self._loop = asyncio.get_running_loop()
+        self._pulse = Pulse(
+            ping_interval_s=options.ping_interval_s,
+            ping_timeout_s=options.ping_timeout_s,
+            idle_timeout_s=options.idle_timeout_s,
+            now=self._loop.time(),
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._answerer: asyncio.TimerHandle | None = None
+        self._look_later()
+
+    async def receive(self) -> list[bytes]:
+        """The messages that have arrived since the last call, at least one; nothing at the end.
+
+        Raises:
+            SourceUnavailable: the connection broke, and all that had arrived before was taken.
+        """
+        self._is_listening = True
+        try:
+            while self._reader.is_open and self._trouble is None:
+                if self._has_unread:
+                    await asyncio.sleep(0)  # whatever one source sends, the others get their turn
+                elif received := await self._connection.receive():
+                    self._was_heard = True
+                    self._unread.extend(slices(received))
+                else:
+                    break
+                messages = self._read()
+                self._flush()
+                if messages:
+                    self._answer_later()
+                    return messages
+        finally:
+            self._is_listening = False
+        return []
+
+    def _read(self) -> list[bytes]:
+        """The messages in what has arrived, as far as they can be read in one turn."""
+        began = perf_counter()
+        messages: list[bytes] = []
+        brought_data = False
+        while self._reader.is_open and self._has_unread:
+            messages += self._reader.push(b"" if self._reader.is_behind else self._unread.popleft())
+            brought_data = brought_data or self._reader.brought_data
+            if self._reader.is_behind or perf_counter() - began >= TURN_S:
+                break
+        self._pulse.heard(self._loop.time(), message=brought_data)
+        return messages
+
+    @property
+    def _has_unread(self) -> bool:
+        return self._reader.is_behind or bool(self._unread)
+
+    def _waiting(self) -> bytes:
+        """What has arrived and was not read."""
+        return b"".join((*self._unread, self._connection.peek()))
+
+    def send(self, text: bytes) -> None:
+        """Send a message. Raises `SourceUnavailable` if the source does not read what it is sent."""
+        self._protocol.send_text(text)
+        self._flush()
+
+    def close(self) -> None:
+        """Cut the connection at once. May be repeated."""
+        for timer in (self._timer, self._answerer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._answerer = None
+        self._connection.close()
+
+    def ending(self, *, after: str) -> FeedqError:
+        """Why there are no more messages; ``after`` says behind what."""
+        if self._trouble is not None:
+            return self._trouble
+        where = self._options.location
+        if self._reader.is_endless:
+            return SourceUnavailable(
+                f"{where}: a message in more than {FRAGMENTS_MAX} fragments {after}; "
+                "the source should send it in larger ones"
+            )
+        self._protocol.receive_eof()
+        how = self._protocol.close_exc
+        if how.rcvd is not None:
+            return SourceUnavailable(f"{where}: closed by the peer: {show(str(how.rcvd), mask=self._mask)}")
+        if how.sent is None:
+            return SourceUnavailable(f"{where}: closed by the peer{self._when()}")
+        if how.sent.code == CloseCode.MESSAGE_TOO_BIG:
+            return FeedMisconfigured(
+                f"{where}: message of more than {self._options.max_record_bytes} bytes {after}; "
+                "raise source.max_record_bytes"
+            )
+        return SourceUnavailable(
+            f"{where}: what it sent is no WebSocket: {show(how.sent.reason, mask=self._mask)}"
+        )
+
+    def _when(self) -> str:
+        if self._reader.is_amid_message:
+            return " in the middle of a message"
+        return " without a close frame" if self._was_heard else " before it sent anything"
+
+    def _flush(self) -> None:
+        # An empty piece says that the library is done sending; to close is our caller's part.
+        self._connection.send(b"".join(self._protocol.data_to_send()))
+
+    # -- signs of life -------------------------------------------------------------------------------
+
+    def _look_later(self) -> None:
+        # One timer that looks again later, instead of one set back with every message.
+        at = self._pulse.next_at
+        self._timer = self._loop.call_at(at, self._look) if at < inf else None
+
+    def _look(self) -> None:
+        if not (self._reader.is_open and self._connection.is_open):
+            return  # it is over, and whoever takes the last messages is about to hear why
+        now = self._loop.time()
+        if self._connection.buffered or self._has_unread:
+            # Unless somebody is about to take it, it is we who do not listen: the source cannot be called silent.
+            self._pulse.heard(now, message=not self._is_listening)
+        options, where = self._options, self._options.location
+        match self._pulse.due(now):
+            case Due.SILENT:
+                self._give_up(
+                    SourceSilent(
+                        f"{where}: connected, but no message received for {options.idle_timeout_s:g} s "
+                        "(source.idle_timeout_s)"
+                    )
+                )
+            case Due.UNANSWERED:
+                self._give_up(
+                    SourceUnavailable(
+                        f"{where}: nothing heard for {options.ping_timeout_s:g} s after a ping "
+                        "(source.ping_timeout_s)"
+                    )
+                )
+            case Due.PING:
+                self._ping(now)
+            case Due.NOTHING:
+                self._look_later()
+
+    def _ping(self, now: float) -> None:
+        self._protocol.send_ping(b"feedq")
+        self._pulse.pinged(now)
+        if self._flushed():
+            self._look_later()
+
+    def _answer_later(self) -> None:
+        if self._answerer is None:
+            self._answerer = self._loop.call_later(ANSWER_S, self._answer)
+
+    def _answer(self) -> None:
+        """Answer a ping that waits behind messages which nobody takes. It is answered once more when it is read,
+        which a server takes for a sign of life."""
+        self._answerer = None
+        # A connection that has ended has nobody to answer to.
+        if self._is_listening or not (self._reader.is_open and self._connection.is_open):
+            return
+        ping = self._reader.last_ping(self._waiting())
+        if ping is not None:
+            self._protocol.send_pong(ping)
+        if self._flushed():
+            self._answer_later()
+
+    def _flushed(self) -> bool:
+        """For what is sent while nobody waits for it; False if that was too much."""
+        try:
+            self._flush()
+        except SourceUnavailable as error:
+            self._give_up(error)
+            return False
+        return True
+
+    def _give_up(self, trouble: SourceUnavailable) -> None:
+        self._trouble = trouble
+        self.close()
+
+
+class Due(Enum):
+    """What to do now."""
+
+    NOTHING = auto()
+    PING = auto()
+    UNANSWERED = auto()
+    """Give it up: nothing at all came after a ping."""
+    SILENT = auto()
+    """Give it up: no message came."""
+
+
+class Pulse:
+    """Signs of life of one connection: when to ping the source, and when to give it up.
+
+    It is told the time and decides. Two clocks run: whatever is heard answers a ping, for it proves as well as a
+    pong that the source is there; only a message shows that the feed goes on, since pings and pongs are sent by
+    libraries whatever the source behind them does. Times are monotonic seconds; a duration of 0 is never.
+    """
+
+    __slots__ = (
+        "_idle_timeout_s",
+        "_message_at",
+        "_next_ping_at",
+        "_ping_interval_s",
+        "_ping_timeout_s",
+        "_unanswered_since",
+    )
+
+    def __init__(
+        self, *, ping_interval_s: float, ping_timeout_s: float, idle_timeout_s: float, now: float
+    ) -> None:
+        self._ping_interval_s = ping_interval_s or inf
+        self._ping_timeout_s = ping_timeout_s or inf
+        self._idle_timeout_s = idle_timeout_s or inf
+        self._message_at = now
+        self._next_ping_at = now + self._ping_interval_s
+        self._unanswered_since = inf
+
+    def heard(self, now: float, *, message: bool) -> None:
+        """Something came, and with it perhaps a message or a part of one."""
+        self._unanswered_since = inf
+        if message:
+            self._message_at = now
+
+    def pinged(self, now: float) -> None:
+        self._next_ping_at = now + self._ping_interval_s
+        self._unanswered_since = min(self._unanswered_since, now)
+
+    def due(self, now: float) -> Due:
+        if now >= self._message_at + self._idle_timeout_s:
+            return Due.SILENT
+        if now >= self._unanswered_since + self._ping_timeout_s:
+            return Due.UNANSWERED
+        return Due.PING if now >= self._next_ping_at else Due.NOTHING
+
+    @property
+    def next_at(self) -> float:
+        """When something will be due; infinite for never. What is heard can only put it off."""
+        return min(
+            self._message_at + self._idle_timeout_s,
+            self._unanswered_since + self._ping_timeout_s,
+            self._next_ping_at,
+        )
+
+
+async def open_websocket(options: WebsocketConnectionOptions, cursor: JSON, context: Context) -> Websocket:
+    """Connect and shake hands, all of it within ``connect_timeout_s``.
+
+    Raises:
+        SourceUnavailable: no connection, or the server refused for now; says why.
+        FeedMisconfigured: it refused our credentials, or has moved; a TLS file is missing or wrong; the
+            address is not permitted.
+    """
+    where = options.location
+
+    def mask(said: str) -> str:
+        # Made when there is something to say, which is seldom.
+        return Masker(context.secrets.values()).mask(said)
+
+    # What cannot be asked is refused before anything is dialed.
+    protocol = _protocol(options, options.target(context, cursor))
+    headers = options.request_headers(context, cursor)
+    async with bounded(where, options.connect_timeout_s):
+        connection = await open_connection(options.connection_options(), context)
+        try:
+            await _shake_hands(protocol, connection, headers, where=where, mask=mask, clock=context.clock)
+            return Websocket(options, connection, protocol, mask=mask)
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _protocol(options: WebsocketConnectionOptions, target: str) -> ClientProtocol:
+    at = options.location
+    path, _, query = target.partition("?")
+    # Only what is on the way to us needs to be compressed: our few messages would cost a compressor.
+    factory = ClientPerMessageDeflateFactory(compress_settings={"level": 0, "memLevel": 1})
+    return ClientProtocol(
+        WebSocketURI(at.tls, at.host.encode("idna").decode(), at.port, path, query),
+        extensions=[factory] if options.compression else None,
+        subprotocols=[Subprotocol(name) for name in options.subprotocols] or None,
+        max_size=options.max_record_bytes,
+        logger=_NO_LOG,
+    )
+
+
+async def _shake_hands(
+    protocol: ClientProtocol,
+    connection: Connection,
+    headers: Mapping[str, str],
+    *,
+    where: object,
+    mask: Mask,
+    clock: Clock,
+) -> None:
+    asking = protocol.connect()
+    for name, value in headers.items():
+        asking.headers[name] = value
+    protocol.send_request(asking)
+    connection.send(b"".join(protocol.data_to_send()))
+    head = bytearray()
+    while _HEAD_ENDS not in head:
+        if len(head) > HEAD_BYTES_MAX:
+            raise SourceUnavailable(f"{where}: answers the handshake with more than {HEAD_BYTES_MAX} bytes")
+        data = await connection.receive()
+        if not data:
+            break
+        head += data
+    answer, end, rest = head.partition(_HEAD_ENDS)
+    # The frames that came with the answer are the reader's: see the invariants of `websocket_frames`.
+    protocol.receive_data(answer + end)
+    if protocol.state is State.OPEN:
+        connection.put_back(rest)
+        return
+    protocol.receive_data(rest)
+    while protocol.handshake_exc is None:
+        # The library tells the status once it has read the whole answer.
+        if data := await connection.receive():
+            protocol.receive_data(data)
+        else:
+            protocol.receive_eof()
+    raise explain_refusal(protocol.handshake_exc, where, mask=mask, now=clock.now())
+
+
+def explain_refusal(error: Exception, where: object, *, mask: Mask, now: datetime) -> FeedqError:
+    """Why a server did not answer a handshake as a WebSocket server does, and who can mend it.
+
+    Refused credentials wait for an edit, and so does a server that has moved for good. Anything else may be over
+    by the next try: a server that is being deployed says 404 or 502, one that is busy 429. The body of an answer
+    is never shown: it may repeat what was asked, and that may hold a secret.
+    """
+    match error:
+        case InvalidStatus():
+            return _explain_status(error.response, where, mask=mask, now=now)
+        case InvalidMessage() if isinstance(error.__cause__, EOFError):
+            return SourceUnavailable(f"{where}: closed by the peer before it had answered the handshake")
+        case InvalidMessage():
+            return SourceUnavailable(
+                f"{where}: its answer is not HTTP/1.1; does it speak WebSocket on that port, and with TLS or not?"
+            )
+    return SourceUnavailable(f"{where}: its answer is no WebSocket handshake: {show(str(error), mask=mask)}")
+
+
+def show(said: str, *, mask: Mask) -> str:
+    """What a server said, for a message: one line, and not all of it."""
+    # Masked before it is cut: half a secret would not be recognised.
+    line = " ".join("".join(c if c.isprintable() else " " for c in mask(said)).split())
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def _explain_status(response: Response, where: object, *, mask: Mask, now: datetime) -> FeedqError:
+    code = response.status_code
+    said = f"{where}: the server answered {status_name(code)}"
+    if code in _CREDENTIALS:
+        return FeedMisconfigured(f"{said}; check source.headers, source.url and source.secrets")
+    if 300 <= code < 400:
+        return _explain_redirect(response, where, mask=mask)
+    if code < 300:
+        return SourceUnavailable(f"{said} and is no WebSocket; check the path in source.url")
+    after = ", ".join(response.headers.get_all("Retry-After"))
+    if not after:
+        return SourceUnavailable(said)
+    said += f", and asks to wait: Retry-After {show(after, mask=mask)}"
+    retry_in_s = retry_after_s(after, now=now)
+    return SourceUnavailable(said) if retry_in_s is None else SourceBusy(said, retry_in_s=retry_in_s)
+
+
+def _explain_redirect(response: Response, where: object, *, mask: Mask) -> FeedqError:
+    kind = FeedMisconfigured if response.status_code in _MOVED_FOR_GOOD else SourceUnavailable
+    return kind(
+        f"{where}: the server redirects{_there(response, mask=mask)} ({response.status_code}), "
+        "which is not followed; set source.url to where it leads"
+    )
+
+
+def _there(response: Response, *, mask: Mask) -> str:
+    # Host and port only: the rest of the new URL may repeat what is secret in ours.
+    try:
+        parts = urlsplit(response.headers.get("Location", ""))
+        host = parts.netloc.rpartition("@")[2]
+    except (ValueError, LookupError):
+        return ""
+    return f" to {show(f'{parts.scheme}://{host}', mask=mask)}" if host else ""

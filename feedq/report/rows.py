@@ -1,0 +1,211 @@
+"""What `--json` and the HTTP API say: the columns of the tables, under the same names.
+
+Fields may be added; none changes its meaning. Passwords in URLs are masked and secrets are references. Arguments
+of jobs stand in a schedule's own document only, and what a name gives away as a secret is masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from feedq.diagnosis import Check, Overview
+from feedq.lease import stillness_of
+from feedq.model import Event, FeedView, Status, WorkerView
+from feedq.report.masking import masked, shown
+from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
+from feedq.schedule.plain import job_to_plain, policy_to_plain, timing_to_plain
+from feedq.store.insight import FleetState, JobState
+from feedq.telemetry import mask_url
+from feedq.wording import lag_s
+
+LEASE_FIELDS = (
+    *("epoch", "records_total", "bytes_total", "dead_letters_total", "dead_per_s", "dead_letter_at"),
+    *("last_record_at", "reason", "last_error_at", "attempts", "failures", "quarantined", "blamed"),
+    *("blamed_at", "retry_at", "promised_to", "stop_by", "held_for", "state", "connected", "stalled"),
+    *("running_since", "rows_per_s", "bytes_per_s"),
+)
+"""Columns of a lease that are told as they are."""
+LEASE_ERRORS = ("dead_letter_error", "last_error", "sink_error", "blame")
+"""Columns of a lease that somebody else has written."""
+WORKER_FIELDS = (
+    *("id", "name", "host", "pid", "state", "target_state", "capacity", "job_slots", "queue", "version"),
+    *("started_at", "heartbeat_at", "expires_at", "suspected_at", "loss"),
+)
+LOAD_FIELDS = ("rows_per_s", "bytes_per_s", "cpu", "rss", "loop_lag_s", "sinks_up", "sinks_down")
+OVERVIEW_FIELDS = (
+    *("active", "serving", "cordoned", "drained", "draining", "capacity", "capacity_after_loss"),
+    *("rows_per_s", "bytes_per_s", "spread"),
+)
+RUN_FIELDS = (
+    *("id", "schedule", "key", "kind", "tick_at", "ticks", "due_at", "state", "attempt", "fence", "worker"),
+    *("worker_id", "started_at", "deadline_at", "ended_at"),
+)
+SCHEDULE_FIELDS = (
+    *("state", "paused_until", "pause_reason", "unreadable", "next_tick_at", "next_fire_at", "failures"),
+    "generation",
+)
+
+
+def _fields(of: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
+
+
+def _masked(text: str | None) -> str | None:
+    return None if text is None else mask_url(text)
+
+
+# -- feeds and workers -------------------------------------------------------------------------------
+
+
+def feed_row(view: FeedView) -> dict[str, Any]:
+    """One line of `feedq feed list --json`."""
+    spec, lease = view.feed.spec, view.lease
+    return {
+        "id": view.feed.id,
+        "name": spec.name,
+        "status": view.status,
+        "because": _masked(view.because),
+        "worker": view.worker,
+        **_fields(lease, LEASE_FIELDS),
+        **{name: _masked(getattr(lease, name)) for name in LEASE_ERRORS},
+        "avoid": list(lease.avoid),
+        "target_state": spec.target_state,
+        "tenant": spec.tenant,
+        "connector": spec.connector,
+        "labels": dict(spec.labels),
+        "selector": {"required": dict(spec.selector.required), "preferred": dict(spec.selector.preferred)},
+        "weight": spec.weight,
+        "load": lease.weight,
+        "generation": view.feed.generation,
+    }
+
+
+def feed_document(view: FeedView, *, explanation: str | None) -> dict[str, Any]:
+    """`feedq feed show --json`: the line, why it does not stream, its declaration, the rest of its lease."""
+    feed, lease = view.feed, view.lease
+    return feed_row(view) | {
+        "explanation": explanation,
+        "source": masked(feed.spec.source),
+        "sink": masked(feed.spec.sink),
+        "cursor": lease.cursor,
+        "worker_id": lease.worker_id,
+        "generation_running": lease.generation,
+        "assigned_at": lease.assigned_at,
+        **_fields(feed, ("created_at", "updated_at", "removed_at")),
+    }
+
+
+def worker_row(view: WorkerView) -> dict[str, Any]:
+    """One line of `feedq worker list --json`; ``feeds`` are the leases it holds."""
+    worker, load = view.worker, view.worker.load
+    return {
+        **_fields(worker, WORKER_FIELDS),
+        **_fields(load, LOAD_FIELDS),
+        "feeds": view.leases,
+        "load": round(view.load, 6),
+        "utilisation": None if not worker.capacity else round(view.leases / worker.capacity, 4),
+        "heartbeat_age_s": round(view.heartbeat_age_s, 3),
+        "because": stillness_of(view),
+        "feeds_reported": load.feeds,
+        "labels": dict(worker.labels),
+    }
+
+
+def event_row(event: Event) -> dict[str, Any]:
+    names = ("at", "kind", "count", "since", "feed_id", "worker_id", "epoch")
+    return _fields(event, names) | {"detail": masked(event.detail)}
+
+
+def check_row(check: Check) -> dict[str, Any]:
+    return asdict(check) | {"advice": check.advice or None}
+
+
+def status_document(
+    numbers: Overview,
+    workers: Sequence[WorkerView],
+    state: FleetState,
+    warnings: Sequence[Check],
+    *,
+    jobs: JobState,
+) -> dict[str, Any]:
+    """`feedq status --json`; ``warnings`` are the checks that did not come out well."""
+    leader = state.leader
+    return {
+        "feeds": {
+            "total": numbers.feeds,
+            "wanted": numbers.wanted,
+            "by_status": {s.value: numbers.by_status.get(s, 0) for s in Status},
+            "waiting": {reason.value: count for reason, count in sorted(numbers.waiting.items())},
+            "moving": numbers.moving,
+            "records_total": numbers.records_total,
+        },
+        "workers": {
+            **_fields(numbers, OVERVIEW_FIELDS),
+            "feeds": numbers.held,
+            "utilisation": None if numbers.utilisation is None else round(numbers.utilisation, 4),
+            "list": [worker_row(view) for view in workers],
+        },
+        "beat": None
+        if leader is None
+        else _fields(leader, ("host", "pid", "elected_at", "expires_at", "leads")),
+        "reconcile": {"last_pass_at": state.pass_at, "last_pass_age_s": state.pass_age_s},
+        "schedules": _fields(jobs, ("active", "paused", "overdue_s"))
+        | {"total": jobs.schedules, "paused_by_failures": list(jobs.tripped)},
+        "runs": _fields(jobs, ("running", "waiting", "due", "oldest_due_s", "workers", "slots")),
+        "warnings": [check_row(check) for check in warnings],
+    }
+
+
+# -- schedules and runs ------------------------------------------------------------------------------
+
+
+def schedule_row(view: ScheduleView) -> dict[str, Any]:
+    """One schedule in a list."""
+    return schedule_standing(view.schedule) | {
+        "waiting": view.waiting,
+        "running": view.running,
+        "last": None if view.last is None else run_row(view.last),
+    }
+
+
+def schedule_standing(schedule: Schedule) -> dict[str, Any]:
+    """A schedule by itself: what a change of it answers."""
+    spec = schedule.spec
+    return {
+        "id": schedule.id,
+        "name": spec.name,
+        **_fields(schedule, SCHEDULE_FIELDS),
+        "timing": timing_to_plain(spec.timing),
+        "task": spec.job.task,
+        "queue": spec.job.queue,
+        "semantics": spec.job.semantics,
+    }
+
+
+def schedule_document(
+    view: ScheduleView, *, counts: Mapping[RunState, int], runs: Sequence[Run]
+) -> dict[str, Any]:
+    """The line, the rest of its declaration, its runs by state and the newest of them."""
+    schedule = view.schedule
+    return schedule_row(view) | {
+        "job": shown(job_to_plain(schedule.spec.job)),
+        "policy": policy_to_plain(schedule.spec),
+        "unserved": view.unserved,
+        "counts": {state.value: counts.get(state, 0) for state in RunState},
+        "created_at": schedule.created_at,
+        "updated_at": schedule.updated_at,
+        "runs": [run_row(run) for run in runs],
+    }
+
+
+def run_row(run: Run) -> dict[str, Any]:
+    """One run, without the arguments of its job."""
+    return _fields(run, RUN_FIELDS) | {
+        "correlation_id": f"{run.schedule}/{run.key}",
+        "reason": _masked(run.reason),
+        "task": run.job.task,
+        "queue": run.job.queue,
+        "lag_s": lag_s(run),
+    }

@@ -1,0 +1,257 @@
+"""How records get into one landing of PostgreSQL: the statements and the encoder, worked out once for a session.
+
+Without a key, rows are copied straight into the table. With one a single row of each key is in the table, which is
+what a staging table is for: rows are copied there and inserted from it with ``ON CONFLICT``. There they carry a
+number in order of arrival, since a heap gives them back in any: the first row of a key is the one that stays, or
+with ``update`` the last.
+
+That is three times the work of a COPY into the table itself, which does the same as long as no key is there
+already. So that is tried first, and a violated constraint sends the rows by way of the staging table after all.
+What was copied until then is dead weight in table and index, so a `Detour` has the groups after it take that way
+at once, the more of them the more often they meet keys that are there: a source that repeats itself is not tried
+over and over.
+
+A staging table lives as long as its session and empties itself at every commit: one made in each transaction would
+churn the system catalog several times a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
+from typing import Any, Final
+
+import psycopg2
+from psycopg2 import errorcodes, sql
+
+from feedq.model import FeedKey
+from feedq.sinks.base import FeedWrite, Landing, OnConflict
+from feedq.sinks.copybinary import DefaultRows
+from feedq.sinks.copytext import ColumnRows
+from feedq.sinks.deadletters import DeadRecord, SuspectRecord
+from feedq.sinks.landing import TableShape, written_columns
+from feedq.sinks.plan import LandingPlan, ReadyRecord
+from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
+from feedq.sinks.prefilter import Prefilter
+from feedq.sinks.sqlstate import line_of
+
+GOES_STAGED: Final = (
+    errorcodes.UNIQUE_VIOLATION,
+    # COPY cannot into a table with row security, and INSERT can.
+    errorcodes.FEATURE_NOT_SUPPORTED,
+)
+"""Refusals of a COPY into the table itself that an INSERT from the staging table need not meet."""
+
+
+ORDINAL: Final = "feedq_ordinal"
+DETOUR_FIRST: Final = 8
+DETOUR_MAX: Final = 4_096
+"""Groups, hence some minutes at full speed: so late is it noticed that a source repeats itself no longer."""
+
+
+class Detour:
+    """Counts the groups that go by way of the staging table without trying the table itself."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._length = DETOUR_FIRST
+
+    @property
+    def is_over(self) -> bool:
+        return self._left == 0
+
+    def pass_one(self) -> None:
+        self._left = max(0, self._left - 1)
+
+    def begin(self) -> None:
+        """A key was there already."""
+        self._left = self._length
+        self._length = min(2 * self._length, DETOUR_MAX)
+
+    def shorten(self) -> None:
+        """None was."""
+        self._length = max(self._length // 2, DETOUR_FIRST)
+
+
+class CopyPlan(LandingPlan[FeedWrite]):
+    """One landing, ready to be written."""
+
+    session: PostgresSinkSession
+
+    def __init__(self, session: PostgresSinkSession, landing: Landing, shape: TableShape) -> None:
+        super().__init__(session, landing, shape)
+        self.columns = written_columns(landing, shape.columns)
+        """What is written of the table, in order."""
+        self.rows = (
+            ColumnRows(landing, shape.columns)
+            if landing.is_mapped
+            else DefaultRows(shape.columns["payload"].type)
+        )
+        self._fields = self.columns if landing.is_mapped else ("payload",)
+        """What ``rows.fields`` gives for a record."""
+        self._prefilter = Prefilter(session, landing, shape, rows=self.rows, fields=self._fields)
+        self._table = identifier_of(shape)
+
+    def prepare(
+        self, writes: Sequence[FeedWrite], doubtful: Collection[FeedKey]
+    ) -> tuple[Sequence[FeedWrite], list[DeadRecord]]:
+        if not doubtful:
+            return writes, []
+        dead: list[DeadRecord] = []
+        sound = list(writes)
+        for n, write in enumerate(writes):
+            if write.key in doubtful:
+                sound[n], found = self.sift(write)
+                dead += found
+        return sound, dead
+
+    def land(self, prepared: Sequence[FeedWrite]) -> None:
+        self._copy(self._table, self._chunks(prepared))
+
+    def count(self, prepared: FeedWrite) -> int:
+        return prepared.records
+
+    def sift(self, prepared: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
+        return self._prefilter.sift(prepared)
+
+    def split(self, prepared: FeedWrite) -> tuple[list[ReadyRecord], list[DeadRecord]]:
+        suspects = [
+            SuspectRecord(prepared, batch, record) for batch in prepared.batches for record in batch.split()
+        ]
+        kept, dead = self._prefilter.screen(suspects)
+        return list(map(ReadyRecord, kept)), dead
+
+    def ready(self, suspect: SuspectRecord) -> ReadyRecord:
+        return ReadyRecord(suspect)
+
+    def land_records(self, records: Sequence[ReadyRecord]) -> None:
+        self._copy(self._table, self._rows_of(records))
+
+    def row_of(self, error: Any) -> int | None:
+        return line_of(error)
+
+    def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
+        found = dict(zip(self._fields, self.rows.fields(*suspect), strict=True))
+        if self.landing.is_mapped:
+            return found
+        write, batch, record = suspect
+        payload = found["payload"]
+        return {
+            "feed": write.feed,
+            "epoch": str(write.epoch),
+            "received_at": batch.received_at.isoformat(),
+            "payload": "\\x" + record.hex() if payload is None else payload,
+        }
+
+    def _chunks(self, prepared: Sequence[FeedWrite]) -> Iterable[bytes]:
+        encode = self.rows.chunks
+        return chain.from_iterable(encode(write, batch) for write in prepared for batch in write.batches)
+
+    def _rows_of(self, records: Sequence[ReadyRecord]) -> Iterable[bytes]:
+        """By the plain reference."""
+        return (self.rows.record(*ready.suspect) for ready in records)
+
+    def _copy(self, table: sql.Identifier, chunks: Iterable[bytes]) -> None:
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
+            table,
+            sql.SQL(", ").join(map(sql.Identifier, self.columns)),
+            sql.SQL("text" if self.landing.is_mapped else "binary"),
+        )
+        self.session.copy(statement, chain((self.rows.header,), chunks, (self.rows.trailer,)))
+
+
+class KeyedCopyPlan(CopyPlan):
+    """One landing with a key, with its staging table. Methods raise `psycopg2.Error`."""
+
+    def __init__(
+        self, session: PostgresSinkSession, landing: Landing, shape: TableShape, *, stage: str
+    ) -> None:
+        super().__init__(session, landing, shape)
+        self._detour = Detour()
+        self._stage = sql.Identifier("pg_temp", stage)
+        self._ordinal = ORDINAL
+        while self._ordinal in self.columns:
+            self._ordinal += "_"
+        self._insert = self._insertion()
+
+    def create_stage(self) -> None:
+        columns = [
+            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(self.shape.columns[name].definition))
+            for name in self.columns
+        ]
+        # Cached: a number costs a row nothing that could be measured.
+        columns.append(
+            sql.SQL("{} bigint GENERATED ALWAYS AS IDENTITY (CACHE 1000)").format(
+                sql.Identifier(self._ordinal)
+            )
+        )
+        self.session.query(
+            sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DELETE ROWS").format(
+                self._stage, sql.SQL(", ").join(columns)
+            )
+        )
+
+    def drop_stage(self) -> None:
+        self.session.query(sql.SQL("DROP TABLE IF EXISTS {}").format(self._stage))
+
+    def clear(self) -> None:
+        self.session.query(sql.SQL("DELETE FROM {}").format(self._stage))
+
+    def land(self, prepared: Sequence[FeedWrite]) -> None:
+        if self._detour.is_over:
+            try:
+                with self.session.savepoint("feedq_straight"):
+                    super().land(prepared)
+            except psycopg2.Error as error:
+                if error.pgcode not in GOES_STAGED:
+                    raise
+                self._detour.begin()
+            else:
+                self._detour.shorten()
+                return
+        else:
+            self._detour.pass_one()
+        self._land_staged(self._chunks(prepared))
+
+    def land_records(self, records: Sequence[ReadyRecord]) -> None:
+        self._land_staged(self._rows_of(records))
+
+    def _land_staged(self, chunks: Iterable[bytes]) -> None:
+        """By way of the staging table, and from there in order of arrival."""
+        self._copy(self._stage, chunks)
+        self.session.query(self._insert)
+
+    def _insertion(self) -> sql.Composed:
+        updates = self.landing.on_conflict is OnConflict.UPDATE
+        return sql.SQL(
+            "INSERT INTO {table} ({columns}) SELECT {columns} FROM {source} ORDER BY {ordinal} "
+            "ON CONFLICT ({key}) DO {action}"
+        ).format(
+            table=self._table,
+            columns=_listed(self.columns),
+            source=self._last_of_each() if updates else self._stage,
+            ordinal=sql.Identifier(self._ordinal),
+            key=_listed(self.landing.key),
+            action=self._replacement() if updates else sql.SQL("NOTHING"),
+        )
+
+    def _last_of_each(self) -> sql.Composed:
+        """One statement may change a row once only. Rows with NULL in their key are no duplicates of another."""
+        key = self.landing.key
+        nulls = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in key)
+        return sql.SQL(
+            "(SELECT DISTINCT ON ({key}, CASE WHEN {nulls} THEN {ordinal} END) * FROM {stage} "
+            "ORDER BY {key}, CASE WHEN {nulls} THEN {ordinal} END, {ordinal} DESC) AS latest"
+        ).format(key=_listed(key), nulls=nulls, ordinal=sql.Identifier(self._ordinal), stage=self._stage)
+
+    def _replacement(self) -> sql.Composed:
+        """The key is set, too: equal is not always the same, 1.0 and 1.00 for one."""
+        return sql.SQL("UPDATE SET {}").format(
+            sql.SQL(", ").join(
+                sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in self.columns
+            )
+        )
+
+
+def _listed(names: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))

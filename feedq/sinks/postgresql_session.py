@@ -1,0 +1,381 @@
+"""The session with PostgreSQL: psycopg2 in autocommit mode, and the statements of `feedq.sinks.statements`.
+
+Autocommit throughout: transactions begin and end where the caller says so, and a single statement is a
+transaction of the server's, which a client frozen afterwards cannot hold open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg2
+from psycopg2 import extensions, extras, sql
+from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from feedq.model import JSON, FeedKey
+from feedq.sinks import arrays, statements
+from feedq.sinks.base import Checkpoint, FeedWrite, FenceRequest
+from feedq.sinks.copybinary import HEADER, JSONB_VERSION, TRAILER, int8, row
+from feedq.sinks.cursors import cursor_of, cursor_text
+from feedq.sinks.deadletters import DeadRecord
+from feedq.sinks.landing import TableName, TableShape
+from feedq.sinks.session import ROLES, SinkSession, application_name, worker_of
+from feedq.sinks.sqlstate import ErrorScope, classify, explain
+
+Statement = str | sql.Composable
+
+CONNECT_TIMEOUT_S: Final = 5
+IDLE_IN_TRANSACTION_TIMEOUT_MS: Final = 30_000
+"""Backstop for a session frozen inside a transaction that nobody could terminate."""
+STATEMENT_TIMEOUT_MS: Final = 300_000
+"""For whoever sets no other."""
+GATHERED_BYTES: Final = 64 * 1024
+"""Small chunks are put together up to this."""
+READ_SIZE: Final = 1 << 20
+"""Ignored by our readers, which hand over whole chunks; psycopg2's 8 kB would be a call per 50 records."""
+
+# libpq's side of a dead network: silence is noticed after 5 + 3 × 2 seconds, unsent data after 10.
+_LIBPQ: Final[Mapping[str, Any]] = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "client_encoding": "UTF8",
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+# And the server's side, so that a host that vanished does not hold rows for hours.
+_SETTINGS: Final[Mapping[str, str]] = {
+    "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_TIMEOUT_MS),
+    "statement_timeout": str(STATEMENT_TIMEOUT_MS),
+    "default_transaction_isolation": "read committed",
+    "TimeZone": "UTC",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+_SET_WHAT_IS_KNOWN: Final = """
+SELECT set_config(s.name, wanted.value, false)
+FROM unnest(%(names)s::text[], %(values)s::text[]) AS wanted (name, value) JOIN pg_settings AS s USING (name)
+"""
+_KEEP_OUT_OF_CONTROL: Final = """
+SELECT set_config('search_path', 'public', false) WHERE current_schema() = 'feedq'
+"""
+# PostgreSQL's default path begins with the schema named like the user. For a user called feedq, in the control
+# database, that is where the control tables are, and no landing belongs among them.
+_WHO_AM_I: Final = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A server process, told from a later one of the same number by when it started."""
+
+    pid: int
+    started_at: datetime
+
+
+class CopySource:
+    """Feeds an iterator of chunks to psycopg2, and keeps the exception that ended it, if one did."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks: Iterator[bytes] = iter(chunks)
+        self.error: Exception | None = None
+
+    def read(self, _size: int) -> bytes:
+        gathered: list[bytes] = []
+        size = 0
+        try:
+            # Each read is a call with the interpreter's lock let go of and waited for: not one for every record of
+            # thousands of slow feeds. And an empty one would end the COPY, silently and too early.
+            for chunk in self._chunks:
+                gathered.append(chunk)
+                size += len(chunk)
+                if size >= GATHERED_BYTES:
+                    break
+            return b"".join(gathered)
+        except Exception as error:
+            # psycopg2 would replace it with "error in .read() call".
+            self.error = error
+            raise
+
+
+class PostgresSinkSession(SinkSession):
+    """A session with PostgreSQL: psycopg2's connection for what is frequent, SQLAlchemy over it for the rest."""
+
+    errors = (psycopg2.Error, SQLAlchemyError)
+    undoable = frozenset(ErrorScope) - {ErrorScope.UNAVAILABLE}
+    isolation = "AUTOCOMMIT"
+    waits_for_locks = True
+    lock_timeout_s = 0.25
+    """All feeds wait that long, once, before those of a locked table are postponed; a lock held for less costs
+    nobody a second transaction."""
+    brief_lock_timeout_s = 0.02
+
+    _driver: Any = None
+    """psycopg2's connection."""
+
+    def _set_up(self) -> Backend:
+        self._driver = self.connection.connection.dbapi_connection
+        # As other databases have them: SQLAlchemy's tables are the same for all.
+        extras.register_default_jsonb(conn_or_curs=self._driver, loads=str)
+        self.query(_SET_WHAT_IS_KNOWN, {"names": list(_SETTINGS), "values": list(_SETTINGS.values())})
+        self.query(_KEEP_OUT_OF_CONTROL)
+        self._notice_a_dead_client()
+        self._timeouts_ms = {"statement_timeout": STATEMENT_TIMEOUT_MS}
+        ((pid, started_at),) = self.query(_WHO_AM_I)
+        return Backend(pid, started_at)
+
+    @property
+    def is_broken(self) -> bool:
+        return super().is_broken or (self._driver is not None and bool(self._driver.closed))
+
+    @property
+    def server_version(self) -> int:
+        return int(self._driver.info.server_version)
+
+    def query(self, statement: Statement, parameters: Mapping[str, Any] | None = None) -> list[Any]:
+        """Run a statement; returns its rows, if it has any."""
+        with self._driver.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description is not None else []
+
+    def change(self, statement: Statement, parameters: Mapping[str, Any]) -> int:
+        """Run a statement that returns no rows; returns how many it changed."""
+        with self._driver.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            changed: int = cursor.rowcount
+            return changed
+
+    def copy(self, statement: Statement, chunks: Iterable[bytes]) -> None:
+        """COPY ... FROM STDIN. An exception raised by ``chunks`` comes through as itself."""
+        source = CopySource(chunks)
+        with self._driver.cursor() as cursor:
+            try:
+                cursor.copy_expert(statement, source, READ_SIZE)
+            except psycopg2.Error:
+                if source.error is not None:
+                    raise source.error from None
+                raise
+
+    def set_statement_timeout(self, seconds: float) -> None:
+        self._set_timeout("statement_timeout", seconds)
+
+    def _bound_locks(self, seconds: float) -> None:
+        self._set_timeout("lock_timeout", seconds)
+
+    def _set_timeout(self, name: str, seconds: float) -> None:
+        timeout_ms = max(1, round(1000 * seconds))
+        if timeout_ms != self._timeouts_ms.get(name):
+            parameters = {"name": name, "ms": str(timeout_ms)}
+            self.query("SELECT set_config(%(name)s, %(ms)s, false)", parameters)
+            self._timeouts_ms[name] = timeout_ms
+
+    # -- transactions --------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._begin_with("")
+
+    def _begin_with(self, first: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
+        """Begin and run the first statement, both in one round trip; returns its rows."""
+        rows = self.query(f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {first}", parameters)
+        self.has_begun = True
+        return rows
+
+    def begin_for_person(self) -> None:
+        super().begin_for_person()
+        # What is deferred to the commit would let each record pass, and then refuse all of them.
+        self.check_at_once()
+
+    def _commit(self) -> None:
+        with self._driver.cursor() as cursor:
+            cursor.execute("COMMIT")
+            # The server answers ROLLBACK to the commit of a transaction that had failed.
+            assert cursor.statusmessage == "COMMIT", f"COMMIT was answered by {cursor.statusmessage}"
+
+    def refused_commit(self, error: Exception) -> bool:
+        # Even an error with a code is no answer on a connection that broke: a backend told to go may say so after
+        # its commit is durable.
+        return bool(self._driver.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE)
+
+    def _rollback(self) -> None:
+        if self._driver.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
+            self.run("ROLLBACK")
+
+    def run(self, statement: str) -> None:
+        self.query(statement)
+
+    def _set_savepoint(self, name: str) -> None:
+        self.run(f"SAVEPOINT {name}")
+
+    def _release_savepoint(self, name: str) -> None:
+        self.run(f"RELEASE SAVEPOINT {name}")
+
+    def _return_to_savepoint(self, name: str) -> None:
+        self.run(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
+
+    # -- errors --------------------------------------------------------------------------------------
+
+    @classmethod
+    def scope(cls, error: Any) -> ErrorScope:
+        return classify(error)
+
+    @classmethod
+    def explain(cls, error: Any) -> str:
+        return explain(error)
+
+    # -- checkpoints ---------------------------------------------------------------------------------
+
+    def lock(self, writes: Sequence[FeedWrite], *, check_at_once: bool) -> set[FeedKey]:
+        # Shared by most of a group: to send and read thousands of uuids would take a quarter longer.
+        commits: dict[UUID | None, int] = {None: 0}
+        continues = [commits.setdefault(write.continues, len(commits)) for write in writes]
+        rows = self._begin_with(
+            statements.LOCK_MINE,
+            {
+                "environment": self.environment,
+                "feed_ids": arrays.integers(write.feed_id for write in writes),
+                "epochs": arrays.integers(write.epoch for write in writes),
+                "continues": arrays.integers(continues),
+                "commits": arrays.texts([str(commit_id) for commit_id in commits if commit_id is not None]),
+            },
+        )
+        if check_at_once:
+            self.check_at_once()
+        return set(rows)
+
+    def is_locked(self, shape: TableShape) -> bool:
+        try:
+            with self.savepoint("feedq_look"):
+                self.query(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE NOWAIT").format(identifier_of(shape)))
+        except psycopg2.Error as error:
+            # Whatever else is wrong with it, landing there will tell.
+            return classify(error) is ErrorScope.LOCKED
+        return False
+
+    def advance(self, writes: Sequence[FeedWrite], landed: Mapping[FeedKey, int], commit_id: UUID) -> None:
+        advanced = self.change(
+            statements.ADVANCE,
+            {
+                "environment": self.environment,
+                "commit_id": commit_id,
+                "feed_ids": arrays.integers(write.feed_id for write in writes),
+                "epochs": arrays.integers(write.epoch for write in writes),
+                "cursors": arrays.texts([cursor_text(write.cursor) for write in writes]),
+                "records": arrays.integers(landed[write.key] for write in writes),
+            },
+        )
+        assert advanced == len(writes), "a locked checkpoint did not advance"
+
+    def possible_strangers(self, requests: Sequence[FenceRequest]) -> list[Checkpoint]:
+        rows = self._ask(statements.STRANGERS, **_identities(requests))
+        return [
+            Checkpoint(id_, feed, epoch, cursor_of(cursor), *others)
+            for id_, feed, epoch, cursor, *others in rows
+        ]
+
+    def raise_epochs(
+        self, requests: Sequence[FenceRequest], commit_id: UUID, *, lock_timeout_s: float
+    ) -> dict[int, tuple[JSON, int]] | None:
+        # One statement: it waits for a predecessor's commit that is in flight, and being a transaction of the
+        # server's own it cannot be held open by a client that freezes.
+        self.set_lock_timeout(lock_timeout_s)
+        epochs = [request.epoch for request in requests]
+        asked = {"owner": self.worker_id, "commit_id": commit_id, "epochs": epochs, **_identities(requests)}
+        try:
+            rows = self._ask(statements.FENCE, **asked)
+        except psycopg2.Error as error:
+            if classify(error) is ErrorScope.LOCKED:
+                return None
+            raise
+        return {feed_id: (cursor_of(cursor), records) for feed_id, cursor, records in rows}
+
+    def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
+        """By the lock itself, else whoever fenced the feed last."""
+        rows = self._ask(statements.LOCK_HOLDERS, feed_ids=list(feed_ids))
+        return {feed_id: worker_of(application) or owner for feed_id, owner, application in rows}
+
+    # -- sessions of others --------------------------------------------------------------------------
+
+    def end_session(self, backend: Backend) -> None:
+        self.query(statements.END_BACKEND, {"pid": backend.pid, "started_at": backend.started_at})
+
+    def end_workers(self, worker_ids: Collection[UUID]) -> int:
+        names = [application_name(role, worker_id) for worker_id in worker_ids for role in ROLES]
+        return sum(done for (done,) in self.query(statements.END_SESSIONS, {"names": names}))
+
+    # -- dead letters --------------------------------------------------------------------------------
+
+    def bury(self, dead: Iterable[DeadRecord]) -> None:
+        self.copy(statements.COPY_DEAD_LETTERS, self._letters(dead))
+
+    def _letters(self, dead: Iterable[DeadRecord]) -> Iterator[bytes]:
+        yield HEADER
+        for (write, batch, record), error in dead:
+            cursor = cursor_text(batch.cursor)
+            yield row(
+                (
+                    self.environment.encode(),
+                    int8(write.feed_id),
+                    write.feed.encode(),
+                    int8(write.epoch),
+                    record,
+                    error.encode(errors="replace"),
+                    None if cursor is None else JSONB_VERSION + cursor.encode(),
+                )
+            )
+        yield TRAILER
+
+    # -- private -------------------------------------------------------------------------------------
+
+    def _ask(self, statement: str, **parameters: Any) -> list[Any]:
+        """Run a statement about this environment."""
+        return self.query(statement, {"environment": self.environment, **parameters})
+
+    def _notice_a_dead_client(self) -> None:
+        try:
+            self.query("SELECT set_config('client_connection_check_interval', '100', false)")
+        except psycopg2.Error:
+            # PostgreSQL before 14, or a platform that cannot poll for it: then a long statement of a dead
+            # client runs to its end, which delays its successor and does no other harm.
+            if self.is_broken:
+                raise
+
+
+def open_engine(url: str, application_name: str) -> Engine:
+    """What opens connections to the database, with bounds on every wait."""
+    return create_engine(
+        "postgresql+psycopg2://",
+        creator=lambda: psycopg2.connect(driver_url(url), application_name=application_name, **_LIBPQ),
+        poolclass=NullPool,
+        isolation_level=PostgresSinkSession.isolation,
+        use_native_hstore=False,
+        executemany_mode="values_plus_batch",
+        hide_parameters=True,
+    )
+
+
+def driver_url(url: str) -> str:
+    """A URL as libpq wants it: without the driver that SQLAlchemy's URLs may name."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme.partition('+')[0]}{separator}{rest}" if separator else url
+
+
+def identifier_of(table: TableShape | TableName) -> sql.Identifier:
+    """A table in a statement. Without a schema, the connection's search path decides."""
+    return sql.Identifier(table.schema, table.name) if table.schema else sql.Identifier(table.name)
+
+
+def _identities(requests: Sequence[FenceRequest]) -> dict[str, Any]:
+    identities = [request.identity for request in requests]
+    return {
+        "feed_ids": [request.feed_id for request in requests],
+        "feeds": [request.feed for request in requests],
+        "feed_uuids": [identity and identity.feed for identity in identities],
+        "installations": [identity and identity.installation for identity in identities],
+    }

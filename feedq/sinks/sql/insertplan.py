@@ -1,0 +1,225 @@
+"""How records get into one landing: read as texts, converted to values, inserted many at a time.
+
+Reading is `feedq.sinks.copytext`'s, so that a record lands here as it does in PostgreSQL; converting is
+`feedq.sinks.sql.column_values`'. A record that cannot be read or converted is refused here, before the database
+sees it, which tells the usual reasons apart without a single attempt.
+
+With a key, rows go in by the database's own upsert where it has one that looks at this key alone. Elsewhere
+each row is looked for first: slow, and right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import Column, Executable, Insert, MetaData, Table, insert, literal, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from feedq.connectors.base import RecordFormat
+from feedq.model import Batch, FeedKey
+from feedq.sinks.base import FeedWrite, Landing, OnConflict
+from feedq.sinks.copytext import ColumnRows
+from feedq.sinks.deadletters import DeadRecord, SuspectRecord
+from feedq.sinks.jsontext import UnreadableRecord, decode, read
+from feedq.sinks.landing import DEFAULT_COLUMNS, TableShape, written_columns
+from feedq.sinks.plan import LandingPlan, ReadyRecord
+from feedq.sinks.session import parameter
+from feedq.sinks.sql.column_values import Conversion, Convert, Unfit
+from feedq.sinks.sql.session import SqlSession
+from feedq.sinks.sqlstate import ErrorScope
+
+ROWS_AT_ONCE: Final = 1_000
+BYTES_AT_ONCE: Final = 256 * 1024
+"""Of records in one statement. PyMySQL cuts at 1 MB, with every byte escaped, and then rows are counted anew."""
+
+Values = dict[str, Any]
+Reader = Callable[[bytes], Values]
+"""Raises `UnreadableRecord`."""
+
+
+class InsertPlan(LandingPlan[list[ReadyRecord]]):
+    """One landing, ready to be written."""
+
+    session: SqlSession
+
+    def __init__(self, session: SqlSession, landing: Landing, shape: TableShape) -> None:
+        """Raises `Unfit` for a constant that its column does not take."""
+        super().__init__(session, landing, shape)
+        self._names = names = written_columns(landing, shape.columns)
+        columns = {name: shape.columns[name] for name in names}
+        self._conversions: Mapping[str, Conversion] = {
+            name: session.conversion(column.own_type, is_json=column.type == "json")
+            for name, column in columns.items()
+        }
+        self._required = frozenset(
+            name for name, column in columns.items() if column.not_null and not column.is_numbered
+        )
+        self._rows = ColumnRows(landing, shape.columns) if landing.is_mapped else None
+        self._table = Table(
+            shape.name,
+            MetaData(),
+            *(Column(name, self._conversions[name].bound) for name in names),
+            schema=shape.schema,
+        )
+        self._upsert = self._statement()
+        self._by_hand = ByHand(self._table, landing) if self._upsert is None else None
+        self._done = 0
+        """Rows of the last `land` that were in the statements before the last one."""
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
+        """What each column is to get. Raises `UnreadableRecord`."""
+        write, batch, record = suspect
+        if self._rows is not None:
+            return dict(zip(self._names, self._rows.fields(write, batch, record), strict=True))
+        return {
+            "feed": write.feed,
+            "epoch": str(write.epoch),
+            "received_at": batch.received_at.isoformat(),
+            "payload": record.decode(errors="backslashreplace"),
+        }
+
+    def prepare(
+        self, writes: Sequence[FeedWrite], doubtful: Collection[FeedKey]
+    ) -> tuple[Sequence[list[ReadyRecord]], list[DeadRecord]]:
+        prepared: list[list[ReadyRecord]] = []
+        dead: list[DeadRecord] = []
+        for write in writes:
+            ready: list[ReadyRecord] = []
+            for batch in write.batches:
+                read_record = self._reader(write, batch)
+                for record in batch.split():
+                    suspect = SuspectRecord(write, batch, record)
+                    try:
+                        ready.append(ReadyRecord(suspect, read_record(record)))
+                    except UnreadableRecord as unreadable:
+                        dead.append((suspect, str(unreadable)))
+            prepared.append(ready)
+        return prepared, dead
+
+    def count(self, prepared: list[ReadyRecord]) -> int:
+        return len(prepared)
+
+    def split(self, prepared: list[ReadyRecord]) -> tuple[list[ReadyRecord], list[DeadRecord]]:
+        return prepared, []
+
+    def ready(self, suspect: SuspectRecord) -> ReadyRecord:
+        return ReadyRecord(suspect, self._reader(suspect.write, suspect.batch)(suspect.record))
+
+    def _reader(self, write: FeedWrite, batch: Batch) -> Reader:
+        """What turns a record of this batch into a row. Raises `UnreadableRecord`, then and now."""
+        if self._rows is not None:
+            return lambda record: self._values(self.texts(SuspectRecord(write, batch, record)))
+        texts = self.texts(SuspectRecord(write, batch, b""))
+        return _default_reader(
+            self._values({name: texts[name] for name in DEFAULT_COLUMNS[:-1]}),
+            self.landing.format,
+            self._conversions["payload"].convert,
+        )
+
+    def _values(self, texts: Mapping[str, str | None]) -> Values:
+        values: Values = {}
+        for name, text in texts.items():
+            if text is not None:
+                try:
+                    values[name] = self._conversions[name].convert(text)
+                except UnreadableRecord as unfit:
+                    raise Unfit(f"column {name!r}: {unfit}") from None
+            elif name in self._required:
+                raise Unfit(f"null value in column {name!r}, which is NOT NULL")
+            else:
+                values[name] = None
+        return values
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    def land(self, prepared: Sequence[list[ReadyRecord]]) -> None:
+        self.land_records([ready for records in prepared for ready in records])
+
+    def land_records(self, records: Sequence[ReadyRecord]) -> None:
+        self._done = 0
+        for part in _parts(records):
+            values = [ready.values or {} for ready in part]
+            if self._by_hand is not None:
+                self._by_hand.insert(self.session, values)
+            else:
+                assert self._upsert is not None
+                self.session.execute(self._upsert, values)
+            self._done += len(part)
+
+    def row_of(self, error: Any) -> int | None:
+        row = self.session.row_of(error)
+        return None if row is None else self._done + row
+
+    def _statement(self) -> Insert | None:
+        """How rows are inserted; None when no single statement does what the key asks for."""
+        if not self.landing.key:
+            return insert(self._table)
+        others = self.shape.unique_keys - {frozenset(self.landing.key)}
+        may_conflict = self.shape.has_other_unique or any(map(self._may_conflict, others))
+        if may_conflict and not self.session.upserts_by_key:
+            return None
+        replaced = self._names if self.landing.on_conflict is OnConflict.UPDATE else ()
+        return self.session.upsert(self._table, key=self.landing.key, replaced=replaced)
+
+    def _may_conflict(self, key: frozenset[str]) -> bool:
+        """Whether rows of ours can have a key of that index; numbers that the database gives out cannot."""
+        return bool(key & set(self._names))
+
+
+class ByHand:
+    """Rows with a key, each looked for before it is inserted."""
+
+    def __init__(self, table: Table, landing: Landing) -> None:
+        self._table = table
+        self._replaces = landing.on_conflict is OnConflict.UPDATE
+        here = [table.c[name] == parameter(name, table.c[name]) for name in landing.key]
+        self._key = landing.key
+        self._find = select(literal(1)).select_from(table).where(*here).limit(1)
+        self._replace: Executable = (
+            update(table).where(*here).values({c.name: parameter(f"new_{c.name}", c) for c in table.c})
+        )
+
+    def insert(self, session: SqlSession, rows: Sequence[Values]) -> None:
+        for values in rows:
+            if self._is_there(session, values):
+                continue
+            try:
+                with session.savepoint("feedq_row"):
+                    session.execute(insert(self._table), values)
+            except SQLAlchemyError as error:
+                # Somebody may have inserted it since; then it was there, and otherwise it is refused.
+                if session.scope(error) is not ErrorScope.DATA or not self._is_there(session, values):
+                    raise
+
+    def _is_there(self, session: SqlSession, values: Values) -> bool:
+        wanted = {f"this_{name}": values[name] for name in self._key}
+        if self._replaces:
+            new = {f"this_new_{name}": value for name, value in values.items()}
+            return session.execute(self._replace, {**wanted, **new}).rowcount > 0
+        return session.execute(self._find, wanted).first() is not None
+
+
+def _default_reader(same: Values, record_format: RecordFormat, convert: Convert) -> Reader:
+    def read_record(record: bytes) -> Values:
+        if record_format == "bytes":
+            return {**same, "payload": record}
+        if record_format == "json":
+            read(record)
+        return {**same, "payload": convert(decode(record))}
+
+    return read_record
+
+
+def _parts(rows: Sequence[ReadyRecord]) -> Iterator[Sequence[ReadyRecord]]:
+    """Some rows at a time, never none, in order."""
+    start = size = 0
+    for at, row in enumerate(rows):
+        if at > start and (at - start >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE):
+            yield rows[start:at]
+            start, size = at, 0
+        size += len(row.suspect.record)
+    if start < len(rows):
+        yield rows[start:]

@@ -1,0 +1,155 @@
+"""Tables that this sink makes: feedq's own two, and the landing table of a feed without ``columns``.
+
+Times are UTC without a zone, which every database has a type for. Cursors are JSON in a text column: a JSON
+column would keep numbers its own way, and a cursor must come back as it was.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    DateTime,
+    Executable,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    inspect,
+    text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import CreateColumn, CreateIndex
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import JSON, TypeEngine
+
+from feedq.sinks.base import Landing
+from feedq.sinks.landing import TableName
+
+MYSQL: Final = ("mysql", "mariadb")
+FEED_CHARACTERS_MAX: Final = 200
+"""As declared feeds have at most; a key of ours must fit into the index of a MariaDB table."""
+
+TEXT: Final = Text().with_variant(mysql.LONGTEXT(), *MYSQL)
+BINARY: Final = LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL)
+MOMENT: Final = DateTime().with_variant(mysql.DATETIME(fsp=6), *MYSQL)
+# SQLite decides by affinity, and a column declared JSON would turn records that are numbers into its own.
+RECORD: Final = JSON().with_variant(Text(), "sqlite")
+IDENTITY: Final = BigInteger().with_variant(Integer(), "sqlite")
+
+PAYLOADS: Final[dict[str, TypeEngine[Any]]] = {"json": RECORD, "csv": TEXT, "text": TEXT, "bytes": BINARY}
+"""By record format."""
+
+OPTIONS: Final[dict[str, Any]] = {
+    f"{dialect}_{option}": value
+    for dialect in MYSQL
+    # Exact: two feeds may differ in case only. And InnoDB, since other engines have no transactions.
+    for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
+}
+
+metadata: Final = MetaData()
+
+
+class utc_now(FunctionElement[datetime]):  # noqa: N801 - a function of SQL, and used as one
+    """The database's clock, in UTC where there is a way to say so."""
+
+    type = MOMENT
+    inherit_cache = True
+
+
+@compiles(utc_now)
+def _utc_now(element: utc_now, compiler: SQLCompiler, **_: Any) -> str:
+    return "CURRENT_TIMESTAMP"
+
+
+@compiles(utc_now, "postgresql", "cockroachdb")
+def _utc_now_of_postgresql(element: utc_now, compiler: SQLCompiler, **_: Any) -> str:
+    return "(CURRENT_TIMESTAMP AT TIME ZONE 'UTC')"
+
+
+@compiles(utc_now, *MYSQL)
+def _utc_now_of_mysql(element: utc_now, compiler: SQLCompiler, **_: Any) -> str:
+    # Our sessions have UTC for their time zone.
+    return "CURRENT_TIMESTAMP(6)"
+
+
+@compiles(utc_now, "sqlite")
+def _utc_now_of_sqlite(element: utc_now, compiler: SQLCompiler, **_: Any) -> str:
+    return "(strftime('%Y-%m-%d %H:%M:%f', 'now'))"
+
+
+checkpoint: Final = Table(
+    "feedq_checkpoint",
+    metadata,
+    Column("environment", String(64), primary_key=True),
+    Column("feed_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("feed", String(FEED_CHARACTERS_MAX), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("owner", String(36), nullable=False),
+    Column("cursor", TEXT),
+    Column("records", BigInteger, nullable=False, server_default="0"),
+    Column("commit_id", String(36)),
+    Column("updated_at", MOMENT, nullable=False, server_default=utc_now()),
+    # Added to tables of earlier releases: see `lacking`.
+    Column("feed_uuid", String(36)),
+    Column("installation", String(36)),
+    Index("feedq_checkpoint_feed", "environment", "feed"),
+    **OPTIONS,
+)
+
+dead_letter: Final = Table(
+    "feedq_dead_letter",
+    metadata,
+    Column("id", IDENTITY, primary_key=True),
+    Column("environment", String(64), nullable=False),
+    Column("feed_id", BigInteger, nullable=False),
+    Column("feed", String(FEED_CHARACTERS_MAX), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("record", BINARY, nullable=False),
+    Column("error", TEXT, nullable=False),
+    Column("cursor", TEXT),
+    Column("at", MOMENT, nullable=False, server_default=utc_now()),
+    Index("feedq_dead_letter_feed", "environment", "feed_id", "id"),
+    sqlite_autoincrement=True,
+    **OPTIONS,
+)
+
+
+def landing_table(landing: Landing) -> Table:
+    """The default landing."""
+    name = TableName.parse(landing.table)
+    return Table(
+        name.name,
+        MetaData(),
+        Column("feed", String(FEED_CHARACTERS_MAX), nullable=False),
+        Column("epoch", BigInteger, nullable=False),
+        Column("received_at", MOMENT, nullable=False),
+        Column("payload", PAYLOADS[landing.format], nullable=False),
+        *([UniqueConstraint(*landing.key)] if landing.key else []),
+        schema=name.schema,
+        **OPTIONS,
+    )
+
+
+def lacking(connection: Connection) -> list[Executable]:
+    """The statements that bring the checkpoints of an earlier release up to this one. Raises `SQLAlchemyError`."""
+    inspector, dialect = inspect(connection), connection.dialect
+    columns = {column["name"] for column in inspector.get_columns(checkpoint.name)}
+    indexes = {index["name"] for index in inspector.get_indexes(checkpoint.name)}
+    table = dialect.identifier_preparer.format_table(checkpoint)
+    added = [
+        text(f"ALTER TABLE {table} ADD COLUMN {CreateColumn(column).compile(dialect=dialect)}")
+        for column in checkpoint.columns
+        if column.name not in columns
+    ]
+    return [*added, *(CreateIndex(index) for index in checkpoint.indexes if index.name not in indexes)]

@@ -1,0 +1,302 @@
+"""The sink for databases with transactions: data and checkpoint in one of them, gated by the epoch.
+
+`TransactionalSink` holds one session, opened when it is first needed and again after it broke, and decides what an
+error means for the caller. How a group is committed is in `feedq.sinks.groupcommit`, how feeds are fenced in
+`feedq.sinks.fencing`; what databases do each their own way is behind `feedq.sinks.session`, `feedq.sinks.catalog`
+and `feedq.sinks.plan`.
+
+What it relies on: whoever commits a feed's records holds the feed's checkpoint row locked from before the
+first record to the commit, under an epoch that the row still has. So a stale owner can commit nothing, and
+a successor that has fenced sees all that its predecessor ever committed.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from feedq.errors import SinkUnavailable
+from feedq.model import FeedKey
+from feedq.sinks.base import (
+    Checkpoint,
+    CommitUnknown,
+    DeadLetter,
+    FeedWrite,
+    FenceOutcome,
+    FenceRequest,
+    Landing,
+    Preview,
+    Replayed,
+    Taking,
+    Unusable,
+    Written,
+)
+from feedq.sinks.catalog import Catalog
+from feedq.sinks.checkpoints import checkpoints, take
+from feedq.sinks.fencing import Fencing
+from feedq.sinks.groupcommit import Care, Course, GroupCommit, GroupFailed, Next, Part, by_landing
+from feedq.sinks.replay import dead_letters, drop, preview, replay
+from feedq.sinks.session import AnswerLost, SinkSession
+from feedq.sinks.settlement import LastCommit, decide
+from feedq.sinks.sqlstate import ErrorScope
+from feedq.telemetry import mask_url
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX: Final = 12
+"""At one group commit, and one more for each landing that is found locked. `Course` ends them sooner."""
+READ_ATTEMPTS_MAX: Final = 5
+"""Transactions that end in a deadlock or a serialization failure are tried this often."""
+CONFLICT_PAUSE_S: Final = 0.02
+SETTLE_LOCK_TIMEOUT_S: Final = 5.0
+SPOILED_S: Final = 60.0
+"""A feed with a bad record is looked through for others this long. That costs about a tenth of its throughput; a
+group commit that fails because of one costs half of a group's."""
+
+
+class TransactionalSink(ABC):
+    """One session with a database, on behalf of one worker. Belongs to one thread.
+
+    What its methods promise is said at `feedq.sinks.base.Sink`.
+    """
+
+    session_type: type[SinkSession]
+
+    def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
+        self._url = url
+        self._environment = environment
+        self._worker_id = worker_id
+        self._role = role
+        self._connected: tuple[SinkSession, Catalog] | None = None
+        self._lost: dict[UUID, Any] = {}
+        """By which the server knows the sessions of commits whose answers were lost."""
+        self._locked: set[Landing] = set()
+        """Landings that could not be written when last tried, because of somebody's lock."""
+        self._spoiled: dict[FeedKey, float] = {}
+        """Feeds that had bad records, and until when others are expected of them."""
+
+    @abstractmethod
+    def _open(self) -> tuple[SinkSession, Catalog]:
+        """A new session. Raises the session's errors, `SinkUnavailable`."""
+
+    def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
+        def fence(session: SinkSession, catalog: Catalog) -> list[FenceOutcome]:
+            landings = {request.landing for request in requests}
+            # A table that was taken away since is made anew, or complained about, before a feed starts.
+            catalog.look_again(landings)
+            wrong = catalog.problems(landings, create=True)
+            unusable: list[FenceOutcome] = [
+                Unusable(request.feed_id, request.epoch, wrong[request.landing])
+                for request in requests
+                if request.landing in wrong
+            ]
+            usable = [request for request in requests if request.landing not in wrong]
+            return unusable + Fencing(session).fence(usable, lock_timeout_s=lock_timeout_s)
+
+        return self._do(fence) if requests else []
+
+    def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
+        assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
+        landings = by_landing(writes).keys()
+        course = Course(
+            landings, briefly, doubted=self._locked & landings, around_locks=self.session_type.locks_all
+        )
+        for _ in range(ATTEMPTS_MAX + len(landings)):
+            session, catalog = self._connect()
+            try:
+                written = self._write(session, catalog, writes, course)
+                self._learn(writes, written, course)
+                return written
+            except GroupFailed as failed:
+                last = failed
+                session.rollback()
+                if session.is_broken or failed.trouble is ErrorScope.UNAVAILABLE:
+                    if not _died_idle(session):
+                        break
+                    continue
+                match course.after(failed):
+                    case Next.POSTPONE:
+                        return self._postpone(writes, failed)
+                    case Next.GIVE_UP:
+                        break
+            except session.errors as error:
+                session.rollback()
+                if not _died_idle(session):
+                    raise self._unavailable(error, "nothing was written") from error
+                last = GroupFailed(Part.CHECKPOINTS, ErrorScope.UNAVAILABLE, error, str(error))
+            except CommitUnknown as unknown:
+                self._lost[unknown.commit_id] = session.backend
+                self.close()
+                raise
+            except BaseException:
+                # Whatever it was, the transaction must not stay open behind it.
+                self.close()
+                raise
+        raise self._unavailable(last.error, "nothing was written") from last.error
+
+    def settle(self, unknown: CommitUnknown) -> Written | None:
+        backend = self._lost.get(unknown.commit_id)
+
+        def last_commits(session: SinkSession, _: Catalog) -> dict[int, LastCommit]:
+            if backend is not None:
+                # It may still hold a COMMIT that it has not read: without this, we would wait for it.
+                session.end_session(backend)
+            session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
+            return session.last_commits([feed_id for feed_id, _ in unknown.written.landed], lock=True)
+
+        written = decide(unknown, self._do(last_commits, bookkeeping=False))
+        self._lost.pop(unknown.commit_id, None)
+        return written
+
+    def unblock(self, worker_ids: Collection[UUID]) -> int:
+        others = [worker_id for worker_id in worker_ids if worker_id != self._worker_id]
+        if not others:
+            return 0
+        return self._do(lambda session, _: session.end_workers(others), bookkeeping=False)
+
+    def check(self, landing: Landing) -> str | None:
+        def check(_: SinkSession, catalog: Catalog) -> str | None:
+            if why := catalog.misdeclared(landing):
+                return why
+            if catalog.is_yet_to_be_made(landing):
+                return catalog.why_unmakeable(landing)
+            catalog.look_again([landing])
+            return catalog.problems([landing], create=False).get(landing)
+
+        return self._do(check, bookkeeping=False)
+
+    def preview(self, write: FeedWrite) -> list[Preview]:
+        try:
+            return self._do(lambda session, catalog: preview(session, catalog, write), bookkeeping=False)
+        finally:
+            # What the catalog has learnt was true inside a transaction that never happened.
+            self.close()
+
+    def dead_letters(
+        self,
+        feed: str | None = None,
+        *,
+        feed_id: int | None = None,
+        ids: Collection[int] = (),
+        after: int | None = None,
+        limit: int = 50,
+    ) -> list[DeadLetter]:
+        return self._do(
+            lambda session, _: dead_letters(session, feed, feed_id, ids=ids, after=after, limit=limit)
+        )
+
+    def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
+        return self._do(lambda session, catalog: replay(session, catalog.look_at(landing), ids))
+
+    def drop(self, ids: Collection[int]) -> int:
+        return self._do(lambda session, _: drop(session, ids))
+
+    def checkpoints(self, feeds: Collection[str] | None = None) -> list[Checkpoint]:
+        return self._do(lambda session, _: checkpoints(session, feeds))
+
+    def take(self, taking: Taking) -> None:
+        def give(session: SinkSession, _: Catalog) -> None:
+            session.set_lock_timeout(SETTLE_LOCK_TIMEOUT_S)
+            take(session, taking)
+
+        try:
+            self._do(give)
+        except AnswerLost as lost:
+            raise SinkUnavailable(
+                f"nobody knows whether {taking.feed!r} has it now: {lost}; look again"
+            ) from lost
+
+    def close(self) -> None:
+        """End the session. The sink can be used again, and opens another one then."""
+        if self._connected is not None:
+            self._connected[0].close()
+        self._connected = None
+
+    # -- private -------------------------------------------------------------------------------------
+
+    def _write(
+        self, session: SinkSession, catalog: Catalog, writes: Sequence[FeedWrite], course: Course
+    ) -> Written:
+        """One attempt, without the feeds that cannot be written in any case."""
+        session.ensure_bookkeeping()
+        grouped = by_landing(writes)
+        if course.care is not Care.OPTIMISTIC:
+            catalog.look_again(grouped)
+        wrong = catalog.get_ready(grouped.keys())
+        unusable = {write.key: why for write in writes if (why := catalog.unkeepable(write))}
+        for landing, why in wrong.items():
+            unusable |= {write.key: why for write in grouped[landing]}
+        usable = [write for write in writes if write.key not in unusable] if unusable else writes
+        group = GroupCommit(session, catalog, course=course, unusable=unusable, spoiled=self._spoiled)
+        return group.run(usable)
+
+    def _learn(self, writes: Sequence[FeedWrite], written: Written, course: Course) -> None:
+        """Remember what makes the next group commit quicker, and forget what does not any more."""
+        if written.postponed:
+            self._locked |= {w.landing for w in writes if w.key in written.postponed} & course.held.keys()
+        if self._locked:
+            self._locked -= {write.landing for write in writes if write.key in written.landed}
+        if written.dead or self._spoiled:
+            now = time.monotonic()
+            self._spoiled |= dict.fromkeys(written.dead, now + SPOILED_S)
+            self._spoiled = {key: until for key, until in self._spoiled.items() if until > now}
+
+    def _postpone(self, writes: Sequence[FeedWrite], failed: GroupFailed) -> Written:
+        """The sink is well, and these cannot be committed: each of them is to be tried by itself."""
+        # What the catalog knows may be what is wrong: it is read anew.
+        self.close()
+        return Written({}, {}, (), {}, {write.key: f"the commit failed: {failed}" for write in writes})
+
+    def _do(self, work: Callable[[SinkSession, Catalog], T], *, bookkeeping: bool = True) -> T:
+        """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
+        for attempt in range(READ_ATTEMPTS_MAX):
+            session, catalog = self._connect()
+            try:
+                if bookkeeping:
+                    session.ensure_bookkeeping()
+                done = work(session, catalog)
+                session.rollback()
+                return done
+            except session.errors as error:
+                session.rollback()
+                last = error
+                if session.scope(error) is ErrorScope.CONFLICT:
+                    # Nothing at first, and then longer and longer: a conflict is over when the other one is done.
+                    time.sleep(attempt * CONFLICT_PAUSE_S)
+                elif not session.is_broken:
+                    break
+            except BaseException:
+                self.close()
+                raise
+        raise self._unavailable(last) from last
+
+    def _connect(self) -> tuple[SinkSession, Catalog]:
+        """The session, opened anew if there is none or it is known to be broken. Raises `SinkUnavailable`."""
+        if self._connected is not None and self._connected[0].is_broken:
+            self.close()
+        if self._connected is None:
+            try:
+                self._connected = self._open()
+            except self.session_type.errors as error:
+                raise self._unavailable(error) from error
+        return self._connected
+
+    def _unavailable(self, error: Exception, consequence: str = "") -> SinkUnavailable:
+        """The error for the caller; the session starts afresh, whatever state it was in."""
+        self.close()
+        text = str(error)
+        if isinstance(error, self.session_type.errors):
+            text = self.session_type.explain(error)
+            if self.session_type.scope(error) is ErrorScope.LOCKED:
+                context = getattr(getattr(getattr(error, "orig", error), "diag", None), "context", None)
+                text = f"{text}: another session holds the lock" + (f" ({context})" if context else "")
+        parts = [f"sink {mask_url(self._url)}: {mask_url(text)}", *filter(None, [consequence])]
+        return SinkUnavailable("; ".join(parts))
+
+
+def _died_idle(session: SinkSession) -> bool:
+    """Whether the connection was dead before the transaction did anything: then a new one is worth a try."""
+    return session.is_broken and not session.has_begun

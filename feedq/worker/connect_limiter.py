@@ -1,0 +1,359 @@
+"""Ramp: the pace at which connections to sources begin, so that a cold start or a failover is no stampede.
+
+::
+
+    host a   ● ● ● ● ● ●──► gate of a ──┐
+    host b   ●───────────► gate of b ──┼──► by turns ──► gate of the worker ──► connect
+    no host  ● ●───────────────────────┘
+
+Each feed waits in the line of its host, first come, first served. A line whose gate is open takes part in the
+turns, with one feed at a time; the worker's gate lets through whoever's turn it is. So a feed of a calm host
+never waits behind five thousand of a busy one, and neither gate opens for somebody who still has to wait for the
+other: what a host sees is what its gate let through.
+
+Feeds of a worker that was lost a moment ago go before all others, and ahead of the pace: up to
+``FEEDQ_FAILOVER_BURST_S`` of it at once. Their hosts had these connections a moment ago, and somebody waits for
+each. For what they took ahead, those who come later wait: on average the rates hold.
+
+A host's rate holds for the whole fleet: each worker keeps to its part of it, one by the number of active workers,
+which it hears with every heartbeat. Feeds that dial nothing, such as those of files and programs, keep to the
+worker's pace alone.
+
+What it does not pace: further connections that a connector makes by itself while it streams, such as the polls of
+`http`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from heapq import heapify, heappop, heappush
+from itertools import count
+from operator import itemgetter
+from random import Random
+from threading import Lock
+from typing import Final, Generic, TypeVar
+
+from feedq.clock import Clock, SystemClock
+from feedq.rate_limiter import RateLimiter
+from feedq.settings import Settings
+from feedq.telemetry import CONNECTS, CONNECTS_WAITING
+
+EVERY_OTHER: Final = "*"
+HOSTS_KEPT: Final = 64
+"""Lines that nobody waits in are looked through when there are more than this, and twice what was left of them the
+last time: forgetting costs next to nothing, and memory is bounded by what was used lately."""
+NAP_S_MAX: Final = 3_600.0
+"""A timer for what a rate of almost nothing allows is set anew this often; event loops refuse larger ones."""
+NAP_S_MIN: Final = 0.001
+"""Timers of an event loop may come a hair early, and must not become a loop without a pause."""
+
+
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """A feed that wants to connect."""
+
+    host: str | None
+    after_loss: bool = field(default=False, kw_only=True)
+    """Whether the feed comes from a worker that was lost."""
+    is_waiting: bool = field(default=True, init=False)
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+@dataclass(eq=False, slots=True)
+class HostQueue(Generic[W]):
+    """Those who wait for one host, the feeds of lost workers apart from others; the gate is the same."""
+
+    host: str | None
+    after_loss: bool
+    gate: RateLimiter | None
+    waiting: OrderedDict[W, None] = field(default_factory=OrderedDict)
+    takes_turns: bool = False
+    timer: int = 0
+    """The entry in the timetable that counts; 0 for none."""
+
+
+class ConnectTurns(Generic[W]):
+    """Who may connect when. Told the time; knows neither threads nor event loops."""
+
+    def __init__(
+        self,
+        connects_per_s: float,
+        host_connects_per_s: Mapping[str, float],
+        *,
+        failover_burst_s: float = 0.0,
+        rng: Random,
+    ) -> None:
+        self._rng = rng
+        self._failover_burst_s = failover_burst_s
+        self._gate = RateLimiter(connects_per_s, rng=rng) if connects_per_s else None
+        self._rates = {host.strip("[]").lower(): rate for host, rate in host_connects_per_s.items()}
+        self._workers = 1
+        self._lines: dict[tuple[str | None, bool], HostQueue[W]] = {}
+        self._look_through_at = HOSTS_KEPT
+        self._turns: dict[bool, deque[HostQueue[W]]] = {True: deque(), False: deque()}
+        """By whether they are those of lost workers, which come first."""
+        self._timetable: list[tuple[float, int, HostQueue[W]]] = []
+        self._numbers = count(1)
+        self.waiting = 0
+
+    @property
+    def lines(self) -> int:
+        """How many are remembered."""
+        return len(self._lines)
+
+    def join(self, waiter: W, *, now: float) -> None:
+        line = self._line(waiter.host, waiter.after_loss, now)
+        if not self.waiting and self._gate is not None:
+            self._gate.arrive(now)
+        line.waiting[waiter] = None
+        self.waiting += 1
+        if len(line.waiting) == 1:
+            if line.gate is not None:
+                line.gate.arrive(now)
+            self._line_up(line, now)
+
+    def leave(self, waiter: W, *, now: float) -> None:
+        """It does not want to connect any more, though it may just have been let through."""
+        line = self._lines.get((waiter.host, waiter.after_loss))
+        if waiter.is_waiting:
+            assert line is not None
+            waiter.is_waiting = False
+            del line.waiting[waiter]
+            self.waiting -= 1
+            return
+        if self._gate is not None:
+            self._gate.take_back()
+        if line is not None and line.gate is not None:
+            line.gate.take_back()
+            line.timer = 0
+            self._line_up(line, now)
+
+    def let_through(self, now: float) -> Iterator[W]:
+        """All who may connect by now."""
+        while self._timetable and self._timetable[0][0] <= now:
+            _, number, line = heappop(self._timetable)
+            if number == line.timer:
+                line.timer = 0
+                self._line_up(line, now)
+        for after_loss, turns in self._turns.items():
+            while turns and self._opens_at(self._gate, after_loss) <= now:
+                line = turns.popleft()
+                line.takes_turns = False
+                if line.waiting and self._opens_at(line.gate, after_loss) <= now:
+                    waiter, _ = line.waiting.popitem(last=False)
+                    waiter.is_waiting = False
+                    self.waiting -= 1
+                    for gate in (self._gate, line.gate):
+                        if gate is not None:
+                            gate.let_through(now)
+                    yield waiter
+                self._line_up(line, now)
+
+    def next(self) -> tuple[float, W] | None:
+        """When to look again, and who may be let through then."""
+        upcoming: list[tuple[float, W]] = []
+        for after_loss, turns in self._turns.items():
+            while turns and not turns[0].waiting:
+                turns.popleft().takes_turns = False
+            if turns:
+                # Only the worker's gate keeps anybody who takes turns.
+                upcoming.append((self._opens_at(self._gate, after_loss), next(iter(turns[0].waiting))))
+        while self._timetable:
+            at, number, line = self._timetable[0]
+            if number == line.timer and line.waiting:
+                upcoming.append((at, next(iter(line.waiting))))
+                break
+            heappop(self._timetable)
+            if number == line.timer:
+                line.timer = 0
+        return min(upcoming, key=itemgetter(0), default=None)
+
+    def share(self, workers: int, *, now: float) -> None:
+        """Keep to the part of a fleet of so many workers from now on."""
+        if workers == self._workers:
+            return
+        self._workers = workers
+        for host, gate in {line.host: line.gate for line in self._lines.values()}.items():
+            if gate is not None:
+                gate.change(self._rate(host), share=1 / workers, now=now)
+        kept = [entry for entry in self._timetable if entry[1] == entry[2].timer]
+        self._timetable = [
+            (self._opens_at(line.gate, line.after_loss), number, line) for _, number, line in kept
+        ]
+        heapify(self._timetable)
+
+    def _line_up(self, line: HostQueue[W], now: float) -> None:
+        """Have a line take its turns as soon as its gate is open."""
+        if not line.waiting or line.takes_turns or line.timer:
+            return
+        opens_at = self._opens_at(line.gate, line.after_loss)
+        if opens_at <= now:
+            line.takes_turns = True
+            self._turns[line.after_loss].append(line)
+        else:
+            line.timer = next(self._numbers)
+            heappush(self._timetable, (opens_at, line.timer, line))
+
+    def _opens_at(self, gate: RateLimiter | None, after_loss: bool) -> float:
+        """When it opens for feeds of lost workers, or for others."""
+        if gate is None:
+            return float("-inf")
+        return gate.opens_at - (self._failover_burst_s if after_loss else 0.0)
+
+    def _line(self, host: str | None, after_loss: bool, now: float) -> HostQueue[W]:
+        line = self._lines.get((host, after_loss))
+        if line is None:
+            if len(self._lines) >= self._look_through_at:
+                self._forget(now)
+            beside, rate = self._lines.get((host, not after_loss)), self._rate(host)
+            if beside is not None:
+                gate = beside.gate
+            else:
+                gate = RateLimiter(rate, share=1 / self._workers, rng=self._rng) if rate else None
+            line = self._lines[host, after_loss] = HostQueue(host, after_loss, gate)
+        return line
+
+    def _rate(self, host: str | None) -> float:
+        return 0.0 if host is None else self._rates.get(host, self._rates.get(EVERY_OTHER, 0.0))
+
+    def _forget(self, now: float) -> None:
+        """Lines whose next feed would fare no better or worse in a new one."""
+        self._lines = {
+            key: line
+            for key, line in self._lines.items()
+            if line.waiting or (line.gate is not None and not line.gate.is_rested(now))
+        }
+        self._look_through_at = max(HOSTS_KEPT, 2 * len(self._lines))
+
+
+@dataclass(eq=False, slots=True)
+class Sleeper(Waiter):
+    """One that waits on an event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    through: asyncio.Future[None]
+
+
+class ConnectLimiter:
+    """The turns of one process. Thread-safe: feeds may wait on several event loops."""
+
+    def __init__(
+        self,
+        connects_per_s: float,
+        host_connects_per_s: Mapping[str, float],
+        clock: Clock,
+        *,
+        failover_burst_s: float = 0.0,
+        rng: Random,
+    ) -> None:
+        """Rates of 0 are without a limit. Hosts are lower-case, ``*`` stands for each one that is not named."""
+        self._clock = clock
+        self._lock = Lock()
+        self._turns = ConnectTurns[Sleeper](
+            connects_per_s, host_connects_per_s, failover_burst_s=failover_burst_s, rng=rng
+        )
+        self._alarm: tuple[float, Sleeper] | None = None
+        """What a timer was set for last, on the loop of somebody who waits: it ends with that, if not before."""
+
+    async def turn(self, host: str | None, *, after_loss: bool = False) -> None:
+        """Wait until a connection to a host may begin. Who is cancelled gives the turn back."""
+        loop = asyncio.get_running_loop()
+        waiter = Sleeper(host, loop, loop.create_future(), after_loss=after_loss)
+        with self._lock:
+            self._turns.join(waiter, now=self._clock.monotonic())
+            self._go_on(loop)
+        if not waiter.through.done():
+            with CONNECTS_WAITING.track_inprogress():
+                await self._wait(waiter)
+        CONNECTS.inc()
+
+    def share(self, active_workers: int) -> None:
+        """How many workers the rates of hosts are for; they keep to it who wait already. From any thread."""
+        with self._lock:
+            self._turns.share(max(1, active_workers), now=self._clock.monotonic())
+            self._alarm = None
+            self._go_on(None)
+
+    async def _wait(self, waiter: Sleeper) -> None:
+        try:
+            await waiter.through
+        except asyncio.CancelledError:
+            with self._lock:
+                self._turns.leave(waiter, now=self._clock.monotonic())
+                self._go_on(waiter.loop)
+            raise
+
+    def _go_on(self, here: asyncio.AbstractEventLoop | None) -> None:
+        """Let through whoever may, and have it done again when the next one may. Under the lock.
+
+        ``here`` is the event loop of this thread.
+        """
+        now = self._clock.monotonic()
+        for waiter in self._turns.let_through(now):
+            if waiter.loop is here:
+                _tell(waiter.through)
+            else:
+                _call(waiter.loop, _tell, waiter.through)
+        upcoming = self._turns.next()
+        if upcoming is None:
+            return
+        at, who = upcoming
+        if self._alarm is not None and self._alarm[1].is_waiting and self._alarm[0] <= at:
+            return
+        self._alarm = upcoming
+        nap_s = min(max(at - now, NAP_S_MIN), NAP_S_MAX)
+        if who.loop is here:
+            here.call_later(nap_s, self._let_next_go, upcoming)
+        else:
+            _call(who.loop, who.loop.call_later, nap_s, self._let_next_go, upcoming)
+
+    def _let_next_go(self, alarm: tuple[float, Sleeper]) -> None:
+        with self._lock:
+            if self._alarm is alarm:
+                self._alarm = None
+                self._go_on(alarm[1].loop)
+
+
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
+    with contextlib.suppress(RuntimeError):  # closed: nobody waits there any more
+        loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _tell(through: asyncio.Future[None]) -> None:
+    if not through.done():
+        through.set_result(None)
+
+
+def connect_limiter_of(settings: Settings, clock: Clock, rng: Random) -> ConnectLimiter:
+    """A ramp at the pace of the settings."""
+    return ConnectLimiter(
+        settings.connects_per_s,
+        settings.host_connects_per_s,
+        clock,
+        failover_burst_s=settings.failover_burst_s,
+        rng=rng,
+    )
+
+
+def shared_connect_limiter(settings: Settings) -> ConnectLimiter:
+    """The ramp of this process, for tenures that run on threads beside the worker's supervisor."""
+    # By process: a child must not use a lock that was held at the moment it was forked.
+    hosts = frozenset(settings.host_connects_per_s.items())
+    return _shared_connect_limiter(os.getpid(), settings.connects_per_s, hosts, settings.failover_burst_s)
+
+
+@cache
+def _shared_connect_limiter(
+    _pid: int, connects_per_s: float, hosts: frozenset[tuple[str, float]], failover_burst_s: float
+) -> ConnectLimiter:
+    return ConnectLimiter(
+        connects_per_s, dict(hosts), SystemClock(), failover_burst_s=failover_burst_s, rng=Random()
+    )

@@ -1,0 +1,254 @@
+"""Streams one feed on a thread or child process of Celery's own pools, or in quarantine, with a loop of its own.
+
+The lease keeper lives in the worker's main process; here the lease is *followed*: asked for every half second,
+and trusted only as long as the worker's heartbeat reaches, counted from before the question was sent. A worker
+that drains is seen the same way. What follows is decided by a `WorkerCore` for this one feed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from functools import cache
+from random import Random
+from threading import Lock
+from time import monotonic, sleep
+from uuid import UUID
+
+import uvloop
+
+from feedq.clock import SystemClock
+from feedq.errors import Unavailable
+from feedq.model import Claim, FeedKey, Reason, Release, StopRequest, WorkerState
+from feedq.rate_limiter import RateLimits
+from feedq.settings import Settings
+from feedq.store.base import Followed, Store
+from feedq.telemetry import LogEvent, database_event, log
+from feedq.worker.actions import Action, CutSockets, LoseFeeds, Resume, StopFeeds, Suspend
+from feedq.worker.activity import Activity, current_feed
+from feedq.worker.connect_limiter import shared_connect_limiter
+from feedq.worker.core import WorkerCore
+from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
+from feedq.worker.sink_pool import SinkPool
+from feedq.worker.sockets import Sockets
+from feedq.worker.stall import LOOK_S
+from feedq.worker.start_limiter import StartLimiter
+from feedq.worker.throttling import Pacing
+
+FOLLOW_S = 0.5
+"""How often the lease is asked for: a stop request is heard within this, for one statement a feed."""
+RELEASE_TRIES = 8
+RELEASE_RETRY_S = 0.25
+
+logger = log(__name__)
+
+
+def run_tenure(key: FeedKey, store: Store, settings: Settings) -> str:
+    """Claim the feed and stream it until its tenure ends. Blocks; returns why it ended."""
+    assigned = store.leases.follow(key)
+    claims = store.leases.claim(assigned.worker_id, [key]) if assigned else []
+    if assigned is None or not claims:
+        why = "stale: no such assignment is waiting for this worker"
+        logger.info(LogEvent.MESSAGE_DROPPED, feed_id=key[0], epoch=key[1], why=why)
+        return f"dropped: {why}"
+    return _run(claims[0], assigned.worker_id, store, settings, Activity.private())
+
+
+def run_claimed(key: FeedKey, worker_id: UUID, store: Store, settings: Settings, activity: Activity) -> str:
+    """Stream a feed that this worker session has claimed already. Blocks; returns why its tenure ended."""
+    claim = store.leases.claimed(worker_id, key)
+    return "lost" if claim is None else _run(claim, worker_id, store, settings, activity)
+
+
+def _run(claim: Claim, worker_id: UUID, store: Store, settings: Settings, activity: Activity) -> str:
+    stream = _Stream(claim, worker_id, store, settings, activity)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        release = loop.run(stream.run())
+    if release is None:
+        return "lost"
+    _release(store, worker_id, release)
+    return release.reason.value
+
+
+_sinks_of: dict[UUID, SinkPool] = {}
+_sinks_lock = Lock()
+
+
+def _sinks(store: Store, settings: Settings, worker_id: UUID) -> SinkPool:
+    """The sinks of this process, shared by its feeds; a new worker session has new ones."""
+    with _sinks_lock:
+        if worker_id not in _sinks_of:
+            # Feeds of an earlier session are lost, and so are their last batches, which the epoch would
+            # refuse anyway. Nobody waits for its threads.
+            for ended in _sinks_of.values():
+                ended.stop(timeout_s=lambda: 0.0)
+            _sinks_of.clear()
+            _sinks_of[worker_id] = SinkPool(
+                settings, worker_id=lambda: worker_id, gone_workers=store.workers.gone_among
+            )
+        return _sinks_of[worker_id]
+
+
+def _pacing(settings: Settings) -> Pacing:
+    """The limits of this process, shared by its feeds."""
+    return _pacing_of(frozenset(settings.tenant_limits.items()), settings.inflight_bytes_total)
+
+
+@cache
+def _pacing_of(tenant_limits: frozenset[tuple[str, RateLimits]], room_bytes: int) -> Pacing:
+    return Pacing(dict(tenant_limits), SystemClock(), room_bytes=room_bytes)
+
+
+class _Stream:
+    """A runner on a loop of its own, the worker core of this one feed, and the coroutine that follows its
+    lease."""
+
+    def __init__(
+        self, claim: Claim, worker_id: UUID, store: Store, settings: Settings, activity: Activity
+    ) -> None:
+        self._activity = activity
+        self._claim, self._worker_id = claim, worker_id
+        self._store, self._settings = store, settings
+        self._sockets = Sockets()
+        self._trusted = asyncio.Event()
+        self._core = WorkerCore(settings, rng=Random(), now=monotonic())
+        self._runner: FeedRunner | None = None
+
+    async def run(self) -> Release | None:
+        loop = asyncio.get_running_loop()
+        self._activity.watch_loop(loop)
+        self._turn(loop)
+        runner = self._runner = self._make_runner()
+        self._begin()
+        current_feed.set(self._claim.feed.id)
+        watch = asyncio.create_task(self._follow(runner))
+        release: Release | None
+        try:
+            release = await runner.run()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 -- the runner logs it, for it can mask its secrets
+            runner.log_unexpected(error, "runner")
+            release = runner.release_after(error)
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+        if release is not None:
+            with contextlib.suppress(Unavailable):
+                await asyncio.to_thread(self._store.leases.report, self._worker_id, [runner.progress()])
+        return release
+
+    def _begin(self) -> None:
+        """Tell the core of the claim that was granted: nothing follows from it that is not done here anyhow."""
+        core, key = self._core, self._claim.key
+        core.registered(self._worker_id, capacity=1, now=monotonic())
+        core.assignments_found(self._worker_id, [key])
+        claim = replace(self._claim, quarantined=False)  # this is its process
+        core.claims_answered(self._worker_id, [claim], [], sure=True, now=monotonic())
+
+    def _make_runner(self) -> FeedRunner:
+        sinks = _sinks(self._store, self._settings, self._worker_id)
+        return FeedRunner(
+            self._claim,
+            Surroundings(
+                clock=SystemClock(),
+                rng=Random(),
+                backoff=self._settings.backoff,
+                guard=self._sockets,
+                permissions=self._settings.permissions,
+                environment=self._settings.environment,
+                note_thread=self._activity.thread_of,
+                pacing=_pacing(self._settings),
+                connect_limiter=shared_connect_limiter(self._settings),
+                start_limiter=StartLimiter(),
+                trusted=self._trusted,
+                drain_timeout_s=self._settings.drain_timeout_s,
+                fence=sinks.fence,
+                raise_epoch=self._raise_epoch,
+                open_batch_queue=sinks.open_batch_queue,
+                hurry=sinks.hurry,
+                sink_trouble=sinks.trouble,
+                on_progress=lambda _: None,
+                on_status=lambda _: None,
+            ),
+        )
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Note that the loop turns, and tell the core the time."""
+        self._activity.tick()
+        self._perform(self._core.tick(monotonic()))
+        loop.call_later(LOOK_S / 2, self._turn, loop)
+
+    async def _follow(self, runner: FeedRunner) -> None:
+        loop = asyncio.get_running_loop()
+        report_at = loop.time()
+        pacing = _pacing(self._settings)
+        while True:
+            sent_at = monotonic()
+            try:
+                if loop.time() >= report_at:
+                    report_at = loop.time() + self._settings.heartbeat_s
+                    await asyncio.to_thread(self._store.leases.report, self._worker_id, [runner.progress()])
+                    if tenants := pacing.limited_tenants():
+                        pacing.share(await asyncio.to_thread(self._store.leases.running_of, tenants))
+                self._heard(
+                    runner.key, await asyncio.to_thread(self._store.leases.follow, runner.key), sent_at
+                )
+            except Unavailable as error:
+                logger.warning(database_event(error), where="follow", error=str(error))
+            except Exception:
+                # Whoever stops following is suspended for good, with the lease still held.
+                logger.exception(LogEvent.UNEXPECTED, where="follow", feed=runner.feed.name)
+            self._wake_in_time(loop)
+            await asyncio.sleep(FOLLOW_S)
+
+    def _wake_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the end of the trust window noticed when it comes, and not at the next turn."""
+        left_s = self._core.wakes_at() - monotonic()
+        if left_s < FOLLOW_S + LOOK_S:
+            loop.call_later(max(0.0, left_s), lambda: self._perform(self._core.tick(monotonic())))
+
+    def _heard(self, key: FeedKey, followed: Followed | None, sent_at: float) -> None:
+        core, now = self._core, monotonic()
+        if followed is None or followed.worker_id != self._worker_id:
+            self._perform(core.held_found(self._worker_id, (), now=now))
+            return
+        if followed.stopping is not None or followed.worker_state is not WorkerState.ACTIVE:
+            request = StopRequest(*key, followed.stopping or Reason.RELEASED)
+            self._perform(core.stops_found(self._worker_id, [request], now=now))
+        self._perform(core.confirmed(sent_at=sent_at, ttl_s=followed.remaining_s, now=now))
+
+    def _perform(self, actions: list[Action]) -> None:
+        runner = self._runner
+        for action in actions:
+            match action:
+                case Suspend():
+                    self._trusted.clear()
+                    self._sockets.cut_all()
+                    if runner is not None:
+                        runner.interrupt(Interrupt.SUSPEND)
+                case Resume():
+                    self._trusted.set()
+                case StopFeeds([(_, reason)]) if runner is not None:
+                    runner.interrupt(Interrupt.STOP, reason=reason)
+                case LoseFeeds() if runner is not None:
+                    runner.interrupt(Interrupt.LOST)
+                case CutSockets():
+                    self._sockets.cut_all()
+
+    async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
+        raised = await asyncio.to_thread(self._store.leases.raise_epoch, self._worker_id, key, above=above)
+        if raised is not None:
+            self._core.epoch_raised(key, raised)
+        return raised
+
+
+def _release(store: Store, worker_id: UUID, release: Release) -> None:
+    for _ in range(RELEASE_TRIES):
+        try:
+            store.leases.release(worker_id, [release])
+        except Unavailable as error:
+            logger.warning(database_event(error), where="release", error=str(error))
+            sleep(RELEASE_RETRY_S)
+        else:
+            return

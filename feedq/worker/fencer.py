@@ -1,0 +1,229 @@
+"""Takes feeds over in a sink: raises the epoch of their checkpoints and reads where to resume.
+
+On a session and a thread of its own, because a fence may wait for a predecessor's commit, and the writer must
+not wait with it. Feeds that start together are fenced together. A predecessor that is frozen inside its
+transaction is not waited for: once the control database says that its worker is gone, its session is ended.
+
+A fencer also finds out whether a sink that was away is back, when nobody has anything to write there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic
+from typing import TypeAlias
+from uuid import UUID
+
+from feedq.errors import FeedqError, SinkUnavailable
+from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
+from feedq.telemetry import LogEvent, database_event, log
+from feedq.worker.writer import Outage
+
+GROUP_MAX = 1_000
+"""Feeds a statement: a cold start of thousands is a handful of statements, none of them long."""
+IDLE_CLOSE_S = 30.0
+"""A fencer with nothing to do gives its connection back."""
+RETRY_S = 0.2
+PROBE_S = 2.0
+"""How often a sink that is away is asked whether it is back."""
+
+logger = log(__name__)
+
+GoneWorkers = Callable[[Collection[UUID]], set[UUID]]
+"""Which of these workers the control database has declared gone."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: FenceRequest
+    future: asyncio.Future[FenceOutcome]
+    loop: asyncio.AbstractEventLoop
+
+    def answer(self, outcome: FenceOutcome | FeedqError) -> None:
+        _answer([(self, outcome)])
+
+
+class Fencer:
+    """The fencing end of one sink."""
+
+    def __init__(
+        self,
+        name: str,
+        sink: Callable[[], Sink],
+        *,
+        gone_workers: GoneWorkers,
+        lock_timeout_s: float,
+        outage: Outage | None = None,
+    ) -> None:
+        self._name = name
+        self._make_sink = sink
+        self._sink: Sink | None = None
+        self._renew = False
+        self._gone_workers = gone_workers
+        self._lock_timeout_s = lock_timeout_s
+        self._outage = outage or Outage(name)
+        self._used_at = monotonic()
+        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._stopping = False
+        self._thread = Thread(target=self._run, name=f"feedq-fencer-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def fence(self, request: FenceRequest) -> FenceOutcome:
+        """Never `Blocked`: that is tried again until it is decided or the caller is cancelled.
+
+        Raises `SinkUnavailable`.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[FenceOutcome] = loop.create_future()
+        self._queue.put(_Waiting(request, future, loop))
+        return await future
+
+    def renew(self) -> None:
+        """Use a new session from the next group on: the worker has a new name."""
+        self._renew = True
+
+    def stop(self, *, timeout_s: float) -> None:
+        self._stopping = True
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        blocked: list[_Waiting] = []
+        while not self._stopping:
+            group = [*blocked, *self._gather(wait_s=RETRY_S if blocked else PROBE_S)]
+            # Whoever was cancelled in the meantime wants no answer, and no fence either.
+            blocked = self._fence(_newest([w for w in group if not w.future.cancelled()]))
+        self._close()
+
+    def _gather(self, *, wait_s: float) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        deadline = monotonic() + wait_s
+        while len(group) < GROUP_MAX and not self._stopping:
+            try:
+                timeout_s = max(0.0, deadline - monotonic())
+                waiting = self._queue.get(timeout=timeout_s) if not group else self._queue.get_nowait()
+            except Empty:
+                break
+            if waiting is not None:
+                group.append(waiting)
+        return group
+
+    def _fence(self, group: list[_Waiting]) -> list[_Waiting]:
+        """Fence a group; returns those still blocked."""
+        since = monotonic()
+        try:
+            if self._renew or (not group and since - self._used_at >= IDLE_CLOSE_S):
+                self._renew = False
+                self._close()
+            if not group:
+                self._probe()
+                return []
+            self._used_at = since
+            outcomes = self._outcomes([w.request for w in group])
+            self._outage.over()
+        except FeedqError as error:
+            if isinstance(error, SinkUnavailable):
+                self._outage.failed(error, since=since)
+            _answer([(waiting, error) for waiting in group])
+            return []
+        except Exception as error:
+            logger.exception(LogEvent.UNEXPECTED, where="fencer", sink=self._name)
+            unexpected = SinkUnavailable(f"sink {self._name!r}: unexpected error: {error!r}")
+            _answer([(waiting, unexpected) for waiting in group])
+            return []
+        blocked: list[_Waiting] = []
+        answers: list[_Answer] = []
+        for waiting in group:
+            outcome = outcomes.get(waiting.request.feed_id)
+            if outcome is None or isinstance(outcome, Blocked):
+                blocked.append(waiting)
+            else:
+                answers.append((waiting, outcome))
+        _answer(answers)
+        return blocked
+
+    def _probe(self) -> None:
+        """Ask a sink that was away for something that is there or not, unless the writer is at it."""
+        if self._outage.down is None or self._outage.is_tried:
+            return
+        if self._sink is None:
+            self._sink = self._make_sink()
+        self._sink.dead_letters(ids=[0], limit=1)
+        self._outage.over(wrote=False)
+
+    def _outcomes(self, requests: list[FenceRequest]) -> dict[int, FenceOutcome]:
+        if self._sink is None:
+            self._sink = self._make_sink()
+        outcomes = {o.feed_id: o for o in self._sink.fence(requests, lock_timeout_s=self._lock_timeout_s)}
+        blocked = {o.feed_id: o.owner for o in outcomes.values() if isinstance(o, Blocked)}
+        owners = {owner for owner in blocked.values() if owner is not None}
+        # A live owner is committing, or about to be told to stop; only a dead one's session is in the way.
+        gone = self._gone_among(owners) if owners else set()
+        if gone:
+            ended = self._sink.unblock(gone)
+            logger.warning(LogEvent.FENCE_BLOCKED, sink=self._name, feeds=len(blocked), sessions_ended=ended)
+            again = [r for r in requests if r.feed_id in blocked]
+            outcomes |= {o.feed_id: o for o in self._sink.fence(again, lock_timeout_s=self._lock_timeout_s)}
+        return outcomes
+
+    def _gone_among(self, owners: set[UUID]) -> set[UUID]:
+        try:
+            return self._gone_workers(owners)
+        except FeedqError as error:
+            # The others of the group have been fenced and shall hear so; these ask again in a moment.
+            logger.warning(database_event(error), where="fencer", error=str(error))
+            return set()
+
+    def _close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+
+
+def _newest(group: list[_Waiting]) -> list[_Waiting]:
+    """One request a feed, as a fence may name each only once.
+
+    An older tenure of the same feed does not know yet that it is lost, and is told so.
+    """
+    newest: dict[int, _Waiting] = {}
+    for waiting in group:
+        feed_id = waiting.request.feed_id
+        older, newer = sorted((newest.get(feed_id, waiting), waiting), key=lambda w: w.request.epoch)
+        newest[feed_id] = newer
+        if older is not newer:
+            older.answer(Superseded(feed_id, older.request.epoch, newer.request.epoch))
+    return list(newest.values())
+
+
+_Answer: TypeAlias = tuple[_Waiting, FenceOutcome | FeedqError]
+
+
+def _answer(answers: Iterable[_Answer]) -> None:
+    """Tell those who wait, with one call to each of their event loops."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+    for answer in answers:
+        by_loop.setdefault(answer[0].loop, []).append(answer)
+    for loop, its_answers in by_loop.items():
+        # A loop that is closed, at whatever moment, has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_resolve, its_answers)
+
+
+def _resolve(answers: list[_Answer]) -> None:
+    for waiting, outcome in answers:
+        if waiting.future.done():
+            continue
+        if isinstance(outcome, FeedqError):
+            waiting.future.set_exception(outcome)
+        else:
+            waiting.future.set_result(outcome)

@@ -1,0 +1,467 @@
+"""The job slots of a worker: claims runs as long as there is room, and runs each in a thread.
+
+One thread talks to the database about runs, for the whole worker, and does in turn: end what is past its
+time-out, tell how attempts have ended (all that gathered, in one call), ask which were taken away, and claim as
+many runs as there are free slots. It is woken by a hint, by a slot that becomes free, or by the time.
+
+* **Killed or frozen at any point**: the rows say what runs here. They are freed when the worker is declared
+  gone, and what this process says afterwards matches no fence.
+* **The answer to a claim is lost**: before the next claim the database is asked what it thinks runs here. What
+  has a fence above all that were heard of was claimed and never begun: it is given back.
+* **The database is away**: ends wait and are told again, before anything is claimed; nobody else may end what runs
+  here meanwhile, even if its time is up.
+* **Declared gone, and alive**: the process registers anew, and what runs here goes on under the new session, if
+  nobody has taken it away by then. Otherwise its job is told, and of its end nobody hears.
+* **A job does not heed its end** (timed out, cancelled, taken away): its run has ended all the same, and its
+  thread is *stuck*. A stuck thread takes no slot, until there are as many of them as slots: then nothing more
+  is claimed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from threading import Condition, Lock, Thread
+from time import monotonic
+from typing import TypeAlias
+from uuid import UUID
+
+from feedq.errors import Unavailable
+from feedq.schedule.model import ClaimedRun, Finish, Offer, RunState
+from feedq.store.jobs.runs import RunStore
+from feedq.telemetry import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, database_event, log
+from feedq.worker.jobs.calling import Call, perform
+from feedq.worker.jobs.context import TIMED_OUT, RunContext
+from feedq.worker.jobs.share import Identity, Share
+
+HINTS_MAX = 1_000
+"""Runs that the worker was told of and has not asked for yet; beyond, it learns of them by its own look."""
+CHECK_S = 2.0
+"""How often it is asked which runs were taken away, beside being notified of it."""
+RETRY_S = 0.25
+CLAIM_PAUSE_S = 0.01
+"""Between two claims that nobody asked for: what may start in a moment cannot become a loop without a pause."""
+TAKE_OVER_PAUSE_S = 0.05
+"""How often it looks for the next session while runs of one that is gone go on here: well within the grace that
+the database gives them (`feedq.store.jobs.finishing`)."""
+
+logger = log(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """One claimed run."""
+
+    session_id: UUID
+    run: ClaimedRun
+    context: RunContext
+    is_decided: bool = False
+    """Whether its end was decided from outside; what its code does from now on is not heard."""
+    finish: Finish | None = None
+    """How it ended."""
+
+
+Work: TypeAlias = Callable[[], None]
+"""Raises nothing: an error ends its thread."""
+
+
+class Slots:
+    """Thread-safe. `start` it, `drain` it, `close` it."""
+
+    def __init__(
+        self,
+        runs: RunStore,
+        call: Call,
+        *,
+        count: int,
+        identity: Identity,
+        share: Callable[[], Share],
+        steal_after_s: float,
+    ) -> None:
+        self._runs, self._call = runs, call
+        self._count, self._steal_after_s = count, steal_after_s
+        self._identity, self._share = identity, share
+        self._changed = Condition()
+        self._attempts: set[Attempt] = set()
+        """Whose threads run, the stuck ones included."""
+        self._ended: list[Attempt] = []
+        """Of whose end the database has not been told. One that was timed out may be in both."""
+        self._hints: dict[int, None] = {}
+        self._claim_at = self._check_at = self._retry_at = float("-inf")
+        self._is_stirred = self._is_draining = self._is_closed = False
+        self._last_fence = 0
+        """The highest that was heard of."""
+        self._in_doubt: UUID | None = None
+        """The session for which a claim was asked and its answer not heard."""
+        self._gone: UUID | None = None
+        """The session that was declared gone last."""
+        self._said_away = self._said_stuck = False
+        self._threads = JobThreads(keep=count)
+        self._thread = Thread(target=self._serve, name="feedq-slots", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    # -- what others say -----------------------------------------------------------------------------
+
+    def hint(self, run_ids: Iterable[int]) -> None:
+        """These may be started now, it is said."""
+        with self._changed:
+            for run_id in run_ids:
+                if len(self._hints) < HINTS_MAX:
+                    self._hints[run_id] = None
+            self._claim_at = float("-inf")
+            self._stir()
+
+    def notified(self) -> None:
+        """Something has changed: a run was taken away, or triggered."""
+        with self._changed:
+            self._check_at = self._claim_at = float("-inf")
+            self._stir()
+
+    def gone(self, session_id: UUID) -> None:
+        """Declared gone. What runs under this session goes on under the next one, if that comes soon."""
+        with self._changed:
+            self._gone = session_id
+            self._stir()
+
+    def drain(self) -> None:
+        """Claim nothing more. Safe in a signal handler: it takes no lock, and wakes nobody."""
+        self._is_draining = True
+
+    def cancel_all(self, why: str) -> None:
+        """Tell every job to stop, and hear of none of them again."""
+        with self._changed:
+            for attempt in self._attempts:
+                self._decide(attempt, why)
+            self._stir()
+
+    def close(self, *, timeout_s: float) -> None:
+        """End the thread. Jobs that still run end with the process."""
+        with self._changed:
+            self._is_closed = True
+            self._stir()
+        self._threads.close()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @property
+    def running(self) -> int:
+        """Attempts under way, the stuck ones left out."""
+        with self._changed:
+            return self._count_running()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs and the database was told of everything."""
+        with self._changed:
+            return self._has_none()
+
+    def knows(self, run_id: int) -> bool:
+        """Whether the database will be told how this run ends: it runs here, or has just ended."""
+        with self._changed:
+            return any(a.run.id == run_id for a in (*self._running(), *self._ended))
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether more may have been claimed than was heard of."""
+        return self._in_doubt is not None
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(self._has_none, max(timeout_s, 0.0))
+
+    def _stir(self) -> None:
+        self._is_stirred = True
+        self._changed.notify_all()
+
+    def _running(self) -> list[Attempt]:
+        return [attempt for attempt in self._attempts if not attempt.is_decided]
+
+    def _count_running(self) -> int:
+        return len(self._running())
+
+    def _has_none(self) -> bool:
+        return not self._ended and not self._running()
+
+    def _end(self, attempt: Attempt, state: RunState, reason: str | None = None) -> None:
+        """Have the database told of its end."""
+        attempt.finish = Finish(attempt.run.id, attempt.run.fence, state, reason)
+        self._ended.append(attempt)
+
+    @staticmethod
+    def _decide(attempt: Attempt, why: str) -> None:
+        attempt.is_decided = True
+        attempt.context.cancel(why)
+
+    # -- the job's thread ----------------------------------------------------------------------------
+
+    def _live(self, attempt: Attempt) -> None:
+        outcome = perform(self._runs, attempt.session_id, attempt.run, attempt.context, self._call)
+        with self._changed:
+            self._attempts.discard(attempt)
+            if not attempt.is_decided and outcome.finish is not None:
+                if outcome.is_told:
+                    RUNS_ENDED.labels(outcome.finish.state.value).inc()
+                else:
+                    self._end(attempt, outcome.finish.state, outcome.finish.reason)
+            # A slot is free, and maybe the way for another run of the schedule or queue.
+            self._claim_at = float("-inf")
+            self._stir()
+
+    # -- the thread that talks to the database -------------------------------------------------------
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                if not self._is_stirred:
+                    self._changed.wait(self._pause_s())
+                if self._is_closed:
+                    return
+                self._is_stirred = False
+            if monotonic() < self._retry_at:
+                continue
+            try:
+                self.turn()
+            except Unavailable as error:
+                if not self._said_away:
+                    logger.warning(database_event(error), where="jobs", error=str(error))
+                self._said_away = True
+                self._again_later()
+            except Exception:
+                logger.exception(LogEvent.UNEXPECTED, where="jobs")
+                self._again_later()
+            else:
+                self._said_away = False
+            with self._changed:
+                self._changed.notify_all()  # for `wait_idle`
+
+    def _again_later(self) -> None:
+        with self._changed:
+            # Whatever was under way is asked again: a look that was not answered was none.
+            self._claim_at = self._check_at = float("-inf")
+            self._retry_at = monotonic() + RETRY_S
+
+    def _pause_s(self) -> float:
+        now = monotonic()
+        if now < self._retry_at:
+            return self._retry_at - now
+        wanted = [now + CHECK_S]
+        if running := self._running():
+            wanted += [self._check_at, *(attempt.context.ends_at for attempt in running)]
+            if any(attempt.session_id == self._gone for attempt in running):
+                wanted.append(now + TAKE_OVER_PAUSE_S)
+        if self._room() > 0:
+            wanted.append(self._claim_at)
+        return max(0.0, min(wanted) - now)
+
+    def turn(self) -> None:
+        """All that is to be done by now. Raises `Unavailable` when the database does not let us: nothing
+        is claimed before it was told of what has ended."""
+        self._time_out()
+        self._take_over()
+        self._tell()
+        self._ask_what_was_taken_away()
+        self._give_back()
+        self._claim()
+        self._show()
+
+    def _time_out(self) -> None:
+        with self._changed:
+            for attempt in self._running():
+                if attempt.context.is_overdue:
+                    self._decide(attempt, TIMED_OUT)
+                    run, limit_s = attempt.run, attempt.run.job.timeout_s
+                    said = "timed out" if limit_s is None else f"timed out after {limit_s:g} s"
+                    self._end(attempt, RunState.TIMED_OUT, said)
+                    logger.warning(LogEvent.RUN_TIMED_OUT, run=run.correlation_id, task=run.job.task)
+
+    def _take_over(self) -> None:
+        """Have what runs under a session that is gone, and what has ended under it, go on under ours. What was
+        taken away before is somebody else's business by now."""
+        session_id = self._identity()
+        if session_id is None or session_id == self._gone:
+            return
+        with self._changed:
+            theirs = [a for a in (*self._running(), *self._ended) if a.session_id != session_id]
+        for was in {attempt.session_id for attempt in theirs}:
+            asked = {a.run.id: a for a in theirs if a.session_id == was}
+            kept = self._runs.take_over(session_id, was, {i: a.run.fence for i, a in asked.items()})
+            with self._changed:
+                for run_id, attempt in asked.items():
+                    if run_id in kept:
+                        attempt.session_id = session_id
+                    elif attempt in self._ended:
+                        self._ended.remove(attempt)
+                    elif not attempt.is_decided:
+                        self._decide(attempt, "its worker was declared gone")
+            if lost := sorted(asked.keys() - kept):
+                logger.warning(LogEvent.RUN_TAKEN_AWAY, runs=lost, why="its worker was declared gone")
+
+    def _tell(self) -> None:
+        """Tell how attempts ended, all that have. Those of which it is not answered stay."""
+        with self._changed:
+            told = list(self._ended)
+        for session_id in dict.fromkeys(attempt.session_id for attempt in told):
+            self._tell_of(session_id, [attempt for attempt in told if attempt.session_id == session_id])
+
+    def _tell_of(self, session_id: UUID, ended: list[Attempt]) -> None:
+        finishes = [attempt.finish for attempt in ended if attempt.finish is not None]
+        try:
+            matched = set(self._runs.finish(session_id, finishes))
+        except Unavailable:
+            raise
+        except Exception:
+            if len(ended) > 1:
+                # One that cannot be stored must not keep the others from being told.
+                for attempt in ended:
+                    self._tell_of(session_id, [attempt])
+                return
+            # The ticker ends its run, long after its time is up.
+            logger.exception(LogEvent.UNEXPECTED, where="finish", runs=[f.run_id for f in finishes])
+            matched = set()
+        with self._changed:
+            told = set(ended)
+            self._ended = [attempt for attempt in self._ended if attempt not in told]
+        for state, number in Counter(f.state for f in finishes if f.run_id in matched).items():
+            if state.is_final:
+                RUNS_ENDED.labels(state.value).inc(number)
+        if rejected := [finish.run_id for finish in finishes if finish.run_id not in matched]:
+            logger.warning(LogEvent.RUN_TAKEN_AWAY, runs=rejected, why="its end was rejected")
+
+    def _ask_what_was_taken_away(self) -> None:
+        with self._changed:
+            asked = self._running()
+            if monotonic() < self._check_at or not asked:
+                return
+            # Before the question: what comes during it is asked once more.
+            self._check_at = monotonic() + CHECK_S
+        for session_id in {attempt.session_id for attempt in asked}:
+            mine = {a.run.id: a for a in asked if a.session_id == session_id}
+            taken = self._runs.taken_away(session_id, {i: a.run.fence for i, a in mine.items()})
+            with self._changed:
+                for attempt in (mine[run_id] for run_id in taken):
+                    if attempt in self._attempts and not attempt.is_decided:
+                        self._decide(attempt, "it was cancelled, or taken away from this worker")
+                        logger.info(LogEvent.RUN_TAKEN_AWAY, run=attempt.run.correlation_id, why="cancelled")
+
+    def _room(self) -> int:
+        stuck = len(self._attempts) - self._count_running()
+        if self._is_draining or stuck >= max(self._count, 1):
+            return 0
+        return self._count - self._count_running()
+
+    def _claim(self) -> None:
+        with self._changed:
+            room = self._room()
+            session_id = self._identity()
+            if room <= 0 or monotonic() < self._claim_at:
+                return
+            share = self._share()
+            self._claim_at = monotonic() + share.poll_s
+            if session_id is None or session_id == self._gone:
+                return
+            hints = tuple(self._hints)
+            self._hints.clear()
+        self._in_doubt = session_id
+        offer = Offer(session_id, room, share.mine, self._steal_after_s, hints)
+        granted = self._runs.claim(offer)
+        self._in_doubt = None
+        for run in granted.runs:
+            self._begin(session_id, run)
+        if granted.next_in_s is not None:
+            soon = monotonic() + max(granted.next_in_s, CLAIM_PAUSE_S)
+            with self._changed:
+                self._claim_at = min(self._claim_at, soon)
+
+    def _give_back(self) -> None:
+        """What was claimed and never heard of, before anything else is claimed, or the worker leaves."""
+        session_id = self._in_doubt
+        if session_id is not None and session_id != self._gone:
+            held = self._runs.held(session_id)
+            unheard = [Finish(i, f, RunState.WAITING) for i, f in held.items() if f > self._last_fence]
+            if unheard:
+                self._runs.finish(session_id, unheard)
+                self._last_fence = max(finish.fence for finish in unheard)
+        self._in_doubt = None
+
+    def _begin(self, session_id: UUID, run: ClaimedRun) -> None:
+        self._last_fence = max(self._last_fence, run.fence)
+        RUN_WAIT_SECONDS.observe(max(run.waited_s, 0.0))
+        attempt = Attempt(session_id, run, RunContext(run))
+        with self._changed:
+            if session_id == self._gone:
+                return  # while the answer was under way
+            if self._is_draining:
+                self._end(attempt, RunState.WAITING)
+                return
+            self._attempts.add(attempt)
+        try:
+            self._threads.run(partial(self._live, attempt))
+        except RuntimeError as error:
+            logger.error(LogEvent.UNEXPECTED, where="jobs", error=str(error), run=run.correlation_id)
+            with self._changed:
+                self._attempts.discard(attempt)
+                self._end(attempt, RunState.WAITING)
+
+    def _show(self) -> None:
+        with self._changed:
+            running = self._count_running()
+            stuck = len(self._attempts) - running
+        JOB_SLOTS.labels("busy").set(running)
+        JOB_SLOTS.labels("stuck").set(stuck)
+        JOB_SLOTS.labels("free").set(max(self._count - running, 0))
+        if stuck >= max(self._count, 1) and not self._said_stuck:
+            logger.error(LogEvent.JOBS_STUCK, threads=stuck, slots=self._count)
+        self._said_stuck = stuck >= max(self._count, 1)
+
+
+class JobThreads:
+    """Threads for jobs: each runs one after another, because to start one takes longer than a small job.
+
+    There are as many as run at once. A job that never ends keeps its thread, and the next one gets another. Every
+    job begins with an empty context, as it would in a new thread. At most ``keep`` idle ones are kept. They are
+    daemons: what is stuck must not keep the process from leaving.
+    """
+
+    def __init__(self, *, keep: int) -> None:
+        self._keep = keep
+        self._lock = Lock()
+        self._idle: list[SimpleQueue[Work | None]] = []
+        self._is_closed = False
+        self._numbers = itertools.count(1)
+
+    def run(self, work: Work) -> None:
+        """Have this done, and do not wait for it. Raises `RuntimeError` when no thread can be started."""
+        with self._lock:
+            idle = self._idle.pop() if self._idle else None
+        if idle is not None:
+            idle.put(work)
+            return
+        name = f"feedq-job-{next(self._numbers)}"
+        Thread(target=self._serve, args=(work,), name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """End those that are idle, and the others when their work is done."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for inbox in idle:
+            inbox.put(None)
+
+    def _serve(self, work: Work | None) -> None:
+        inbox: SimpleQueue[Work | None] = SimpleQueue()
+        while work is not None:
+            Context().run(work)
+            # What the job leaves behind is not kept until the next one comes.
+            work = None
+            with self._lock:
+                if self._is_closed or len(self._idle) >= self._keep:
+                    return
+                self._idle.append(inbox)
+            work = inbox.get()

@@ -1,0 +1,202 @@
+"""The ticker: every worker has one, and none of them matters.
+
+It fires what is due, and does now and then what somebody has to do: end runs of workers that are gone, ask who
+else runs jobs, delete old history. All of it is decided and bounded in the database; that many do it at once
+costs a look, and that one of them dies costs nothing.
+
+One duty is its own worker's alone: runs of that worker whose time has been up for long, and of which nobody in the
+process knows any more (a child process of Celery's pool died with its run, say). No other worker may end them.
+
+A look that fired something says so at once: to the slots of this worker, where its own segments are concerned,
+and to other workers by a message. The broker is spoken to on a thread of its own (`feedq.worker.outbox`):
+one that is away must not delay the next tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from threading import Event, Thread
+from time import monotonic
+
+from feedq.errors import Unavailable
+from feedq.schedule.model import Finish, Hint, RunState
+from feedq.store.jobs.runs import RunStore
+from feedq.telemetry import RUNS_FIRED, LogEvent, database_event, log
+from feedq.worker.jobs.share import POLL_S, Identity, Note, Reminder, Share
+from feedq.worker.outbox import Outbox
+
+FIRED_PER_LOOK = 500
+"""Schedules that one look fires. More of them make its transaction longer, and others have to wait for its
+rows."""
+LOOKS_IN_A_ROW = 20
+"""While there is more to fire; then the other duties have their turn."""
+EXPIRED_PER_LOOK = 1_000
+TRIM_INTERVAL_S = 60.0
+TRIM_AGAIN_S = 1.0
+"""When there was more to delete than one does."""
+TRIMMED_PER_LOOK = 5_000
+OVERDUE_INTERVAL_S = 10.0
+OVERDUE_S = 30.0
+"""So long past its time-out, and so long after the database was away, is a run of ours still left to whoever
+runs it here. Their own word comes within a second; this is for those that cannot say it any more."""
+REMIND_INTERVAL_S = 1.0
+"""On Celery's own pools: how often it looks which runs wait for a message."""
+AWAY_S = 0.5
+WOKEN_S = 0.01
+"""It looks no more often than so for being woken: a worker is notified of many things that are none of its own."""
+
+TIME_IS_UP = "still running when its time was up"
+
+logger = log(__name__)
+
+
+@dataclass(slots=True)
+class _Duty:
+    """Something to do at intervals."""
+
+    do: Callable[[], float]
+    """Does it, and says when to do it again."""
+    at: float = float("-inf")
+
+
+class Ticker:
+    """One worker's part in firing. `share` may be read from any thread."""
+
+    def __init__(
+        self,
+        runs: RunStore,
+        *,
+        identity: Identity,
+        notes: Outbox[Note],
+        tell_us: Callable[[Sequence[Hint]], None],
+        retention_days: int,
+        reminder: Reminder | None = None,
+        is_known: Callable[[int], bool] = lambda run_id: False,
+        rng: Random | None = None,
+    ) -> None:
+        """``tell_us`` hears of runs of our own segments; ``is_known`` says whether somebody in this process will
+        tell how a run ends."""
+        self._runs, self._identity = runs, identity
+        self._notes, self._tell_us, self._reminder = notes, tell_us, reminder
+        self._retention_days = retention_days
+        self._is_known = is_known
+        self._served_since = monotonic()
+        """Since when the database has answered without a break."""
+        self._rng = rng or Random()
+        self.share = Share()
+        self._stopping = Event()
+        self._woken = Event()
+        self._fired_at = float("-inf")
+        """When the last look for due ticks was answered."""
+        self._meeting = _Duty(self._meet)
+        trimming_at = monotonic() + self._rng.uniform(0.1, 1.0) * TRIM_INTERVAL_S
+        self._duties = [_Duty(self._expire), _Duty(self._trim, trimming_at), _Duty(self._end_overdue)]
+        if reminder is not None:
+            self._duties.append(_Duty(self._remind))
+        self._thread = Thread(target=self._run, name="feedq-ticker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look again now: a schedule may have been declared whose tick comes sooner than the last look knew. Any
+        thread; returns at once."""
+        self._woken.set()
+
+    def stop(self, *, timeout_s: float) -> None:
+        self._stopping.set()
+        self._woken.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def look(self) -> float:
+        """Fire what is due and do what is to be done by now. Returns for how long to sleep. Raises
+        `Unavailable`."""
+        # First who is there: what is fired is told to them.
+        self._attend(self._meeting)
+        next_in_s = self._fire()
+        self._attend(*self._duties)
+        # Since that answer the duties have taken their time.
+        return max(0.0, self._fired_at + self.share.next_look_s(next_in_s, rng=self._rng) - monotonic())
+
+    # -- the duties ----------------------------------------------------------------------------------
+
+    def _fire(self) -> float | None:
+        for _ in range(LOOKS_IN_A_ROW):
+            fired = self._runs.fire_due(limit=FIRED_PER_LOOK)
+            self._fired_at = monotonic()
+            if fired.is_idle != self.share.is_idle:
+                self.share = replace(self.share, is_idle=fired.is_idle)
+            if fired.hints:
+                RUNS_FIRED.inc(len(fired.hints))
+                self._spread(fired.hints)
+            if not fired.more or self._stopping.is_set():
+                return fired.next_in_s
+        return 0.0
+
+    def _spread(self, hints: Sequence[Hint]) -> None:
+        ours, theirs = self.share.sort(hints)
+        if ours:
+            self._tell_us(ours)
+        for worker, its_hints in theirs.items():
+            self._notes.put([Note(worker.queue, hint.run_id, hint.attempt) for hint in its_hints])
+
+    def _attend(self, *duties: _Duty) -> None:
+        for duty in duties:
+            if monotonic() >= duty.at:
+                # Spread over the fleet: workers that were started together do not meet here for ever.
+                duty.at = monotonic() + duty.do() * self._rng.uniform(0.75, 1.0)
+
+    def _meet(self) -> float:
+        self.share = Share.of(self._runs.workers(), self._identity(), is_idle=self.share.is_idle)
+        return self.share.poll_s
+
+    def _expire(self) -> float:
+        expired = self._runs.expire(limit=EXPIRED_PER_LOOK)
+        return POLL_S if expired >= EXPIRED_PER_LOOK else self.share.poll_s
+
+    def _trim(self) -> float:
+        trimmed = self._runs.trim(older_than_days=self._retention_days, limit=TRIMMED_PER_LOOK)
+        if trimmed >= TRIMMED_PER_LOOK:
+            return TRIM_AGAIN_S
+        return TRIM_INTERVAL_S * max(1, self.share.workers / 10)
+
+    def _end_overdue(self) -> float:
+        session_id = self._identity()
+        if session_id is not None and monotonic() - self._served_since >= OVERDUE_S:
+            overdue = self._runs.overdue(session_id, by_s=OVERDUE_S)
+            unknown = {run_id: fence for run_id, fence in overdue.items() if not self._is_known(run_id)}
+            if unknown:
+                logger.warning(LogEvent.RUN_TIMED_OUT, runs=sorted(unknown))
+                ends = [Finish(i, fence, RunState.TIMED_OUT, TIME_IS_UP) for i, fence in unknown.items()]
+                self._runs.finish(session_id, ends)
+        return OVERDUE_INTERVAL_S
+
+    def _remind(self) -> float:
+        assert self._reminder is not None
+        session_id = self._identity()
+        if session_id is not None:
+            self._reminder.look(session_id, self.share)
+        return REMIND_INTERVAL_S
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_away = False
+        while not self._stopping.is_set():
+            try:
+                pause_s = self.look()
+                is_away = False
+            except Unavailable as error:
+                self._served_since = monotonic()
+                if not is_away:
+                    logger.warning(database_event(error), where="ticker", error=str(error))
+                is_away, pause_s = True, AWAY_S * self._rng.uniform(0.5, 1.0)
+            except Exception:
+                logger.exception(LogEvent.UNEXPECTED, where="ticker")
+                pause_s = AWAY_S
+            if self._woken.wait(pause_s):
+                self._stopping.wait(WOKEN_S)
+                self._woken.clear()

@@ -1,0 +1,312 @@
+"""Keeps the worker's lease: the threads that talk to the control database on behalf of the worker core.
+
+Three threads, none of them the event loop's, so that feed code cannot hold them up:
+
+* *keeper* sends the heartbeat and, between two, watches its database session for a break;
+* *listener* waits on a second session for notifications: of a stop request, or of feeds to claim;
+* *guard* tells the core that time has passed, above all that the trust window has ended: the other two may be
+  stuck in a call to a database that does not answer.
+
+What follows from all they find is decided by `feedq.worker.core`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from threading import Event, RLock, Thread
+from typing import ParamSpec, Protocol
+
+from feedq.clock import Clock
+from feedq.errors import FeedqError, Unavailable
+from feedq.model import Heartbeat, Load, NewWorker, Worker
+from feedq.settings import Settings
+from feedq.store.base import Listener, Store, WorkerSession
+from feedq.store.channels import NotifyReason
+from feedq.telemetry import HEARTBEAT_SECONDS, LogEvent, database_event, log
+from feedq.worker.actions import Action
+from feedq.worker.core import RETRY_FIRST_S, RETRY_MAX_S, WorkerCore
+from feedq.worker.stall import LOOK_S
+
+LISTEN_S = 30.0
+"""How long one wait for a notification lasts; heartbeats carry the same news in the meantime."""
+
+logger = log(__name__)
+
+P = ParamSpec("P")
+
+
+class CoreDriver:
+    """A `WorkerCore` for several threads: one event at a time, and its actions before the next one's.
+
+    So actions are carried out in the order in which they were decided, and must not block.
+    """
+
+    def __init__(self, core: WorkerCore, perform: Callable[[Action], None]) -> None:
+        self.core = core
+        self._perform = perform
+        self._lock = RLock()
+        self.woken = Event()
+        """Set when the core wants its `tick` sooner than before."""
+
+    def tell(self, event: Callable[P, list[Action]], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Report an event, and carry out what follows."""
+        with self._lock:
+            before = self.core.wakes_at()
+            for action in event(*args, **kwargs):
+                self._perform(action)
+            if self.core.wakes_at() < before:
+                self.woken.set()
+
+
+class SessionListener(Protocol):
+    """Who else lives under the worker session. Called from other threads; must not block."""
+
+    def gone(self) -> None: ...
+
+    def notified(self) -> None: ...
+
+
+class LeaseKeeper:
+    """The threads of one worker process that keep its lease, through as many worker sessions as it takes."""
+
+    def __init__(
+        self,
+        store: Store,
+        driver: CoreDriver,
+        new_worker: Callable[[], NewWorker],
+        *,
+        settings: Settings,
+        clock: Clock,
+        load: Callable[[], Load],
+        stalled_s: Callable[[], float],
+        on_answer: Callable[[Heartbeat], None],
+    ) -> None:
+        """``load`` is what each heartbeat says, ``stalled_s`` for how long the event loop has stood still
+        although it could have turned, ``on_answer`` hears what each answer says beside what the core decides
+        by."""
+        self._store, self._driver, self._new_worker = store, driver, new_worker
+        self._settings, self._clock = settings, clock
+        self._load, self._stalled_s, self._on_answer = load, stalled_s, on_answer
+        self._core = driver.core
+        self.session_listener: SessionListener | None = None
+        self.worker: Worker | None = None
+        """The worker session that was registered last."""
+        self._lock = RLock()
+        self._stopping = Event()
+        self._session: WorkerSession | None = None
+        self._listener: Listener | None = None
+        self._renewed_at = self._tried_at = clock.monotonic()
+        self._threads = [
+            Thread(target=self._keep, name="feedq-keeper", daemon=True),
+            Thread(target=self._listen, name="feedq-listener", daemon=True),
+            Thread(target=self._guard, name="feedq-guard", daemon=True),
+        ]
+
+    @property
+    def trusted(self) -> bool:
+        """Whether this worker may act as owner of its leases at this moment."""
+        return self._core.is_trusted(self._clock.monotonic())
+
+    @property
+    def heartbeat_age_s(self) -> float:
+        return self._clock.monotonic() - self._renewed_at
+
+    @property
+    def attempt_age_s(self) -> float:
+        """Since a heartbeat was last tried, whatever became of it."""
+        return self._clock.monotonic() - self._tried_at
+
+    @property
+    def is_running(self) -> bool:
+        return all(thread.is_alive() for thread in self._threads)
+
+    def start(self) -> None:
+        """Register, then keep the lease on threads. Raises `Unavailable` if that first step fails."""
+        self._register()
+        self.beat()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, *, timeout_s: Callable[[], float]) -> None:
+        """End the threads, waiting for each as long as ``timeout_s`` then says."""
+        self._stopping.set()
+        self._driver.woken.set()
+        with self._lock:
+            for waiting in (self._session, self._listener):
+                if waiting is not None:
+                    waiting.interrupt()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout_s())
+
+    def beat_now(self) -> None:
+        """Have the keeper look whether a heartbeat is due. From any thread."""
+        with self._lock:
+            if self._session is not None:
+                self._session.interrupt()
+
+    def beat(self) -> bool:
+        """One heartbeat, or the registration that it needs. False when the database did not answer."""
+        core, clock = self._core, self._clock
+        if core.is_stalled:
+            return False
+        # Before the round trip: see TrustWindow.
+        sent_at = self._tried_at = clock.monotonic()
+        try:
+            if core.needs_session:
+                self._register()
+                sent_at = clock.monotonic()
+            answer = self._open_session().heartbeat(self._say_load())
+        except Unavailable as error:
+            self._lose_session(error)
+            self._driver.tell(core.heartbeat_failed, now=clock.monotonic())
+            return False
+        now = clock.monotonic()
+        if answer is None:
+            logger.warning(LogEvent.WORKER_DECLARED_GONE)
+            self._drop_session()
+            if self.session_listener is not None:
+                self.session_listener.gone()
+        else:
+            HEARTBEAT_SECONDS.observe(now - sent_at)
+            self._renewed_at = sent_at
+        self._driver.tell(core.heartbeat_answered, answer, sent_at=sent_at, now=now)
+        if answer is not None:
+            self._on_answer(answer)
+        return True
+
+    def _register(self) -> None:
+        """Begin a worker session. Raises `Unavailable`."""
+        worker = self._store.workers.register(self._new_worker(), ttl_s=self._settings.ttl_s)
+        self.worker = worker
+        now = self._clock.monotonic()
+        self._driver.tell(self._core.registered, worker.id, capacity=worker.capacity, now=now)
+        with self._lock:
+            if self._listener is not None:
+                # Only now: woken any sooner, it would find the old worker still in place and wait on.
+                self._listener.interrupt()
+        logger.info(
+            LogEvent.WORKER_REGISTERED, worker=worker.name, id=str(worker.id), capacity=worker.capacity
+        )
+
+    def _say_load(self) -> Load:
+        try:
+            return self._load()
+        except Exception:
+            # Out of file descriptors, perhaps: no reason to be taken for dead.
+            logger.exception(LogEvent.UNEXPECTED, where="load")
+            return Load()
+
+    # -- sessions ------------------------------------------------------------------------------------
+
+    def _open_session(self) -> WorkerSession:
+        if self._session is None:
+            assert self.worker is not None
+            session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
+            if not session.locks_hold:
+                logger.warning(LogEvent.CRASH_SIGNAL_OFF)
+            with self._lock:
+                self._session = session
+            self._driver.tell(self._core.session_opened, "keeper")
+        return self._session
+
+    def _drop_session(self) -> None:
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _lose_session(self, error: Exception) -> None:
+        self._drop_session()
+        self._tell_lost("keeper", error)
+
+    def _tell_lost(self, which: str, error: Exception) -> None:
+        if which in self._core.live_sessions:
+            logger.warning(LogEvent.SESSION_LOST, session=which, error=str(error))
+        self._driver.tell(self._core.session_lost, which, now=self._clock.monotonic())
+
+    # -- threads -------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        while not self._stopping.is_set():
+            is_idle = self._core.is_stalled or self._has_left
+            wait_s = LOOK_S if is_idle else self._core.heartbeat_at - self._clock.monotonic()
+            try:
+                if self._session is None or wait_s <= 0:
+                    self._stopping.wait(max(wait_s, 0.0))
+                else:
+                    self._session.wait(wait_s)
+            except Exception as error:
+                if not isinstance(error, Unavailable):
+                    logger.exception(LogEvent.UNEXPECTED, where="keeper")
+                    self._stopping.wait(RETRY_FIRST_S)
+                # Broken between two heartbeats: noticed now, not at the next one.
+                self._lose_session(error)
+                self._driver.tell(self._core.beat_now, now=self._clock.monotonic())
+            is_due = self._clock.monotonic() >= self._core.heartbeat_at
+            if is_due and not self._stopping.is_set() and not self._has_left:
+                self._beat_safely()
+        self._drop_session()
+
+    @property
+    def _has_left(self) -> bool:
+        return self._core.needs_session and self._core.is_draining
+
+    def _beat_safely(self) -> None:
+        try:
+            self.beat()
+            return
+        except FeedqError as error:
+            logger.warning(database_event(error), where="keeper", error=str(error))
+        except Exception as error:
+            logger.exception(LogEvent.UNEXPECTED, where="keeper")
+            self._lose_session(error)
+        self._driver.tell(self._core.heartbeat_failed, now=self._clock.monotonic())
+
+    def _listen(self) -> None:
+        pause_s = RETRY_FIRST_S
+        while not self._stopping.is_set():
+            worker = self.worker
+            assert worker is not None
+            try:
+                listener = self._store.worker_listener(worker)
+                with self._lock:
+                    self._listener = listener
+                self._driver.tell(self._core.session_opened, "listener")
+                pause_s = RETRY_FIRST_S
+                try:
+                    # Something may have been asked before we listened.
+                    self._heard(list(NotifyReason))
+                    while not self._stopping.is_set() and self.worker is worker:
+                        if listener.wait(LISTEN_S):
+                            self._heard(listener.heard)
+                finally:
+                    with self._lock:
+                        self._listener = None
+                    listener.close()
+            except Unavailable as error:
+                self._tell_lost("listener", error)
+                self._stopping.wait(pause_s)
+                pause_s = min(2 * pause_s, RETRY_MAX_S)
+            except Exception as error:
+                logger.exception(LogEvent.UNEXPECTED, where="listener")
+                self._tell_lost("listener", error)
+                self._stopping.wait(RETRY_MAX_S)
+
+    def _heard(self, reasons: Collection[str]) -> None:
+        if NotifyReason.FEEDS.is_among(reasons):
+            self._driver.tell(self._core.orders_pending)
+        if self.session_listener is not None and NotifyReason.JOBS.is_among(reasons):
+            self.session_listener.notified()
+
+    def _guard(self) -> None:
+        while not self._stopping.is_set():
+            self._driver.woken.clear()
+            self.watch()
+            left_s = self._core.wakes_at() - self._clock.monotonic()
+            self._driver.woken.wait(min(max(left_s, 0.0), LOOK_S))
+
+    def watch(self) -> None:
+        """Tell the core the time, and whether the event loop turns."""
+        self._driver.tell(self._core.loop_looked_at, self._stalled_s(), now=self._clock.monotonic())
+        self._driver.tell(self._core.tick, self._clock.monotonic())

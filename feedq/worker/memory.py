@@ -1,0 +1,105 @@
+"""Finds the feed that uses up a worker's memory, and has it let go before the kernel ends the process.
+
+Nothing is measured while there is enough. From `WATCHED` of the limit on, each step of a feed on the loop is
+measured, and what grows between two looks without any of these is put down to the thread of a blocking connector
+that worked most. At `LET_GO` of the limit the feed that grew most lets go of its lease, and runs apart from then
+on. What grows too fast for this is the monitor's to end (`feedq.worker.monitor`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from threading import Event, Thread
+from typing import Final
+
+from feedq.model import Loss
+from feedq.worker.activity import Activity, resident_bytes
+from feedq.worker.stall import processor_s
+
+LOOK_S: Final = 0.1
+WATCHED: Final = 0.5
+LET_GO: Final = 0.8
+"""Of the limit. What is left has to do until the feed has let go."""
+SHARE_MIN: Final = 0.5
+"""Of all growth: who has less is not known to be the one."""
+GROWTH_MIN_BYTES: Final = 16 * 2**20
+AGAIN_S: Final = 2.0
+"""From one feed to the next: memory comes back only when the first has ended."""
+MIB: Final = 2**20
+
+LetGo = Callable[[int, Loss], None]
+
+
+class MemoryWatch(Thread):
+    """Looks at this process's memory for as long as that lives."""
+
+    def __init__(self, activity: Activity, *, limit_bytes: int, let_go: LetGo) -> None:
+        super().__init__(name="feedq-memory", daemon=True)
+        self._activity, self._limit, self._let_go = activity, limit_bytes, let_go
+        self._stopping = Event()
+        self._used = 0
+        self._on_threads: Counter[int] = Counter()
+        self._attributed = 0
+        self._processor: dict[int, float] = {}
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        while not self._stopping.wait(LOOK_S):
+            if self.look():
+                self._stopping.wait(AGAIN_S)
+                give_back_memory()
+
+    def look(self) -> bool:
+        """One look. Whether a feed was told to let go."""
+        before, self._used = self._used, resident_bytes()
+        if self._used < WATCHED * self._limit:
+            self._activity.measure_growth(False)
+            self._on_threads.clear()
+            self._attributed = 0
+            return False
+        self._activity.measure_growth(True)
+        self._attribute_rest(self._used - before if before else 0)
+        if self._used < LET_GO * self._limit:
+            return False
+        growth = self._activity.growth + self._on_threads
+        if not growth:
+            return False
+        (feed_id, grown), total = growth.most_common(1)[0], growth.total()
+        if grown < max(GROWTH_MIN_BYTES, SHARE_MIN * total):
+            return False
+        said = (
+            f"the worker used {self._used // MIB} MiB of {self._limit // MIB}, "
+            f"and grew by {grown // MIB} MiB while this feed's code ran"
+        )
+        self._let_go(feed_id, Loss("memory", said, feed_id, is_certain=True))
+        self._activity.growth.pop(feed_id, None)
+        self._on_threads.pop(feed_id, None)
+        return True
+
+    def _attribute_rest(self, grown: int) -> None:
+        """Put what grew while no step of a feed did to the thread that worked most meanwhile."""
+        on_loop = self._activity.growth.total()
+        rest, self._attributed = grown - (on_loop - self._attributed), on_loop
+        now = {t.thread: processor_s(os.getpid(), t.thread) for t in self._activity.threads}
+        worked = {thread: used - self._processor.get(thread, used) for thread, used in now.items()}
+        self._processor = now
+        busiest = max(worked, key=worked.__getitem__, default=None)
+        if rest > 0 and busiest is not None and worked[busiest] > 0:
+            feed_id = next(t.feed_id for t in self._activity.threads if t.thread == busiest)
+            self._on_threads[feed_id] += rest
+
+
+def give_back_memory() -> None:
+    """Have what was freed returned to the system, where the C library can do so."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -1,0 +1,144 @@
+"""The worker's ends of its sinks: for each named sink a writer and a fencer, made when a feed first needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from threading import Lock
+from time import monotonic
+from uuid import UUID
+
+from feedq.model import FeedKey
+from feedq.settings import Settings
+from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Landing, Sink, load_sink
+from feedq.worker.batch_queue import BatchQueue, InflightBudget
+from feedq.worker.fencer import Fencer, GoneWorkers
+from feedq.worker.writer import Down, Outage, Writer
+
+DOWN_AFTER_S = 2.0
+"""A sink that was away for less was restarted, or the network stumbled: nobody need hear of it."""
+WRITTEN_S = 30.0
+"""A sink counts as within reach for so long after it was written to: longer than most feeds are silent."""
+
+
+class SinkPool:
+    """Writers and fencers by sink name. Thread-safe; `fence` and `open_outlet` on a runner's loop."""
+
+    def __init__(
+        self, settings: Settings, *, worker_id: Callable[[], UUID], gone_workers: GoneWorkers
+    ) -> None:
+        self._settings = settings
+        self._worker_id = worker_id
+        self._gone_workers = gone_workers
+        self._writers: dict[str, Writer] = {}
+        self._fencers: dict[str, Fencer] = {}
+        self._outages: dict[str, Outage] = {}
+        self._lock = Lock()
+        self.budget = InflightBudget(settings.inflight_bytes_total)
+
+    async def fence(self, sink: str, request: FenceRequest) -> FenceOutcome:
+        """Raises `SinkUnavailable`, or `InvalidInput` when no such sink is set up here."""
+        return await self._fencer(sink).fence(request)
+
+    def open_batch_queue(
+        self,
+        sink: str,
+        key: FeedKey,
+        feed: str,
+        landing: Landing,
+        fenced: Fenced,
+        on_change: Callable[[], None],
+    ) -> BatchQueue:
+        return BatchQueue(
+            key,
+            feed,
+            landing,
+            cursor=fenced.cursor,
+            continues=fenced.commit_id,
+            budget=self.budget,
+            inflight_max=self._settings.inflight_bytes,
+            submit=self._writer(sink).submit,
+            hurry=self._writer(sink).hurry,
+            forget=self._writer(sink).forget,
+            on_change=on_change,
+        )
+
+    def down(self, *, for_s: float = DOWN_AFTER_S) -> dict[str, str]:
+        """The sinks that this worker has not reached for so long, and why."""
+        long_ago = monotonic() - for_s
+        found: dict[str, str] = {}
+        for name, outage in list(self._outages.items()):
+            match outage.down:
+                case Down(since, error) if since <= long_ago:
+                    found[name] = error
+        return found
+
+    def up(self) -> tuple[str, ...]:
+        """The sinks that it has written to lately."""
+        long_ago, down = monotonic() - WRITTEN_S, self.down()
+        written = [name for name, outage in list(self._outages.items()) if outage.written_at > long_ago]
+        return tuple(sorted(set(written) - down.keys()))
+
+    def trouble(self, sink: str) -> str | None:
+        """Why the sink has not been reached for a while; None when it has."""
+        return self.down().get(sink) if self._outages else None
+
+    def hurry(self, sink: str) -> None:
+        """Ask the writer to commit now."""
+        if sink in self._writers:
+            self._writers[sink].hurry()
+
+    def renew(self) -> None:
+        """Sessions opened from now on carry the new worker's id; those under the old one are closed."""
+        for writer in list(self._writers.values()):
+            writer.renew()
+        for fencer in list(self._fencers.values()):
+            fencer.renew()
+
+    def stop(self, *, timeout_s: Callable[[], float]) -> None:
+        """End the threads, waiting for each as long as ``timeout_s`` then says."""
+        ends: list[Writer | Fencer] = [*self._writers.values(), *self._fencers.values()]
+        for end in ends:
+            end.stop(timeout_s=timeout_s())
+
+    def _writer(self, sink: str) -> Writer:
+        with self._lock:
+            if sink not in self._writers:
+                writer = Writer(
+                    sink,
+                    self._maker(sink, "writer"),
+                    flush_interval_s=self._settings.flush_interval_s,
+                    flush_bytes=self._settings.flush_bytes,
+                    outage=self._outage(sink),
+                )
+                writer.start()
+                self._writers[sink] = writer
+            return self._writers[sink]
+
+    def _fencer(self, sink: str) -> Fencer:
+        with self._lock:
+            if sink not in self._fencers:
+                fencer = Fencer(
+                    sink,
+                    self._maker(sink, "fencer"),
+                    gone_workers=self._gone_workers,
+                    lock_timeout_s=self._settings.fence_lock_timeout_s,
+                    outage=self._outage(sink),
+                )
+                fencer.start()
+                self._fencers[sink] = fencer
+            return self._fencers[sink]
+
+    def _outage(self, sink: str) -> Outage:
+        return self._outages.setdefault(sink, Outage(sink))
+
+    def _maker(self, name: str, role: str) -> Callable[[], Sink]:
+        url = self._settings.sink_url(name)
+        kind = load_sink(url)
+        return lambda: kind(
+            url, environment=self._settings.environment, worker_id=self._worker_id(), role=role
+        )
+
+
+def sinks_to_leave(down: Mapping[str, str], elsewhere: Collection[str]) -> dict[str, str]:
+    """Of the sinks that this worker cannot write to, and why: those that others can, or may."""
+    return {name: why for name, why in down.items() if name in elsewhere}

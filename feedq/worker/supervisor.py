@@ -1,0 +1,598 @@
+"""One worker process: carries out what its core decides.
+
+`feedq.worker.core` decides, `feedq.worker.lease_keeper` and `feedq.worker.lease_client` talk to the control
+database, and the supervisor does the rest: it starts a runner for each granted claim on its event loop, passes
+on suspensions and stop requests, collects progress, and ends everything in order. Its public methods may be
+called from any thread; whatever touches a runner happens on that runner's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from math import ceil
+from random import Random
+from threading import Event, Thread
+from typing import Any
+from uuid import UUID
+
+import uvloop
+
+from feedq.clock import Clock, SystemClock
+from feedq.errors import Unavailable
+from feedq.lease import Owner
+from feedq.model import (
+    Claim,
+    FeedKey,
+    Heartbeat,
+    Load,
+    Loss,
+    NewWorker,
+    Progress,
+    Reason,
+    Release,
+    Status,
+    Worker,
+)
+from feedq.settings import Settings
+from feedq.store.base import Store
+from feedq.telemetry import LogEvent, log
+from feedq.worker import actions
+from feedq.worker.actions import Action
+from feedq.worker.activity import NO_FEED, Activity, current_feed
+from feedq.worker.connect_limiter import connect_limiter_of, shared_connect_limiter
+from feedq.worker.core import WorkerCore
+from feedq.worker.external_stream import FOLLOW_S
+from feedq.worker.lease_client import LeaseClient
+from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
+from feedq.worker.load_meter import LoadMeter
+from feedq.worker.memory import MemoryWatch
+from feedq.worker.monitor import Watch
+from feedq.worker.progress_reporter import ProgressReporter
+from feedq.worker.quarantine import Quarantine
+from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
+from feedq.worker.sink_pool import SinkPool, sinks_to_leave
+from feedq.worker.sockets import Sockets
+from feedq.worker.stall import LOOK_S, Scheduling, StallClock
+from feedq.worker.start_limiter import StartLimiter
+from feedq.worker.throttling import SHARE_TICKS, Pacing
+
+ASSIGNMENTS_MAX = 10_000
+"""That are asked for at once; the next heartbeat brings the rest."""
+STOP_GRACE_S = 0.3
+"""What all threads together get to end by themselves once the feeds are done, or their time is over."""
+POLL_S = 0.1
+SHOW_TICKS = 15
+"""A running feed shows itself in Celery's event stream every so many heartbeats."""
+SHOWN_MAX = 100
+"""Feeds that do so in one heartbeat; with more of them each does so less often. An event costs three times what it
+takes to land a record."""
+
+logger = log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCallbacks:
+    """What the pool wants to hear of a ``stream_feed`` message. None of them may block."""
+
+    accepted: Callable[[], None]
+    """The claim was committed: from now on the lease brings the feed back, not the message."""
+    finished: Callable[[str], None]
+    """The feed has ended here, or never began; says why."""
+    progress: Callable[[str], None]
+    """A sign of life now and then, for whoever watches Celery's events; this one is called often."""
+
+
+class Supervisor:
+    """The data plane of one worker process."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        new_worker: Callable[[], NewWorker],
+        *,
+        reconcile: Callable[[], None],
+        external_feeds: Callable[[], Collection[int]] | None = None,
+        watch: Watch | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """``external_feeds``: on Celery's own pools, where feeds do not run in here, the ids of those that run
+        or are about to. ``watch``: the monitor of this process, if it has one."""
+        self._store, self._settings = store, settings
+        self._reconcile, self._external_feeds = reconcile, external_feeds
+        self._watch = watch
+        self._activity = watch.activity if watch is not None else Activity.private()
+        self._clock = clock = clock or SystemClock()
+        self._rng = rng = Random()
+        is_external = external_feeds is not None
+        self.core = WorkerCore(settings, rng=rng, now=clock.monotonic(), external=is_external)
+        self._driver = CoreDriver(self.core, self._perform)
+        self.lease_keeper = LeaseKeeper(
+            store,
+            self._driver,
+            new_worker,
+            settings=settings,
+            clock=clock,
+            load=self.load,
+            stalled_s=self._stalled_s,
+            on_answer=self._answered,
+        )
+        self.lease_client = LeaseClient(
+            store, on_claimed=self._claims_answered, on_lost=self._reports_refused
+        )
+        self.sockets = Sockets()
+        self._sink_pool = SinkPool(
+            settings, worker_id=self._session_id, gone_workers=store.workers.gone_among
+        )
+        self._pacing = Pacing(settings.tenant_limits, clock, room_bytes=settings.inflight_bytes_total)
+        shared = shared_connect_limiter(settings) if is_external else None
+        self._connect_limiter = shared or connect_limiter_of(settings, clock, rng)
+        self._draining = self._was_interrupted = False
+        self._drain_began = 0.0
+        self._drained = Event()
+        self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        self._runners: dict[FeedKey, FeedRunner] = {}
+        """By the key that the feed was assigned under. Changed on the loop, read from any thread."""
+        self._start_limiter = StartLimiter()
+        self._quarantine = Quarantine(settings, on_ended=self._feed_ended)
+        self._progress_reporter = ProgressReporter(self._loop, self._report, worker_id=self._session_id)
+        self._trusted = asyncio.Event()
+        self._load_meter = LoadMeter(self._loop)
+        self._memory_watch = self._make_memory_watch()
+        self._stall, self._scheduling = StallClock(), Scheduling(os.getpid())
+        self._sinks_down: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = Thread(target=self._run_loop, name="feedq-loop", daemon=True)
+
+    def _make_memory_watch(self) -> MemoryWatch | None:
+        limit = self._watch.limits.memory_bytes if self._watch is not None else 0
+        if not limit:
+            return None
+        return MemoryWatch(self._activity, limit_bytes=limit, let_go=partial(self._soon, self._let_go))
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Register and begin to serve. Raises `Unavailable` while the control database is away."""
+        self.lease_keeper.start()
+        self.lease_client.start()
+        self._thread.start()
+        if self._memory_watch is not None:
+            self._memory_watch.start()
+
+    @property
+    def worker(self) -> Worker | None:
+        return self.lease_keeper.worker
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
+    @property
+    def loop_lag_s(self) -> float:
+        return self._load_meter.lag_s
+
+    @property
+    def loop_stalled_s(self) -> float:
+        """For how long the loop has stood still although it could have turned, as the lease keeper last saw it."""
+        return self._stall.stalled_s
+
+    def statuses(self) -> Counter[Status]:
+        """The feeds that run here, by status, at this moment. From any thread: the loop may be stuck."""
+        worker = self.lease_keeper.worker
+        if worker is None:
+            return Counter()
+        owner = self._owner(worker)
+        counts = Counter(runner.status(owner) for runner in self._all_runners())
+        counts[Status.QUARANTINED] += len(self._quarantine)
+        return counts
+
+    def _owner(self, worker: Worker) -> Owner:
+        """What the control plane would know of this worker, had it just been told."""
+        heartbeat_at = self._clock.now() - timedelta(seconds=self.lease_keeper.heartbeat_age_s)
+        expires_at = heartbeat_at + timedelta(seconds=self._settings.ttl_s)
+        return Owner(worker.name, self.loop_lag_s, heartbeat_at, expires_at)
+
+    @property
+    def unwritten_s(self) -> float:
+        """The longest that a feed has waited for any of its batches to be written. From any thread."""
+        return max((runner.unwritten_s for runner in self._all_runners()), default=0.0)
+
+    @property
+    def feeds(self) -> int:
+        """How many have been granted and have not ended."""
+        return self.core.feeds
+
+    def _all_runners(self) -> list[FeedRunner]:
+        return list(self._runners.values())
+
+    def drain(self) -> None:
+        """Begin to let go of everything, and take nothing more. Returns at once; safe in a signal handler."""
+        if self._draining:
+            return
+        self._drain_began = self._clock.monotonic()
+        self._draining = True
+        self._activity.leave()
+        self._soon(self._drain)
+
+    def join(self) -> None:
+        """Wait until the drain is over, at most ``drain_timeout_s``, then end every thread and say goodbye.
+
+        All of it takes at most `STOP_GRACE_S` longer than that, whichever server is away.
+        """
+        drain_by = self._drain_began + self._settings.drain_timeout_s
+        if not self._drained.wait(self._left_s(drain_by)):
+            left = [runner.feed.name for runner in self._all_runners()]
+            logger.warning(LogEvent.STOP_OVERDUE, feeds=left[:20], count=len(left))
+            self.sockets.cut_all()
+            self._quarantine.kill_all()
+        worker = self.lease_keeper.worker
+        leave = None if worker is None else partial(self._store.workers.leave, worker.id)
+        if self._external_feeds is not None and worker is not None:
+            self._await_external(worker.id, timeout_s=self._settings.drain_timeout_s + FOLLOW_S)
+        leave_by = max(drain_by, self._clock.monotonic()) + STOP_GRACE_S
+        self.lease_client.stop(timeout_s=self._left_s(leave_by), farewell=leave)
+        self.lease_keeper.stop(timeout_s=partial(self._left_s, leave_by))
+        self._sink_pool.stop(timeout_s=partial(self._left_s, leave_by))
+        if self._memory_watch is not None:
+            self._memory_watch.stop()
+        self._soon(self._loop.stop)
+        if self._thread.is_alive():
+            self._thread.join(self._left_s(leave_by))
+        logger.info(LogEvent.WORKER_LEFT, worker=worker.name if worker else None)
+
+    def _await_external(self, worker_id: UUID, *, timeout_s: float) -> None:
+        """These see a drain by themselves; leaving before they have let go would cut them off."""
+        deadline = self._clock.monotonic() + timeout_s
+        with contextlib.suppress(Unavailable):
+            while self._store.leases.held(worker_id) and self._clock.monotonic() < deadline:
+                Event().wait(POLL_S)
+
+    def _left_s(self, until: float) -> float:
+        return max(0.0, until - self._clock.monotonic())
+
+    def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call it on the loop; once that is closed, there is nobody left to tell."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._activity.watch_loop(self._loop)
+        self._turn()
+        self._load_meter.start()
+        self._tick(0)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _turn(self) -> None:
+        """Note that the loop turns, twice as often as anybody looks."""
+        self._activity.tick()
+        self._loop.call_later(LOOK_S / 2, self._turn)
+
+    # -- what others tell ----------------------------------------------------------------------------
+
+    def offer(self, key: FeedKey, callbacks: TaskCallbacks) -> None:
+        """A ``stream_feed`` message came in: claim the feed, or drop the message."""
+        self._driver.tell(self.core.message_received, key, callbacks)
+
+    def cancel(self, feed_id: int) -> None:
+        """Stop one feed because somebody revoked its task; reconcile will start it again elsewhere."""
+        self._driver.tell(self.core.stop_feed, feed_id)
+
+    def _claims_answered(
+        self, worker_id: UUID, granted: list[Claim], refused: list[FeedKey], sure: bool
+    ) -> None:
+        now = self._clock.monotonic()
+        self._driver.tell(self.core.claims_answered, worker_id, granted, refused, sure=sure, now=now)
+
+    def _reports_refused(self, keys: list[FeedKey]) -> None:
+        self._driver.tell(self.core.reports_refused, keys, now=self._clock.monotonic())
+
+    def _feed_ended(self, assigned: FeedKey, release: Release | None, why: str) -> None:
+        self._driver.tell(self.core.feed_ended, assigned, release, why, now=self._clock.monotonic())
+
+    # -- what the core decides -----------------------------------------------------------------------
+
+    def _perform(self, action: Action) -> None:
+        """Carry it out, or have it carried out on another thread: this must not block."""
+        match action:
+            case actions.StartFeeds():
+                self._soon(self._start_feeds, action.worker_id, action.claims)
+            case actions.StopFeeds():
+                self._soon(self._stop_feeds, action.feeds)
+            case actions.LoseFeeds():
+                self._soon(self._lose_feeds, action.keys)
+            case actions.CutSockets():
+                self._cut_sockets(action)
+            case actions.AcceptMessage(callbacks) | actions.FinishMessage(callbacks):
+                assert isinstance(callbacks, TaskCallbacks)
+                if isinstance(action, actions.FinishMessage):
+                    callbacks.finished(action.why)
+                else:
+                    callbacks.accepted()
+            case actions.DropMessage():
+                drop_message(action)
+            case actions.Drained():
+                self._drained.set()
+            case actions.RunReconcile(pass_age_s):
+                logger.warning(LogEvent.WATCHDOG, pass_age_s=pass_age_s)
+                self._reconcile()
+            case actions.ClaimFeeds() | actions.ReleaseLeases() | actions.AnnounceDrain():
+                self._ask_database(action)
+            case actions.FetchOrders() | actions.FetchHeld():
+                self._ask_database(action)
+            case _:
+                self._perform_on_session(action)
+
+    def _ask_database(self, action: Action) -> None:
+        client = self.lease_client
+        match action:
+            case actions.ClaimFeeds(worker_id, keys):
+                for key in keys:
+                    client.claim(worker_id, key)
+            case actions.ReleaseLeases(worker_id, releases):
+                for release in releases:
+                    client.release(worker_id, release)
+            case actions.FetchOrders():
+                client.do(partial(self._fetch_orders, action))
+            case actions.FetchHeld(worker_id):
+                client.do(partial(self._fetch_held, worker_id))
+            case actions.AnnounceDrain(worker_id):
+                client.do(partial(self._store.workers.drain, worker_id))
+
+    def _perform_on_session(self, action: Action) -> None:
+        match action:
+            case actions.HeartbeatNow():
+                self.lease_keeper.beat_now()
+            case actions.Suspend(why):
+                logger.warning(LogEvent.WORKER_SUSPENDED, why=why)
+                # First the sockets, from this thread: the loop may be what is stuck.
+                self.sockets.cut_all()
+                self._was_interrupted = True
+                self._soon(self._suspend)
+            case actions.Resume():
+                if self._was_interrupted:
+                    logger.info(LogEvent.WORKER_RESUMED)
+                self._soon(self._trusted.set)
+            case actions.BeginSession(worker_id):
+                self._activity.begin_session(worker_id)
+                # Sessions with the sinks carry the id of a worker session that has ended.
+                self._sink_pool.renew()
+            case actions.EndSession():
+                self.sockets.cut_all()
+                self._quarantine.kill_all()
+                self._was_interrupted = True
+                self._soon(self._trusted.clear)
+
+    def _fetch_orders(self, action: actions.FetchOrders) -> None:
+        worker_id = action.worker_id
+        if action.with_assignments and not self._draining:
+            keys = self._store.leases.assigned(worker_id, limit=ASSIGNMENTS_MAX)
+            self._driver.tell(self.core.assignments_found, worker_id, keys)
+        requests = self._store.leases.stop_requests(worker_id)
+        self._driver.tell(self.core.stops_found, worker_id, requests, now=self._clock.monotonic())
+
+    def _fetch_held(self, worker_id: UUID) -> None:
+        held = set(self._store.leases.held(worker_id))
+        # After that question: what began in between is not among its answers.
+        running = set(self._external_feeds()) if self._external_feeds is not None else set[int]()
+        now = self._clock.monotonic()
+        self._driver.tell(self.core.held_found, worker_id, held, now=now, running=running)
+
+    def _cut_sockets(self, action: actions.CutSockets) -> None:
+        runners = [runner for key in action.keys if (runner := self._runners.get(key))]
+        for runner in runners:
+            runner.sockets.cut()
+        if action.overdue:
+            names = [runner.feed.name for runner in runners]
+            logger.warning(LogEvent.STOP_OVERDUE, feeds=names[:20], count=len(names))
+
+    # -- runners, on the loop ------------------------------------------------------------------------
+
+    def _start_feeds(self, worker_id: UUID, claims: list[Claim]) -> None:
+        surroundings = self._surroundings()
+        for claim in claims:
+            if claim.quarantined:
+                self._quarantine.start(claim, worker_id)
+                continue
+            runner = self._runners[claim.key] = FeedRunner(claim, surroundings)
+            live = self._live(runner, claim.key, worker_id)
+            self._go(live, name=f"feed-{claim.feed.id}", feed_id=claim.feed.id)
+
+    def _stop_feeds(self, feeds: list[tuple[FeedKey, Reason]]) -> None:
+        for assigned, reason in feeds:
+            if (runner := self._runners.get(assigned)) is not None:
+                runner.interrupt(Interrupt.STOP, reason=reason)
+            else:
+                self._quarantine.cancel(assigned)
+
+    def _lose_feeds(self, keys: list[FeedKey]) -> None:
+        for assigned in keys:
+            if (runner := self._runners.get(assigned)) is not None:
+                runner.interrupt(Interrupt.LOST)
+
+    def _suspend(self) -> None:
+        self._trusted.clear()
+        for runner in self._all_runners():
+            runner.interrupt(Interrupt.SUSPEND)
+
+    def _go(self, coroutine: Coroutine[Any, Any, None], *, name: str, feed_id: int = NO_FEED) -> None:
+        context = copy_context()
+        context.run(current_feed.set, feed_id)
+        task = self._loop.create_task(coroutine, name=name, context=context)
+        self._tasks.add(task)  # or it could be collected while it waits
+        task.add_done_callback(self._tasks.discard)
+
+    async def _live(self, runner: FeedRunner, assigned: FeedKey, worker_id: UUID) -> None:
+        logger.debug(LogEvent.FEED_CLAIMED, feed=runner.feed.name, epoch=runner.key[1])
+        release: Release | None = None
+        why = "lost"
+        try:
+            release = await runner.run()
+            why = release.reason.value if release else "lost"
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 -- masked by the runner
+            runner.log_unexpected(error, "runner")
+            release = runner.release_after(error)
+            why = f"failed: {release.error}"
+        finally:
+            self._runners.pop(assigned, None)
+            self._progress_reporter.forget(runner)
+            if release is not None:
+                # What it did since the last report belongs to this epoch: told before letting go.
+                self._report(worker_id, [runner.progress()])
+                logger.debug(LogEvent.FEED_RELEASED, feed=runner.feed.name, reason=release.reason.value)
+            self._feed_ended(assigned, release, why)
+
+    def _report(self, worker_id: UUID, progress: list[Progress]) -> None:
+        self._load_meter.count(progress)
+        self.lease_client.report(worker_id, progress)
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            clock=self._clock,
+            rng=self._rng,
+            backoff=self._settings.backoff,
+            guard=self.sockets,
+            permissions=self._settings.permissions,
+            environment=self._settings.environment,
+            note_thread=self._activity.thread_of,
+            pacing=self._pacing,
+            connect_limiter=self._connect_limiter,
+            start_limiter=self._start_limiter,
+            trusted=self._trusted,
+            drain_timeout_s=self._settings.drain_timeout_s * 0.6,
+            fence=self._sink_pool.fence,
+            raise_epoch=self._raise_epoch,
+            open_batch_queue=self._sink_pool.open_batch_queue,
+            hurry=self._sink_pool.hurry,
+            sink_trouble=self._sink_pool.trouble,
+            on_progress=self._progress_reporter.note,
+            on_status=self._progress_reporter.tell,
+        )
+
+    def _let_go(self, feed_id: int, blame: Loss) -> None:
+        for runner in self._all_runners():
+            if runner.feed.id == feed_id:
+                logger.error(LogEvent.FEED_LET_GO, feed=runner.feed.name, why=blame.said)
+                runner.let_go(blame)
+
+    def _leave_sinks(self, answer: Heartbeat) -> None:
+        """Let go of feeds whose sinks this worker alone does not reach: if nobody does, nothing is won by it."""
+        patience_s = self._settings.sink_patience_s
+        left = sinks_to_leave(self._sink_pool.down(for_s=patience_s), answer.sinks_up_elsewhere)
+        # Where nobody has tried, somebody has to, and may find it away as well.
+        left |= sinks_to_leave(self._sink_pool.down(for_s=2 * patience_s), answer.sinks_untried_elsewhere)
+        for runner in self._all_runners():
+            if runner.sink in left:
+                runner.give_up(left[runner.sink])
+
+    def _tell_of_sinks(self) -> None:
+        """Have the feeds of sinks that went away, or came back, reported at once."""
+        before, self._sinks_down = self._sinks_down, set(self._sink_pool.down())
+        changed = before ^ self._sinks_down
+        for runner in self._all_runners() if changed else ():
+            if runner.sink in changed:
+                self._progress_reporter.tell(runner)
+
+    def _drain(self) -> None:
+        worker = self.lease_keeper.worker
+        logger.info(LogEvent.WORKER_DRAINING, worker=worker.name if worker else None, feeds=self.feeds)
+        self._driver.tell(self.core.drain, now=self._clock.monotonic())
+
+    def _tick(self, count: int) -> None:
+        """Every heartbeat: report what moved, compare notes with the database now and then."""
+        interval_s = max(self._settings.heartbeat_s, 0.05)
+        self._loop.call_later(interval_s, self._tick, count + 1)
+        self._keep_watch()
+        self._tell_of_sinks()
+        self._progress_reporter.report()
+        self._show(count)
+        if count % SHARE_TICKS == 0 and (tenants := self._pacing.limited_tenants()):
+            self.lease_client.do(lambda: self._pacing.share(self._store.leases.running_of(tenants)))
+
+    def _show(self, count: int) -> None:
+        """Show feeds in Celery's event stream. A slice a heartbeat: ten thousand must not all do it together."""
+        worker = self.lease_keeper.worker
+        owner = self._owner(worker) if worker is not None else None
+        every = max(SHOW_TICKS, ceil(self.feeds / SHOWN_MAX))
+        for feed in self.core:
+            runner = self._runners.get(feed.assigned)
+            if (
+                feed.assigned[0] % every == count % every
+                and runner
+                and isinstance(feed.message, TaskCallbacks)
+            ):
+                feed.message.progress(f"{runner.feed.name}: {runner.status(owner)}")
+
+    def _keep_watch(self) -> None:
+        if self._watch is not None and not self._draining:
+            try:
+                started = self._watch.keep()
+            except OSError as error:
+                logger.warning(LogEvent.MONITOR_OFF, error=str(error))
+            else:
+                if started:
+                    logger.info(LogEvent.MONITOR_STARTED)
+
+    async def _raise_epoch(self, key: FeedKey, above: int) -> FeedKey | None:
+        answer: asyncio.Future[FeedKey | None] = self._loop.create_future()
+        worker_id = self._session_id()
+
+        def job() -> None:
+            try:
+                raised = self._store.leases.raise_epoch(worker_id, key, above=above)
+            except Unavailable:
+                raise  # asked again
+            except Exception:
+                self._soon(_resolve, answer, None)
+                raise
+            if raised is not None:
+                self._driver.tell(self.core.epoch_raised, key, raised)
+            self._soon(_resolve, answer, raised)
+
+        self.lease_client.do(job)
+        return await answer
+
+    def _session_id(self) -> UUID:
+        assert self.lease_keeper.worker is not None
+        return self.lease_keeper.worker.id
+
+    # -- what the lease keeper asks ------------------------------------------------------------------
+
+    def _answered(self, answer: Heartbeat) -> None:
+        self._connect_limiter.share(answer.active_workers)
+        if answer.sinks_up_elsewhere or answer.sinks_untried_elsewhere:
+            self._soon(self._leave_sinks, answer)
+
+    def _stalled_s(self) -> float:
+        self._activity.pulse()
+        return self._stall.look(self._scheduling.sight(self._activity.ticks))
+
+    def load(self) -> Load:
+        load = self._load_meter.load(feeds=self.feeds)
+        return replace(load, sinks_up=self._sink_pool.up(), sinks_down=tuple(sorted(self._sink_pool.down())))
+
+
+def drop_message(dropped: actions.DropMessage) -> None:
+    """Let its broker forget it, and say why."""
+    feed_id, epoch = dropped.key
+    logger.info(LogEvent.MESSAGE_DROPPED, feed_id=feed_id, epoch=epoch, why=dropped.why)
+    if isinstance(dropped.message, TaskCallbacks):
+        dropped.message.accepted()
+        dropped.message.finished(f"dropped: {dropped.why}")
+
+
+def _resolve(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)

@@ -1,0 +1,644 @@
+"""The fixed list of mutants: changes of single places, each of which the tests named must notice.
+
+A text stands once in the whole package, wherever its module is: code may move without a change here. When it is
+rewritten, the mutant is, too. One is only given up with the idea that it breaks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One place broken."""
+
+    what: str
+    """What the code does no longer, or wrongly."""
+    text: str
+    instead: str
+    tests: tuple[str, ...]
+
+
+BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
+    ("tests/unit/test_worker_core.py",): (
+        (
+            "trust begins when the heartbeat is answered",
+            "sent_at=sent_at, ttl_s=ttl_s, margin_s=self._settings.trust_margin_s",
+            "sent_at=now, ttl_s=ttl_s, margin_s=self._settings.trust_margin_s",
+        ),
+        (
+            "an answer that comes too late resumes the worker",
+            "if self._is_stalled or not self._trust.holds(now):\n            return []",
+            "if self._is_stalled:\n            return []",
+        ),
+        (
+            "a worker whose loop stands still beats on",
+            "if self._is_stalled or not self._trust.holds(now):",
+            "if not self._trust.holds(now):",
+        ),
+        (
+            "feeds stream on when trust has ended",
+            "if self.state is SessionState.SERVING and not self._trust.holds(now):",
+            "if False:",
+        ),
+        (
+            "the loss of the last database session is no doubt",
+            "if self.live_sessions:\n            return []\n        return self._doubt",
+            "return []\n        return self._doubt",
+        ),
+        (
+            "feeds of a session that is over run on",
+            "return [EndSession(self.worker_id), *self._lose(list(self._running.values()), now)]",
+            "return [EndSession(self.worker_id)]",
+        ),
+        (
+            "what was granted to an earlier session is started",
+            "if worker_id != self.worker_id or self.needs_session:\n            # Declared gone while",
+            "if False:\n            # Declared gone while",
+        ),
+        (
+            "what is granted to a worker that leaves is started",
+            "        elif self.is_draining:\n            for claim, feed in granted:",
+            "        elif False:\n            for claim, feed in granted:",
+        ),
+        (
+            "more feeds than its capacity",
+            "if self.feeds + self._claiming >= self.capacity and",
+            "if self.feeds >= self.capacity and",
+        ),
+        (
+            "a message that comes again is taken again",
+            "if feed.message is not None:\n            return [DropMessage",
+            "if False:\n            return [DropMessage",
+        ),
+        (
+            "an earlier stream of the feed goes on beside the later",
+            "actions += self._lose([before], now)",
+            "pass",
+        ),
+        (
+            "a stop request that is over leaves the feed running",
+            "actions += [CutSockets([feed.assigned for feed in over]), *self._lose(over, now)]",
+            "pass",
+        ),
+        ("a stray lease is kept", "strays = set(held) - known", "strays = set[FeedKey]()"),
+        (
+            "a feed whose lease the database does not know runs on",
+            "lost = [f for f in self._running.values() if f.key not in held and not f.in_quarantine]",
+            "lost = []",
+        ),
+        (
+            "a lost feed that goes on reading is not cut off",
+            "return [LoseFeeds(keys), CutSockets(keys, overdue=True)] if late else []",
+            "return []",
+        ),
+        (
+            "a worker that leaves lets go of all at once",
+            "for _ in range(min(STOP_TOGETHER, len(drain.waiting)))",
+            "for _ in range(len(drain.waiting))",
+        ),
+        (
+            "more in quarantine than there are slots",
+            "return used < self._settings.quarantine_slots",
+            "return True",
+        ),
+        (
+            "a lease whose epoch was raised is another's",
+            "            feed.key = after\n",
+            "            pass\n",
+        ),
+    ),
+    ("tests/contract/test_jobs_firing.py",): (
+        (
+            "priority counts for nothing",
+            "given.due_at - make_interval(secs => given.ahead_s)",
+            "given.due_at",
+        ),
+    ),
+    ("tests/unit/test_lease.py",): (
+        (
+            "what failed is placed at once",
+            "(lease.reason is not Reason.FAILED if lease.retry_at is None",
+            "(True if lease.retry_at is None",
+        ),
+        (
+            "trust is anchored where the heartbeat is answered, by a second",
+            "until=sent_at + ttl_s - margin_s",
+            "until=sent_at + 1.0 + ttl_s - margin_s",
+        ),
+        ("trust has no margin", "until=sent_at + ttl_s - margin_s", "until=sent_at + ttl_s"),
+        ("trust holds at its very end", "return monotonic < self.until", "return monotonic <= self.until"),
+        (
+            "a claim begins another epoch",
+            "EPOCH_GROWS = frozenset({Move.ASSIGN})",
+            "EPOCH_GROWS = frozenset({Move.CLAIM})",
+        ),
+        (
+            "what stops can be claimed again",
+            "(LeaseState.STOPPING, Move.REAP): LeaseState.IDLE,",
+            "(LeaseState.STOPPING, Move.CLAIM): LeaseState.RUNNING,",
+        ),
+        (
+            "an outage of the database makes all workers look gone",
+            "if now < quiet.ends_at(ttl_s):",
+            "if False:",
+        ),
+        (
+            "a worker without a session is gone at the first look",
+            "crashed = worker.suspected_at is not None and not has_session",
+            "crashed = not has_session",
+        ),
+        (
+            "a heartbeat from the future counts in full",
+            "heartbeat_at = worker.expires_at - worker.heartbeat_at, min(worker.heartbeat_at, now)",
+            "heartbeat_at = worker.expires_at - worker.heartbeat_at, worker.heartbeat_at",
+        ),
+        (
+            "an assignment is overdue only past its time-out",
+            "return now - lease.assigned_at >= timedelta(seconds=timeout_s)",
+            "return now - lease.assigned_at > timedelta(seconds=timeout_s)",
+        ),
+        (
+            "an edit of a running feed changes nothing",
+            "and lease.generation < feed.generation:",
+            "and lease.generation > feed.generation:",
+        ),
+    ),
+    (
+        "tests/scenarios/test_moves.py",
+        "tests/contract/test_store_moves.py",
+    ): (
+        (
+            "feeds that crash with their worker are held for its successor",
+            "and worker.state is WorkerState.DRAINING\n",
+            "",
+        ),
+    ),
+    ("tests/contract/test_store_quarantine.py",): (
+        (
+            "one loss of two is no quarantine",
+            "lease.quarantined or is_certain or again)",
+            "lease.quarantined or is_certain)",
+        ),
+        (
+            "a feed is pardoned without a record",
+            "return landed and now - lease.running_since",
+            "return now - lease.running_since",
+        ),
+        (
+            "a feed whose worker was just lost does not wait for the verdict",
+            "<= SOON and not is_explained",
+            "<= SOON and is_explained",
+        ),
+    ),
+    ("tests/contract/test_store_moves.py",): (
+        (
+            "an owner that was asked to let go is waited for without end",
+            "lease.stop_by is not None and lease.stop_by <= now",
+            "False",
+        ),
+    ),
+    (
+        "tests/unit/test_control.py",
+        "tests/unit/test_control_rush.py",
+    ): (
+        (
+            "a later pass that fails keeps the messages of an earlier one",
+            "if report.assignments:\n            dispatch(report.assignments)",
+            "if report.assignments and not report.more:\n            dispatch(report.assignments)",
+        ),
+    ),
+    ("tests/unit/test_control_silent.py",): (
+        (
+            "workers that let assignments run out are asked again first",
+            "if any(c.feeds < c.capacity for c in heard):",
+            "if False:",
+        ),
+    ),
+    (
+        "tests/unit/test_control.py",
+        "tests/scenarios/test_moves.py",
+        "tests/contract/test_store_moves.py",
+    ): (
+        (
+            "feeds move while others are held for a successor",
+            "if not held and not (is_known",
+            "if not (is_known",
+        ),
+    ),
+    (
+        "tests/unit/test_control.py",
+        "tests/scenarios/test_moves.py",
+    ): (
+        (
+            "moves under way are not counted",
+            "budget = rules.moves - sum(under_way.values())",
+            "budget = rules.moves",
+        ),
+    ),
+    ("tests/unit/test_placement.py",): (
+        (
+            "what was promised goes anywhere",
+            "if feed.promised_to is not None else None",
+            "if False else None",
+        ),
+        (
+            "a fleet that starts cold places at once",
+            "return not any(is_settled(w, now=now, settle_s=settle_s) for w in workers)",
+            "return False",
+        ),
+        (
+            "the lightest come first",
+            'queue.sort(key=attrgetter("weight"), reverse=True)',
+            'queue.sort(key=attrgetter("weight"))',
+        ),
+        (
+            "a cap for every tenant is none",
+            "self.tenant_caps.get(tenant, self.tenant_caps.get(EVERY_OTHER))",
+            "self.tenant_caps.get(tenant)",
+        ),
+        (
+            "one more than its capacity",
+            "if self.is_open and feeds < self.capacity:",
+            "if self.is_open and feeds <= self.capacity:",
+        ),
+        (
+            "a tenant may have one more than its cap",
+            "is_capped = cap is not None and count >= cap",
+            "is_capped = cap is not None and count > cap",
+        ),
+        (
+            "a preferred label is a required one",
+            "preferred = self._having(key[1]) & required",
+            "required = preferred = self._having(key[1]) & required",
+        ),
+    ),
+    ("tests/contract/test_store_elsewhere.py",): (
+        (
+            "where others land again is still avoided",
+            "if name not in self.landed or self.landed[name] <= at:",
+            "if True:",
+        ),
+    ),
+    (
+        "tests/unit/test_placement.py",
+        "tests/unit/test_placement_elsewhere.py",
+    ): (
+        (
+            "a worker that lags is as good as any",
+            "return loop_lag_s > LAG_MAX_S or silent_s > SILENT_SHARE * ttl_s",
+            "return silent_s > SILENT_SHARE * ttl_s",
+        ),
+    ),
+    ("tests/contract/test_sink_conformance.py::TestPostgresSink",): (
+        (
+            "a commit does not look at the epoch",
+            'EPOCH_MATCHES: Final = "c.epoch = m.epoch"',
+            'EPOCH_MATCHES: Final = "true"',
+        ),
+        (
+            "a commit does not look which one it continues",
+            'COMMIT_MATCHES: Final = "(m.commit = 0 OR c.commit_id = (%(commits)s::uuid[])[m.commit])"',
+            'COMMIT_MATCHES: Final = "(%(commits)s::uuid[] IS NOT NULL)"',
+        ),
+        ("a fence leaves the epoch", "SET epoch = excluded.epoch, owner", "SET epoch = c.epoch, owner"),
+        (
+            "a fence leaves the commit",
+            "feed = excluded.feed, commit_id = excluded.commit_id,",
+            "feed = excluded.feed, commit_id = c.commit_id,",
+        ),
+        (
+            "two workers may fence one epoch",
+            "(c.epoch = excluded.epoch AND c.owner = excluded.owner)",
+            "c.epoch = excluded.epoch",
+        ),
+        ("an old epoch may fence", "WHERE c.epoch < excluded.epoch OR", "WHERE true OR"),
+        (
+            "dead letters come after the commit",
+            "                self._session.bury(self._dead)\n            self._session.commit()",
+            "                (self._session.commit(), self._session.bury(self._dead), self._session.commit())",
+        ),
+        (
+            "a commit whose answer was lost counts as refused",
+            "except AnswerLost as lost:\n            raise CommitUnknown(commit_id, writes, written) from lost",
+            "except AnswerLost as lost:\n            raise self._failed(Part.COMMIT, lost) from lost",
+        ),
+    ),
+    ("tests/contract/test_store_leases.py",): (
+        (
+            "an assignment of another worker may be claimed",
+            "locked.worker_id = :worker_id AND locked.state = 'assigned' AND w.state = 'active'",
+            "locked.state = 'assigned' AND w.state = 'active'",
+        ),
+        (
+            "an assignment is claimed twice",
+            "locked.worker_id = :worker_id AND locked.state = 'assigned' AND w.state = 'active'",
+            "locked.worker_id = :worker_id AND w.state = 'active'",
+        ),
+        (
+            "leases are found whatever the epoch",
+            "WHERE feed_id = given.feed_id AND epoch = given.epoch FOR UPDATE",
+            "WHERE feed_id = given.feed_id FOR UPDATE",
+        ),
+        ("what was edited while it ran is not looked at again", "OR x.generation > {freed}.generation", ""),
+    ),
+    ("tests/contract/test_store_workers.py",): (
+        (
+            "a worker that is gone may beat again",
+            "WHERE w.id = :worker_id AND w.state <> 'gone'\n    RETURNING",
+            "WHERE w.id = :worker_id RETURNING",
+        ),
+        ("a heartbeat clears no suspicion", "        suspected_at = NULL,\n", ""),
+    ),
+    ("tests/contract/test_store_passes.py",): (
+        (
+            "two passes at a time",
+            "if not free:\n                yield None\n",
+            "if False:\n                yield None\n",
+        ),
+        (
+            "an assignment is overdue at once",
+            "AND assigned_at <= statement_timestamp() - make_interval(secs => :timeout_s)",
+            "AND assigned_at <= statement_timestamp()",
+        ),
+    ),
+    ("tests/unit/test_sinks_settlement.py",): (
+        (
+            "who is fenced has landed",
+            "elif last is not None and last.epoch > key[1]:\n            fenced",
+            "elif last is not None and last.epoch > key[1]:\n            landed",
+        ),
+        ("what went back counts as untouched", "continues[key] in (None, last.commit_id)", "True"),
+        ("some landed, so none did", "if untouched and not landed:", "if untouched:"),
+    ),
+    ("tests/unit/test_sinks_isolate.py",): (
+        (
+            "of a refused half the rest is left out",
+            "sizes += [len(part) - len(part) // 2, len(part) // 2]",
+            "sizes += [len(part) // 2, len(part) // 2]",
+        ),
+        (
+            "the unit after a refused one goes with it",
+            "refused.append((part[0], refusal.error))\n            start += 1",
+            "refused.append((part[0], refusal.error))\n            start += 2",
+        ),
+    ),
+    ("tests/unit/test_sinks_groupcommit.py",): (
+        ("a conflict is tried again without end", "and self._conflicts < CONFLICTS_MAX", ""),
+    ),
+    ("tests/unit/test_writer.py",): (
+        (
+            "what is decided is asked again",
+            "if self._unknown is not None:\n            settled = self._sink.settle(self._unknown)",
+            "if self._unknown is not None:\n            settled = None",
+        ),
+        (
+            "a commit whose outcome is unknown is forgotten",
+            "self._unknown = error\n",
+            "self._unknown = None\n",
+        ),
+        (
+            "batches that wait longest are not the first",
+            "batch_queue, batch, _ = self._queue.popleft()",
+            "batch_queue, batch, _ = self._queue.pop()",
+        ),
+        (
+            "a group without a bound",
+            "while self._queue and size < 2 * self._flush_bytes:",
+            "while self._queue:",
+        ),
+        (
+            "a full buffer waits for the interval",
+            "if self._hurry or self._bytes >= self._flush_bytes:",
+            "if self._hurry:",
+        ),
+        (
+            "what a stopped feed has brought lands",
+            "            _drop_broken(group)\n            if not group:",
+            "            if not group:",
+        ),
+        (
+            "a feed in trouble takes the others with it",
+            "if written.postponed:\n            self._put_apart(",
+            "if False:\n            self._put_apart(",
+        ),
+        (
+            "later batches of a feed apart pass the earlier",
+            "if not batch_queue.is_apart or not self._apart.take(batch_queue, batch):",
+            "if True:",
+        ),
+        (
+            "what is committed is never acknowledged",
+            "for acknowledge in self.on_committed:",
+            "for acknowledge in ():",
+        ),
+        (
+            "a feed that is not landed is not told",
+            "if batch_queue.key not in written.landed:\n        FENCED.inc()",
+            "if False:\n        FENCED.inc()",
+        ),
+    ),
+    (
+        "tests/unit/test_writer.py",
+        "tests/unit/test_batch_queue.py",
+    ): (("bytes that were decided keep the worker full", "budget.give_back(size)", "pass"),),
+    ("tests/unit/test_batch_queue.py",): (
+        (
+            "a feed with nothing on its way waits for room",
+            "while self.failure is None and self._inflight and self._is_full:",
+            "while self.failure is None and self._is_full:",
+        ),
+    ),
+    ("tests/unit/test_framing.py",): (
+        (
+            "a line of exactly the limit is too long",
+            "newline = lines.rfind(LF, start, start + max_record_bytes + 1)",
+            "newline = lines.rfind(LF, start, start + max_record_bytes)",
+        ),
+        (
+            "half a CRLF counts",
+            "pending = len(self._tail) - self._tail.endswith(CR)",
+            "pending = len(self._tail)",
+        ),
+        (
+            "a delimiter that is cut is missed",
+            "searched = max(0, len(self._tail) - overlap)",
+            "searched = len(self._tail)",
+        ),
+        (
+            "the length counts its own bytes",
+            "size = read(stream, start)[0] - counted",
+            "size = read(stream, start)[0]",
+        ),
+        ("a length below nothing is taken", "if size < 0 or size > self._max:", "if size > self._max:"),
+        (
+            "a large record in crumbs takes the square of its time",
+            "    if tail:\n        tail += data\n        _let_go(data)\n        return tail\n",
+            "",
+        ),
+    ),
+    ("tests/unit/test_connectors_csvtext.py",): (
+        (
+            "doubled quotes stay doubled",
+            "return record[begin:end].replace(quote * 2, quote), end + len(quote)",
+            "return record[begin:end], end + len(quote)",
+        ),
+        (
+            "text after a closing quote is taken",
+            "if not record.startswith(self._delimiter, at):\n                raise",
+            "if False:\n                raise",
+        ),
+    ),
+    ("tests/unit/test_connectors_sse_events.py",): (
+        (
+            "an event that breaks off counts",
+            "self._last_id, self._is_amid = self._id, False",
+            "self._last_id, self._is_amid = self._last_id, False",
+        ),
+        ("an id counts before its event ends", "self._id = value\n", "self._id = self._last_id = value\n"),
+        (
+            "two spaces after a colon are one",
+            'value_begins = line if value else line + b"(?! )"',
+            "value_begins = line",
+        ),
+        (
+            "the LF of a CRLF that was cut ends an event",
+            "data, self._after_cr = data.removeprefix(LF), False",
+            "self._after_cr = False",
+        ),
+    ),
+    ("tests/unit/test_connectors_redis.py",): (
+        ("a text of Redis ends anywhere", "if self._buffer[end : end + len(_END)] != _END:", "if False:"),
+        ("an answer of Redis nests without end", "if depth < 0 or budget[0] < 0:", "if False:"),
+    ),
+    ("tests/unit/test_schedule_cron.py",): (
+        (
+            "days in both fields are days in either",
+            "by_date & by_weekday if self.both else by_date | by_weekday",
+            "by_date | by_weekday",
+        ),
+        (
+            "a day in either field must be in both",
+            "by_date & by_weekday if self.both else by_date | by_weekday",
+            "by_date & by_weekday",
+        ),
+        ("in a fold the other one fires", "if fold is DstFold.SECOND:", "if fold is DstFold.FIRST:"),
+        ("a time in a gap fires at another", "moment = _end_of_gap(second, first, clock)", "moment = second"),
+        (
+            "what repeats keeps to the clock on the wall",
+            "gap, fold = DstGap.SKIP, DstFold.BOTH\n        clock",
+            "gap, fold = gap, fold\n        clock",
+        ),
+        (
+            "a tick fires twice",
+            "if moment > last:\n                last = moment\n                yield moment",
+            "yield moment",
+        ),
+        (
+            "the nearest working day leaves the month",
+            "return day + 1 if day < last else day - 2",
+            "return day + 1",
+        ),
+    ),
+    ("tests/unit/test_schedule_timing.py",): (
+        ("jitter reaches the next tick", "span = min(span, following - tick)", "pass"),
+        (
+            "the end of a schedule has a tick",
+            "takewhile(lambda tick: tick < end_at, found)",
+            "takewhile(lambda tick: tick <= end_at, found)",
+        ),
+        (
+            "of an interval the tick at the very moment comes again",
+            "(after - self.anchor) // self.period + 1",
+            "(after - self.anchor) // self.period",
+        ),
+    ),
+    ("tests/unit/test_schedule_due.py",): (
+        (
+            "the oldest misfires are made up for",
+            "if len(kept) <= keep and kept[0] >= oldest:",
+            "if len(kept) <= keep:",
+        ),
+        ("of many misfires one is lost", "missed.is_full = True", "missed.is_full = False"),
+        (
+            "a resumed schedule makes up for its pause",
+            "and schedule.spec.resume is ResumePolicy.SKIP:",
+            "and schedule.spec.resume is not ResumePolicy.SKIP:",
+        ),
+        (
+            "skip lets runs overlap that wait",
+            "case Overlap.SKIP if unfinished.waiting or unfinished.running:",
+            "case Overlap.SKIP if unfinished.running:",
+        ),
+        (
+            "a buffer takes one more",
+            "case Overlap.BUFFER_ALL if unfinished.waiting >= spec.buffer_max:",
+            "case Overlap.BUFFER_ALL if unfinished.waiting > spec.buffer_max:",
+        ),
+        (
+            "what has missed its deadline is fired",
+            "if start_by is not None and start_by < self._now:",
+            "if False:",
+        ),
+    ),
+    ("tests/unit/test_schedule_outcome.py",): (
+        (
+            "one attempt more than there are retries",
+            "if attempt > job.retries.limit:",
+            "if attempt > job.retries.limit + 1:",
+        ),
+        ("at most once is done again", "if job.semantics is Semantics.AT_MOST_ONCE or losses", "if losses"),
+    ),
+    ("tests/unit/test_schedule_exclusions.py",): (
+        ("days left out end with the year", "wraps = end < begin", "wraps = False"),
+    ),
+    ("tests/unit/test_schedule_spread.py",): (
+        ("a segment has two owners", "        if segment in taken:\n            continue\n", ""),
+    ),
+    (
+        "tests/contract/test_jobs_firing.py",
+        "tests/contract/test_jobs_races.py",
+    ): (("a watermark goes back", "given.next_tick_at >= s.next_tick_at)", "true)"),),
+    ("tests/contract/test_jobs_races.py",): (
+        (
+            "two that fire share a schedule",
+            "ORDER BY next_fire_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED",
+            "ORDER BY next_fire_at LIMIT :limit",
+        ),
+    ),
+    (
+        "tests/contract/test_jobs_firing.py",
+        "tests/contract/test_jobs_schedules_unreadable.py",
+    ): (
+        (
+            "a schedule that cannot be read stops the others",
+            "problems.append(FiringProblem(row.id",
+            "raise\n            problems.append(FiringProblem(row.id",
+        ),
+    ),
+    ("tests/contract/test_jobs_claiming.py",): (
+        ("a run keeps its fence from attempt to attempt", "fence = nextval('feedq.run_fence'), ", ""),
+        ("a run before its time", 'DUE = f"r.due_at <= {NOW} AND', 'DUE = f"'),
+    ),
+    ("tests/contract/test_jobs_tasks.py",): (
+        (
+            "who knows not the task takes the run",
+            'KNOWS = "(me.tasks IS NULL OR {task}',
+            'KNOWS = "(true OR {task}',
+        ),
+    ),
+    (
+        "tests/contract/test_jobs_expiry.py",
+        "tests/contract/test_jobs_finishing.py",
+    ): (
+        (
+            "a run is taken over whatever its fence",
+            "WHERE r.fence = t.fence AND r.worker_id = :was",
+            "WHERE r.worker_id = :was",
+        ),
+    ),
+}
+"""By the tests that must notice: what is broken, the text, and what stands there instead."""
+
+MUTANTS = [Mutant(*broken, tests) for tests, listed in BROKEN.items() for broken in listed]

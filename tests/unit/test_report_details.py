@@ -1,0 +1,135 @@
+"""What a feed's page says, line by line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from feedq.lease import standing
+from feedq.model import ANYWHERE, Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, Selector
+from feedq.report.details import declaration_lines, event_detail, lease_lines
+from feedq.wording import why
+from tests.fakes.clock import NEW_YEAR
+
+NOW = NEW_YEAR
+
+
+def view(lease: Lease, *, selector: Selector = ANYWHERE, **source: object) -> FeedView:
+    spec = FeedSpec(
+        "acme/orders", "tcp", source, {"table": "orders"}, labels={"region": "eu"}, selector=selector
+    )
+    feed = Feed(1, spec, 3, NOW - timedelta(days=1), NOW - timedelta(hours=2))
+    found = standing(feed, lease, None, now=NOW)
+    return FeedView(feed, lease, "w1@host" if lease.worker_id else None, found.status, found.because)
+
+
+def test_times_say_how_far_away_they_are() -> None:
+    backoff = Lease(1, reason=Reason.BACKOFF, retry_at=NOW + timedelta(seconds=30), attempts=7)
+    lines = {line.name: line.text for line in lease_lines(view(backoff), now=NOW, workers={})}
+    assert lines["retry at"] == "2026-01-01 00:00:30Z (in 30s)"
+    assert lines["attempts"] == "7 in a row failed"
+    declared = {line.name: line.text for line in declaration_lines(view(backoff), now=NOW)}
+    assert declared["updated"] == "2025-12-31 22:00:00Z (2h ago)"
+
+
+def test_passwords_of_urls_are_masked_wherever_they_got_in() -> None:
+    url = "postgresql://u:hunter2@db/x"
+    leaky = Lease(1, last_error=f"cannot reach {url}", cursor={"from": url})
+    shown = [
+        *lease_lines(view(leaky, url=url), now=NOW, workers={}),
+        *declaration_lines(view(leaky, url=url), now=NOW),
+    ]
+    text = "\n".join(line.text for line in shown) + event_detail(
+        Event(NOW, "x", detail={"a": url, "b": [url]})
+    )
+    assert "hunter2" not in text
+    assert text.count("postgresql://u:***@db/x") == 5
+
+
+def test_secrets_show_as_the_references_they_are() -> None:
+    declared = view(Lease(1), secrets={"token": "${env:ACME_TOKEN}"})
+    source = next(line for line in declaration_lines(declared, now=NOW) if line.name == "source")
+    assert "${env:ACME_TOKEN}" in source.text
+    assert source.code
+
+
+def test_a_cursor_beyond_64_bits_is_shown_all_the_same() -> None:
+    (cursor,) = (
+        line
+        for line in lease_lines(view(Lease(1, cursor=2**70)), now=NOW, workers={})
+        if line.name == "cursor"
+    )
+    assert cursor.text == str(2**70)
+
+
+def test_a_stream_that_runs_with_an_older_declaration_says_so() -> None:
+    lease = Lease(1, 4, LeaseState.RUNNING, None, uuid4(), generation=2)
+    lines = {line.name: line.text for line in declaration_lines(view(lease), now=NOW)}
+    assert lines["generation"] == "3 (running with 2)"
+
+
+def test_the_reason_does_not_repeat_the_status() -> None:
+    failed = Lease(1, reason=Reason.FAILED, last_error="table 'x' does not exist")
+    assert why(view(failed), now=NOW) == "table 'x' does not exist"
+    full = Lease(1, reason=Reason.NO_CAPACITY)
+    assert why(view(full), now=NOW) == "no_capacity"
+
+
+def test_a_move_says_where_to_and_until_when_the_owner_may_take() -> None:
+    target = uuid4()
+    lease = Lease(
+        *(1, 4, LeaseState.STOPPING, Reason.MOVED, uuid4()),
+        promised_to=target,
+        stop_by=NOW + timedelta(seconds=30),
+    )
+    lines = {line.name: line.text for line in lease_lines(view(lease), now=NOW, workers={target: "w2@host"})}
+    assert lines["goes on to"] == "w2@host"
+    assert lines["to let go by"] == "2026-01-01 00:00:30Z (in 30s)"
+    gone = {line.name: line.text for line in lease_lines(view(lease), now=NOW, workers={})}
+    assert gone["goes on to"] == "a worker that is gone by now"
+
+
+def test_a_selector_is_shown_beside_the_labels() -> None:
+    selector = Selector(required={"region": "eu"}, preferred={"disk": "ssd", "net": "10g"})
+    lines = {line.name: line.text for line in declaration_lines(view(Lease(1), selector=selector), now=NOW)}
+    assert (lines["requires"], lines["prefers"]) == ("region=eu", "disk=ssd, net=10g")
+    assert not {"requires", "prefers"} & {line.name for line in declaration_lines(view(Lease(1)), now=NOW)}
+
+
+def test_dead_letters_stand_beside_what_holds_a_feed_up_with_their_reason_when_nothing_does() -> None:
+    refused: dict[str, Any] = {
+        "dead_letters_total": 1_234,
+        "dead_letter_at": NOW - timedelta(seconds=3),
+        "dead_letter_error": "too long: \u202epostgresql://u:pw@db/x",
+    }
+    streams = Lease(1, state=LeaseState.RUNNING, connected=True, **refused)
+    latest = "1,234 dead letters, the latest 3.0s ago"
+    assert why(view(streams), now=NOW) == f"{latest}: too long: \\u202epostgresql://u:***@db/x"
+    silent = replace(streams, stalled=True, last_error="silent for 60 s", dead_letters_total=1)
+    assert why(view(silent), now=NOW) == "silent for 60 s; 1 dead letter, the latest 3.0s ago"
+    assert why(view(Lease(1, state=LeaseState.RUNNING, connected=True)), now=NOW) == ""
+
+
+def test_what_a_source_sent_cannot_steer_the_page() -> None:
+    nasty = "a\x00b\x1b[2J\u202egnp\nc"
+    lease = Lease(
+        *(1, 4, LeaseState.RUNNING, None, uuid4()),
+        last_error=nasty,
+        dead_letter_error=nasty,
+        sink_error=nasty,
+        blame=nasty,
+        blamed=1,
+        cursor={nasty: nasty},
+    )
+    shown = [
+        *lease_lines(view(lease), now=NOW, workers={}),
+        *declaration_lines(view(lease, x=nasty), now=NOW),
+    ]
+    assert sum("gnp" in line.text for line in shown) == 6
+    texts = [line.text for line in shown] + [
+        event_detail(Event(NOW, "x", detail={"why": nasty, "all": [nasty]}))
+    ]
+    for text in texts:
+        assert all(c.isprintable() or c == "\n" for c in text), text
