@@ -16,11 +16,13 @@ TESTS = sorted(ROOT.glob("tests/**/*.py"))
 BENCH = sorted(ROOT.glob("bench/**/*.py"))
 CODE = [*PRODUCT, *TESTS, *BENCH]
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml", ".txt", ".html", ".css", ".js", ".mako", ""}
+NOT_OURS = {Path(__file__), ROOT / ".git"}
+"""In a work tree of Git, ``.git`` is a file, which holds a path of the machine."""
 TEXTS = sorted(
     path
     for pattern in ("feedq/**/*", "tests/**/*", "bench/**/*", "docs/**/*", "*", ".ci/*")
     for path in ROOT.glob(pattern)
-    if path.is_file() and path.suffix in TEXT_SUFFIXES and path != Path(__file__)
+    if path.is_file() and path.suffix in TEXT_SUFFIXES and path not in NOT_OURS
 )
 MODULE_LINES_MAX = 700
 SUITE_LINES_MAX = 700
