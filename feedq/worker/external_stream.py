@@ -135,7 +135,9 @@ class _Stream:
                 await watch
         if release is not None:
             with contextlib.suppress(Unavailable):
-                await asyncio.to_thread(self._store.leases.report, self._worker_id, [runner.progress()])
+                await asyncio.to_thread(
+                    self._store.leases.report, self._worker_id, [runner.progress.report()]
+                )
         return release
 
     def _begin(self) -> None:
@@ -188,7 +190,9 @@ class _Stream:
             try:
                 if loop.time() >= report_at:
                     report_at = loop.time() + self._settings.heartbeat_s
-                    await asyncio.to_thread(self._store.leases.report, self._worker_id, [runner.progress()])
+                    await asyncio.to_thread(
+                        self._store.leases.report, self._worker_id, [runner.progress.report()]
+                    )
                     if tenants := pacing.limited_tenants():
                         pacing.share(await asyncio.to_thread(self._store.leases.running_of, tenants))
                 self._heard(

@@ -2,17 +2,24 @@
 
 A feed that came up or broke off is news that people wait for; records that landed can wait for the next round.
 News of many feeds are gathered for a moment, so that a thousand feeds that start together are one statement.
+
+`FeedProgress` is what there is to say of one feed, `ProgressReporter` says it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import islice
+from time import monotonic
 from uuid import UUID
 
-from feedq.model import Progress
-from feedq.worker.runner import FeedRunner
+from feedq.clock import Clock
+from feedq.lease import Owner, smoothed, standing
+from feedq.model import Claim, Feed, Lease, LeaseState, Progress, Rewind, Status
+from feedq.worker.batch_queue import BatchQueue
+from feedq.worker.retries import Retries
 
 NEWS_S = 0.2
 """How long news of a status waits for others."""
@@ -23,29 +30,153 @@ in the database, has a bound: of 10,000 busy feeds each is heard of every fifth 
 Send = Callable[[UUID, list[Progress]], None]
 
 
+class FeedProgress:
+    """How one feed fares under one tenure. Used on its runner's loop, but for what says otherwise."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        feed: Feed,
+        retries: Retries,
+        *,
+        clock: Clock,
+        masked: Callable[[str], str],
+        sink_trouble: Callable[[str], str | None],
+    ) -> None:
+        """``masked`` takes the feed's secrets out of a text; ``sink_trouble`` says why this worker has not reached
+        a sink for a while."""
+        self.key = claim.key
+        """The lease: its epoch may be raised while the feed runs."""
+        self.sink: str | None = None
+        """The name of its sink, once it runs."""
+        self.batch_queue: BatchQueue | None = None
+        self.stalled = False
+        """Whether its source was silent for too long, and has not sent anything since."""
+        self.error: str | None = None
+        """What went wrong since the last report."""
+        self.rewind: Rewind | None = None
+        """That the sink was found to have gone back since the last report."""
+        self._feed, self._retries, self._clock = feed, retries, clock
+        self._masked, self._sink_trouble = masked, sink_trouble
+        self._sink_error: str | None = None
+        self._quarantined = claim.quarantined
+        self._landed = 0
+        """What had landed when that was last looked at."""
+        self._reported = (0, 0, 0)
+        self._counted_at = self._refused_at = float("-inf")
+        self._rows_per_s = self._dead_per_s = 0.0
+
+    def look_for_landed(self) -> None:
+        """Clear the count of failures if a record has landed."""
+        if self.batch_queue is not None and self.batch_queue.landed > self._landed:
+            self._landed = self.batch_queue.landed
+            self._retries.landed()
+
+    @property
+    def has_received(self) -> bool:
+        return self.batch_queue is not None and self.batch_queue.last_record_at is not None
+
+    def report(self) -> Progress:
+        """What happened since the last call."""
+        batch_queue = self.batch_queue
+        now = (batch_queue.landed, batch_queue.bytes_landed, batch_queue.dead) if batch_queue else (0, 0, 0)
+        before, self._reported = self._reported, now
+        error, self.error = self.error, None
+        rewind, self.rewind = self.rewind, None
+        self._measure(rows=now[0] - before[0], dead=now[2] - before[2])
+        sink_error, dead_error = self._find_sink_error(), None
+        if sink_error != self._sink_error:
+            error, self._sink_error = error or sink_error, sink_error
+        if batch_queue is not None and batch_queue.dead_error is not None:
+            dead_error, batch_queue.dead_error = self._masked(batch_queue.dead_error), None
+        ago_s = None
+        if batch_queue is not None and batch_queue.last_record_at is not None:
+            ago_s = max(0.0, (self._clock.now() - batch_queue.last_record_at).total_seconds())
+        return Progress(
+            feed_id=self.key[0],
+            epoch=self.key[1],
+            records=now[0] - before[0],
+            bytes=now[1] - before[1],
+            dead_letters=now[2] - before[2],
+            last_record_ago_s=ago_s,
+            cursor=batch_queue.cursor if batch_queue else None,
+            connected=self._retries.is_connected,
+            stalled=self.stalled,
+            attempts=self._retries.attempts,
+            error=error,
+            failures=self._retries.failures,
+            dead_letter_error=dead_error,
+            sink_error=sink_error,
+            rewind=rewind,
+        )
+
+    def _find_sink_error(self) -> str | None:
+        """Why nothing of it can be written just now: its table, or the sink."""
+        trouble = self.batch_queue.trouble if self.batch_queue is not None else None
+        if trouble is None and self.sink is not None:
+            trouble = self._sink_trouble(self.sink)
+        return None if trouble is None else self._masked(trouble)
+
+    def _measure(self, *, rows: int, dead: int) -> None:
+        """Take in what has landed and what was refused since the last report, as the database does."""
+        now, is_first = self._clock.monotonic(), self._counted_at < 0
+        elapsed_s = 0.0 if is_first else now - self._counted_at
+        self._rows_per_s = smoothed(self._rows_per_s, count=rows, elapsed_s=elapsed_s, is_first=is_first)
+        self._dead_per_s = smoothed(self._dead_per_s, count=dead, elapsed_s=elapsed_s, is_first=is_first)
+        self._counted_at = now
+        if dead:
+            self._refused_at = now
+
+    @property
+    def unwritten_s(self) -> float:
+        """How long something of it has waited without any of it being written. From any thread."""
+        since = None if self.batch_queue is None else self.batch_queue.unwritten_since
+        return 0.0 if since is None else max(0.0, monotonic() - since)
+
+    def status(self, owner: Owner | None) -> Status:
+        """As the control plane sees it if this is the worker, for the metrics. From any thread."""
+        clock, is_refused = self._clock, self._refused_at >= 0
+        ago = timedelta(seconds=clock.monotonic() - self._refused_at) if is_refused else None
+        lease = Lease(
+            self.key[0],
+            state=LeaseState.RUNNING,
+            reason=None,
+            connected=self._retries.is_connected,
+            stalled=self.stalled,
+            attempts=self._retries.attempts,
+            failures=self._retries.failures,
+            rows_per_s=self._rows_per_s,
+            dead_per_s=self._dead_per_s,
+            dead_letter_at=None if ago is None else clock.now() - ago,
+            quarantined=self._quarantined,
+            sink_error=self._sink_error,
+        )
+        return standing(self._feed, lease, owner, now=clock.now()).status
+
+
 class ProgressReporter:
-    """What is to be reported of the runners of one loop. Used on that loop only."""
+    """What is to be reported of the feeds of one loop. Used on that loop only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Send, *, worker_id: Callable[[], UUID]) -> None:
         self._loop, self._send, self._worker_id = loop, send, worker_id
-        self._progressed: dict[FeedRunner, None] = {}
+        self._progressed: dict[FeedProgress, None] = {}
         """In the order in which they are due."""
-        self._news: dict[FeedRunner, None] = {}
+        self._news: dict[FeedProgress, None] = {}
         self._soon: asyncio.TimerHandle | None = None
 
-    def note(self, runner: FeedRunner) -> None:
+    def note(self, feed: FeedProgress) -> None:
         """It made progress. Called for each batch of each feed."""
-        self._progressed[runner] = None
+        self._progressed[feed] = None
 
-    def tell(self, runner: FeedRunner) -> None:
+    def tell(self, feed: FeedProgress) -> None:
         """Its status changed."""
-        self._news[runner] = None
+        self._news[feed] = None
         if self._soon is None:
             self._soon = self._loop.call_later(NEWS_S, self._tell_news)
 
-    def forget(self, runner: FeedRunner) -> None:
-        self._progressed.pop(runner, None)
-        self._news.pop(runner, None)
+    def forget(self, feed: FeedProgress) -> None:
+        self._progressed.pop(feed, None)
+        self._news.pop(feed, None)
 
     def report(self) -> None:
         """Send what has gathered."""
@@ -59,8 +190,8 @@ class ProgressReporter:
         self._soon = None
         self._report(dict(self._news))
 
-    def _report(self, due: dict[FeedRunner, None]) -> None:
-        for runner in due:
-            self.forget(runner)
+    def _report(self, due: dict[FeedProgress, None]) -> None:
+        for feed in due:
+            self.forget(feed)
         if due:
-            self._send(self._worker_id(), [runner.progress() for runner in due])
+            self._send(self._worker_id(), [feed.report() for feed in due])

@@ -19,14 +19,12 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import Enum, auto
 from functools import partial
 from random import Random
-from time import monotonic
 from traceback import format_exception
 
-from feedq.backoff import BackoffPolicy, LetGo, attempts_after, next_look_s, next_try
+from feedq.backoff import BackoffPolicy, LetGo
 from feedq.clock import Clock
 from feedq.connectors.base import Connector, Context, load_connector, open_stream
 from feedq.errors import (
@@ -36,23 +34,17 @@ from feedq.errors import (
     LeaseLost,
     SinkRewound,
     SinkUnavailable,
-    SourceBusy,
     SourceSilent,
     SourceUnavailable,
 )
-from feedq.lease import Owner, smoothed, standing
 from feedq.model import (
     Batch,
     Claim,
     FeedKey,
-    Lease,
-    LeaseState,
     Loss,
-    Progress,
     Reason,
     Release,
     Rewind,
-    Status,
 )
 from feedq.permission import Permissions
 from feedq.secrets import Masker, resolve_secrets
@@ -68,6 +60,8 @@ from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.connect_limiter import ConnectLimiter
 from feedq.worker.declared import Declared, declared, lean
+from feedq.worker.progress_reporter import FeedProgress
+from feedq.worker.retries import Retries
 from feedq.worker.sockets import Sockets
 from feedq.worker.start_limiter import StartLimiter
 from feedq.worker.throttling import FeedThrottle, Pacing
@@ -116,9 +110,9 @@ class Surroundings:
     """Ask the writer of a sink to commit now."""
     sink_trouble: Callable[[str], str | None]
     """Why this worker has not reached a sink for a while; None when it has."""
-    on_progress: Callable[[FeedRunner], None]
-    """Progress was made; it will be collected with `progress`."""
-    on_status: Callable[[FeedRunner], None]
+    on_progress: Callable[[FeedProgress], None]
+    """Progress was made; it will be collected with `FeedProgress.report`."""
+    on_status: Callable[[FeedProgress], None]
     """The status changed; so will this."""
 
 
@@ -129,43 +123,38 @@ class FeedRunner:
         self._worker = worker
         self.sockets = worker.guard.of_feed()
         self.feed = lean(claim.feed)
-        self.key = claim.key
-        self._failures = claim.failures
-        self.sink: str | None = None
-        """The name of its sink, once it runs."""
-        self._sink_error: str | None = None
+        self._retries = Retries(claim, policy=worker.backoff, clock=worker.clock, rng=worker.rng)
+        self.progress = FeedProgress(
+            claim,
+            self.feed,
+            self._retries,
+            clock=worker.clock,
+            masked=self._masked,
+            sink_trouble=worker.sink_trouble,
+        )
         self._gave_up: str | None = None
-        self._attempts = 0 if claim.has_failed else claim.attempts
-        self._looks = claim.attempts if claim.has_failed else 0
-        """How often in a row the feed was found unable to run as declared."""
-        self._is_new_here = claim.is_new_here
         self._after_loss = claim.after_loss
         """Until it has had its first turn to connect here."""
-        self._owned_since: float | None = None
-        """When the sink took this tenure for the latest one."""
-        self._failing_since: float | None = None
-        """When it began to try for the connection that it has not got."""
         self._interrupt: Interrupt | None = None
         self._interrupted_at = float("-inf")
-        self._letting_go = self._stalled = False
+        self._letting_go = False
         self._stop_reason = Reason.RELEASED
         self._task: asyncio.Task[Release | None] | None = None
-        self._batch_queue: BatchQueue | None = None
         self._must_fence = False
         """Whether its batch queue has failed, though the tenure has not: it gets another one."""
-        self._rewind: Rewind | None = None
         self._secrets: dict[str, str] = {}
         self._memory: dict[str, object] = {}
         self._masker: Masker | None = None
-        self._connected_at: float | None = None
-        self._error: str | None = None
         self._blame: Loss | None = None
-        self._reported = (0, 0, 0)
-        self._landed = 0
-        """What had landed when that was last looked at."""
-        self._quarantined = claim.quarantined
-        self._counted_at = self._refused_at = float("-inf")
-        self._rows_per_s = self._dead_per_s = 0.0
+
+    @property
+    def key(self) -> FeedKey:
+        """The lease: its epoch may be raised while the feed runs."""
+        return self.progress.key
+
+    @property
+    def _batch_queue(self) -> BatchQueue | None:
+        return self.progress.batch_queue
 
     # -- what the supervisor does to it --------------------------------------------------------------
 
@@ -195,83 +184,6 @@ class FeedRunner:
             self._gave_up = why
             self.interrupt(Interrupt.STOP, reason=Reason.BACKOFF)
 
-    def progress(self) -> Progress:
-        """What happened since the last call."""
-        batch_queue = self._batch_queue
-        now = (batch_queue.landed, batch_queue.bytes_landed, batch_queue.dead) if batch_queue else (0, 0, 0)
-        before, self._reported = self._reported, now
-        error, self._error = self._error, None
-        rewind, self._rewind = self._rewind, None
-        self._measure(rows=now[0] - before[0], dead=now[2] - before[2])
-        sink_error, dead_error = self._find_sink_error(), None
-        if sink_error != self._sink_error:
-            error, self._sink_error = error or sink_error, sink_error
-        if batch_queue is not None and batch_queue.dead_error is not None:
-            dead_error, batch_queue.dead_error = self._masked(batch_queue.dead_error), None
-        ago_s = None
-        if batch_queue is not None and batch_queue.last_record_at is not None:
-            ago_s = max(0.0, (self._worker.clock.now() - batch_queue.last_record_at).total_seconds())
-        return Progress(
-            feed_id=self.key[0],
-            epoch=self.key[1],
-            records=now[0] - before[0],
-            bytes=now[1] - before[1],
-            dead_letters=now[2] - before[2],
-            last_record_ago_s=ago_s,
-            cursor=batch_queue.cursor if batch_queue else None,
-            connected=self._connected_at is not None,
-            stalled=self._stalled,
-            attempts=self._attempts,
-            error=error,
-            failures=self._failures,
-            dead_letter_error=dead_error,
-            sink_error=sink_error,
-            rewind=rewind,
-        )
-
-    def _find_sink_error(self) -> str | None:
-        """Why nothing of it can be written just now: its table, or the sink."""
-        trouble = self._batch_queue.trouble if self._batch_queue is not None else None
-        if trouble is None and self.sink is not None:
-            trouble = self._worker.sink_trouble(self.sink)
-        return None if trouble is None else self._masked(trouble)
-
-    def _measure(self, *, rows: int, dead: int) -> None:
-        """Take in what has landed and what was refused since the last report, as the database does."""
-        now, is_first = self._worker.clock.monotonic(), self._counted_at < 0
-        elapsed_s = 0.0 if is_first else now - self._counted_at
-        self._rows_per_s = smoothed(self._rows_per_s, count=rows, elapsed_s=elapsed_s, is_first=is_first)
-        self._dead_per_s = smoothed(self._dead_per_s, count=dead, elapsed_s=elapsed_s, is_first=is_first)
-        self._counted_at = now
-        if dead:
-            self._refused_at = now
-
-    @property
-    def unwritten_s(self) -> float:
-        """How long something of it has waited without any of it being written. From any thread."""
-        since = None if self._batch_queue is None else self._batch_queue.unwritten_since
-        return 0.0 if since is None else max(0.0, monotonic() - since)
-
-    def status(self, owner: Owner | None) -> Status:
-        """As the control plane sees it if this is the worker, for the metrics. From any thread."""
-        clock, is_refused = self._worker.clock, self._refused_at >= 0
-        ago = timedelta(seconds=clock.monotonic() - self._refused_at) if is_refused else None
-        lease = Lease(
-            self.key[0],
-            state=LeaseState.RUNNING,
-            reason=None,
-            connected=self._connected_at is not None,
-            stalled=self._stalled,
-            attempts=self._attempts,
-            failures=self._failures,
-            rows_per_s=self._rows_per_s,
-            dead_per_s=self._dead_per_s,
-            dead_letter_at=None if ago is None else clock.now() - ago,
-            quarantined=self._quarantined,
-            sink_error=self._sink_error,
-        )
-        return standing(self.feed, lease, owner, now=clock.now()).status
-
     # -- its life ------------------------------------------------------------------------------------
 
     async def run(self) -> Release | None:
@@ -284,8 +196,8 @@ class FeedRunner:
             return None if self._interrupt is Interrupt.LOST else self._release_fenced(error)
         except (FeedMisconfigured, InvalidInput) as error:
             message = self._masked(error)
-            self._failures += 1
-            say = logger.debug if self._looks else logger.error
+            say = logger.debug if self._retries.looks else logger.error
+            self._retries.unusable()
             say(LogEvent.FEED_FAILED, feed=self.feed.name, error=message)
             # What came before the record that cannot pass is to be in the table when a person looks.
             try:
@@ -296,8 +208,7 @@ class FeedRunner:
                     raise
                 if self._interrupt is Interrupt.LOST:
                     return None
-            again_s = next_look_s(self._looks + 1, rng=self._worker.rng, policy=self._worker.backoff)
-            return self._release(Reason.FAILED, error=message, retry_in_s=again_s)
+            return self._release(Reason.FAILED, error=message, retry_in_s=self._retries.next_look_s())
         finally:
             self._task = None
             if self._batch_queue is not None:
@@ -305,7 +216,7 @@ class FeedRunner:
 
     async def _tenure(self) -> Release | None:
         kind, what = load_connector(self.feed.spec.connector), declared(self.feed)
-        self.sink = what.sink
+        self.progress.sink = what.sink
         with self._worker.pacing.of(self.feed, what.options.limits) as pace:
             while True:
                 # An interrupt may be older than the first step of this coroutine: nobody could cancel it then.
@@ -333,17 +244,18 @@ class FeedRunner:
                 self._masker = await asyncio.to_thread(Masker, self._secrets.values())
             await self._worker.trusted.wait()
             if self._batch_queue is None or self._must_fence:
-                self._batch_queue = await self._open_batch_queue(what, self._batch_queue)
+                self.progress.batch_queue = await self._open_batch_queue(what, self._batch_queue)
+            batch_queue = self._batch_queue
+            assert batch_queue is not None
             # What was received before the last connection broke must be decided before we ask again.
-            await self._batch_queue.drained()
+            await batch_queue.drained()
             await self._worker.start_limiter.turn()
             await self._worker.connect_limiter.turn(what.options.remote_host, after_loss=self._after_loss)
             self._after_loss = False
-            context = self._context(self._batch_queue, pace)
-            if self._failing_since is None:
-                self._failing_since = self._worker.clock.monotonic()
-            stream = open_stream(kind, what.options, context=context, cursor=self._batch_queue.cursor)
-            await self._stream(stream, self._batch_queue, pace)
+            context = self._context(batch_queue, pace)
+            self._retries.begin()
+            stream = open_stream(kind, what.options, context=context, cursor=batch_queue.cursor)
+            await self._stream(stream, batch_queue, pace)
         except asyncio.CancelledError:
             self._disconnected()
             # An interrupt cancels the task to wake it; anybody else's cancellation goes on.
@@ -363,8 +275,8 @@ class FeedRunner:
                 async for batch in batches:
                     if self._interrupt is not None:
                         raise asyncio.CancelledError  # the connector, or a library of its, swallowed ours
-                    if self._stalled:
-                        self._stalled = False
+                    if self.progress.stalled:
+                        self.progress.stalled = False
                         self._changed()
                     await batch_queue.put(batch)
                     if pace.is_limited:
@@ -382,7 +294,8 @@ class FeedRunner:
         if failed is not None:
             failed.abandon()
         fenced = await self._fence(what.sink, what.landing)
-        self._owned_since, self._must_fence = self._worker.clock.monotonic(), False
+        self._retries.fenced()
+        self._must_fence = False
         batch_queue = self._worker.open_batch_queue(
             what.sink, self.key, self.feed.name, what.landing, fenced, self._progressed
         )
@@ -391,9 +304,9 @@ class FeedRunner:
         if failed is not None and isinstance(failed.failure, SinkRewound):
             # It may tell of records as landed that the sink has no more.
             self._memory = {}
-            self._rewind = Rewind(what.sink, failed.cursor, fenced.cursor)
+            self.progress.rewind = Rewind(what.sink, failed.cursor, fenced.cursor)
             logger.warning(LogEvent.SINK_REWOUND, feed=self.feed.name, sink=what.sink, epoch=self.key[1])
-            self._worker.on_progress(self)
+            self._worker.on_progress(self.progress)
         return batch_queue
 
     async def _fence(self, sink_name: str, landing: Landing) -> Fenced:
@@ -414,39 +327,23 @@ class FeedRunner:
                     logger.warning(
                         LogEvent.EPOCH_RAISED, feed=self.feed.name, epoch=raised[1], sink_epoch=above
                     )
-                    self.key = raised
+                    self.progress.key = raised
                 case other:
                     raise AssertionError(f"a fence ended with {other!r}")
 
     async def _after_failure(self, error: SourceUnavailable | SinkUnavailable) -> Release | None:
-        held_s = failing_s = 0.0
-        now = self._worker.clock.monotonic()
-        if self._connected_at is not None:
-            held_s = now - self._connected_at
-        elif self._failing_since is not None:
-            failing_s = now - self._failing_since
-        self._failures += 1
-        has_received = self._batch_queue is not None and self._batch_queue.last_record_at is not None
-        self._attempts = attempts_after(self._attempts, connected_s=held_s, policy=self._worker.backoff)
-        decision = next_try(
-            self._attempts,
-            rng=self._worker.rng,
-            policy=self._worker.backoff,
-            not_before_s=error.retry_in_s if isinstance(error, SourceBusy) else 0.0,
-            is_new_here=self._is_new_here and not has_received,
-            failing_s=failing_s,
-        )
+        decision = self._retries.after(error, has_received=self.progress.has_received)
         message = self._masked(error)
-        self._error = message
         silent = isinstance(error, SourceSilent)
-        self._stalled = self._stalled or silent
+        self.progress.error = message
+        self.progress.stalled |= silent
         self._disconnected()
         RECONNECTS.inc()
         logger.info(
             LogEvent.FEED_STALLED if silent else LogEvent.FEED_BROKEN_OFF,
             feed=self.feed.name,
             error=message,
-            attempts=self._attempts,
+            attempts=self._retries.attempts,
             again_in_s=round(decision.delay_s, 2),
         )
         if self._interrupt is not None:
@@ -462,20 +359,14 @@ class FeedRunner:
         return None
 
     def _release_fenced(self, error: LeaseLost) -> Release:
-        """Lets the feed be placed again at once the first time, and later each time that follows soon: two
-        installations that share a sink would take it from each other without end."""
         self._disconnected()
-        self._failures += 1
-        policy, rng = self._worker.backoff, self._worker.rng
-        owned_s = 0.0 if self._owned_since is None else self._worker.clock.monotonic() - self._owned_since
-        self._attempts = attempts_after(self._attempts, connected_s=owned_s, policy=policy)
-        again_s = 0.0 if self._attempts == 1 else next_try(self._attempts - 1, rng=rng, policy=policy).delay_s
+        again_s = self._retries.after_fence_s()
         return self._release(Reason.FENCED, error=self._masked(error), retry_in_s=again_s)
 
     async def _let_go(self, sink_name: str) -> Release | None:
         self._letting_go = True
         if self._gave_up is not None:
-            self._failures += 1
+            self._retries.failures += 1
             return self._release(self._stop_reason, error=self._gave_up)
         self._worker.hurry(sink_name)
         try:
@@ -522,41 +413,33 @@ class FeedRunner:
         )
 
     def _connected(self) -> None:
-        self._connected_at = self._worker.clock.monotonic()
-        self._failing_since = None
+        self._retries.connected()
         logger.debug(LogEvent.FEED_CONNECTED, feed=self.feed.name)
         self._changed()
 
     def _disconnected(self) -> None:
-        self._connected_at = None
+        self._retries.disconnected()
         self._changed()
 
     def _progressed(self) -> None:
         batch_queue = self._batch_queue
-        if batch_queue is not None and batch_queue.landed > self._landed:
-            self._landed, self._failures = batch_queue.landed, 0
+        self.progress.look_for_landed()
         if batch_queue is not None and batch_queue.failure is not None:
             # Its next record may be long in coming. Woken, it looks at the batch queue before it connects again.
             self.interrupt(Interrupt.SUSPEND)
-        self._worker.on_progress(self)
+        self._worker.on_progress(self.progress)
 
     def _changed(self) -> None:
-        self._worker.on_status(self)
+        self._worker.on_status(self.progress)
 
     def _release(self, reason: Reason, *, error: str | None = None, retry_in_s: float = 0.0) -> Release:
-        counts = {
-            Reason.BACKOFF: self._attempts,
-            Reason.FENCED: self._attempts,
-            Reason.FAILED: self._looks + 1,
-        }
-        attempts = counts.get(reason, 0)
         if self._blame is not None and reason is Reason.QUARANTINED:
             error = self._blame.said
-        return Release(*self.key, reason, retry_in_s, attempts, error, self._blame)
+        return Release(*self.key, reason, retry_in_s, self._retries.counted_for(reason), error, self._blame)
 
     def release_after(self, error: BaseException) -> Release:
         """For whoever runs it, when it ended in a way that it should not: another worker may try."""
-        self._failures += 1
+        self._retries.failures += 1
         said = self._masked(f"unexpected error: {str(error) or type(error).__name__}")
         return Release(*self.key, Reason.BACKOFF, UNEXPECTED_RETRY_S, 1, said)
 

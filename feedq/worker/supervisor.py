@@ -191,7 +191,7 @@ class Supervisor:
         if worker is None:
             return Counter()
         owner = self._owner(worker)
-        counts = Counter(runner.status(owner) for runner in self._all_runners())
+        counts = Counter(runner.progress.status(owner) for runner in self._all_runners())
         counts[Status.QUARANTINED] += len(self._quarantine)
         return counts
 
@@ -204,7 +204,7 @@ class Supervisor:
     @property
     def unwritten_s(self) -> float:
         """The longest that a feed has waited for any of its batches to be written. From any thread."""
-        return max((runner.unwritten_s for runner in self._all_runners()), default=0.0)
+        return max((runner.progress.unwritten_s for runner in self._all_runners()), default=0.0)
 
     @property
     def feeds(self) -> int:
@@ -447,10 +447,10 @@ class Supervisor:
             why = f"failed: {release.error}"
         finally:
             self._runners.pop(assigned, None)
-            self._progress_reporter.forget(runner)
+            self._progress_reporter.forget(runner.progress)
             if release is not None:
                 # What it did since the last report belongs to this epoch: told before letting go.
-                self._report(worker_id, [runner.progress()])
+                self._report(worker_id, [runner.progress.report()])
                 logger.debug(LogEvent.FEED_RELEASED, feed=runner.feed.name, reason=release.reason.value)
             self._feed_ended(assigned, release, why)
 
@@ -494,16 +494,16 @@ class Supervisor:
         # Where nobody has tried, somebody has to, and may find it away as well.
         left |= sinks_to_leave(self._sink_pool.down(for_s=2 * patience_s), answer.sinks_untried_elsewhere)
         for runner in self._all_runners():
-            if runner.sink in left:
-                runner.give_up(left[runner.sink])
+            if runner.progress.sink in left:
+                runner.give_up(left[runner.progress.sink])
 
     def _tell_of_sinks(self) -> None:
         """Have the feeds of sinks that went away, or came back, reported at once."""
         before, self._sinks_down = self._sinks_down, set(self._sink_pool.down())
         changed = before ^ self._sinks_down
         for runner in self._all_runners() if changed else ():
-            if runner.sink in changed:
-                self._progress_reporter.tell(runner)
+            if runner.progress.sink in changed:
+                self._progress_reporter.tell(runner.progress)
 
     def _drain(self) -> None:
         worker = self.lease_keeper.worker
@@ -533,7 +533,7 @@ class Supervisor:
                 and runner
                 and isinstance(feed.message, TaskCallbacks)
             ):
-                feed.message.progress(f"{runner.feed.name}: {runner.status(owner)}")
+                feed.message.progress(f"{runner.feed.name}: {runner.progress.status(owner)}")
 
     def _keep_watch(self) -> None:
         if self._watch is not None and not self._draining:

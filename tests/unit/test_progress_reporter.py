@@ -73,7 +73,7 @@ async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
     runner = make_runner(DataPath(), reporter, 1)
-    reporter.note(runner)
+    reporter.note(runner.progress)
     # A moment longer than news would take, to see that nothing is sent.
     await asyncio.sleep(2 * NEWS_S)
     assert sent == []
@@ -88,8 +88,8 @@ async def test_a_runner_that_ended_is_not_reported_again() -> None:
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
     runner = make_runner(DataPath(), reporter, 1)
-    reporter.note(runner)
-    reporter.forget(runner)
+    reporter.note(runner.progress)
+    reporter.forget(runner.progress)
     reporter.report()
     assert sent == []
 
@@ -103,7 +103,7 @@ async def test_a_report_of_many_busy_feeds_is_bounded_and_each_has_its_turn() ->
     runners = [make_runner(path, reporter, n) for n in range(2 * PROGRESS_MAX + 1)]
     for _ in range(3):
         for runner in runners:
-            reporter.note(runner)
+            reporter.note(runner.progress)
         reporter.report()
     assert [len(report) for report in sent] == [PROGRESS_MAX] * 3
     told = {p.feed_id for report in sent for p in report}
@@ -118,7 +118,7 @@ async def test_news_are_told_however_many_others_wait() -> None:
     path = DataPath()
     runners = [make_runner(path, reporter, n) for n in range(PROGRESS_MAX + 10)]
     for runner in runners:
-        reporter.note(runner)
+        reporter.note(runner.progress)
     runners[-1]._connected()
     reporter.report()
     assert runners[-1].key[0] in {p.feed_id for p in sent[0]}
@@ -131,7 +131,7 @@ async def test_news_do_not_bring_the_progress_of_others_along() -> None:
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
     busy, new = (make_runner(DataPath(), reporter, n) for n in (1, 2))
-    reporter.note(busy)
+    reporter.note(busy.progress)
     new._connected()
     await until(lambda: sent, "told without a heartbeat")
     assert [[p.feed_id for p in report] for report in sent] == [[2]]

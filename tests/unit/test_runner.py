@@ -214,21 +214,21 @@ async def test_it_reports_refusals_the_sinks_trouble_and_failures_until_a_record
     async with numbered_source() as source:
         with DataPath(MemoryTables(poison=b'"seq": 3,')) as path:
             bench = Bench(path, options(source))
-            bench.runner._failures = 4
+            bench.runner._retries.failures = 4
             bench.start()
             await bench.landed_at_least(5)
-            await until(lambda: bench.runner.progress().failures == 0, "a record has landed")
+            await until(lambda: bench.runner.progress.report().failures == 0, "a record has landed")
             bench.sink_trouble = "sink 'default': away"
-            first, second = bench.runner.progress(), bench.runner.progress()
+            first, second = bench.runner.progress.report(), bench.runner.progress.report()
             assert (first.sink_error, first.error) == ("sink 'default': away",) * 2
             assert (second.sink_error, second.error) == ("sink 'default': away", None)
             bench.sink_trouble = None
-            assert bench.runner.progress().sink_error is None
+            assert bench.runner.progress.report().sink_error is None
             bench.runner.give_up("nobody writes here")
             release = await bench.end()
     assert release is not None
     assert (release.reason, release.error) == (Reason.BACKOFF, "nobody writes here")
-    assert bench.runner.progress().failures == 1
+    assert bench.runner.progress.report().failures == 1
 
 
 async def test_the_latest_refusal_is_reported_once() -> None:
@@ -239,7 +239,7 @@ async def test_the_latest_refusal_is_reported_once() -> None:
             reports: list[Progress] = []
 
             def is_told() -> bool:
-                reports.append(bench.runner.progress())
+                reports.append(bench.runner.progress.report())
                 return any(report.dead_letters for report in reports)
 
             await until(is_told, "told")
@@ -346,7 +346,7 @@ async def test_a_connection_that_breaks_is_made_again_without_loss_or_double() -
     assert (release.attempts, release.error) == (3, release.error)
     assert release.error is not None
     assert "closed" in release.error
-    assert bench.runner.progress().failures <= 1, "it landed records after each of the others"
+    assert bench.runner.progress.report().failures <= 1, "it landed records after each of the others"
     assert bench.landed == list(range(1, 22))
     assert source.most_open == 1
 
@@ -404,7 +404,7 @@ async def test_a_newer_epoch_in_the_sink_ends_it_and_the_feed_may_be_placed_agai
             release = await fence_off(bench)
     assert (release.reason, release.retry_in_s, release.attempts) == (Reason.FENCED, 0.0, 1)
     assert "epoch 1 was superseded" in (release.error or "")
-    assert not bench.runner.progress().connected
+    assert not bench.runner.progress.report().connected
 
 
 async def test_a_feed_that_was_fenced_a_moment_ago_waits_longer_each_time() -> None:
@@ -557,19 +557,19 @@ async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> No
     assert release is not None
     assert (release.reason, release.attempts) == (Reason.BACKOFF, 3)
     assert "127.0.0.1:1" in (release.error or "")
-    assert bench.runner.progress().failures == 3
-    assert bench.runner.status(None) is Status.FAILING
+    assert bench.runner.progress.report().failures == 3
+    assert bench.runner.progress.status(None) is Status.FAILING
 
 
 async def test_failures_of_tenures_before_count_until_something_lands() -> None:
     async with numbered_source() as source:
         with DataPath() as path:
             bench = Bench(path, options(source), failures=7)
-            assert bench.runner.progress().failures == 7
+            assert bench.runner.progress.report().failures == 7
             bench.start()
             await bench.landed_at_least(2)
-            await until(lambda: bench.runner.progress().failures == 0, "it is well again")
-            assert bench.runner.status(None) is Status.STREAMING
+            await until(lambda: bench.runner.progress.report().failures == 0, "it is well again")
+            assert bench.runner.progress.status(None) is Status.STREAMING
             bench.runner.interrupt(Interrupt.STOP)
             await bench.end()
 
@@ -582,9 +582,12 @@ async def test_a_feed_most_of_whose_records_are_refused_is_refusing_on_its_worke
             bench.start()
             # Rates are measured with each report.
             await until(
-                lambda: bench.runner.progress() and bench.runner.status(None) is Status.REFUSING, "refusing"
+                lambda: (
+                    bench.runner.progress.report() and bench.runner.progress.status(None) is Status.REFUSING
+                ),
+                "refusing",
             )
-            assert bench.runner.status(LAGGING) is Status.STALLED
+            assert bench.runner.progress.status(LAGGING) is Status.STALLED
             bench.runner.interrupt(Interrupt.STOP)
             await bench.end()
 
@@ -593,16 +596,16 @@ async def test_what_waits_to_be_written_has_an_age_until_some_of_it_is() -> None
     async with numbered_source() as source:
         with DataPath() as path:
             bench = Bench(path, options(source))
-            assert bench.runner.unwritten_s == 0
+            assert bench.runner.progress.unwritten_s == 0
             bench.start()
             await bench.landed_at_least(2)
             path.tables.away = True
-            await until(lambda: bench.runner.unwritten_s > 0.3, "it waits")
+            await until(lambda: bench.runner.progress.unwritten_s > 0.3, "it waits")
             path.tables.away = False
-            await until(lambda: bench.runner.unwritten_s < 0.3, "it is written")
+            await until(lambda: bench.runner.progress.unwritten_s < 0.3, "it is written")
             bench.runner.interrupt(Interrupt.STOP)
             await bench.end()
-            assert bench.runner.unwritten_s == 0
+            assert bench.runner.progress.unwritten_s == 0
 
 
 @pytest.mark.parametrize(("is_new_here", "attempts"), [(True, 4), (False, 6)])
@@ -640,7 +643,9 @@ async def test_looks_at_what_cannot_run_are_counted_apart_from_failures_of_the_s
             release = await bench.end()
     assert release is not None
     assert (release.reason, release.attempts) == (Reason.FAILED, looks)
-    assert bench.runner.progress().attempts == (0 if has_failed else 7), "a look is no try at the source"
+    assert bench.runner.progress.report().attempts == (0 if has_failed else 7), (
+        "a look is no try at the source"
+    )
     bound_s = FAST.failed_s if looks == 1 else FAST.failed_s * 1.5**2
     assert 0.8 * bound_s <= release.retry_in_s <= bound_s
 
@@ -665,7 +670,7 @@ async def test_progress_is_told_once() -> None:
             await bench.landed_at_least(5)
             bench.runner.interrupt(Interrupt.STOP)
             await bench.end()
-            first, second = bench.runner.progress(), bench.runner.progress()
+            first, second = bench.runner.progress.report(), bench.runner.progress.report()
     assert (first.records, second.records) == (len(bench.landed), 0)
     assert first.cursor == len(bench.landed)
 

@@ -39,7 +39,7 @@ async def test_a_feed_that_waits_for_its_turn_is_connecting_and_ends_at_once_whe
             bench = Bench(path, options(source), connect_limiter=paced)
             bench.start()
             await until(lambda: waiting(paced) == 1, "it waits")
-            assert bench.runner.status(None) == "connecting"
+            assert bench.runner.progress.status(None) == "connecting"
             bench.runner.interrupt(why, reason=Reason.PAUSED)
             release = await bench.end()
     assert source.hellos == []

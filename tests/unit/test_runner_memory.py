@@ -22,7 +22,7 @@ async def test_messages_committed_after_their_connection_broke_do_not_land_again
             await broker.publish([b'{"seq": %d}' % seq for seq in range(1, 4)])
             await until(lambda: path.budget.bytes > 0)
             broker.dismiss(0x8B)
-            await until(lambda: bench.runner.status(None) == "connecting")
+            await until(lambda: bench.runner.progress.status(None) == "connecting")
             assert broker.acknowledged == []
             path.tables.away = False
             await until(lambda: len(broker.acknowledged) == 3)

@@ -32,7 +32,7 @@ async def test_a_sink_that_went_back_is_gone_on_with_from_the_cursor_that_it_has
                         1, path.worker_id, cursor=bench.landed[-1], commit_id=uuid4()
                     )
             await bench.landed_at_least(40)
-            progress = bench.runner.progress()
+            progress = bench.runner.progress.report()
             bench.runner.interrupt(Interrupt.STOP)
             assert await bench.end() is not None
     first = bench.landed[0]
@@ -44,7 +44,7 @@ async def test_a_sink_that_went_back_is_gone_on_with_from_the_cursor_that_it_has
     assert rewind.left_at >= first + 19
     # What has landed twice was counted twice, and nothing was counted down.
     assert progress.records >= 40
-    assert bench.runner.progress().rewind is None
+    assert bench.runner.progress.report().rewind is None
 
 
 async def test_an_owner_whose_epoch_was_given_out_twice_gives_way() -> None:
