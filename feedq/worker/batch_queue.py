@@ -2,23 +2,28 @@
 
 A batch queue lives on its runner's event loop; the writer thread reaches it through `call_soon_threadsafe` only.
 It bounds what is received and not yet committed, for its feed and, through `InflightBudget`, for the whole worker:
-a batch that it has taken is on its way at once, and the next one is only asked for when there is room for it.
+a batch that it has taken is on its way at once, and the next one is only asked for when there is room for it. What
+became of the batches comes back as `CommitAnswer`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from threading import Lock
 from time import monotonic
+from typing import NamedTuple
 from uuid import UUID
 
 from feedq.errors import FeedqError, LeaseLost
 from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import Landing
-from feedq.telemetry import INFLIGHT_BYTES
+from feedq.telemetry import INFLIGHT_BYTES, LogEvent, log
+
+logger = log(__name__)
 
 
 class InflightBudget:
@@ -246,6 +251,58 @@ class BatchQueue:
             await self._waiter
         finally:
             self._waiter = None
+
+
+class CommitAnswer(NamedTuple):
+    """What became of the batches of one queue in a group commit, with their sizes added up."""
+
+    batch_queue: BatchQueue
+    size: int
+    landed: int = 0
+    dead: int = 0
+    dead_error: str | None = None
+    cursor: JSON = None
+    failure: FeedqError | None = None
+    on_committed: Sequence[Callable[[], None]] = ()
+
+    def deliver(self) -> None:
+        if self.failure is not None:
+            self.batch_queue.failed(size=self.size, failure=self.failure)
+            return
+        self.batch_queue.committed(
+            size=self.size,
+            landed=self.landed,
+            dead=self.dead,
+            cursor=self.cursor,
+            dead_error=self.dead_error,
+        )
+        for acknowledge in self.on_committed:
+            try:
+                acknowledge()
+            except Exception:
+                # A connector's own code: the commit stands, and the other feeds must hear of theirs.
+                logger.exception(LogEvent.UNEXPECTED, where="on_committed", feed=self.batch_queue.feed)
+
+
+def answer_all(answers: Iterable[CommitAnswer]) -> None:
+    """Tell the queues, each on its loop. From the writer's threads."""
+    by_loop: defaultdict[asyncio.AbstractEventLoop, list[CommitAnswer]] = defaultdict(list)
+    decided: defaultdict[InflightBudget, int] = defaultdict(int)
+    for one in answers:
+        decided[one.batch_queue.budget] += one.size
+        by_loop[one.batch_queue.loop].append(one)
+    # It no longer burdens the worker, whether or not a runner is left to hear of it.
+    for budget, size in decided.items():
+        budget.give_back(size)
+    for loop, mine in by_loop.items():
+        # Closed, at whatever moment: nobody is left to tell there, and the others must be told all the same.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_deliver, mine)
+
+
+def _deliver(answers: list[CommitAnswer]) -> None:
+    for one in answers:
+        one.deliver()
 
 
 def _tell_nobody() -> None:

@@ -22,7 +22,7 @@ from uuid import UUID
 from feedq.errors import FeedqError, SinkUnavailable
 from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
 from feedq.telemetry import LogEvent, database_event, log
-from feedq.worker.writer import Outage
+from feedq.worker.outage import Outage
 
 GROUP_MAX = 1_000
 """Feeds a statement: a cold start of thousands is a handful of statements, none of them long."""

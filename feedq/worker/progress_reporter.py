@@ -19,7 +19,7 @@ from feedq.clock import Clock
 from feedq.lease import Owner, smoothed, standing
 from feedq.model import Claim, Feed, Lease, LeaseState, Progress, Rewind, Status
 from feedq.worker.batch_queue import BatchQueue
-from feedq.worker.retries import Retries
+from feedq.worker.retries import FeedRetries
 
 NEWS_S = 0.2
 """How long news of a status waits for others."""
@@ -37,7 +37,7 @@ class FeedProgress:
         self,
         claim: Claim,
         feed: Feed,
-        retries: Retries,
+        retries: FeedRetries,
         *,
         clock: Clock,
         masked: Callable[[str], str],

@@ -61,7 +61,7 @@ from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.connect_limiter import ConnectLimiter
 from feedq.worker.declared import Declared, declared, lean
 from feedq.worker.progress_reporter import FeedProgress
-from feedq.worker.retries import Retries
+from feedq.worker.retries import FeedRetries
 from feedq.worker.sockets import Sockets
 from feedq.worker.start_limiter import StartLimiter
 from feedq.worker.throttling import FeedThrottle, Pacing
@@ -123,7 +123,7 @@ class FeedRunner:
         self._worker = worker
         self.sockets = worker.guard.of_feed()
         self.feed = lean(claim.feed)
-        self._retries = Retries(claim, policy=worker.backoff, clock=worker.clock, rng=worker.rng)
+        self._retries = FeedRetries(claim, policy=worker.backoff, clock=worker.clock, rng=worker.rng)
         self.progress = FeedProgress(
             claim,
             self.feed,

@@ -10,9 +10,11 @@ from uuid import UUID
 from feedq.model import FeedKey
 from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Landing, Sink, load_sink
+from feedq.worker.apart_writer import ApartWriter
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer, GoneWorkers
-from feedq.worker.writer import Down, Outage, Writer
+from feedq.worker.outage import Down, Outage
+from feedq.worker.writer import Writer, WritingSession
 
 DOWN_AFTER_S = 2.0
 """A sink that was away for less was restarted, or the network stumbled: nobody need hear of it."""
@@ -103,12 +105,12 @@ class SinkPool:
     def _writer(self, sink: str) -> Writer:
         with self._lock:
             if sink not in self._writers:
-                writer = Writer(
+                writer = make_writer(
                     sink,
                     self._maker(sink, "writer"),
+                    self._outage(sink),
                     flush_interval_s=self._settings.flush_interval_s,
                     flush_bytes=self._settings.flush_bytes,
-                    outage=self._outage(sink),
                 )
                 writer.start()
                 self._writers[sink] = writer
@@ -137,6 +139,25 @@ class SinkPool:
         return lambda: kind(
             url, environment=self._settings.environment, worker_id=self._worker_id(), role=role
         )
+
+
+def make_writer(
+    name: str, make_sink: Callable[[], Sink], outage: Outage, *, flush_interval_s: float, flush_bytes: int
+) -> Writer:
+    """The writing end of one sink, with one for its feeds in trouble."""
+    apart = ApartWriter(
+        name,
+        WritingSession(name, make_sink, outage),
+        flush_interval_s=flush_interval_s,
+        slice_bytes_max=2 * flush_bytes,
+    )
+    return Writer(
+        name,
+        WritingSession(name, make_sink, outage),
+        apart,
+        flush_interval_s=flush_interval_s,
+        flush_bytes=flush_bytes,
+    )
 
 
 def sinks_to_leave(down: Mapping[str, str], elsewhere: Collection[str]) -> dict[str, str]:

@@ -15,19 +15,17 @@ once, through `BatchQueue.committed` or `BatchQueue.failed`.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from threading import Condition, Lock, Thread
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
-from feedq.model import JSON, Batch
+from feedq.model import Batch
 from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
 from feedq.telemetry import (
     BYTES,
@@ -40,22 +38,19 @@ from feedq.telemetry import (
     LogEvent,
     log,
 )
-from feedq.worker.batch_queue import BatchQueue, InflightBudget
+from feedq.worker.batch_queue import BatchQueue, CommitAnswer, answer_all
+from feedq.worker.outage import Outage
+
+if TYPE_CHECKING:
+    from feedq.worker.apart_writer import ApartWriter
 
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 """A sink that comes back is noticed within this; asking more often would only add to its troubles."""
 IDLE_S = 60.0
 """With nothing to do a thread sleeps until it is woken, and looks up now and then."""
-SUSPECT_S = 60.0
-"""A feed that had a record refused is written apart this long, as others are to be expected of it."""
 APART_AFTER = 5
 """Failures of a group in a row before one of its feeds is tried by itself, to see whether it is the sink."""
-SLICE_BYTES_MIN = 64 * 1024
-SLICE_FAST_S, SLICE_SLOW_S = 0.25, 1.0
-"""Of a feed that is written apart so much is written at once that it takes about this long."""
-NO_ANSWER_S = 8.0
-"""A sink that has not answered for so long counts as away: longer than any statement of a group may take."""
 
 logger = log(__name__)
 
@@ -65,90 +60,11 @@ Entry = tuple[BatchQueue, Batch, float]
 Group = dict[BatchQueue, list[Batch]]
 
 
-class Down(NamedTuple):
-    """Since when a sink has not been reached, on the monotonic clock, and why."""
-
-    since: float
-    error: str
-
-
-class Outage:
-    """What one worker knows of the reach of one sink. Shared by the threads that use it."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._failed: Down | None = None
-        self._asked_at: float | None = None
-        self.is_tried = False
-        """Whether somebody has something to write: nobody else need find out whether the sink is back."""
-        self.written_at = float("-inf")
-
-    @property
-    def down(self) -> Down | None:
-        asked_at = self._asked_at
-        if self._failed is None and asked_at is not None and monotonic() - asked_at > NO_ANSWER_S:
-            return Down(asked_at, f"sink {self._name!r}: no answer for {NO_ANSWER_S:g} s")
-        return self._failed
-
-    def ask(self, now: float) -> None:
-        """Before something that is known to take little time."""
-        self._asked_at = now
-
-    def answered(self) -> None:
-        """After it, whatever came of it."""
-        self._asked_at = None
-
-    def failed(self, error: Exception, *, since: float) -> None:
-        first = self._failed
-        if first is None:
-            logger.warning(LogEvent.SINK_AWAY, sink=self._name, error=str(error))
-        self._failed = Down(since if first is None else first.since, str(error))
-
-    def over(self, *, wrote: bool = True) -> None:
-        if self._failed is not None:
-            away_s = round(monotonic() - self._failed.since, 1)
-            logger.info(LogEvent.SINK_BACK, sink=self._name, away_s=away_s)
-            self._failed = None
-        if wrote:
-            self.written_at = monotonic()
-
-
-class _Answer(NamedTuple):
-    """What to tell one batch queue, with the sizes of all its batches in the group added up."""
-
-    batch_queue: BatchQueue
-    size: int
-    landed: int = 0
-    dead: int = 0
-    dead_error: str | None = None
-    cursor: JSON = None
-    failure: FeedqError | None = None
-    on_committed: Sequence[Callable[[], None]] = ()
-
-    def deliver(self) -> None:
-        if self.failure is not None:
-            self.batch_queue.failed(size=self.size, failure=self.failure)
-            return
-        self.batch_queue.committed(
-            size=self.size,
-            landed=self.landed,
-            dead=self.dead,
-            cursor=self.cursor,
-            dead_error=self.dead_error,
-        )
-        for acknowledge in self.on_committed:
-            try:
-                acknowledge()
-            except Exception:
-                # A connector's own code: the commit stands, and the other feeds must hear of theirs.
-                logger.exception(LogEvent.UNEXPECTED, where="on_committed", feed=self.batch_queue.feed)
-
-
 class WritingSession:
     """A session with a sink that lands groups, and knows of a commit whose answer was lost. For one thread."""
 
     def __init__(self, name: str, make_sink: Callable[[], Sink], outage: Outage) -> None:
-        self._name, self._make_sink, self._outage = name, make_sink, outage
+        self._name, self._make_sink, self.outage = name, make_sink, outage
         self._sink: Sink | None = None
         self._unknown: CommitUnknown | None = None
         self.must_renew = False
@@ -162,14 +78,14 @@ class WritingSession:
         """Raises `SinkUnavailable`."""
         since = monotonic()
         if briefly:
-            self._outage.ask(since)
+            self.outage.ask(since)
         try:
             written = self._write(group, briefly=briefly)
         except SinkUnavailable as error:
-            self._outage.failed(error, since=since)
+            self.outage.failed(error, since=since)
             raise
         else:
-            self._outage.over()
+            self.outage.over()
             COMMIT_SECONDS.observe(monotonic() - since)
             for batch_queue in group:
                 if batch_queue.key in written.landed:
@@ -177,7 +93,7 @@ class WritingSession:
             return written
         finally:
             if briefly:
-                self._outage.answered()
+                self.outage.answered()
 
     def _write(self, group: Mapping[BatchQueue, Sequence[Batch]], *, briefly: bool) -> Written:
         if self.must_renew and self.is_decided:
@@ -219,15 +135,13 @@ class Writer:
     def __init__(
         self,
         name: str,
-        sink: Callable[[], Sink],
+        session: WritingSession,
+        apart: ApartWriter,
         *,
         flush_interval_s: float,
         flush_bytes: int,
-        outage: Outage | None = None,
     ) -> None:
-        self._name = name
-        self._outage = outage or Outage(name)
-        self._session = WritingSession(name, sink, self._outage)
+        self._name, self._session, self._apart = name, session, apart
         self._flush_interval_s, self._flush_bytes = flush_interval_s, flush_bytes
         # Without the counting of the lock that is the default: it is taken for each batch.
         self._lock = Lock()
@@ -236,12 +150,6 @@ class Writer:
         self._bytes = 0
         self._hurry = self._must_forget = False
         self._stopping = False
-        self._apart = ApartWriter(
-            name,
-            WritingSession(name, sink, self._outage),
-            flush_interval_s=flush_interval_s,
-            slice_bytes_max=2 * flush_bytes,
-        )
         self._thread = Thread(target=self._run, name=f"feedq-writer-{name}", daemon=True)
 
     def start(self) -> None:
@@ -294,7 +202,7 @@ class Writer:
                 self._commit(group)
             except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name)
-                _refuse_unexpected(self._name, group, error)
+                refuse_unexpected(self._name, group, error)
             # Or its batches would stay in memory until the next one comes.
             del group
         self._session.close()
@@ -331,17 +239,17 @@ class Writer:
         return group
 
     def _commit(self, group: Group) -> None:
-        self._outage.is_tried = True
+        self._session.outage.is_tried = True
         try:
             written = self._write(group)
         finally:
-            self._outage.is_tried = False
+            self._session.outage.is_tried = False
         if written is None:
             return
         if written.postponed:
             self._put_apart({o: batches for o, batches in group.items() if o.key in written.postponed})
             group = {o: batches for o, batches in group.items() if o.key not in written.postponed}
-        _finish(group, written)
+        finish(group, written)
 
     def _write(self, group: Group) -> Written | None:
         """Write until it is decided; None when there is nothing left to be decided here.
@@ -383,7 +291,7 @@ class Writer:
             written = self._session.write({batch_queue: batches}, briefly=True)
             if batch_queue.key not in written.postponed:
                 del group[batch_queue]
-                _finish({batch_queue: batches}, written)
+                finish({batch_queue: batches}, written)
                 return True
         return False
 
@@ -405,218 +313,11 @@ class Writer:
         if batch_queue.broken is None:
             return False
         self._bytes -= batch.size
-        _answer([_refusal(batch_queue, [batch], batch_queue.broken)])
+        answer_all([refusal(batch_queue, [batch], batch_queue.broken)])
         return True
 
 
-@dataclass(slots=True)
-class FeedApart:
-    """A feed that is written by itself."""
-
-    due_at: float
-    until: float
-    """It is written with the others again when nothing of it waits then."""
-    slice_bytes: int = 4 * SLICE_BYTES_MIN
-    pause_s: float = 0.0
-    tried_at: float = float("-inf")
-    batches: deque[Batch] = field(default_factory=deque)
-    bytes: int = 0
-
-    def next_slice(self) -> list[Batch]:
-        taken: list[Batch] = []
-        size = 0
-        for batch in self.batches:
-            if taken and size + batch.size > self.slice_bytes:
-                break
-            taken.append(batch)
-            size += batch.size
-        return taken
-
-
-class ApartWriter:
-    """Writes feeds in trouble one at a time, so that the others need not wait for them.
-
-    A feed takes turns with others of its kind. As much of it is written in a turn as takes `SLICE_SLOW_S` at most,
-    one batch at least. One that cannot be written now is tried again ever less often. What waits for a feed here
-    is always older than what `Writer` still has of it, and a feed goes back only when nothing does.
-    """
-
-    def __init__(
-        self, name: str, session: WritingSession, *, flush_interval_s: float, slice_bytes_max: int
-    ) -> None:
-        self._name, self._session = name, session
-        self._flush_interval_s, self._slice_bytes_max = flush_interval_s, slice_bytes_max
-        self._wakeup = Condition()
-        self._feeds: dict[BatchQueue, FeedApart] = {}
-        self._stopping = False
-        self._thread: Thread | None = None
-
-    def add(self, group: Group) -> None:
-        """Take these over, with all that comes of them later."""
-        now = monotonic()
-        with self._wakeup:
-            for batch_queue, batches in group.items():
-                # One that has just come back and fails the others again is to stay for longer.
-                again = now - batch_queue.back_at < SUSPECT_S
-                batch_queue.apart_s = min(max(1.0, 2 * batch_queue.apart_s), SUSPECT_S) if again else 0.0
-                feed = self._feeds[batch_queue] = FeedApart(due_at=now, until=now + batch_queue.apart_s)
-                feed.batches += batches
-                feed.bytes = sum(batch.size for batch in batches)
-                batch_queue.is_apart = batch_queue.is_postponed = True
-            if self._thread is None and not self._stopping:
-                self._thread = Thread(target=self._run, name=f"feedq-apart-{self._name}", daemon=True)
-                self._thread.start()
-            self._wakeup.notify()
-
-    def take(self, batch_queue: BatchQueue, batch: Batch) -> bool:
-        """Take over what comes later of a feed that is here; False when it is to go with the others again."""
-        now = monotonic()
-        with self._wakeup:
-            feed = self._feeds.get(batch_queue)
-            if feed is None or (not feed.batches and now >= feed.until):
-                self._let_back(batch_queue, now)
-                return False
-            if not feed.batches:
-                feed.due_at = max(feed.due_at, now)
-            feed.batches.append(batch)
-            feed.bytes += batch.size
-            self._wakeup.notify()
-            return True
-
-    def hurry(self) -> None:
-        with self._wakeup:
-            for batch_queue, feed in self._feeds.items():
-                if not batch_queue.is_postponed:
-                    feed.due_at = min(feed.due_at, monotonic())
-            self._wakeup.notify()
-
-    def forget(self) -> None:
-        with self._wakeup:
-            self._wakeup.notify()
-
-    def renew(self) -> None:
-        self._session.must_renew = True
-
-    def stop(self) -> None:
-        with self._wakeup:
-            self._stopping = True
-            self._wakeup.notify()
-
-    def join(self, timeout_s: float) -> None:
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    # -- the thread ----------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while (turn := self._next_turn()) is not None:
-            batch_queue, feed, batches = turn
-            try:
-                self._write(batch_queue, feed, batches)
-            except Exception as error:
-                logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name, feed=batch_queue.feed)
-                _refuse_unexpected(self._name, {batch_queue: batches}, error)
-                self._session.forget()
-                self._done(feed, batches)
-            del turn, batch_queue, feed, batches
-        self._session.close()
-
-    def _next_turn(self) -> tuple[BatchQueue, FeedApart, list[Batch]] | None:
-        with self._wakeup:
-            while not self._stopping:
-                self._drop_broken()
-                now = monotonic()
-                waiting = [(f.due_at, f.tried_at, n) for n, f in enumerate(self._feeds.values()) if f.batches]
-                if waiting and (first := min(waiting))[0] <= now:
-                    batch_queue, feed = next(islice(self._feeds.items(), first[2], None))
-                    feed.tried_at = now
-                    return batch_queue, feed, feed.next_slice()
-                if not self._feeds:
-                    self._session.close()
-                self._wakeup.wait(first[0] - now if waiting else IDLE_S)
-        return None
-
-    def _drop_broken(self) -> None:
-        for batch_queue in [batch_queue for batch_queue in self._feeds if batch_queue.broken is not None]:
-            assert batch_queue.broken is not None
-            feed = self._feeds.pop(batch_queue)
-            if feed.batches:
-                _answer([_refusal(batch_queue, list(feed.batches), batch_queue.broken)])
-
-    def _let_back(self, batch_queue: BatchQueue, now: float) -> None:
-        self._feeds.pop(batch_queue, None)
-        batch_queue.is_apart, batch_queue.back_at = False, now
-
-    def _write(self, batch_queue: BatchQueue, feed: FeedApart, batches: list[Batch]) -> None:
-        started = monotonic()
-        written = self._write_decided(batch_queue, feed, batches)
-        if written is None:
-            return
-        if why := written.postponed.get(batch_queue.key):
-            self._put_off(batch_queue, feed, why)
-            return
-        now = monotonic()
-        _finish({batch_queue: batches}, written)
-        with self._wakeup:
-            self._done(feed, batches)
-            feed.pause_s = 0.0
-            # Behind those that are due already: there are more feeds like this one.
-            feed.due_at = started + self._flush_interval_s if feed.bytes < feed.slice_bytes else now
-            if now - started < SLICE_FAST_S:
-                feed.slice_bytes = min(2 * feed.slice_bytes, self._slice_bytes_max)
-            elif now - started > SLICE_SLOW_S:
-                feed.slice_bytes = max(feed.slice_bytes // 2, SLICE_BYTES_MIN)
-            if written.dead.get(batch_queue.key):
-                feed.until = now + SUSPECT_S
-            batch_queue.is_postponed = False
-        self._say(batch_queue, None)
-
-    def _write_decided(
-        self, batch_queue: BatchQueue, feed: FeedApart, batches: list[Batch]
-    ) -> Written | None:
-        """Write until it is known what became of it; None when nothing was written."""
-        while not self._stopping:
-            try:
-                return self._session.write({batch_queue: batches}, briefly=False)
-            except SinkUnavailable as error:
-                self._put_off(batch_queue, feed, str(error))
-                if self._session.is_decided:
-                    return None
-                with self._wakeup:
-                    while not self._stopping and (left_s := feed.due_at - monotonic()) > 0:
-                        self._wakeup.wait(left_s)
-                if batch_queue.broken is not None:
-                    self._session.forget()
-                    return None
-        return None
-
-    def _put_off(self, batch_queue: BatchQueue, feed: FeedApart, why: str) -> None:
-        with self._wakeup:
-            feed.pause_s = min(max(2 * feed.pause_s, RETRY_FIRST_S), RETRY_MAX_S)
-            feed.due_at = monotonic() + feed.pause_s
-            batch_queue.is_postponed = True
-            # Those that the same thing is in the way of: one of them is enough to find out whether it still is.
-            for other, theirs in self._feeds.items():
-                if other.trouble == why:
-                    theirs.due_at = max(theirs.due_at, feed.due_at)
-        self._say(batch_queue, why)
-
-    def _say(self, batch_queue: BatchQueue, trouble: str | None) -> None:
-        if batch_queue.trouble == trouble:
-            return
-        if trouble is not None:
-            logger.warning(LogEvent.FEED_POSTPONED, sink=self._name, feed=batch_queue.feed, error=trouble)
-        batch_queue.trouble = trouble
-        batch_queue.tell()
-
-    @staticmethod
-    def _done(feed: FeedApart, batches: list[Batch]) -> None:
-        for batch in batches:
-            feed.batches.popleft()
-            feed.bytes -= batch.size
-
-
-def _finish(group: Group, written: Written) -> None:
+def finish(group: Group, written: Written) -> None:
     """Count what became of a group, and tell its feeds."""
     answers = [_answer_of(batch_queue, batches, written) for batch_queue, batches in group.items()]
     now = datetime.now(UTC)
@@ -628,47 +329,27 @@ def _finish(group: Group, written: Written) -> None:
     )
     RECORDS.inc(sum(answer.landed for answer in answers))
     BYTES.inc(sum(answer.size for answer in answers if answer.failure is None))
-    _answer(answers)
+    answer_all(answers)
 
 
 def _drop_broken(group: Group) -> None:
     """Let go of feeds of which nothing may be written any more: stopped, lost, or misconfigured."""
     for batch_queue in [batch_queue for batch_queue in group if batch_queue.broken is not None]:
         assert batch_queue.broken is not None
-        _answer([_refusal(batch_queue, group.pop(batch_queue), batch_queue.broken)])
+        answer_all([refusal(batch_queue, group.pop(batch_queue), batch_queue.broken)])
 
 
-def _refuse_unexpected(name: str, group: Group, error: Exception) -> None:
+def refuse_unexpected(name: str, group: Group, error: Exception) -> None:
     """An error of ours, or of a sink: its feeds shall hear of it."""
     failure = SinkUnavailable(f"sink {name!r}: unexpected error: {error!r}")
-    _answer([_refusal(batch_queue, batches, failure) for batch_queue, batches in group.items()])
+    answer_all([refusal(batch_queue, batches, failure) for batch_queue, batches in group.items()])
 
 
-def _answer(answers: Iterable[_Answer]) -> None:
-    by_loop: defaultdict[asyncio.AbstractEventLoop, list[_Answer]] = defaultdict(list)
-    decided: defaultdict[InflightBudget, int] = defaultdict(int)
-    for answer in answers:
-        decided[answer.batch_queue.budget] += answer.size
-        by_loop[answer.batch_queue.loop].append(answer)
-    # It no longer burdens the worker, whether or not a runner is left to hear of it.
-    for budget, size in decided.items():
-        budget.give_back(size)
-    for loop, mine in by_loop.items():
-        # Closed, at whatever moment: nobody is left to tell there, and the others must be told all the same.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_deliver, mine)
-
-
-def _deliver(answers: list[_Answer]) -> None:
-    for answer in answers:
-        answer.deliver()
-
-
-def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) -> _Answer:
+def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) -> CommitAnswer:
     if batch_queue.broken is not None:
-        return _refusal(batch_queue, batches, batch_queue.broken)
+        return refusal(batch_queue, batches, batch_queue.broken)
     if batch_queue.key in written.unusable:
-        return _refusal(batch_queue, batches, FeedMisconfigured(written.unusable[batch_queue.key]))
+        return refusal(batch_queue, batches, FeedMisconfigured(written.unusable[batch_queue.key]))
     feed_id, epoch = batch_queue.key
     if batch_queue.key in written.rewound:
         SINK_REWINDS.inc()
@@ -676,11 +357,11 @@ def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) 
             f"feed {feed_id} ({batch_queue.feed}): its checkpoint in the sink is not the one that was left there "
             f"under epoch {epoch}: the sink has gone back, or the row was changed; going on from its cursor"
         )
-        return _refusal(batch_queue, batches, SinkRewound(gone_back))
+        return refusal(batch_queue, batches, SinkRewound(gone_back))
     if batch_queue.key not in written.landed:
         FENCED.inc()
         lost = f"feed {feed_id} ({batch_queue.feed}): epoch {epoch} was superseded; this worker stops writing"
-        return _refusal(batch_queue, batches, LeaseLost(lost))
+        return refusal(batch_queue, batches, LeaseLost(lost))
     landed, dead = written.landed[batch_queue.key], written.dead.get(batch_queue.key, 0)
     if dead:
         DEAD_LETTERS.inc(dead)
@@ -692,9 +373,9 @@ def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) 
         if batch.on_committed is not None:
             on_committed.append(batch.on_committed)
     error = written.errors.get(batch_queue.key)
-    return _Answer(batch_queue, size, landed, dead, error, batches[-1].cursor, on_committed=on_committed)
+    return CommitAnswer(batch_queue, size, landed, dead, error, batches[-1].cursor, on_committed=on_committed)
 
 
-def _refusal(batch_queue: BatchQueue, batches: list[Batch], failure: FeedqError) -> _Answer:
+def refusal(batch_queue: BatchQueue, batches: list[Batch], failure: FeedqError) -> CommitAnswer:
     batch_queue.broken = failure
-    return _Answer(batch_queue, sum(batch.size for batch in batches), failure=failure)
+    return CommitAnswer(batch_queue, sum(batch.size for batch in batches), failure=failure)

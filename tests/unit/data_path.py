@@ -11,7 +11,8 @@ from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import Landing
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer
-from feedq.worker.writer import Writer
+from feedq.worker.outage import Outage
+from feedq.worker.sink_pool import make_writer
 from tests.fakes.sink import MemorySink, MemoryTables
 
 LANDING = Landing("landed", "json")
@@ -36,8 +37,13 @@ class DataPath:
         self.worker_id = uuid4()
         self.inflight_max = inflight_max
         self.budget = InflightBudget(budget)
-        self.writer = Writer(
-            "default", self.make_sink, flush_interval_s=flush_interval_s, flush_bytes=flush_bytes
+        self.outage = Outage("default")
+        self.writer = make_writer(
+            "default",
+            self.make_sink,
+            self.outage,
+            flush_interval_s=flush_interval_s,
+            flush_bytes=flush_bytes,
         )
         self.fencer = Fencer(
             "default",

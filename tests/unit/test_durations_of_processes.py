@@ -23,9 +23,9 @@ from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.election import LivenessCheck
 from feedq.tasks import reconcile
 from feedq.worker.core import WATCHDOG_MIN_S
+from feedq.worker.outage import Outage
 from feedq.worker.runner import Interrupt, Surroundings
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave
-from feedq.worker.writer import Outage
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemoryCheckpoint
 from tests.lease_listener import RecordingListener
