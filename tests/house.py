@@ -14,6 +14,33 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "feedq"
 SAME_EVERYWHERE = {"__init__", "base", "model"}
 """Modules whose name means the same in each folder."""
+RECORD_PATH = (
+    "connectors/wire/connection.py",
+    "connectors/tcp.py",
+    "connectors/records/framing.py",
+    "connectors/records/cursor.py",
+    "worker/runner.py",
+    "worker/batch_queue.py",
+    "worker/writer.py",
+    "sinks/transactional.py",
+    "sinks/groupcommit.py",
+    "sinks/postgresql_catalog.py",
+    "sinks/copyplan.py",
+    "sinks/copybinary.py",
+    "sinks/postgresql_session.py",
+)
+"""The files with a function that one record of a ``tcp`` feed passes through, from the socket to COPY.
+`tests/contract/test_house_paths.py` traces one, and finds these and no others."""
+CLAIM_PATH = (
+    "worker/lease_keeper.py",
+    "worker/supervisor.py",
+    "worker/core.py",
+    "worker/lease_client.py",
+    "store/leases.py",
+    "store/aggregate.py",
+    "worker/runner.py",
+)
+"""The same for one claim, from the notification of an assignment to the runner of the feed."""
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -84,6 +111,9 @@ def main() -> None:
     print(f"files of feedq/            {len(texts):>7,}")
     print(f"lines                      {sum(text.count(chr(10)) for text in texts.values()):>7,}")
     print(f"lines of code              {sum(map(lines_of_code, texts.values())):>7,}")
+    for what, path in (("record", RECORD_PATH), ("claim", CLAIM_PATH)):
+        lines = sum(texts[PACKAGE / name].count(chr(10)) for name in path)
+        print(f"files for one {what + ', lines':<12} {len(path):>7,} {lines:>7,}")
     for kind, found in (("class", twice(public_classes())), ("module", twice(module_names()))):
         print(f"{kind + ' names that recur':<26} {len(found):>7,}")
         for name, places in found.items():
