@@ -97,7 +97,8 @@ STILL_FAILED = "reason = CASE WHEN l.reason = 'failed' THEN 'failed' END"
 """What cannot run as declared is looked at again: until more is known it has failed, and history need not say so
 again."""
 
-# What feedq.lease.is_after_loss says.
+# Whether the lease was taken a moment ago from an owner that this worker has lived beside. When a whole fleet was
+# killed and starts anew, no source has had the connections of its feeds for a while.
 _AFTER_LOSS = f"""coalesce(
     locked.lost_at >= clock_timestamp() - make_interval(secs => {FAILOVER_WITHIN.total_seconds()})
     AND (locked.running_since IS NULL OR locked.lost_at > locked.running_since)
@@ -161,7 +162,8 @@ _RELEASE = f"""
     ), locked AS (
         {_locked("l.worker_id, l.state, l.promised_to, l.reason AS before, l.last_error")}
     ), held AS (
-        -- Whether it is kept for a successor is what feedq.lease.is_kept_for_successor says.
+        -- Kept for the process that is about to take the owner's place is only what an announced end lets go: not
+        -- after a crash, nor what a person asked for meanwhile, nor what is on its way to another worker already.
         SELECT locked.feed_id, locked.error, locked.attempts, w.name AS worker,
             coalesce(locked.reason = 'failed' AND before = 'failed' AND error = last_error, false) AS is_known,
             CASE WHEN kept THEN 'held' ELSE locked.reason END AS reason,
@@ -410,7 +412,9 @@ def free_leases(
         ), freed AS (
             UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = :reason, connected = false,
                 stalled = false, promised_to = NULL, moved_at = NULL, stop_by = NULL, held_for = NULL,
-                -- What feedq.lease.awaits_verdict says.
+                -- It waits for the verdict when it was in hand at another worker's loss not long ago, or was lost
+                -- with a worker a moment ago, nobody knows yet how: so what ends each worker within a second is
+                -- not faster than the verdict.
                 retry_at = CASE WHEN :lost AND NOT l.quarantined AND (
                         l.blamed_at >= clock_timestamp() - make_interval(secs => {BLAME_RECENT.total_seconds()})
                         OR (l.lost_at >= clock_timestamp() - make_interval(secs => {SOON.total_seconds()})

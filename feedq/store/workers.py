@@ -50,7 +50,8 @@ OVERDUE = "(w.expires_at < clock_timestamp() OR greatest(w.started_at, w.heartbe
 """Of workers that a pass has to look at: they have not renewed in time, or the clock was put back."""
 
 # Another server than before, or a restarted one, has another start. How long ago that was is not asked: its clock
-# may have been put right since. See feedq.lease.service_since.
+# may have been put right since. When it was last heard from in the future, the clock was put back: what had been
+# served by then counts all the same.
 HAS_RESTARTED = "server_started_at IS DISTINCT FROM pg_postmaster_start_time()"
 SERVICE_SINCE = f"""
     CASE WHEN {HAS_RESTARTED} OR clock_timestamp() - alive_at > make_interval(secs => :ttl_s / 2.0)

@@ -24,17 +24,15 @@ from feedq.lease import (
     Standing,
     TrustWindow,
     as_of,
-    is_dispatch_overdue,
     is_gone,
-    may_start,
     on_edit,
-    service_since,
     standing,
     states_before,
     stillness,
     transition,
 )
 from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Status, TargetState, Worker, WorkerState
+from tests.fakes.memory.decisions import is_dispatch_overdue, may_start, service_since
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0

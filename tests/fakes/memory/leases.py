@@ -8,18 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.lease import (
-    Move,
-    avoided_after,
-    can_run,
-    is_after_loss,
-    is_kept_for_successor,
-    is_known_failure,
-    is_new_here,
-    smoothed,
-    states_before,
-    transition,
-)
+from feedq.lease import Move, smoothed, states_before, transition
 from feedq.model import (
     JSON,
     Claim,
@@ -35,6 +24,14 @@ from feedq.model import (
 )
 from feedq.store.base import Followed
 from feedq.telemetry import EventKind
+from tests.fakes.memory.decisions import (
+    avoided_after,
+    can_run,
+    is_after_loss,
+    is_kept_for_successor,
+    is_known_failure,
+    is_new_here,
+)
 from tests.fakes.memory.tables import MemoryDatabase, statement
 
 

@@ -11,12 +11,13 @@ from math import exp
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from feedq.lease import RATE_TIME_S, Move, is_reapable, objection_to_move
+from feedq.lease import RATE_TIME_S, Move, objection_to_move
 from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Worker, WorkerState, WorkerTarget
 from feedq.placement import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
 from feedq.settings import DEFAULT_SINK
 from feedq.store.assigning import WEIGHT_MIN
 from feedq.telemetry import EventKind
+from tests.fakes.memory.decisions import is_reapable
 from tests.fakes.memory.tables import MemoryDatabase
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.lease import Edit, Move, Quiet, as_of, is_dispatch_overdue, may_start, on_edit, transition
+from feedq.lease import Edit, Move, Quiet, as_of, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
 from feedq.placement import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
 from feedq.store.base import ReconcilePass, SuspectWorker
@@ -17,6 +17,7 @@ from feedq.store.history import HistoryKept
 from feedq.store.sweeping import WEIGHT_STEP
 from feedq.telemetry import EventKind
 from tests.fakes.memory import moves
+from tests.fakes.memory.decisions import is_dispatch_overdue, may_start
 from tests.fakes.memory.tables import MemoryDatabase, statement
 
 UNPLACED = (Reason.NO_CAPACITY, Reason.NO_MATCH)

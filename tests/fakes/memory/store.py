@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from feedq.errors import Unavailable
-from feedq.lease import is_reapable
 from feedq.model import Heartbeat, LeaseState, Load, Worker, WorkerState
 from feedq.store.base import Store
 from feedq.store.channels import NotifyReason
 from feedq.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
 from tests.fakes.clock import ManualClock
 from tests.fakes.memory import moves
+from tests.fakes.memory.decisions import is_reapable
 from tests.fakes.memory.feeds import MemoryFeeds
 from tests.fakes.memory.leases import MemoryLeases
 from tests.fakes.memory.passes import MemoryFleet

@@ -18,15 +18,14 @@ from feedq.errors import Unavailable
 from feedq.lease import (
     VERDICT_S,
     Move,
-    awaits_verdict,
     on_loss,
-    service_since,
     states_before,
     transition,
 )
 from feedq.model import Event, Feed, FeedKey, Lease, Loss, Reason, TargetState, Worker
 from feedq.telemetry import EventKind
 from tests.fakes.clock import ManualClock
+from tests.fakes.memory.decisions import awaits_verdict, service_since
 
 P = ParamSpec("P")
 R = TypeVar("R")
