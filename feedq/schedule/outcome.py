@@ -75,17 +75,6 @@ FIRST_STATES = frozenset(
 LEFT_OUT = frozenset({RunState.SKIPPED_OVERLAP, RunState.MISSED_CATCHUP, RunState.MISSED_DEADLINE})
 """Of these those of ticks for which nothing is done. Many in a row, for one reason, are one row with a count."""
 
-NEXT_ATTEMPT = frozenset({RunMove.RETRY, RunMove.RUN_AGAIN})
-"""The moves that count one more attempt."""
-
-
-def transition(state: RunState, move: RunMove) -> RunState:
-    """The state after ``move``; an unlisted pair is a bug and raises `ValueError`."""
-    try:
-        return TRANSITIONS[state, move]
-    except KeyError:
-        raise ValueError(f"a run in state {state!s} cannot {move!s}") from None
-
 
 def states_before(move: RunMove) -> tuple[RunState, ...]:
     """The states that ``move`` may start from, for the WHERE clause of the statement that makes it."""
