@@ -81,14 +81,16 @@ def choosy_feeds(draw: st.DrawFn) -> list[WaitingFeed]:
 
 
 @st.composite
-def fleets(draw: st.DrawFn, *, labelled: bool = False) -> list[EligibleWorker]:
+def fleets(
+    draw: st.DrawFn, *, labelled: bool = False, mean_weights: st.SearchStrategy[float] = weights
+) -> list[EligibleWorker]:
     """Workers of any fill, some above their capacity; with labels they are often alike, so that there are ties."""
     fleet = []
     alike = labelled and draw(st.booleans())
     for number in range(draw(st.integers(0, 8))):
         capacity = 20 if alike else draw(st.integers(0, 30))
         feeds = draw(st.integers(0, 2 if alike else capacity + 3))
-        load = feeds * (1.0 if alike else draw(whole_weights if labelled else weights))
+        load = feeds * (1.0 if alike else draw(whole_weights if labelled else mean_weights))
         labels = draw(st.sampled_from(LABELS)) if labelled else {}
         tenants = {"acme": draw(st.integers(0, min(feeds, 3)))} if labelled else {}
         fleet.append(
