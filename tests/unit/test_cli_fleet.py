@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 from uuid import uuid4
 
@@ -247,43 +245,6 @@ def test_connectors_show_their_options(command: Command) -> None:
 
 def test_the_version_is_told(command: Command) -> None:
     assert command.ok("--version").startswith("feedq, version ")
-
-
-def test_the_root_answers_without_loading_a_driver() -> None:
-    code = (
-        "import sys; from feedq.cli import main; main(['--version'], standalone_mode=False); "
-        "heavy = {'sqlalchemy', 'psycopg2', 'kombu', 'celery', 'alembic'} & set(sys.modules); "
-        "sys.exit(str(heavy) if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_missing_extra_takes_only_its_own_commands_away() -> None:
-    code = "import sys; sys.modules['feedq.embedded'] = None; from feedq.cli import main; main(sys.argv[1:])"
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    up = run("up", "--demo")
-    assert up.returncode == 1
-    assert up.stderr.startswith("Error: `feedq up` needs the embedded servers: pip install 'feedq[embedded]'")
-    assert run("connectors").returncode == 0
-
-
-def test_a_setting_out_of_range_is_named() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from feedq.cli import main; main()", "status"],
-        env={"FEEDQ_TTL_S": "nonsense"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: FEEDQ_TTL_S: ")
-    assert "Traceback" not in done.stderr
 
 
 # -- feeds that fare badly, and workers that stand still ---------------------------------------------

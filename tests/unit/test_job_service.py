@@ -55,6 +55,12 @@ class Stage:
         self.notes.extend(notes)
         return len(notes)
 
+    def begin(self, run_id: int) -> None:
+        """Have a run begin in one of our slots, as soon as a message can."""
+        self.runs.add(run_id)
+        self.jobs.hint(run_id)
+        until(lambda: run_id in self.begun, "it runs")
+
     def job(self, run: ClaimedRun) -> None:
         self.begun.append(run.id)
         deadline = time.monotonic() + LIMIT_S
@@ -132,8 +138,7 @@ def test_while_the_lease_cannot_be_trusted_nothing_is_claimed(make: Callable[...
 
 def test_the_jobs_of_a_session_that_is_gone_go_on_under_the_next_one(make: Callable[..., Stage]) -> None:
     stage = make()
-    stage.runs.add(5)
-    until(lambda: stage.begun == [5], "it runs")
+    stage.begin(5)
     stage.jobs.gone()
     worker = stage.worker = Registered(new_session())
     until(lambda: stage.runs.rows[5].worker_id == worker.id, "it goes on")
@@ -145,8 +150,7 @@ def test_the_jobs_of_a_session_that_is_gone_go_on_under_the_next_one(make: Calla
 
 def test_leaving_waits_for_what_runs_and_takes_nothing_more(make: Callable[..., Stage]) -> None:
     stage = make()
-    stage.runs.add(5)
-    until(lambda: stage.begun == [5], "it runs")
+    stage.begin(5)
     stage.jobs.drain()
     assert stage.jobs.is_busy
     leaving = Thread(target=stage.jobs.join, daemon=True)
@@ -166,8 +170,7 @@ def test_what_does_not_end_in_time_is_told_to_stop_and_left_to_the_database(
     make: Callable[..., Stage],
 ) -> None:
     stage = make(drain_s=0.2)
-    stage.runs.add(5)
-    until(lambda: stage.begun == [5], "it runs")
+    stage.begin(5)
     stage.jobs.join()
     until(lambda: stage.told_to_stop == ["its worker is leaving"], "it is told")
     assert stage.runs.states() == {5: "running"}
@@ -176,8 +179,7 @@ def test_what_does_not_end_in_time_is_told_to_stop_and_left_to_the_database(
 
 def test_with_no_time_to_drain_nobody_waits(make: Callable[..., Stage]) -> None:
     stage = make(drain_s=0.0)
-    stage.runs.add(5)
-    until(lambda: stage.begun == [5], "it runs")
+    stage.begin(5)
     stage.jobs.drain()
     assert not stage.jobs.is_busy
     stage.jobs.join()
@@ -186,8 +188,7 @@ def test_with_no_time_to_drain_nobody_waits(make: Callable[..., Stage]) -> None:
 
 def test_with_all_the_time_to_drain_it_leaves_when_the_last_job_has_ended(make: Callable[..., Stage]) -> None:
     stage = make(drain_s=86_400.0)
-    stage.runs.add(5)
-    until(lambda: stage.begun == [5], "it runs")
+    stage.begin(5)
     leaving = Thread(target=stage.jobs.join, daemon=True)
     leaving.start()
     leaving.join(0.3)
@@ -200,8 +201,7 @@ def test_with_all_the_time_to_drain_it_leaves_when_the_last_job_has_ended(make: 
 
 def test_who_insists_is_not_kept_waiting(make: Callable[..., Stage]) -> None:
     stage = make()
-    stage.runs.add(5)
-    until(lambda: stage.begun == [5], "it runs")
+    stage.begin(5)
     leaving = Thread(target=stage.jobs.join, daemon=True)
     leaving.start()
     stage.jobs.hurry()
@@ -215,8 +215,7 @@ def test_the_last_ends_are_told_as_long_as_there_is_hope(
 ) -> None:
     monkeypatch.setattr(module, "TELL_S", 0.3)
     stage = make()
-    stage.runs.add(5)
-    until(lambda: stage.begun == [5], "it runs")
+    stage.begin(5)
     stage.runs.is_away = True
     stage.go_on.set()
     until(lambda: not stage.jobs.slots or not stage.jobs.slots.running, "its job has ended")

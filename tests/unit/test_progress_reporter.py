@@ -20,13 +20,19 @@ from feedq.worker.throttling import Pacing
 from tests.unit.data_path import AT, DataPath, until
 
 
-def make_runner(path: DataPath, reporter: ProgressReporter, feed_id: int) -> FeedRunner:
+def make_runner(surroundings: Surroundings, feed_id: int) -> FeedRunner:
     spec = FeedSpec(f"feed-{feed_id}", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "t"})
+    return FeedRunner(Claim(Feed(feed_id, spec, 1, AT, AT), 1, 0), surroundings)
+
+
+def surroundings_of(reporter: ProgressReporter) -> Surroundings:
+    """What all feeds of a worker share, with nothing behind it."""
+    path = DataPath()
 
     async def cannot_raise(*_: object) -> None:
         return None
 
-    surroundings = Surroundings(
+    return Surroundings(
         clock=SystemClock(),
         rng=Random(1),
         backoff=BackoffPolicy(),
@@ -49,7 +55,6 @@ def make_runner(path: DataPath, reporter: ProgressReporter, feed_id: int) -> Fee
         on_progress=reporter.note,
         on_status=reporter.tell,
     )
-    return FeedRunner(Claim(Feed(feed_id, spec, 1, AT, AT), 1, 0), surroundings)
 
 
 async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
@@ -57,8 +62,8 @@ async def test_a_new_status_is_told_at_once_and_many_of_them_together() -> None:
     reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
-    path = DataPath()
-    runners = [make_runner(path, reporter, n) for n in (1, 2, 3)]
+    around = surroundings_of(reporter)
+    runners = [make_runner(around, n) for n in (1, 2, 3)]
     for runner in runners:
         runner._connected()
     await until(lambda: sent, "told without a heartbeat")
@@ -72,7 +77,7 @@ async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
     reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
-    runner = make_runner(DataPath(), reporter, 1)
+    runner = make_runner(surroundings_of(reporter), 1)
     reporter.note(runner.progress)
     # A moment longer than news would take, to see that nothing is sent.
     await asyncio.sleep(2 * NEWS_S)
@@ -87,7 +92,7 @@ async def test_a_runner_that_ended_is_not_reported_again() -> None:
     reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
-    runner = make_runner(DataPath(), reporter, 1)
+    runner = make_runner(surroundings_of(reporter), 1)
     reporter.note(runner.progress)
     reporter.forget(runner.progress)
     reporter.report()
@@ -99,8 +104,8 @@ async def test_a_report_of_many_busy_feeds_is_bounded_and_each_has_its_turn() ->
     reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
-    path = DataPath()
-    runners = [make_runner(path, reporter, n) for n in range(2 * PROGRESS_MAX + 1)]
+    around = surroundings_of(reporter)
+    runners = [make_runner(around, n) for n in range(2 * PROGRESS_MAX + 1)]
     for _ in range(3):
         for runner in runners:
             reporter.note(runner.progress)
@@ -115,8 +120,8 @@ async def test_news_are_told_however_many_others_wait() -> None:
     reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
-    path = DataPath()
-    runners = [make_runner(path, reporter, n) for n in range(PROGRESS_MAX + 10)]
+    around = surroundings_of(reporter)
+    runners = [make_runner(around, n) for n in range(PROGRESS_MAX + 10)]
     for runner in runners:
         reporter.note(runner.progress)
     runners[-1]._connected()
@@ -130,7 +135,8 @@ async def test_news_do_not_bring_the_progress_of_others_along() -> None:
     reporter = ProgressReporter(
         asyncio.get_running_loop(), lambda _, progress: sent.append(progress), worker_id=uuid4
     )
-    busy, new = (make_runner(DataPath(), reporter, n) for n in (1, 2))
+    around = surroundings_of(reporter)
+    busy, new = (make_runner(around, n) for n in (1, 2))
     reporter.note(busy.progress)
     new._connected()
     await until(lambda: sent, "told without a heartbeat")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import time
 from threading import Event
 
@@ -54,34 +51,6 @@ def test_a_job_that_is_cancelled_while_it_waits_does_not_run() -> None:
     go_on.set()
     assert lane.close(timeout_s=LIMIT_S, drop_waiting=False)
     assert done == []
-
-
-def test_a_job_that_hangs_does_not_keep_the_process_alive() -> None:
-    code = """
-        import time
-        from feedq.worker.serial_executor import SerialExecutor
-        lane = SerialExecutor("test")
-        lane.submit(time.sleep, 3600)
-        lane.close(timeout_s=0.05, drop_waiting=True)
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=30)
-
-
-def test_the_deadline_ends_a_process_that_hangs_with_its_exit_code() -> None:
-    code = """
-        import sys, time
-        from feedq.worker.deadline import Deadline
-        deadline = Deadline(0.1, is_busy=lambda: False)
-        deadline.start()
-        deadline.begin(int(sys.argv[1]))
-        deadline.begin(9)
-        time.sleep(3600)
-    """
-    for exit_code in (0, 1):
-        ended = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code), str(exit_code)], check=False, timeout=30
-        )
-        assert ended.returncode == exit_code
 
 
 def test_the_deadline_waits_for_work_that_is_meant_to_be_waited_for() -> None:
