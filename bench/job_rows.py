@@ -35,7 +35,7 @@ from tests.cluster import FEEDQ
 SCHEDULES: Final = 100_000
 FIRED: Final = 10_000
 """Of them, before the second idle look: each moves a row, and its entry in the index that a look reads."""
-FIRED_PER_LOOK: Final = 500
+FIRED_PER_SCAN: Final = 500
 REPEATS: Final = 50
 CLAIMED: Final = 8
 PAGE: Final = 1_000
@@ -117,7 +117,7 @@ def _declare(session: Any) -> None:
 
 
 def _idle(case: str, store: PostgresStore) -> Figure:
-    took = _times(lambda: store.jobs.runs.fire_due(limit=FIRED_PER_LOOK))
+    took = _times(lambda: store.jobs.runs.fire_due(limit=FIRED_PER_SCAN))
     case = f"{SCHEDULES:,} schedules: {case}, worst of {REPEATS}"
     return at_most(case, IDLE_MUST_MS, max(took), "ms", runs=f"p50 {statistics.median(took):.2g} ms")
 
@@ -150,7 +150,7 @@ def _fired(store: PostgresStore, session: Any) -> Iterator[Figure]:
             (FIRED,),
         )
     began, hints, looks = time.monotonic(), 0, 0
-    while (fired := store.jobs.runs.fire_due(limit=FIRED_PER_LOOK)).hints or fired.more:
+    while (fired := store.jobs.runs.fire_due(limit=FIRED_PER_SCAN)).hints or fired.more:
         hints += len(fired.hints)
         looks += 1
     rate = hints / (time.monotonic() - began)
@@ -256,7 +256,7 @@ def _look_until_done(url: str) -> CaughtUp:
         more = True
         while more:
             at = time.monotonic()
-            more = store.jobs.runs.fire_due(limit=FIRED_PER_LOOK).more
+            more = store.jobs.runs.fire_due(limit=FIRED_PER_SCAN).more
             looks.append(time.monotonic() - at)
         return CaughtUp(len(looks), time.monotonic() - began, max(looks), before, _peak_bytes())
 

@@ -32,11 +32,11 @@ class BackoffPolicy:
     failed_max_s: float = 600.0
 
 
-FIRST_LOOKS = 6
+FIRST_RECHECKS = 6
 """How often a feed that cannot run as declared is looked at before it is done more rarely: for about a minute,
 while somebody who has just declared it mends what is missing."""
-LOOKS_GROW = 1.5
-LOOKS_JITTER = 0.2
+RECHECKS_GROW = 1.5
+RECHECKS_JITTER = 0.2
 """Thousands of feeds that want the same table are not looked at all at once."""
 
 
@@ -48,7 +48,7 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class RetryElsewhere:
     """Release the lease; no worker may start the feed before the delay is over."""
 
     delay_s: float
@@ -62,11 +62,11 @@ def next_try(
     not_before_s: float = 0.0,
     is_new_here: bool = False,
     failing_s: float = 0.0,
-) -> Reconnect | LetGo:
+) -> Reconnect | RetryElsewhere:
     """Decide after the ``attempts``-th failure in a row (1 is the first). Never gives up.
 
     A source that wants to be left alone for ``not_before_s`` is, and then the jitter begins: it may have told
-    the same to thousands. With ``is_new_here`` the feed has not failed on this worker before this tenure, in
+    the same to thousands. With ``is_new_here`` the feed has not failed on this worker under an earlier epoch, in
     which it could not connect for ``failing_s``; if another one has let it go already, one failure here is enough.
     """
     assert attempts >= 1, attempts
@@ -76,17 +76,17 @@ def next_try(
     in_place = max(policy.attempts_in_place, 1)
     goes_on = attempts > in_place or (failing_s >= policy.elsewhere_s and not not_before_s)
     if attempts % in_place == 0 or (is_new_here and goes_on):
-        return LetGo(delay_s)
+        return RetryElsewhere(delay_s)
     return Reconnect(delay_s)
 
 
-def next_look_s(looks: int, *, rng: Random, policy: BackoffPolicy) -> float:
-    """How long after the ``looks``-th look in a row that found it so (1 is the first) a feed that cannot run as
+def next_recheck_s(rechecks: int, *, rng: Random, policy: BackoffPolicy) -> float:
+    """How long after the ``rechecks``-th look in a row that found it so (1 is the first) a feed that cannot run as
     declared is looked at again."""
-    assert looks >= 1, looks
-    growth = LOOKS_GROW ** min(max(looks - FIRST_LOOKS, 0), 100)
+    assert rechecks >= 1, rechecks
+    growth = RECHECKS_GROW ** min(max(rechecks - FIRST_RECHECKS, 0), 100)
     bound_s = min(policy.failed_max_s, policy.failed_s * growth)
-    return bound_s * rng.uniform(1 - LOOKS_JITTER, 1)
+    return bound_s * rng.uniform(1 - RECHECKS_JITTER, 1)
 
 
 def attempts_after(attempts: int, *, connected_s: float, policy: BackoffPolicy) -> int:

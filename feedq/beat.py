@@ -28,7 +28,7 @@ from celery.beat import Scheduler, SchedulingError
 from celery.schedules import schedule
 
 from feedq.errors import FeedqError, Unavailable
-from feedq.lease import SECOND_LOOK_S
+from feedq.lease import SECOND_CHECK_S
 from feedq.once import OPTION
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, LivenessCheck
@@ -41,12 +41,12 @@ CAMPAIGN_S = 0.2
 """A killed leader is replaced at once by a beat that waits for its end; by one that cannot, within this, plus
 jitter."""
 RENEW_S = 1.0
-LOOK_SHARE = 10
+CHECK_SHARE = 10
 """Looks take no more than this part of the time: where each is slow, in a large fleet, they are fewer."""
-LOOKS_COMPARED = 8
+CHECKS_COMPARED = 8
 """What a look takes is what the quickest of so many took. One alone says little: a worker that dies with hundreds
 of sockets keeps the machine busy, and that must not put off the look that finds it dead."""
-CALM_LOOK_S = 1.0
+CALM_CHECK_S = 1.0
 """Between looks while nothing is under way and the end of each worker is waited for, or less when something falls
 due before: a look finds then what nobody has said, such as a change made by hand."""
 CALM_AFTER_S = 1.0
@@ -106,7 +106,7 @@ class ElectionCandidate(Thread):
         self._passes = SerialExecutor("feedq-passes")
         self._election: Election | None = None
         self._leads_until = float("-inf")
-        self._look_after = float("-inf")
+        self._check_after = float("-inf")
         self._asked: _Asked | None = None
         self._whole_pass_at = float("-inf")
         self._whole_pass_is_due = False
@@ -143,7 +143,7 @@ class ElectionCandidate(Thread):
             except Unavailable as error:
                 # Whoever lost its session saw an outage: nobody is taken for crashed until all had the time
                 # to come back.
-                self._look_after = monotonic() + self._settings.ttl_s
+                self._check_after = monotonic() + self._settings.ttl_s
                 if not said_away:
                     logger.warning(database_event(error), where="beat", error=str(error))
                 said_away = True
@@ -179,9 +179,9 @@ class ElectionCandidate(Thread):
 
     def _lead(self, election: Election) -> None:
         renew_at = monotonic()
-        took_s: deque[float] = deque(maxlen=LOOKS_COMPARED)
+        took_s: deque[float] = deque(maxlen=CHECKS_COMPARED)
         # What happened while nobody led was heard by nobody.
-        self._ask(election.look())
+        self._ask(election.check_liveness())
         while not self._stopping.is_set():
             now = monotonic()
             if now >= renew_at:
@@ -191,10 +191,10 @@ class ElectionCandidate(Thread):
                 self._leads_until = now + self._settings.leader_ttl_s
                 renew_at = now + RENEW_S
             began = monotonic()
-            look = election.look()
+            check = election.check_liveness()
             took_s.append(monotonic() - began)
-            self._judge(look)
-            pause_s = self._pause_s(look, min(took_s))
+            self._judge(check)
+            pause_s = self._pause_s(check, min(took_s))
             pause_s = min(pause_s, max(0.0, renew_at - monotonic()))
             if self._woken:
                 # A thousand edits notify a thousand times; the reconcile that waits its turn serves them all.
@@ -202,47 +202,54 @@ class ElectionCandidate(Thread):
             elif election.wait(pause_s):
                 self._woken = True
 
-    def _pause_s(self, look: LivenessCheck, took_s: float) -> float:
+    def _pause_s(self, check: LivenessCheck, took_s: float) -> float:
         """Until the next look, unless something is heard before."""
         now = monotonic()
-        often_s = max(self._settings.look_interval_s, LOOK_SHARE * took_s)
-        if look.suspected:
-            return min(SECOND_LOOK_S, often_s)
-        if self._asked or self._woken or look.crashed or look.expired or look.is_due or not look.is_awaited:
+        often_s = max(self._settings.look_interval_s, CHECK_SHARE * took_s)
+        if check.suspected:
+            return min(SECOND_CHECK_S, often_s)
+        if (
+            self._asked
+            or self._woken
+            or check.crashed
+            or check.expired
+            or check.is_due
+            or not check.is_awaited
+        ):
             self._stirred_at = now
         if now < self._stirred_at + CALM_AFTER_S:
             return often_s
-        calm_s = max(self._settings.look_interval_s, CALM_LOOK_S)
-        return max(often_s, min(calm_s, calm_s if look.due_in_s is None else look.due_in_s))
+        calm_s = max(self._settings.look_interval_s, CALM_CHECK_S)
+        return max(often_s, min(calm_s, calm_s if check.due_in_s is None else check.due_in_s))
 
-    def _judge(self, look: LivenessCheck) -> None:
+    def _judge(self, check: LivenessCheck) -> None:
         now = monotonic()
-        unserved = 0 if self._asked is None else self._asked.served_at - look.pass_seq
+        unserved = 0 if self._asked is None else self._asked.served_at - check.pass_seq
         if unserved <= 0:
             self._asked = None
         # Of a worker whose last session was heard to end, the pass makes the second look.
-        crashed = look.crashed + (look.suspected if look.has_heard else 0)
-        before, self._crashed = self._crashed, crashed if now >= self._look_after else 0
+        crashed = check.crashed + (check.suspected if check.has_heard else 0)
+        before, self._crashed = self._crashed, crashed if now >= self._check_after else 0
         if self._crashed > before:
             # At once, even if something was asked for: whoever took that message may be the one that crashed.
             logger.warning(LogEvent.WORKER_CRASHED, workers=self._crashed)
             self._judged_at = now
-            self._ask(look)
+            self._ask(check)
         elif self._woken and unserved < UNSERVED_MAX:
-            self._ask(look)
+            self._ask(check)
         elif self._asked is not None:
             if now >= self._asked.again_at:
                 waited_s, self._asked = self._asked.wait_s, None
-                self._ask(look, wait_s=2 * waited_s)
-        elif (look.expired or look.is_due or self._crashed) and now >= self._judged_at + JUDGE_AGAIN_S:
+                self._ask(check, wait_s=2 * waited_s)
+        elif (check.expired or check.is_due or self._crashed) and now >= self._judged_at + JUDGE_AGAIN_S:
             self._judged_at = now
-            self._ask(look)
+            self._ask(check)
 
-    def _ask(self, look: LivenessCheck, *, wait_s: float | None = None) -> None:
+    def _ask(self, check: LivenessCheck, *, wait_s: float | None = None) -> None:
         """Have a pass made, and remember to ask again if none is: by message then, of which ``wait_s`` says how
         long to wait for it."""
         self._woken = False
-        served_at = 1 + (look.pass_seq if self._asked is None else self._asked.served_at)
+        served_at = 1 + (check.pass_seq if self._asked is None else self._asked.served_at)
         if wait_s is None:
             with contextlib.suppress(RuntimeError):  # this beat is stopping
                 self._passes.submit(self._pass_here)

@@ -104,14 +104,14 @@ class GuardedConsumer(Consumer):
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], object]:
         handle = super().create_task_handler(*args, **kwargs)
 
-        def look_and_handle(message: Any) -> None:
+        def check_and_handle(message: Any) -> None:
             problem = task_problem(message)
             if problem is None:
                 handle(message)
             else:
                 drop(message, problem)
 
-        return look_and_handle
+        return check_and_handle
 
     def call_soon(self, p: Any, *args: Any, **kwargs: Any) -> Any:
         # What remote control asks for is done by the event loop later, which an exception would end.
@@ -199,7 +199,7 @@ class FeedqStep(bootsteps.StartStopStep):
         worker.feedq = supervisor
         _on_shutdown.append(lambda _: supervisor.drain())
         _on_shutdown.append(lambda _: jobs.drain())
-        _on_second.append(jobs.hurry)
+        _on_second.append(jobs.force_stop)
         if streams_here:
             worker.pool.supervisor, worker.pool.schedules = supervisor, jobs
             # Celery sizes the window by -c, which here counts feeds and not messages.
@@ -218,7 +218,7 @@ class FeedqStep(bootsteps.StartStopStep):
     def terminate(self, worker: Any) -> None:
         """A cold shutdown: nobody waits for a job."""
         if self._jobs is not None:
-            self._jobs.hurry()
+            self._jobs.force_stop()
         self.stop(worker)
 
     def _is_busy(self, worker: Any) -> bool:
@@ -240,8 +240,8 @@ def _shutting_down(exitcode: int | None = None, how: str | None = None, **_: Any
     if how is None:
         return  # not by a signal
     if how == "Cold" or (_first_at and monotonic() - _first_at[0] >= INSISTS_AFTER_S):
-        for hurry in _on_second:
-            hurry()
+        for force_stop in _on_second:
+            force_stop()
     elif not _first_at:
         _first_at.append(monotonic())
 

@@ -75,7 +75,7 @@ class PassReport:
     """Whether a bound was reached and another pass should follow at once."""
     left_out: bool = False
     """Whether more feeds wait than a pass looks at."""
-    in_rush: bool = False
+    is_fast_path: bool = False
     """Whether feeds of dead workers were placed and nothing else was done."""
 
     def after(self, before: PassReport) -> PassReport:
@@ -87,7 +87,7 @@ class PassReport:
     @property
     def can_wait(self) -> bool:
         """Whether what is left should wait until the feeds of dead workers, which are placed, have connected."""
-        return self.in_rush and not self.left_out
+        return self.is_fast_path and not self.left_out
 
     @property
     def did_something(self) -> bool:
@@ -117,17 +117,17 @@ def reconcile(
     """
     started = perf_counter()
     report = PassReport(more=True)
-    done = rush = 0
+    done = fast_path_limit = 0
     try:
         while report.more and done < passes and len(report.assignments) < PLACEMENTS_PER_PASS:
-            this_pass = _pass(store, settings, rush=rush, placing_only=placing_only)
+            this_pass = _pass(store, settings, fast_path_limit=fast_path_limit, placing_only=placing_only)
             if this_pass is None:
                 break
             report = this_pass.after(report)
             done += 1
             if report.can_wait:
                 break
-            rush = 2 * max(rush, FIRST_PLACED) if report.in_rush else 0
+            fast_path_limit = 2 * max(fast_path_limit, FIRST_PLACED) if report.is_fast_path else 0
     finally:
         # Committed, if a later pass was not. Only now may a message leave: an epoch that was rolled back must
         # never be heard of.
@@ -156,18 +156,19 @@ def reconcile(
     return report
 
 
-def _pass(store: Store, settings: Settings, *, rush: int, placing_only: bool) -> PassReport | None:
+def _pass(store: Store, settings: Settings, *, fast_path_limit: int, placing_only: bool) -> PassReport | None:
     """One pass, which is one transaction.
 
-    In a ``rush`` it places so many feeds whose workers have died. All else can wait until those connect.
+    With a ``fast_path_limit`` it places so many feeds whose workers have died, and does nothing else: the rest can
+    wait until those connect.
     """
     with store.fleet.reconcile_pass(measured_load=settings.measured_load) as p:
         if p is None:
             return None
         report = PassReport()
-        if rush or _bury_the_gone(p, report, ttl_s=settings.ttl_s):
-            place_the_waiting(p, report, rules=settings.rules, limit=rush or FIRST_PLACED)
-            report.more = report.in_rush = True
+        if fast_path_limit or _expire_gone_workers(p, report, ttl_s=settings.ttl_s):
+            place_the_waiting(p, report, rules=settings.rules, limit=fast_path_limit or FIRST_PLACED)
+            report.more = report.is_fast_path = True
             return report
         if placing_only:
             place_the_waiting(p, report, rules=settings.rules)
@@ -186,25 +187,27 @@ def _pass(store: Store, settings: Settings, *, rush: int, placing_only: bool) ->
         counts = p.waiting_by_reason()
         if not report.more and Reason.SETTLING not in report.unplaced:
             held = counts.get(Reason.HELD, 0)
-            even_out(p, report, settings, held=held)
+            rebalance_fleet(p, report, settings, held=held)
         _count_the_waiting(report, counts)
         return report
 
 
-def _bury_the_gone(p: ReconcilePass, report: PassReport, *, ttl_s: float) -> bool:
+def _expire_gone_workers(p: ReconcilePass, report: PassReport, *, ttl_s: float) -> bool:
     """Whether there was anybody."""
     suspects = p.suspects()
     if not suspects:
         return False
-    quiet = p.quiet(ttl_s=ttl_s)
+    outage_grace = p.outage_grace(ttl_s=ttl_s)
     gone = [
         s.worker.id
         for s in suspects
-        if lease.is_gone(s.worker, has_session=s.has_session, now=p.now, quiet=quiet, ttl_s=ttl_s)
+        if lease.is_gone(
+            s.worker, has_session=s.has_session, now=p.now, outage_grace=outage_grace, ttl_s=ttl_s
+        )
     ]
     if gone:
         report.workers_gone = len(gone)
-        report.leases_freed = p.bury(gone)
+        report.leases_freed = p.expire_workers(gone)
     return bool(gone)
 
 
@@ -272,7 +275,7 @@ def _capped(feeds: Iterable[WaitingFeed | Held], rules: Rules) -> frozenset[str]
     return frozenset(feed.tenant for feed in feeds if rules.cap_of(feed.tenant) is not None)
 
 
-def even_out(p: Placing, report: PassReport, settings: Settings, *, held: int) -> None:
+def rebalance_fleet(p: Placing, report: PassReport, settings: Settings, *, held: int) -> None:
     """Move running feeds to where there is more room for them, and off the workers that are to be empty.
 
     That other feeds wait is no reason not to: they have been placed before, so whatever room is left is of no

@@ -82,7 +82,7 @@ AVOIDED_MAX = 8
 not the workers that fail."""
 
 EPOCH_GROWS = frozenset({Move.ASSIGN})
-"""The move that begins a new tenure; every other move keeps the epoch, or it could not be matched."""
+"""The move that begins a new epoch; every other move keeps the epoch, or it could not be matched."""
 
 
 def transition(state: LeaseState, move: Move) -> LeaseState:
@@ -120,7 +120,7 @@ class TrustWindow:
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class OutageGrace:
     """Since when the database has been heard from without a break, of its own or of the network.
 
     An outage of the database must not become a failover of everything: nobody could renew, so nobody is
@@ -145,11 +145,13 @@ def as_of(worker: Worker, now: datetime) -> Worker:
     return replace(worker, started_at=started_at, heartbeat_at=heartbeat_at, expires_at=heartbeat_at + ttl)
 
 
-SECOND_LOOK_S = 0.005
+SECOND_CHECK_S = 0.005
 """Between the two looks that make a crash: long enough for a reconnect under way to show up."""
 
 
-def is_gone(worker: Worker, *, has_session: bool, now: datetime, quiet: Quiet, ttl_s: float) -> bool:
+def is_gone(
+    worker: Worker, *, has_session: bool, now: datetime, outage_grace: OutageGrace, ttl_s: float
+) -> bool:
     """Whether the control plane may free this worker's leases; ``now`` is the database's clock.
 
     ``has_session`` says whether any database session holds the worker's lock at this moment; it only
@@ -157,7 +159,7 @@ def is_gone(worker: Worker, *, has_session: bool, now: datetime, quiet: Quiet, t
     """
     if worker.state is WorkerState.GONE:
         return False
-    if now < quiet.ends_at(ttl_s):
+    if now < outage_grace.ends_at(ttl_s):
         return False
     crashed = worker.suspected_at is not None and not has_session
     return crashed or worker.expires_at < now

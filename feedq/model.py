@@ -19,7 +19,7 @@ JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | 
 """Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector."""
 
 FeedKey: TypeAlias = tuple[int, int]
-"""``(feed_id, epoch)``: one tenure of one feed. Whatever a worker writes, it writes under a key."""
+"""``(feed_id, epoch)``: one feed under one epoch. Whatever a worker writes, it writes under a key."""
 
 STACK_CALLS_SHOWN: Final = 12
 

@@ -109,13 +109,13 @@ class StreamPool(BasePool):
             return self._stream(args, callback, accept_callback)
         if args and args[0] == RUN_JOB:
             return self._hint(args, callback, accept_callback)
-        lane = self._control if args and args[0] == RECONCILE else self._jobs
+        executor = self._control if args and args[0] == RECONCILE else self._jobs
         try:
-            future = lane.submit(apply_target, target, args, kwargs, callback, accept_callback)
+            future = executor.submit(apply_target, target, args, kwargs, callback, accept_callback)
         except RuntimeError:
             # The pool is closing: not acknowledged, the message stays with the broker.
             return Running()
-        if lane is self._jobs:
+        if executor is self._jobs:
             self._running_jobs.add(future)
             future.add_done_callback(self._running_jobs.discard)
         running = Running(future=future)
@@ -214,7 +214,7 @@ class _Stream:
         accept_callback: Callable[..., Any] | None,
     ) -> None:
         self._pool = pool
-        # Celery itself keeps a weak reference only: this one holds as long as the tenure does.
+        # Celery itself keeps a weak reference only: this one holds as long as the stream does.
         self._running = running
         self._callback, self._accept_callback = callback, accept_callback
         # Found through Celery's own bound method: the way to send events under its task id.

@@ -41,7 +41,7 @@ SETTLING_POLLS = 40
 PASS_WAIT_S = 0.02
 PASS_TRIES = 100
 """Two seconds of waiting for another pass; if that one takes longer still, the next tick is near."""
-AFTER_RUSH_S = 0.25
+AFTER_FAST_PATH_S = 0.25
 """From the pass that places the last feeds of a dead worker to the one that does all else: at once, it would cost
 them the CPU to connect with."""
 SENT_AT_ONCE = 20
@@ -77,10 +77,10 @@ def _store_of(_pid: int) -> PostgresStore:
 
 @shared_task(name=STREAM_FEED, bind=True, acks_late=False, ignore_result=True, max_retries=0)
 def stream_feed(self: Any, feed_id: int, epoch: int) -> str:
-    """Stream one feed until its tenure ends. Returns why it ended."""
-    from feedq.worker.external_stream import run_tenure
+    """Stream one feed until its lease ends. Returns why it ended."""
+    from feedq.worker.external_stream import run_external_stream
 
-    return str(run_tenure(parse_key((feed_id, epoch)), store(), settings()))
+    return str(run_external_stream(parse_key((feed_id, epoch)), store(), settings()))
 
 
 @shared_task(name=RUN_JOB, bind=True, acks_late=False, ignore_result=True, max_retries=0)
@@ -128,7 +128,7 @@ def run_reconcile(*, placing_only: bool = False) -> str:
             sleep(SETTLING_POLL_S)
             report = make()
         if report is not None and report.can_wait:
-            wake_later(AFTER_RUSH_S)
+            wake_later(AFTER_FAST_PATH_S)
     except FeedqError as error:
         logger.warning(LogEvent.RECONCILE_FAILED, error=str(error))
         return f"failed: {error}"

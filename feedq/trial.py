@@ -125,7 +125,7 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
         masker = Masker(secrets.values())
         _judge_source(received, trial, masker)
         if received.batches:
-            _look_at_cursor(received.batches[-1].cursor, trial, masker)
+            _show_cursor(received.batches[-1].cursor, trial, masker)
             write = FeedWrite(0, spec.name, 0, landing, _first(received.batches, wanted.records))
             trial.records = [_masked(preview, masker) for preview in _previews(sink, write, trial)]
     return trial
@@ -268,7 +268,7 @@ def _judge_source(received: _Reception, trial: Trial, masker: Masker) -> None:
         trial.failed("source", f"no connection {within}")
 
 
-def _look_at_cursor(cursor: JSON, trial: Trial, masker: Masker) -> None:
+def _show_cursor(cursor: JSON, trial: Trial, masker: Masker) -> None:
     try:
         cursor_text(cursor)
     except ValueError as error:

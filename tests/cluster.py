@@ -251,7 +251,7 @@ class Cluster:
         )
 
     def leader(self) -> Node | None:
-        """The elected beat, if its tenure has not expired."""
+        """The elected beat, if its term has not expired."""
         rows = self.sql("SELECT pid FROM feedq.leader WHERE expires_at > clock_timestamp()")
         pids = {row["pid"] for row in rows}
         return next((beat for beat in self.beats.values() if beat.is_running() and beat.pid in pids), None)

@@ -351,10 +351,10 @@ def overlaps(
         if connection.hello_at is not None and connection.id not in skip:
             by_feed.setdefault(connection.feed, []).append(connection)
     found = []
-    for tenures in by_feed.values():
-        tenures.sort(key=lambda c: c.hello_at or 0.0)
-        reigning = tenures[0]
-        for following in tenures[1:]:
+    for of_feed in by_feed.values():
+        of_feed.sort(key=lambda c: c.hello_at or 0.0)
+        reigning = of_feed[0]
+        for following in of_feed[1:]:
             assert following.hello_at is not None
             if reigning.closed_at is None or following.hello_at < reigning.closed_at:
                 found.append((reigning, following))

@@ -204,7 +204,7 @@ class Context:
     stopping: Event = NEVER
     """Set when a blocking connector must end: wait on it instead of sleeping."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """What a connector wants to remember from one connection of a tenure to the next, on this worker; small, and
+    """What a connector wants to remember from one connection of a stream to the next, on this worker; small, and
     never needed: it is empty when another worker takes over."""
     room: Room = BOUNDLESS
 

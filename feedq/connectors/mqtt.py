@@ -330,7 +330,7 @@ class Seen(Enum):
 
 
 class PendingMessages:
-    """What one connection has given and not acknowledged, and what earlier ones of the tenure have left.
+    """What one connection has given and not acknowledged, and what earlier ones of the stream have left.
 
     A broker sends again, flagged as a duplicate, what was not acknowledged, under the packet identifier that it
     had. An identifier alone says little: once acknowledged, the broker uses it for another message, and whether

@@ -64,7 +64,7 @@ class Service:
         self.process = spawn(self.argv(), log=self.log, env=self.env, cwd=Path.cwd())
         self.started_at, self.restart_at = now, None
 
-    def look(self, *, now: float) -> ServiceExit | None:
+    def poll(self, *, now: float) -> ServiceExit | None:
         """What happened since the last look: None, or its death, reported once and its restart planned."""
         process = self.process
         if process is None or process.poll() is None:
@@ -112,14 +112,14 @@ def describe_exit(status: int) -> str:
     return f"ended with status {status}"
 
 
-def stop_all(services: Sequence[Service], *, grace_s: float, hurry: Callable[[], bool]) -> list[str]:
+def stop_all(services: Sequence[Service], *, grace_s: float, is_forced: Callable[[], bool]) -> list[str]:
     """SIGTERM to all at once, SIGKILL to those left after the grace. Returns the names of the killed."""
     running = [s for s in services if s.process is not None and s.process.poll() is None]
     for service in running:
         assert service.process is not None
         service.process.send_signal(signal.SIGTERM)
     poll_until(
-        lambda: hurry() or all(s.process is None or s.process.poll() is not None for s in running),
+        lambda: is_forced() or all(s.process is None or s.process.poll() is not None for s in running),
         timeout_s=grace_s,
         interval_s=0.02,
     )

@@ -128,17 +128,17 @@ def _die_with_parent(parent: int, death_signal: signal.Signals) -> Callable[[], 
 def end(
     process: subprocess.Popen[bytes],
     *steps: tuple[signal.Signals, float],
-    hurry: Callable[[], bool] = lambda: False,
+    is_forced: Callable[[], bool] = lambda: False,
 ) -> int:
     """End a child by signals, each with seconds of grace, and at last by SIGKILL. Returns its exit status.
 
-    ``hurry`` is asked all the while; once it says yes, the grace is over.
+    ``is_forced`` is asked all the while; once it says yes, the grace is over.
     """
     for number, grace_s in steps:
-        if process.poll() is not None or hurry():
+        if process.poll() is not None or is_forced():
             break
         process.send_signal(number)
-        poll_until(lambda: process.poll() is not None or hurry(), timeout_s=grace_s, interval_s=0.02)
+        poll_until(lambda: process.poll() is not None or is_forced(), timeout_s=grace_s, interval_s=0.02)
     if process.poll() is None:
         # With the children it may have: the group is its own, and while it is not reaped so is the number.
         with contextlib.suppress(ProcessLookupError, PermissionError):

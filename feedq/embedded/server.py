@@ -93,9 +93,9 @@ class Server(ABC):
             self.kill()
             raise
 
-    def stop(self, *, hurry: Callable[[], bool] = lambda: False) -> None:
-        """End it in good order, or by force when it takes too long or ``hurry`` says so."""
-        self._end(*self.stop_signals, hurry=hurry)
+    def stop(self, *, is_forced: Callable[[], bool] = lambda: False) -> None:
+        """End it in good order, or by force when it takes too long or ``is_forced`` says so."""
+        self._end(*self.stop_signals, is_forced=is_forced)
 
     def kill(self) -> None:
         """End it as a power failure would."""
@@ -106,9 +106,11 @@ class Server(ABC):
         self.stop()
         self.start()
 
-    def _end(self, *steps: tuple[signal.Signals, float], hurry: Callable[[], bool] = lambda: False) -> None:
+    def _end(
+        self, *steps: tuple[signal.Signals, float], is_forced: Callable[[], bool] = lambda: False
+    ) -> None:
         if self._process is not None:
-            end(self._process, *steps, hurry=hurry)
+            end(self._process, *steps, is_forced=is_forced)
             self._process = None
         if self._lock is not None:
             self._lock.release()

@@ -140,7 +140,7 @@ class LocalStack:
         """Notice what has died, and start again what is due."""
         now = time.monotonic()
         for service in self.services:
-            ended = service.look(now=now)
+            ended = service.poll(now=now)
             if ended is not None:
                 self.reporter.say(
                     f"{ended.name} (pid {ended.pid}) {ended.how}; "
@@ -159,21 +159,21 @@ class LocalStack:
     def stop(self) -> bool:
         """End everything, in order. Returns whether it all ended by itself."""
         killed: list[str] = []
-        hurry = self.stops.forced
+        is_forced = self.stops.forced
         for kind, grace_s in (("flower", FLOWER_GRACE_S), ("beat", BEAT_GRACE_S), ("worker", WORKER_GRACE_S)):
-            killed += stop_all(self._of(kind), grace_s=grace_s, hurry=hurry)
+            killed += stop_all(self._of(kind), grace_s=grace_s, is_forced=is_forced)
         rest = [s for s in self.services if s.process is not None]
-        killed += stop_all(rest, grace_s=BEAT_GRACE_S, hurry=hurry)
+        killed += stop_all(rest, grace_s=BEAT_GRACE_S, is_forced=is_forced)
         if self._store is not None:
             self._store.close()
             self._store = None
         for server in reversed(self.servers):
-            server.stop(hurry=hurry)
+            server.stop(is_forced=is_forced)
         if self._is_open:
             self.data_dir.close()
             self._is_open = False
         # Flower is known to need it, and loses nothing.
-        return not hurry() and set(killed) <= {"flower"}
+        return not is_forced() and set(killed) <= {"flower"}
 
     def add(self, service: Service, *, is_ready: Callable[[], bool], address: str) -> None:
         """Start one more process and wait for it."""

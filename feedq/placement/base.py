@@ -150,7 +150,7 @@ class Experience:
     failed: Mapping[str, datetime] = field(default_factory=dict)
     """When the latest of them failed there."""
     landed: Mapping[str, datetime] = field(default_factory=dict)
-    """When the latest tenure began there that did land records."""
+    """When the latest stream began there that did land records."""
 
     def avoided(self, own: Avoided) -> Avoided:
         """Where a feed failed itself, and where others of its remote did and none has landed records since."""

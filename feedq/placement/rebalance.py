@@ -1,7 +1,7 @@
 """Which running feeds go on elsewhere, so that the fleet is even again with as few moves as possible.
 
 First the feeds whose worker is to have none leave it, each to where `place` would put it; without a place it
-stays. Then the strategy evens out: `balanced` in `feedq.placement.evening`, `rendezvous` in
+stays. Then the strategy evens out: `balanced` in `feedq.placement.rebalancer`, `rendezvous` in
 `feedq.placement.homing`. Nothing is moved to a worker that has not settled, or lags, or on which the feed failed,
 and no move breaks what `place` keeps to: labels, caps, capacity, sinks. None leads from a worker with the
 preferred labels to one without.
@@ -18,11 +18,11 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from feedq.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed
-from feedq.placement.evening import Rebalancer, givers
 from feedq.placement.fleet_loads import FleetLoads
 from feedq.placement.homing import Homing, strays
 from feedq.placement.moving import Moves
 from feedq.placement.placing import assign, in_order
+from feedq.placement.rebalancer import Rebalancer, givers
 
 
 def rebalance(

@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from feedq.backoff import LetGo, next_try
+from feedq.backoff import RetryElsewhere, next_try
 from feedq.lease import Move
 from feedq.model import LeaseState, Reason
 from feedq.settings import Settings
@@ -178,7 +178,7 @@ class Engine:
         feed.attempts += 1
         self.fleet.disconnect(feed, now=self.agenda.now)
         decision = next_try(feed.attempts, rng=self.rng, policy=self.settings.backoff)
-        if isinstance(decision, LetGo):
+        if isinstance(decision, RetryElsewhere):
             self.fleet.let_go(feed, Move.RELEASE, Reason.BACKOFF)
             self.wait_until(feed, decision.delay_s)
         else:

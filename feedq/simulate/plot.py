@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from feedq.errors import InvalidInput
-from feedq.lease import SECOND_LOOK_S, Move
+from feedq.lease import SECOND_CHECK_S, Move
 from feedq.model import LeaseState, Reason, WorkerTarget
 from feedq.simulate.agenda import to_ms
 from feedq.simulate.happening import DEPLOY_PAUSE_S, DEPLOY_RESTART_S, Happening, Verb
@@ -124,7 +124,7 @@ class Plot:
     def _kill(self, worker: SimulatedWorker) -> None:
         """Its sessions end with it: the beat sees that in its next look, and once more in the second."""
         self._go_down(worker)
-        look = self._next_look(self._agenda.now) + to_ms(SECOND_LOOK_S)
+        look = self._next_look(self._agenda.now) + to_ms(SECOND_CHECK_S)
         self._agenda.at(look, partial(self._bury, worker))
 
     def _freeze(self, worker: SimulatedWorker) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from feedq.control import PassReport, even_out, place_the_waiting
+from feedq.control import PassReport, place_the_waiting, rebalance_fleet
 from feedq.model import Assignment, Reason, WorkerState, WorkerTarget
 from feedq.placement import EligibleWorker, Held, Transfer, WaitingFeed
 from feedq.settings import Settings
@@ -29,7 +29,7 @@ class Reconcile:
         p = SimulatedPass(self._fleet, now, evened_out=self._evened_out)
         place_the_waiting(p, p.report, rules=self._settings.rules, silent=frozenset())
         if not p.more and not p.settling:
-            even_out(p, p.report, self._settings, held=self._fleet.held)
+            rebalance_fleet(p, p.report, self._settings, held=self._fleet.held)
         self._evened_out = p.evened_out
         return p
 

@@ -1,7 +1,7 @@
 """What a session knows of the tables that records land in.
 
 Landings are looked at when they are first needed, judged by `feedq.sinks.landing`, and remembered until
-`Catalog.look_again` finds them changed. Only a fence creates tables: what disappears while a feed is being written
+`Catalog.refresh` finds them changed. Only a fence creates tables: what disappears while a feed is being written
 was taken away by a person, who should be asked and not overruled.
 """
 
@@ -29,9 +29,9 @@ class Catalog(ABC):
         """How to write to a landing that `problems` found nothing wrong with."""
         return self._plans[landing]
 
-    def look_at(self, landing: Landing) -> LandingPlan[Any]:
+    def inspect(self, landing: Landing) -> LandingPlan[Any]:
         """How to write to a landing, looked at anew. Raises `InvalidInput` when it cannot work."""
-        self.look_again([landing])
+        self.refresh([landing])
         if why := self.get_ready([landing]).get(landing):
             raise InvalidInput(why)
         return self._plans[landing]
@@ -63,7 +63,7 @@ class Catalog(ABC):
         """Make sure that these can be written to now; returns those that cannot, and why."""
         return self.problems(landings, create=False)
 
-    def look_again(self, landings: Iterable[Landing]) -> None:
+    def refresh(self, landings: Iterable[Landing]) -> None:
         """Forget those whose tables have changed since they were looked at."""
         known = [landing for landing in landings if landing in self._plans]
         shapes = self.describe(known)

@@ -235,7 +235,7 @@ class GroupCommit:
             raise self._failed(Part.CHECKPOINTS, error) from error
         try:
             if self._dead:
-                self._session.bury(self._dead)
+                self._session.write_dead_letters(self._dead)
             self._session.commit()
         except AnswerLost as lost:
             raise CommitUnknown(commit_id, writes, written) from lost

@@ -311,7 +311,7 @@ class PostgresSinkSession(SinkSession):
 
     # -- dead letters --------------------------------------------------------------------------------
 
-    def bury(self, dead: Iterable[DeadRecord]) -> None:
+    def write_dead_letters(self, dead: Iterable[DeadRecord]) -> None:
         self.copy(statements.COPY_DEAD_LETTERS, self._letters(dead))
 
     def _letters(self, dead: Iterable[DeadRecord]) -> Iterator[bytes]:

@@ -95,7 +95,7 @@ def preview(session: SinkSession, catalog: Catalog, write: FeedWrite) -> list[Pr
         if catalog.is_yet_to_be_made(landing):
             plan, lands = catalog.imagine(landing)
         else:
-            plan, lands = catalog.look_at(landing), True
+            plan, lands = catalog.inspect(landing), True
             session.begin_for_person()
         with _explained(session):
             return [

@@ -491,7 +491,7 @@ class SinkSession:
         """End the sessions of these workers. Returns how many; 0 where no session can be told from another."""
         return 0
 
-    def bury(self, dead: Iterable[DeadRecord]) -> None:
+    def write_dead_letters(self, dead: Iterable[DeadRecord]) -> None:
         """Write dead letters, in the transaction that is open."""
         rows = [
             {

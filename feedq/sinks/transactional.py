@@ -86,7 +86,7 @@ class TransactionalSink(ABC):
         def fence(session: SinkSession, catalog: Catalog) -> list[FenceOutcome]:
             landings = {request.landing for request in requests}
             # A table that was taken away since is made anew, or complained about, before a feed starts.
-            catalog.look_again(landings)
+            catalog.refresh(landings)
             wrong = catalog.problems(landings, create=True)
             unusable: list[FenceOutcome] = [
                 Unusable(request.feed_id, request.epoch, wrong[request.landing])
@@ -163,7 +163,7 @@ class TransactionalSink(ABC):
                 return why
             if catalog.is_yet_to_be_made(landing):
                 return catalog.why_unmakeable(landing)
-            catalog.look_again([landing])
+            catalog.refresh([landing])
             return catalog.problems([landing], create=False).get(landing)
 
         return self._do(check, bookkeeping=False)
@@ -189,7 +189,7 @@ class TransactionalSink(ABC):
         )
 
     def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
-        return self._do(lambda session, catalog: replay(session, catalog.look_at(landing), ids))
+        return self._do(lambda session, catalog: replay(session, catalog.inspect(landing), ids))
 
     def drop(self, ids: Collection[int]) -> int:
         return self._do(lambda session, _: drop(session, ids))
@@ -224,7 +224,7 @@ class TransactionalSink(ABC):
         session.ensure_bookkeeping()
         grouped = by_landing(writes)
         if course.care is not Care.OPTIMISTIC:
-            catalog.look_again(grouped)
+            catalog.refresh(grouped)
         wrong = catalog.get_ready(grouped.keys())
         unusable = {write.key: why for write in writes if (why := catalog.unkeepable(write))}
         for landing, why in wrong.items():

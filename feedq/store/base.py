@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-from feedq.lease import Edit, Quiet
+from feedq.lease import Edit, OutageGrace
 from feedq.model import (
     Assignment,
     Claim,
@@ -207,7 +207,7 @@ class Placing(Protocol):
 class ReconcilePass(Placing, Protocol):
     """One pass of reconcile: one transaction, and only one in the fleet at a time."""
 
-    def quiet(self, *, ttl_s: float) -> Quiet:
+    def outage_grace(self, *, ttl_s: float) -> OutageGrace:
         """Since when the database was heard from without a break of more than half a ttl.
 
         Such a break may still be under way: the first to come back after an outage may be this very pass.
@@ -216,7 +216,7 @@ class ReconcilePass(Placing, Protocol):
     def suspects(self) -> list[SuspectWorker]:
         """Workers past their expiry or suspected by the beat, locked so that a late heartbeat waits."""
 
-    def bury(self, worker_ids: Sequence[UUID]) -> int:
+    def expire_workers(self, worker_ids: Sequence[UUID]) -> int:
         """Declare gone *and* free every lease, in this transaction. Returns how many leases were freed."""
 
     def absorb_new(self, *, limit: int) -> int:

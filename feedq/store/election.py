@@ -35,7 +35,7 @@ that settled meanwhile gets another."""
 
 # First look: nobody holds the worker's lock. Second look, by the next round: still nobody, so it is crashed.
 # A heartbeat in between clears the suspicion.
-_LOOK = f"""
+_LIVENESS_CHECK = f"""
     WITH locks AS MATERIALIZED ({WORKER_LOCKS}), sessions AS (
         SELECT k.key AS lock_key, k.pid, own.key IS NOT NULL AS has_own
         FROM locks k LEFT JOIN locks own
@@ -81,7 +81,9 @@ _LOOK = f"""
             FROM holding w LEFT JOIN sessions s USING (lock_key)
         ) END
 """
-_PREPARED_LOOK = PreparedStatement.of("feedq_look", _LOOK, {"settle_s": "float8", "waiters": "integer"})
+_PREPARED_CHECK = PreparedStatement.of(
+    "feedq_liveness", _LIVENESS_CHECK, {"settle_s": "float8", "waiters": "integer"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class Election:
         self._holder, self._host, self._pid, self._ttl_s = holder, host, pid, ttl_s
         self._settle_s = settle_s
         self._session = PostgresListener(url, WAKE, application_name=f"feedq-beat/{holder}")
-        self._look = for_driver(_LOOK)
+        self._check = for_driver(_LIVENESS_CHECK)
         self._has_heard = False
         name = f"{WAITER_NAME}/{holder}"
         self._waiters = EndWaiters(url, limit=waiters, application_name=name, pause_s=rearm_s)
@@ -154,8 +156,8 @@ class Election:
             """,
             (name, str(self._holder), self._host, self._pid, self._session.backend_pid, self._ttl_s),
         )
-        if self._session.prepare(_PREPARED_LOOK, lock_class=LEADER_LOCK_CLASS, key=number):
-            self._look = _PREPARED_LOOK.execute
+        if self._session.prepare(_PREPARED_CHECK, lock_class=LEADER_LOCK_CLASS, key=number):
+            self._check = _PREPARED_CHECK.execute
         # What it writes is of no use after a crash of the database, which ends the session and the term with it.
         self._session.execute("SET synchronous_commit = off")
         return True
@@ -213,11 +215,11 @@ class Election:
         self._session.execute(for_driver(STAMP_ALIVE), {"ttl_s": self._ttl_s})
         return bool(rows)
 
-    def look(self) -> LivenessCheck:
+    def check_liveness(self) -> LivenessCheck:
         parameters = {"settle_s": self._settle_s, "waiters": self._waiters.limit}
-        *found, sessions = self._session.execute(self._look, parameters)[0]
+        *found, sessions = self._session.execute(self._check, parameters)[0]
         # Behind a pooler, which the look shows that is not prepared, a session could not wait either.
-        if self._look is _PREPARED_LOOK.execute and self._waiters.limit:
+        if self._check is _PREPARED_CHECK.execute and self._waiters.limit:
             self._waiters.watch(None if sessions is None else _backends(sessions))
         has_heard, self._has_heard = self._has_heard, False
         return replace(LivenessCheck(*found), is_awaited=self._waiters.is_complete, has_heard=has_heard)

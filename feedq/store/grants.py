@@ -289,7 +289,7 @@ _EXISTING = f"""
 """
 
 
-def look(connection: Connection) -> Existing:
+def inspect(connection: Connection) -> Existing:
     """Raises `psycopg2.Error`."""
     return Existing(*_rows(connection, _EXISTING)[0])
 
@@ -314,7 +314,7 @@ def script(
 
     ``passwords`` are by role, without the prefix; others keep theirs, or have none.
     """
-    existing = look(connection)
+    existing = inspect(connection)
     names = [*map(str, Role), *(sink_role(sink.name) for sink in sinks)]
     # Rights are for those that will be there by then.
     then = replace(existing, roles={*existing.roles, *(role_name(prefix, name) for name in names)})
@@ -394,7 +394,7 @@ def renew(connection: Any, prefix: str) -> None:
     migrations: that the server has such roles may be for the sake of another installation.
     """
     driver: Connection = connection.connection.driver_connection
-    existing = look(driver)
+    existing = inspect(driver)
     if existing.owner != role_name(prefix, Role.MIGRATION):
         return
     steps = rights(prefix, existing)

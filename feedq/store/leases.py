@@ -56,7 +56,7 @@ OWNED = (LeaseState.ASSIGNED, LeaseState.RUNNING, LeaseState.STOPPING)
 """States of a lease that somebody has."""
 
 
-def look_again(freed: str) -> str:
+def mark_dirty(freed: str) -> str:
     """A statement that marks what was edited, paused or removed while it ran: it is to be looked at again now that
     it is idle. ``freed`` names rows of (feed_id, generation).
 
@@ -189,7 +189,7 @@ _RELEASE = f"""
             last_error_at = CASE WHEN held.error IS NULL THEN l.last_error_at ELSE clock_timestamp() END
         FROM held WHERE l.feed_id = held.feed_id
         RETURNING l.feed_id, l.epoch, l.generation, held.reason, held.error, held.is_known
-    ), dirty AS ({look_again("released")}), history AS (
+    ), dirty AS ({mark_dirty("released")}), history AS (
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
         SELECT :kind, feed_id, :worker_id, epoch,
                jsonb_strip_nulls(jsonb_build_object('reason', reason, 'error', error))
@@ -424,7 +424,7 @@ def free_leases(
                 lost_at = CASE WHEN :lost THEN clock_timestamp() ELSE l.lost_at END
             FROM held WHERE l.feed_id = held.feed_id
             RETURNING l.feed_id, held.worker_id, l.epoch, l.generation
-        ), dirty AS ({look_again("freed")})
+        ), dirty AS ({mark_dirty("freed")})
         INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
         SELECT :kind, feed_id, worker_id, epoch, jsonb_build_object('reason', CAST(:reason AS text))
         FROM freed

@@ -21,7 +21,7 @@ from feedq.store.channels import NotifyReason, notify_workers
 from feedq.store.database import rows_given
 from feedq.store.feed_rows import avoided_from, selector_from
 from feedq.store.held import fold
-from feedq.store.leases import look_again
+from feedq.store.leases import mark_dirty
 from feedq.telemetry import EventKind
 
 
@@ -93,7 +93,7 @@ class PassMoves(PassAssignments):
                     moved_at = CASE WHEN l.promised_to IS NOT NULL THEN l.moved_at END
                 FROM late WHERE l.feed_id = late.feed_id
                 RETURNING l.feed_id, l.epoch, l.generation, late.worker_id
-            ), dirty AS ({look_again("freed")}), history AS (
+            ), dirty AS ({mark_dirty("freed")}), history AS (
                 INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
                 SELECT :kind, feed_id, worker_id, epoch FROM freed
             )

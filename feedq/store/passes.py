@@ -13,7 +13,7 @@ from uuid import UUID
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.lease import Quiet, as_of
+from feedq.lease import OutageGrace, as_of
 from feedq.model import Lease, Reason, Worker
 from feedq.store.base import ReconcilePass, SuspectWorker
 from feedq.store.channels import HELD_LOCKS, PASS_LOCK, NotifyReason, notify_workers, wake_reconcile
@@ -117,10 +117,10 @@ class PostgresPass(PassMoves, PassEdits, PassSweep):
         }
         self._c.execute(text(sql), parameters)
 
-    def quiet(self, *, ttl_s: float) -> Quiet:
+    def outage_grace(self, *, ttl_s: float) -> OutageGrace:
         # A pass may be the first to come back after an outage, before any heartbeat could renew.
         sql = f"SELECT {SERVICE_SINCE} FROM feedq.fleet"
-        return Quiet(self._c.execute(text(sql), {"ttl_s": ttl_s}).scalar_one())
+        return OutageGrace(self._c.execute(text(sql), {"ttl_s": ttl_s}).scalar_one())
 
     def suspects(self) -> list[SuspectWorker]:
         # Locked before it is judged: a heartbeat that came first is seen here, a later one waits and then
@@ -147,13 +147,13 @@ class PostgresPass(PassMoves, PassEdits, PassSweep):
         if workers:
             self._c.execute(text(sql), [{name: getattr(w, name) for name in columns} for w in workers])
 
-    def bury(self, worker_ids: Sequence[UUID]) -> int:
+    def expire_workers(self, worker_ids: Sequence[UUID]) -> int:
         sql = """
-            WITH buried AS (
+            WITH expired AS (
                 UPDATE feedq.worker SET state = 'gone' WHERE id = ANY(:ids) AND state <> 'gone'
                 RETURNING id
             )
-            INSERT INTO feedq.event (kind, worker_id) SELECT :kind, id FROM buried
+            INSERT INTO feedq.event (kind, worker_id) SELECT :kind, id FROM expired
         """
         ids = list(worker_ids)
         self._c.execute(text(sql), {"ids": ids, "kind": EventKind.WORKER_GONE.value})

@@ -44,7 +44,7 @@ ALIVE_STAMP_S = 1.0
 short ttl more often, or every stamp would look like the end of a silence."""
 
 # Who hears from the database says so in `fleet.alive_at`. A gap of more than half a ttl means that nobody
-# could renew, and starts the quiet period anew (see feedq.lease.Quiet): a heartbeat interval may have
+# could renew, and starts the grace period anew (see feedq.lease.OutageGrace): a heartbeat interval may have
 # passed before the gap, and the rest of the ttl must still be ahead when the first one is back.
 OVERDUE = "(w.expires_at < clock_timestamp() OR greatest(w.started_at, w.heartbeat_at) > clock_timestamp())"
 """Of workers that a pass has to look at: they have not renewed in time, or the clock was put back."""

@@ -47,7 +47,8 @@ attribute           default    the connector …
 =================== ========== ==============================================================================
 
 Tests of your own in such a class run in the same way when they are coroutines with `behaviour` before them.
-`Tenure` is the feed's side of a connector, `Relay` what stands in between; both can be used by themselves.
+`ConnectorDriver` (formerly `Tenure`) is the feed's side of a connector, `Relay` what stands in between; both can
+be used by themselves.
 
 Only the suites of `feedq.testing` import pytest; the rest of it does without.
 """
@@ -65,12 +66,24 @@ import pytest
 
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.permission import Permissions, parse_networks
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, Journal, refusing, serving, unanswering, until
 from feedq.testing.relay import Relay
 from feedq.testing.stage import LOOPS, MOMENT_S, Served, Stage, asking, behaviour, leave_out, pull, stop
-from feedq.testing.tenure import Tenure
 
-__all__ = ["ConnectorConformance", "Journal", "Relay", "Served", "Tenure", "behaviour", "serving"]
+__all__ = [
+    "ConnectorConformance",
+    "ConnectorDriver",
+    "Journal",
+    "Relay",
+    "Served",
+    "Tenure",
+    "behaviour",
+    "serving",
+]
+
+Tenure = ConnectorDriver
+"""The name of earlier releases, for suites of others that import it."""
 
 RECORD_BYTES_MAX: Final = 500
 """The limit in the tests of `limits_records`."""
@@ -105,41 +118,41 @@ class ConnectorConformance(Stage):
     async def test_all_records_come_in_order_and_once(self) -> None:
         async with self.reachable() as (source, where):
             await source.send(self.records(100))
-            tenure = self.tenure(where)
-            assert await tenure.land(100) == 1
-            self.assert_landed(tenure, self.records(100))
+            driver = self.driver(where)
+            assert await driver.land(100) == 1
+            self.assert_landed(driver, self.records(100))
 
     @behaviour()
     async def test_records_that_come_while_it_waits_come_through(self) -> None:
         async with self.reachable() as (source, where):
-            tenure = self.tenure(where)
-            async with aclosing(tenure.open()) as stream:
+            driver = self.driver(where)
+            async with aclosing(driver.open()) as stream:
                 for record in self.records(5):
                     await source.send([record])
-                    await pull(tenure, stream, count=len(tenure.records) + 1)
-            self.assert_landed(tenure, self.records(5))
+                    await pull(driver, stream, count=len(driver.records) + 1)
+            self.assert_landed(driver, self.records(5))
 
     @behaviour("dials")
     async def test_records_that_come_in_crumbs_are_whole(self) -> None:
         async with self.relayed() as (source, relay):
             relay.chunk_bytes = 1
             await source.send(self.records(20))
-            tenure = self.tenure(relay.where)
-            assert await tenure.land(20) == 1
-            self.assert_landed(tenure, self.records(20))
+            driver = self.driver(relay.where)
+            assert await driver.land(20) == 1
+            self.assert_landed(driver, self.records(20))
 
     @behaviour("resumes")
     async def test_it_resumes_exactly_after_the_cursor_of_any_batch(self) -> None:
         sent = self.records(8)
         async with self.reachable() as (source, where):
-            first = self.tenure(where)
+            first = self.driver(where)
             async with aclosing(first.open()) as stream:
                 for record in sent:
                     await source.send([record])
                     await pull(first, stream, count=len(first.records) + 1)
             self.assert_landed(first, sent)
             for landed in range(1, len(sent)):
-                second = self.tenure(where)
+                second = self.driver(where)
                 second.commit(first.batches[landed - 1])
                 await second.land(len(sent) - landed)
                 self.assert_landed(second, sent[landed:])
@@ -149,43 +162,43 @@ class ConnectorConformance(Stage):
     @behaviour()
     async def test_it_says_once_that_it_is_connected(self) -> None:
         async with self.reachable() as (source, where), self.waiting(where, source) as waiting:
-            assert waiting.tenure.connected == 1
+            assert waiting.driver.connected == 1
 
     @behaviour("dials", "answers")
     async def test_it_is_not_connected_before_the_source_has_answered(self) -> None:
         async with self.relayed() as (source, relay):
             relay.hold_after(0)
             await source.send(self.records(1))
-            tenure = self.tenure(relay.where)
-            async with aclosing(tenure.open()) as stream, asking(stream) as first:
+            driver = self.driver(relay.where)
+            async with aclosing(driver.open()) as stream, asking(stream) as first:
                 await until(lambda: relay.accepted > 0)
                 # To see that nothing happens takes a moment.
                 await asyncio.sleep(MOMENT_S)
-                assert tenure.connected == 0
+                assert driver.connected == 0
                 relay.release()
-                tenure.take(await first)
-            self.assert_over(tenure, connected=1)
+                driver.take(await first)
+            self.assert_over(driver, connected=1)
 
     @behaviour("dials")
     async def test_a_refused_connection_is_told(self) -> None:
         with refusing() as where:
-            tenure = self.tenure(where)
-            assert isinstance(await tenure.read(), SourceUnavailable)
-            self.assert_over(tenure, connected=0)
+            driver = self.driver(where)
+            assert isinstance(await driver.read(), SourceUnavailable)
+            self.assert_over(driver, connected=0)
 
     @behaviour("dials")
     async def test_a_host_that_does_not_resolve_is_told(self) -> None:
         # Too long for any name, so that no name server is asked.
-        tenure = self.tenure(".".join(["a" * 60] * 5) + ":7001")
-        assert isinstance(await tenure.read(), SourceUnavailable)
-        self.assert_over(tenure, connected=0)
+        driver = self.driver(".".join(["a" * 60] * 5) + ":7001")
+        assert isinstance(await driver.read(), SourceUnavailable)
+        self.assert_over(driver, connected=0)
 
     @behaviour("dials")
     async def test_an_address_that_is_denied_fails_the_feed_and_is_not_connected_to(self) -> None:
         async with self.relayed() as (_, relay):
-            tenure = self.tenure(relay.where, permissions=Permissions(deny=parse_networks(["127.0.0.0/8"])))
-            assert isinstance(await tenure.read(), FeedMisconfigured)
-            self.assert_over(tenure, connected=0)
+            driver = self.driver(relay.where, permissions=Permissions(deny=parse_networks(["127.0.0.0/8"])))
+            assert isinstance(await driver.read(), FeedMisconfigured)
+            self.assert_over(driver, connected=0)
             # To see that nothing happens takes a moment.
             await asyncio.sleep(MOMENT_S)
             assert relay.accepted == 0
@@ -195,13 +208,13 @@ class ConnectorConformance(Stage):
         sent = self.records(4)
         async with self.relayed() as (source, relay):
             await source.send(sent)
-            await self.tenure(relay.where).land(len(sent))
+            await self.driver(relay.where).land(len(sent))
             down_bytes = relay.down_bytes
         for cut_after in range(down_bytes + 1):
             async with self.relayed() as (source, relay):
                 relay.cut_after(cut_after)
                 await source.send(sent)
-                await self.survive(self.tenure(relay.where), sent)
+                await self.survive(self.driver(relay.where), sent)
                 await until(partial(has_no_connection, relay))
 
     @behaviour("dials")
@@ -214,9 +227,9 @@ class ConnectorConformance(Stage):
 
     @behaviour("dials")
     async def test_the_guard_cuts_it_from_another_thread_while_it_waits(self) -> None:
-        def cut(_: Relay, tenure: Tenure) -> None:
-            assert tenure.guard.watched, "the guard does not know the socket of an open connection"
-            other_thread = threading.Thread(target=tenure.guard.shut_all)
+        def cut(_: Relay, driver: ConnectorDriver) -> None:
+            assert driver.guard.watched, "the guard does not know the socket of an open connection"
+            other_thread = threading.Thread(target=driver.guard.shut_all)
             other_thread.start()
             other_thread.join()
 
@@ -226,13 +239,13 @@ class ConnectorConformance(Stage):
     async def test_a_source_that_falls_silent_is_told_from_one_that_ended(self) -> None:
         async with self.relayed() as (source, relay):
             await source.send(self.records(1))
-            tenure = self.tenure(relay.where, idle_timeout_s=1.0)
-            async with aclosing(tenure.open()) as stream:
-                await pull(tenure, stream, count=1)
+            driver = self.driver(relay.where, idle_timeout_s=1.0)
+            async with aclosing(driver.open()) as stream:
+                await pull(driver, stream, count=1)
                 relay.hold_after(0)
                 with pytest.raises(SourceSilent):
-                    await pull(tenure, stream, count=2)
-            self.assert_over(tenure, connected=1)
+                    await pull(driver, stream, count=2)
+            self.assert_over(driver, connected=1)
             await until(partial(has_no_connection, relay))
 
     # -- limits ----------------------------------------------------------------------------------------
@@ -241,27 +254,27 @@ class ConnectorConformance(Stage):
     async def test_a_record_over_the_limit_fails_the_feed_after_everything_before_it(self) -> None:
         sent = [*self.records(2), self.record(3, size=RECORD_BYTES_MAX)]
         async with self.reachable() as (source, where):
-            tenure = self.tenure(where, max_record_bytes=RECORD_BYTES_MAX)
+            driver = self.driver(where, max_record_bytes=RECORD_BYTES_MAX)
             await source.send([*sent, self.record(4, size=RECORD_BYTES_MAX + 1), self.record(5)])
-            error = await tenure.read()
+            error = await driver.read()
             assert isinstance(error, FeedMisconfigured)
             assert "max_record_bytes" in str(error)
-            self.assert_landed(tenure, sent)
-            assert not tenure.guard.watched
+            self.assert_landed(driver, sent)
+            assert not driver.guard.watched
 
     @behaviour("dials", "holds_back")
     async def test_it_does_not_read_on_when_it_is_not_pulled(self) -> None:
         size = 16 * 2**10
         sent = [self.record(seq, size=size) for seq in range(1, NOT_PULLED_BYTES // size + 1)]
         async with self.relayed() as (source, relay):
-            tenure = self.tenure(relay.where)
+            driver = self.driver(relay.where)
             await source.send(sent)
-            async with aclosing(tenure.open()) as stream:
-                await pull(tenure, stream, count=1)
+            async with aclosing(driver.open()) as stream:
+                await pull(driver, stream, count=1)
                 await self.come_to_rest(relay)
                 assert relay.down_bytes < READ_AHEAD_BYTES_MAX, "reads on although it is not pulled"
-                await pull(tenure, stream, count=len(sent))
-            self.assert_landed(tenure, sent)
+                await pull(driver, stream, count=len(sent))
+            self.assert_landed(driver, sent)
 
     @behaviour("dials")
     async def test_what_has_no_end_is_refused_in_time_and_in_words(self) -> None:
@@ -280,7 +293,7 @@ class ConnectorConformance(Stage):
                 assert isinstance(error, SourceUnavailable | FeedMisconfigured), f"ends with {error!r}"
                 assert len(str(error)) < ERROR_CHARACTERS_MAX, "quotes what has no end"
                 assert longest_s < STANDS_STILL_S, f"lets nobody else have a turn for {longest_s:.1f} s"
-                assert not waiting.tenure.guard.watched
+                assert not waiting.driver.guard.watched
                 await until(partial(has_no_connection, relay))
 
     # -- the end ---------------------------------------------------------------------------------------
@@ -288,29 +301,29 @@ class ConnectorConformance(Stage):
     @behaviour("dials")
     async def test_it_stops_while_it_connects(self) -> None:
         with unanswering() as where:
-            tenure = self.tenure(where)
-            async with aclosing(tenure.open()) as stream, asking(stream) as first:
+            driver = self.driver(where)
+            async with aclosing(driver.open()) as stream, asking(stream) as first:
                 # To see that nothing happens takes a moment.
                 await asyncio.sleep(MOMENT_S)
                 await stop(first)
-            self.assert_over(tenure, connected=0)
+            self.assert_over(driver, connected=0)
 
     @behaviour("dials")
     async def test_it_stops_while_the_source_does_not_answer(self) -> None:
         async with self.relayed() as (_, relay):
             relay.hold_after(0)
-            tenure = self.tenure(relay.where)
-            async with aclosing(tenure.open()) as stream, asking(stream) as first:
+            driver = self.driver(relay.where)
+            async with aclosing(driver.open()) as stream, asking(stream) as first:
                 await until(lambda: relay.accepted > 0)
                 await stop(first)
-            assert not tenure.guard.watched
+            assert not driver.guard.watched
             await until(partial(has_no_connection, relay))
 
     @behaviour()
     async def test_it_stops_while_it_waits(self) -> None:
         async with self.reachable() as (source, where), self.waiting(where, source) as waiting:
             await stop(waiting.next_batch)
-            self.assert_over(waiting.tenure, connected=1)
+            self.assert_over(waiting.driver, connected=1)
 
     @behaviour("dials")
     async def test_it_stops_in_the_middle_of_a_record(self) -> None:
@@ -320,46 +333,46 @@ class ConnectorConformance(Stage):
             await source.send([self.record(2)])
             await until(lambda: relay.down_bytes > before)
             await stop(waiting.next_batch)
-            self.assert_over(waiting.tenure, connected=1)
+            self.assert_over(waiting.driver, connected=1)
             await until(partial(has_no_connection, relay))
 
     @behaviour()
     async def test_it_stops_while_it_is_held_back(self) -> None:
         async with self.reachable() as (source, where):
-            tenure = self.tenure(where)
+            driver = self.driver(where)
             await source.send(self.records(100))
-            stream = tenure.open()
-            await pull(tenure, stream, count=1)
+            stream = driver.open()
+            await pull(driver, stream, count=1)
             await stop(asyncio.ensure_future(stream.aclose()), cancel=False)
-            self.assert_over(tenure, connected=1)
+            self.assert_over(driver, connected=1)
 
     @behaviour()
     async def test_it_may_never_begin(self) -> None:
         async with self.reachable() as (_, where):
-            tenure = self.tenure(where)
-            await tenure.open().aclose()
-            self.assert_over(tenure, connected=0)
+            driver = self.driver(where)
+            await driver.open().aclose()
+            self.assert_over(driver, connected=0)
 
     # -- acknowledging ---------------------------------------------------------------------------------
 
     @behaviour("acknowledges")
     async def test_nothing_is_acknowledged_before_it_is_committed(self) -> None:
         async with self.reachable() as (source, where):
-            tenure = self.tenure(where)
+            driver = self.driver(where)
             await source.send(self.records(5))
-            async with aclosing(tenure.open()) as stream:
-                await pull(tenure, stream, count=5, commit=False)
+            async with aclosing(driver.open()) as stream:
+                await pull(driver, stream, count=5, commit=False)
                 # To see that nothing happens takes a moment.
                 await asyncio.sleep(MOMENT_S)
                 assert await source.acknowledged() == 0
-                for batch in tenure.batches:
-                    tenure.commit(batch)
+                for batch in driver.batches:
+                    driver.commit(batch)
                 await self.until_acknowledged(source, 5)
 
     @behaviour("acknowledges")
     async def test_what_was_not_committed_is_sent_again(self) -> None:
         async with self.reachable() as (source, where):
-            lost, kept = self.tenure(where), self.tenure(where)
+            lost, kept = self.driver(where), self.driver(where)
             await source.send(self.records(5))
             async with aclosing(lost.open()) as stream:
                 await pull(lost, stream, count=5, commit=False)
@@ -371,23 +384,23 @@ class ConnectorConformance(Stage):
 
     # -- steps -----------------------------------------------------------------------------------------
 
-    async def survive(self, tenure: Tenure, sent: list[bytes]) -> None:
+    async def survive(self, driver: ConnectorDriver, sent: list[bytes]) -> None:
         if self.resumes or self.acknowledges:
-            await tenure.land(len(sent))
-            self.assert_landed(tenure, sent)
+            await driver.land(len(sent))
+            self.assert_landed(driver, sent)
         else:
-            error = await tenure.read(enough=lambda: len(tenure.records) == len(sent))
+            error = await driver.read(enough=lambda: len(driver.records) == len(sent))
             assert error is None or isinstance(error, SourceUnavailable)
-            self.assert_landed(tenure, sent[: len(tenure.records)])
-        assert tenure.guard.faults == []
-        assert not tenure.guard.watched
+            self.assert_landed(driver, sent[: len(driver.records)])
+        assert driver.guard.faults == []
+        assert not driver.guard.watched
 
-    async def end_while_waiting(self, end: Callable[[Relay, Tenure], None]) -> None:
+    async def end_while_waiting(self, end: Callable[[Relay, ConnectorDriver], None]) -> None:
         async with self.relayed() as (source, relay), self.waiting(relay.where, source) as waiting:
-            end(relay, waiting.tenure)
+            end(relay, waiting.driver)
             error = await waiting.ended()
             assert error is None or type(error) is SourceUnavailable
-            self.assert_over(waiting.tenure, connected=1)
+            self.assert_over(waiting.driver, connected=1)
             await until(partial(has_no_connection, relay))
 
 

@@ -19,9 +19,9 @@ from feedq.connectors.base import Connector
 from feedq.errors import FeedqError, SourceUnavailable
 from feedq.model import Batch
 from feedq.permission import DEFAULT, Permissions
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, run_on
 from feedq.testing.relay import Relay
-from feedq.testing.tenure import Tenure
 
 STOP_S: Final = 1.0
 """A connector has this long to end: a worker that leaves gives its feeds little more."""
@@ -113,9 +113,9 @@ class Stage:
     def records(self, count: int, *, after: int = 0) -> list[bytes]:
         return [self.record(seq) for seq in range(after + 1, after + count + 1)]
 
-    def tenure(self, where: str, *, permissions: Permissions = DEFAULT, **options: Any) -> Tenure:
+    def driver(self, where: str, *, permissions: Permissions = DEFAULT, **options: Any) -> ConnectorDriver:
         source = {**self.options(where), **options}
-        return Tenure(self.kind, source, feed=self.feed, permissions=permissions)
+        return ConnectorDriver(self.kind, source, feed=self.feed, permissions=permissions)
 
     @asynccontextmanager
     async def relayed(self) -> AsyncIterator[tuple[Served, Relay]]:
@@ -138,14 +138,14 @@ class Stage:
     @asynccontextmanager
     async def waiting(self, where: str, source: Served, **options: Any) -> AsyncIterator[WaitingRead]:
         """A connector that has given one record and waits for the next one."""
-        tenure = self.tenure(where, **options)
-        async with aclosing(tenure.open()) as stream:
+        driver = self.driver(where, **options)
+        async with aclosing(driver.open()) as stream:
             await source.send(self.records(1))
-            await pull(tenure, stream, count=1)
+            await pull(driver, stream, count=1)
             async with asking(stream) as task:
                 await asyncio.sleep(MOMENT_S)
                 assert not task.done(), "it did not wait for the next record"
-                yield WaitingRead(tenure, task)
+                yield WaitingRead(driver, task)
 
     async def come_to_rest(self, relay: Relay) -> None:
         """Return when nothing has gone down for a while."""
@@ -160,28 +160,28 @@ class Stage:
             while await source.acknowledged() < count:
                 await asyncio.sleep(0.001)
 
-    def assert_over(self, tenure: Tenure, *, connected: int) -> None:
+    def assert_over(self, driver: ConnectorDriver, *, connected: int) -> None:
         """No socket is left, and it said as often as this that it was connected."""
-        assert tenure.guard.faults == []
-        assert not tenure.guard.watched, "a socket was not forgotten"
-        assert bool(tenure.guard.seen) >= bool(connected and self.dials), "the guard saw no socket"
-        assert tenure.connected == connected
+        assert driver.guard.faults == []
+        assert not driver.guard.watched, "a socket was not forgotten"
+        assert bool(driver.guard.seen) >= bool(connected and self.dials), "the guard saw no socket"
+        assert driver.connected == connected
 
-    def assert_landed(self, tenure: Tenure, sent: Sequence[bytes]) -> None:
+    def assert_landed(self, driver: ConnectorDriver, sent: Sequence[bytes]) -> None:
         """All of it, in order; once, if the connector resumes or one connection was enough."""
         expected = [self.landed(record) for record in sent]
         if self.acknowledges and not self.resumes:
             # Sent again is what was not acknowledged yet: the first of each counts.
-            assert list(dict.fromkeys(tenure.records)) == expected
+            assert list(dict.fromkeys(driver.records)) == expected
         else:
-            assert tenure.records == expected
+            assert driver.records == expected
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRead:
     """See `Stage.waiting`."""
 
-    tenure: Tenure
+    driver: ConnectorDriver
     next_batch: asyncio.Future[Batch]
 
     async def ended(self) -> FeedqError | None:
@@ -196,15 +196,15 @@ class WaitingRead:
 
 
 async def pull(
-    tenure: Tenure, stream: AsyncGenerator[Batch, None], *, count: int, commit: bool = True
+    driver: ConnectorDriver, stream: AsyncGenerator[Batch, None], *, count: int, commit: bool = True
 ) -> None:
     """Take batches until ``count`` records are here."""
     async with asyncio.timeout(PATIENCE_S):
-        while len(tenure.records) < count:
+        while len(driver.records) < count:
             batch = await anext(stream)
-            tenure.take(batch)
+            driver.take(batch)
             if commit:
-                tenure.commit(batch)
+                driver.commit(batch)
 
 
 async def stop(task: asyncio.Future[Any], *, cancel: bool = True) -> None:

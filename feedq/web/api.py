@@ -29,7 +29,8 @@ from feedq.report.rows import (
 )
 from feedq.store.feed_listing import PAGE_MAX
 from feedq.telemetry import mask_url
-from feedq.web.asking import (
+from feedq.web.guard import refusal
+from feedq.web.params import (
     SCHEDULES_MAX,
     number,
     parse_moment,
@@ -39,8 +40,7 @@ from feedq.web.asking import (
     parse_states,
     status_of,
 )
-from feedq.web.facts import Facts
-from feedq.web.guard import refusal
+from feedq.web.queries import WebQueries
 from feedq.wording import as_json
 
 KEY_MAX = 200
@@ -52,10 +52,10 @@ CHANGES = ("trigger", "pause", "resume")
 class Resource(BaseApiHandler):
     """What all of them share: who may ask, and how they fail."""
 
-    facts: Facts
+    queries: WebQueries
 
-    def initialize(self, facts: Facts) -> None:
-        self.facts = facts
+    def initialize(self, queries: WebQueries) -> None:
+        self.queries = queries
 
     def set_default_headers(self) -> None:
         super().set_default_headers()
@@ -93,7 +93,7 @@ class FeedList(Resource):
 
     async def document(self, *path: str) -> dict[str, Any]:
         query = parse_query(self.argument, limit=PAGE_MAX)
-        page = await self.facts.page(query)
+        page = await self.queries.page(query)
         return {
             "feeds": [feed_row(view) for view in page.views],
             "total": page.matching,
@@ -106,9 +106,9 @@ class FeedDetail(Resource):
     """``/api/feedq/feeds/<name>``"""
 
     async def document(self, *path: str) -> dict[str, Any]:
-        facts = await self.facts.feed(path[0])
-        return feed_document(facts.view, explanation=facts.explanation) | {
-            "events": [event_row(event) for event in facts.events]
+        data = await self.queries.feed(path[0])
+        return feed_document(data.view, explanation=data.explanation) | {
+            "events": [event_row(event) for event in data.events]
         }
 
 
@@ -116,15 +116,15 @@ class WorkerList(Resource):
     """``/api/feedq/workers``"""
 
     async def document(self, *path: str) -> dict[str, Any]:
-        return {"workers": [worker_row(view) for view in await self.facts.workers()]}
+        return {"workers": [worker_row(view) for view in await self.queries.workers()]}
 
 
 class FleetStatus(Resource):
     """``/api/feedq/status``"""
 
     async def document(self, *path: str) -> dict[str, Any]:
-        facts = await self.facts.fleet()
-        return status_document(facts.numbers, facts.workers, facts.state, facts.warnings, jobs=facts.jobs)
+        data = await self.queries.fleet()
+        return status_document(data.numbers, data.workers, data.state, data.warnings, jobs=data.jobs)
 
 
 # -- schedules and runs ------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class ScheduleList(Resource):
 
     async def document(self, *path: str) -> dict[str, Any]:
         query = parse_schedules(self.argument, limit=SCHEDULES_MAX)
-        part = await self.facts.schedules.part(query)
+        part = await self.queries.schedules.part(query)
         return {
             "schedules": [schedule_row(view) for view in part.views],
             "limit": query.limit,
@@ -180,12 +180,12 @@ class ScheduleDetail(_Changeable):
     """``/api/feedq/schedules/<name>``; by POST, with ``/trigger``, ``/pause`` or ``/resume`` behind it."""
 
     async def document(self, *path: str) -> dict[str, Any]:
-        facts = await self.facts.schedules.schedule(path[0])
-        return schedule_document(facts.view, counts=facts.counts, runs=facts.runs)
+        data = await self.queries.schedules.schedule(path[0])
+        return schedule_document(data.view, counts=data.counts, runs=data.runs)
 
     async def change(self, *path: str) -> dict[str, Any]:
         name, _, verb = path[0].rpartition("/")
-        schedules = self.facts.schedules
+        schedules = self.queries.schedules
         if not name or verb not in CHANGES:
             raise InvalidInput(f"a change is a POST to …/schedules/<name>/<{'|'.join(CHANGES)}>")
         if verb == "trigger":
@@ -209,7 +209,7 @@ class RunList(Resource):
     async def document(self, *path: str) -> dict[str, Any]:
         states = parse_states(self.argument("state"))
         limit = number(self.argument("limit"), name="limit", default=RUNS_USUAL, least=1, most=PAGE_MAX)
-        runs = await self.facts.schedules.runs(self.argument("schedule") or None, states, limit)
+        runs = await self.queries.schedules.runs(self.argument("schedule") or None, states, limit)
         return {"runs": [run_row(run) for run in runs], "limit": limit}
 
 
@@ -217,11 +217,11 @@ class RunDetail(_Changeable):
     """``/api/feedq/runs/<id>``; by POST, with ``/cancel`` behind it."""
 
     async def document(self, *path: str) -> dict[str, Any]:
-        return run_row(await self.facts.schedules.run(parse_run_id(path[0])))
+        return run_row(await self.queries.schedules.run(parse_run_id(path[0])))
 
     async def change(self, *path: str) -> dict[str, Any]:
         if not path[1]:
             raise InvalidInput("a change is a POST to …/runs/<id>/cancel")
         self.body()
         run_id = parse_run_id(path[0])
-        return run_row(await self.facts.schedules.change(lambda store: store.cancel_run(run_id)))
+        return run_row(await self.queries.schedules.change(lambda store: store.cancel_run(run_id)))

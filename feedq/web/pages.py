@@ -33,9 +33,9 @@ from feedq.report.details import (
 from feedq.schedule.model import RunState, ScheduleState
 from feedq.store.feed_listing import Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
-from feedq.web.asking import address, parse_query, parse_run_id, parse_schedules, parse_states, status_of
-from feedq.web.facts import Facts
 from feedq.web.guard import refusal
+from feedq.web.params import address, parse_query, parse_run_id, parse_schedules, parse_states, status_of
+from feedq.web.queries import WebQueries
 from feedq.wording import TONES, Tone, timing_words
 
 FEEDS_SHOWN = 200
@@ -69,10 +69,10 @@ class PageHandler(BaseHandler):
     title = ""
     tab = ""
     frame = "feedq_page.html"
-    facts: Facts
+    queries: WebQueries
 
-    def initialize(self, facts: Facts) -> None:
-        self.facts = facts
+    def initialize(self, queries: WebQueries) -> None:
+        self.queries = queries
 
     def set_default_headers(self) -> None:
         super().set_default_headers()
@@ -185,7 +185,7 @@ class FeedsPage(PageHandler):
 
     async def show(self) -> str:
         query = parse_query(self.argument, limit=FEEDS_SHOWN)
-        page = await self.facts.page(query)
+        page = await self.queries.page(query)
         counts: Counter[Status] = Counter()
         for tally in page.tallies:
             counts[tally.status] += tally.feeds
@@ -213,14 +213,14 @@ class FeedPage(PageHandler):
         if not name:
             raise InvalidInput("name: say which feed, as in ?name=acme/orders")
         self.title = name
-        facts = await self.facts.feed(name)
+        data = await self.queries.feed(name)
         return self.part(
             "feed_live.html",
-            facts=facts,
-            view=facts.view,
+            data=data,
+            view=data.view,
             cards={
-                "Lease": lease_lines(facts.view, now=facts.now, workers=facts.workers),
-                "Declaration": declaration_lines(facts.view, now=facts.now),
+                "Lease": lease_lines(data.view, now=data.now, workers=data.workers),
+                "Declaration": declaration_lines(data.view, now=data.now),
             },
             detail=event_detail,
         )
@@ -233,14 +233,14 @@ class FleetPage(PageHandler):
     tab = "fleet"
 
     async def show(self) -> str:
-        facts = await self.facts.fleet()
-        numbers = facts.numbers
+        data = await self.queries.fleet()
+        numbers = data.numbers
         aside = [("cordoned", numbers.cordoned), ("drained", numbers.drained), ("draining", numbers.draining)]
         return self.part(
             "fleet_live.html",
-            facts=facts,
+            data=data,
             aside=[f"{count} {what}" for what, count in aside if count],
-            waiting=reasons(facts.tallies),
+            waiting=reasons(data.tallies),
         )
 
 
@@ -262,7 +262,7 @@ class SchedulesPage(PageHandler):
 
     async def show(self) -> str:
         query = parse_schedules(self.argument, limit=SCHEDULES_SHOWN)
-        part = await self.facts.schedules.part(query)
+        part = await self.queries.schedules.part(query)
         here = query.address(usual_limit=SCHEDULES_SHOWN)
         return self.part(
             "schedules_live.html",
@@ -293,15 +293,15 @@ class SchedulePage(PageHandler):
     async def show(self) -> str:
         name, states = self.name, parse_states(self.argument("state"))
         self.title = name
-        facts = await self.facts.schedules.schedule(name, states=states)
+        data = await self.queries.schedules.schedule(name, states=states)
         return self.part(
             "schedule_live.html",
-            facts=facts,
-            view=facts.view,
+            data=data,
+            view=data.view,
             states=states,
             cards={
-                "Now": standing_lines(facts.view, counts=facts.counts, now=facts.now),
-                "Declaration": schedule_declaration_lines(facts.view.schedule.spec),
+                "Now": standing_lines(data.view, counts=data.counts, now=data.now),
+                "Declaration": schedule_declaration_lines(data.view.schedule.spec),
             },
             may_change=refusal(self.application.options, is_open=self.unauthenticated_api) is None,
             # A button that is pressed twice sends the same key, and triggers once.
@@ -328,7 +328,7 @@ class SchedulePage(PageHandler):
                 self.redirect(self.schedule_url(name), status=303)
 
     async def _change(self, name: str) -> None:
-        change, verb = self.facts.schedules.change, self._said("do")
+        change, verb = self.queries.schedules.change, self._said("do")
         match verb:
             case "trigger":
                 key = self._said("key") or None

@@ -20,9 +20,9 @@ from feedq.web.api import (
     ScheduleList,
     WorkerList,
 )
-from feedq.web.facts import Facts
 from feedq.web.guard import TASKS_KEPT, GuardedFlower
 from feedq.web.pages import FeedPage, FeedsPage, FleetPage, SchedulePage, SchedulesPage
+from feedq.web.queries import WebQueries
 
 STATIC = Path(__file__).with_name("static")
 OWN_TEMPLATES = Path(__file__).with_name("templates")
@@ -55,9 +55,9 @@ class OverlayLoader(Loader):
         return before + begin + (OWN_TEMPLATES / TABS).read_bytes() + after
 
 
-def addresses(facts: Facts) -> list[Any]:
+def addresses(queries: WebQueries) -> list[Any]:
     """Each as `url`, never as a tuple: with ``--url-prefix`` Flower drops what else a tuple holds."""
-    shared = {"facts": facts}
+    shared = {"queries": queries}
     return [
         url(r"/feeds", FeedsPage, shared, name="feeds"),
         url(r"/feed", FeedPage, shared, name="feed"),
@@ -84,7 +84,7 @@ def install() -> None:
     if isinstance(urls.settings.get("template_loader"), OverlayLoader):
         return
     # In front: Flower's last address matches everything.
-    urls.handlers[:0] = addresses(Facts(settings()))
+    urls.handlers[:0] = addresses(WebQueries(settings()))
     urls.settings["template_loader"] = OverlayLoader(urls.settings["template_path"])
     command.Flower = GuardedFlower
     # Before the command reads its options: whatever is said there counts.

@@ -107,7 +107,7 @@ class ApartWriter:
             self._wakeup.notify()
             return True
 
-    def hurry(self) -> None:
+    def flush_now(self) -> None:
         with self._wakeup:
             for batch_queue, feed in self._feeds.items():
                 if not batch_queue.is_postponed:

@@ -77,15 +77,15 @@ class InflightBudget:
 
 
 class BatchQueue:
-    """One tenure's way into the sink.
+    """The way of one feed, under one epoch, into the sink.
 
     ``cursor`` is where the sink stands: everything up to it has been committed. ``failure``, once set, is
     why nothing more can be written: `LeaseLost` or `FeedMisconfigured`.
     """
 
     __slots__ = (
+        "_flush_now",
         "_forget",
-        "_hurry",
         "_inflight",
         "_inflight_max",
         "_on_change",
@@ -124,7 +124,7 @@ class BatchQueue:
         budget: InflightBudget,
         inflight_max: int,
         submit: Callable[[BatchQueue, Batch], None],
-        hurry: Callable[[], None],
+        flush_now: Callable[[], None],
         forget: Callable[[], None],
         on_change: Callable[[], None],
     ) -> None:
@@ -139,7 +139,7 @@ class BatchQueue:
         self.failure: FeedqError | None = None
         self.broken: FeedqError | None = None
         """`failure` as the writer's thread knows it, sooner than the loop does: once a batch was refused, no
-        later one of this tenure may land, or there would be a gap before it."""
+        later one of this epoch may land, or there would be a gap before it."""
         self.is_apart = False
         """Set by the writer's threads while the feed is written apart from the others: it may take half of the
         worker's room, and leaves the rest to those."""
@@ -153,7 +153,7 @@ class BatchQueue:
         """Since when something has waited without any of it being written, on the monotonic clock."""
         self.loop = asyncio.get_running_loop()
         self.budget, self._inflight, self._inflight_max = budget, 0, inflight_max
-        self._submit, self._hurry, self._forget, self._on_change = submit, hurry, forget, on_change
+        self._submit, self._flush_now, self._forget, self._on_change = submit, flush_now, forget, on_change
         self._waiter: asyncio.Future[None] | None = None
 
     async def put(self, batch: Batch) -> None:
@@ -167,7 +167,7 @@ class BatchQueue:
             self._submit(self, batch)
         while self.failure is None and self._inflight and self._is_full:
             # Nothing more can come in: waiting for the interval to end would only cap the throughput.
-            self._hurry()
+            self._flush_now()
             if self.budget.is_full:
                 self.budget.wake_when_free(self)
             await self._wait()
@@ -216,7 +216,7 @@ class BatchQueue:
         self.unwritten_since = monotonic() if self._inflight else None
 
     def take_over(self, counts_of: BatchQueue) -> None:
-        """Go on counting where another batch queue of this tenure has ended."""
+        """Go on counting where another batch queue of this epoch has ended."""
         before = counts_of
         self.landed, self.dead, self.bytes_landed = before.landed, before.dead, before.bytes_landed
         self.dead_error, self.last_record_at = before.dead_error, before.last_record_at

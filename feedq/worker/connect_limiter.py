@@ -344,7 +344,7 @@ def connect_limiter_of(settings: Settings, clock: Clock, rng: Random) -> Connect
 
 
 def shared_connect_limiter(settings: Settings) -> ConnectLimiter:
-    """The ramp of this process, for tenures that run on threads beside the worker's supervisor."""
+    """The limiter of this process, for streams that run on threads beside the worker's supervisor."""
     # By process: a child must not use a lock that was held at the moment it was forked.
     hosts = frozenset(settings.host_connects_per_s.items())
     return _shared_connect_limiter(os.getpid(), settings.connects_per_s, hosts, settings.failover_burst_s)

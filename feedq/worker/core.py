@@ -315,7 +315,7 @@ class WorkerCore:
         self._enter(SessionEvent.CONFIRMED)
         return [] if was_serving else [Resume()]
 
-    def loop_looked_at(self, stalled_s: float, *, now: float) -> list[Action]:
+    def loop_checked(self, stalled_s: float, *, now: float) -> list[Action]:
         """The event loop has stood still for so long although it could have turned; 0.0 if it turns."""
         was_stalled = self._is_stalled
         self._is_stalled = bool(self._settings.stall_s) and stalled_s >= self._settings.stall_s
@@ -430,7 +430,7 @@ class WorkerCore:
                 actions += self._forget(feed, "lost")
         elif self.is_draining:
             for claim, feed in granted:
-                actions += self._let_go(feed, Release(*claim.key, Reason.RELEASED))
+                actions += self._release(feed, Release(*claim.key, Reason.RELEASED))
         elif granted:
             actions += self._start(worker_id, granted, now)
         if not sure:
@@ -451,7 +451,7 @@ class WorkerCore:
         for claim, feed in granted:
             if claim.quarantined and not self._has_slot():
                 release = Release(*claim.key, Reason.QUARANTINED, NO_SLOT_RETRY_S)
-                actions += self._let_go(feed, release, "no slot for a feed in quarantine is free here")
+                actions += self._release(feed, release, "no slot for a feed in quarantine is free here")
                 continue
             before = self._running.get(claim.feed.id)
             if before is not None:
@@ -548,9 +548,9 @@ class WorkerCore:
             self.ask_for_audit(
                 now=now
             )  # the sink knew of a newer owner and the database did not: of what else?
-        return self._let_go(feed, release, why)
+        return self._release(feed, release, why)
 
-    def _let_go(self, feed: WorkerFeed, release: Release, why: str = "released") -> list[Action]:
+    def _release(self, feed: WorkerFeed, release: Release, why: str = "released") -> list[Action]:
         return [ReleaseLeases(feed.worker_id, [release]), *self._forget(feed, why)]
 
     def _forget(self, feed: WorkerFeed, why: str) -> list[Action]:

@@ -32,7 +32,7 @@ from feedq.worker.core import WorkerCore
 from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.sockets import Sockets
-from feedq.worker.stall import LOOK_S
+from feedq.worker.stall import CHECK_S
 from feedq.worker.start_limiter import StartLimiter
 from feedq.worker.throttling import Pacing
 
@@ -44,8 +44,8 @@ RELEASE_RETRY_S = 0.25
 logger = log(__name__)
 
 
-def run_tenure(key: FeedKey, store: Store, settings: Settings) -> str:
-    """Claim the feed and stream it until its tenure ends. Blocks; returns why it ended."""
+def run_external_stream(key: FeedKey, store: Store, settings: Settings) -> str:
+    """Claim the feed and stream it until its lease ends. Blocks; returns why it ended."""
     assigned = store.leases.follow(key)
     claims = store.leases.claim(assigned.worker_id, [key]) if assigned else []
     if assigned is None or not claims:
@@ -56,7 +56,7 @@ def run_tenure(key: FeedKey, store: Store, settings: Settings) -> str:
 
 
 def run_claimed(key: FeedKey, worker_id: UUID, store: Store, settings: Settings, activity: Activity) -> str:
-    """Stream a feed that this worker session has claimed already. Blocks; returns why its tenure ended."""
+    """Stream a feed that this worker session has claimed already. Blocks; returns why its lease ended."""
     claim = store.leases.claimed(worker_id, key)
     return "lost" if claim is None else _run(claim, worker_id, store, settings, activity)
 
@@ -168,7 +168,7 @@ class _Stream:
                 fence=sinks.fence,
                 raise_epoch=self._raise_epoch,
                 open_batch_queue=sinks.open_batch_queue,
-                hurry=sinks.hurry,
+                flush_now=sinks.flush_now,
                 sink_trouble=sinks.trouble,
                 on_progress=lambda _: None,
                 on_status=lambda _: None,
@@ -179,7 +179,7 @@ class _Stream:
         """Note that the loop turns, and tell the core the time."""
         self._activity.tick()
         self._perform(self._core.tick(monotonic()))
-        loop.call_later(LOOK_S / 2, self._turn, loop)
+        loop.call_later(CHECK_S / 2, self._turn, loop)
 
     async def _follow(self, runner: FeedRunner) -> None:
         loop = asyncio.get_running_loop()
@@ -209,7 +209,7 @@ class _Stream:
     def _wake_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have the end of the trust window noticed when it comes, and not at the next turn."""
         left_s = self._core.wakes_at() - monotonic()
-        if left_s < FOLLOW_S + LOOK_S:
+        if left_s < FOLLOW_S + CHECK_S:
             loop.call_later(max(0.0, left_s), lambda: self._perform(self._core.tick(monotonic())))
 
     def _heard(self, key: FeedKey, followed: Followed | None, sent_at: float) -> None:

@@ -193,7 +193,7 @@ class Fencer:
 def _newest(group: list[_Waiting]) -> list[_Waiting]:
     """One request a feed, as a fence may name each only once.
 
-    An older tenure of the same feed does not know yet that it is lost, and is told so.
+    An older stream of the same feed does not know yet that it is lost, and is told so.
     """
     newest: dict[int, _Waiting] = {}
     for waiting in group:

@@ -24,9 +24,9 @@ from feedq.telemetry import LogEvent, database_event, log
 GROUP_MAX = 2_000
 """Requests a statement."""
 RETRY_S = 0.25
-RUSH_S = 0.015
-RUSH_FEW = 8
-"""So few claims that follow others within `RUSH_S` are gathered for as long: messages come one at a time, and a
+GATHER_S = 0.015
+GATHERED_CLAIMS_MAX = 8
+"""So few claims that follow others within `GATHER_S` are gathered for as long: messages come one at a time, and a
 statement for each would cost more than the wait. What a notification brings comes all together, and never
 waits."""
 
@@ -88,7 +88,7 @@ class LeaseClient:
         self._farewell: Job | None = None
         self._closing = Event()
         self._stopping = Event()
-        self._thread = Thread(target=self._run, name="feedq-desk", daemon=True)
+        self._thread = Thread(target=self._run, name="feedq-lease-client", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -148,8 +148,8 @@ class LeaseClient:
         group.add(self._queue.get())
         room = iter(range(GROUP_MAX))
         self._add_what_waits(group, room)
-        if 0 < group.claim_count <= RUSH_FEW and monotonic() - self._claimed_at < RUSH_S:
-            self._stopping.wait(RUSH_S)
+        if 0 < group.claim_count <= GATHERED_CLAIMS_MAX and monotonic() - self._claimed_at < GATHER_S:
+            self._stopping.wait(GATHER_S)
             self._add_what_waits(group, room)
         return group
 
@@ -183,7 +183,7 @@ class LeaseClient:
         try:
             self._on_claimed(worker_id, granted, refused, decided and not (refused and tries > 1))
         except Exception:
-            logger.exception(LogEvent.UNEXPECTED, where="desk")
+            logger.exception(LogEvent.UNEXPECTED, where="lease client")
             self._on_claimed(worker_id, [], [], False)
 
     def _release(self, worker_id: UUID, releases: list[Release]) -> None:
@@ -200,7 +200,7 @@ class LeaseClient:
                 job()
             except Unavailable as error:
                 if not away:
-                    logger.warning(database_event(error), where="desk", error=str(error))
+                    logger.warning(database_event(error), where="lease client", error=str(error))
                 elif self._closing.is_set():
                     # The process must leave, and the rest would fare no better.
                     self._stopping.set()
@@ -208,10 +208,10 @@ class LeaseClient:
                 away = True
                 self._stopping.wait(RETRY_S / 5 if self._closing.is_set() else RETRY_S)
             except FeedqError as error:
-                logger.error(LogEvent.UNEXPECTED, where="desk", error=str(error))
+                logger.error(LogEvent.UNEXPECTED, where="lease client", error=str(error))
                 return False
             except Exception:
-                logger.exception(LogEvent.UNEXPECTED, where="desk")
+                logger.exception(LogEvent.UNEXPECTED, where="lease client")
                 return False
             else:
                 return True

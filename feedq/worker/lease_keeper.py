@@ -25,7 +25,7 @@ from feedq.store.channels import NotifyReason
 from feedq.telemetry import HEARTBEAT_SECONDS, LogEvent, database_event, log
 from feedq.worker.actions import Action
 from feedq.worker.core import RETRY_FIRST_S, RETRY_MAX_S, WorkerCore
-from feedq.worker.stall import LOOK_S
+from feedq.worker.stall import CHECK_S
 
 LISTEN_S = 30.0
 """How long one wait for a notification lasts; heartbeats carry the same news in the meantime."""
@@ -230,7 +230,7 @@ class LeaseKeeper:
     def _keep(self) -> None:
         while not self._stopping.is_set():
             is_idle = self._core.is_stalled or self._has_left
-            wait_s = LOOK_S if is_idle else self._core.heartbeat_at - self._clock.monotonic()
+            wait_s = CHECK_S if is_idle else self._core.heartbeat_at - self._clock.monotonic()
             try:
                 if self._session is None or wait_s <= 0:
                     self._stopping.wait(max(wait_s, 0.0))
@@ -304,9 +304,9 @@ class LeaseKeeper:
             self._driver.woken.clear()
             self.watch()
             left_s = self._core.wakes_at() - self._clock.monotonic()
-            self._driver.woken.wait(min(max(left_s, 0.0), LOOK_S))
+            self._driver.woken.wait(min(max(left_s, 0.0), CHECK_S))
 
     def watch(self) -> None:
         """Tell the core the time, and whether the event loop turns."""
-        self._driver.tell(self._core.loop_looked_at, self._stalled_s(), now=self._clock.monotonic())
+        self._driver.tell(self._core.loop_checked, self._stalled_s(), now=self._clock.monotonic())
         self._driver.tell(self._core.tick, self._clock.monotonic())

@@ -21,7 +21,7 @@ from feedq.model import Loss
 from feedq.worker.activity import Activity, resident_bytes
 from feedq.worker.stall import processor_s
 
-LOOK_S: Final = 0.1
+CHECK_S: Final = 0.1
 WATCHED: Final = 0.5
 LET_GO: Final = 0.8
 """Of the limit. What is left has to do until the feed has let go."""
@@ -32,15 +32,15 @@ AGAIN_S: Final = 2.0
 """From one feed to the next: memory comes back only when the first has ended."""
 MIB: Final = 2**20
 
-LetGo = Callable[[int, Loss], None]
+ReleaseFeed = Callable[[int, Loss], None]
 
 
 class MemoryWatch(Thread):
     """Looks at this process's memory for as long as that lives."""
 
-    def __init__(self, activity: Activity, *, limit_bytes: int, let_go: LetGo) -> None:
+    def __init__(self, activity: Activity, *, limit_bytes: int, release: ReleaseFeed) -> None:
         super().__init__(name="feedq-memory", daemon=True)
-        self._activity, self._limit, self._let_go = activity, limit_bytes, let_go
+        self._activity, self._limit, self._release = activity, limit_bytes, release
         self._stopping = Event()
         self._used = 0
         self._on_threads: Counter[int] = Counter()
@@ -51,12 +51,12 @@ class MemoryWatch(Thread):
         self._stopping.set()
 
     def run(self) -> None:
-        while not self._stopping.wait(LOOK_S):
-            if self.look():
+        while not self._stopping.wait(CHECK_S):
+            if self.check():
                 self._stopping.wait(AGAIN_S)
                 give_back_memory()
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """One look. Whether a feed was told to let go."""
         before, self._used = self._used, resident_bytes()
         if self._used < WATCHED * self._limit:
@@ -78,7 +78,7 @@ class MemoryWatch(Thread):
             f"the worker used {self._used // MIB} MiB of {self._limit // MIB}, "
             f"and grew by {grown // MIB} MiB while this feed's code ran"
         )
-        self._let_go(feed_id, Loss("memory", said, feed_id, is_certain=True))
+        self._release(feed_id, Loss("memory", said, feed_id, is_certain=True))
         self._activity.growth.pop(feed_id, None)
         self._on_threads.pop(feed_id, None)
         return True

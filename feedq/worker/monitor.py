@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Final
 from feedq.errors import FeedqError, Unavailable
 from feedq.model import Loss
 from feedq.worker.activity import NO_FEED, Activity, resident_bytes
-from feedq.worker.stall import LOOK_S, Scheduling, StallClock, processor_s
+from feedq.worker.stall import CHECK_S, Scheduling, StallClock, processor_s
 
 if TYPE_CHECKING:
     from feedq.store.base import Store
@@ -178,7 +178,7 @@ class Monitor:
         self._used: dict[int, tuple[float, float]] = {}
         """Processor times of threads, and when that was: as the loop last turned."""
 
-    def look(self) -> Loss | None:
+    def check(self) -> Loss | None:
         """One look at the worker: why it has to be ended now, if so."""
         self._watch_memory()
         if self._fills(MEMORY_END):
@@ -196,7 +196,7 @@ class Monitor:
     @property
     def pause_s(self) -> float:
         """Until the next look: memory may go fast."""
-        return LOOK_S / 5 if self._fills(MEMORY_WATCHED) else LOOK_S
+        return CHECK_S / 5 if self._fills(MEMORY_WATCHED) else CHECK_S
 
     def _fills(self, part: float) -> bool:
         return bool(self._limits.memory_bytes) and self._memory >= part * self._limits.memory_bytes
@@ -276,7 +276,7 @@ class Monitor:
         if ticks != self._ticks:
             self._ticks = ticks
             self._note_where_it_turned()
-        return self._clock.look(self._scheduling.sight(ticks))
+        return self._clock.observe(self._scheduling.sample(ticks))
 
     def _watch_memory(self) -> None:
         before, self._memory = self._memory, resident_bytes(self._pid)
@@ -366,7 +366,7 @@ def main() -> None:
     monitor = Monitor(activity, pid=worker, voice=Voice(int(pipe)), limits=limits)
     loss: Loss | None = None
     while loss is None and not _has_ended(ended, worker, within_s=monitor.pause_s):
-        loss = monitor.look()
+        loss = monitor.check()
     is_over = loss is None
     if is_over:
         loss = monitor.explain_death()

@@ -31,7 +31,7 @@ Send = Callable[[UUID, list[Progress]], None]
 
 
 class FeedProgress:
-    """How one feed fares under one tenure. Used on its runner's loop, but for what says otherwise."""
+    """How one feed fares under one epoch. Used on its runner's loop, but for what says otherwise."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Feeds in quarantine: each in a process of its own, with its own sessions and a bound on its memory.
 
 A feed that workers were lost to (`feedq.lease.on_loss`) is claimed like any other, and then handed to a child
-process, which follows its lease as tenures on Celery's own pools do (`feedq.worker.external_stream`). If it
+process, which follows its lease as streams on Celery's own pools do (`feedq.worker.external_stream`). If it
 ends its process, nobody else is hurt: the worker lets go of the lease, says why, and the feed is tried again
 later, and later each time. If it behaves, passes let it back among the others.
 
@@ -44,7 +44,7 @@ from feedq.worker.monitor import (
     make_private,
     memory_limit,
 )
-from feedq.worker.stall import LOOK_S
+from feedq.worker.stall import CHECK_S
 
 END_S = 10.0
 PART_OF_LIMIT = 0.5
@@ -162,7 +162,7 @@ class _Child:
         loss: Loss | None = None
         while loss is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                status = process.wait(LOOK_S if monitor is None else monitor.pause_s)
+                status = process.wait(CHECK_S if monitor is None else monitor.pause_s)
                 if status == 0 or self._is_killed:
                     return None
                 loss = monitor.explain_death() if monitor is not None else None
@@ -173,7 +173,7 @@ class _Child:
                 with contextlib.suppress(OSError, ValueError):
                     monitor = Monitor(Activity.read(path), pid=process.pid, voice=voice, limits=limits)
             else:
-                loss = monitor.look()
+                loss = monitor.check()
         process.kill()
         process.wait(END_S)
         assert loss is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from feedq.backoff import BackoffPolicy, LetGo, Reconnect, attempts_after, next_look_s, next_try
+from feedq.backoff import BackoffPolicy, Reconnect, RetryElsewhere, attempts_after, next_recheck_s, next_try
 from feedq.clock import Clock
 from feedq.errors import SinkUnavailable, SourceBusy, SourceUnavailable
 from feedq.model import Claim, Reason
@@ -23,12 +23,12 @@ class FeedRetries:
         """Of any kind, since a record of the feed landed last."""
         self.attempts = 0 if claim.has_failed else claim.attempts
         """To connect, or to own the checkpoint, that failed in a row."""
-        self.looks = claim.attempts if claim.has_failed else 0
+        self.rechecks = claim.attempts if claim.has_failed else 0
         """How often in a row the feed was found unable to run as declared."""
         self._is_new_here = claim.is_new_here
         self._connected_at: float | None = None
         self._owned_since: float | None = None
-        """When the sink took this tenure for the latest one."""
+        """When the sink took this epoch for the latest one."""
         self._failing_since: float | None = None
         """When the feed began to try for the connection that it has not got."""
 
@@ -48,15 +48,17 @@ class FeedRetries:
         self._connected_at = None
 
     def fenced(self) -> None:
-        """The sink takes this tenure for the latest one."""
+        """The sink takes this epoch for the latest one."""
         self._owned_since = self._clock.monotonic()
 
     def landed(self) -> None:
         """A record of the feed is in its table."""
         self.failures = 0
 
-    def after(self, error: SourceUnavailable | SinkUnavailable, *, has_received: bool) -> Reconnect | LetGo:
-        """Decide after a connection that broke off, or was not made. ``has_received``: a record in this tenure."""
+    def after(
+        self, error: SourceUnavailable | SinkUnavailable, *, has_received: bool
+    ) -> Reconnect | RetryElsewhere:
+        """Decide after a connection that broke or was not made. ``has_received``: a record under this epoch."""
         held_s, failing_s = self._seconds_since(self._connected_at), 0.0
         if self._connected_at is None:
             failing_s = self._seconds_since(self._failing_since)
@@ -85,15 +87,15 @@ class FeedRetries:
     def unusable(self) -> None:
         """The feed cannot run as declared."""
         self.failures += 1
-        self.looks += 1
+        self.rechecks += 1
 
-    def next_look_s(self) -> float:
+    def next_recheck_s(self) -> float:
         """In how long such a feed is looked at again."""
-        return next_look_s(self.looks, rng=self._rng, policy=self._policy)
+        return next_recheck_s(self.rechecks, rng=self._rng, policy=self._policy)
 
     def counted_for(self, reason: Reason) -> int:
         """How many failures in a row a release for this reason tells the next worker of."""
-        counts = {Reason.BACKOFF: self.attempts, Reason.FENCED: self.attempts, Reason.FAILED: self.looks}
+        counts = {Reason.BACKOFF: self.attempts, Reason.FENCED: self.attempts, Reason.FAILED: self.rechecks}
         return counts.get(reason, 0)
 
     def _seconds_since(self, at: float | None) -> float:

@@ -1,4 +1,5 @@
-"""One feed under one tenure: fence, connect, stream, try again; until it is stopped, lost, or let go.
+"""Runs one feed under one epoch: fences, connects, streams and tries again, until the feed is stopped, lost or
+released.
 
 ::
 
@@ -24,7 +25,7 @@ from functools import partial
 from random import Random
 from traceback import format_exception
 
-from feedq.backoff import BackoffPolicy, LetGo
+from feedq.backoff import BackoffPolicy, RetryElsewhere
 from feedq.clock import Clock
 from feedq.connectors.base import Connector, Context, load_connector, open_stream
 from feedq.errors import (
@@ -106,7 +107,7 @@ class Surroundings:
     fence: Callable[[str, FenceRequest], Awaitable[FenceOutcome]]
     raise_epoch: Callable[[FeedKey, int], Awaitable[FeedKey | None]]
     open_batch_queue: Callable[[str, FeedKey, str, Landing, Fenced, Callable[[], None]], BatchQueue]
-    hurry: Callable[[str], None]
+    flush_now: Callable[[str], None]
     """Ask the writer of a sink to commit now."""
     sink_trouble: Callable[[str], str | None]
     """Why this worker has not reached a sink for a while; None when it has."""
@@ -137,11 +138,11 @@ class FeedRunner:
         """Until it has had its first turn to connect here."""
         self._interrupt: Interrupt | None = None
         self._interrupted_at = float("-inf")
-        self._letting_go = False
+        self._is_releasing = False
         self._stop_reason = Reason.RELEASED
         self._task: asyncio.Task[Release | None] | None = None
         self._must_fence = False
-        """Whether its batch queue has failed, though the tenure has not: it gets another one."""
+        """Whether its batch queue has failed, though the stream has not: it gets another one."""
         self._secrets: dict[str, str] = {}
         self._memory: dict[str, object] = {}
         self._masker: Masker | None = None
@@ -165,7 +166,7 @@ class FeedRunner:
             rank = (Interrupt.SUSPEND, Interrupt.STOP, Interrupt.LOST)
             if rank.index(why) < rank.index(self._interrupt):
                 return
-            if why is self._interrupt and (self._letting_go or now < self._interrupted_at + CANCEL_AGAIN_S):
+            if why is self._interrupt and (self._is_releasing or now < self._interrupted_at + CANCEL_AGAIN_S):
                 return
         self._interrupt, self._interrupted_at = why, now
         if why is Interrupt.STOP:
@@ -173,8 +174,8 @@ class FeedRunner:
         if self._task is not None:
             self._task.cancel()
 
-    def let_go(self, blame: Loss) -> None:
-        """End this tenure, and let the feed run apart from others from now on."""
+    def release_for(self, blame: Loss) -> None:
+        """End this stream, and let the feed run apart from others from now on."""
         self._blame = blame
         self.interrupt(Interrupt.STOP, reason=Reason.QUARANTINED)
 
@@ -187,16 +188,16 @@ class FeedRunner:
     # -- its life ------------------------------------------------------------------------------------
 
     async def run(self) -> Release | None:
-        """Until the end of the tenure. Never raises for what a feed, its source or its sink can do."""
+        """Stream until the lease ends. Never raises for what a feed, its source or its sink can do."""
         self._task = asyncio.current_task()
         try:
-            return await self._tenure()
+            return await self._stream_until_ended()
         except LeaseLost as error:
             logger.warning(LogEvent.FEED_FENCED, feed=self.feed.name, epoch=self.key[1], error=str(error))
             return None if self._interrupt is Interrupt.LOST else self._release_fenced(error)
         except (FeedMisconfigured, InvalidInput) as error:
             message = self._masked(error)
-            say = logger.debug if self._retries.looks else logger.error
+            say = logger.debug if self._retries.rechecks else logger.error
             self._retries.unusable()
             say(LogEvent.FEED_FAILED, feed=self.feed.name, error=message)
             # What came before the record that cannot pass is to be in the table when a person looks.
@@ -208,13 +209,13 @@ class FeedRunner:
                     raise
                 if self._interrupt is Interrupt.LOST:
                     return None
-            return self._release(Reason.FAILED, error=message, retry_in_s=self._retries.next_look_s())
+            return self._release(Reason.FAILED, error=message, retry_in_s=self._retries.next_recheck_s())
         finally:
             self._task = None
             if self._batch_queue is not None:
                 self._batch_queue.abandon()
 
-    async def _tenure(self) -> Release | None:
+    async def _stream_until_ended(self) -> Release | None:
         kind, what = load_connector(self.feed.spec.connector), declared(self.feed)
         self.progress.sink = what.sink
         with self._worker.pacing.of(self.feed, what.options.limits) as pace:
@@ -228,7 +229,7 @@ class FeedRunner:
                     case Interrupt.LOST:
                         return None
                     case Interrupt.STOP:
-                        return await self._let_go(what.sink)
+                        return await self._commit_and_release(what.sink)
                 # Suspended, or a reconnect whose delay is over: wait until we may, then go round again.
 
     async def _attempt(self, kind: type[Connector], what: Declared, pace: FeedThrottle) -> Release | None:
@@ -349,7 +350,7 @@ class FeedRunner:
         if self._interrupt is not None:
             return None  # its cancellation came out of the connector as this error
         try:
-            if isinstance(decision, LetGo):
+            if isinstance(decision, RetryElsewhere):
                 await self._drain()
                 return self._release(Reason.BACKOFF, error=message, retry_in_s=decision.delay_s)
             await asyncio.sleep(decision.delay_s)
@@ -363,12 +364,12 @@ class FeedRunner:
         again_s = self._retries.after_fence_s()
         return self._release(Reason.FENCED, error=self._masked(error), retry_in_s=again_s)
 
-    async def _let_go(self, sink_name: str) -> Release | None:
-        self._letting_go = True
+    async def _commit_and_release(self, sink_name: str) -> Release | None:
+        self._is_releasing = True
         if self._gave_up is not None:
             self._retries.failures += 1
             return self._release(self._stop_reason, error=self._gave_up)
-        self._worker.hurry(sink_name)
+        self._worker.flush_now(sink_name)
         try:
             await self._drain()
         except asyncio.CancelledError:

@@ -59,7 +59,7 @@ class SinkPool:
             budget=self.budget,
             inflight_max=self._settings.inflight_bytes,
             submit=self._writer(sink).submit,
-            hurry=self._writer(sink).hurry,
+            flush_now=self._writer(sink).flush_now,
             forget=self._writer(sink).forget,
             on_change=on_change,
         )
@@ -84,10 +84,10 @@ class SinkPool:
         """Why the sink has not been reached for a while; None when it has."""
         return self.down().get(sink) if self._outages else None
 
-    def hurry(self, sink: str) -> None:
+    def flush_now(self, sink: str) -> None:
         """Ask the writer to commit now."""
         if sink in self._writers:
-            self._writers[sink].hurry()
+            self._writers[sink].flush_now()
 
     def renew(self) -> None:
         """Sessions opened from now on carry the new worker's id; those under the old one are closed."""

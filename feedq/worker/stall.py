@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-LOOK_S = 0.5
+CHECK_S = 0.5
 """How often a loop is looked at; it notes that it turns twice as often."""
-LAPSE_MAX_S = 2 * LOOK_S
+LAPSE_MAX_S = 2 * CHECK_S
 """What counts of the time between two looks: where it was longer, the judge had no processor either."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class LoopSample:
     """What is seen of a process at one moment."""
 
     at: float
@@ -38,10 +38,10 @@ class StallClock:
     """For how long a loop has stood still although it could have turned. Pure: fed with sightings."""
 
     def __init__(self) -> None:
-        self._last: Sighting | None = None
+        self._last: LoopSample | None = None
         self.stalled_s = 0.0
 
-    def look(self, seen: Sighting) -> float:
+    def observe(self, seen: LoopSample) -> float:
         """Seconds of standing still, after one more look."""
         last, self._last = self._last, seen
         if last is None or seen.ticks != last.ticks:
@@ -68,14 +68,14 @@ class Scheduling:
             return (self._process / "stat").read_text().rpartition(")")[2].split()[0] in "Tt"
         return False
 
-    def sight(self, ticks: int) -> Sighting:
+    def sample(self, ticks: int) -> LoopSample:
         """A look at the process, whose loop has turned so often."""
         if ticks != self._ticks:
             # It turns, and the rest does not matter: to read it costs more than the look.
             self._ticks = ticks
             self._waited.clear()
-            return Sighting(monotonic(), ticks, self._waited_s)
-        return Sighting(monotonic(), ticks, self.waited_s, self.is_stopped)
+            return LoopSample(monotonic(), ticks, self._waited_s)
+        return LoopSample(monotonic(), ticks, self.waited_s, self.is_stopped)
 
     @property
     def waited_s(self) -> float:

@@ -60,7 +60,7 @@ from feedq.worker.quarantine import Quarantine
 from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave
 from feedq.worker.sockets import Sockets
-from feedq.worker.stall import LOOK_S, Scheduling, StallClock
+from feedq.worker.stall import CHECK_S, Scheduling, StallClock
 from feedq.worker.start_limiter import StartLimiter
 from feedq.worker.throttling import SHARE_TICKS, Pacing
 
@@ -156,7 +156,9 @@ class Supervisor:
         limit = self._watch.limits.memory_bytes if self._watch is not None else 0
         if not limit:
             return None
-        return MemoryWatch(self._activity, limit_bytes=limit, let_go=partial(self._soon, self._let_go))
+        return MemoryWatch(
+            self._activity, limit_bytes=limit, release=partial(self._soon, self._release_for_memory)
+        )
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -278,7 +280,7 @@ class Supervisor:
     def _turn(self) -> None:
         """Note that the loop turns, twice as often as anybody looks."""
         self._activity.tick()
-        self._loop.call_later(LOOK_S / 2, self._turn)
+        self._loop.call_later(CHECK_S / 2, self._turn)
 
     # -- what others tell ----------------------------------------------------------------------------
 
@@ -475,17 +477,17 @@ class Supervisor:
             fence=self._sink_pool.fence,
             raise_epoch=self._raise_epoch,
             open_batch_queue=self._sink_pool.open_batch_queue,
-            hurry=self._sink_pool.hurry,
+            flush_now=self._sink_pool.flush_now,
             sink_trouble=self._sink_pool.trouble,
             on_progress=self._progress_reporter.note,
             on_status=self._progress_reporter.tell,
         )
 
-    def _let_go(self, feed_id: int, blame: Loss) -> None:
+    def _release_for_memory(self, feed_id: int, blame: Loss) -> None:
         for runner in self._all_runners():
             if runner.feed.id == feed_id:
                 logger.error(LogEvent.FEED_LET_GO, feed=runner.feed.name, why=blame.said)
-                runner.let_go(blame)
+                runner.release_for(blame)
 
     def _leave_sinks(self, answer: Heartbeat) -> None:
         """Let go of feeds whose sinks this worker alone does not reach: if nobody does, nothing is won by it."""
@@ -577,7 +579,7 @@ class Supervisor:
 
     def _stalled_s(self) -> float:
         self._activity.pulse()
-        return self._stall.look(self._scheduling.sight(self._activity.ticks))
+        return self._stall.observe(self._scheduling.sample(self._activity.ticks))
 
     def load(self) -> Load:
         load = self._load_meter.load(feeds=self.feeds)

@@ -148,7 +148,7 @@ class Writer:
         self._wakeup = Condition(self._lock)
         self._queue: deque[Entry] = deque()
         self._bytes = 0
-        self._hurry = self._must_forget = False
+        self._flush_now = self._must_forget = False
         self._stopping = False
         self._thread = Thread(target=self._run, name=f"feedq-writer-{name}", daemon=True)
 
@@ -164,12 +164,12 @@ class Writer:
             if len(self._queue) == 1 or self._bytes >= self._flush_bytes:
                 self._wakeup.notify()
 
-    def hurry(self) -> None:
+    def flush_now(self) -> None:
         """Commit what is there without waiting for the interval to end."""
         with self._wakeup:
-            self._hurry = True
+            self._flush_now = True
             self._wakeup.notify()
-        self._apart.hurry()
+        self._apart.flush_now()
 
     def forget(self) -> None:
         """Some batch queue was abandoned: let go of what it has brought."""
@@ -220,7 +220,7 @@ class Writer:
     def _due_in_s(self, now: float) -> float:
         if not self._queue:
             return IDLE_S
-        if self._hurry or self._bytes >= self._flush_bytes:
+        if self._flush_now or self._bytes >= self._flush_bytes:
             return 0.0
         _, _, at = self._queue[0]
         return at + self._flush_interval_s - now
@@ -235,7 +235,7 @@ class Writer:
                 group.setdefault(batch_queue, []).append(batch)
             size += batch.size
         self._bytes -= size
-        self._hurry = False
+        self._flush_now = False
         return group
 
     def _commit(self, group: Group) -> None:

@@ -124,10 +124,10 @@ def test_when_both_are_cut_off_feeds_do_not_run_to_and_fro(fleet: Fleet) -> None
     wait_until(tried_everywhere, limit_s=60, what="each feed failed on both workers")
     before, began = fleet.happened(), time.monotonic()
     fleet.wait_passes(PASSES_WATCHED)
-    tenures = (fleet.happened() - before) / 3 / len(everybody)
+    epochs = (fleet.happened() - before) / 3 / len(everybody)
     assert max(map(len, map(fleet.events, everybody))) < 20, "however often it is tried, history says it once"
     # Of five failures each, with two seconds between them on the average; half of that is a busy machine's chance.
-    assert tenures <= 1 + (time.monotonic() - began) / 5
+    assert epochs <= 1 + (time.monotonic() - began) / 5
     reached = mark(fleet.source)
     fleet.proxy.let_in(fleet.pid("w1"), fleet.pid("w2"))
     wait_resumed(fleet.source, everybody, after=reached, limit_s=60)

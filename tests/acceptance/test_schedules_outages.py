@@ -136,7 +136,7 @@ def test_a_living_worker_that_is_declared_gone_goes_on_with_its_runs(
     quiet = (
         f"SELECT 1 FROM feedq.fleet WHERE alive_since < clock_timestamp() - make_interval(secs => {TTL_S})"
     )
-    wait_until(lambda: cluster.sql(quiet), limit_s=LIMIT_S, what="the quiet period after the start is over")
+    wait_until(lambda: cluster.sql(quiet), limit_s=LIMIT_S, what="the grace period after the start is over")
     begin(cluster, schedules)
     have_declared_gone(cluster)
     # Of the transaction, whose session was cut as well, nothing was kept: only that runs again.

@@ -149,15 +149,15 @@ def test_reset_and_refused_sources_look_so_to_their_client(source: Source) -> No
     client.close()
 
 
-def _tenure(number: int, begin: float, end: float | None) -> Connection:
+def _connection(number: int, begin: float, end: float | None) -> Connection:
     return Connection(number, 1, begin, feed="f", hello_at=begin, closed_at=end)
 
 
-def test_tenures_that_follow_each_other_do_not_overlap() -> None:
-    assert overlaps([_tenure(1, 0, 1), _tenure(2, 1, 2), _tenure(3, 5, None)]) == []
+def test_streams_that_follow_each_other_do_not_overlap() -> None:
+    assert overlaps([_connection(1, 0, 1), _connection(2, 1, 2), _connection(3, 5, None)]) == []
 
 
-def test_an_overlap_is_found_even_behind_a_short_tenure() -> None:
-    long, short, late = _tenure(1, 0, 10), _tenure(2, 1, 2), _tenure(3, 9, None)
+def test_an_overlap_is_found_even_behind_a_short_stream() -> None:
+    long, short, late = _connection(1, 0, 10), _connection(2, 1, 2), _connection(3, 9, None)
     assert overlaps([long, short, late]) == [(long, short), (long, late)]
     assert overlaps([long, short, late], ignored=[1]) == []

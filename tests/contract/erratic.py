@@ -12,9 +12,9 @@ from random import Random
 
 from feedq.errors import SourceUnavailable
 from feedq.model import Batch
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S
 from feedq.testing.relay import Relay
-from feedq.testing.tenure import Tenure
 
 LIVES_MAX = 1_000
 IDLE_S = 0.5
@@ -24,8 +24,8 @@ IDLE_S = 0.5
 class ErraticWorker:
     """Its table is ``landed``: the records of the batches that were committed, in order."""
 
-    def __init__(self, tenure: Tenure, relay: Relay, *, seed: int) -> None:
-        self.tenure = tenure
+    def __init__(self, driver: ConnectorDriver, relay: Relay, *, seed: int) -> None:
+        self.driver = driver
         self.landed: list[bytes] = []
         self.lives = 0
         self._relay = relay
@@ -42,13 +42,13 @@ class ErraticWorker:
     async def _live(self) -> None:
         rng = self._rng
         if rng.random() < 0.5:
-            self.tenure.memory.clear()
+            self.driver.memory.clear()
         if rng.random() < 0.3:
             self._relay.cut_after(self._relay.down_bytes + rng.randrange(20_000))
         is_late = rng.random() < 0.5
         taken: list[Batch] = []
         try:
-            async with asyncio.timeout(PATIENCE_S), aclosing(self.tenure.open()) as stream:
+            async with asyncio.timeout(PATIENCE_S), aclosing(self.driver.open()) as stream:
                 for _ in range(rng.randrange(1, 8)):
                     async with asyncio.timeout(IDLE_S):
                         taken.append(await anext(stream))
@@ -63,5 +63,5 @@ class ErraticWorker:
     def _commit(self, batches: list[Batch]) -> None:
         for batch in batches:
             self.landed += batch.split()
-            self.tenure.commit(batch)
+            self.driver.commit(batch)
         batches.clear()

@@ -80,7 +80,7 @@ class Harness(ABC):
         """Set the database's clock back."""
 
     @abstractmethod
-    def look(self) -> int:
+    def check_liveness(self) -> int:
         """One look of the elected beat; how many workers it found crashed."""
 
     shortest_ttl_s = 0.0
@@ -168,10 +168,10 @@ class Harness(ABC):
             (found,) = [c for c in p.candidates(tenants) if c.worker_id == worker.id]
         return found
 
-    def bury(self, worker: Worker) -> int:
+    def expire_workers(self, worker: Worker) -> int:
         with self.store.fleet.reconcile_pass() as p:
             assert p is not None
-            return p.bury([worker.id])
+            return p.expire_workers([worker.id])
 
     def reconcile(self, **changes: object) -> tuple[PassReport, list[Assignment]]:
         """A whole pass, with no settle time, and the messages it sent."""
@@ -202,8 +202,8 @@ class MemoryHarness(Harness):
     def await_unlocked(self, worker: Worker) -> None:
         """They are gone when they are closed."""
 
-    def look(self) -> int:
-        return len(self.memory.look())
+    def check_liveness(self) -> int:
+        return len(self.memory.check_liveness())
 
     def is_due(self, *, settle_s: float = 3600.0) -> bool:
         return self.memory.is_due(settle_s=settle_s)
@@ -278,11 +278,11 @@ class PostgresHarness(Harness):
             assert time.monotonic() < deadline, "a closed session kept its lock for ten seconds"
             time.sleep(0.01)
 
-    def look(self) -> int:
-        return self._look().crashed
+    def check_liveness(self) -> int:
+        return self._check_liveness().crashed
 
     def is_due(self, *, settle_s: float = 3600.0) -> bool:
-        return self._look(settle_s=settle_s).is_due
+        return self._check_liveness(settle_s=settle_s).is_due
 
     def wakes(self, act: Callable[[], object]) -> bool:
         return bool(self.heard([WAKE], act))
@@ -302,10 +302,10 @@ class PostgresHarness(Harness):
                 time.sleep(0.01)
             return heard - {"the_end"}
 
-    def _look(self, *, settle_s: float = 3600.0) -> LivenessCheck:
+    def _check_liveness(self, *, settle_s: float = 3600.0) -> LivenessCheck:
         election = Election(self.url, holder=uuid4(), host="host", pid=1, ttl_s=TTL_S, settle_s=settle_s)
         try:
-            return election.look()
+            return election.check_liveness()
         finally:
             election.close()
 

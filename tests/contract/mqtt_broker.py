@@ -80,12 +80,12 @@ class ScriptedBroker:
         try:
             while data := await reader.read(65_536):
                 for kind, _, body in packets.push(data):
-                    self._heed(kind, body, writer)
+                    self._handle(kind, body, writer)
                 await writer.drain()
         finally:
             self._writer = None
 
-    def _heed(self, kind: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+    def _handle(self, kind: int, body: bytes, writer: asyncio.StreamWriter) -> None:
         if kind == CONNECT:
             self.connections.append(body)
             end = b"\0" if self._is_5 else b""

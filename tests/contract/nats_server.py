@@ -85,10 +85,10 @@ class ScriptedServer:
                     self._inboxes[words[1]] = words[-1].encode()
                 case "PUB":
                     body = await reader.readexactly(int(words[-1]) + 2)
-                    self._heed(words[1], words[2] if len(words) == 4 else "", body[:-2])
+                    self._handle(words[1], words[2] if len(words) == 4 else "", body[:-2])
             await writer.drain()
 
-    def _heed(self, subject: str, reply: str, body: bytes) -> None:
+    def _handle(self, subject: str, reply: str, body: bytes) -> None:
         if subject.startswith("$JS.ACK."):
             self.acknowledged.append(subject)
         elif not self.has_jetstream:

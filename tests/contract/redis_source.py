@@ -11,8 +11,8 @@ import pytest
 from feedq.connectors.redis import RedisConnector
 from feedq.embedded.valkey import Valkey
 from feedq.telemetry import LogEvent
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.relay import Relay
-from feedq.testing.tenure import Tenure
 
 DATABASE = 8
 
@@ -36,7 +36,9 @@ class Source:
     def add(self, stream: str, *records: bytes, **how: Any) -> list[bytes]:
         return [self.client.xadd(stream, {"data": record}, **how) for record in records]
 
-    def tenure(self, *streams: str, where: str = "", scheme: str = "redis", **options: Any) -> Tenure:
+    def driver(
+        self, *streams: str, where: str = "", scheme: str = "redis", **options: Any
+    ) -> ConnectorDriver:
         source = {
             "url": f"{scheme}://{where or f'127.0.0.1:{self.server.port}'}/{DATABASE}",
             "streams": streams,
@@ -44,7 +46,7 @@ class Source:
             "username": "reader",
             "password": "secret-of-reader",
         }
-        return Tenure(RedisConnector, {**source, **options})
+        return ConnectorDriver(RedisConnector, {**source, **options})
 
 
 @pytest.fixture

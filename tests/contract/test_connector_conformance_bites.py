@@ -23,7 +23,7 @@ from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.wire.dialing import Dialed, GuardedSocket, bounded, dial_host
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
-from feedq.testing import loopback, stage, tenure
+from feedq.testing import connector_driver, loopback, stage
 from feedq.testing.connector_conformance import ConnectorConformance, Journal, Served, serving
 from feedq.testing.loopback import RecordingGuard
 from feedq.testing.stage import LOOPS, leave_out
@@ -288,7 +288,7 @@ FAULTS = {
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault often shows by something that never happens."""
-    for module in (loopback, stage, tenure):
+    for module in (loopback, stage, connector_driver):
         monkeypatch.setattr(module, "PATIENCE_S", 2.0)
 
 

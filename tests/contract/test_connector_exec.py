@@ -21,19 +21,21 @@ from feedq.connectors.exec import ExecConnector
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
 from feedq.model import JSON
 from feedq.permission import Permissions
+from feedq.testing.connector_driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, until
 from feedq.testing.stage import pull
-from feedq.testing.tenure import SECRET, Tenure
 
 SHELL = "/bin/sh"
 ALLOWED = Permissions(programs=(SHELL, sys.executable))
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-def shell(script: str, **source: Any) -> Tenure:
+def shell(script: str, **source: Any) -> ConnectorDriver:
     """A feed of a shell script; a record is any text."""
     command = [SHELL, "-c", script.replace("\\", "\\\\")]
-    return Tenure(ExecConnector, {"command": command, "format": "text", **source}, permissions=ALLOWED)
+    return ConnectorDriver(
+        ExecConnector, {"command": command, "format": "text", **source}, permissions=ALLOWED
+    )
 
 
 def alive(pid: int) -> bool:
@@ -70,9 +72,11 @@ def test_arguments_hold_the_cursor_and_the_name(run: Run) -> None:
                 "first_cursor": "none",
                 "format": "text",
             }
-            tenure = Tenure(ExecConnector, source, feed="acme/orders", permissions=ALLOWED, cursor=cursor)
-            await tenure.read()
-            assert tenure.records == [f"after={shown}|acme/orders|{{cursor}}|".encode()]
+            driver = ConnectorDriver(
+                ExecConnector, source, feed="acme/orders", permissions=ALLOWED, cursor=cursor
+            )
+            await driver.read()
+            assert driver.records == [f"after={shown}|acme/orders|{{cursor}}|".encode()]
 
     run(main())
 
@@ -85,7 +89,7 @@ def test_the_environment_holds_what_is_given_and_nothing_of_the_worker(
 
     async def main() -> None:
         env = {"TOKEN": "Bearer {token}", "AFTER": "{cursor}", "FEED": "{name}"}
-        tenure = Tenure(
+        driver = ConnectorDriver(
             ExecConnector,
             {
                 "command": [
@@ -100,8 +104,8 @@ def test_the_environment_holds_what_is_given_and_nothing_of_the_worker(
             permissions=ALLOWED,
             cursor=17,
         )
-        await tenure.read()
-        (record,) = tenure.records
+        await driver.read()
+        (record,) = driver.records
         given = json.loads(record)
         assert {name: given.pop(name) for name in env} == {
             "TOKEN": f"Bearer {SECRET}",
@@ -134,9 +138,9 @@ print(sys.stdin.read() == "", os.getcwd(), os.getpgid(0) == os.getpid(), os.gets
 
     async def main() -> None:
         source = {"command": [sys.executable, "-I", "-c", script], "format": "text"}
-        tenure = Tenure(ExecConnector, source, permissions=ALLOWED)
-        await tenure.read()
-        assert tenure.records == [b"[0, 1, 2]", b"True / True True"]
+        driver = ConnectorDriver(ExecConnector, source, permissions=ALLOWED)
+        await driver.read()
+        assert driver.records == [b"[0, 1, 2]", b"True / True True"]
         # A shell cannot trap what was ignored when it began, and Python ignores SIGPIPE.
         ignored = shell("grep SigIgn /proc/self/status")
         await ignored.read()
@@ -160,9 +164,9 @@ def test_a_program_that_ends_is_told_with_its_status_and_last_words(run: Run) ->
             ("echo 1; kill -9 $$", "was ended by SIGKILL"),
             ("echo 1; echo $TOKEN >&2; exit 1", "failed (exit status 1): ***"),
         ]:
-            tenure = shell(script, env={"TOKEN": "{token}"}, secrets={"token": "${env:UNUSED}"})
-            error = await tenure.read()
-            assert tenure.records == [b"1"]
+            driver = shell(script, env={"TOKEN": "{token}"}, secrets={"token": "${env:UNUSED}"})
+            error = await driver.read()
+            assert driver.records == [b"1"]
             assert isinstance(error, SourceUnavailable)
             assert str(error) == f"{SHELL}: {message}"
 
@@ -183,9 +187,9 @@ def test_last_words_are_bounded_and_hold_no_part_of_a_secret(run: Run) -> None:
 
 def test_much_said_on_standard_error_does_not_hold_up_the_records(run: Run) -> None:
     async def main() -> None:
-        tenure = shell("head -c 1000000 /dev/zero >&2; echo 1; exec sleep 60")
-        assert await tenure.read(enough=lambda: bool(tenure.records)) is None
-        assert tenure.records == [b"1"]
+        driver = shell("head -c 1000000 /dev/zero >&2; echo 1; exec sleep 60")
+        assert await driver.read(enough=lambda: bool(driver.records)) is None
+        assert driver.records == [b"1"]
 
     run(main())
 
@@ -195,20 +199,20 @@ def test_the_end_of_a_program_that_ends_well_ends_its_last_record(
     run: Run, status: int, landed: list[bytes]
 ) -> None:
     async def main() -> None:
-        tenure = shell(f"printf '1\n2'; exit {status}")
-        await tenure.read()
-        assert tenure.records == landed
+        driver = shell(f"printf '1\n2'; exit {status}")
+        await driver.read()
+        assert driver.records == landed
 
     run(main())
 
 
 def test_a_program_that_writes_nothing_is_silent(run: Run) -> None:
     async def main() -> None:
-        tenure = shell("echo 1; echo waiting >&2; exec sleep 60", idle_timeout_s=2.0)
-        error = await tenure.read()
+        driver = shell("echo 1; echo waiting >&2; exec sleep 60", idle_timeout_s=2.0)
+        error = await driver.read()
         assert isinstance(error, SourceSilent)
         assert str(error) == (f"{SHELL}: runs, but has written nothing for 2 s (source.idle_timeout_s)")
-        assert tenure.records == [b"1"]
+        assert driver.records == [b"1"]
 
     run(main())
 
@@ -216,25 +220,25 @@ def test_a_program_that_writes_nothing_is_silent(run: Run) -> None:
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
 def test_it_ends_with_its_children_within_a_second_whatever_they_ignore(run: Run, trap: str) -> None:
     async def main() -> None:
-        tenure = shell(f"{trap}sleep 60 & echo $$; echo $!; wait; wait; exec sleep 60")
-        stream = tenure.open()
-        await pull(tenure, stream, count=2)
-        pids = list(map(int, tenure.records))
+        driver = shell(f"{trap}sleep 60 & echo $$; echo $!; wait; wait; exec sleep 60")
+        stream = driver.open()
+        await pull(driver, stream, count=2)
+        pids = list(map(int, driver.records))
         assert all(map(alive, pids))
         began = time.monotonic()
         await stream.aclose()
         assert time.monotonic() - began < 1.0
         await until(lambda: not any(map(alive, pids)))
-        assert not tenure.guard.watched
+        assert not driver.guard.watched
 
     run(main())
 
 
 def test_what_a_program_left_running_ends_with_it(run: Run) -> None:
     async def main() -> None:
-        tenure = shell("sleep 60 >/dev/null 2>&1 & echo $!")
-        await tenure.read()
-        (pid,) = map(int, tenure.records)
+        driver = shell("sleep 60 >/dev/null 2>&1 & echo $!")
+        await driver.read()
+        (pid,) = map(int, driver.records)
         await until(lambda: not alive(pid))
 
     run(main())
@@ -242,10 +246,10 @@ def test_what_a_program_left_running_ends_with_it(run: Run) -> None:
 
 def test_a_program_that_ended_is_told_though_what_it_left_running_holds_its_output(run: Run) -> None:
     async def main() -> None:
-        tenure = shell("sleep 60 & echo $!; exit 3")
-        error = await tenure.read()
+        driver = shell("sleep 60 & echo $!; exit 3")
+        error = await driver.read()
         assert str(error) == f"{SHELL}: failed (exit status 3)"
-        (pid,) = map(int, tenure.records)
+        (pid,) = map(int, driver.records)
         await until(lambda: not alive(pid))
 
     run(main())
@@ -254,28 +258,28 @@ def test_a_program_that_ended_is_told_though_what_it_left_running_holds_its_outp
 def test_what_a_program_left_to_be_written_when_it_ended_lands(run: Run) -> None:
     async def main() -> None:
         size = 500_000
-        tenure = shell(f"yes | head -n {size} & exit 0")
-        await tenure.read()
-        assert len(tenure.records) == size
+        driver = shell(f"yes | head -n {size} & exit 0")
+        await driver.read()
+        assert len(driver.records) == size
 
     run(main())
 
 
 def test_the_guard_ends_the_program_although_the_loop_is_stuck(run: Run) -> None:
     async def main() -> None:
-        tenure = shell("echo $$; while :; do echo x; done")
-        async with aclosing(tenure.open()) as stream:
-            await pull(tenure, stream, count=1)
-            pid = int(tenure.records[0])
+        driver = shell("echo $$; while :; do echo x; done")
+        async with aclosing(driver.open()) as stream:
+            await pull(driver, stream, count=1)
+            pid = int(driver.records[0])
             assert alive(pid)
-            tenure.guard.shut_all()
+            driver.guard.shut_all()
             give_up_at = time.monotonic() + PATIENCE_S
             # The loop does nothing here, and takes no batch.
             while alive(pid):
                 assert time.monotonic() < give_up_at
                 time.sleep(0.01)
             with pytest.raises(SourceUnavailable):
-                await pull(tenure, stream, count=10**9)
+                await pull(driver, stream, count=10**9)
 
     run(main())
 
@@ -294,9 +298,9 @@ for n in range(10**9):
 
     async def main() -> None:
         command = [sys.executable, "-I", "-c", script.replace("\\", "\\\\"), str(counter)]
-        tenure = Tenure(ExecConnector, {"command": command, "format": "text"}, permissions=ALLOWED)
-        async with aclosing(tenure.open()) as stream:
-            await pull(tenure, stream, count=1)
+        driver = ConnectorDriver(ExecConnector, {"command": command, "format": "text"}, permissions=ALLOWED)
+        async with aclosing(driver.open()) as stream:
+            await pull(driver, stream, count=1)
             before = ""
             async with asyncio.timeout(PATIENCE_S):
                 while not before or before != counter.read_text():
@@ -310,7 +314,7 @@ for n in range(10**9):
 def test_the_program_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
     worker = f"""
 import sys
-from feedq.testing.tenure import Tenure
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.connectors.base import Context
 from feedq.connectors.exec import ExecConnector
 from feedq.permission import Permissions
@@ -339,16 +343,16 @@ for batch in ExecConnector(options, context).stream(None):
 def test_only_allowed_programs_are_run(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
         for allowed in ((), (f"{SHELL}x",), ("/bin",), ("sh",)):
-            tenure = Tenure(
+            driver = ConnectorDriver(
                 ExecConnector,
                 {"command": [SHELL, "-c", f"touch {tmp_path}/run"]},
                 permissions=Permissions(programs=allowed),
             )
-            error = await tenure.read()
+            error = await driver.read()
             assert isinstance(error, FeedMisconfigured)
             assert str(error).startswith(f"{SHELL}: feeds may not run this program here")
             assert "FEEDQ_EXEC_ALLOW" in str(error)
-            assert tenure.connected == 0
+            assert driver.connected == 0
         assert not os.listdir(tmp_path)
 
     run(main())
@@ -368,7 +372,9 @@ def test_a_program_that_cannot_be_run_says_why(run: Run, tmp_path: Path) -> None
             (broken, "failed (exit status 127): cannot be run: No such file or directory"),
         ]:
             permissions = Permissions(programs=(str(program),))
-            error = await Tenure(ExecConnector, {"command": [str(program)]}, permissions=permissions).read()
+            error = await ConnectorDriver(
+                ExecConnector, {"command": [str(program)]}, permissions=permissions
+            ).read()
             assert isinstance(error, SourceUnavailable)
             assert str(error) == f"{program}: {problem}"
 
@@ -377,7 +383,7 @@ def test_a_program_that_cannot_be_run_says_why(run: Run, tmp_path: Path) -> None
 
 def test_a_nul_in_an_argument_is_refused(run: Run) -> None:
     async def main() -> None:
-        error = await Tenure(ExecConnector, {"command": [SHELL, r"\0"]}, permissions=ALLOWED).read()
+        error = await ConnectorDriver(ExecConnector, {"command": [SHELL, r"\0"]}, permissions=ALLOWED).read()
         assert isinstance(error, FeedMisconfigured)
         assert str(error) == f"{SHELL}: a NUL cannot be passed in an argument or variable"
 

@@ -13,7 +13,7 @@ import pytest
 from feedq.connectors.exec import ExecConnector
 from feedq.permission import DEFAULT, Permissions
 from feedq.testing.connector_conformance import ConnectorConformance, Served
-from feedq.testing.tenure import Tenure
+from feedq.testing.connector_driver import ConnectorDriver
 
 FOLLOW = """
 import sys, time
@@ -55,5 +55,5 @@ class TestConformance(ConnectorConformance):
         command = [sys.executable, "-I", "-c", FOLLOW.replace("\\", "\\\\"), where, "{cursor}"]
         return {"command": command, "cursor": "/seq", "first_cursor": "0"}
 
-    def tenure(self, where: str, *, permissions: Permissions = DEFAULT, **options: Any) -> Tenure:
-        return super().tenure(where, permissions=Permissions(programs=(sys.executable,)), **options)
+    def driver(self, where: str, *, permissions: Permissions = DEFAULT, **options: Any) -> ConnectorDriver:
+        return super().driver(where, permissions=Permissions(programs=(sys.executable,)), **options)

@@ -20,9 +20,9 @@ from feedq.connectors.file import FileConnector
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
 from feedq.model import Batch
 from feedq.telemetry import LogEvent
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, until
 from feedq.testing.stage import pull
-from feedq.testing.tenure import Tenure
 
 FAST = {"poll_interval_s": 0.01, "rotate_wait_s": 0.05, "missing_timeout_s": 0.2, "format": "text"}
 PAD = b"x" * 60
@@ -39,21 +39,21 @@ def numbered(*numbers: int) -> list[bytes]:
     return [b"%d %s" % (number, PAD) for number in numbers]
 
 
-def tenure_of(path: Path, **source: Any) -> Tenure:
-    return Tenure(FileConnector, {**FAST, "path": str(path), **source})
+def driver_of(path: Path, **source: Any) -> ConnectorDriver:
+    return ConnectorDriver(FileConnector, {**FAST, "path": str(path), **source})
 
 
-async def read_until(tenure: Tenure, count: int) -> None:
+async def read_until(driver: ConnectorDriver, count: int) -> None:
     """One connection, ended when that many records are here."""
-    assert await tenure.read(enough=lambda: len(tenure.records) >= count) is None
+    assert await driver.read(enough=lambda: len(driver.records) >= count) is None
 
 
 @asynccontextmanager
-async def following(tenure: Tenure) -> AsyncIterator[Callable[[int], Coroutine[Any, Any, None]]]:
+async def following(driver: ConnectorDriver) -> AsyncIterator[Callable[[int], Coroutine[Any, Any, None]]]:
     """Follow; the function waits until that many records are here."""
     stream: AsyncGenerator[Batch, None]
-    async with aclosing(tenure.open()) as stream:
-        yield lambda count: pull(tenure, stream, count=count)
+    async with aclosing(driver.open()) as stream:
+        yield lambda count: pull(driver, stream, count=count)
 
 
 generation = count(1)
@@ -84,13 +84,13 @@ def test_started_at_the_end_it_gives_whole_records_that_come_later(
     path.write_bytes(content)
 
     async def main() -> None:
-        tenure = tenure_of(path, start="end", max_record_bytes=1_000)
-        async with following(tenure) as until_records:
+        driver = driver_of(path, start="end", max_record_bytes=1_000)
+        async with following(driver) as until_records:
             both = asyncio.ensure_future(until_records(2))
-            await until(lambda: tenure.connected == 1)
+            await until(lambda: driver.connected == 1)
             append(path, b"3", b"4")
             await both
-        assert tenure.records == [first, b"4"]
+        assert driver.records == [first, b"4"]
 
     run(main())
 
@@ -100,11 +100,11 @@ def test_an_incomplete_record_waits_for_its_end(run: Run, tmp_path: Path) -> Non
     path.write_bytes(b"1\n2")
 
     async def main() -> None:
-        tenure = tenure_of(path)
-        await read_until(tenure, 1)
+        driver = driver_of(path)
+        await read_until(driver, 1)
         append(path, b"2", b"3")
-        await read_until(tenure, 3)
-        assert tenure.records == [b"1", b"22", b"3"]
+        await read_until(driver, 3)
+        assert driver.records == [b"1", b"22", b"3"]
 
     run(main())
 
@@ -113,26 +113,26 @@ def test_a_missing_file_is_waited_for_and_read_from_its_beginning(run: Run, tmp_
     path = tmp_path / "later" / "log"
 
     async def main() -> None:
-        tenure = tenure_of(path, start="end", missing_timeout_s=PATIENCE_S)
+        driver = driver_of(path, start="end", missing_timeout_s=PATIENCE_S)
 
         async def appear() -> None:
             # To see that nothing happens takes a moment.
             await asyncio.sleep(0.1)
-            assert tenure.connected == 0
+            assert driver.connected == 0
             path.parent.mkdir()
             append(path, b"1")
 
-        async with following(tenure) as until_records, asyncio.TaskGroup() as group:
+        async with following(driver) as until_records, asyncio.TaskGroup() as group:
             group.create_task(appear())
             await until_records(1)
-        assert tenure.connected == 1
+        assert driver.connected == 1
 
     run(main())
 
 
 def test_a_file_that_stays_missing_is_an_error_that_names_it(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
-        error = await tenure_of(tmp_path / "log").read()
+        error = await driver_of(tmp_path / "log").read()
         assert isinstance(error, SourceUnavailable)
         assert str(error) == (
             f"{tmp_path}/log: there is no such file on this worker (source.missing_timeout_s)"
@@ -146,7 +146,7 @@ def test_what_is_no_regular_file_is_refused_at_once(run: Run, tmp_path: Path) ->
 
     async def main() -> None:
         for path in (tmp_path, tmp_path / "pipe", Path("/dev/null")):
-            error = await tenure_of(path).read()
+            error = await driver_of(path).read()
             assert isinstance(error, FeedMisconfigured)
             assert str(error).startswith(f"{path} is not a regular file")
 
@@ -155,9 +155,9 @@ def test_what_is_no_regular_file_is_refused_at_once(run: Run, tmp_path: Path) ->
 
 def test_files_of_the_kernel_give_nothing(run: Run) -> None:
     async def main() -> None:
-        tenure = tenure_of(Path("/proc/self/environ"), idle_timeout_s=0.2)
-        assert isinstance(await tenure.read(), SourceSilent)
-        assert tenure.records == []
+        driver = driver_of(Path("/proc/self/environ"), idle_timeout_s=0.2)
+        assert isinstance(await driver.read(), SourceSilent)
+        assert driver.records == []
 
     run(main())
 
@@ -167,11 +167,11 @@ def test_a_file_to_which_nothing_is_added_is_silent(run: Run, tmp_path: Path) ->
     append(path, b"1")
 
     async def main() -> None:
-        tenure = tenure_of(path, idle_timeout_s=0.2)
-        error = await tenure.read()
+        driver = driver_of(path, idle_timeout_s=0.2)
+        error = await driver.read()
         assert isinstance(error, SourceSilent)
         assert str(error) == f"{path}: nothing was added for 0.2 s (source.idle_timeout_s)"
-        assert tenure.records == [b"1"]
+        assert driver.records == [b"1"]
 
     run(main())
 
@@ -181,12 +181,12 @@ def test_a_record_over_the_limit_is_resumed_at_once_the_limit_is_raised(run: Run
     append(path, b"1", b"2" * 100, b"3")
 
     async def main() -> None:
-        tenure = tenure_of(path, max_record_bytes=50)
-        error = await tenure.read()
+        driver = driver_of(path, max_record_bytes=50)
+        error = await driver.read()
         assert isinstance(error, FeedMisconfigured)
-        assert tenure.records == [b"1"]
-        raised = tenure_of(path)
-        raised.cursor = tenure.cursor
+        assert driver.records == [b"1"]
+        raised = driver_of(path)
+        raised.cursor = driver.cursor
         await read_until(raised, 2)
         assert raised.records == [b"2" * 100, b"3"]
 
@@ -201,8 +201,8 @@ def test_a_renamed_file_is_read_to_its_end_before_the_new_one(run: Run, tmp_path
     append(path, b"1")
 
     async def main() -> None:
-        tenure = tenure_of(path, rotate_wait_s=0.5)
-        async with following(tenure) as until_records:
+        driver = driver_of(path, rotate_wait_s=0.5)
+        async with following(driver) as until_records:
             await until_records(1)
             with path.open("ab", buffering=0) as still_open:
                 rotate(path)
@@ -215,8 +215,8 @@ def test_a_renamed_file_is_read_to_its_end_before_the_new_one(run: Run, tmp_path
                 still_open.write(b"3\n")
             append(path, b"5")
             await until_records(5)
-        assert tenure.records == [b"1", b"2", b"3", b"4", b"5"]
-        assert tenure.connected == 1
+        assert driver.records == [b"1", b"2", b"3", b"4", b"5"]
+        assert driver.connected == 1
 
     run(main())
 
@@ -226,7 +226,7 @@ def test_the_gap_between_the_rename_and_the_new_file_is_waited_out(run: Run, tmp
     append(path, b"1")
 
     async def main() -> None:
-        tenure = tenure_of(path, missing_timeout_s=PATIENCE_S)
+        driver = driver_of(path, missing_timeout_s=PATIENCE_S)
 
         async def rotate_slowly() -> None:
             rotate(path)
@@ -234,12 +234,12 @@ def test_the_gap_between_the_rename_and_the_new_file_is_waited_out(run: Run, tmp
             await asyncio.sleep(0.2)
             append(path, b"2")
 
-        async with following(tenure) as until_records:
+        async with following(driver) as until_records:
             await until_records(1)
             async with asyncio.TaskGroup() as group:
                 group.create_task(rotate_slowly())
                 await until_records(2)
-        assert tenure.records == [b"1", b"2"]
+        assert driver.records == [b"1", b"2"]
 
     run(main())
 
@@ -249,8 +249,8 @@ def test_a_file_that_is_removed_for_good_is_an_error(run: Run, tmp_path: Path) -
     append(path, b"1")
 
     async def main() -> None:
-        tenure = tenure_of(path)
-        async with following(tenure) as until_records:
+        driver = driver_of(path)
+        async with following(driver) as until_records:
             await until_records(1)
             path.unlink()
             with pytest.raises(SourceUnavailable, match="the file was removed, and no other has come"):
@@ -264,9 +264,9 @@ def test_rotations_while_nobody_reads_lose_nothing(run: Run, tmp_path: Path) -> 
     append(path, b"1", b"2")
 
     async def main() -> None:
-        tenure = tenure_of(path, rotate_wait_s=0.1)
-        await read_until(tenure, 2)
-        tenure.records.clear()
+        driver = driver_of(path, rotate_wait_s=0.1)
+        await read_until(driver, 2)
+        driver.records.clear()
         append(path, b"3")
         for n in (4, 5, 6):
             rotate(path)
@@ -274,8 +274,8 @@ def test_rotations_while_nobody_reads_lose_nothing(run: Run, tmp_path: Path) -> 
         # Neither of them is what the file was.
         append(tmp_path / "log.4.gz", b"compressed")
         append(tmp_path / "log.err", b"another program's")
-        await read_until(tenure, 4)
-        assert tenure.records == [b"3", b"4", b"5", b"6"]
+        await read_until(driver, 4)
+        assert driver.records == [b"3", b"4", b"5", b"6"]
 
     run(main())
 
@@ -285,14 +285,14 @@ def test_the_end_of_a_rotated_file_ends_its_last_record_once(run: Run, tmp_path:
     path.write_bytes(b"1\n2")
 
     async def main() -> None:
-        tenure = tenure_of(path)
-        await read_until(tenure, 1)
+        driver = driver_of(path)
+        await read_until(driver, 1)
         rotate(path)
         append(path, b"3")
-        await read_until(tenure, 2)
-        assert tenure.records == [b"1", b"2"]
-        await read_until(tenure, 3)
-        assert tenure.records == [b"1", b"2", b"3"]
+        await read_until(driver, 2)
+        assert driver.records == [b"1", b"2"]
+        await read_until(driver, 3)
+        assert driver.records == [b"1", b"2", b"3"]
 
     run(main())
 
@@ -302,13 +302,13 @@ def test_a_cut_record_with_a_length_before_it_is_told_as_lost(run: Run, tmp_path
     path.write_bytes(b"\0\1a\0\3bb")
 
     async def main() -> None:
-        tenure = tenure_of(path, framing="length", length_bytes=2, format="bytes")
-        await read_until(tenure, 1)
+        driver = driver_of(path, framing="length", length_bytes=2, format="bytes")
+        await read_until(driver, 1)
         rotate(path)
         path.write_bytes(b"\0\1c")
         with capture_logs() as logs:
-            await read_until(tenure, 2)
-        assert tenure.records == [b"a", b"c"]
+            await read_until(driver, 2)
+        assert driver.records == [b"a", b"c"]
         assert [line["detail"] for line in logs if line["event"] == LogEvent.SOURCE_GAP] == [
             "the file ends in the middle of a record (4 bytes); reading goes on"
         ]
@@ -321,14 +321,14 @@ def test_a_new_file_with_the_old_inode_is_not_taken_for_the_old_one(run: Run, tm
     append(path, b"old 1", b"old 2")
 
     async def main() -> None:
-        tenure = tenure_of(path)
-        await read_until(tenure, 2)
-        tenure.records.clear()
+        driver = driver_of(path)
+        await read_until(driver, 2)
+        driver.records.clear()
         # In place, so that the inode stays: what may happen when a file is deleted and made anew.
         path.write_bytes(b"new 1\nnew 2\nnew 3\n")
         with capture_logs() as logs:
-            await read_until(tenure, 3)
-        assert tenure.records == [b"new 1", b"new 2", b"new 3"]
+            await read_until(driver, 3)
+        assert driver.records == [b"new 1", b"new 2", b"new 3"]
         assert any(line["event"] == LogEvent.SOURCE_GAP for line in logs)
 
     run(main())
@@ -341,17 +341,17 @@ def test_a_link_that_is_pointed_elsewhere_is_followed(run: Run, tmp_path: Path) 
     link.symlink_to(first)
 
     async def main() -> None:
-        tenure = tenure_of(link)
-        await read_until(tenure, 1)
+        driver = driver_of(link)
+        await read_until(driver, 1)
         append(first, b"2")
         append(second, b"3")
         link.unlink()
         link.symlink_to(second)
-        await read_until(tenure, 2)
+        await read_until(driver, 2)
         # The old one is still beside it, and has no name that begins alike.
-        assert tenure.records == [b"1", b"2"]
-        await read_until(tenure, 3)
-        assert tenure.records == [b"1", b"2", b"3"]
+        assert driver.records == [b"1", b"2"]
+        await read_until(driver, 3)
+        assert driver.records == [b"1", b"2", b"3"]
 
     run(main())
 
@@ -373,18 +373,18 @@ def test_what_was_not_read_of_a_truncated_file_is_read_from_its_copy(
         append(path, *numbered(52))
 
     async def main() -> None:
-        tenure = tenure_of(path)
+        driver = driver_of(path)
         with capture_logs() as logs:
             if while_followed:
-                async with following(tenure) as until_records:
+                async with following(driver) as until_records:
                     await until_records(50)
                     copy_and_truncate()
                     await until_records(53)
             else:
-                await read_until(tenure, 50)
+                await read_until(driver, 50)
                 copy_and_truncate()
-                await read_until(tenure, 53)
-        assert tenure.records == numbered(*range(53))
+                await read_until(driver, 53)
+        assert driver.records == numbered(*range(53))
         assert not [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
 
     run(main())
@@ -398,13 +398,13 @@ def test_a_truncated_file_without_a_copy_is_read_anew_and_the_log_says_so(
     append(path, *numbered(*range(50)))
 
     async def main() -> None:
-        tenure = tenure_of(path)
+        driver = driver_of(path)
         with capture_logs() as logs:
-            async with following(tenure) as until_records:
+            async with following(driver) as until_records:
                 await until_records(50)
                 path.write_bytes(b"".join(line + b"\n" for line in numbered(*range(100, 100 + grown_to))))
                 await until_records(50 + grown_to)
-        assert tenure.records == numbered(*range(50), *range(100, 100 + grown_to))
+        assert driver.records == numbered(*range(50), *range(100, 100 + grown_to))
         assert [line["source"] for line in logs if line["event"] == LogEvent.SOURCE_GAP] == [str(path)]
 
     run(main())
@@ -436,15 +436,15 @@ def test_many_rotations_and_restarts_lose_nothing_and_double_nothing(
 
     async def main() -> None:
         # Nobody writes to a file that was renamed, so nothing needs to be waited for.
-        tenure = tenure_of(path, rotate_wait_s=0)
+        driver = driver_of(path, rotate_wait_s=0)
         # What was rotated before the first look is none of the feed's.
-        await read_until(tenure, 1)
+        await read_until(driver, 1)
         async with asyncio.timeout(4 * PATIENCE_S), asyncio.TaskGroup() as group:
             group.create_task(write(1_000))
-            while len(tenure.records) < 1_000:
-                wanted = min(1_000, len(tenure.records) + rng.randrange(1, 100))
-                await read_until(tenure, wanted)
-        assert tenure.records == numbered(*range(1_000))
+            while len(driver.records) < 1_000:
+                wanted = min(1_000, len(driver.records) + rng.randrange(1, 100))
+                await read_until(driver, wanted)
+        assert driver.records == numbered(*range(1_000))
 
     run(main())
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from feedq.errors import SourceSilent, SourceUnavailable
-from tests.contract.test_connector_file import Run, append, numbered, read_until, tenure_of
+from tests.contract.test_connector_file import Run, append, driver_of, numbered, read_until
 
 
 def test_a_file_that_comes_between_two_attempts_is_read_from_its_beginning(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "log"
 
     async def main() -> None:
-        tenure = tenure_of(path, start="end", missing_timeout_s=0)
-        assert isinstance(await tenure.read(), SourceUnavailable)
+        driver = driver_of(path, start="end", missing_timeout_s=0)
+        assert isinstance(await driver.read(), SourceUnavailable)
         append(path, b"1")
-        await read_until(tenure, 1)
-        assert tenure.records == [b"1"]
+        await read_until(driver, 1)
+        assert driver.records == [b"1"]
 
     run(main())
 
@@ -31,11 +31,11 @@ def test_started_at_the_end_what_comes_between_two_attempts_is_not_lost(run: Run
     append(path, b"old")
 
     async def main() -> None:
-        tenure = tenure_of(path, start="end", idle_timeout_s=0.05)
-        assert isinstance(await tenure.read(), SourceSilent)
+        driver = driver_of(path, start="end", idle_timeout_s=0.05)
+        assert isinstance(await driver.read(), SourceSilent)
         append(path, b"1")
-        await read_until(tenure, 1)
-        assert tenure.records == [b"1"]
+        await read_until(driver, 1)
+        assert driver.records == [b"1"]
 
     run(main())
 
@@ -56,14 +56,14 @@ def test_a_file_that_cannot_be_opened_for_now_is_not_taken_for_another(
         return works(where, *more, **options)
 
     async def main() -> None:
-        tenure = tenure_of(path)
-        await read_until(tenure, 2)
+        driver = driver_of(path)
+        await read_until(driver, 2)
         append(path, *numbered(3))
         monkeypatch.setattr(os, "open", once)
-        assert isinstance(await tenure.read(), SourceUnavailable)
+        assert isinstance(await driver.read(), SourceUnavailable)
         assert fails == 0
-        await read_until(tenure, 3)
-        assert tenure.records == numbered(1, 2, 3)
+        await read_until(driver, 3)
+        assert driver.records == numbered(1, 2, 3)
 
     run(main())
 
@@ -78,12 +78,12 @@ def test_a_file_in_a_directory_that_cannot_be_listed_is_resumed(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), where)
 
     async def main() -> None:
-        tenure = tenure_of(path)
-        await read_until(tenure, 2)
+        driver = driver_of(path)
+        await read_until(driver, 2)
         append(path, *numbered(3))
         # Modes do not bind the tests where they run as root.
         monkeypatch.setattr(os, "scandir", refuse)
-        await read_until(tenure, 3)
-        assert tenure.records == numbered(1, 2, 3)
+        await read_until(driver, 3)
+        assert driver.records == numbered(1, 2, 3)
 
     run(main())

@@ -11,23 +11,23 @@ import pytest
 
 from feedq.connectors.mqtt import MqttConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import serving, until
 from feedq.testing.stage import pull
-from feedq.testing.tenure import Tenure
 from tests.contract.mqtt_broker import ScriptedBroker
 from tests.contract.mqtt_packets import CONNACK, PUBLISH, packet, text
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-def tenure_of(port: int, **options: Any) -> Tenure:
-    return Tenure(MqttConnector, {"url": f"mqtt://127.0.0.1:{port}", "topics": ["t/#"], **options})
+def driver_of(port: int, **options: Any) -> ConnectorDriver:
+    return ConnectorDriver(MqttConnector, {"url": f"mqtt://127.0.0.1:{port}", "topics": ["t/#"], **options})
 
 
 @asynccontextmanager
-async def waiting(tenure: Tenure, broker: ScriptedBroker) -> AsyncIterator[asyncio.Task[Any]]:
+async def waiting(driver: ConnectorDriver, broker: ScriptedBroker) -> AsyncIterator[asyncio.Task[Any]]:
     """A connection that has subscribed and waits for its first batch."""
-    async with aclosing(tenure.open()) as stream:
+    async with aclosing(driver.open()) as stream:
         task = asyncio.ensure_future(anext(stream))
         try:
             await broker.until_subscribed()
@@ -56,7 +56,7 @@ def test_a_refusal_says_whether_an_edit_or_another_try_can_help(
     async def story() -> None:
         async with ScriptedBroker().listening() as broker:
             broker.refusal = reason
-            error = await tenure_of(broker.port).read()
+            error = await driver_of(broker.port).read()
             assert type(error) is kind
             assert says in str(error)
 
@@ -71,7 +71,7 @@ def test_a_refusal_of_the_older_version_is_read_alike(run: Run, code: int, kind:
     async def story() -> None:
         async with ScriptedBroker(is_5=False).listening() as broker:
             broker.refusal = code
-            assert type(await tenure_of(broker.port, version="3.1.1").read()) is kind
+            assert type(await driver_of(broker.port, version="3.1.1").read()) is kind
 
     run(story())
 
@@ -85,7 +85,7 @@ def test_a_broker_that_only_speaks_the_older_version_is_told(run: Run) -> None:
 
     async def story() -> None:
         async with serving(script) as port:
-            error = await tenure_of(port).read()
+            error = await driver_of(port).read()
             assert isinstance(error, FeedMisconfigured)
             assert "check source.version" in str(error)
 
@@ -104,7 +104,7 @@ def test_a_subscription_that_is_not_granted_fails_the_feed(run: Run, granted: li
     async def story() -> None:
         async with ScriptedBroker().listening() as broker:
             broker.granted = granted
-            error = await tenure_of(broker.port, topics=["t/a", "t/b"]).read()
+            error = await driver_of(broker.port, topics=["t/a", "t/b"]).read()
             assert isinstance(error, FeedMisconfigured)
             assert says in str(error)
 
@@ -117,7 +117,7 @@ def test_a_subscription_that_is_not_granted_fails_the_feed(run: Run, granted: li
 )
 def test_a_dismissal_is_told_with_its_reason(run: Run, reason: int, says: str) -> None:
     async def story() -> None:
-        async with ScriptedBroker().listening() as broker, waiting(tenure_of(broker.port), broker) as task:
+        async with ScriptedBroker().listening() as broker, waiting(driver_of(broker.port), broker) as task:
             broker.dismiss(reason)
             await asyncio.wait([task])
             with pytest.raises(SourceUnavailable, match=says):
@@ -144,14 +144,14 @@ def test_a_peer_that_does_not_speak_the_protocol_is_told(run: Run, nonsense: byt
 
     async def story() -> None:
         async with serving(script) as port:
-            assert type(await tenure_of(port, connect_timeout_s=1.0).read()) is SourceUnavailable
+            assert type(await driver_of(port, connect_timeout_s=1.0).read()) is SourceUnavailable
 
     run(story())
 
 
 def test_a_packet_that_breaks_the_rules_ends_the_connection(run: Run) -> None:
     async def story() -> None:
-        async with ScriptedBroker().listening() as broker, waiting(tenure_of(broker.port), broker) as task:
+        async with ScriptedBroker().listening() as broker, waiting(driver_of(broker.port), broker) as task:
             # QoS 3 does not exist.
             broker.send(packet(PUBLISH, text("t") + b"\0\1\0x", flags=0x06))
             await asyncio.wait([task])
@@ -165,7 +165,7 @@ def test_a_broker_that_answers_pings_is_not_silent_and_one_that_does_not_is(run:
     async def story() -> None:
         async with (
             ScriptedBroker().listening() as broker,
-            waiting(tenure_of(broker.port, idle_timeout_s=2.1), broker) as task,
+            waiting(driver_of(broker.port, idle_timeout_s=2.1), broker) as task,
         ):
             await until(lambda: broker.pings >= 3)
             assert not task.done()
@@ -180,18 +180,18 @@ def test_a_broker_that_answers_pings_is_not_silent_and_one_that_does_not_is(run:
 def test_a_message_that_comes_again_while_it_is_pending_is_dropped(run: Run) -> None:
     async def story() -> None:
         async with ScriptedBroker().listening() as broker:
-            tenure = tenure_of(broker.port)
-            async with aclosing(tenure.open()) as stream:
+            driver = driver_of(broker.port)
+            async with aclosing(driver.open()) as stream:
                 await broker.publish([b"1", b"2"])
-                await pull(tenure, stream, count=2, commit=False)
+                await pull(driver, stream, count=2, commit=False)
                 broker.send_again(1)
                 broker.send_again(2)
                 await broker.publish([b"3"])
-                await pull(tenure, stream, count=3, commit=False)
-                for batch in tenure.batches:
-                    tenure.commit(batch)
+                await pull(driver, stream, count=3, commit=False)
+                for batch in driver.batches:
+                    driver.commit(batch)
                 await until(lambda: len(broker.acknowledged) == 3)
-            assert tenure.records == [b"1", b"2", b"3"]
+            assert driver.records == [b"1", b"2", b"3"]
             assert broker.acknowledged == [1, 2, 3]
 
     run(story())
@@ -200,13 +200,13 @@ def test_a_message_that_comes_again_while_it_is_pending_is_dropped(run: Run) -> 
 def test_an_identifier_that_is_used_again_is_another_message(run: Run) -> None:
     async def story() -> None:
         async with ScriptedBroker().listening() as broker:
-            tenure = tenure_of(broker.port)
-            async with aclosing(tenure.open()) as stream:
+            driver = driver_of(broker.port)
+            async with aclosing(driver.open()) as stream:
                 for count in range(1, 6):
                     await broker.publish([b"same"], number=7)
-                    await pull(tenure, stream, count=count)
+                    await pull(driver, stream, count=count)
                     await until(lambda: len(broker.acknowledged) == count)  # noqa: B023 - used in this round only
-            assert tenure.records == [b"same"] * 5
+            assert driver.records == [b"same"] * 5
 
     run(story())
 
@@ -216,9 +216,9 @@ def test_messages_without_acknowledgement_that_had_arrived_are_given_when_the_co
 ) -> None:
     async def story() -> None:
         async with ScriptedBroker().listening() as broker:
-            tenure = tenure_of(broker.port)
-            async with aclosing(tenure.open()) as stream:
-                taking = asyncio.ensure_future(pull(tenure, stream, count=1))
+            driver = driver_of(broker.port)
+            async with aclosing(driver.open()) as stream:
+                taking = asyncio.ensure_future(pull(driver, stream, count=1))
                 await broker.until_subscribed()
                 # In one packet with the end, so that nobody can take them before it is known.
                 at_most_once = [packet(PUBLISH, text("t/x") + b"\0" + b"%d" % n) for n in range(3)]
@@ -227,7 +227,7 @@ def test_messages_without_acknowledgement_that_had_arrived_are_given_when_the_co
                 await taking
                 with pytest.raises(SourceUnavailable):
                     await anext(stream)
-            assert tenure.records == [b"0", b"1", b"2"]
+            assert driver.records == [b"0", b"1", b"2"]
 
     run(story())
 
@@ -235,8 +235,8 @@ def test_messages_without_acknowledgement_that_had_arrived_are_given_when_the_co
 def test_an_expiry_and_a_limit_are_told_to_the_broker(run: Run) -> None:
     async def story() -> None:
         async with ScriptedBroker().listening() as broker:
-            tenure = tenure_of(broker.port, session_expiry_s=17, max_unacknowledged=23, client_id="mine")
-            async with waiting(tenure, broker):
+            driver = driver_of(broker.port, session_expiry_s=17, max_unacknowledged=23, client_id="mine")
+            async with waiting(driver, broker):
                 pass
             (body,) = broker.connections
             assert b"\x11\0\0\0\x11" in body

@@ -12,24 +12,26 @@ import pytest
 from feedq.connectors.nats import NatsConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.telemetry import REGISTRY
+from feedq.testing.connector_driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import serving, until
 from feedq.testing.stage import pull
-from feedq.testing.tenure import SECRET, Tenure
 from tests.contract.nats_server import ScriptedServer
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-def tenure_of(port: int, **options: Any) -> Tenure:
+def driver_of(port: int, **options: Any) -> ConnectorDriver:
     login = {"username": "feeds", "password": "{pw}", "secrets": {"pw": "${env:PW}"}}
-    return Tenure(NatsConnector, {"url": f"nats://127.0.0.1:{port}", "stream": "orders", **login, **options})
+    return ConnectorDriver(
+        NatsConnector, {"url": f"nats://127.0.0.1:{port}", "stream": "orders", **login, **options}
+    )
 
 
 @asynccontextmanager
-async def waiting(tenure: Tenure, server: ScriptedServer) -> AsyncIterator[asyncio.Task[None]]:
+async def waiting(driver: ConnectorDriver, server: ScriptedServer) -> AsyncIterator[asyncio.Task[None]]:
     """A connection that has pulled and waits for records that never come."""
-    async with aclosing(tenure.open()) as stream:
-        task = asyncio.ensure_future(pull(tenure, stream, count=1_000, commit=False))
+    async with aclosing(driver.open()) as stream:
+        task = asyncio.ensure_future(pull(driver, stream, count=1_000, commit=False))
         try:
             await server.until_pulled()
             yield task
@@ -46,17 +48,17 @@ async def failure(task: asyncio.Task[None]) -> BaseException | None:
 def test_messages_are_acknowledged_by_the_last_of_their_batch(run: Run) -> None:
     async def story() -> None:
         async with ScriptedServer().listening() as server:
-            tenure = tenure_of(server.port)
-            async with waiting(tenure, server):
+            driver = driver_of(server.port)
+            async with waiting(driver, server):
                 for seq in (3, 4, 5):
                     server.deliver(seq, b"%d" % seq)
-                await until(lambda: len(tenure.records) == 3)
+                await until(lambda: len(driver.records) == 3)
                 assert server.acknowledged == []
-                for batch in tenure.batches:
-                    tenure.commit(batch)
+                for batch in driver.batches:
+                    driver.commit(batch)
                 await until(lambda: len(server.acknowledged) >= 1)
                 assert ".5.3." in server.acknowledged[-1]
-            assert tenure.cursor == {"seq": 5, "created": "2026-11-20T00:00:00+00:00"}
+            assert driver.cursor == {"seq": 5, "created": "2026-11-20T00:00:00+00:00"}
             (login,) = server.logins
             assert (login["user"], login["pass"], login["name"]) == (
                 "feeds",
@@ -74,13 +76,13 @@ def test_what_is_missing_after_the_cursor_is_counted(run: Run, retention: str) -
     async def story() -> None:
         async with ScriptedServer().listening() as server:
             server.retention = retention
-            tenure = tenure_of(server.port)
-            tenure.cursor = {"seq": 2, "created": "2026-11-20T00:00:00+00:00"}
+            driver = driver_of(server.port)
+            driver.cursor = {"seq": 2, "created": "2026-11-20T00:00:00+00:00"}
             missed = REGISTRY.get_sample_value("feedq_source_missed_total") or 0.0
-            async with waiting(tenure, server):
+            async with waiting(driver, server):
                 server.deliver(6, b"6")
                 server.deliver(7, b"7")
-                await until(lambda: len(tenure.records) == 2)
+                await until(lambda: len(driver.records) == 2)
             assert REGISTRY.get_sample_value("feedq_source_missed_total") == missed + 3
 
     run(story())
@@ -89,15 +91,15 @@ def test_what_is_missing_after_the_cursor_is_counted(run: Run, retention: str) -
 def test_a_message_that_is_no_record_is_acknowledged_after_those_before_it(run: Run) -> None:
     async def story() -> None:
         async with ScriptedServer().listening() as server:
-            tenure = tenure_of(server.port)
-            async with waiting(tenure, server):
+            driver = driver_of(server.port)
+            async with waiting(driver, server):
                 server.deliver(1, b"1")
-                await until(lambda: len(tenure.records) == 1)
+                await until(lambda: len(driver.records) == 1)
                 server.deliver(2, b"")
                 # To see that nothing happens takes a moment.
                 await asyncio.sleep(0.1)
                 assert server.acknowledged == []
-                tenure.commit(tenure.batches[0])
+                driver.commit(driver.batches[0])
                 await until(lambda: any(".2.2." in reply for reply in server.acknowledged))
                 server.deliver(3, b"")
                 await until(lambda: any(".3.3." in reply for reply in server.acknowledged))
@@ -108,15 +110,15 @@ def test_a_message_that_is_no_record_is_acknowledged_after_those_before_it(run: 
 def test_a_delivery_that_went_missing_ends_the_connection(run: Run) -> None:
     async def story() -> None:
         async with ScriptedServer().listening() as server:
-            tenure = tenure_of(server.port)
-            async with waiting(tenure, server) as task:
+            driver = driver_of(server.port)
+            async with waiting(driver, server) as task:
                 server.deliver(1, b"1")
-                await until(lambda: len(tenure.records) == 1)
+                await until(lambda: len(driver.records) == 1)
                 server.deliver(3, b"3", skipping=1)
                 error = await failure(task)
             assert type(error) is SourceUnavailable
             assert "delivery 2 went missing" in str(error)
-            assert tenure.records == [b"1"]
+            assert driver.records == [b"1"]
 
     run(story())
 
@@ -125,7 +127,7 @@ def test_a_consumer_without_heartbeats_is_gone_though_the_server_is_there(run: R
     async def story() -> None:
         async with (
             ScriptedServer().listening() as server,
-            waiting(tenure_of(server.port, idle_timeout_s=0.9), server) as task,
+            waiting(driver_of(server.port, idle_timeout_s=0.9), server) as task,
         ):
             for _ in range(4):
                 await asyncio.sleep(0.3)
@@ -139,7 +141,7 @@ def test_a_consumer_without_heartbeats_is_gone_though_the_server_is_there(run: R
 @pytest.mark.parametrize("status", ["409 Consumer Deleted", "409 Leadership Change", "503"])
 def test_a_consumer_that_is_taken_away_is_told(run: Run, status: str) -> None:
     async def story() -> None:
-        async with ScriptedServer().listening() as server, waiting(tenure_of(server.port), server) as task:
+        async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
             server.say(status)
             error = await failure(task)
             assert type(error) is SourceUnavailable
@@ -150,7 +152,7 @@ def test_a_consumer_that_is_taken_away_is_told(run: Run, status: str) -> None:
 
 def test_a_permission_that_is_missing_later_fails_the_feed(run: Run) -> None:
     async def story() -> None:
-        async with ScriptedServer().listening() as server, waiting(tenure_of(server.port), server) as task:
+        async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
             server.complain('Permissions Violation for Publish to "$JS.ACK.orders"')
             error = await failure(task)
             assert isinstance(error, FeedMisconfigured)
@@ -161,7 +163,7 @@ def test_a_permission_that_is_missing_later_fails_the_feed(run: Run) -> None:
 
 def test_a_login_that_expires_is_tried_again(run: Run) -> None:
     async def story() -> None:
-        async with ScriptedServer().listening() as server, waiting(tenure_of(server.port), server) as task:
+        async with ScriptedServer().listening() as server, waiting(driver_of(server.port), server) as task:
             server.complain("User Authentication Expired")
             assert type(await failure(task)) is SourceUnavailable
 
@@ -182,7 +184,7 @@ def test_a_refusal_says_whether_an_edit_or_another_try_can_help(
     async def story() -> None:
         async with ScriptedServer().listening() as server:
             server.refusal = refusal
-            error = await tenure_of(server.port).read()
+            error = await driver_of(server.port).read()
             assert type(error) is kind
             assert refusal.lower() in str(error).lower()
 
@@ -193,7 +195,7 @@ def test_a_server_that_is_too_old_is_told(run: Run) -> None:
     async def story() -> None:
         async with ScriptedServer().listening() as server:
             server.info["version"] = "2.8.4"
-            error = await tenure_of(server.port).read()
+            error = await driver_of(server.port).read()
             assert isinstance(error, FeedMisconfigured)
             assert "NATS 2.9 or later is needed" in str(error)
 
@@ -204,7 +206,7 @@ def test_a_jetstream_that_does_not_answer_is_tried_again(run: Run) -> None:
     async def story() -> None:
         async with ScriptedServer().listening() as server:
             server.has_jetstream = False
-            error = await tenure_of(server.port).read()
+            error = await driver_of(server.port).read()
             assert type(error) is SourceUnavailable
             assert "JetStream does not answer" in str(error)
 
@@ -214,7 +216,7 @@ def test_a_jetstream_that_does_not_answer_is_tried_again(run: Run) -> None:
 def test_several_subjects_are_asked_for_of_a_server_that_knows_them(run: Run) -> None:
     async def story() -> None:
         async with ScriptedServer().listening() as server:
-            async with waiting(tenure_of(server.port, subjects=["o.a", "o.b"]), server):
+            async with waiting(driver_of(server.port, subjects=["o.a", "o.b"]), server):
                 pass
             (config,) = server.consumers
             assert config["filter_subjects"] == ["o.a", "o.b"]
@@ -226,7 +228,7 @@ def test_several_subjects_are_asked_for_of_a_server_that_knows_them(run: Run) ->
 def test_with_tls_wanted_no_password_is_sent_in_the_clear(run: Run) -> None:
     async def story() -> None:
         async with ScriptedServer().listening() as server:
-            error = await tenure_of(server.port, url=f"tls://127.0.0.1:{server.port}").read()
+            error = await driver_of(server.port, url=f"tls://127.0.0.1:{server.port}").read()
             assert isinstance(error, FeedMisconfigured)
             assert "offers no TLS" in str(error)
             assert server.heard == b""
@@ -238,7 +240,7 @@ def test_a_server_that_demands_tls_is_not_given_a_password(run: Run) -> None:
     async def story() -> None:
         async with ScriptedServer().listening() as server:
             server.info["tls_required"] = True
-            error = await tenure_of(server.port).read()
+            error = await driver_of(server.port).read()
             assert isinstance(error, FeedMisconfigured)
             assert "write tls://" in str(error)
             assert server.heard == b""
@@ -254,6 +256,6 @@ def test_a_server_that_speaks_another_protocol_is_told(run: Run, greeting: bytes
 
     async def story() -> None:
         async with serving(script) as port:
-            assert type(await tenure_of(port).read()) is SourceUnavailable
+            assert type(await driver_of(port).read()) is SourceUnavailable
 
     run(story())

@@ -26,15 +26,15 @@ def test_each_of_several_streams_is_resumed_after_its_own_cursor(source: Source,
     async def story() -> None:
         source.add("a", b"1", b"2")
         source.add("b", b"3")
-        tenure = source.tenure("a", "b", "absent")
-        await tenure.land(3)
-        assert isinstance(tenure.cursor, dict)
-        assert set(tenure.cursor) == {"a", "b"}
+        driver = source.driver("a", "b", "absent")
+        await driver.land(3)
+        assert isinstance(driver.cursor, dict)
+        assert set(driver.cursor) == {"a", "b"}
         source.add("b", b"4")
         source.add("absent", b"5")
         source.add("a", b"6")
-        await tenure.land(6)
-        assert sorted(tenure.records) == [b"1", b"2", b"3", b"4", b"5", b"6"]
+        await driver.land(6)
+        assert sorted(driver.records) == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
     run(story())
 
@@ -42,11 +42,11 @@ def test_each_of_several_streams_is_resumed_after_its_own_cursor(source: Source,
 def test_a_stream_that_is_added_to_a_feed_begins_where_start_says(source: Source, run: Run) -> None:
     async def story() -> None:
         source.add("a", b"1")
-        tenure = source.tenure("a")
-        await tenure.land(1)
+        driver = source.driver("a")
+        await driver.land(1)
         source.add("b", b"2")
-        both = source.tenure("a", "b")
-        both.cursor = tenure.cursor
+        both = source.driver("a", "b")
+        both.cursor = driver.cursor
         await both.land(1)
         assert both.records == [b"2"]
 
@@ -58,20 +58,20 @@ def test_start_now_leaves_out_what_is_there_and_nothing_after_the_first_commit(
 ) -> None:
     async def story() -> None:
         source.add("a", b"before")
-        tenure = source.tenure("a", start="now")
-        stream = tenure.open()
+        driver = source.driver("a", start="now")
+        stream = driver.open()
         async with aclosing(stream):
             reading = asyncio.ensure_future(anext(stream))
             async with asyncio.timeout(20):
-                while not tenure.connected:
+                while not driver.connected:
                     await asyncio.sleep(0.001)
             source.add("a", b"1")
             batch = await reading
-            tenure.take(batch)
-            tenure.commit(batch)
+            driver.take(batch)
+            driver.commit(batch)
         source.add("a", b"2")
-        await tenure.land(2)
-        assert tenure.records == [b"1", b"2"]
+        await driver.land(2)
+        assert driver.records == [b"1", b"2"]
 
     run(story())
 
@@ -82,7 +82,7 @@ def test_a_worker_that_dies_at_any_moment_lands_each_entry_once(source: Source, 
 
     async def story() -> None:
         async with relayed(source) as relay:
-            worker = ErraticWorker(source.tenure("a", where=relay.where, count=40), relay, seed=seed)
+            worker = ErraticWorker(source.driver("a", where=relay.where, count=40), relay, seed=seed)
             source.add("a", *sent)
             await worker.land(len(sent))
             assert worker.landed == sent
@@ -101,19 +101,19 @@ def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
     source = Source(server)
 
     async def story() -> None:
-        tenure = source.tenure("a")
+        driver = source.driver("a")
         source.add("a", b"1", b"2")
-        async with aclosing(tenure.open()) as stream:
-            await pull(tenure, stream, count=2)
+        async with aclosing(driver.open()) as stream:
+            await pull(driver, stream, count=2)
             await asyncio.to_thread(server.kill)
             with pytest.raises(SourceUnavailable):
-                await pull(tenure, stream, count=3)
-        assert isinstance(await tenure.read(), SourceUnavailable)
+                await pull(driver, stream, count=3)
+        assert isinstance(await driver.read(), SourceUnavailable)
         await asyncio.to_thread(server.start)
         source.allow("+@all", "~*")  # users live in memory only
         source.add("a", b"3")
-        await tenure.land(3)
-        assert tenure.records == [b"1", b"2", b"3"]
+        await driver.land(3)
+        assert driver.records == [b"1", b"2", b"3"]
 
     try:
         run(story())
@@ -128,12 +128,12 @@ def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
 def test_entries_that_were_trimmed_before_they_were_read_are_told(source: Source, run: Run) -> None:
     async def story() -> None:
         first, *_ = source.add("a", b"1", b"2", b"3")
-        tenure = source.tenure("a")
-        tenure.cursor = {"a": first.decode()}
+        driver = source.driver("a")
+        driver.cursor = {"a": first.decode()}
         source.client.xtrim("a", maxlen=1, approximate=False)
         with capture_logs() as logs:
-            await tenure.land(1)
-        assert tenure.records == [b"3"]
+            await driver.land(1)
+        assert driver.records == [b"3"]
         (gap,) = gaps(logs)
         assert first.decode() in gap
         assert "trimmed" in gap
@@ -146,15 +146,15 @@ def test_entries_that_are_trimmed_while_the_sink_holds_the_feed_back_are_told(
 ) -> None:
     async def story() -> None:
         source.add("a", *[b"%d" % n for n in range(100)])
-        tenure = source.tenure("a", count=10)
+        driver = source.driver("a", count=10)
         with capture_logs() as logs:
-            async with aclosing(tenure.open()) as stream:
-                await pull(tenure, stream, count=10)
+            async with aclosing(driver.open()) as stream:
+                await pull(driver, stream, count=10)
                 source.client.xtrim("a", maxlen=5, approximate=False)
                 # What was under way already still comes; then the gap.
-                await pull(tenure, stream, count=25)
+                await pull(driver, stream, count=25)
         assert len(gaps(logs)) == 1
-        assert tenure.records[-5:] == [b"95", b"96", b"97", b"98", b"99"]
+        assert driver.records[-5:] == [b"95", b"96", b"97", b"98", b"99"]
 
     run(story())
 
@@ -162,14 +162,14 @@ def test_entries_that_are_trimmed_while_the_sink_holds_the_feed_back_are_told(
 def test_a_stream_of_which_everything_was_trimmed_is_told(source: Source, run: Run) -> None:
     async def story() -> None:
         first, *_ = source.add("a", b"1", b"2")
-        tenure = source.tenure("a")
-        tenure.cursor = {"a": first.decode()}
+        driver = source.driver("a")
+        driver.cursor = {"a": first.decode()}
         source.client.xtrim("a", maxlen=0, approximate=False)
         with capture_logs() as logs:
-            async with aclosing(tenure.open()) as stream:
-                reading = asyncio.ensure_future(pull(tenure, stream, count=1))
+            async with aclosing(driver.open()) as stream:
+                reading = asyncio.ensure_future(pull(driver, stream, count=1))
                 async with asyncio.timeout(20):
-                    while not tenure.connected:
+                    while not driver.connected:
                         await asyncio.sleep(0.001)
                 source.add("a", b"3")
                 await reading
@@ -182,20 +182,20 @@ def test_a_stream_that_was_made_anew_is_told(source: Source, run: Run) -> None:
     async def story() -> None:
         source.add("a", b"1", id="5-1")
         source.add("a", b"2", id="9-1")
-        tenure = source.tenure("a")
-        tenure.cursor = {"a": "9-0"}
+        driver = source.driver("a")
+        driver.cursor = {"a": "9-0"}
         source.client.delete("a")
         source.add("a", b"1", id="5-1")
         source.add("a", b"2", id="8-1")
         with capture_logs() as logs:
-            async with aclosing(tenure.open()) as stream:
-                reading = asyncio.ensure_future(pull(tenure, stream, count=1))
+            async with aclosing(driver.open()) as stream:
+                reading = asyncio.ensure_future(pull(driver, stream, count=1))
                 async with asyncio.timeout(20):
-                    while not tenure.connected:
+                    while not driver.connected:
                         await asyncio.sleep(0.001)
                 source.add("a", b"3", id="9-1")
                 await reading
-        assert tenure.records == [b"3"]
+        assert driver.records == [b"3"]
         assert gaps(logs) == ["its last id 8-1 is before the cursor 9-0: it was made anew"]
 
     run(story())
@@ -203,17 +203,17 @@ def test_a_stream_that_was_made_anew_is_told(source: Source, run: Run) -> None:
 
 def test_a_stream_that_is_trimmed_behind_its_reader_is_no_gap(source: Source, run: Run) -> None:
     async def story() -> None:
-        tenure = source.tenure("a")
+        driver = source.driver("a")
         with capture_logs() as logs:
-            async with aclosing(tenure.open()) as stream:
+            async with aclosing(driver.open()) as stream:
                 for n in range(5):
-                    reading = asyncio.ensure_future(pull(tenure, stream, count=n + 1))
+                    reading = asyncio.ensure_future(pull(driver, stream, count=n + 1))
                     source.add("a", b"%d" % n, maxlen=1, approximate=False)
                     await reading
             source.add("a", b"5")
-            await tenure.land(6)
+            await driver.land(6)
         assert gaps(logs) == []
-        assert len(tenure.records) == 6
+        assert len(driver.records) == 6
 
     run(story())
 
@@ -226,9 +226,9 @@ def test_an_entry_becomes_an_object_of_its_fields(source: Source, run: Run) -> N
         source.client.xadd("a", {"price": "1.50", "näme": "\n"})
         source.client.xadd("a", {"blob": b"\xff\x00"})
         source.client.execute_command("XADD", "a", "*", "tag", "x", "tag", "y", "tag", "z")
-        tenure = source.tenure("a", field=None)
-        await tenure.land(3)
-        assert tenure.records == [
+        driver = source.driver("a", field=None)
+        await driver.land(3)
+        assert driver.records == [
             '{"price":"1.50","näme":"\\n"}'.encode(),
             b'{"blob_base64":"/wA="}',
             b'{"tag":["x","y","z"]}',
@@ -240,9 +240,9 @@ def test_an_entry_becomes_an_object_of_its_fields(source: Source, run: Run) -> N
 def test_an_entry_without_the_field_is_not_lost(source: Source, run: Run) -> None:
     async def story() -> None:
         source.client.xadd("a", {"other": "x"})
-        tenure = source.tenure("a")
-        await tenure.land(1)
-        assert tenure.records == [b'{"other":"x"}']
+        driver = source.driver("a")
+        await driver.land(1)
+        assert driver.records == [b'{"other":"x"}']
 
     run(story())
 
@@ -251,9 +251,9 @@ def test_an_envelope_says_where_a_record_comes_from(source: Source, run: Run) ->
     async def story() -> None:
         ids = [one.decode() for one in source.add("a", b' {"n": 1} ', b"no json", b"\xff")]
         ids.append(source.client.xadd("a", {"other": "x"}).decode())
-        tenure = source.tenure("a", envelope=True)
-        await tenure.land(4)
-        assert [record.decode() for record in tenure.records] == [
+        driver = source.driver("a", envelope=True)
+        await driver.land(4)
+        assert [record.decode() for record in driver.records] == [
             f'{{"stream":"a","id":"{ids[0]}","data": {{"n": 1}} }}',
             f'{{"stream":"a","id":"{ids[1]}","data":"no json"}}',
             f'{{"stream":"a","id":"{ids[2]}","data_base64":"/w=="}}',
@@ -268,9 +268,9 @@ def test_any_bytes_come_through_as_they_are(source: Source, run: Run) -> None:
 
     async def story() -> None:
         source.add("a", *sent)
-        tenure = source.tenure("a", format="bytes")
-        await tenure.land(len(sent))
-        assert tenure.records == sent
+        driver = source.driver("a", format="bytes")
+        await driver.land(len(sent))
+        assert driver.records == sent
 
     run(story())
 
@@ -279,10 +279,10 @@ def test_a_batch_of_large_entries_is_held_small(source: Source, run: Run) -> Non
     async def story() -> None:
         size, buffer_bytes = 20_000, 100_000
         source.add("a", *[b"%06d" % n + b"x" * (size - 6) for n in range(200)])
-        tenure = source.tenure("a", buffer_bytes=buffer_bytes)
-        await tenure.land(200)
+        driver = source.driver("a", buffer_bytes=buffer_bytes)
+        await driver.land(200)
         # The first two were asked for before any size was known.
-        assert max(batch.size for batch in tenure.batches[2:]) <= buffer_bytes + size
-        assert len(tenure.records) == 200
+        assert max(batch.size for batch in driver.batches[2:]) <= buffer_bytes + size
+        assert len(driver.records) == 200
 
     run(story())

@@ -13,9 +13,9 @@ import trustme
 
 from feedq.connectors.redis import RedisConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import serving
 from feedq.testing.stage import pull
-from feedq.testing.tenure import Tenure
 from tests.contract.redis_source import Run, Source, source
 
 __all__ = ["source"]
@@ -35,7 +35,7 @@ def test_what_only_an_edit_can_mend_fails_the_feed(
 ) -> None:
     async def story() -> None:
         source.client.set("no-stream", "x")
-        error = await source.tenure("a", **options).read()
+        error = await source.driver("a", **options).read()
         assert isinstance(error, FeedMisconfigured)
         assert says in str(error)
         assert "s3cret" not in str(error)
@@ -46,7 +46,7 @@ def test_what_only_an_edit_can_mend_fails_the_feed(
 def test_a_database_that_does_not_exist_fails_the_feed(source: Source, run: Run) -> None:
     async def story() -> None:
         url = f"redis://127.0.0.1:{source.server.port}/99"
-        error = await source.tenure("a", url=url).read()
+        error = await source.driver("a", url=url).read()
         assert isinstance(error, FeedMisconfigured)
         assert "DB index is out of range" in str(error)
 
@@ -59,7 +59,7 @@ def test_a_user_without_the_permission_fails_the_feed(
 ) -> None:
     async def story() -> None:
         source.allow(*rules)
-        error = await source.tenure("a").read()
+        error = await source.driver("a").read()
         assert isinstance(error, FeedMisconfigured)
         assert "permission" in str(error)
 
@@ -70,7 +70,7 @@ def test_a_user_who_may_not_name_its_connection_reads_all_the_same(source: Sourc
     async def story() -> None:
         source.allow("+xread", "+xrange", "+xinfo", "+select", "~a")
         source.add("a", b"1")
-        await source.tenure("a").land(1)
+        await source.driver("a").land(1)
 
     run(story())
 
@@ -78,10 +78,10 @@ def test_a_user_who_may_not_name_its_connection_reads_all_the_same(source: Sourc
 def test_a_connection_bears_the_name_of_its_feed(source: Source, run: Run) -> None:
     async def story() -> None:
         source.add("a", b"1")
-        tenure = source.tenure("a")
-        tenure.feed = "acme/my orders"
-        async with aclosing(tenure.open()) as stream:
-            await pull(tenure, stream, count=1)
+        driver = source.driver("a")
+        driver.feed = "acme/my orders"
+        async with aclosing(driver.open()) as stream:
+            await pull(driver, stream, count=1)
             names = {client["name"] for client in source.client.client_list()}
         assert "feedq/conformance/acme/my_orders" in names
 
@@ -96,8 +96,8 @@ def test_a_server_that_speaks_another_protocol_is_told(run: Run) -> None:
 
     async def story() -> None:
         async with serving(script) as port:
-            tenure = Tenure(RedisConnector, {"url": f"redis://127.0.0.1:{port}", "streams": ["a"]})
-            assert type(await tenure.read()) is SourceUnavailable
+            driver = ConnectorDriver(RedisConnector, {"url": f"redis://127.0.0.1:{port}", "streams": ["a"]})
+            assert type(await driver.read()) is SourceUnavailable
 
     run(story())
 
@@ -110,8 +110,8 @@ def test_a_server_that_is_still_loading_is_tried_again(run: Run) -> None:
 
     async def story() -> None:
         async with serving(script) as port:
-            tenure = Tenure(RedisConnector, {"url": f"redis://127.0.0.1:{port}", "streams": ["a"]})
-            error = await tenure.read()
+            driver = ConnectorDriver(RedisConnector, {"url": f"redis://127.0.0.1:{port}", "streams": ["a"]})
+            error = await driver.read()
             assert type(error) is SourceUnavailable
             assert "loading" in str(error)
 
@@ -137,10 +137,10 @@ def test_it_reads_over_tls_and_checks_the_name(source: Source, run: Run, tmp_pat
         source.add("a", b"1", b"2")
         async with serving(pass_on, tls=context) as port:
             tls = {"where": f"127.0.0.1:{port}", "scheme": "rediss", "ca_file": str(tmp_path / "ca.pem")}
-            tenure = source.tenure("a", **tls, server_name="redis.example")
-            await tenure.land(2)
-            assert tenure.records == [b"1", b"2"]
-            error = await source.tenure("a", **tls, server_name="other.example").read()
+            driver = source.driver("a", **tls, server_name="redis.example")
+            await driver.land(2)
+            assert driver.records == [b"1", b"2"]
+            error = await source.driver("a", **tls, server_name="other.example").read()
             assert isinstance(error, SourceUnavailable)
             assert "certificate" in str(error)
 

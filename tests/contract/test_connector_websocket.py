@@ -18,8 +18,8 @@ from feedq.connectors.protocol import websocket_connection as websocket_connecti
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.model import JSON
+from feedq.testing.connector_driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, serving, until_closed
-from feedq.testing.tenure import SECRET, Tenure
 from tests.contract.websocket_server import (
     BINARY,
     CONTINUATION,
@@ -38,8 +38,8 @@ from tests.contract.websocket_server import (
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-def tenure(port: int, path: str = "/", *, after: JSON = None, **source: Any) -> Tenure:
-    return Tenure(
+def driver(port: int, path: str = "/", *, after: JSON = None, **source: Any) -> ConnectorDriver:
+    return ConnectorDriver(
         WebsocketConnector,
         {"url": f"ws://127.0.0.1:{port}{path}", **source},
         feed="acme/orders",
@@ -47,7 +47,7 @@ def tenure(port: int, path: str = "/", *, after: JSON = None, **source: Any) -> 
     )
 
 
-async def read_from(sent: bytes, **source: Any) -> tuple[Tenure, FeedqError]:
+async def read_from(sent: bytes, **source: Any) -> tuple[ConnectorDriver, FeedqError]:
     """What a feed gets from a server that sends this and closes, and what it says of the end."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,7 +57,7 @@ async def read_from(sent: bytes, **source: Any) -> tuple[Tenure, FeedqError]:
         await until_closed(reader)
 
     async with serving(script) as port:
-        feed = tenure(port, **source)
+        feed = driver(port, **source)
         error = await feed.read()
     assert error is not None
     assert not feed.guard.watched
@@ -84,7 +84,7 @@ async def asked_by(**source: Any) -> tuple[Asked, list[bytes]]:
 
     async with serving(script) as port:
         subscribe = [*source.pop("subscribe", ()), "END"]
-        await tenure(port, source.pop("path"), subscribe=subscribe, subprotocols=["v2", "v1"], **source).read(
+        await driver(port, source.pop("path"), subscribe=subscribe, subprotocols=["v2", "v1"], **source).read(
             enough=lambda: True
         )
     return asked[0], messages[:-1]
@@ -173,7 +173,7 @@ def test_a_secret_that_a_server_repeats_is_not_cut_in_two(run: Run, answer: str,
             await until_closed(reader)
 
         async with serving(script) as port:
-            error = await tenure(port, "/?token={token}", secrets={"token": "${env:ACME_TOKEN}"}).read()
+            error = await driver(port, "/?token={token}", secrets={"token": "${env:ACME_TOKEN}"}).read()
         assert "xxx" in str(error)
         assert SECRET[:3] not in str(error)
 
@@ -182,7 +182,7 @@ def test_a_secret_that_a_server_repeats_is_not_cut_in_two(run: Run, answer: str,
 
 def test_a_secret_that_would_break_out_of_its_header_is_refused(run: Run) -> None:
     async def main() -> None:
-        feed = tenure(1, headers={"X-Feed": "{name}"})
+        feed = driver(1, headers={"X-Feed": "{name}"})
         feed.feed = "a\r\nX-Other: b"
         error = await feed.read()
         assert isinstance(error, FeedMisconfigured)
@@ -217,7 +217,7 @@ def test_messages_that_come_with_the_handshake_and_all_at_once_are_one_batch(run
             await until_closed(reader)
 
         async with serving(script) as port:
-            feed = tenure(port)
+            feed = driver(port)
             await feed.read(enough=lambda: len(feed.records) == 1_000)
         assert feed.records == records
         assert len(feed.batches) == 1
@@ -295,7 +295,7 @@ def test_pings_are_answered_even_in_the_middle_of_a_message(run: Run) -> None:
             await until_closed(reader)
 
         async with serving(script) as port:
-            feed = tenure(port)
+            feed = driver(port)
             await feed.read(enough=lambda: len(feed.records) == 2)
         assert answers == [(PONG, b""), (PONG, b"\x00\xff" * 62)]
         assert feed.records == [b"{}", b"{}"]
@@ -334,7 +334,7 @@ def test_pings_are_answered_while_nobody_takes_the_messages(
         taken: asyncio.Queue[None] = asyncio.Queue()
 
         async with serving(script) as port:
-            feed = tenure(port)
+            feed = driver(port)
             async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
                 for _ in range(3):
                     feed.take(await anext(stream))
@@ -360,7 +360,7 @@ def test_a_server_that_never_reads_the_answers_to_its_pings_cannot_fill_the_work
                 await writer.drain()
 
         async with serving(script) as port:
-            error = await tenure(port).read()
+            error = await driver(port).read()
         assert isinstance(error, SourceUnavailable)
         assert "does not read the answers that it gets" in str(error)
 
@@ -388,7 +388,7 @@ def test_a_trusted_server_streams_over_tls_and_no_other(run: Run, tmp_path: Path
 
         async with serving(script, tls=server) as port:
             url = f"wss://127.0.0.1:{port}/"
-            feed = Tenure(WebsocketConnector, {"url": url, "buffer_bytes": 10_000, **source})
+            feed = ConnectorDriver(WebsocketConnector, {"url": url, "buffer_bytes": 10_000, **source})
             await feed.read(enough=lambda: len(feed.records) == len(records))
             assert feed.records == records
             for wrong, said in (
@@ -398,7 +398,7 @@ def test_a_trusted_server_streams_over_tls_and_no_other(run: Run, tmp_path: Path
                     "its certificate is not accepted: unable to get local issuer",
                 ),
             ):
-                error = await Tenure(WebsocketConnector, {"url": url, **wrong}).read()
+                error = await ConnectorDriver(WebsocketConnector, {"url": url, **wrong}).read()
                 assert type(error) is SourceUnavailable
                 assert str(error).startswith(f"wss://127.0.0.1:{port}: {said}")
 

@@ -14,9 +14,9 @@ import pytest
 
 from feedq.connectors.protocol.websocket_connection import Websocket
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
+from feedq.testing.connector_driver import SECRET
 from feedq.testing.loopback import PATIENCE_S, reset, serving, until_closed
-from feedq.testing.tenure import SECRET
-from tests.contract.test_connector_websocket import read_from, tenure
+from tests.contract.test_connector_websocket import driver, read_from
 from tests.contract.websocket_server import (
     CLOSE,
     CONTINUATION,
@@ -48,7 +48,7 @@ async def refusal(answer: bytes, *, ends: bool = True, **source: Any) -> FeedqEr
         await until_closed(reader)
 
     async with serving(script) as port:
-        feed = tenure(port, "/?token={token}", secrets={"token": "${env:ACME_TOKEN}"}, **source)
+        feed = driver(port, "/?token={token}", secrets={"token": "${env:ACME_TOKEN}"}, **source)
         error = await feed.read()
     assert error is not None
     assert str(error).startswith(f"ws://127.0.0.1:{port}: ")
@@ -146,7 +146,7 @@ def test_a_server_that_chooses_what_was_not_offered_is_refused(run: Run, header:
             await until_closed(reader)
 
         async with serving(script) as port:
-            error = await tenure(port).read()
+            error = await driver(port).read()
         assert type(error) is SourceUnavailable
         assert said in str(error)
 
@@ -237,7 +237,7 @@ def test_a_reset_in_the_middle_of_a_message_is_told_after_what_came_before(run: 
             reset(writer)
 
         async with serving(script) as port:
-            feed = tenure(port, subscribe="go on")
+            feed = driver(port, subscribe="go on")
             error = await feed.read()
         assert type(error) is SourceUnavailable
         assert feed.records in ([], [b"1", b"2"])
@@ -283,7 +283,7 @@ def test_a_small_message_that_unpacks_to_a_large_one_is_over_the_limit(run: Run)
             await until_closed(reader)
 
         async with serving(script) as port:
-            feed = tenure(port, compression=True)
+            feed = driver(port, compression=True)
             error = await feed.read()
         assert feed.records == [b"1"]
         assert type(error) is FeedMisconfigured
@@ -308,7 +308,7 @@ def test_pings_are_sent_and_one_that_nothing_follows_ends_the_connection(run: Ru
             await until_closed(reader)
 
         async with serving(script) as port:
-            error = await tenure(port, ping_interval_s=0.05, ping_timeout_s=1).read()
+            error = await driver(port, ping_interval_s=0.05, ping_timeout_s=1).read()
         assert pings == [PING] * 3
         assert type(error) is SourceUnavailable
         assert str(error).endswith("nothing heard for 1 s after a ping (source.ping_timeout_s)")
@@ -329,7 +329,7 @@ def test_whatever_comes_answers_a_ping_and_only_messages_keep_a_feed_from_being_
                 writer.write(frame(b"", PING))
 
         async with serving(script) as port:
-            error = await tenure(
+            error = await driver(
                 port,
                 ping_interval_s=0.05,
                 ping_timeout_s=0.5,
@@ -356,7 +356,7 @@ def test_a_source_that_is_held_back_is_not_called_silent(run: Run) -> None:
         taken = asyncio.Event()
 
         async with serving(script) as port:
-            feed = tenure(port, ping_interval_s=0.05, ping_timeout_s=0.3, idle_timeout_s=0.3)
+            feed = driver(port, ping_interval_s=0.05, ping_timeout_s=0.3, idle_timeout_s=0.3)
             async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
                 assert (await anext(stream)).split() == (b"1",)
                 # Longer than any of the times above; to see that nothing happens takes that long.
@@ -376,7 +376,7 @@ def test_a_connection_that_is_over_costs_nothing_until_its_last_messages_are_tak
             await until_closed(reader)
 
         async with serving(script) as port:
-            feed = tenure(port, ping_interval_s=0.02)
+            feed = driver(port, ping_interval_s=0.02)
             async with asyncio.timeout(PATIENCE_S), aclosing(feed.open()) as stream:
                 feed.take(await anext(stream))
                 before_s = time.thread_time()

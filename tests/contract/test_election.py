@@ -56,7 +56,7 @@ def test_what_the_elected_one_asks_all_the_time_is_planned_once(
     postgres_harness: PostgresHarness, plain: Election, elected: Election
 ) -> None:
     for election in (plain, elected):
-        election.look()
+        election.check_liveness()
     assert asked_last(postgres_harness, plain) == "WITH"
     assert asked_last(postgres_harness, elected) == "EXECUTE"
 
@@ -65,14 +65,14 @@ def test_looks_find_the_same_however_they_are_planned(
     postgres_harness: PostgresHarness, looking: Election
 ) -> None:
     harness = postgres_harness
-    assert astuple(looking.look())[:4] == (0, 0, 0, 0)
+    assert astuple(looking.check_liveness())[:4] == (0, 0, 0, 0)
     # Planned while there was nothing; what comes later is found all the same.
     crashed, late = harness.worker("a"), harness.worker("b")
     harness.store.session(crashed, ttl_s=TTL_S).close()
     harness.await_unlocked(crashed)
     kept = harness.store.session(late, ttl_s=TTL_S)
     harness.execute("UPDATE feedq.worker SET expires_at = clock_timestamp() WHERE id = %s", str(late.id))
-    first, second = looking.look(), looking.look()
+    first, second = looking.check_liveness(), looking.check_liveness()
     assert (first.crashed, first.suspected, first.expired) == (0, 1, 1)
     assert (second.crashed, second.suspected, second.expired) == (1, 0, 1)
     kept.close()
@@ -82,25 +82,25 @@ def test_a_delay_that_is_over_is_due_however_looks_are_planned(
     postgres_harness: PostgresHarness, looking: Election
 ) -> None:
     harness = postgres_harness
-    assert not looking.look().is_due
+    assert not looking.check_liveness().is_due
     feed = harness.feed()
     harness.execute(
         "UPDATE feedq.lease SET retry_at = clock_timestamp() - interval '1 s' WHERE feed_id = %s", feed.id
     )
-    assert looking.look().is_due
+    assert looking.check_liveness().is_due
 
 
 def test_a_thousand_workers_are_looked_over_though_it_was_planned_for_none(
     postgres_harness: PostgresHarness, elected: Election
 ) -> None:
     harness = postgres_harness
-    elected.look()
+    elected.check_liveness()
     for n in range(1_000):
         new = NewWorker(uuid4(), f"w{n}", "queue", 1, "host", 1, "0")
         harness.store.workers.register(new, ttl_s=TTL_S)
     harness.execute("UPDATE feedq.worker SET session_locks = true")
-    assert elected.look().suspected == 1_000
-    assert elected.look().crashed == 1_000
+    assert elected.check_liveness().suspected == 1_000
+    assert elected.check_liveness().crashed == 1_000
 
 
 def test_without_its_lock_a_session_prepares_nothing(postgres_harness: PostgresHarness) -> None:

@@ -58,10 +58,10 @@ def has_session(harness: PostgresHarness, worker: Worker, stack: ExitStack) -> i
 def look_until(election: Election, awaited: bool) -> LivenessCheck:
     """Look until the end of every worker is waited for, or not so."""
     deadline = time.monotonic() + LIMIT_S
-    while (look := election.look()).is_awaited is not awaited:
-        assert time.monotonic() < deadline, f"awaited: {look.is_awaited}"
+    while (check := election.check_liveness()).is_awaited is not awaited:
+        assert time.monotonic() < deadline, f"awaited: {check.is_awaited}"
         election.wait(0.01)
-    return look
+    return check
 
 
 def hears(election: Election) -> LivenessCheck:
@@ -69,8 +69,8 @@ def hears(election: Election) -> LivenessCheck:
     # The server's farewell may come before the end of the connection.
     for _ in range(3):
         election.wait(LIMIT_S)
-        if (look := election.look()).has_heard:
-            return look
+        if (check := election.check_liveness()).has_heard:
+            return check
     raise AssertionError("nothing was heard")
 
 
@@ -105,7 +105,7 @@ def test_while_a_worker_has_another_session_nothing_is_heard(
     began = time.monotonic()
     assert not elected.wait(2 * SNAPSHOT_S)
     assert time.monotonic() >= began + 2 * SNAPSHOT_S, "it was woken"
-    assert not elected.look().has_heard
+    assert not elected.check_liveness().has_heard
     end(postgres_harness, listener.backend_pid)
     assert hears(elected).suspected == 1
 
@@ -119,8 +119,8 @@ def test_a_worker_that_comes_back_while_its_old_session_is_waited_for_need_not_w
     # Both sessions for a moment, as after a broken network of which the server does not know.
     new = has_session(postgres_harness, worker, closing_all)
     end(postgres_harness, old)
-    look = hears(elected)
-    assert (look.suspected, look.crashed) == (0, 0)
+    check = hears(elected)
+    assert (check.suspected, check.crashed) == (0, 0)
     look_until(elected, awaited=True)
     end(postgres_harness, new)
     assert hears(elected).suspected == 1
@@ -170,7 +170,7 @@ def test_for_more_workers_than_waiters_it_looks(
         has_session(harness, second, closing_all)
         look_until(election, awaited=False)
         election.wait(0.05)
-        assert not election.look().is_awaited
+        assert not election.check_liveness().is_awaited
         harness.store.workers.leave(second.id)
         look_until(election, awaited=True)
 
@@ -187,7 +187,7 @@ def test_a_worker_whose_session_cannot_be_waited_for_is_looked_for(
         cursor.execute("SELECT pg_advisory_unlock(%s, pg_backend_pid())", (SESSION_LOCK_CLASS,))
     listener.close()
     look_until(elected, awaited=False)
-    assert elected.look().suspected == 0
+    assert elected.check_liveness().suspected == 0
 
 
 def test_a_wait_lets_go_of_its_snapshot(
@@ -207,7 +207,7 @@ def test_a_wait_lets_go_of_its_snapshot(
         seen.add(since)
         time.sleep(SNAPSHOT_S / 4)  # it is asked for nothing else
     assert not elected.wait(0)
-    assert not elected.look().has_heard, "and waits on"
+    assert not elected.check_liveness().has_heard, "and waits on"
 
 
 def test_the_waiters_of_a_frozen_beat_end_with_its_lead(
@@ -249,7 +249,7 @@ def test_where_no_more_sessions_can_be_had_it_looks(
     has_session(postgres_harness, postgres_harness.worker(), closing_all)
     monkeypatch.setattr("feedq.store.endings.psycopg2.connect", refuse)
     for _ in range(3):
-        assert not elected.look().is_awaited
+        assert not elected.check_liveness().is_awaited
     monkeypatch.undo()
     look_until(elected, awaited=True)
 
@@ -258,16 +258,16 @@ def test_a_look_says_when_the_next_thing_falls_due(
     postgres_harness: PostgresHarness, elected: Election
 ) -> None:
     harness = postgres_harness
-    assert elected.look().due_in_s is None
+    assert elected.check_liveness().due_in_s is None
     harness.worker(ttl_s=500.0)
-    due_in_s = elected.look().due_in_s
+    due_in_s = elected.check_liveness().due_in_s
     assert due_in_s is not None
     assert 490 < due_in_s <= 500
     feed = harness.feed()
     harness.execute(
         "UPDATE feedq.lease SET retry_at = clock_timestamp() + interval '100 s' WHERE feed_id = %s", feed.id
     )
-    due_in_s = elected.look().due_in_s
+    due_in_s = elected.check_liveness().due_in_s
     assert due_in_s is not None
     assert 90 < due_in_s <= 100
 

@@ -1,4 +1,4 @@
-"""Tenures on threads and child processes of Celery's own pools, on PostgreSQL."""
+"""Streams on threads and child processes of Celery's own pools, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.contract.test_supervisor import LIMIT_S, Source, until
 pytestmark = pytest.mark.servers
 
 
-class Tenure:
-    """One feed under ``run_tenure`` on a thread, as Celery's thread pool would run it."""
+class StreamedFeed:
+    """One feed under ``run_external_stream`` on a thread, as Celery's thread pool would run it."""
 
     def __init__(self, harness: PostgresHarness) -> None:
         self.harness = harness
@@ -49,10 +49,10 @@ class Tenure:
         return given.key
 
     def run(self, key: FeedKey) -> None:
-        def tenure() -> None:
-            self.said.append(external_stream.run_tenure(key, self.harness.store, self.settings))
+        def streamed() -> None:
+            self.said.append(external_stream.run_external_stream(key, self.harness.store, self.settings))
 
-        self.thread = threading.Thread(target=tenure, daemon=True)
+        self.thread = threading.Thread(target=streamed, daemon=True)
         self.thread.start()
 
     def end(self, worker: Worker) -> None:
@@ -67,32 +67,32 @@ class Tenure:
 
 
 @pytest.fixture
-def tenure(postgres_harness: PostgresHarness) -> Iterator[Tenure]:
-    made = Tenure(postgres_harness)
+def streamed(postgres_harness: PostgresHarness) -> Iterator[StreamedFeed]:
+    made = StreamedFeed(postgres_harness)
     yield made
     made.source.close()
-    # A process keeps them for its next tenure; the tests after these run in the same one.
+    # A process keeps them for its next stream; the tests after these run in the same one.
     for ends in external_stream._sinks_of.values():
         ends.stop(timeout_s=lambda: LIMIT_S)
     external_stream._sinks_of.clear()
 
 
-def test_a_tenure_that_ends_in_an_unexpected_way_lets_go_of_its_lease(
-    tenure: Tenure, monkeypatch: pytest.MonkeyPatch
+def test_an_external_stream_that_ends_in_an_unexpected_way_releases_its_lease(
+    streamed: StreamedFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("feedq.worker.runner.FeedRunner._tenure", lambda _: 1 / 0)
-    worker = tenure.harness.worker("w1")
-    tenure.run(tenure.assign(worker))
-    until(lambda: tenure.said, "ended")
-    assert tenure.said == ["backoff"]
-    assert (tenure.lease.state, tenure.lease.reason) == (LeaseState.IDLE, Reason.BACKOFF)
-    assert "division by zero" in tenure.lease.last_error
+    worker = streamed.harness.worker("w1")
+    streamed.run(streamed.assign(worker))
+    until(lambda: streamed.said, "ended")
+    assert streamed.said == ["backoff"]
+    assert (streamed.lease.state, streamed.lease.reason) == (LeaseState.IDLE, Reason.BACKOFF)
+    assert "division by zero" in streamed.lease.last_error
 
 
 def test_an_unexpected_error_does_not_end_the_following_of_a_lease(
-    tenure: Tenure, monkeypatch: pytest.MonkeyPatch
+    streamed: StreamedFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, errors = tenure.harness.store.leases.follow, iter([ValueError("for the test")])
+    real, errors = streamed.harness.store.leases.follow, iter([ValueError("for the test")])
     asked: list[FeedKey] = []
 
     def follow(key: FeedKey) -> Followed | None:
@@ -102,33 +102,33 @@ def test_an_unexpected_error_does_not_end_the_following_of_a_lease(
                 raise error
         return real(key)
 
-    monkeypatch.setattr(tenure.harness.store.leases, "follow", follow)
-    worker = tenure.harness.worker("w1")
-    tenure.run(tenure.assign(worker))
-    until(lambda: tenure.source.open == 1, "streaming")
-    tenure.end(worker)
-    assert tenure.said == ["released"]
+    monkeypatch.setattr(streamed.harness.store.leases, "follow", follow)
+    worker = streamed.harness.worker("w1")
+    streamed.run(streamed.assign(worker))
+    until(lambda: streamed.source.open == 1, "streaming")
+    streamed.end(worker)
+    assert streamed.said == ["released"]
 
 
-def test_the_sink_threads_of_an_earlier_worker_session_end(tenure: Tenure) -> None:
+def test_the_sink_threads_of_an_earlier_worker_session_end(streamed: StreamedFeed) -> None:
     def mine() -> list[threading.Thread]:
         found: list[Writer | Fencer] = []
         for ends in external_stream._sinks_of.values():
             found += [*ends._writers.values(), *ends._fencers.values()]
         return [end._thread for end in found]
 
-    first = tenure.harness.worker("w1")
-    key = tenure.assign(first)
-    tenure.run(key)
-    until(lambda: tenure.source.open == 1, "streaming")
+    first = streamed.harness.worker("w1")
+    key = streamed.assign(first)
+    streamed.run(key)
+    until(lambda: streamed.source.open == 1, "streaming")
     old = mine()
     assert len(old) == 2
-    tenure.end(first)
-    second = tenure.harness.worker("w1")
-    tenure.run(tenure.again(second, key[0]))
-    until(lambda: tenure.source.open == 1, "streaming")
+    streamed.end(first)
+    second = streamed.harness.worker("w1")
+    streamed.run(streamed.again(second, key[0]))
+    until(lambda: streamed.source.open == 1, "streaming")
     until(lambda: not any(thread.is_alive() for thread in old), "the old threads have ended")
-    tenure.end(second)
+    streamed.end(second)
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_a_worker_that_is_not_serving_claims_nothing(jobs: JobsHarness, how: str
     jobs.schedule()
     fall_due(jobs)
     if how == "gone":
-        jobs.bury(worker)
+        jobs.expire_workers(worker)
     elif how == "draining":
         jobs.store.workers.drain(worker.id)
     elif how == "cordoned":

@@ -53,7 +53,7 @@ def test_a_run_is_its_workers_as_long_as_the_worker_lives(jobs: JobsHarness) -> 
 
 def test_an_at_most_once_run_is_lost_with_its_worker(jobs: JobsHarness) -> None:
     worker, run = started(jobs, job=job(retries=Retries(limit=5)))
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     assert expire(jobs) == 1
     row = jobs.schedules.run(run.id)
     assert (row.state, row.reason) == (S.LOST, finishing.WORKER_GONE)
@@ -67,7 +67,7 @@ def test_an_at_most_once_run_is_lost_with_its_worker(jobs: JobsHarness) -> None:
 def crash(jobs: JobsHarness, worker: Worker) -> None:
     """Declared gone because it has lost its sessions, not because its heartbeats stayed away."""
     jobs.execute("UPDATE feedq.worker SET suspected_at = clock_timestamp() WHERE id = %s", worker.id)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
 
 
 def take_over(jobs: JobsHarness, worker: Worker, was: Worker, *runs: ClaimedRun) -> set[int]:
@@ -123,7 +123,7 @@ def test_nothing_is_taken_over_that_was_taken_away_or_is_not_its_own(jobs: JobsH
 def test_other_runs_are_run_again_at_once(jobs: JobsHarness, semantics: Semantics) -> None:
     worker, run = started(jobs, job=job(semantics), start_deadline_s=1.0)
     jobs.elapse(60)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     assert expire(jobs) == 1
     again = claim_one(jobs, jobs.job_worker("b"))
     assert (again.id, again.attempt) == (run.id, 2)
@@ -135,7 +135,7 @@ def test_other_runs_are_run_again_at_once(jobs: JobsHarness, semantics: Semantic
 
 def test_the_zombie_cannot_finish_what_was_taken_from_it(jobs: JobsHarness) -> None:
     worker, run = started(jobs, job=AGAIN)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     expire(jobs)
     assert finish(jobs, worker, ended(run)) == [], "waiting for another"
     other = jobs.job_worker("b")
@@ -149,7 +149,7 @@ def test_the_zombie_cannot_finish_what_was_taken_from_it(jobs: JobsHarness) -> N
 
 def test_a_finish_that_comes_before_the_expiry_stands(jobs: JobsHarness) -> None:
     worker, run = started(jobs)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     assert finish(jobs, worker, ended(run)) == [run.id], "nobody has taken it away yet"
     assert expire(jobs) == 0
 
@@ -160,14 +160,14 @@ def test_a_job_that_kills_its_workers_ends_some_day(jobs: JobsHarness) -> None:
     for attempt in range(1, LOSSES_MAX + 1):
         worker = jobs.job_worker(f"w{attempt}")
         assert claim_one(jobs, worker).attempt == attempt
-        jobs.bury(worker)
+        jobs.expire_workers(worker)
         assert expire(jobs) == 1
     assert jobs.schedules.run(run.id).state is S.LOST
 
 
 def test_lost_attempts_use_up_no_retries(jobs: JobsHarness) -> None:
     worker, _ = started(jobs, job=job(Semantics.AT_LEAST_ONCE, retries=Retries(limit=1, first_s=0.0)))
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     expire(jobs)
     other = jobs.job_worker("b")
     finish(jobs, other, ended(claim_one(jobs, other), S.FAILED))
@@ -177,7 +177,7 @@ def test_lost_attempts_use_up_no_retries(jobs: JobsHarness) -> None:
 def test_a_lost_run_of_a_removed_schedule_is_not_run_again(jobs: JobsHarness) -> None:
     worker, run = started(jobs, job=AGAIN)
     jobs.schedules.remove("nightly")
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     expire(jobs)
     assert jobs.schedules.run(run.id).state is S.LOST
 
@@ -217,7 +217,7 @@ def test_a_run_past_its_deadline_is_judged_by_its_semantics_when_its_worker_is_g
     """All workers were down for longer than it may take: of how far it came its deadline says nothing."""
     worker, run = started(jobs, job=job(semantics, timeout_s=30))
     jobs.elapse(3_600)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     assert expire(jobs) == 1
     row = jobs.schedules.run(run.id)
     if semantics is Semantics.AT_MOST_ONCE:
@@ -258,14 +258,14 @@ def test_as_many_expire_as_one_look_may(jobs: JobsHarness) -> None:
     for n in range(5):
         jobs.schedules.trigger("nightly", key=str(n))
     claim(jobs, worker)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     assert [expire(jobs, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
 @pytest.mark.parametrize("table", ["schedule", "run"])
 def test_what_somebody_holds_is_left_to_the_next_look(jobs: JobsHarness, table: str) -> None:
     worker, run = started(jobs)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     with jobs.transaction() as other:
         other.execute(f"SELECT FROM feedq.{table} FOR UPDATE")
         assert expire(jobs) == 0, "and nobody waits"
@@ -278,7 +278,7 @@ def test_a_run_that_somebody_else_has_by_then_is_not_taken_away(
 ) -> None:
     """Between the look and the lock it was given back, and claimed by a worker that lives."""
     worker, run = started(jobs)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     other = jobs.job_worker("b")
     real = standing_from
 
@@ -297,7 +297,7 @@ def test_killed_before_the_commit_the_run_is_as_it_was(
     jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, run = started(jobs, job=AGAIN)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
 
     def killed(*args: object) -> None:
         raise ConnectionResetError

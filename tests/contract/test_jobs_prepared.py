@@ -53,7 +53,7 @@ def test_plans_that_were_made_when_nothing_waited_are_right_when_many_do(jobs: J
     assert claim(jobs, worker) == []
     assert prepared_of(jobs)._session is None, "with nothing to claim there is no need of one"
     prepared_of(jobs)._open()
-    before = {s: plan(jobs, s) for s in (prepared._LOOK, prepared._CLAIM, prepared._SUCCEED)}
+    before = {s: plan(jobs, s) for s in (prepared._DUE_SCAN, prepared._CLAIM, prepared._SUCCEED)}
     jobs.execute(
         "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, job, exclusive) "
         "SELECT %s, 'x' || n, now(), now(), now(), '{\"task\": \"tasks.report\"}', false "
@@ -67,7 +67,7 @@ def test_plans_that_were_made_when_nothing_waited_are_right_when_many_do(jobs: J
         assert plan(jobs, statement) == planned, "planned once"
         assert "Seq Scan on run" not in planned
         assert "Bitmap" not in planned
-    look, take = before[prepared._LOOK], before[prepared._CLAIM]
+    look, take = before[prepared._DUE_SCAN], before[prepared._CLAIM]
     for index in ("run_lane", "run_backfill", "run_start_by", "run_waiting_due"):
         assert f"using {index}" in look, look
     for index in ("run_lane", "run_backfill", "run_running", "run_line", "run_pkey"):

@@ -256,7 +256,7 @@ def test_a_finish_and_an_expiry_at_once_end_a_run_once(
         jobs.schedules.trigger(name)
         worker = jobs.job_worker(name)
         run = claim_one(jobs, worker)
-        jobs.bury(worker)
+        jobs.expire_workers(worker)
         done, expired = at_once(
             threads,
             partial(finish, jobs, worker, ended(run)),

@@ -60,7 +60,7 @@ def test_what_has_not_ended_is_kept_however_many_there_are(jobs: JobsHarness) ->
 def test_much_is_deleted_a_page_at_a_time_of_a_few_schedules_at_a_time(
     jobs: JobsHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "SCHEDULES_PER_LOOK", 2)
+    monkeypatch.setattr(runs, "SCHEDULES_PER_SCAN", 2)
     for name in "abc":
         history(jobs, name, [0.0] * 4, keep_runs=1)
     assert [trim(jobs, limit=4) for _ in range(5)] == [4, 2, 3, 0, 0]

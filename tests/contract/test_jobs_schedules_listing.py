@@ -12,7 +12,7 @@ import pytest
 from feedq.errors import NotFound
 from feedq.model import Worker
 from feedq.schedule.model import Every, Job, Overlap, RunState, ScheduleState
-from feedq.store.jobs.listing import LOOKED, PAGE_MAX
+from feedq.store.jobs.listing import PAGE_MAX, SCANNED
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.jobs_stage import claim_one, ended, finish
 
@@ -189,7 +189,7 @@ def test_a_failure_long_before_others_is_seen_of_those_that_are_named(jobs: Jobs
         "INSERT INTO feedq.run (schedule_id, key, tick_at, due_at, rank_at, state, ended_at, job) SELECT %s, n, "
         "now(), now(), now(), 'skipped_overlap', now(), '{}' FROM generate_series(1, %s) n",
         busy.id,
-        LOOKED,
+        SCANNED,
     )
     assert urgent(jobs) == ["busy"]
     found = jobs.schedules.urgent(failing=["bad", "busy", "nope"], limit=9)
@@ -337,7 +337,7 @@ def test_however_many_are_urgent_a_few_are_looked_at(jobs: JobsHarness, is_analy
         jobs.execute("ANALYZE feedq.schedule, feedq.run")
     limit = 5
     # Three kinds of runs, the schedules of each, the next to fire; and the few that are shown.
-    most = 3 * 2 * LOOKED + limit + 6 * limit
+    most = 3 * 2 * SCANNED + limit + 6 * limit
     assert read_by(jobs, lambda: jobs.schedules.urgent(limit=limit)) <= most + PLANNER_ROWS
 
 

@@ -148,7 +148,7 @@ def test_who_has_not_claimed_the_run_keeps_nothing(jobs: JobsHarness) -> None:
 def test_a_run_that_was_taken_over_under_way_is_kept(jobs: JobsHarness) -> None:
     """It began under a session that is gone, and its process has another one by now."""
     was, run = started(jobs)
-    jobs.bury(was)
+    jobs.expire_workers(was)
     worker = jobs.job_worker("b")
     assert jobs.store.jobs.runs.take_over(worker.id, was.id, {run.id: run.fence}) == {run.id}
     work(jobs, was, run)
@@ -161,7 +161,7 @@ def test_a_zombie_keeps_nothing_and_its_successor_everything(
     """It wakes up when its run has been done by another; the server could not end its session."""
     monkeypatch.setattr(finishing, "end_sessions", lambda c, runs: None)
     worker, run = started(jobs)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
 
     def meanwhile(_: Session) -> None:
         assert jobs.store.jobs.runs.expire(limit=10) == 1
@@ -181,7 +181,7 @@ def test_a_zombie_keeps_nothing_while_its_successor_still_runs(
 ) -> None:
     monkeypatch.setattr(finishing, "end_sessions", lambda c, runs: None)
     worker, run = started(jobs)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     successors: list[ClaimedRun] = []
 
     def meanwhile(_: Session) -> None:
@@ -254,7 +254,7 @@ def test_an_attempt_keeps_nothing_once_its_own_worker_is_at_the_next_one(jobs: J
 def test_a_frozen_zombie_does_not_hold_up_its_successor_with_what_it_has_locked(jobs: JobsHarness) -> None:
     worker, run = started(jobs, timeout_s=None)
     jobs.execute("INSERT INTO effect VALUES (7)")
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
 
     def write(session: Session) -> None:
         # By itself it would wait as long as its run may take, which is for ever.
@@ -278,7 +278,7 @@ def test_a_run_that_is_about_to_be_committed_is_not_expired(
 ) -> None:
     """Between the completing update and the commit its row is locked: the expiry passes it over."""
     worker, run = started(jobs)
-    jobs.bury(worker)
+    jobs.expire_workers(worker)
     real = sessions.complete
 
     def complete(c: Connection, worker_id: UUID, claimed: ClaimedRun) -> None:
@@ -343,7 +343,7 @@ def test_a_commit_that_failed_is_not_taken_for_that_of_the_next_attempt(
         """Cut off; and before anybody asks what became of it, another has done the run."""
         monkeypatch.undo()
         cut_off(jobs, run)
-        jobs.bury(worker)
+        jobs.expire_workers(worker)
         assert jobs.store.jobs.runs.expire(limit=10) == 1
         other = jobs.job_worker("b")
         with jobs.store.jobs.runs.transact(other.id, claim_one(jobs, other)) as session:

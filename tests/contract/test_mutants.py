@@ -107,7 +107,7 @@ def test_a_keeper_whose_trust_is_anchored_at_the_reply_fails(monkeypatch: pytest
 @pytest.mark.parametrize(
     "test",
     [
-        store_passes.test_burying_frees_the_leases_in_the_same_transaction,
+        store_passes.test_expiry_frees_the_leases_in_the_same_transaction,
         races.test_a_burial_and_the_leases_it_frees_become_visible_together,
     ],
 )

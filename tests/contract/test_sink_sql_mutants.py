@@ -101,13 +101,13 @@ def test_a_lost_answer_taken_for_a_refusal_is_noticed(
 def test_dead_letters_that_are_written_elsewhere_are_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bury = SqliteSession.bury
+    write_dead_letters = SqliteSession.write_dead_letters
 
     def at_once(self: SqliteSession, dead: Any) -> None:
-        bury(self, dead)
+        write_dead_letters(self, dead)
         commit_and_go_on(self)
 
-    monkeypatch.setattr(SqliteSession, "bury", at_once)
+    monkeypatch.setattr(SqliteSession, "write_dead_letters", at_once)
     with pytest.raises(AssertionError):
         suite.test_a_lost_answer_covers_the_dead_letters_too(harness, False)
 

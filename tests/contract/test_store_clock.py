@@ -45,8 +45,8 @@ def test_a_crash_is_seen_at_once_after_the_step(harness: Harness) -> None:
     session.heartbeat(Load())
     session.close()
     harness.await_unlocked(worker)
-    harness.look()
-    harness.look()
+    harness.check_liveness()
+    harness.check_liveness()
     assert make_a_pass(harness) == 1, "everybody had a ttl of service before"
 
 
@@ -128,11 +128,11 @@ def test_who_follows_a_lease_trusts_it_for_a_ttl_at_most(harness: Harness) -> No
 
 def test_a_look_finds_heartbeats_that_lie_ahead(postgres_harness: PostgresHarness) -> None:
     postgres_harness.worker()
-    assert postgres_harness._look().expired == 0
+    assert postgres_harness._check_liveness().expired == 0
     postgres_harness.put_clock_back(STEP_S)
-    assert postgres_harness._look().expired == 1
+    assert postgres_harness._check_liveness().expired == 1
     make_a_pass(postgres_harness)
-    assert postgres_harness._look().expired == 0
+    assert postgres_harness._check_liveness().expired == 0
 
 
 def test_a_server_with_another_start_gives_everybody_a_ttl(postgres_harness: PostgresHarness) -> None:

@@ -178,7 +178,7 @@ def test_once_another_feed_of_a_source_lands_records_on_a_worker_it_is_no_longer
     assert [len(one.avoid) for one in waiting(harness, after_s=0)] == [0]
 
 
-def test_a_tenure_older_than_the_failure_says_nothing_for_the_worker(harness: Harness) -> None:
+def test_an_epoch_older_than_the_failure_says_nothing_for_the_worker(harness: Harness) -> None:
     """Its connection was made when it could be."""
     first, second = harness.worker("a", ttl_s=999), harness.worker("b", ttl_s=999)
     url = "tcp://feeds.example.com:7001"

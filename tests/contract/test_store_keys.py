@@ -105,7 +105,7 @@ def test_a_report_that_waits_for_a_lease_finds_it_lost(postgres_harness: Postgre
     key = h.run(feed, worker)
     with ThreadPoolExecutor(1) as thread:
         with h.in_a_pass() as p:
-            p.bury([worker.id])
+            p.expire_workers([worker.id])
             reported = thread.submit(h.store.leases.report, worker.id, [progress(key)])
             wait_until_blocked(h, reported)
         assert reported.result(WAIT_S) == []

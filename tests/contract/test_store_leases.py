@@ -28,7 +28,7 @@ from tests.contract.harness import TTL_S, Harness, progress, spec
 STALE = pytest.mark.parametrize("shift", [-1, 1, 1_000])
 
 
-def test_a_claim_matches_what_was_assigned_and_stamps_the_tenure(harness: Harness) -> None:
+def test_a_claim_matches_what_was_assigned_and_stamps_the_epoch(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.assign(feed, worker)
     feed = harness.store.feeds.edit(feed.name, spec(weight=5.0))
@@ -82,7 +82,7 @@ def test_another_worker_cannot_claim(harness: Harness) -> None:
 def test_a_gone_worker_cannot_claim(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.assign(feed, worker)
-    harness.bury(worker)
+    harness.expire_workers(worker)
     assert harness.store.leases.claim(worker.id, [key]) == []
 
 
@@ -344,7 +344,7 @@ def test_held_are_the_running_and_the_stopping(harness: Harness) -> None:
     assert sorted(harness.store.leases.held(worker.id)) == sorted(keys)
 
 
-def test_a_tenure_beside_its_worker_can_follow_its_lease(harness: Harness) -> None:
+def test_a_stream_beside_its_worker_can_follow_its_lease(harness: Harness) -> None:
     worker, feed = harness.worker(ttl_s=60), harness.feed()
     key = harness.run(feed, worker)
     harness.elapse(20)
@@ -365,7 +365,7 @@ def test_a_tenure_beside_its_worker_can_follow_its_lease(harness: Harness) -> No
 def test_there_is_nothing_to_follow_once_the_worker_is_gone(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.run(feed, worker)
-    harness.bury(worker)
+    harness.expire_workers(worker)
     assert harness.store.leases.follow(key) is None
 
 
@@ -417,7 +417,7 @@ def test_a_claim_says_whether_the_owner_was_lost_a_moment_ago_beside_this_worker
 
     assert not claimed(lost).after_loss, "it is new"
     harness.elapse(1)
-    harness.bury(lost)
+    harness.expire_workers(lost)
     after = claimed(beside)
     assert after.after_loss
     found = harness.store.leases.claimed(beside.id, after.key)
@@ -425,7 +425,7 @@ def test_a_claim_says_whether_the_owner_was_lost_a_moment_ago_beside_this_worker
     assert not found.after_loss, "it has had its turn"
     harness.elapse(1)
     harness.store.leases.release(beside.id, [Release(*after.key, Reason.RELEASED)])
-    assert not claimed(beside).after_loss, "that was another tenure"
+    assert not claimed(beside).after_loss, "that was another epoch"
 
 
 def test_when_a_whole_fleet_was_lost_and_starts_anew_no_claim_is_one_after_a_loss(harness: Harness) -> None:
@@ -433,7 +433,7 @@ def test_when_a_whole_fleet_was_lost_and_starts_anew_no_claim_is_one_after_a_los
     harness.run(feed, lost)
     harness.elapse(1)
     newcomer = harness.worker("b", ttl_s=10_000)
-    harness.bury(lost)
+    harness.expire_workers(lost)
     (claim,) = harness.store.leases.claim(newcomer.id, [harness.assign(feed, newcomer)])
     assert not claim.after_loss
 
@@ -444,7 +444,7 @@ def test_what_had_no_place_for_long_after_a_loss_is_in_no_hurry(harness: Harness
     harness.store.workers.heartbeat(lost.id, Load(), ttl_s=TTL_S)
     harness.run(feed, lost)
     harness.elapse(1)
-    harness.bury(lost)
+    harness.expire_workers(lost)
     harness.elapse(FAILOVER_WITHIN.total_seconds() + 1)
     (claim,) = harness.store.leases.claim(beside.id, [harness.assign(feed, beside)])
     assert not claim.after_loss

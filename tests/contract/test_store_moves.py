@@ -120,7 +120,7 @@ def test_a_move_that_ends_at_its_new_worker_is_over(harness: Harness, end: str) 
     harness.store.leases.release(source.id, [Release(*key, Reason.MOVED)])
     key = harness.run(feed, target)
     if end == "dies":
-        harness.bury(target)
+        harness.expire_workers(target)
     else:
         reason = Reason.FAILED if end == "failed" else Reason.PAUSED
         harness.store.leases.release(target.id, [Release(*key, reason)])
@@ -202,9 +202,9 @@ def test_a_promise_does_not_outlive_what_it_was_given_for(harness: Harness, end:
     key = harness.run(feed, source)
     harness.transfer(feed, source, target)
     if end == "source dies":
-        harness.bury(source)
+        harness.expire_workers(source)
     elif end == "target dies":
-        harness.bury(target)
+        harness.expire_workers(target)
         harness.store.leases.release(source.id, [Release(*key, Reason.MOVED)])
     elif end == "released as failed":
         harness.store.leases.release(source.id, [Release(*key, Reason.FAILED, retry_in_s=600)])
@@ -376,7 +376,7 @@ def test_nothing_else_is_held(holding: Harness, how: str) -> None:
     if how != "not draining":
         holding.store.workers.drain(worker.id)
     if how == "crashed":
-        holding.bury(worker)
+        holding.expire_workers(worker)
     else:
         reasons = {"failed": Reason.FAILED, "paused": Reason.PAUSED}
         holding.store.leases.release(worker.id, [Release(*key, reasons.get(how, Reason.DRAINED))])

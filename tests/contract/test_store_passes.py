@@ -21,7 +21,7 @@ def alive_for_s(harness: Harness, *, ttl_s: float) -> float:
     """Since when the database was heard from, as a pass sees it."""
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
-        return (p.now - p.quiet(ttl_s=ttl_s).since).total_seconds()
+        return (p.now - p.outage_grace(ttl_s=ttl_s).since).total_seconds()
 
 
 # -- one at a time, all or nothing -------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_only_the_expired_are_suspects(harness: Harness) -> None:
     assert [s.worker.id for s in suspects(harness)] == [expired.id]
 
 
-def test_burying_frees_the_leases_in_the_same_transaction(harness: Harness) -> None:
+def test_expiry_frees_the_leases_in_the_same_transaction(harness: Harness) -> None:
     worker, other = harness.worker("a"), harness.worker("b")
     stopping, running, assigned, theirs = (harness.feed(n) for n in ("s", "r", "a", "t"))
     harness.run(stopping, worker)
@@ -84,7 +84,7 @@ def test_burying_frees_the_leases_in_the_same_transaction(harness: Harness) -> N
     harness.store.leases.report(worker.id, [progress(key, stalled=True, cursor=7)])
     harness.assign(assigned, worker)
     harness.run(theirs, other)
-    assert harness.bury(worker) == 3
+    assert harness.expire_workers(worker) == 3
     for feed in (stopping, running, assigned):
         lease = harness.lease(feed)
         assert (lease.state, lease.worker_id, lease.reason) == (LeaseState.IDLE, None, Reason.WORKER_GONE)
@@ -97,13 +97,13 @@ def test_burying_frees_the_leases_in_the_same_transaction(harness: Harness) -> N
         WorkerState.ACTIVE,
     ]
     assert harness.store.feeds.events("r")[0].kind == EventKind.LEASE_FREED
-    assert harness.bury(worker) == 0
+    assert harness.expire_workers(worker) == 0
 
 
 def test_what_a_gone_worker_still_says_has_no_effect(harness: Harness) -> None:
     worker, feed = harness.worker(), harness.feed()
     key = harness.run(feed, worker)
-    harness.bury(worker)
+    harness.expire_workers(worker)
     before = harness.lease(feed)
     assert harness.store.leases.report(worker.id, [progress(key)]) == []
     assert harness.store.leases.release(worker.id, [Release(*key, Reason.FAILED)]) == []
@@ -127,7 +127,7 @@ def test_a_steady_rhythm_of_heartbeats_is_no_break(harness: Harness, ttl_s: floa
     assert alive_for_s(harness, ttl_s=ttl_s) >= 1.6 * ttl_s
 
 
-def test_a_silence_of_everybody_begins_the_quiet_period_anew(harness: Harness) -> None:
+def test_a_silence_of_everybody_begins_the_grace_period_anew(harness: Harness) -> None:
     worker = harness.worker(ttl_s=60)
     _keep_alive(harness, worker, for_s=100, every_s=20, ttl_s=60)
     harness.elapse(31)
@@ -251,7 +251,7 @@ def test_a_removed_feed_that_nobody_streams_is_purged_at_once(harness: Harness, 
         harness.assign(feed, worker)
     if state == "lost":
         harness.run(feed, worker)
-        harness.bury(worker)
+        harness.expire_workers(worker)
     harness.store.feeds.remove(feed.name)
     harness.reconcile()
     harness.reconcile()
@@ -263,7 +263,7 @@ def test_a_feed_removed_while_its_worker_dies_is_purged(harness: Harness) -> Non
     harness.run(feed, worker)
     harness.store.feeds.remove(feed.name)
     harness.reconcile()
-    harness.bury(worker)
+    harness.expire_workers(worker)
     harness.reconcile()
     assert harness.store.feeds.views() == []
 
@@ -346,7 +346,7 @@ def test_candidates_are_the_active_with_what_they_hold(harness: Harness) -> None
     harness.run(feeds[1], busy)
     harness.assign(feeds[2], busy)
     harness.store.workers.drain(draining.id)
-    harness.bury(gone)
+    harness.expire_workers(gone)
     harness.elapse(10)
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
@@ -415,7 +415,7 @@ def test_an_explanation_is_written_to_the_idle_only(harness: Harness) -> None:
 def test_asking_for_nothing_in_a_pass_is_fine(harness: Harness) -> None:
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
-        assert p.bury([]) == 0
+        assert p.expire_workers([]) == 0
         assert p.assign([]) == []
         p.apply_edits([], stop_within_s=30)
         p.explain([])

@@ -163,7 +163,7 @@ def test_an_edit_tries_it_at_once_in_quarantine_still(harness: Harness) -> None:
 
 
 def lose(harness: Harness, worker: Worker) -> None:
-    assert harness.bury(worker)
+    assert harness.expire_workers(worker)
 
 
 @pytest.mark.parametrize("is_explained", [True, False])

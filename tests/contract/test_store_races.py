@@ -40,7 +40,7 @@ def test_a_burial_and_the_leases_it_frees_become_visible_together(postgres_harne
     h.run(feed, worker)
     with h.store.fleet.reconcile_pass() as p:
         assert p is not None
-        assert p.bury([worker.id]) == 1
+        assert p.expire_workers([worker.id]) == 1
         assert [w.feed_id for w in p.waiting(limit=9)] == [feed.id], "freed within the pass"
         assert h.lease(feed).worker_id == worker.id, "and for nobody else to see"
         assert [v.worker.id for v in h.store.workers.views()] == [worker.id]
@@ -56,7 +56,7 @@ def test_a_claim_that_races_with_a_burial_finds_the_lease_freed(
     key = h.assign(feed, worker)
     with h.store.fleet.reconcile_pass() as p:
         assert p is not None
-        assert p.bury([worker.id]) == 1
+        assert p.expire_workers([worker.id]) == 1
         claim = threads.submit(h.store.leases.claim, worker.id, [key])
         wait_until_blocked(h, claim)
     assert claim.result(WAIT_S) == []
@@ -87,7 +87,7 @@ def test_a_release_that_races_with_a_burial_has_no_effect(
     key = h.run(feed, worker)
     with h.store.fleet.reconcile_pass() as p:
         assert p is not None
-        p.bury([worker.id])
+        p.expire_workers([worker.id])
         release = threads.submit(h.store.leases.release, worker.id, [Release(*key, Reason.FAILED)])
         wait_until_blocked(h, release)
     assert release.result(WAIT_S) == []
@@ -105,7 +105,7 @@ def test_a_heartbeat_that_races_with_a_burial_learns_that_the_worker_is_gone(
         (suspect,) = p.suspects()
         beat = threads.submit(h.store.workers.heartbeat, worker.id, Load(), ttl_s=5)
         wait_until_blocked(h, beat)
-        p.bury([suspect.worker.id])
+        p.expire_workers([suspect.worker.id])
     assert beat.result(WAIT_S) is None
 
 

@@ -93,7 +93,7 @@ def test_an_idle_pass_reads_no_row_of_any_feed(postgres_harness: PostgresHarness
     h.reconcile()
     settle(h)
     beat = partial(h.store.workers.heartbeat, workers[0].id, Load(), ttl_s=999)
-    for work in (h.reconcile, h.look, beat, h.store.workers.views):
+    for work in (h.reconcile, h.check_liveness, beat, h.store.workers.views):
         assert read_by(h, work) <= PLANNER_ROWS
     assert read_by(h, h.store.feeds.views) >= FEEDS, "the counters work"
 
@@ -108,7 +108,7 @@ def test_what_is_freed_is_looked_up_even_if_the_planner_takes_every_feed_for_dir
     h.execute("ANALYZE feedq.feed")
     h.execute("UPDATE feedq.feed SET dirty = false")
     settle(h)
-    assert read_by(h, lambda: h.bury(workers[0])) <= FEEDS / 2
+    assert read_by(h, lambda: h.expire_workers(workers[0])) <= FEEDS / 2
 
 
 def test_feeds_are_looked_up_to_be_assigned_even_if_the_planner_takes_none_for_idle(
@@ -144,7 +144,7 @@ def test_the_counters_tell_what_workers_hold_whatever_happens(postgres_harness: 
     h.delete_lease(feeds[1].id)
     held(h)
     assert [v.leases for v in h.store.workers.views()] == [2, 2]
-    h.bury(a)
+    h.expire_workers(a)
     assert held(h) == {str(b.id): (2, 1.1)}
     assert [v.leases for v in h.store.workers.views(gone=True)] == [0, 2]
 

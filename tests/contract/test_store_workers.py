@@ -55,7 +55,7 @@ def test_a_heartbeat_says_what_others_know_of_the_sinks_that_are_away(harness: H
     assert (answer.sinks_up_elsewhere, answer.sinks_untried_elsewhere) == (("default",), ("new",))
     (view, *_) = harness.store.workers.views()
     assert (view.worker.load.sinks_up, view.worker.load.sinks_down) == (("ours",), ("default", "lake", "new"))
-    harness.bury(b)
+    harness.expire_workers(b)
     answer = beat(a.id, Load(sinks_down=("default",)))
     assert answer is not None
     assert (answer.sinks_up_elsewhere, answer.sinks_untried_elsewhere) == ((), ())
@@ -84,13 +84,13 @@ def test_the_age_of_a_heartbeat_is_told_by_the_databases_clock(harness: Harness)
 
 def test_a_heartbeat_of_a_gone_or_unknown_worker_is_refused(harness: Harness) -> None:
     worker = harness.worker()
-    harness.bury(worker)
+    harness.expire_workers(worker)
     assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=TTL_S) is None
     assert harness.store.workers.heartbeat(uuid4(), Load(), ttl_s=TTL_S) is None
     assert harness.store.workers.views() == []
 
 
-def test_a_late_heartbeat_saves_a_worker_that_was_not_buried_yet(harness: Harness) -> None:
+def test_a_late_heartbeat_saves_a_worker_that_has_not_expired_yet(harness: Harness) -> None:
     worker = harness.worker(ttl_s=5)
     harness.elapse(10)
     assert harness.store.workers.heartbeat(worker.id, Load(), ttl_s=5) is not None
@@ -252,13 +252,13 @@ def test_views_count_leases_and_show_the_gone_only_when_asked(harness: Harness) 
 
 
 def test_the_gone_among_some_are_the_ended_and_the_unknown(harness: Harness) -> None:
-    active, draining, left, buried = (harness.worker(name) for name in "abcd")
+    active, draining, left, expired = (harness.worker(name) for name in "abcd")
     harness.store.workers.drain(draining.id)
     harness.store.workers.leave(left.id)
-    harness.bury(buried)
+    harness.expire_workers(expired)
     unknown = uuid4()
-    asked = [active.id, draining.id, left.id, buried.id, unknown]
-    assert harness.store.workers.gone_among(asked) == {left.id, buried.id, unknown}
+    asked = [active.id, draining.id, left.id, expired.id, unknown]
+    assert harness.store.workers.gone_among(asked) == {left.id, expired.id, unknown}
     assert harness.store.workers.gone_among([]) == set()
 
 
@@ -270,8 +270,8 @@ def test_a_worker_without_a_session_is_crashed_at_the_second_look(harness: Harne
     harness.store.session(worker, ttl_s=TTL_S)
     kept = harness.store.session(other, ttl_s=TTL_S)
     harness.break_sessions(worker)
-    assert harness.look() == 0
-    assert harness.look() == 1
+    assert harness.check_liveness() == 0
+    assert harness.check_liveness() == 1
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
         (suspect,) = p.suspects()
@@ -285,8 +285,8 @@ def test_one_broken_connection_of_two_is_no_crash(harness: Harness) -> None:
     session = harness.store.session(worker, ttl_s=TTL_S)
     listener = harness.store.worker_listener(worker)
     session.close()
-    assert harness.look() == 0
-    assert harness.look() == 0
+    assert harness.check_liveness() == 0
+    assert harness.check_liveness() == 0
     listener.close()
 
 
@@ -294,19 +294,19 @@ def test_a_heartbeat_between_two_looks_clears_the_suspicion(harness: Harness) ->
     worker = harness.worker()
     harness.store.session(worker, ttl_s=TTL_S).close()
     harness.await_unlocked(worker)
-    assert harness.look() == 0
+    assert harness.check_liveness() == 0
     again = harness.store.session(worker, ttl_s=TTL_S)
     assert again.heartbeat(Load()) is not None
     again.close()
     harness.await_unlocked(worker)
-    assert harness.look() == 0, "the first look of a new suspicion"
+    assert harness.check_liveness() == 0, "the first look of a new suspicion"
 
 
 def test_a_worker_that_came_back_after_the_first_look_has_a_session(harness: Harness) -> None:
     worker = harness.worker()
     harness.store.session(worker, ttl_s=TTL_S).close()
     harness.await_unlocked(worker)
-    harness.look()
+    harness.check_liveness()
     again = harness.store.session(worker, ttl_s=TTL_S)
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
@@ -317,15 +317,15 @@ def test_a_worker_that_came_back_after_the_first_look_has_a_session(harness: Har
 
 def test_a_worker_that_has_not_opened_its_first_session_yet_is_no_crash(harness: Harness) -> None:
     harness.worker()
-    assert harness.look() == 0
-    assert harness.look() == 0
+    assert harness.check_liveness() == 0
+    assert harness.check_liveness() == 0
 
 
 def test_a_suspected_worker_is_given_no_feeds(harness: Harness) -> None:
     worker = harness.worker()
     harness.store.session(worker, ttl_s=TTL_S).close()
     harness.await_unlocked(worker)
-    harness.look()
+    harness.check_liveness()
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
         assert p.candidates() == []
@@ -337,7 +337,7 @@ def test_a_session_carries_the_heartbeat_until_the_worker_is_gone(harness: Harne
     beat = session.heartbeat(Load(feeds=1))
     assert beat is not None
     assert harness.store.workers.views()[0].worker.load.feeds == 1
-    harness.bury(worker)
+    harness.expire_workers(worker)
     assert session.heartbeat(Load()) is None
     session.close()
 

@@ -196,7 +196,7 @@ def test_a_claim_that_is_answered_after_the_worker_was_declared_gone_does_not_be
     assert (stage.supervisor.feeds, stage.source.open) == (0, 0)
 
 
-def test_an_assignment_is_claimed_before_its_message_comes_and_the_message_joins_the_tenure(
+def test_an_assignment_is_claimed_before_its_message_comes_and_the_message_joins_the_stream(
     stage: Stage,
 ) -> None:
     stage.add_feed()
@@ -210,7 +210,7 @@ def test_an_assignment_is_claimed_before_its_message_comes_and_the_message_joins
     until(lambda: len(stage.said) == 1, "the copy is answered")
     assert stage.said[0].startswith("dropped: a duplicate")
     stage.supervisor.cancel(assignment.feed_id)
-    until(lambda: stage.said[1:] == ["released"], "the tenure has ended, and so has its task")
+    until(lambda: stage.said[1:] == ["released"], "the stream has ended, and so has its task")
     assert stage.lease().epoch == 1
 
 
@@ -574,12 +574,12 @@ def test_an_error_while_an_epoch_is_raised_does_not_leave_the_feed_hanging(
     stage.reconcile()
     stage.streaming()
     raise_the_sinks_epoch(stage, 100)
-    until(lambda: stage.said, "its tenure ended")
+    until(lambda: stage.said, "its stream ended")
     until(lambda: stage.source.open == 0, "its connection is closed")
     until(lambda: stage.lease().state is LeaseState.IDLE, "released")
     stage.said.clear()
     stage.reconcile()
-    until(lambda: stage.said, "the error ended that tenure as well")
+    until(lambda: stage.said, "the error ended that stream as well")
     until(lambda: stage.lease().state is LeaseState.IDLE, "released")
     until(lambda: stage.lease().retry_at is None or stage.harness.is_due(), "its delay is over")
     stage.reconcile()

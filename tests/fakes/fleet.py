@@ -1,7 +1,7 @@
 """A whole fleet without processes: workers, beat, broker, source, sink and control database, ticked by hand.
 
 Every step is logged in words, so that a story can be read and compared as a transcript, and every step ends
-with the invariants: no feed is read by two living workers, no row is lost or doubled, no two tenures share
+with the invariants: no feed is read by two living workers, no row is lost or doubled, no two assignments share
 an epoch, and nobody who is gone holds a lease.
 """
 
@@ -260,7 +260,7 @@ class FakeFleet:
             return False
         self.looks += 1
         suspected = self._suspected()
-        lost = self.store.look()
+        lost = self.store.check_liveness()
         # The second look, which decides, follows the first at once.
         pause_s = 0.0 if self._suspected() - suspected else self.settings.look_interval_s
         self._next_look_at = self.clock.monotonic() + pause_s
@@ -278,7 +278,7 @@ class FakeFleet:
         report = reconcile(self.store, self.broker.send, self.settings, passes=PASSES_IN_A_ROW)
         self._tell_events()
         # While feeds of dead workers wait, passes only place feeds, and the rest follows a moment later.
-        is_whole = report is not None and not report.in_rush
+        is_whole = report is not None and not report.is_fast_path
         for lease in self.store.database.tables.leases.values():
             if is_whole and lease.stop_by is not None and lease.stop_by < self.clock.now():
                 raise self.broken(f"feed {lease.feed_id} is waited for beyond its time")

@@ -238,7 +238,7 @@ class FakeWorker:
                 if followed is None or self.worker is None or followed.worker_id != self.worker.id:
                     self._end(stream, None)
                 elif followed.stopping is not None or followed.worker_state is not WorkerState.ACTIVE:
-                    self._let_go(stream, followed.stopping or Reason.RELEASED)
+                    self._release(stream, followed.stopping or Reason.RELEASED)
 
     def _leave(self) -> None:
         with suppress(Unavailable):
@@ -511,9 +511,9 @@ class FakeWorker:
         for assigned, reason in feeds:
             stream = self._stream(assigned)
             if stream is not None and (self._is_leaving or not self.is_stubborn):
-                self._let_go(stream, reason)
+                self._release(stream, reason)
 
-    def _let_go(self, stream: FakeStream, reason: Reason) -> None:
+    def _release(self, stream: FakeStream, reason: Reason) -> None:
         """Close the socket first, commit what came in, then let go. What is not committed is asked for again."""
         if stream.connection is not None:
             stream.connection.close()

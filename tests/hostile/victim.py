@@ -102,12 +102,12 @@ class Memory:
         self._before = self._process.memory_info().rss
         self._highest = self._before
 
-    def look(self) -> None:
+    def check(self) -> None:
         self._highest = max(self._highest, self._process.memory_info().rss)
 
     @property
     def growth_mib(self) -> float:
-        self.look()
+        self.check()
         if self._can_reset:
             status = Path("/proc/self/status").read_text()
             mark = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -152,7 +152,7 @@ async def suffer(attack: Attack, source: Mapping[str, Any], programs: frozenset[
             async with aclosing(open_stream(kind, options, context=context, cursor=cursor)) as stream:
                 async for batch in stream:
                     records += batch.count
-                    memory.look()
+                    memory.check()
                     if batch.on_committed is not None:
                         batch.on_committed()
                     del batch

@@ -13,9 +13,9 @@ import orjson
 
 from feedq.connectors.tcp import TcpConnector
 from feedq.errors import SourceUnavailable
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, serving
 from feedq.testing.stage import pull
-from feedq.testing.tenure import Tenure
 from tests.peers.servers import PeerServer
 
 WATCH = r'?WATCH={"enable":true,"json":true};\n'
@@ -58,48 +58,48 @@ async def gpsd(directory: Path) -> AsyncIterator[PeerServer]:
             await asyncio.to_thread(server.stop)
 
 
-def tenure_of(server: PeerServer) -> Tenure:
+def driver_of(server: PeerServer) -> ConnectorDriver:
     source = {"url": f"tcp://127.0.0.1:{server.port}", "hello": WATCH, "idle_timeout_s": 10}
-    return Tenure(TcpConnector, source)
+    return ConnectorDriver(TcpConnector, source)
 
 
 async def test_reports_of_gpsd_land_as_json(peer_dir: Path) -> None:
     async with gpsd(peer_dir) as server:
-        tenure = tenure_of(server)
-        async with aclosing(tenure.open()) as stream:
-            await pull_until(tenure, lambda: pull(tenure, stream, count=len(tenure.records) + 1))
-    reports = [orjson.loads(record) for record in tenure.records]
+        driver = driver_of(server)
+        async with aclosing(driver.open()) as stream:
+            await pull_until(driver, lambda: pull(driver, stream, count=len(driver.records) + 1))
+    reports = [orjson.loads(record) for record in driver.records]
     # It introduces itself, and says what it was asked for, before the first report.
     assert reports[0]["class"] == "VERSION"
     assert "WATCH" in {report["class"] for report in reports}
     where = next(report for report in reports if report["class"] == "TPV" and "lat" in report)
     assert abs(where["lat"] - (54 + 3.123 / 60)) < 1e-6
     assert abs(where["lon"] - (10 + 30.456 / 60)) < 1e-6
-    assert tenure.connected == 1
+    assert driver.connected == 1
 
 
-async def pull_until(tenure: Tenure, step: Callable[[], Awaitable[None]]) -> None:
+async def pull_until(driver: ConnectorDriver, step: Callable[[], Awaitable[None]]) -> None:
     """Until a report says where the receiver is."""
     async with asyncio.timeout(PATIENCE_S):
-        while not any(b'"class":"TPV"' in record and b'"lat"' in record for record in tenure.records):
+        while not any(b'"class":"TPV"' in record and b'"lat"' in record for record in driver.records):
             await step()
 
 
 async def test_a_gpsd_that_is_killed_is_told_and_found_again(peer_dir: Path) -> None:
     async with gpsd(peer_dir) as server:
-        tenure = tenure_of(server)
-        async with aclosing(tenure.open()) as stream:
-            await pull(tenure, stream, count=1)
+        driver = driver_of(server)
+        async with aclosing(driver.open()) as stream:
+            await pull(driver, stream, count=1)
             await asyncio.to_thread(server.kill)
-            error = await drain(tenure, stream.__anext__)
+            error = await drain(driver, stream.__anext__)
         assert isinstance(error, SourceUnavailable)
-        assert isinstance(await tenure.read(), SourceUnavailable)
-        before = len(tenure.records)
+        assert isinstance(await driver.read(), SourceUnavailable)
+        before = len(driver.records)
         await asyncio.to_thread(server.start)
-        assert await tenure.read(enough=lambda: len(tenure.records) > before) is None
+        assert await driver.read(enough=lambda: len(driver.records) > before) is None
 
 
-async def drain(tenure: Tenure, next_batch: Callable[[], Awaitable[object]]) -> Exception:
+async def drain(driver: ConnectorDriver, next_batch: Callable[[], Awaitable[object]]) -> Exception:
     """Take what is left; the error that ends it."""
     async with asyncio.timeout(PATIENCE_S):
         while True:

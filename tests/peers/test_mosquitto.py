@@ -17,10 +17,10 @@ from feedq.connectors.mqtt import MqttConnector
 from feedq.connectors.records.messages import name_at_source
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry import LogEvent
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import until
 from feedq.testing.relay import Relay
 from feedq.testing.stage import pull
-from feedq.testing.tenure import Tenure
 from tests.contract.erratic import ErraticWorker
 from tests.peers.mqtt import HandMadeClient, Tap, make_session, mosquitto
 from tests.peers.servers import PeerServer, program
@@ -43,21 +43,23 @@ def broker(peer_dir: Path) -> Iterator[PeerServer]:
         yield server
 
 
-def tenure_of(
+def driver_of(
     port: int, *topics: str, scheme: str = "mqtt", host: str = "127.0.0.1", **options: Any
-) -> Tenure:
+) -> ConnectorDriver:
     source = {"url": f"{scheme}://{host}:{port}", "topics": topics or ["t/#"], **options}
-    return Tenure(MqttConnector, source, feed=FEED)
+    return ConnectorDriver(MqttConnector, source, feed=FEED)
 
 
 @asynccontextmanager
-async def reading(tenure: Tenure, count: int, *, commit: bool = True) -> AsyncIterator[asyncio.Task[None]]:
+async def reading(
+    driver: ConnectorDriver, count: int, *, commit: bool = True
+) -> AsyncIterator[asyncio.Task[None]]:
     """A connection that has subscribed and takes this many records; at the end they are here."""
-    before, wanted = tenure.connected, len(tenure.records) + count
-    async with aclosing(tenure.open()) as stream:
-        task = asyncio.ensure_future(pull(tenure, stream, count=wanted, commit=commit))
+    before, wanted = driver.connected, len(driver.records) + count
+    async with aclosing(driver.open()) as stream:
+        task = asyncio.ensure_future(pull(driver, stream, count=wanted, commit=commit))
         try:
-            await until(lambda: tenure.connected > before or task.done())
+            await until(lambda: driver.connected > before or task.done())
             yield task
             await task
         finally:
@@ -93,8 +95,8 @@ def test_a_worker_that_dies_at_any_moment_loses_nothing(
         async with tapped(broker) as (tap, publisher), Relay(f"127.0.0.1:{tap.port}").listening() as relay:
             await publisher.publish("t/a", sent)
             _, _, port = relay.where.rpartition(":")
-            tenure = tenure_of(int(port), version=version, max_unacknowledged=20)
-            worker = ErraticWorker(tenure, relay, seed=seed)
+            driver = driver_of(int(port), version=version, max_unacknowledged=20)
+            worker = ErraticWorker(driver, relay, seed=seed)
             await worker.land(len(sent))
             assert list(dict.fromkeys(worker.landed)) == sent
             assert worker.lives >= 3
@@ -107,15 +109,15 @@ def test_messages_are_acknowledged_in_the_order_of_their_receipt(
 ) -> None:
     async def story() -> None:
         async with tapped(broker) as (tap, publisher):
-            tenure = tenure_of(tap.port, version=version)
-            async with reading(tenure, 17, commit=False) as task:
+            driver = driver_of(tap.port, version=version)
+            async with reading(driver, 17, commit=False) as task:
                 await publisher.publish("t/a", numbered(8))
                 await publisher.publish("t/a", [b""])  # no record, and to be acknowledged all the same
                 await publisher.publish("t/a", [*numbered(8), b"", b"last"])
                 await task
                 assert tap.acknowledged == []
-                for batch in tenure.batches:
-                    tenure.commit(batch)
+                for batch in driver.batches:
+                    driver.commit(batch)
                 await until(lambda: len(tap.acknowledged) == 19)
             assert tap.acknowledged == [number for number, _ in tap.sent]
 
@@ -131,21 +133,21 @@ def test_what_was_committed_after_its_connection_broke_does_not_land_again(
         await make_session(broker.port, CLIENT_ID, "t/#", is_5=version == "5")
         async with tapped(broker) as (tap, publisher), Relay(f"127.0.0.1:{tap.port}").listening() as relay:
             _, _, port = relay.where.rpartition(":")
-            tenure = tenure_of(int(port), version=version)
+            driver = driver_of(int(port), version=version)
             await publisher.publish("t/a", sent)
-            async with aclosing(tenure.open()) as stream:
-                await pull(tenure, stream, count=15, commit=False)
+            async with aclosing(driver.open()) as stream:
+                await pull(driver, stream, count=15, commit=False)
                 relay.reset_all()
                 with pytest.raises(SourceUnavailable):
                     await anext(stream)
-            for batch in tenure.batches:
-                tenure.commit(batch)
+            for batch in driver.batches:
+                driver.commit(batch)
             assert tap.acknowledged == []
             await publisher.publish("t/a", [b"after"])
-            async with aclosing(tenure.open()) as stream:
-                await pull(tenure, stream, count=16)
+            async with aclosing(driver.open()) as stream:
+                await pull(driver, stream, count=16)
                 await until(lambda: len(tap.acknowledged) == 16)
-            assert tenure.records == [*sent, b"after"]
+            assert driver.records == [*sent, b"after"]
 
     run(story())
 
@@ -153,14 +155,14 @@ def test_what_was_committed_after_its_connection_broke_does_not_land_again(
 def test_another_worker_gets_again_what_was_not_acknowledged(broker: PeerServer, run: Run) -> None:
     async def story() -> None:
         async with tapped(broker) as (_, publisher):
-            tenure = tenure_of(broker.port)
-            async with reading(tenure, 1, commit=False):
+            driver = driver_of(broker.port)
+            async with reading(driver, 1, commit=False):
                 await publisher.publish("t/a", [b"1"])
-            tenure.commit(tenure.batches[0])
-            tenure.memory.clear()
-            async with aclosing(tenure.open()) as stream:
-                await pull(tenure, stream, count=2)
-            assert tenure.records == [b"1", b"1"]
+            driver.commit(driver.batches[0])
+            driver.memory.clear()
+            async with aclosing(driver.open()) as stream:
+                await pull(driver, stream, count=2)
+            assert driver.records == [b"1", b"1"]
 
     run(story())
 
@@ -168,20 +170,20 @@ def test_another_worker_gets_again_what_was_not_acknowledged(broker: PeerServer,
 def test_a_feed_that_stops_waits_for_its_last_commit(broker: PeerServer, run: Run, version: str) -> None:
     async def story() -> None:
         async with tapped(broker) as (tap, publisher):
-            tenure = tenure_of(tap.port, version=version)
-            stream = tenure.open()
-            taking = asyncio.ensure_future(pull(tenure, stream, count=1, commit=False))
-            await until(lambda: tenure.connected == 1)
+            driver = driver_of(tap.port, version=version)
+            stream = driver.open()
+            taking = asyncio.ensure_future(pull(driver, stream, count=1, commit=False))
+            await until(lambda: driver.connected == 1)
             await publisher.publish("t/a", [b"1"])
             await taking
             # The writer's interval is a quarter of a second.
-            asyncio.get_running_loop().call_later(0.25, tenure.commit, tenure.batches[0])
+            asyncio.get_running_loop().call_later(0.25, driver.commit, driver.batches[0])
             await stream.aclose()
             await until(lambda: len(tap.acknowledged) == 1)
-            tenure.memory.clear()
-            async with reading(tenure, 1):
+            driver.memory.clear()
+            async with reading(driver, 1):
                 await publisher.publish("t/a", [b"2"])
-            assert tenure.records == [b"1", b"2"]
+            assert driver.records == [b"1", b"2"]
 
     run(story())
 
@@ -194,16 +196,16 @@ def test_no_more_comes_than_may_be_unacknowledged(broker: PeerServer, run: Run, 
         await make_session(broker.port, CLIENT_ID, "t/#", is_5=version == "5")
         async with tapped(broker) as (tap, publisher):
             await publisher.publish("t/a", numbered(500))
-            tenure = tenure_of(tap.port, version=version, max_unacknowledged=50)
-            async with aclosing(tenure.open()) as stream:
-                await pull(tenure, stream, count=limit, commit=False)
+            driver = driver_of(tap.port, version=version, max_unacknowledged=50)
+            async with aclosing(driver.open()) as stream:
+                await pull(driver, stream, count=limit, commit=False)
                 # To see that nothing happens takes a moment.
                 await asyncio.sleep(0.2)
                 assert len(tap.sent) == limit
-                for batch in tenure.batches:
-                    tenure.commit(batch)
-                await pull(tenure, stream, count=500)
-            assert tenure.records == numbered(500)
+                for batch in driver.batches:
+                    driver.commit(batch)
+                await pull(driver, stream, count=500)
+            assert driver.records == numbered(500)
 
     run(story())
 
@@ -217,19 +219,19 @@ def test_what_comes_while_the_broker_or_the_feed_is_away_is_not_lost(
     broker = mosquitto(peer_dir, "persistence true", f"persistence_location {peer_dir}/")
 
     async def story() -> None:
-        tenure = tenure_of(broker.port, version=version)
+        driver = driver_of(broker.port, version=version)
         async with tapped(broker) as (_, publisher):
-            async with reading(tenure, 1) as task:
+            async with reading(driver, 1) as task:
                 await publisher.publish("t/a", [b"1"])
                 await task
                 await publisher.publish("t/a", [b"2"])
             await publisher.publish("t/a", [b"3"])
         await asyncio.to_thread(broker.stop)
-        assert isinstance(await tenure.read(), SourceUnavailable)
+        assert isinstance(await driver.read(), SourceUnavailable)
         await asyncio.to_thread(broker.start)
         with capture_logs() as logs:
-            await tenure.land(3)
-        assert tenure.records == [b"1", b"2", b"3"]
+            await driver.land(3)
+        assert driver.records == [b"1", b"2", b"3"]
         assert not [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
 
     with broker:
@@ -238,14 +240,14 @@ def test_what_comes_while_the_broker_or_the_feed_is_away_is_not_lost(
 
 def test_a_session_that_the_broker_has_lost_is_told(broker: PeerServer, run: Run, version: str) -> None:
     async def story() -> None:
-        tenure = tenure_of(broker.port, version=version)
+        driver = driver_of(broker.port, version=version)
         with capture_logs() as logs:
-            async with tapped(broker) as (_, publisher), reading(tenure, 1):
+            async with tapped(broker) as (_, publisher), reading(driver, 1):
                 await publisher.publish("t/a", [b"1"])
             assert not [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
             await asyncio.to_thread(broker.stop)
             await asyncio.to_thread(broker.start)  # without persistence
-            async with tapped(broker) as (_, publisher), reading(tenure, 1):
+            async with tapped(broker) as (_, publisher), reading(driver, 1):
                 await publisher.publish("t/a", [b"2"])
         (gap,) = [line for line in logs if line["event"] == LogEvent.SOURCE_GAP]
         assert CLIENT_ID in gap["detail"]
@@ -255,8 +257,8 @@ def test_a_session_that_the_broker_has_lost_is_told(broker: PeerServer, run: Run
 
 def test_a_topic_taken_out_of_the_feed_is_unsubscribed(broker: PeerServer, run: Run, version: str) -> None:
     async def story() -> None:
-        before = tenure_of(broker.port, "a", "b", version=version)
-        after = tenure_of(broker.port, "b", "c", version=version)
+        before = driver_of(broker.port, "a", "b", version=version)
+        after = driver_of(broker.port, "b", "c", version=version)
         async with tapped(broker) as (_, publisher):
             async with reading(before, 1):
                 await publisher.publish("a", [b"1"])
@@ -271,14 +273,14 @@ def test_a_topic_taken_out_of_the_feed_is_unsubscribed(broker: PeerServer, run: 
 
 def test_retained_messages_come_once(broker: PeerServer, run: Run, version: str) -> None:
     async def story() -> None:
-        tenure = tenure_of(broker.port, version=version)
+        driver = driver_of(broker.port, version=version)
         async with tapped(broker) as (_, publisher):
             await publisher.publish("t/a", [b"kept"], retain=True)
-            await tenure.land(1)
+            await driver.land(1)
             for n in range(3):
-                async with reading(tenure, 1):
+                async with reading(driver, 1):
                     await publisher.publish("t/b", [b"%d" % n])
-            assert tenure.records == [b"kept", b"0", b"1", b"2"]
+            assert driver.records == [b"kept", b"0", b"1", b"2"]
 
     run(story())
 
@@ -287,10 +289,10 @@ def test_another_client_that_takes_the_session_over_is_told(
     broker: PeerServer, run: Run, version: str
 ) -> None:
     async def story() -> None:
-        tenure = tenure_of(broker.port, version=version)
-        async with aclosing(tenure.open()) as stream:
+        driver = driver_of(broker.port, version=version)
+        async with aclosing(driver.open()) as stream:
             first = asyncio.ensure_future(anext(stream))
-            await until(lambda: tenure.connected == 1)
+            await until(lambda: driver.connected == 1)
             intruder = await HandMadeClient.connect(broker.port, CLIENT_ID, is_5=version == "5")
             await asyncio.wait([first])
             intruder.close()
@@ -304,7 +306,7 @@ def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
     broker: PeerServer, run: Run, version: str
 ) -> None:
     async def story() -> None:
-        feed, trial = (tenure_of(broker.port, version=version) for _ in range(2))
+        feed, trial = (driver_of(broker.port, version=version) for _ in range(2))
         trial.trial = True
         async with tapped(broker) as (_, publisher), reading(feed, 1), reading(trial, 1):
             await publisher.publish("t/a", [b"1"])
@@ -316,7 +318,7 @@ def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
 
 def test_a_trial_takes_nothing_from_a_group(broker: PeerServer, run: Run, version: str) -> None:
     async def story() -> None:
-        feed, trial = (tenure_of(broker.port, "$share/group/t/#", version=version) for _ in range(2))
+        feed, trial = (driver_of(broker.port, "$share/group/t/#", version=version) for _ in range(2))
         trial.trial = True
         sent = numbered(6)
         async with tapped(broker) as (_, publisher), reading(feed, 6), reading(trial, 6):
@@ -331,13 +333,13 @@ def test_a_trial_takes_nothing_from_a_group(broker: PeerServer, run: Run, versio
 
 def test_an_envelope_says_where_a_message_comes_from(broker: PeerServer, run: Run, version: str) -> None:
     async def story() -> None:
-        tenure = tenure_of(broker.port, version=version, envelope=True)
+        driver = driver_of(broker.port, version=version, envelope=True)
         async with tapped(broker) as (_, publisher):
             await publisher.publish("t/kept", [b"21.5"], retain=True)
-            await tenure.land(1)
-            async with reading(tenure, 1):
+            await driver.land(1)
+            async with reading(driver, 1):
                 await publisher.publish("t/ü", [b"\xff"], qos=0)
-            assert tenure.records == [
+            assert driver.records == [
                 b'{"topic":"t/kept","retain":true,"data":21.5}',
                 '{"topic":"t/ü","retain":false,"data_base64":"/w=="}'.encode(),
             ]
@@ -347,8 +349,8 @@ def test_an_envelope_says_where_a_message_comes_from(broker: PeerServer, run: Ru
 
 def test_properties_of_a_message_are_in_its_envelope(broker: PeerServer, run: Run) -> None:
     async def story() -> None:
-        tenure = tenure_of(broker.port, envelope=True)
-        async with reading(tenure, 1):
+        driver = driver_of(broker.port, envelope=True)
+        async with reading(driver, 1):
             how = [
                 "-V",
                 "5",
@@ -366,7 +368,7 @@ def test_properties_of_a_message_are_in_its_envelope(broker: PeerServer, run: Ru
             ]
             command = [program("mosquitto_pub"), "-p", str(broker.port), *how]
             await asyncio.to_thread(subprocess.run, command, check=True)
-        assert tenure.records == [
+        assert driver.records == [
             '{"topic":"t/a","retain":false,"properties":{"unit":"°C"},"data":{}}'.encode()
         ]
 
@@ -393,7 +395,7 @@ def test_refused_credentials_fail_the_feed(
 ) -> None:
     async def story() -> None:
         credentials = dict(zip(("username", "password"), user, strict=True)) if user else {}
-        error = await tenure_of(strict_broker.port, version=version, **credentials).read()
+        error = await driver_of(strict_broker.port, version=version, **credentials).read()
         assert isinstance(error, FeedMisconfigured)
         assert "check source.username and source.password" in str(error)
         assert "s3cret" not in str(error)
@@ -419,11 +421,11 @@ def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, run: Run) -> None
             subprocess.run([*command, *how], stdin=lines, check=True)
 
     async def story() -> None:
-        tenure = tenure_of(broker.port, **tls, server_name="mqtt.example")
-        async with reading(tenure, len(sent)):
+        driver = driver_of(broker.port, **tls, server_name="mqtt.example")
+        async with reading(driver, len(sent)):
             await asyncio.to_thread(publish)
-        assert tenure.records == sent
-        error = await tenure_of(broker.port, **tls, server_name="other.example").read()
+        assert driver.records == sent
+        error = await driver_of(broker.port, **tls, server_name="other.example").read()
         assert isinstance(error, SourceUnavailable)
         assert "certificate" in str(error)
 

@@ -18,10 +18,10 @@ import trustme
 from nats.aio.client import RawCredentials
 
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.tenure import SECRET
+from feedq.testing.connector_driver import SECRET
 from tests.peers.nats import nats_server, publish, publishing
 from tests.peers.servers import PeerServer
-from tests.peers.test_nats_server import Run, stream_on, tenure_of
+from tests.peers.test_nats_server import Run, driver_of, stream_on
 
 USER = {"username": "feeds", "password": "{password}", "secrets": {"password": "${env:NATS_PASSWORD}"}}
 
@@ -62,7 +62,7 @@ def signed(claims: dict[str, Any], *, by: str, subject: str, name: str) -> str:
 def test_a_password_is_taken_out_of_the_secrets(peer_dir: Path, run: Run) -> None:
     async def story() -> None:
         async with filled(server, user="feeds", password=SECRET):
-            await tenure_of(server.port, **USER).land(1)
+            await driver_of(server.port, **USER).land(1)
 
     with nats_server(peer_dir, authorization={"users": [{"user": "feeds", "password": SECRET}]}) as server:
         run(story())
@@ -72,7 +72,7 @@ def test_a_token_lets_it_in(peer_dir: Path, run: Run) -> None:
     async def story() -> None:
         async with filled(server, token=SECRET):
             secrets = {"token": "${env:NATS_TOKEN}"}
-            await tenure_of(server.port, token="{token}", secrets=secrets).land(1)
+            await driver_of(server.port, token="{token}", secrets=secrets).land(1)
 
     with nats_server(peer_dir, authorization={"token": SECRET}) as server:
         run(story())
@@ -83,7 +83,7 @@ def test_an_nkey_lets_it_in(peer_dir: Path, run: Run) -> None:
 
     async def story() -> None:
         async with filled(server, nkeys_seed_str=seed):
-            await tenure_of(server.port, nkey_seed=seed).land(1)
+            await driver_of(server.port, nkey_seed=seed).land(1)
 
     with nats_server(peer_dir, authorization={"users": [{"nkey": public(seed)}]}) as server:
         run(story())
@@ -112,7 +112,7 @@ def test_a_credentials_file_lets_it_in(peer_dir: Path, run: Run) -> None:
 
     async def story() -> None:
         async with filled(server, user_credentials=RawCredentials(credentials)):
-            await tenure_of(server.port, credentials=credentials).land(1)
+            await driver_of(server.port, credentials=credentials).land(1)
 
     config = {
         "operator": operator_jwt,
@@ -139,7 +139,7 @@ def test_a_credentials_file_lets_it_in(peer_dir: Path, run: Run) -> None:
 )
 def test_refused_credentials_fail_the_feed(peer_dir: Path, run: Run, login: dict[str, str]) -> None:
     async def story() -> None:
-        error = await tenure_of(server.port, **login).read()
+        error = await driver_of(server.port, **login).read()
         assert isinstance(error, FeedMisconfigured), error
         assert "source." in str(error)
         assert "s3cret" not in str(error)
@@ -151,7 +151,7 @@ def test_refused_credentials_fail_the_feed(peer_dir: Path, run: Run, login: dict
 
 def test_a_stream_that_does_not_exist_fails_the_feed(peer_dir: Path, run: Run) -> None:
     async def story() -> None:
-        error = await tenure_of(server.port).read()
+        error = await driver_of(server.port).read()
         assert isinstance(error, FeedMisconfigured)
         assert "no such stream; check source.stream" in str(error)
 
@@ -161,7 +161,7 @@ def test_a_stream_that_does_not_exist_fails_the_feed(peer_dir: Path, run: Run) -
 
 def test_a_server_without_jetstream_is_told(peer_dir: Path, run: Run) -> None:
     async def story() -> None:
-        error = await tenure_of(server.port).read()
+        error = await driver_of(server.port).read()
         assert "JetStream" in str(error)
 
     with nats_server(peer_dir, jetstream=False) as server:
@@ -174,7 +174,7 @@ def test_a_server_without_jetstream_is_told(peer_dir: Path, run: Run) -> None:
 def test_a_permission_that_is_missing_fails_the_feed(peer_dir: Path, run: Run, denied: str) -> None:
     async def story() -> None:
         async with filled(server, user="admin", password=SECRET):
-            error = await tenure_of(server.port, **USER).read()
+            error = await driver_of(server.port, **USER).read()
         assert isinstance(error, FeedMisconfigured), error
         assert "permissions violation" in str(error).lower()
         assert denied.removesuffix(".>").lower() in str(error).lower()
@@ -190,9 +190,9 @@ def test_a_permission_that_is_missing_fails_the_feed(peer_dir: Path, run: Run, d
 def test_an_inbox_of_its_own_is_enough_for_a_user_of_few_permissions(peer_dir: Path, run: Run) -> None:
     async def story() -> None:
         async with filled(server, user="admin", password=SECRET):
-            error = await tenure_of(server.port, **USER).read()
+            error = await driver_of(server.port, **USER).read()
             assert isinstance(error, FeedMisconfigured)
-            await tenure_of(server.port, **USER, inbox_prefix="_INBOX_feeds").land(1)
+            await driver_of(server.port, **USER, inbox_prefix="_INBOX_feeds").land(1)
 
     may = {"publish": ["$JS.API.>", "$JS.ACK.>"], "subscribe": ["_INBOX_feeds.>"]}
     users = [
@@ -219,7 +219,7 @@ def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, run: Run, tls_fil
 
     def secured(port: int, name: str) -> Any:
         tls = {"ca_file": tls_files["ca_file"], "server_name": name}
-        return tenure_of(port, **{"url": f"tls://127.0.0.1:{port}", **tls})
+        return driver_of(port, **{"url": f"tls://127.0.0.1:{port}", **tls})
 
     async def story() -> None:
         async with stream_on(plain) as js:
@@ -227,13 +227,13 @@ def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, run: Run, tls_fil
         plain.stop()
         # The same store, and the port of its own.
         server.start()
-        tenure = secured(server.port, "nats.example")
-        await tenure.land(len(sent))
-        assert tenure.records == sent
+        driver = secured(server.port, "nats.example")
+        await driver.land(len(sent))
+        assert driver.records == sent
         error = await secured(server.port, "other.example").read()
         assert isinstance(error, SourceUnavailable)
         assert "certificate" in str(error)
-        error = await tenure_of(server.port).read()
+        error = await driver_of(server.port).read()
         assert isinstance(error, FeedMisconfigured)
         assert "write tls://" in str(error)
 
@@ -250,7 +250,7 @@ def test_it_reads_over_tls_and_checks_the_name(peer_dir: Path, run: Run, tls_fil
 
 def test_with_tls_wanted_nothing_is_sent_in_the_clear(peer_dir: Path, run: Run) -> None:
     async def story() -> None:
-        error = await tenure_of(server.port, url=f"tls://127.0.0.1:{server.port}").read()
+        error = await driver_of(server.port, url=f"tls://127.0.0.1:{server.port}").read()
         assert isinstance(error, FeedMisconfigured)
         assert "offers no TLS" in str(error)
 

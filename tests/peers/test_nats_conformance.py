@@ -14,7 +14,7 @@ from nats.js.api import RetentionPolicy
 
 from feedq.connectors.nats import NatsConnector
 from feedq.testing.connector_conformance import ConnectorConformance, Served, behaviour
-from feedq.testing.tenure import SECRET
+from feedq.testing.connector_driver import SECRET
 from tests.peers.nats import acknowledged, nats_server, publish, publishing
 from tests.peers.servers import PeerServer
 
@@ -65,13 +65,13 @@ class NatsConformance(ConnectorConformance):
         print(f"seed {seed}")
         async with self.relayed() as (source, relay):
             await source.send(sent)
-            await self.tenure(relay.where).land(len(sent))
+            await self.driver(relay.where).land(len(sent))
             down_bytes = relay.down_bytes
         for cut_after in Random(seed).sample(range(down_bytes + 1), 60):
             async with self.relayed() as (source, relay):
                 relay.cut_after(cut_after)
                 await source.send(sent)
-                await self.survive(self.tenure(relay.where), sent)
+                await self.survive(self.driver(relay.where), sent)
 
     def options(self, where: str) -> dict[str, Any]:
         return {

@@ -17,10 +17,10 @@ from feedq.connectors.nats import NatsConnector
 from feedq.connectors.protocol import nats_consumer
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry import REGISTRY, LogEvent
+from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import until
 from feedq.testing.relay import Relay
 from feedq.testing.stage import pull
-from feedq.testing.tenure import Tenure
 from tests.contract.erratic import ErraticWorker
 from tests.peers.nats import acknowledged, nats_server, publish, publishing
 from tests.peers.servers import PeerServer
@@ -42,8 +42,8 @@ def retention(request: pytest.FixtureRequest) -> RetentionPolicy:
     return chosen
 
 
-def tenure_of(port: int, **options: Any) -> Tenure:
-    return Tenure(
+def driver_of(port: int, **options: Any) -> ConnectorDriver:
+    return ConnectorDriver(
         NatsConnector, {"url": f"nats://127.0.0.1:{port}", "stream": "orders", **options}, feed=FEED
     )
 
@@ -57,13 +57,15 @@ async def stream_on(server: PeerServer, **config: Any) -> AsyncIterator[JetStrea
 
 
 @asynccontextmanager
-async def reading(tenure: Tenure, count: int, *, commit: bool = True) -> AsyncIterator[asyncio.Task[None]]:
+async def reading(
+    driver: ConnectorDriver, count: int, *, commit: bool = True
+) -> AsyncIterator[asyncio.Task[None]]:
     """A connection that takes this many records; at the end they are here."""
-    before, wanted = tenure.connected, len(tenure.records) + count
-    async with aclosing(tenure.open()) as stream:
-        task = asyncio.ensure_future(pull(tenure, stream, count=wanted, commit=commit))
+    before, wanted = driver.connected, len(driver.records) + count
+    async with aclosing(driver.open()) as stream:
+        task = asyncio.ensure_future(pull(driver, stream, count=wanted, commit=commit))
         try:
-            await until(lambda: tenure.connected > before or task.done())
+            await until(lambda: driver.connected > before or task.done())
             yield task
             await task
         finally:
@@ -104,12 +106,12 @@ def test_a_worker_that_dies_at_any_moment_lands_each_message_once(
             Relay(f"127.0.0.1:{server.port}").listening() as relay,
         ):
             _, _, port = relay.where.rpartition(":")
-            tenure = tenure_of(int(port), batch_messages=50, max_unacknowledged=200)
+            driver = driver_of(int(port), batch_messages=50, max_unacknowledged=200)
             # Its consumer is there before the first message: without one, a stream by interest keeps none.
-            async with reading(tenure, 1):
+            async with reading(driver, 1):
                 await publish(js, "o.new", sent)
-            worker = ErraticWorker(tenure, relay, seed=seed)
-            worker.landed += tenure.records
+            worker = ErraticWorker(driver, relay, seed=seed)
+            worker.landed += driver.records
             await worker.land(len(sent))
             assert worker.landed == sent
             assert worker.lives > 3
@@ -123,13 +125,13 @@ def test_what_the_feed_has_read_leaves_the_stream_once_it_is_committed(
 ) -> None:
     async def story() -> None:
         async with stream_on(server, retention=retention) as js:
-            tenure = tenure_of(server.port)
-            async with reading(tenure, 10, commit=False) as task:
+            driver = driver_of(server.port)
+            async with reading(driver, 10, commit=False) as task:
                 await publish(js, "o.new", [*numbered(5), b"", *numbered(5)])
                 await task
                 assert await acknowledged(js, "orders") == 0
-                for batch in tenure.batches:
-                    tenure.commit(batch)
+                for batch in driver.batches:
+                    driver.commit(batch)
                 async with asyncio.timeout(20):
                     while await acknowledged(js, "orders") < 11:
                         await asyncio.sleep(0.01)
@@ -142,11 +144,11 @@ def test_what_the_feed_has_read_leaves_the_stream_once_it_is_committed(
 def test_messages_that_are_no_records_do_not_fill_the_window(server: PeerServer, run: Run) -> None:
     async def story() -> None:
         async with stream_on(server) as js:
-            tenure = tenure_of(server.port, max_unacknowledged=10)
-            async with reading(tenure, 1):
+            driver = driver_of(server.port, max_unacknowledged=10)
+            async with reading(driver, 1):
                 await publish(js, "o.new", [b""] * 100)
                 await publish(js, "o.new", [b"1"])
-            assert tenure.records == [b"1"]
+            assert driver.records == [b"1"]
 
     run(story())
 
@@ -156,16 +158,16 @@ def test_what_was_committed_and_not_acknowledged_leaves_a_work_queue_and_does_no
 ) -> None:
     async def story() -> None:
         async with stream_on(server, retention=RetentionPolicy.WORK_QUEUE) as js:
-            tenure = tenure_of(server.port)
-            async with reading(tenure, 5, commit=False):
+            driver = driver_of(server.port)
+            async with reading(driver, 5, commit=False):
                 await publish(js, "o.new", numbered(5))
-            for batch in tenure.batches:
-                tenure.commit(batch)  # its connection has ended
+            for batch in driver.batches:
+                driver.commit(batch)  # its connection has ended
             await publish(js, "o.new", [b"after"])
-            async with reading(tenure, 1):
+            async with reading(driver, 1):
                 pass
-            assert tenure.records == [*numbered(5), b"after"]
-            async with reading(tenure, 1):
+            assert driver.records == [*numbered(5), b"after"]
+            async with reading(driver, 1):
                 await until_left(js, 0)
                 await publish(js, "o.new", [b"end"])
 
@@ -180,19 +182,19 @@ def test_a_message_that_is_delivered_again_is_dropped(
 
     async def story() -> None:
         async with stream_on(server, retention=retention) as js:
-            tenure = tenure_of(server.port)
-            async with aclosing(tenure.open()) as stream:
-                taking = asyncio.ensure_future(pull(tenure, stream, count=3, commit=False))
-                await until(lambda: tenure.connected == 1)
+            driver = driver_of(server.port)
+            async with aclosing(driver.open()) as stream:
+                taking = asyncio.ensure_future(pull(driver, stream, count=3, commit=False))
+                await until(lambda: driver.connected == 1)
                 await publish(js, "o.new", numbered(3))
                 await taking
-                taking = asyncio.ensure_future(pull(tenure, stream, count=4, commit=False))
+                taking = asyncio.ensure_future(pull(driver, stream, count=4, commit=False))
                 async with asyncio.timeout(20):
                     while not sum(one.num_redelivered or 0 for one in await js.consumers_info("orders")):
                         await asyncio.sleep(0.05)
                 await publish(js, "o.new", [b"after"])
                 await taking
-            assert tenure.records == [*numbered(3), b"after"]
+            assert driver.records == [*numbered(3), b"after"]
 
     run(story())
 
@@ -202,19 +204,19 @@ def test_no_more_comes_than_may_be_unacknowledged(
 ) -> None:
     async def story() -> None:
         async with stream_on(server, retention=retention) as js:
-            tenure = tenure_of(server.port, max_unacknowledged=50)
-            async with aclosing(tenure.open()) as stream:
-                taking = asyncio.ensure_future(pull(tenure, stream, count=50, commit=False))
-                await until(lambda: tenure.connected == 1)
+            driver = driver_of(server.port, max_unacknowledged=50)
+            async with aclosing(driver.open()) as stream:
+                taking = asyncio.ensure_future(pull(driver, stream, count=50, commit=False))
+                await until(lambda: driver.connected == 1)
                 await publish(js, "o.new", numbered(300))
                 await taking
                 (consumer,) = await js.consumers_info("orders")
                 assert consumer.delivered is not None
                 assert consumer.delivered.stream_seq == 50
-                for batch in tenure.batches:
-                    tenure.commit(batch)
-                await pull(tenure, stream, count=300)
-            assert tenure.records == numbered(300)
+                for batch in driver.batches:
+                    driver.commit(batch)
+                await pull(driver, stream, count=300)
+            assert driver.records == numbered(300)
 
     run(story())
 
@@ -223,22 +225,22 @@ def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
     server: PeerServer, run: Run, retention: RetentionPolicy
 ) -> None:
     async def story() -> None:
-        tenure = tenure_of(server.port)
+        driver = driver_of(server.port)
         async with stream_on(server, retention=retention) as js:
-            async with reading(tenure, 2):
+            async with reading(driver, 2):
                 await publish(js, "o.new", numbered(2))
-            async with aclosing(tenure.open()) as stream:
-                taking = asyncio.ensure_future(pull(tenure, stream, count=3))
-                await until(lambda: tenure.connected == 2)
+            async with aclosing(driver.open()) as stream:
+                taking = asyncio.ensure_future(pull(driver, stream, count=3))
+                await until(lambda: driver.connected == 2)
                 await asyncio.to_thread(server.kill)
                 with pytest.raises(SourceUnavailable):
                     await taking
-        assert isinstance(await tenure.read(), SourceUnavailable)
+        assert isinstance(await driver.read(), SourceUnavailable)
         await asyncio.to_thread(server.start)
         async with publishing(server.port) as (_, js):
             await publish(js, "o.new", [b"after"])
-            await tenure.land(3)
-        assert tenure.records == [*numbered(2), b"after"]
+            await driver.land(3)
+        assert driver.records == [*numbered(2), b"after"]
 
     run(story())
 
@@ -246,18 +248,18 @@ def test_a_server_that_is_killed_and_comes_back_is_read_on_from_the_cursor(
 def test_a_stream_by_interest_keeps_what_comes_while_the_feed_is_away(server: PeerServer, run: Run) -> None:
     async def story() -> None:
         async with stream_on(server, retention=RetentionPolicy.INTEREST) as js:
-            tenure = tenure_of(server.port)
-            async with reading(tenure, 1):
+            driver = driver_of(server.port)
+            async with reading(driver, 1):
                 await publish(js, "o.new", [b"0"])
             for round_ in range(4):
                 await publish(js, "o.new", [b"%d" % (2 * round_ + 1), b"%d" % (2 * round_ + 2)])
-                async with reading(tenure, 2, commit=round_ % 2 == 0):
+                async with reading(driver, 2, commit=round_ % 2 == 0):
                     pass
                 if round_ % 2:
-                    del tenure.records[-2:]
-                    async with reading(tenure, 2):
+                    del driver.records[-2:]
+                    async with reading(driver, 2):
                         pass
-            assert tenure.records == [b"%d" % n for n in range(9)]
+            assert driver.records == [b"%d" % n for n in range(9)]
             assert len(await consumers(js)) == 1
 
     run(story())
@@ -275,14 +277,14 @@ def test_new_begins_where_the_feed_first_connected_though_nothing_has_landed(
     async def story() -> None:
         async with stream_on(server, retention=retention) as js:
             await publish(js, "o.new", [b"before"])
-            tenure = tenure_of(server.port, deliver="new")
-            async with reading(tenure, 1, commit=False):
+            driver = driver_of(server.port, deliver="new")
+            async with reading(driver, 1, commit=False):
                 await publish(js, "o.new", [b"1"])
-            tenure.records.clear()
+            driver.records.clear()
             await publish(js, "o.new", [b"2"])
-            async with reading(tenure, 2):
+            async with reading(driver, 2):
                 pass
-            assert tenure.records == [b"1", b"2"]
+            assert driver.records == [b"1", b"2"]
 
     run(story())
 
@@ -291,9 +293,9 @@ def test_last_begins_with_the_last_message(server: PeerServer, run: Run) -> None
     async def story() -> None:
         async with stream_on(server) as js:
             await publish(js, "o.new", numbered(3))
-            tenure = tenure_of(server.port, deliver="last")
-            await tenure.land(1)
-            assert tenure.records == numbered(3)[2:]
+            driver = driver_of(server.port, deliver="last")
+            await driver.land(1)
+            assert driver.records == numbered(3)[2:]
 
     run(story())
 
@@ -303,14 +305,14 @@ def test_only_the_subjects_asked_for_are_read(
 ) -> None:
     async def story() -> None:
         async with stream_on(server, retention=retention) as js:
-            tenure = tenure_of(server.port, subjects=["o.*.created"])
+            driver = driver_of(server.port, subjects=["o.*.created"])
             with capture_logs() as logs:
-                async with reading(tenure, 2):
+                async with reading(driver, 2):
                     for subject in ("o.a.created", "o.a.deleted", "o.b.created"):
                         await publish(js, subject, [subject.encode()])
                 await publish(js, "o.c.created", [b"o.c.created"])
-                await tenure.land(3)
-            assert tenure.records == [b"o.a.created", b"o.b.created", b"o.c.created"]
+                await driver.land(3)
+            assert driver.records == [b"o.a.created", b"o.b.created", b"o.c.created"]
             assert gaps(logs) == []
 
     run(story())
@@ -319,7 +321,7 @@ def test_only_the_subjects_asked_for_are_read(
 def test_several_subjects_ask_for_a_newer_server(server: PeerServer, run: Run) -> None:
     async def story() -> None:
         async with stream_on(server):
-            error = await tenure_of(server.port, subjects=["o.a", "o.b"]).read()
+            error = await driver_of(server.port, subjects=["o.a", "o.b"]).read()
             assert isinstance(error, FeedMisconfigured)
             assert "need NATS 2.10" in str(error)
 
@@ -332,13 +334,13 @@ def test_several_subjects_ask_for_a_newer_server(server: PeerServer, run: Run) -
 def test_messages_that_were_discarded_before_they_were_read_are_told(server: PeerServer, run: Run) -> None:
     async def story() -> None:
         async with stream_on(server, max_msgs=3) as js:
-            tenure = tenure_of(server.port)
+            driver = driver_of(server.port)
             await publish(js, "o.new", numbered(1))
-            await tenure.land(1)
+            await driver.land(1)
             await publish(js, "o.new", numbered(6)[1:])
             with capture_logs() as logs:
-                await tenure.land(4)
-            assert tenure.records == [numbered(1)[0], *numbered(6)[3:]]
+                await driver.land(4)
+            assert driver.records == [numbered(1)[0], *numbered(6)[3:]]
             assert gaps(logs) == ["the oldest message left is 4, the last one read was 1"]
 
     run(story())
@@ -351,7 +353,7 @@ def test_a_hole_is_told(server: PeerServer, run: Run) -> None:
             await js.delete_msg("orders", 3)
             missed = REGISTRY.get_sample_value("feedq_source_missed_total") or 0.0
             with capture_logs() as logs:
-                await tenure_of(server.port).land(4)
+                await driver_of(server.port).land(4)
             assert gaps(logs) == ["message 2 is followed by 4"]
             assert REGISTRY.get_sample_value("feedq_source_missed_total") == missed + 1
 
@@ -361,15 +363,15 @@ def test_a_hole_is_told(server: PeerServer, run: Run) -> None:
 def test_a_stream_that_was_made_anew_is_read_from_its_beginning(server: PeerServer, run: Run) -> None:
     async def story() -> None:
         async with stream_on(server) as js:
-            tenure = tenure_of(server.port)
+            driver = driver_of(server.port)
             await publish(js, "o.new", numbered(3))
-            await tenure.land(3)
+            await driver.land(3)
             await js.delete_stream("orders")
             await js.add_stream(name="orders", subjects=["o.>"])
             await publish(js, "o.new", [b"a", b"b", b"c", b"d"])
             with capture_logs() as logs:
-                await tenure.land(7)
-            assert tenure.records[3:] == [b"a", b"b", b"c", b"d"]
+                await driver.land(7)
+            assert driver.records[3:] == [b"a", b"b", b"c", b"d"]
             (gap,) = gaps(logs)
             assert "made anew" in gap
 
@@ -384,9 +386,9 @@ def test_an_envelope_says_where_a_message_comes_from(server: PeerServer, run: Ru
         async with stream_on(server) as js:
             await publish(js, "o.a", [b"21.5"], headers={"Unit": "°C"})
             await publish(js, "o.b", [b""])
-            tenure = tenure_of(server.port, envelope=True)
-            await tenure.land(2)
-            first, second = (record.decode() for record in tenure.records)
+            driver = driver_of(server.port, envelope=True)
+            await driver.land(2)
+            first, second = (record.decode() for record in driver.records)
             assert first.startswith('{"subject":"o.a","seq":1,"time":"20')
             assert first.endswith('+00:00","headers":{"Unit":"°C"},"data":21.5}')
             assert second.endswith('"data":""}')
@@ -402,7 +404,7 @@ def test_a_worker_that_takes_over_ends_its_predecessor(
 ) -> None:
     async def story() -> None:
         async with stream_on(server, retention=retention) as js:
-            before, after = tenure_of(server.port), tenure_of(server.port)
+            before, after = driver_of(server.port), driver_of(server.port)
             async with aclosing(before.open()) as stream:
                 waiting = asyncio.ensure_future(anext(stream))
                 async with asyncio.timeout(20):
@@ -423,7 +425,7 @@ def test_a_trial_neither_disturbs_the_feed_nor_leaves_anything(
 ) -> None:
     async def story() -> None:
         async with stream_on(server, retention=retention) as js:
-            feed, trial = tenure_of(server.port), tenure_of(server.port)
+            feed, trial = driver_of(server.port), driver_of(server.port)
             trial.trial = True
             async with reading(feed, 2):
                 await publish(js, "o.new", [b"1"])
@@ -445,7 +447,7 @@ def test_a_feed_that_starts_does_not_find_a_work_queue_taken_by_a_trial(server: 
     async def story() -> None:
         async with stream_on(server, retention=RetentionPolicy.WORK_QUEUE) as js:
             await publish(js, "o.new", [b"1"])
-            feed, trial = tenure_of(server.port), tenure_of(server.port)
+            feed, trial = driver_of(server.port), driver_of(server.port)
             trial.trial = True
             async with aclosing(trial.open()) as stream:
                 await pull(trial, stream, count=1)

@@ -17,7 +17,7 @@ import trustme
 
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.tenure import SECRET, Tenure
+from feedq.testing.connector_driver import SECRET, ConnectorDriver
 from tests.peers.servers import PeerServer
 
 RECORDS = 20_000
@@ -58,13 +58,13 @@ def server(peer_dir: Path, program: str) -> Iterator[PeerServer]:
         yield running
 
 
-def tenure(server: PeerServer, query: str = "", *, scheme: str = "ws", **source: Any) -> Tenure:
+def driver(server: PeerServer, query: str = "", *, scheme: str = "ws", **source: Any) -> ConnectorDriver:
     url = f"{scheme}://127.0.0.1:{server.port}/{query}"
-    return Tenure(WebsocketConnector, {"url": url, "cursor": "/seq", **source})
+    return ConnectorDriver(WebsocketConnector, {"url": url, "cursor": "/seq", **source})
 
 
 async def test_a_feed_resumes_after_its_cursor_in_the_url(server: PeerServer) -> None:
-    feed = tenure(server, "?after={cursor}")
+    feed = driver(server, "?after={cursor}")
     while len(feed.records) < RECORDS:
         had = len(feed.records)
         # A connection for a few batches each: the rest of what it brought is never committed.
@@ -74,7 +74,7 @@ async def test_a_feed_resumes_after_its_cursor_in_the_url(server: PeerServer) ->
 
 
 async def test_a_subscription_reaches_the_program_and_headers_do(server: PeerServer) -> None:
-    feed = tenure(
+    feed = driver(
         server,
         "?asks=1",
         subscribe=r'{"from": {cursor}}\n',
@@ -91,7 +91,7 @@ async def test_a_subscription_reaches_the_program_and_headers_do(server: PeerSer
 
 
 async def test_a_connection_that_waits_answers_pings_and_is_answered(server: PeerServer) -> None:
-    feed = tenure(server, "?after={cursor}&stays=1", ping_interval_s=0.1, ping_timeout_s=5, idle_timeout_s=2)
+    feed = driver(server, "?after={cursor}&stays=1", ping_interval_s=0.1, ping_timeout_s=5, idle_timeout_s=2)
     feed.cursor = RECORDS - 1
     error = await feed.read()
     assert [json.loads(record)["seq"] for record in feed.records] == [RECORDS]
@@ -101,7 +101,7 @@ async def test_a_connection_that_waits_answers_pings_and_is_answered(server: Pee
 
 async def test_a_server_that_is_killed_is_told_and_resumed(peer_dir: Path, program: str) -> None:
     with websocketd(peer_dir, sys.executable, program) as server:
-        feed = tenure(server, "?after={cursor}&halves=1")
+        feed = driver(server, "?after={cursor}&halves=1")
 
         def killed_half_way() -> bool:
             if len(feed.records) == RECORDS // 2:
@@ -117,15 +117,15 @@ async def test_a_server_that_is_killed_is_told_and_resumed(peer_dir: Path, progr
 
 async def test_what_it_refuses_is_explained(peer_dir: Path, program: str) -> None:
     with websocketd(peer_dir, "--origin=feeds.example", sys.executable, program) as server:
-        error = await tenure(server).read()
+        error = await driver(server).read()
         assert isinstance(error, FeedMisconfigured)
         assert "answered 403 Forbidden" in str(error)
-        allowed = tenure(server, headers={"Origin": "http://feeds.example"})
+        allowed = driver(server, headers={"Origin": "http://feeds.example"})
         assert await allowed.read(enough=lambda: True) is None
     scripts = peer_dir / "scripts"
     scripts.mkdir()
     with websocketd(peer_dir, f"--dir={scripts}") as server:
-        error = await tenure(server, "nobody").read()
+        error = await driver(server, "nobody").read()
         assert type(error) is SourceUnavailable
         assert "answered 404 Not Found" in str(error)
 
@@ -139,10 +139,10 @@ async def test_it_streams_over_tls(peer_dir: Path, program: str) -> None:
     certificate.private_key_pem.write_to_path(str(key_file))
     tls = (f"--sslcert={cert_file}", f"--sslkey={key_file}")
     with websocketd(peer_dir, "--ssl", *tls, sys.executable, program) as server:
-        feed = tenure(server, scheme="wss", ca_file=str(ca_file))
+        feed = driver(server, scheme="wss", ca_file=str(ca_file))
         await feed.read()
         assert len(feed.records) == RECORDS
-        assert "certificate is not accepted" in str(await tenure(server, scheme="wss").read())
+        assert "certificate is not accepted" in str(await driver(server, scheme="wss").read())
         assert "its answer is not HTTP/1.1; does it speak WebSocket on that port, and with TLS" in str(
-            await tenure(server).read()
+            await driver(server).read()
         )

@@ -9,7 +9,7 @@ from tests.fakes import FakeFleet
 
 
 def streaming_fleet(*, workers: str = "abc", feeds: int = 4, **options: Any) -> FakeFleet:
-    """Every feed streams, the quiet period after the start is over, and the transcript is empty.
+    """Every feed streams, the grace period after the start is over, and the transcript is empty.
 
     With the defaults worker a has feed 2, b has feed 3, and c has feeds 1 and 4; it is t=10. They are dealt by
     hand, the last worker's first: where equal workers fill first is for placement to say, and not for a story.

@@ -96,7 +96,7 @@ def test_when_nobody_reaches_the_sources_tries_become_rare_and_feeds_do_not_flap
     fleet.run(600)
     after = sum(worker(fleet, name).tries for name in "ab") - tries
     assert after <= 4 * 21, "one try of each feed in 30 s"
-    assert events(fleet) - before <= 4 * 3 * 5, "a tenure of each feed in 150 s, of three events"
+    assert events(fleet) - before <= 4 * 3 * 5, "an epoch of each feed in 150 s, of three events"
     fleet.lines.clear()
     for name in "ab":
         worker(fleet, name).has_no_source = False

@@ -62,13 +62,13 @@ def trust_window_anchored_at_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gone_without_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
-    bury = MemoryPass.bury
+    expire_workers = MemoryPass.expire_workers
 
     def forget_the_leases(self: MemoryPass, worker_ids: Sequence[UUID]) -> int:
         monkeypatch.setattr(self._db, "free", lambda *_: 0)
-        return bury(self, worker_ids)
+        return expire_workers(self, worker_ids)
 
-    monkeypatch.setattr(MemoryPass, "bury", forget_the_leases)
+    monkeypatch.setattr(MemoryPass, "expire_workers", forget_the_leases)
 
 
 def revoked_before_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any
 
-from feedq.backoff import LetGo, next_look_s, next_try
+from feedq.backoff import RetryElsewhere, next_recheck_s, next_try
 from feedq.model import FeedKey, Load, Reason, Release
 from feedq.settings import DEFAULT_SINK
 from tests.fakes.stream import FakeStream, numbers
@@ -38,7 +38,7 @@ class TroubledWorker(FakeWorker):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._troubles: dict[FeedKey, list[float]] = {}
-        """By tenure, attempts and when the next one is due."""
+        """By epoch, attempts and when the next one is due."""
 
     def _load(self) -> Load:
         sinks = (DEFAULT_SINK,)
@@ -53,9 +53,9 @@ class TroubledWorker(FakeWorker):
         if now < again_at or self.sink_lost_at is not None:
             return False
         if stream.key[0] in self.missing:
-            looks = 1 + (stream.claim.attempts if stream.claim.has_failed else 0)
-            again_s = next_look_s(looks, rng=Longest(), policy=self._settings.backoff)
-            self._give_up(stream, Release(*stream.key, Reason.FAILED, again_s, looks, "no table"))
+            rechecks = 1 + (stream.claim.attempts if stream.claim.has_failed else 0)
+            again_s = next_recheck_s(rechecks, rng=Longest(), policy=self._settings.backoff)
+            self._give_up(stream, Release(*stream.key, Reason.FAILED, again_s, rechecks, "no table"))
             return False
         if not self.has_no_source:
             return True
@@ -65,7 +65,7 @@ class TroubledWorker(FakeWorker):
             attempts, rng=Longest(), policy=self._settings.backoff, is_new_here=stream.claim.is_new_here
         )
         trouble[1] = now + decision.delay_s
-        if isinstance(decision, LetGo):
+        if isinstance(decision, RetryElsewhere):
             release = Release(*stream.key, Reason.BACKOFF, decision.delay_s, attempts, "no route")
             self._give_up(stream, release)
         return False

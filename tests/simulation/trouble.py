@@ -20,7 +20,7 @@ FAULTS_S = 100.0
 FAULT_CHANCE = 0.15
 """In each step."""
 HEAL_S = 200.0
-"""Longest of all that has to pass: the quiet period, a dispatch time-out, and the sweep for a lost row."""
+"""Longest of all that has to pass: the grace period, a dispatch time-out, and the sweep for a lost row."""
 SETTLE_S = 40.0
 """Until the last newcomer has been given its part."""
 NAMES = "abcde"

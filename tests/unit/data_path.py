@@ -85,7 +85,7 @@ class DataPath:
             budget=self.budget,
             inflight_max=self.inflight_max,
             submit=self.writer.submit,
-            hurry=self.writer.hurry,
+            flush_now=self.writer.flush_now,
             forget=self.writer.forget,
             on_change=on_change,
         )

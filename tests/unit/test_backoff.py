@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.backoff import (
-    FIRST_LOOKS,
-    LOOKS_JITTER,
+    FIRST_RECHECKS,
+    RECHECKS_JITTER,
     BackoffPolicy,
-    LetGo,
     Reconnect,
+    RetryElsewhere,
     attempts_after,
-    next_look_s,
+    next_recheck_s,
     next_try,
 )
 
@@ -99,13 +99,13 @@ def test_a_thousand_feeds_spread_over_the_whole_delay() -> None:
 def test_every_so_many_failures_another_worker_gets_to_try() -> None:
     kinds = [type(next_try(n, rng=Random(n), policy=POLICY)) for n in range(1, 16)]
     four = [Reconnect] * 4
-    assert kinds == [*four, LetGo, *four, LetGo, *four, LetGo]
+    assert kinds == [*four, RetryElsewhere, *four, RetryElsewhere, *four, RetryElsewhere]
 
 
 @given(st.integers(1, 10**9), policies)
 def test_letting_go_is_a_matter_of_the_count_alone(attempts: int, policy: BackoffPolicy) -> None:
     decision = next_try(attempts, rng=Random(0), policy=policy)
-    assert isinstance(decision, LetGo) == (attempts % policy.attempts_in_place == 0)
+    assert isinstance(decision, RetryElsewhere) == (attempts % policy.attempts_in_place == 0)
 
 
 @pytest.mark.parametrize("attempts", [1, 1_000, 1_100, 10**6, 10**9])
@@ -151,7 +151,9 @@ def test_where_it_is_tried_again_does_not_change_when(
         attempts, rng=Random(seed), policy=policy, is_new_here=is_new_here, failing_s=failing_s
     )
     assert hurried.delay_s == plain.delay_s
-    assert isinstance(hurried, LetGo) or isinstance(plain, Reconnect), "nobody stays who would have gone"
+    assert isinstance(hurried, RetryElsewhere) or isinstance(plain, Reconnect), (
+        "nobody stays who would have gone"
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_a_feed_goes_elsewhere_soon_from_a_worker_that_is_new_to_it(
     attempts: int, failing_s: float, is_new_here: bool, goes: bool
 ) -> None:
     decision = next_try(attempts, rng=Random(1), policy=POLICY, failing_s=failing_s, is_new_here=is_new_here)
-    assert isinstance(decision, LetGo) is goes
+    assert isinstance(decision, RetryElsewhere) is goes
 
 
 def test_a_source_that_asked_to_be_left_alone_has_answered() -> None:
@@ -186,15 +188,17 @@ def test_a_source_that_asked_to_be_left_alone_has_answered() -> None:
 
 
 @given(st.integers(1, 10**9), policies, st.integers())
-def test_looks_are_never_further_apart_than_the_maximum(looks: int, policy: BackoffPolicy, seed: int) -> None:
-    delay_s = next_look_s(looks, rng=Random(seed), policy=policy)
-    assert (1 - LOOKS_JITTER) * min(policy.failed_s, policy.failed_max_s) <= delay_s <= policy.failed_max_s
+def test_looks_are_never_further_apart_than_the_maximum(
+    rechecks: int, policy: BackoffPolicy, seed: int
+) -> None:
+    delay_s = next_recheck_s(rechecks, rng=Random(seed), policy=policy)
+    assert (1 - RECHECKS_JITTER) * min(policy.failed_s, policy.failed_max_s) <= delay_s <= policy.failed_max_s
 
 
 def test_looks_are_frequent_for_a_minute_and_then_ever_rarer() -> None:
-    longest = [next_look_s(n, rng=Edge(1.0), policy=POLICY) for n in range(1, 30)]
-    shortest = [next_look_s(n, rng=Edge(0.0), policy=POLICY) for n in range(1, 30)]
-    assert longest[:FIRST_LOOKS] == [POLICY.failed_s] * FIRST_LOOKS
+    longest = [next_recheck_s(n, rng=Edge(1.0), policy=POLICY) for n in range(1, 30)]
+    shortest = [next_recheck_s(n, rng=Edge(0.0), policy=POLICY) for n in range(1, 30)]
+    assert longest[:FIRST_RECHECKS] == [POLICY.failed_s] * FIRST_RECHECKS
     # However the jitter falls, what is mended a minute after the first failure is looked at 15 s later at most.
     for delays in (longest, shortest):
         at = [sum(delays[:n]) for n in range(len(delays))]

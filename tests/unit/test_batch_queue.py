@@ -54,7 +54,7 @@ def test_a_loop_that_closes_under_the_writer_does_not_cost_the_others_their_answ
         async def stay() -> None:
             batch_queue = path.open_batch_queue((2, 1), "b")
             await batch_queue.put(batch(b"y", cursor=1))
-            path.writer.hurry()
+            path.writer.flush_now()
             await until(lambda: batch_queue.is_drained, "answered")
             assert batch_queue.failure is None
             assert batch_queue.cursor == 1

@@ -16,16 +16,16 @@ from feedq import beat
 from feedq.beat import (
     ASK_AGAIN_S,
     CALM_AFTER_S,
-    CALM_LOOK_S,
+    CALM_CHECK_S,
+    CHECK_SHARE,
+    CHECKS_COMPARED,
     JUDGE_AGAIN_S,
-    LOOK_SHARE,
-    LOOKS_COMPARED,
     WHOLE_PASS_EVERY_S,
     ElectedScheduler,
     ElectionCandidate,
     send_each,
 )
-from feedq.lease import SECOND_LOOK_S
+from feedq.lease import SECOND_CHECK_S
 from feedq.settings import Settings
 from feedq.store.election import LivenessCheck
 from feedq.tasks import reconcile
@@ -85,37 +85,37 @@ def candidate(asked: list[float]) -> ElectionCandidate:
     return ElectionCandidate(Settings(reconcile_interval_s=5, ttl_s=6), send_each)
 
 
-def look(*, crashed: int = 0, expired: int = 0, pass_seq: int = 1, is_due: bool = False) -> LivenessCheck:
+def check(*, crashed: int = 0, expired: int = 0, pass_seq: int = 1, is_due: bool = False) -> LivenessCheck:
     return LivenessCheck(
         crashed=crashed, suspected=0, expired=expired, pass_seq=pass_seq, pass_age_s=0.0, is_due=is_due
     )
 
 
 def test_with_nothing_wrong_nothing_is_asked_for(candidate: ElectionCandidate, asked: list[float]) -> None:
-    candidate._judge(look())
+    candidate._judge(check())
     assert asked == []
 
 
 def test_a_crash_is_reported_at_once_even_while_an_earlier_message_is_not_served(
     candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
-    candidate._ask(look())  # the crashed worker may have taken this one with it
+    candidate._ask(check())  # the crashed worker may have taken this one with it
     time.now += 0.01
-    candidate._judge(look(crashed=1))
+    candidate._judge(check(crashed=1))
     assert asked == [1000.0, 1000.01]
-    candidate._judge(look(crashed=1))
+    candidate._judge(check(crashed=1))
     assert len(asked) == 2, "one crash was reported twice"
-    candidate._judge(look(crashed=2))
+    candidate._judge(check(crashed=2))
     assert len(asked) == 3, "the second crash was not reported"
 
 
 def test_what_is_not_served_is_asked_for_again_ever_more_slowly(
     candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
-    candidate._ask(look())
+    candidate._ask(check())
     for _ in range(2000):
         time.now += 0.05
-        candidate._judge(look())
+        candidate._judge(check())
     waits = [after - before for before, after in pairwise(asked)]
     assert waits[0] == pytest.approx(ASK_AGAIN_S, abs=0.06)
     assert waits[-1] == pytest.approx(5, abs=0.06)
@@ -125,15 +125,15 @@ def test_what_is_not_served_is_asked_for_again_ever_more_slowly(
 def test_what_changed_is_reconciled_here_and_by_message_only_if_that_comes_to_no_end(
     candidate: ElectionCandidate, asked: list[float], sent_at: list[float], time: Time
 ) -> None:
-    candidate._judge(look(crashed=1))
+    candidate._judge(check(crashed=1))
     assert len(asked) == 1
     assert sent_at == []
     time.now += ASK_AGAIN_S
-    candidate._judge(look(crashed=1))
+    candidate._judge(check(crashed=1))
     assert sent_at == [time.now]
-    candidate._judge(look(pass_seq=3))
+    candidate._judge(check(pass_seq=3))
     candidate._woken = True
-    candidate._judge(look(pass_seq=3))
+    candidate._judge(check(pass_seq=3))
     assert len(asked) == 3
     assert len(sent_at) == 1
 
@@ -160,7 +160,7 @@ def test_passes_soon_after_a_whole_one_only_place_feeds_and_another_whole_one_fo
 def test_whoever_elects_leaves_its_message_to_others(asked: list[float], sent_at: list[float]) -> None:
     posted: list[Any] = []
     candidate = ElectionCandidate(Settings(), posted.extend)
-    candidate._ask(look(), wait_s=1.0)
+    candidate._ask(check(), wait_s=1.0)
     assert sent_at == []
     send_each(posted)
     assert len(sent_at) == 1
@@ -169,15 +169,15 @@ def test_whoever_elects_leaves_its_message_to_others(asked: list[float], sent_at
 def test_what_was_served_is_not_asked_for_again(
     candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
-    candidate._ask(look(pass_seq=1))
+    candidate._ask(check(pass_seq=1))
     for _ in range(100):
         time.now += 0.05
-        candidate._judge(look(pass_seq=2))
+        candidate._judge(check(pass_seq=2))
     assert len(asked) == 1
 
 
 def test_a_delay_that_is_over_is_asked_for_at_once(candidate: ElectionCandidate, asked: list[float]) -> None:
-    candidate._judge(look(is_due=True))
+    candidate._judge(check(is_due=True))
     assert len(asked) == 1
 
 
@@ -187,7 +187,7 @@ def test_what_passes_may_not_change_yet_does_not_make_a_pass_of_every_look(
 ) -> None:
     # After an outage nobody is declared gone for a ttl, though every pass is served.
     for pass_seq in range(1, 101):
-        candidate._judge(look(pass_seq=pass_seq, **wrong))
+        candidate._judge(check(pass_seq=pass_seq, **wrong))
         time.now += 0.05
     assert 2 <= len(asked) <= 100 * 0.05 / JUDGE_AGAIN_S + 1
 
@@ -195,11 +195,11 @@ def test_what_passes_may_not_change_yet_does_not_make_a_pass_of_every_look(
 def test_after_its_own_outage_it_takes_nobody_for_crashed_for_a_ttl(
     candidate: ElectionCandidate, asked: list[float], time: Time
 ) -> None:
-    candidate._look_after = time.now + 6
-    candidate._judge(look(crashed=3))
+    candidate._check_after = time.now + 6
+    candidate._judge(check(crashed=3))
     assert asked == []
     time.now += 6.1
-    candidate._judge(look(crashed=3))
+    candidate._judge(check(crashed=3))
     assert len(asked) == 1
 
 
@@ -215,7 +215,7 @@ def test_a_thousand_edits_are_few_messages_and_the_last_edit_is_served(
             began_at, seen = time.now, edit
         if began_at and time.now >= began_at + 0.1:
             began_at, finished, served_edit = 0.0, finished + 1, seen
-        candidate._judge(look(pass_seq=finished))
+        candidate._judge(check(pass_seq=finished))
     assert len(asked) <= 14, "a message for each pass, and one that waits"
     assert served_edit >= 0
     # The changes after the last pass began are still to be served: by a message that waits, or will be sent.
@@ -226,15 +226,15 @@ def test_a_change_while_a_pass_is_under_way_is_asked_for_at_once_for_it_may_have
     candidate: ElectionCandidate, asked: list[float]
 ) -> None:
     candidate._woken = True
-    candidate._judge(look())
+    candidate._judge(check())
     assert len(asked) == 1
     candidate._woken = True
-    candidate._judge(look())
+    candidate._judge(check())
     assert len(asked) == 2
     candidate._woken = True
-    candidate._judge(look())
+    candidate._judge(check())
     assert len(asked) == 2, "the one that has not begun serves this change too"
-    candidate._judge(look(pass_seq=2))
+    candidate._judge(check(pass_seq=2))
     assert len(asked) == 3, "by now it may have begun before the change"
     assert not candidate._woken
 
@@ -244,15 +244,15 @@ def test_what_woke_it_while_too_much_was_asked_for_is_not_forgotten_when_message
 ) -> None:
     for _ in range(3):
         candidate._woken = True
-        candidate._judge(look())
+        candidate._judge(check())
     time.now += ASK_AGAIN_S
-    candidate._judge(look())
+    candidate._judge(check())
     assert len(asked) == 3
 
 
 @pytest.mark.parametrize(
     ("took_s", "suspected", "pause_s"),
-    [(0.001, 0, 0.05), (0.05, 0, 0.5), (0.1, 0, 0.9), (3.0, 0, 0.0), (0.05, 1, SECOND_LOOK_S)],
+    [(0.001, 0, 0.05), (0.05, 0, 0.5), (0.1, 0, 0.9), (3.0, 0, 0.0), (0.05, 1, SECOND_CHECK_S)],
 )
 def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_time(
     candidate: ElectionCandidate,
@@ -268,7 +268,7 @@ def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_tim
         def renew(self) -> bool:
             return True
 
-        def look(self) -> LivenessCheck:
+        def check_liveness(self) -> LivenessCheck:
             time.now += took_s
             return LivenessCheck(0, suspected, 0, 1, 0.0)
 
@@ -283,24 +283,24 @@ def test_the_slower_a_look_is_the_fewer_there_are_but_the_lead_is_renewed_in_tim
 
 
 @pytest.mark.parametrize(
-    ("look", "pause_s"),
+    ("check", "pause_s"),
     [
-        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True), CALM_LOOK_S),
+        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True), CALM_CHECK_S),
         (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=False), 0.01),
         (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=0.3), 0.3),
         (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=0.001), 0.01),
-        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=3600.0), CALM_LOOK_S),
+        (LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True, due_in_s=3600.0), CALM_CHECK_S),
         (LivenessCheck(1, 0, 0, 1, 0.0, is_awaited=True), 0.01),
         (LivenessCheck(0, 0, 1, 1, 0.0, is_awaited=True), 0.01),
         (LivenessCheck(0, 0, 0, 1, 0.0, is_due=True, is_awaited=True), 0.01),
-        (LivenessCheck(0, 1, 0, 1, 0.0, is_awaited=True), SECOND_LOOK_S),
+        (LivenessCheck(0, 1, 0, 1, 0.0, is_awaited=True), SECOND_CHECK_S),
     ],
 )
 def test_while_all_is_calm_and_ends_are_waited_for_it_looks_seldom(
-    candidate: ElectionCandidate, time: Time, look: LivenessCheck, pause_s: float
+    candidate: ElectionCandidate, time: Time, check: LivenessCheck, pause_s: float
 ) -> None:
     candidate._settings = Settings(look_interval_s=0.01)
-    assert candidate._pause_s(look, 0.0001) == pytest.approx(pause_s)
+    assert candidate._pause_s(check, 0.0001) == pytest.approx(pause_s)
 
 
 def test_for_a_moment_after_each_change_it_looks_often(candidate: ElectionCandidate, time: Time) -> None:
@@ -308,11 +308,11 @@ def test_for_a_moment_after_each_change_it_looks_often(candidate: ElectionCandid
     calm = LivenessCheck(0, 0, 0, 1, 0.0, is_awaited=True)
     candidate._ask(calm)
     assert candidate._pause_s(calm, 0.0001) == pytest.approx(0.01)
-    candidate._judge(look(pass_seq=2))
+    candidate._judge(check(pass_seq=2))
     time.now += CALM_AFTER_S - 0.1
     assert candidate._pause_s(calm, 0.0001) == pytest.approx(0.01)
     time.now += 0.2
-    assert candidate._pause_s(calm, 0.0001) == pytest.approx(CALM_LOOK_S)
+    assert candidate._pause_s(calm, 0.0001) == pytest.approx(CALM_CHECK_S)
 
 
 def test_a_worker_whose_last_session_was_heard_to_end_needs_no_second_look(
@@ -322,19 +322,19 @@ def test_a_worker_whose_last_session_was_heard_to_end_needs_no_second_look(
     assert asked == []
     candidate._judge(LivenessCheck(0, 1, 0, 1, 0.0, is_awaited=True, has_heard=True))
     assert len(asked) == 1
-    candidate._judge(look(crashed=1))
+    candidate._judge(check(crashed=1))
     assert len(asked) == 1, "the pass is under way"
 
 
 def test_one_slow_look_does_not_put_off_the_next(candidate: ElectionCandidate, time: Time) -> None:
-    takes_s = [0.001, 0.02, 0.001, *[0.02] * LOOKS_COMPARED]
+    takes_s = [0.001, 0.02, 0.001, *[0.02] * CHECKS_COMPARED]
     pauses: list[float] = []
 
     class Uneven:
         def renew(self) -> bool:
             return True
 
-        def look(self) -> LivenessCheck:
+        def check_liveness(self) -> LivenessCheck:
             time.now += takes_s[min(len(pauses), len(takes_s) - 1)]
             return LivenessCheck(0, 0, 0, 1, 0.0)
 
@@ -347,7 +347,7 @@ def test_one_slow_look_does_not_put_off_the_next(candidate: ElectionCandidate, t
     candidate._settings = Settings(look_interval_s=0.01)
     candidate._lead(Uneven())  # type: ignore[arg-type]
     assert pauses[:-1] == [pytest.approx(0.01)] * (len(takes_s) - 1)
-    assert pauses[-1] == pytest.approx(LOOK_SHARE * 0.02), "when all are slow there are fewer"
+    assert pauses[-1] == pytest.approx(CHECK_SHARE * 0.02), "when all are slow there are fewer"
 
 
 class Elected:

@@ -37,10 +37,10 @@ class WatchedSink(MemorySink):
         if len(self.parts) == self.away_at:
             raise SinkUnavailable("sink (in memory): away")
         if self.refuse_more:
-            self.bury(NAME, 1, b"poison again")
+            self.write_dead_letters(NAME, 1, b"poison again")
         return super().replay(ids, landing)
 
-    def bury(self, feed: str, feed_id: int, *records: bytes) -> None:
+    def write_dead_letters(self, feed: str, feed_id: int, *records: bytes) -> None:
         self.fence([FenceRequest(feed_id, feed, 1, Landing("t", "json"))], lock_timeout_s=0)
         batch = Batch.of_records(records, cursor=None, received_at=AT)
         self.write([FeedWrite(feed_id, feed, 1, Landing("t", "json"), (batch,))])
@@ -75,7 +75,7 @@ def bench() -> Bench:
 
 
 def test_a_replay_of_all_ends_although_the_feed_goes_on_being_refused(bench: Bench) -> None:
-    bench.sink.bury(NAME, 1, *[b"poison"] * 25)
+    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 25)
     bench.tables.poison = b"again"
     bench.sink.refuse_more = True
     assert bench.json("replay", "--all") == {
@@ -88,12 +88,12 @@ def test_a_replay_of_all_ends_although_the_feed_goes_on_being_refused(bench: Ben
 
 
 def test_a_drop_of_all_leaves_what_was_refused_since(bench: Bench) -> None:
-    bench.sink.bury(NAME, 1, *[b"poison"] * 25)
+    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 25)
     listed = bench.sink.dead_letters
 
     def dead_letters(*arguments: Any, **more: Any) -> Any:
         found = listed(*arguments, **more)
-        bench.sink.bury(NAME, 1, b"poison")
+        bench.sink.write_dead_letters(NAME, 1, b"poison")
         return found
 
     bench.sink.dead_letters = dead_letters  # type: ignore[method-assign] # refused whenever somebody looks
@@ -103,8 +103,8 @@ def test_a_drop_of_all_leaves_what_was_refused_since(bench: Bench) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_large_records_are_replayed_few_at_a_time_and_small_ones_many(bench: Bench, named: bool) -> None:
-    bench.sink.bury(NAME, 1, *[b"poison" + b"x" * (BYTES_AT_ONCE // 3)] * 20)
-    bench.sink.bury(NAME, 1, *[b"poison"] * 500)
+    bench.sink.write_dead_letters(NAME, 1, *[b"poison" + b"x" * (BYTES_AT_ONCE // 3)] * 20)
+    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 500)
     bench.tables.poison = None
     chosen = [str(letter_id) for letter_id in bench.left] if named else ["--all"]
     assert bench.json("replay", *chosen)["landed"] == 520
@@ -117,8 +117,8 @@ def test_large_records_are_replayed_few_at_a_time_and_small_ones_many(bench: Ben
 
 
 def test_letters_are_named_by_id_and_those_of_another_feed_are_none_of_its(bench: Bench) -> None:
-    bench.sink.bury(NAME, 1, *[b"poison"] * 3)
-    bench.sink.bury("acme/other", 2, b"poison")
+    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 3)
+    bench.sink.write_dead_letters("acme/other", 2, b"poison")
     bench.tables.poison = None
     ran = bench.run("replay", "2", "4", "1", "77")
     assert ran.exit_code == 2
@@ -159,7 +159,7 @@ def test_all_of_none_is_none(bench: Bench) -> None:
 
 
 def test_a_sink_that_goes_away_midway_leaves_no_doubt_how_far_it_went(bench: Bench) -> None:
-    bench.sink.bury(NAME, 1, *[b"poison"] * 300)
+    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 300)
     bench.tables.poison = None
     bench.sink.away_at = 3
     ran = bench.run("replay", "--all")
@@ -169,7 +169,7 @@ def test_a_sink_that_goes_away_midway_leaves_no_doubt_how_far_it_went(bench: Ben
 
 
 def test_letters_that_somebody_else_is_at_are_counted(bench: Bench) -> None:
-    bench.sink.bury(NAME, 1, *[b"poison"] * 3)
+    bench.sink.write_dead_letters(NAME, 1, *[b"poison"] * 3)
     bench.tables.poison = None
     replay = bench.sink.replay
 

@@ -468,11 +468,11 @@ async def test_a_new_share_is_heard_by_those_who_wait() -> None:
     thread.join()
 
 
-def test_tenures_on_threads_share_a_ramp_and_none_waits_for_a_loop_that_has_ended() -> None:
+def test_streams_on_threads_share_a_limiter_and_none_waits_for_a_loop_that_has_ended() -> None:
     paced = connect_limiter(0, {"a": 50})
     through: list[int] = []
 
-    def tenure(n: int) -> None:
+    def driver(n: int) -> None:
         async def run() -> None:
             task = asyncio.create_task(paced.turn("a"))
             if n % 3 == 0:  # stopped while it waits
@@ -483,7 +483,7 @@ def test_tenures_on_threads_share_a_ramp_and_none_waits_for_a_loop_that_has_ende
         asyncio.run(run())
         through.append(n)
 
-    threads = [Thread(target=tenure, args=(n,), daemon=True) for n in range(60)]
+    threads = [Thread(target=driver, args=(n,), daemon=True) for n in range(60)]
     for thread in threads:
         thread.start()
     for thread in threads:

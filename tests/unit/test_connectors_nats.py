@@ -196,19 +196,19 @@ def test_a_request_that_has_ended_is_made_anew(code: str, said: str) -> None:
     asked = Asked(10)
     asked.pulls.ask()
     asked.pulls.arrived()
-    assert asked.pulls.heed(status(code, said, "IN.1")) is None
+    assert asked.pulls.handle(status(code, said, "IN.1")) is None
     assert asked.pulls.asked == 0
     asked.pulls.ask()
     assert asked.batches == [10, 10]
     # One that has already been served ends nothing else.
-    assert asked.pulls.heed(status(code, said, "IN.1")) is None
+    assert asked.pulls.handle(status(code, said, "IN.1")) is None
     assert asked.pulls.asked == 10
 
 
 def test_a_heartbeat_changes_nothing() -> None:
     asked = Asked(10)
     asked.pulls.ask()
-    assert asked.pulls.heed(status("100", "Idle Heartbeat", "IN.1")) is None
+    assert asked.pulls.handle(status("100", "Idle Heartbeat", "IN.1")) is None
     assert asked.pulls.asked == 10
 
 
@@ -219,7 +219,7 @@ def test_a_heartbeat_changes_nothing() -> None:
 def test_a_consumer_that_is_gone_is_trouble(code: str, said: str) -> None:
     asked = Asked(10)
     asked.pulls.ask()
-    assert asked.pulls.heed(status(code, said, "IN.1")) == ConsumerLost(code, said)
+    assert asked.pulls.handle(status(code, said, "IN.1")) == ConsumerLost(code, said)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ SETTINGS = Settings.model_construct(settle_s=0.0)
 @pytest.fixture
 def store() -> MemoryStore:
     made = MemoryStore(ManualClock())
-    made.clock.advance(60)  # the quiet period after the start is over
+    made.clock.advance(60)  # the grace period after the start is over
     return made
 
 
@@ -154,7 +154,7 @@ def test_an_idle_fleet_writes_no_history(store: MemoryStore) -> None:
     assert len(store.database.tables.events) == before
 
 
-def test_the_gone_are_buried_and_their_feeds_placed_in_the_same_pass(store: MemoryStore) -> None:
+def test_gone_workers_expire_and_their_feeds_are_placed_in_the_same_pass(store: MemoryStore) -> None:
     add_worker(store, "a")
     add_feeds(store, 3)
     _, sent = run(store)

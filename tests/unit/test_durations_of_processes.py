@@ -15,7 +15,7 @@ import uvloop
 from pydantic import SecretStr
 
 from feedq import beat
-from feedq.beat import LOOK_SHARE, RENEW_S, ElectionCandidate, send_each
+from feedq.beat import CHECK_SHARE, RENEW_S, ElectionCandidate, send_each
 from feedq.celery import make_app
 from feedq.lease import is_pardoned
 from feedq.model import Lease, LeaseState, Reason, Release
@@ -34,7 +34,7 @@ from tests.unit.data_path import LIMIT_S, DataPath, batch, until
 from tests.unit.test_runner import Bench, numbered_source, options
 
 LEADER, LOOKS = Bounds.of("leader_ttl_s"), Bounds.of("look_interval_s")
-LOOK_TAKES_S = 0.002
+CHECK_TAKES_S = 0.002
 
 
 def on_uvloop(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -48,7 +48,7 @@ class Leader:
 
     def __init__(self, settings: Settings, monkeypatch: pytest.MonkeyPatch, *, for_s: float) -> None:
         self.now, self._until = 1_000.0, 1_000.0 + for_s
-        self.looks = 0
+        self.checks = 0
         self.was_taken_for_frozen = False
         monkeypatch.setattr(beat, "monotonic", lambda: self.now)
         monkeypatch.setattr(reconcile, "apply_async", lambda **_: None)
@@ -57,10 +57,10 @@ class Leader:
         self._ttl_s = settings.leader_ttl_s
         self._expires_at = self.now + self._ttl_s
 
-    def look(self) -> LivenessCheck:
-        self.looks += 1
-        self.now += LOOK_TAKES_S
-        return LivenessCheck(0, 0, 0, pass_seq=self.looks, pass_age_s=0.0)
+    def check_liveness(self) -> LivenessCheck:
+        self.checks += 1
+        self.now += CHECK_TAKES_S
+        return LivenessCheck(0, 0, 0, pass_seq=self.checks, pass_age_s=0.0)
 
     def renew(self) -> bool:
         self.was_taken_for_frozen |= self.now > self._expires_at
@@ -93,7 +93,9 @@ def test_an_elected_beat_stays_elected_while_it_looks(
     leader.candidate._lead(leader)  # type: ignore[arg-type]
     assert not leader.was_taken_for_frozen
     # A renewal that is due ends a pause.
-    assert 2 <= leader.looks <= for_s / max(look_interval_s, LOOK_SHARE * LOOK_TAKES_S) + for_s / RENEW_S + 2
+    assert (
+        2 <= leader.checks <= for_s / max(look_interval_s, CHECK_SHARE * CHECK_TAKES_S) + for_s / RENEW_S + 2
+    )
 
 
 @pytest.mark.parametrize("interval_s", astuple(Bounds.of("reconcile_interval_s")))
@@ -120,7 +122,7 @@ def test_a_writer_gathers_for_the_interval_and_no_longer(interval_s: float) -> N
                     async with asyncio.timeout(0.1):
                         await batch_queue.drained()
                 assert path.tables.commits == 0
-                path.writer.hurry()
+                path.writer.flush_now()
             async with asyncio.timeout(LIMIT_S):
                 await batch_queue.drained()
             assert path.tables.commits == 1

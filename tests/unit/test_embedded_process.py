@@ -85,11 +85,11 @@ def test_a_child_that_ignores_its_signal_is_killed_after_the_grace(tmp_path: Pat
     assert end(child, (signal.SIGTERM, 0.1)) == -signal.SIGKILL
 
 
-def test_a_hurry_ends_the_grace(tmp_path: Path) -> None:
+def test_force_ends_the_grace(tmp_path: Path) -> None:
     child = spawn(DEAF, log=tmp_path / "log", env=os.environ, cwd=tmp_path)
     assert poll_until(lambda: "deaf" in tail(tmp_path / "log"), timeout_s=GENEROUS_S)
     # Without the hurry this would take longer than the test may.
-    assert end(child, (signal.SIGTERM, 3_600.0), hurry=lambda: True) == -signal.SIGKILL
+    assert end(child, (signal.SIGTERM, 3_600.0), is_forced=lambda: True) == -signal.SIGKILL
 
 
 def test_a_directory_closed_to_others_cannot_be_entered_by_them(tmp_path: Path) -> None:

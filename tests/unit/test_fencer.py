@@ -53,7 +53,7 @@ class StrictSink(MemorySink):
         return super().fence(requests, lock_timeout_s=lock_timeout_s)
 
 
-async def test_two_tenures_of_one_feed_in_a_group_do_not_fail_the_group() -> None:
+async def test_two_epochs_of_one_feed_in_a_group_do_not_fail_the_group() -> None:
     tables = MemoryTables()
     fencer = Fencer(
         "default",
@@ -92,7 +92,7 @@ def test_a_loop_that_closes_before_its_answer_does_not_end_the_thread() -> None:
         path.tables.locked.add(1)
 
         async def give_up() -> None:
-            # Not cancelled: the loop simply ends, as that of a tenure on a thread does.
+            # Not cancelled: the loop simply ends, as that of a stream on a thread does.
             waiting = path.fencer.fence(request(1, 2))
             waiting.send(None)
 

@@ -82,7 +82,7 @@ def make() -> Iterator[Callable[..., Stage]]:
     yield stage
     for one in made:
         one.go_on.set()
-        one.jobs.hurry()
+        one.jobs.force_stop()
         one.jobs.join()
         if one.jobs.slots is not None:
             one.jobs.slots.close(timeout_s=LIMIT_S)
@@ -204,7 +204,7 @@ def test_who_insists_is_not_kept_waiting(make: Callable[..., Stage]) -> None:
     stage.begin(5)
     leaving = Thread(target=stage.jobs.join, daemon=True)
     leaving.start()
-    stage.jobs.hurry()
+    stage.jobs.force_stop()
     leaving.join(LIMIT_S / 2)
     assert not leaving.is_alive()
     assert not stage.jobs.is_busy

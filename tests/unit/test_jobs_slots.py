@@ -56,7 +56,7 @@ class Stage:
         self.slots.hint([])
         self.slots.turn()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.go_on.set()
         until(lambda: self.slots._count_running() == 0, "all have ended")
 
@@ -92,7 +92,7 @@ def test_no_more_is_claimed_than_there_are_free_slots(stage: Stage) -> None:
     stage.claim()
     assert [offer.limit for offer in stage.runs.offers] == [2]
     assert sorted(stage.runs.states().values()) == ["running"] * 2 + ["waiting"] * 3
-    stage.let_go()
+    stage.release()
     stage.slots.turn()
     assert stage.runs.states()[1] == stage.runs.states()[2] == "succeeded"
     assert stage.runs.offers[-1].limit == 2, "a slot that is free is offered at once"
@@ -139,7 +139,7 @@ def test_a_failure_is_told_with_its_reason(stage: Stage) -> None:
     stage.runs.add(1)
     stage.error = ValueError("no such month")
     stage.claim()
-    stage.let_go()
+    stage.release()
     stage.slots.turn()
     assert (stage.runs.rows[1].state, stage.runs.rows[1].reason) == (
         RunState.FAILED,
@@ -154,7 +154,7 @@ def test_ends_wait_for_a_database_that_is_away_and_keep_their_slots(stage: Stage
     stage.claim()
     until(lambda: len(stage.begun) == 2, "both run")
     stage.runs.is_away = True
-    stage.let_go()
+    stage.release()
     for _ in range(3):
         with pytest.raises(Unavailable):
             stage.slots.turn()
@@ -174,7 +174,7 @@ def test_one_end_that_cannot_be_stored_keeps_no_other_from_being_told(stage: Sta
     until(lambda: len(stage.begun) == 2, "both run")
     assert stage.slots.knows(1)
     stage.runs.cannot_end = {1}
-    stage.let_go()
+    stage.release()
     assert stage.slots.knows(1), "the database will be told"
     stage.slots.turn()
     assert stage.runs.states() == {1: "running", 2: "succeeded"}
@@ -185,7 +185,7 @@ def test_one_end_that_cannot_be_stored_keeps_no_other_from_being_told(stage: Sta
 def test_an_end_whose_answer_was_lost_is_told_once_more_and_changes_nothing(stage: Stage) -> None:
     stage.runs.add(1)
     stage.claim()
-    stage.let_go()
+    stage.release()
     stage.runs.loses_answer_of = "finish"
     with pytest.raises(Unavailable):
         stage.slots.turn()
@@ -207,7 +207,7 @@ def test_a_claim_whose_answer_was_lost_is_given_back_and_runs_after_all(stage: S
     assert stage.begun == [1]
     stage.claim()
     until(lambda: stage.begun == [1, 2], "claimed once more, under a new fence")
-    stage.let_go()
+    stage.release()
     stage.slots.turn()
     assert stage.runs.states() == {1: "succeeded", 2: "succeeded"}
     assert stage.begun == [1, 2], "neither ran twice"
@@ -217,7 +217,7 @@ def test_what_ran_before_a_lost_answer_is_never_given_back(stage: Stage) -> None
     # Its end was told, the answer to that was lost, and the row still says that it runs here.
     stage.runs.add(1)
     stage.claim()
-    stage.let_go()
+    stage.release()
     until(stage.is_over, "it has ended")
     stage.slots._ended.clear()
     stage.runs.loses_answer_of = "claim"
@@ -277,7 +277,7 @@ def test_a_time_out_ends_the_run_whatever_its_job_does(stage: Stage) -> None:
     assert stage.runs.rows[1].reason == "timed out after 2 s"
     assert stage.runs.offers[-1].limit == 2, "a stuck thread takes no slot"
     assert JOB_SLOTS.labels("stuck")._value.get() == 1
-    stage.let_go()
+    stage.release()
     until(stage.is_over, "its thread has ended, too")
     stage.slots.turn()
     assert stage.runs.states() == {1: "timed_out", 2: "succeeded"}
@@ -352,7 +352,7 @@ def test_with_its_session_gone_what_runs_goes_on_under_the_next_one(stage: Stage
     stage.session = new_session()
     stage.slots.turn()
     assert {row.worker_id for row in stage.runs.rows.values()} == {stage.session}
-    stage.let_go()
+    stage.release()
     stage.slots.turn()
     assert stage.runs.states() == {1: "succeeded", 2: "succeeded"}
     assert stage.told_to_stop == []
@@ -368,7 +368,7 @@ def test_jobs_whose_runs_were_taken_away_with_their_session_are_told_and_not_hea
     stage.session = new_session()
     stage.slots.turn()
     until(lambda: stage.told_to_stop == ["its worker was declared gone"], "one is told")
-    stage.let_go()
+    stage.release()
     stage.slots.turn()
     assert stage.runs.states() == {1: "cancelled", 2: "succeeded"}
     assert stage.runs.rejected == []
@@ -376,7 +376,7 @@ def test_jobs_whose_runs_were_taken_away_with_their_session_are_told_and_not_hea
 
 def test_what_has_ended_under_a_session_that_is_gone_is_told_under_the_next_one(stage: Stage) -> None:
     begin_two(stage)
-    stage.let_go()
+    stage.release()
     stage.slots.gone(ME)
     stage.runs.take_away(1)
     stage.session = new_session()
@@ -410,7 +410,7 @@ def test_a_drain_lets_what_runs_end_and_claims_nothing_more(stage: Stage) -> Non
     stage.runs.add(2)
     stage.claim()
     assert stage.runs.states() == {1: "running", 2: "waiting"}
-    stage.let_go()
+    stage.release()
     stage.slots.turn()
     assert stage.runs.states() == {1: "succeeded", 2: "waiting"}
 
@@ -447,7 +447,7 @@ def test_a_transactional_success_is_counted_and_told_by_nobody_else(stage: Stage
     before = sample("feedq_runs_ended_total", state="succeeded")
     stage.runs.add(1, semantics=Semantics.TRANSACTIONAL)
     stage.claim()
-    stage.let_go()
+    stage.release()
     until(stage.is_over, "it has ended")
     stage.slots.turn()
     assert stage.runs.states() == {1: "succeeded"}
@@ -458,7 +458,7 @@ def test_a_transactional_success_is_counted_and_told_by_nobody_else(stage: Stage
 def test_an_end_that_cannot_be_stored_does_not_stop_the_others(stage: Stage) -> None:
     stage.runs.add(1)
     stage.claim()
-    stage.let_go()
+    stage.release()
     until(stage.is_over, "it has ended")
     del stage.runs.rows[1]
     stage.slots.turn()

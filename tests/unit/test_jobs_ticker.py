@@ -16,7 +16,7 @@ from feedq.schedule.spread import SEGMENTS
 from feedq.telemetry import LogEvent
 from feedq.worker.jobs import share as share_module
 from feedq.worker.jobs import ticker as module
-from feedq.worker.jobs.share import LOOKERS, POLL_MAX_S, STAGGER_S, Note, Reminder, Share
+from feedq.worker.jobs.share import POLL_MAX_S, SCANNERS, STAGGER_S, Note, Reminder, Share
 from feedq.worker.jobs.ticker import Ticker
 from feedq.worker.outbox import Outbox
 from tests.unit.job_runs import ME, MemoryRuns, job_worker
@@ -76,7 +76,7 @@ def every_segment(attempt: int = 1) -> list[Hint]:
 
 def test_runs_of_our_segments_are_told_to_our_slots_and_others_to_their_worker(stage: Stage) -> None:
     stage.runs.fires = [Fired(every_segment(), False, None)]
-    stage.ticker.look()
+    stage.ticker.fire_due()
     mine = set(stage.ticker.share.mine)
     assert len(mine) == SEGMENTS / 2
     assert stage.told == [1000 + segment for segment in sorted(mine)]
@@ -87,29 +87,29 @@ def test_runs_of_our_segments_are_told_to_our_slots_and_others_to_their_worker(s
 
 def test_while_there_is_more_it_goes_on_firing_but_not_for_ever(stage: Stage) -> None:
     stage.runs.fires = [Fired((Hint(n, 1, 0),), True, None) for n in range(1_000)]
-    assert stage.ticker.look() <= STAGGER_S
-    assert stage.runs.asked["fire_due"] == module.LOOKS_IN_A_ROW
+    assert stage.ticker.fire_due() <= STAGGER_S
+    assert stage.runs.asked["fire_due"] == module.SCANS_IN_A_ROW
     assert stage.runs.asked["expire"] == 1, "the other duties have their turn"
 
 
 def test_it_looks_again_when_the_next_tick_falls_due(stage: Stage) -> None:
     stage.runs.next_in_s = 0.2
-    assert 0.1 < stage.ticker.look() <= 0.2 + STAGGER_S
+    assert 0.1 < stage.ticker.fire_due() <= 0.2 + STAGGER_S
     stage.runs.next_in_s = None
-    assert stage.ticker.look() > 0.3
+    assert stage.ticker.fire_due() > 0.3
 
 
 def test_with_nothing_to_look_for_it_looks_seldom_until_there_is(stage: Stage) -> None:
     stage.runs.fires = [Fired((), False, None, is_idle=True)]
-    assert share_module.IDLE_POLL_S * 0.75 <= stage.ticker.look() + STAGGER_S <= share_module.IDLE_POLL_S
+    assert share_module.IDLE_POLL_S * 0.75 <= stage.ticker.fire_due() + STAGGER_S <= share_module.IDLE_POLL_S
     assert stage.ticker.share.poll_s == share_module.IDLE_POLL_S, "and so do the slots"
     stage.runs.fires = [Fired((), False, None)]
-    assert stage.ticker.look() <= share_module.POLL_S
+    assert stage.ticker.fire_due() <= share_module.POLL_S
 
 
 def test_the_duties_are_done_at_intervals_and_not_with_each_look(stage: Stage) -> None:
     for _ in range(20):
-        stage.ticker.look()
+        stage.ticker.fire_due()
     assert stage.runs.asked["fire_due"] == 20
     assert stage.runs.asked["workers"] == stage.runs.asked["expire"] == 1
     assert stage.runs.asked["trim"] == 0
@@ -132,13 +132,13 @@ def test_a_run_of_ours_that_nobody_here_knows_any_more_ends_long_after_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = overdue_stage(monkeypatch, served_s=31.0)
-    stage.ticker.look()
+    stage.ticker.fire_due()
     assert stage.runs.states() == {1: "timed_out", 2: "running"}
 
 
 def test_soon_after_an_outage_it_is_left_to_who_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = overdue_stage(monkeypatch, served_s=29.0)
-    stage.ticker.look()
+    stage.ticker.fire_due()
     assert stage.runs.asked["overdue"] == 0
     again = overdue_stage(monkeypatch, served_s=31.0)
     again.runs.is_away = True
@@ -153,7 +153,7 @@ def test_soon_after_an_outage_it_is_left_to_who_runs_it(monkeypatch: pytest.Monk
 def test_an_outage_ends_no_ticker(stage: Stage) -> None:
     stage.runs.is_away = True
     with pytest.raises(Unavailable):
-        stage.ticker.look()
+        stage.ticker.fire_due()
     stage.ticker.start()
     until(lambda: stage.runs.asked["workers"] > 2, "it tries again")
     stage.runs.is_away = False
@@ -168,8 +168,8 @@ def test_who_is_woken_looks_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(share_module, "POLL_S", 60.0)
     monkeypatch.setattr(share_module, "POLL_MAX_S", 60.0)
     stage.ticker.start()
-    for look in range(1, 4):
-        until(lambda: stage.runs.asked["fire_due"] == look, "it looks, and sleeps")  # noqa: B023
+    for scans in range(1, 4):
+        until(lambda: stage.runs.asked["fire_due"] == scans, "it looks, and sleeps")  # noqa: B023
         stage.ticker.wake()
     stage.runs.fires = [Fired(every_segment(), False, None)]
     stage.ticker.wake()
@@ -184,7 +184,7 @@ def test_who_is_not_registered_owns_nothing_and_fires_all_the_same() -> None:
     runs.fires = [Fired(every_segment(), False, None)]
     notes = Posted()
     ticker = Ticker(runs, identity=lambda: None, notes=notes, tell_us=lambda _: None, retention_days=30)
-    ticker.look()
+    ticker.fire_due()
     assert ticker.share.mine == ()
     assert len(notes.notes) == OTHER.slots
 
@@ -205,17 +205,17 @@ def test_a_look_is_never_far_away_and_the_looks_of_all_are_few(
     pace = Share(workers=workers)
     assert 0.5 <= pace.poll_s <= POLL_MAX_S
     assert workers / pace.poll_s <= max(50.001, workers / POLL_MAX_S)
-    pause_s = pace.next_look_s(next_in_s, rng=Random(seed))
+    pause_s = pace.next_scan_s(next_in_s, rng=Random(seed))
     assert 0 <= pause_s <= pace.poll_s
 
 
 def test_of_a_thousand_workers_some_look_at_the_tick_and_not_all() -> None:
     rng = Random(7)
-    looks = [Share(workers=1_000).next_look_s(0.3, rng=rng) for _ in range(1_000)]
-    at_the_tick = sum(0.3 <= look <= 0.3 + STAGGER_S for look in looks)
-    assert 1 <= at_the_tick <= 4 * LOOKERS
-    few = [Share(workers=3).next_look_s(0.3, rng=rng) for _ in range(100)]
-    assert all(0.3 <= look <= 0.3 + STAGGER_S for look in few)
+    looks = [Share(workers=1_000).next_scan_s(0.3, rng=rng) for _ in range(1_000)]
+    at_the_tick = sum(0.3 <= scan_s <= 0.3 + STAGGER_S for scan_s in looks)
+    assert 1 <= at_the_tick <= 4 * SCANNERS
+    few = [Share(workers=3).next_scan_s(0.3, rng=rng) for _ in range(100)]
+    assert all(0.3 <= scan_s <= 0.3 + STAGGER_S for scan_s in few)
 
 
 # -- Celery's own pools ------------------------------------------------------------------------------
@@ -230,14 +230,14 @@ def test_a_run_that_waits_is_mentioned_again_only_after_a_while(monkeypatch: pyt
         runs, limit=3, steal_after_s=1e9, tell=lambda hints: told.extend(hint.run_id for hint in hints)
     )
     reminder.mention([Hint(1, 1, 1)])
-    reminder.look(ME, Share(mine=(1,)))
+    reminder.remind(ME, Share(mine=(1,)))
     assert told == [1, 2, 3], "no more than there are slots, and none twice"
-    reminder.look(ME, Share(mine=(1,)))
+    reminder.remind(ME, Share(mine=(1,)))
     assert told == [1, 2, 3]
     reminder.mention([Hint(1, 2, 1)])
     assert told == [1, 2, 3, 1], "another attempt is news"
     monkeypatch.setattr(share_module, "REMIND_AFTER_S", 0.0)
-    reminder.look(ME, Share(mine=(1,)))
+    reminder.remind(ME, Share(mine=(1,)))
     assert told == [1, 2, 3, 1, 1, 2, 3]
 
 
@@ -245,6 +245,6 @@ def test_the_ticker_reminds_where_messages_are_all_that_starts_a_run() -> None:
     stage = Stage()
     reminder = Reminder(stage.runs, limit=3, steal_after_s=1.0, tell=lambda _: None)
     ticker = stage.make(reminder)
-    ticker.look()
-    ticker.look()
+    ticker.fire_due()
+    ticker.fire_due()
     assert stage.runs.asked["due"] == 1

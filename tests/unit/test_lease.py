@@ -19,8 +19,8 @@ from feedq.lease import (
     TRANSITIONS,
     Edit,
     Move,
+    OutageGrace,
     Owner,
-    Quiet,
     Standing,
     TrustWindow,
     as_of,
@@ -80,9 +80,9 @@ def test_streaming_begins_with_a_claim_and_nothing_else() -> None:
 
 
 @given(st.lists(st.sampled_from(list(Move)), max_size=200))
-def test_no_two_tenures_share_an_epoch(moves: list[Move]) -> None:
+def test_no_two_assignments_share_an_epoch(moves: list[Move]) -> None:
     state, epoch = LeaseState.IDLE, 0
-    tenure = 0
+    driver = 0
     epoch_of: dict[int, int] = {}
     for move in moves:
         if (state, move) not in TRANSITIONS:
@@ -90,9 +90,9 @@ def test_no_two_tenures_share_an_epoch(moves: list[Move]) -> None:
         state = transition(state, move)
         epoch += move in EPOCH_GROWS
         # A message goes out with these: whoever may still claim under the last one has to be a stranger.
-        tenure += move is Move.ASSIGN
+        driver += move is Move.ASSIGN
         if state is not LeaseState.IDLE:
-            assert epoch_of.setdefault(tenure, epoch) == epoch, "an epoch must not change under its owner"
+            assert epoch_of.setdefault(driver, epoch) == epoch, "an epoch must not change under its owner"
     assert len(set(epoch_of.values())) == len(epoch_of)
 
 
@@ -164,13 +164,13 @@ def worker(
     )
 
 
-def quiet(alive_s: float = DAY_S) -> Quiet:
+def outage_grace(alive_s: float = DAY_S) -> OutageGrace:
     """A database that has been heard from for so long."""
-    return Quiet(NOW - s(alive_s))
+    return OutageGrace(NOW - s(alive_s))
 
 
-def gone(w: Worker, *, has_session: bool = True, q: Quiet | None = None, ttl_s: float = TTL_S) -> bool:
-    return is_gone(w, has_session=has_session, now=NOW, quiet=q or quiet(), ttl_s=ttl_s)
+def gone(w: Worker, *, has_session: bool = True, q: OutageGrace | None = None, ttl_s: float = TTL_S) -> bool:
+    return is_gone(w, has_session=has_session, now=NOW, outage_grace=q or outage_grace(), ttl_s=ttl_s)
 
 
 @pytest.mark.parametrize("state", [WorkerState.ACTIVE, WorkerState.DRAINING])
@@ -195,15 +195,15 @@ def test_a_crash_takes_two_looks_without_a_session(suspected: bool, has_session:
 @pytest.mark.parametrize("w", [worker(expired_s=5), worker(suspected=True)], ids=["expired", "crashed"])
 def test_everybody_gets_one_ttl_after_a_silence(w: Worker) -> None:
     for alive_s in (5.9, 0):
-        assert not gone(w, has_session=False, q=quiet(alive_s))
-    assert gone(w, has_session=False, q=quiet(6.0))
+        assert not gone(w, has_session=False, q=outage_grace(alive_s))
+    assert gone(w, has_session=False, q=outage_grace(6.0))
 
 
 @pytest.mark.parametrize("ttl_s", [0.0, DAY_S])
-def test_a_ttl_at_its_ends_is_a_quiet_period_of_that_length(ttl_s: float) -> None:
-    assert gone(worker(expired_s=1), q=quiet(ttl_s), ttl_s=ttl_s)
+def test_a_ttl_at_its_ends_is_a_grace_period_of_that_length(ttl_s: float) -> None:
+    assert gone(worker(expired_s=1), q=outage_grace(ttl_s), ttl_s=ttl_s)
     if ttl_s:
-        assert not gone(worker(expired_s=1), q=quiet(alive_s=ttl_s - 1), ttl_s=ttl_s)
+        assert not gone(worker(expired_s=1), q=outage_grace(alive_s=ttl_s - 1), ttl_s=ttl_s)
 
 
 def served_s(since_s: float, at_s: float, *, has_restarted: bool = False) -> float:

@@ -35,7 +35,7 @@ def service(directory: Path, code: str, *, name: str = "worker1") -> Iterator[Se
     try:
         yield made
     finally:
-        stop_all([made], grace_s=0, hurry=lambda: True)
+        stop_all([made], grace_s=0, is_forced=lambda: True)
 
 
 def wait_for_death(made: Service) -> None:
@@ -49,10 +49,10 @@ def test_a_death_is_told_once_and_restarted_after_a_pause(tmp_path: Path) -> Non
         made.start(now=100.0)
         pid = made.pid
         wait_for_death(made)
-        ended = made.look(now=101.0)
+        ended = made.poll(now=101.0)
         assert ended is not None
         assert (ended.name, ended.pid, ended.how) == ("worker1", pid, "ended with status 3")
-        assert made.look(now=101.5) is None
+        assert made.poll(now=101.5) is None
         assert not made.is_due(now=101.0 + ended.restart_in_s - 0.01)
         assert made.is_due(now=101.0 + ended.restart_in_s)
         made.start(now=106.0)
@@ -62,7 +62,7 @@ def test_a_death_is_told_once_and_restarted_after_a_pause(tmp_path: Path) -> Non
 def test_a_live_process_is_left_alone(tmp_path: Path) -> None:
     with service(tmp_path, "exec sleep 600") as made:
         made.start(now=0.0)
-        assert made.look(now=1.0) is None
+        assert made.poll(now=1.0) is None
         assert not made.is_due(now=1e9)
 
 
@@ -85,7 +85,7 @@ def test_the_log_of_a_process_that_dies_again_and_again_is_not_rotated_away(tmp_
         for round_number in range(3):
             made.start(now=10.0 * round_number)
             wait_for_death(made)
-            made.look(now=10.0 * round_number + 1)
+            made.poll(now=10.0 * round_number + 1)
         assert tail(made.log).count("the reason") == 3
 
 
@@ -110,7 +110,7 @@ def test_all_are_asked_to_stop_and_only_the_deaf_are_killed(tmp_path: Path) -> N
             made.start(now=0.0)
             assert poll_until(lambda: tail(made.log) == "up", timeout_s=GENEROUS_S)  # noqa: B023
         processes = [made.process for made in (one, other)]
-        assert stop_all([one, other], grace_s=0.5, hurry=lambda: False) == ["deaf"]
+        assert stop_all([one, other], grace_s=0.5, is_forced=lambda: False) == ["deaf"]
         assert [p.returncode for p in processes if p is not None] == [-signal.SIGKILL, 0]
         assert one.pid is None
         assert not one.is_due(now=1e9)
@@ -121,7 +121,7 @@ def died(made: Service, *, at: float, deaths: int) -> None:
     made.deaths = deaths - 1
     made.start(now=at)
     wait_for_death(made)
-    assert made.look(now=at) is not None
+    assert made.poll(now=at) is not None
 
 
 def test_of_those_that_all_died_one_is_started_again_at_once(tmp_path: Path) -> None:

@@ -43,14 +43,14 @@ def test_an_empty_batch_moves_the_cursor_and_holds_nothing() -> None:
         assert batch.cursor == {"at": 1}
 
 
-def test_whatever_names_a_tenure_has_the_same_key() -> None:
-    tenures: list[Assignment | StopRequest | Release | Progress] = [
+def test_whatever_names_an_epoch_has_the_same_key() -> None:
+    named: list[Assignment | StopRequest | Release | Progress] = [
         Assignment(3, 9, UUID(int=1), "node.a"),
         StopRequest(3, 9, Reason.PAUSED),
         Release(3, 9, Reason.RELEASED),
         Progress(3, 9, 0, 0, 0, None, None, False, False, 0, None),
     ]
-    assert {tenure.key for tenure in tenures} == {(3, 9)}
+    assert {one.key for one in named} == {(3, 9)}
 
 
 VALUES = [v for v in vars(model).values() if isinstance(v, type) and dataclasses.is_dataclass(v)]

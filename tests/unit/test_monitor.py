@@ -74,12 +74,12 @@ def test_last_words_are_heard_even_of_one_that_was_about_to_leave(tmp_path: Path
 def test_a_process_below_its_limits_is_left_alone(tmp_path: Path) -> None:
     activity, monitor, _ = make_monitor(tmp_path, Limits(5, 2**50))
     activity.tick()
-    assert monitor.look() is None
+    assert monitor.check() is None
 
 
 def test_one_that_fills_its_memory_is_to_be_ended(tmp_path: Path) -> None:
     _, monitor, _ = make_monitor(tmp_path, Limits(5, 2**20))
-    loss = monitor.look()
+    loss = monitor.check()
     assert loss is not None
     assert loss.cause == "memory"
 
@@ -120,12 +120,12 @@ def test_the_feed_that_grew_most_is_let_go_of_when_memory_is_nearly_full() -> No
     activity = Activity.private()
     told: list[tuple[int, Loss]] = []
     watch = MemoryWatch(
-        activity, limit_bytes=2**20, let_go=lambda feed_id, loss: told.append((feed_id, loss))
+        activity, limit_bytes=2**20, release=lambda feed_id, loss: told.append((feed_id, loss))
     )
-    assert not watch.look(), "nothing has been measured yet"
+    assert not watch.check(), "nothing has been measured yet"
     activity.growth[3] += GROWTH_MIN_BYTES // 4
     activity.growth[4] += GROWTH_MIN_BYTES
-    assert watch.look()
+    assert watch.check()
     ((feed_id, loss),) = told
     assert (feed_id, loss.feed_id, loss.cause, loss.is_certain) == (4, 4, "memory", True)
 
@@ -133,18 +133,18 @@ def test_the_feed_that_grew_most_is_let_go_of_when_memory_is_nearly_full() -> No
 def test_nobody_is_let_go_of_when_none_grew_more_than_all_others() -> None:
     activity = Activity.private()
     told: list[int] = []
-    watch = MemoryWatch(activity, limit_bytes=2**20, let_go=lambda feed_id, _: told.append(feed_id))
+    watch = MemoryWatch(activity, limit_bytes=2**20, release=lambda feed_id, _: told.append(feed_id))
     for feed_id in range(1, 9):
         activity.growth[feed_id] = GROWTH_MIN_BYTES
-    assert not watch.look()
+    assert not watch.check()
     assert told == []
 
 
 def test_with_memory_enough_nothing_is_measured() -> None:
     activity = Activity.private()
-    watch = MemoryWatch(activity, limit_bytes=2**50, let_go=lambda *_: None)
+    watch = MemoryWatch(activity, limit_bytes=2**50, release=lambda *_: None)
     activity.growth[3] = GROWTH_MIN_BYTES
-    assert not watch.look()
+    assert not watch.check()
     assert not activity.growth
 
 

@@ -98,7 +98,7 @@ def apply(pool: StreamPool, name: str, function: Callable[[], object]) -> Any:
     )
 
 
-def test_a_message_is_acknowledged_when_its_claim_is_and_ends_with_its_tenure(
+def test_a_message_is_acknowledged_when_its_claim_is_and_ends_with_its_stream(
     pool: StreamPool, supervisor: Offered
 ) -> None:
     request = Request()

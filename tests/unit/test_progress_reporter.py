@@ -50,7 +50,7 @@ def surroundings_of(reporter: ProgressReporter) -> Surroundings:
         open_batch_queue=lambda _s, key, feed, _l, fenced, on_change: path.open_batch_queue(
             key, feed, cursor=fenced.cursor, continues=fenced.commit_id, on_change=on_change
         ),
-        hurry=lambda _: None,
+        flush_now=lambda _: None,
         sink_trouble=lambda _: None,
         on_progress=reporter.note,
         on_status=reporter.tell,

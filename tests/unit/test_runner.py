@@ -157,7 +157,7 @@ class Bench:
             open_batch_queue=lambda _s, key, feed, _l, fenced, on_change: self.path.open_batch_queue(
                 key, feed, cursor=fenced.cursor, continues=fenced.commit_id, on_change=on_change
             ),
-            hurry=lambda _: self.path.writer.hurry(),
+            flush_now=lambda _: self.path.writer.flush_now(),
             sink_trouble=lambda _: self.sink_trouble,
             on_progress=lambda _: None,
             on_status=lambda _: None,
@@ -561,7 +561,7 @@ async def test_a_source_that_is_not_there_is_tried_again_and_then_let_go() -> No
     assert bench.runner.progress.status(None) is Status.FAILING
 
 
-async def test_failures_of_tenures_before_count_until_something_lands() -> None:
+async def test_failures_under_earlier_epochs_count_until_something_lands() -> None:
     async with numbered_source() as source:
         with DataPath() as path:
             bench = Bench(path, options(source), failures=7)

@@ -1,4 +1,4 @@
-"""What a connector remembers from one connection of a tenure to the next."""
+"""What a connector remembers from one connection of a stream to the next."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def test_a_feed_has_one_owner_and_a_worker_never_too_many(strategy: str, hold_s:
     assert engine.looks > 100
     assert report.feeds == 90
     assert all(feed.connected for feed in engine.fleet.feeds if not feed.removed)
-    tenures = sum(feed.epoch for feed in engine.fleet.feeds)
-    assert tenures == report.total.placed + report.total.moved + report.total.restarted
+    epochs = sum(feed.epoch for feed in engine.fleet.feeds)
+    assert epochs == report.total.placed + report.total.moved + report.total.restarted
 
 
 def test_the_same_seed_gives_the_same_report_and_another_one_another() -> None:

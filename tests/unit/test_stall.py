@@ -12,40 +12,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.worker.stall import LAPSE_MAX_S, Scheduling, Sighting, StallClock
+from feedq.worker.stall import LAPSE_MAX_S, LoopSample, Scheduling, StallClock
 from tests.cluster import wait_until
 
 
 def test_a_loop_that_turns_is_never_stalled() -> None:
     clock = StallClock()
-    assert [clock.look(Sighting(at=n / 2, ticks=n)) for n in range(100)] == [0.0] * 100
+    assert [clock.observe(LoopSample(at=n / 2, ticks=n)) for n in range(100)] == [0.0] * 100
 
 
 def test_a_loop_that_does_not_turn_is_stalled_for_as_long_as_it_could_have() -> None:
     clock = StallClock()
-    looks = [clock.look(Sighting(at=n / 2, ticks=7)) for n in range(12)]
+    looks = [clock.observe(LoopSample(at=n / 2, ticks=7)) for n in range(12)]
     assert looks[-1] == pytest.approx(5.5)
-    assert clock.look(Sighting(at=6.5, ticks=8)) == 0.0
+    assert clock.observe(LoopSample(at=6.5, ticks=8)) == 0.0
 
 
 def test_what_it_waited_for_a_processor_does_not_count() -> None:
     clock = StallClock()
     for n in range(100):
-        clock.look(Sighting(at=n / 2, ticks=7, waited_s=n * 0.4))
+        clock.observe(LoopSample(at=n / 2, ticks=7, waited_s=n * 0.4))
     assert clock.stalled_s == pytest.approx(99 * 0.1)
 
 
 def test_what_passed_while_it_was_stopped_does_not_count() -> None:
     clock = StallClock()
     for n in range(100):
-        clock.look(Sighting(at=n / 2, ticks=7, stopped=2 <= n < 98))
+        clock.observe(LoopSample(at=n / 2, ticks=7, stopped=2 <= n < 98))
     assert clock.stalled_s == pytest.approx(1.0)
 
 
 def test_a_judge_that_did_not_run_itself_counts_one_look() -> None:
     clock = StallClock()
-    clock.look(Sighting(at=0, ticks=7))
-    assert clock.look(Sighting(at=3_600, ticks=7)) == LAPSE_MAX_S
+    clock.observe(LoopSample(at=0, ticks=7))
+    assert clock.observe(LoopSample(at=3_600, ticks=7)) == LAPSE_MAX_S
 
 
 @given(
@@ -60,7 +60,7 @@ def test_it_never_counts_more_than_has_passed(
     for lapse_s, turned, starved_s, stopped in steps:
         at, ticks, waited_s = at + lapse_s, ticks + turned, waited_s + starved_s
         before = clock.stalled_s
-        after = clock.look(Sighting(at, ticks, waited_s, stopped))
+        after = clock.observe(LoopSample(at, ticks, waited_s, stopped))
         assert 0.0 <= after <= before + min(lapse_s, LAPSE_MAX_S) + 1e-9
 
 

@@ -112,19 +112,19 @@ def test_what_a_rush_leaves_is_asked_for_in_a_moment(
             return self
 
         def wake(self) -> None:
-            woken.append(tasks.AFTER_RUSH_S)
+            woken.append(tasks.AFTER_FAST_PATH_S)
             if is_away:
                 raise Unavailable("it is away")
 
     class AtOnce:
         def __init__(self, wait_s: float, function: Callable[..., None], arguments: Sequence[object]) -> None:
-            assert wait_s == tasks.AFTER_RUSH_S
+            assert wait_s == tasks.AFTER_FAST_PATH_S
             self._function, self._arguments = function, arguments
 
         def start(self) -> None:
             self._function(*self._arguments)
 
-    report = PassReport(workers_gone=1, more=True, in_rush=True, left_out=left_out)
+    report = PassReport(workers_gone=1, more=True, is_fast_path=True, left_out=left_out)
     monkeypatch.setattr(tasks, "store", Waking)
     monkeypatch.setattr(control, "reconcile", lambda *_, **__: report)
     monkeypatch.setattr(tasks, "Timer", AtOnce)

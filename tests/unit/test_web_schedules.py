@@ -31,16 +31,16 @@ from feedq.schedule.model import (
     ScheduleView,
 )
 from feedq.store.postgresql import JobStore
-from feedq.web.asking import (
+from feedq.web.feed_reader import Reader
+from feedq.web.guard import refusal
+from feedq.web.params import (
     ScheduleQuery,
     parse_moment,
     parse_run_id,
     parse_schedules,
     parse_states,
 )
-from feedq.web.facts import SchedulePart, ScheduleQueries
-from feedq.web.feed_reader import Reader
-from feedq.web.guard import refusal
+from feedq.web.queries import FoundSchedules, ScheduleQueries
 from feedq.wording import lag_s, seconds, tick_of, took_s, why_run
 from tests.fakes.clock import NEW_YEAR
 
@@ -318,7 +318,7 @@ def test_the_last_page_says_that_it_is_the_last() -> None:
     async def told() -> None:
         facts = pages(Shelf(["a", "b", "c"]))
 
-        async def page(after: str, limit: int) -> SchedulePart:
+        async def page(after: str, limit: int) -> FoundSchedules:
             return await facts.part(ScheduleQuery(after=after, limit=limit))
 
         assert (await page("", 3)).next_after is None

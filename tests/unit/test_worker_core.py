@@ -281,13 +281,13 @@ def test_after_a_lost_session_the_leases_are_compared_once(bench: Bench) -> None
 
 def test_a_loop_that_stands_still_suspends_and_no_answer_resumes_before_it_turns(bench: Bench) -> None:
     stall_s = SETTINGS.stall_s
-    assert bench.core.loop_looked_at(stall_s - 0.1, now=bench.now) == []
-    (suspended, _) = bench.core.loop_looked_at(stall_s, now=bench.now)
+    assert bench.core.loop_checked(stall_s - 0.1, now=bench.now) == []
+    (suspended, _) = bench.core.loop_checked(stall_s, now=bench.now)
     assert suspended == Suspend("the event loop stands still")
-    assert bench.core.loop_looked_at(stall_s + 1, now=bench.now) == []
+    assert bench.core.loop_checked(stall_s + 1, now=bench.now) == []
     assert bench.beat() == []
     assert not bench.core.is_trusted(bench.now)
-    assert bench.core.loop_looked_at(0.0, now=bench.now) == [HeartbeatNow()]
+    assert bench.core.loop_checked(0.0, now=bench.now) == [HeartbeatNow()]
     assert bench.beat() == [Resume()]
 
 

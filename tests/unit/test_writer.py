@@ -50,12 +50,12 @@ async def test_many_feeds_share_few_commits() -> None:
         assert path.tables.commits <= 3
 
 
-async def test_hurry_commits_before_the_interval_ends() -> None:
+async def test_flush_now_commits_before_the_interval_ends() -> None:
     with DataPath(flush_interval_s=3600) as path:
         own(path, 1)
         batch_queue = path.open_batch_queue((1, 1), "a")
         await batch_queue.put(batch(b"x", cursor=1))
-        path.writer.hurry()
+        path.writer.flush_now()
         await until(lambda: batch_queue.is_drained, "committed")
 
 

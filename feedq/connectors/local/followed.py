@@ -27,7 +27,7 @@ from feedq.model import JSON
 HEAD_BYTES = 1024
 """How much of its beginning tells a file from others. Two logs differ in their first line, by its time."""
 READ_BYTES = 256 * 1024
-LOOKS_MAX = 100
+SCANS_MAX = 100
 """A directory is looked at until two looks in a row agree, each in well under a millisecond."""
 _ROTATED = re.compile(r"[-._]?[0-9][-._:T0-9]*")
 """What rotation appends to a name, unless it compresses the file too."""
@@ -172,7 +172,7 @@ class _Done:
 
 def find(path: str, position: FileCursor, framer: Callable[[], Framer]) -> FollowedFile | None:
     """The file of a position, by whatever name beside ``path``; else a copy of it; None if all are gone."""
-    for _ in range(LOOKS_MAX):
+    for _ in range(SCANS_MAX):
         before = _possible_successors(path, position.inode)
         # A copy is second best, and among those one is as good as another.
         for name in sorted(before, key=lambda name: before[name].st_ino != position.inode):
@@ -190,7 +190,7 @@ def find(path: str, position: FileCursor, framer: Callable[[], Framer]) -> Follo
 
 def open_next(path: str, file: FollowedFile, framer: Callable[[], Framer]) -> FollowedFile | None:
     """The file to read when ``file`` is over, at its beginning; None if there is none yet."""
-    for _ in range(LOOKS_MAX):
+    for _ in range(SCANS_MAX):
         rotated = rotated_after(path, file)
         name, inode = rotated or (path, inode_at(path))
         if inode is None or inode == file.inode:
@@ -209,7 +209,7 @@ def open_next(path: str, file: FollowedFile, framer: Callable[[], Framer]) -> Fo
 def rotated_after(path: str, file: FollowedFile) -> tuple[str, int] | None:
     """Name and inode of the rotated file to read when ``file`` is over, if it is not yet the one at ``path``."""
     before = _possible_successors(path, file.inode)
-    for _ in range(LOOKS_MAX):
+    for _ in range(SCANS_MAX):
         at_path, after_ns = inode_at(path), file.modified_ns
         later = [
             (status.st_mtime_ns, name, status.st_ino)

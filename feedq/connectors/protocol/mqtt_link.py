@@ -145,8 +145,8 @@ class MqttLink:
             SourceUnavailable: the connection is lost before there is an answer.
         """
         self._client_id, self._is_5 = login.client_id, login.version == "5"
-        gate = PacketFilter(payload_bytes_max=self._payload_bytes_max, is_5=self._is_5)
-        self._socket = PahoSocket(self._connection, gate)
+        packet_filter = PacketFilter(payload_bytes_max=self._payload_bytes_max, is_5=self._is_5)
+        self._socket = PahoSocket(self._connection, packet_filter)
         client = self._client = _Client(
             self._socket,
             callback_api_version=CallbackAPIVersion.VERSION2,
@@ -258,8 +258,8 @@ class MqttLink:
             if self.is_lost or self._socket.is_dry or perf_counter() - began >= TURN_S:
                 return
             self._step(self._client.loop_read)
-            if self._socket.gate.refusal is not None:
-                self._refuse(self._socket.gate.refusal)
+            if self._socket.packet_filter.refusal is not None:
+                self._refuse(self._socket.packet_filter.refusal)
                 return
             if self.inbox.is_full:
                 self._stop_reading()
@@ -281,7 +281,7 @@ class MqttLink:
         self.inbox.put(last, size=last.size)
 
     def _resume(self) -> None:
-        if not self._may_read.is_set() and self._socket.gate.refusal is None:
+        if not self._may_read.is_set() and self._socket.packet_filter.refusal is None:
             # While reading was paused it was we who did not listen.
             self._heard_at = self._loop.time()
             self._may_read.set()
@@ -377,8 +377,8 @@ class MqttLink:
 class PahoSocket:
     """Stands for paho's socket: gives it what has come, as far as the filter lets it through, and sends."""
 
-    def __init__(self, connection: Connection, gate: PacketFilter) -> None:
-        self.gate = gate
+    def __init__(self, connection: Connection, packet_filter: PacketFilter) -> None:
+        self.packet_filter = packet_filter
         self.is_dry = True
         """Whether the last reading found nothing more."""
         self.trouble: SourceUnavailable | None = None
@@ -391,10 +391,10 @@ class PahoSocket:
         self._held, self.is_dry = memoryview(data), False
 
     def recv(self, size: int) -> bytes:
-        if self._held and self.gate.refusal is None:
+        if self._held and self.packet_filter.refusal is None:
             taken, self._held = self._held[:size], self._held[size:]
-            self.gate.look(taken)
-            if self.gate.refusal is None:
+            self.packet_filter.inspect(taken)
+            if self.packet_filter.refusal is None:
                 return bytes(taken)
         self.is_dry = True
         raise BlockingIOError
@@ -440,7 +440,7 @@ class PacketFilter:
         """Of a PUBLISH with properties, as much as says how long they are."""
         self.refusal: PacketRefusal | None = None
 
-    def look(self, piece: memoryview) -> None:
+    def inspect(self, piece: memoryview) -> None:
         """To be called with each piece, of one byte until the body begins."""
         if not self._kind:
             self._open(piece[0])
@@ -448,7 +448,7 @@ class PacketFilter:
             self._measure(piece[0])
         else:
             if self._begin is not None:
-                self._look_into_publish(piece)
+                self._inspect_publish(piece)
             self._left -= len(piece)
             if not self._left:
                 self._kind = 0
@@ -476,7 +476,7 @@ class PacketFilter:
         if not self._left:
             self._kind = 0
 
-    def _look_into_publish(self, piece: memoryview) -> None:
+    def _inspect_publish(self, piece: memoryview) -> None:
         assert self._begin is not None
         begin = self._begin
         begin += piece[: TOPIC_BYTES_MAX + 8]

@@ -399,7 +399,7 @@ class NatsClient:
                 case b"PONG" | b"+OK" | b"INFO":
                     pass  # where else one could connect is of no use: the runner reconnects
                 case _:
-                    self._heed(_said(event))
+                    self._handle(_said(event))
         if is_pinged:
             # One answer is enough to however many have come at once.
             self._send(b"PONG\r\n")
@@ -415,7 +415,7 @@ class NatsClient:
         """Where the last question is answered."""
         return f"{self._answers_to}.{self._asked}"
 
-    def _heed(self, said: str) -> None:
+    def _handle(self, said: str) -> None:
         if "permissions violation" in said:
             self.fail(FeedMisconfigured(f"{self._where}: {said}; the user needs this permission"))
         else:

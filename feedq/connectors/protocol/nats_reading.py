@@ -119,7 +119,7 @@ class Pulls:
                 del self._left[reply]
             return
 
-    def heed(self, status: NatsMessage) -> ConsumerLost | None:
+    def handle(self, status: NatsMessage) -> ConsumerLost | None:
         """What a status message means for the requests; the trouble if it is more than the end of one."""
         headers = status.headers
         code, said = headers.get(STATUS, ""), headers.get(DESCRIPTION, "")
@@ -203,7 +203,7 @@ class Reading:
             if self._client.inbox.size > self._held_bytes_max + self._options.max_record_bytes:
                 self._client.fail(SourceUnavailable(f"{self._where}: more was received than asked for"))
         else:
-            trouble = self._pulls.heed(message)
+            trouble = self._pulls.handle(message)
             if trouble is not None:
                 self._client.fail(self._taken_away(trouble))
         if not self._client.inbox.is_full:

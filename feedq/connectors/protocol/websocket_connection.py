@@ -154,7 +154,7 @@ class Websocket:
         )
         self._timer: asyncio.TimerHandle | None = None
         self._answerer: asyncio.TimerHandle | None = None
-        self._look_later()
+        self._check_later()
 
     async def receive(self) -> list[bytes]:
         """The messages that have arrived since the last call, at least one; nothing at the end.
@@ -251,12 +251,12 @@ class Websocket:
 
     # -- signs of life -------------------------------------------------------------------------------
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         # One timer that looks again later, instead of one set back with every message.
         at = self._pulse.next_at
-        self._timer = self._loop.call_at(at, self._look) if at < inf else None
+        self._timer = self._loop.call_at(at, self._check_idle) if at < inf else None
 
-    def _look(self) -> None:
+    def _check_idle(self) -> None:
         if not (self._reader.is_open and self._connection.is_open):
             return  # it is over, and whoever takes the last messages is about to hear why
         now = self._loop.time()
@@ -282,13 +282,13 @@ class Websocket:
             case Due.PING:
                 self._ping(now)
             case Due.NOTHING:
-                self._look_later()
+                self._check_later()
 
     def _ping(self, now: float) -> None:
         self._protocol.send_ping(b"feedq")
         self._pulse.pinged(now)
         if self._flushed():
-            self._look_later()
+            self._check_later()
 
     def _answer_later(self) -> None:
         if self._answerer is None:

@@ -52,10 +52,10 @@ class MessageReader:
     __slots__ = (
         "_fragment_count",
         "_fragments",
-        "_looked_to",
         "_max",
         "_owed",
         "_protocol",
+        "_scanned_to",
         "_tail",
         "brought_data",
         "is_behind",
@@ -76,7 +76,7 @@ class MessageReader:
         self.is_endless = False
         """Whether a message had more than `FRAGMENTS_MAX` fragments; there will be no more messages."""
         self._fragment_count = 0
-        self._looked_to = 0
+        self._scanned_to = 0
         """Where `last_ping` has to go on, in what is to be pushed next."""
         self.brought_data = False
         """Whether the last push held some of a message, and not just pings and the like."""
@@ -94,7 +94,7 @@ class MessageReader:
         """The messages completed by ``data``; what the library answers waits in its `data_to_send`."""
         stream = self._tail + data
         self._tail = b""
-        self._looked_to = 0
+        self._scanned_to = 0
         self.brought_data = self._owed > 0
         self.is_behind = False
         messages: list[bytes] = []
@@ -121,13 +121,13 @@ class MessageReader:
         """The payload of the last ping in ``data``, which is to be pushed later, perhaps with more behind it; None
         if there is none that was not found before."""
         stream = self._tail + data
-        at = max(self._owed, self._looked_to)
+        at = max(self._owed, self._scanned_to)
         found = None
         while (size := _frame_size(stream, at)) is not None and at + size <= len(stream):
             if stream[at] == _PING:
                 found = stream[at + 2 : at + size]
             at += size
-        self._looked_to = at
+        self._scanned_to = at
         return found
 
     def _hand_over(self, stream: bytes, at: int, size: int, messages: list[bytes]) -> int:

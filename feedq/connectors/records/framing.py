@@ -123,7 +123,7 @@ class LineFramer:
         if not self._tail and 0 < data.find(LF) == len(data) - 1 <= self._max and CR not in data:
             # Just one record, as slow sources send it: the steps below would take four times as long.
             lines = bytes(data)
-            _let_go(data)
+            _release_memory(data)
             return Framed(lines)
         searched = len(self._tail)
         stream = _join(self._tail, data)
@@ -339,7 +339,7 @@ def _join(tail: bytearray, data: bytes | bytearray) -> bytearray:
     # Growing in place is what keeps a large record that arrives in crumbs from costing its square.
     if tail:
         tail += data
-        _let_go(data)
+        _release_memory(data)
         return tail
     return data if isinstance(data, bytearray) else bytearray(data)
 
@@ -353,11 +353,11 @@ def _divide(stream: bytearray, cut: int) -> tuple[bytes, bytearray]:
         return whole, stream
     with memoryview(stream) as view:
         parts = bytes(view[:cut]), bytearray(view[cut:])
-    _let_go(stream)
+    _release_memory(stream)
     return parts
 
 
-def _let_go(data: bytes | bytearray) -> None:
+def _release_memory(data: bytes | bytearray) -> None:
     """Free what was copied: a connector may hold on to it for as long as its feed has to wait."""
     if isinstance(data, bytearray):
         data.clear()

@@ -93,7 +93,7 @@ class TextPointers:
         """
         found: list[bytes | Missing] = [MISSING] * self._count
         try:
-            self._root.look(text, found)
+            self._root.search(text, found)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(str(error)) from None
         return found
@@ -116,7 +116,7 @@ class _Node:
     """Of the pointers that end here."""
     children: dict[str, _Node] = field(default_factory=dict)
 
-    def look(self, text: Any, found: list[bytes | Missing]) -> None:
+    def search(self, text: Any, found: list[bytes | Missing]) -> None:
         """Find what is pointed at from here on in a text, which stands for the value here."""
         if self.places:
             whole = bytes(text).strip(_BLANKS)
@@ -126,13 +126,13 @@ class _Node:
             return
         match _first(text):
             case 0x7B:
-                self._look_into_object(text, found)
+                self._search_object(text, found)
             case 0x5B:
-                self._look_into_array(text, found)
+                self._search_array(text, found)
             case _:
                 _ANY.decode(text)
 
-    def _look_into_object(self, text: Any, found: list[bytes | Missing]) -> None:
+    def _search_object(self, text: Any, found: list[bytes | Missing]) -> None:
         if self._passing is not None:
             try:
                 self._collect(self._passing.decode(text), found)
@@ -143,7 +143,7 @@ class _Node:
         named = _OBJECT.decode(text)
         for name, child in self.children.items():
             if name in named:
-                child.look(named[name], found)
+                child.search(named[name], found)
 
     def _collect(self, read: Any, found: list[bytes | Missing]) -> None:
         for place, child in enumerate(self.children.values()):
@@ -151,9 +151,9 @@ class _Node:
             if isinstance(value, msgspec.Struct):
                 child._collect(value, found)
             elif value is not _ABSENT and value is not None:
-                child.look(value, found)
+                child.search(value, found)
 
-    def _look_into_array(self, text: Any, found: list[bytes | Missing]) -> None:
+    def _search_array(self, text: Any, found: list[bytes | Missing]) -> None:
         if self._last_index >= PLACES_MAX:
             elements = _ARRAY.decode(text)
         else:
@@ -162,7 +162,7 @@ class _Node:
             elements = [getattr(read, name) for name in read.__struct_fields__]
         for index, child in self._indices:
             if index < len(elements) and elements[index] is not _ABSENT:
-                child.look(elements[index], found)
+                child.search(elements[index], found)
 
     @cached_property
     def _passing(self) -> msgspec.json.Decoder[Any] | None:

@@ -23,9 +23,9 @@ from feedq.schedule.model import Calendar, Schedule, ScheduleSpec
 from feedq.store.aggregate import Aggregate, in_transaction
 from feedq.store.jobs.rows import (
     SCHEDULE_COLUMNS,
+    notify_if_soon,
     now,
     record,
-    ring_if_soon,
     shown_schedule_from,
     stored_dates,
 )
@@ -145,7 +145,7 @@ def _retime(c: Connection, schedules: Sequence[Schedule]) -> None:
         "fires": [schedule.next_fire_at for schedule in changed],
     }
     c.execute(text(sql), parameters)
-    ring_if_soon(c, changed, at)
+    notify_if_soon(c, changed, at)
 
 
 def _retimed(schedule: Schedule, at: datetime) -> Schedule:

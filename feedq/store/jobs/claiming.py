@@ -18,7 +18,7 @@ What is left to be passed over by rank are runs that wait for one of their own s
 that belong to the segments of others and are not yet to be stolen.
 
 To plan all this takes the server longer than to execute it. So `first_due_in_s` comes first, and is all that is
-asked where nothing is due; `look` says which lanes and backfills there are; and `CLAIM` finds candidates,
+asked where nothing is due; `scan_due` says which lanes and backfills there are; and `CLAIM` finds candidates,
 locks the first of them that nobody else has locked, and takes them.
 
 **Two workers** that claim at the same moment:
@@ -68,7 +68,7 @@ DEFAULT_TIMEOUT_S = Job("").timeout_s or inf
 """Of a stored job that does not say, as it differs from no default."""
 CROWD = 32
 """So many candidates more than are wanted are looked at: the first may be locked by workers that claim as well."""
-LOOK_AHEAD = 256
+SCAN_AHEAD = 256
 """Of runs that fall due later, so many are looked at for the first that this worker may take."""
 NEVER_S = 1e9
 """Thirty years, for durations beyond it, which no interval holds."""
@@ -137,18 +137,18 @@ _NEXT_DUE = f"""
     SELECT least(
         min(CASE WHEN is_mine AND due_at > {NOW} THEN due_at
                  WHEN NOT is_mine THEN due_at + make_interval(secs => :steal_after_s) END),
-        CASE WHEN count(*) = {LOOK_AHEAD} THEN max(due_at) END)
+        CASE WHEN count(*) = {SCAN_AHEAD} THEN max(due_at) END)
     FROM (
         SELECT r.due_at, r.segment IS NULL OR r.segment = ANY(CAST(:segments AS smallint[])) AS is_mine
         FROM feedq.run r
         WHERE r.state = 'waiting' AND r.due_at > {NOW} - make_interval(secs => :steal_after_s)
-        ORDER BY r.due_at LIMIT {LOOK_AHEAD}
+        ORDER BY r.due_at LIMIT {SCAN_AHEAD}
     ) coming
     WHERE :takes_others
 """
 # Of a queue with limits the row is locked before what runs in it is counted for good; if it is full, nobody need
 # wait for it. In which queue a backfill or a run that it was told of is, is not known yet.
-LOOK = f"""
+DUE_SCAN = f"""
     WITH RECURSIVE me AS MATERIALIZED ({_ME}), waiting_lane (queue, task, selector) AS (
         -- From one lane to the next, by the index.
         (SELECT r.queue, {_TASK}, {_SELECTOR} FROM feedq.run r WHERE r.state = 'waiting' AND NOT ({_IN_LINE})
@@ -281,7 +281,7 @@ _DUE = f"WITH {CANDIDATES} SELECT * FROM candidate ORDER BY rank_at, id LIMIT :l
 
 @dataclass(frozen=True, slots=True)
 class DueScan:
-    """What `look` found."""
+    """What `scan_due` found."""
 
     parameters: Mapping[str, Any]
     """Of `CANDIDATES`."""
@@ -300,18 +300,20 @@ def first_due_in_s(c: Connection) -> float | None:
     return found
 
 
-def look(c: Connection, offer: Offer, *, ageing_s: float, locking: bool) -> DueScan:
+def scan_due(c: Connection, offer: Offer, *, ageing_s: float, locking: bool) -> DueScan:
     """What there is to be looked through, and when to ask again if that is nothing. With ``locking``, the rows of
     queues with limits that have room are locked."""
-    given, takes_others = look_parameters(offer, ageing_s=ageing_s)
-    sql = LOOK.replace("{lock}", "FOR UPDATE" if locking else "")
+    given, takes_others = scan_parameters(offer, ageing_s=ageing_s)
+    sql = DUE_SCAN.replace("{lock}", "FOR UPDATE" if locking else "")
     row = c.execute(text(sql), {**given, "takes_others": takes_others, "told": bool(given["runs"])}).one()
-    return look_from(row, given)
+    return due_scan_from(row, given)
 
 
-def look_parameters(offer: Offer, *, ageing_s: float) -> tuple[dict[str, Any], bool]:
-    """Of `LOOK`; and whether the worker takes others than those that it was told of: who has no segment and never
-    steals does not, and all the others need not be passed over."""
+def scan_parameters(offer: Offer, *, ageing_s: float) -> tuple[dict[str, Any], bool]:
+    """The parameters of `DUE_SCAN`, and whether the worker takes runs that it was not told of.
+
+    One that has no segment and never steals takes none, and need not pass over all the others.
+    """
     given = {
         "worker_id": str(offer.worker_id),
         "segments": list(offer.segments),
@@ -324,8 +326,8 @@ def look_parameters(offer: Offer, *, ageing_s: float) -> tuple[dict[str, Any], b
     return given, bool(offer.segments) or offer.steal_after_s < NEVER_S
 
 
-def look_from(row: Any, given: Mapping[str, Any]) -> DueScan:
-    """From the row of `LOOK`."""
+def due_scan_from(row: Any, given: Mapping[str, Any]) -> DueScan:
+    """From the row of `DUE_SCAN`."""
     waits = [max(wait, 0.0) for wait in (row.next_due_in_s, row.next_start_in_s) if wait is not None]
     names = ("open", "queues", "tasks", "selectors", "backfilled")
     return DueScan(
@@ -350,7 +352,7 @@ class ClaimedRuns:
 def claim(c: Connection, offer: Offer, *, ageing_s: float) -> ClaimedRuns:
     """Take at most ``offer.limit`` runs. An `IntegrityError` says that another worker was about to take one of the
     same schedule: nothing is taken then."""
-    seen = look(c, offer, ageing_s=ageing_s, locking=True)
+    seen = scan_due(c, offer, ageing_s=ageing_s, locking=True)
     if seen.any_missed:
         c.execute(text(MISS_DEADLINES))
     if seen.is_idle:
@@ -375,7 +377,7 @@ def taken_from(rows: Sequence[Any], seen: DueScan, *, limit: int) -> ClaimedRuns
 
 def due(c: Connection, offer: Offer, *, ageing_s: float) -> list[Hint]:
     """What `claim` would take if it came alone."""
-    seen = look(c, offer, ageing_s=ageing_s, locking=False)
+    seen = scan_due(c, offer, ageing_s=ageing_s, locking=False)
     if seen.is_idle:
         return []
     rows = c.execute(text(_DUE), {**seen.parameters, "limit": offer.limit})

@@ -11,7 +11,7 @@ successes locks nothing but the run.
 **Expiry.** A run is its worker's as long as the worker's session lives; there is no lease of its own to
 renew. Until the worker is declared gone, nobody else ends the run, whatever its time-out says: its owner
 does, and may only be waiting for the database to tell it. An outage of the database is no loss of workers
-(`feedq.lease.Quiet`), so it ends no run. Afterwards the time-out decides nothing either: what becomes of the
+(`feedq.lease.OutageGrace`), so it ends no run. Afterwards the time-out decides nothing either: what becomes of the
 run is a matter of its semantics.
 
 Any node may expire, several at once: what one has locked the others skip. Nothing is waited for, so the order of

@@ -38,7 +38,7 @@ AGAIN_S = 0.05
 PROBLEM_CHARS_MAX = 500
 _NOW = "statement_timestamp()"
 
-_LOOK = text("""
+_DUE_SCAN = text("""
     SELECT extract(epoch FROM (
             SELECT next_fire_at FROM feedq.schedule
             WHERE removed_at IS NULL AND state = 'active' AND next_fire_at IS NOT NULL
@@ -130,9 +130,9 @@ class FiringProblem:
     reason: str
 
 
-def look(c: Connection) -> Fired:
+def scan_due(c: Connection) -> Fired:
     """What there is to fire or resume, and when; not above zero when it is time. Writes nothing."""
-    row = c.execute(_LOOK).one()
+    row = c.execute(_DUE_SCAN).one()
     waits = [wait for wait in (row.due_in_s, row.resumed_in_s) if wait is not None]
     return Fired((), False, min(waits, default=None), is_idle=not waits and row.is_done)
 
@@ -145,7 +145,7 @@ def fire(c: Connection, *, limit: int, ageing_s: float) -> Fired:
     decided, problems = _decide(rows, counted, resuming={row.id for row in paused})
     hints = write(c, decided, ageing_s=ageing_s)
     _pause(c, problems)
-    waits_s = look(c).next_in_s
+    waits_s = scan_due(c).next_in_s
     more = len(rows) >= limit or len(decided) + len(problems) < len(rows)
     more = more or any(d.firing.more for d in decided)
     if more:

@@ -36,7 +36,7 @@ from feedq.store.jobs.rows import (
 
 PAGE_MAX = 1_000
 """Schedules or runs of one answer."""
-LOOKED = 500
+SCANNED = 500
 """Runs of each kind that are looked through for urgent schedules; a few milliseconds."""
 LATE_S = 5.0
 """What is due for longer than that is late: most begins within a second."""
@@ -212,7 +212,7 @@ class ScheduleListing(Aggregate):
         """Those to look at first: that fail, that failures have paused, that are late, that run; then the next to
         fire. However many there are, a few are read: of failures the newest, and those of the schedules that are
         named as ``failing``."""
-        parameters = {"failing": list(failing), "limit": min(max(limit, 0), PAGE_MAX), "looked": LOOKED}
+        parameters = {"failing": list(failing), "limit": min(max(limit, 0), PAGE_MAX), "looked": SCANNED}
         return [view_from(row) for row in c.execute(text(_URGENT), parameters)]
 
     @in_transaction

@@ -32,12 +32,12 @@ from feedq.store.database import PLANNER, PreparedStatement, connect, unavailabl
 from feedq.store.jobs.claiming import (
     BY_ID,
     CLAIM,
+    DUE_SCAN,
     FIRST,
-    LOOK,
     ClaimedRuns,
     DueScan,
-    look_from,
-    look_parameters,
+    due_scan_from,
+    scan_parameters,
     taken_from,
 )
 
@@ -49,7 +49,7 @@ PLANS = {
     "enable_mergejoin": "off",
     "plan_cache_mode": "force_generic_plan",
 }
-LOOKS_EVERY = 50
+SCAN_EVERY = 50
 """So many claims in a row take from the lanes that the last look found, as long as each finds all it asked for."""
 TYPES = {
     "worker_id": "uuid",
@@ -85,7 +85,7 @@ _NOT_HERE = {errorcodes.INVALID_SQL_STATEMENT_NAME, errorcodes.DUPLICATE_PREPARE
 
 
 _FIRST = PreparedStatement.of("feedq_first", FIRST, TYPES)
-_LOOK = PreparedStatement.of("feedq_look", LOOK.replace("{lock}", ""), TYPES)
+_DUE_SCAN = PreparedStatement.of("feedq_due_scan", DUE_SCAN.replace("{lock}", ""), TYPES)
 _CLAIM = PreparedStatement.of("feedq_claim", CLAIM, TYPES)
 _SUCCEED = PreparedStatement.of("feedq_succeed", SUCCEED, TYPES)
 
@@ -137,8 +137,8 @@ class PreparedRuns:
             self._drop()
 
     def _claim(self, offer: Offer) -> ClaimedRuns | None:
-        given, takes_others = look_parameters(offer, ageing_s=self._ageing_s)
-        if self._lanes is None or self._claims >= LOOKS_EVERY:
+        given, takes_others = scan_parameters(offer, ageing_s=self._ageing_s)
+        if self._lanes is None or self._claims >= SCAN_EVERY:
             self._claims = 0
             first = self._execute(_FIRST, {})
             if first is None:
@@ -146,10 +146,10 @@ class PreparedRuns:
             if not first or first[0].due_in_s > 0:
                 return ClaimedRuns(Granted((), first[0].due_in_s if first else None))
             told = {"takes_others": takes_others, "told": bool(given["runs"])}
-            rows = self._execute(_LOOK, {**given, **told})
+            rows = self._execute(_DUE_SCAN, {**given, **told})
             if rows is None or rows[0].open or rows[0].any_missed:
                 return None
-            self._lanes = look_from(rows[0], {})
+            self._lanes = due_scan_from(rows[0], {})
         lanes, self._lanes = self._lanes, None
         seen = DueScan({**given, **lanes.parameters}, any_missed=False, next_in_s=lanes.next_in_s)
         if seen.is_idle:
@@ -187,7 +187,7 @@ class PreparedRuns:
                 with session.cursor() as cursor:
                     for name, value in PLANS.items():
                         cursor.execute(f"SET {name} = {value}")
-                    for statement in (_FIRST, _LOOK, _CLAIM, _SUCCEED):
+                    for statement in (_FIRST, _DUE_SCAN, _CLAIM, _SUCCEED):
                         cursor.execute(statement.prepare)
             except BaseException:
                 session.close()

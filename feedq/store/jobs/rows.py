@@ -266,7 +266,7 @@ def cancel(c: Connection, reasons: Mapping[int, str], states: Sequence[RunState]
     return len(workers)
 
 
-def ring_some(c: Connection, runs: int) -> None:
+def notify_some(c: Connection, runs: int) -> None:
     """Tell one worker for each of so many runs, with the commit: those with a slot free first. A worker that is
     not told looks by itself, on an idle fleet seconds later; by then the others have done all of a backlog."""
     sql = """
@@ -282,11 +282,11 @@ def ring_some(c: Connection, runs: int) -> None:
     c.execute(text(sql), {"reason": NotifyReason.JOBS.value, "runs": runs})
 
 
-def ring_if_soon(c: Connection, schedules: Iterable[Schedule], at: datetime) -> None:
+def notify_if_soon(c: Connection, schedules: Iterable[Schedule], at: datetime) -> None:
     """Have a worker look for the next tick of these, with the commit, if one of them is to fire soon."""
     fires_at = [s.next_fire_at for s in schedules if s.state is ScheduleState.ACTIVE]
     if any(fires is not None and fires <= at + SOON for fires in fires_at):
-        ring_some(c, 1)
+        notify_some(c, 1)
 
 
 def record(c: Connection, kind: EventKind, **detail: Any) -> None:

@@ -51,7 +51,7 @@ from feedq.store.jobs.sessions import JobSessions
 
 CLAIM_TRIES = 5
 """Each time another worker was about to take a run of the same schedule, and has taken it since."""
-SCHEDULES_PER_LOOK = 100
+SCHEDULES_PER_SCAN = 100
 """Of those with a history of their own. Each costs a walk over as many index entries as it keeps runs."""
 
 KEEPING = "jsonb_exists_any(policy, ARRAY['keep_runs', 'keep_days'])"
@@ -123,9 +123,9 @@ class RunStore(Aggregate):
         watermark moves on. Any number of nodes may do this at once; they share the work. Idle, it reads one
         index and writes nothing."""
         with self._database.statement() as c:
-            looked = firing.look(c)
-        if looked.next_in_s is None or looked.next_in_s > 0:
-            return looked
+            scanned = firing.scan_due(c)
+        if scanned.next_in_s is None or scanned.next_in_s > 0:
+            return scanned
         with self._database.transaction() as c:
             return firing.fire(c, limit=limit, ageing_s=self._ageing_s)
 
@@ -255,7 +255,7 @@ class RunStore(Aggregate):
         """Delete at most ``limit`` runs of the next schedules that keep a history of their own, beyond what they
         keep. They are gone through by their ids, so that a look takes as long whether there are ten of them or a
         hundred thousand."""
-        keeping = c.execute(_KEEPING, {"after": self._trimmed_to, "limit": SCHEDULES_PER_LOOK}).all()
+        keeping = c.execute(_KEEPING, {"after": self._trimmed_to, "limit": SCHEDULES_PER_SCAN}).all()
         if not keeping:
             self._trimmed_to = 0
             return 0
@@ -267,5 +267,5 @@ class RunStore(Aggregate):
         }
         deleted = c.execute(_KEPT, parameters).rowcount
         if deleted < limit:
-            self._trimmed_to = keeping[-1].id if len(keeping) == SCHEDULES_PER_LOOK else 0
+            self._trimmed_to = keeping[-1].id if len(keeping) == SCHEDULES_PER_SCAN else 0
         return deleted

@@ -57,10 +57,10 @@ from feedq.store.jobs.rows import (
     cancel,
     locked,
     locked_row,
+    notify_if_soon,
+    notify_some,
     now,
     record,
-    ring_if_soon,
-    ring_some,
     shown_schedule_from,
     stored,
     stored_job,
@@ -144,7 +144,7 @@ class ScheduleStore(ScheduleListing):
         record(c, EventKind.SCHEDULE_ADDED, schedule=spec.name, generation=1)
         if spec.paused:
             record(c, EventKind.SCHEDULE_PAUSED, schedule=spec.name, reason=DECLARED)
-        ring_if_soon(c, [added], given.now)
+        notify_if_soon(c, [added], given.now)
         return added
 
     @in_transaction
@@ -182,7 +182,7 @@ class ScheduleStore(ScheduleListing):
             is_paused = edited.state is ScheduleState.PAUSED
             kind = EventKind.SCHEDULE_PAUSED if is_paused else EventKind.SCHEDULE_RESUMED
             record(c, kind, schedule=spec.name, reason=edited.pause_reason or "declared so")
-        ring_if_soon(c, [edited], at)
+        notify_if_soon(c, [edited], at)
         return edited
 
     @in_transaction
@@ -236,7 +236,7 @@ class ScheduleStore(ScheduleListing):
             at = now(c)
             resumed = due.resumed(resumed, now=at)
             record(c, EventKind.SCHEDULE_RESUMED, schedule=name)
-            ring_if_soon(c, [resumed], at)
+            notify_if_soon(c, [resumed], at)
         return _replace(c, resumed)
 
     # -- runs that somebody asks for -----------------------------------------------------------------
@@ -266,7 +266,7 @@ class ScheduleStore(ScheduleListing):
             start_deadline_s=spec.start_deadline_s,
         )
         if state is RunState.WAITING:
-            ring_some(c, 1)
+            notify_some(c, 1)
         return run_of(c, made)
 
     @in_transaction
@@ -287,7 +287,7 @@ class ScheduleStore(ScheduleListing):
         made = self._insert(c, schedule, runs, kind=RunKind.BACKFILL)
         if made:
             # Of those that go one after another, each free slot finds the next by itself.
-            ring_some(c, 1 if schedule.spec.overlap is not Overlap.ALLOW_ALL else len(made))
+            notify_some(c, 1 if schedule.spec.overlap is not Overlap.ALLOW_ALL else len(made))
         return len(made), len(wanted) - len(made)
 
     @in_transaction
@@ -300,7 +300,7 @@ class ScheduleStore(ScheduleListing):
             return False
         made = self._insert(c, schedule, [_NewRun(key, tick_at)], kind=RunKind.BEAT)
         if made:
-            ring_some(c, 1)
+            notify_some(c, 1)
         return bool(made)
 
     @in_transaction

@@ -86,7 +86,7 @@ class Jobs:
             is_known=lambda run_id: self.slots is not None and self.slots.knows(run_id),
         )
         self._drain_ends_at: float | None = None
-        self._is_hurried = False
+        self._is_forced = False
 
     def start(self) -> None:
         if self.slots is not None:
@@ -121,9 +121,9 @@ class Jobs:
             if self.slots is not None:
                 self.slots.drain()
 
-    def hurry(self) -> None:
+    def force_stop(self) -> None:
         """Wait for no job any longer. Safe in a signal handler."""
-        self._is_hurried = True
+        self._is_forced = True
         self.drain()
 
     @property
@@ -145,7 +145,7 @@ class Jobs:
             self.slots.close(timeout_s=0.0)
 
     def _is_over(self) -> bool:
-        return self._is_hurried or (self._drain_ends_at is not None and monotonic() >= self._drain_ends_at)
+        return self._is_forced or (self._drain_ends_at is not None and monotonic() >= self._drain_ends_at)
 
     def _await_slots(self, slots: Slots) -> None:
         if slots.running and not self._is_over():
@@ -156,7 +156,7 @@ class Jobs:
             logger.warning(LogEvent.JOBS_LEFT, runs=left)
             slots.cancel_all("its worker is leaving")
         began = monotonic()
-        while not self._is_hurried and monotonic() - began < (DOUBT_S if slots.is_idle else TELL_S):
+        while not self._is_forced and monotonic() - began < (DOUBT_S if slots.is_idle else TELL_S):
             if slots.is_idle and not slots.is_in_doubt:
                 break
             Event().wait(POLL_S / 10)

@@ -32,7 +32,7 @@ IDLE_POLL_S = 5.0
 POLL_MAX_S = 10.0
 POLLS_PER_S = 50
 """Looks of one kind, of all workers together, beyond 25 of them: somebody looks every 20 ms."""
-LOOKERS = 20
+SCANNERS = 20
 """So many workers, about, look at the moment at which the next tick falls due; the others on their own time.
 None of them must: that all happen to be late is as likely as a hash that collides."""
 STAGGER_S = 0.01
@@ -68,13 +68,13 @@ class Share:
     def poll_s(self) -> float:
         return min(max(IDLE_POLL_S if self.is_idle else POLL_S, self.workers / POLLS_PER_S), POLL_MAX_S)
 
-    def next_look_s(self, next_in_s: float | None, *, rng: Random) -> float:
+    def next_scan_s(self, next_in_s: float | None, *, rng: Random) -> float:
         """When to look for due ticks, given when the next one is."""
         # Not all at the same time, as workers that were started together would for ever.
         at_most_s = self.poll_s * rng.uniform(0.75, 1.0)
         if next_in_s is None or next_in_s >= at_most_s:
             return at_most_s
-        if rng.random() * self.workers > LOOKERS:
+        if rng.random() * self.workers > SCANNERS:
             return at_most_s
         return min(max(next_in_s, 0.0) + rng.random() * STAGGER_S, at_most_s)
 
@@ -125,6 +125,6 @@ class Reminder:
         if fresh:
             self._tell(fresh)
 
-    def look(self, session_id: UUID, share: Share) -> None:
+    def remind(self, session_id: UUID, share: Share) -> None:
         """Mention what waits for this worker. Raises `Unavailable`."""
         self.mention(self._runs.due(Offer(session_id, self._limit, share.mine, self._steal_after_s)))

@@ -27,10 +27,10 @@ from feedq.telemetry import RUNS_FIRED, LogEvent, database_event, log
 from feedq.worker.jobs.share import POLL_S, Identity, Note, Reminder, Share
 from feedq.worker.outbox import Outbox
 
-FIRED_PER_LOOK = 500
+FIRED_PER_SCAN = 500
 """Schedules that one look fires. More of them make its transaction longer, and others have to wait for its
 rows."""
-LOOKS_IN_A_ROW = 20
+SCANS_IN_A_ROW = 20
 """While there is more to fire; then the other duties have their turn."""
 EXPIRED_PER_LOOK = 1_000
 TRIM_INTERVAL_S = 60.0
@@ -111,7 +111,7 @@ class Ticker:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
-    def look(self) -> float:
+    def fire_due(self) -> float:
         """Fire what is due and do what is to be done by now. Returns for how long to sleep. Raises
         `Unavailable`."""
         # First who is there: what is fired is told to them.
@@ -119,13 +119,13 @@ class Ticker:
         next_in_s = self._fire()
         self._attend(*self._duties)
         # Since that answer the duties have taken their time.
-        return max(0.0, self._fired_at + self.share.next_look_s(next_in_s, rng=self._rng) - monotonic())
+        return max(0.0, self._fired_at + self.share.next_scan_s(next_in_s, rng=self._rng) - monotonic())
 
     # -- the duties ----------------------------------------------------------------------------------
 
     def _fire(self) -> float | None:
-        for _ in range(LOOKS_IN_A_ROW):
-            fired = self._runs.fire_due(limit=FIRED_PER_LOOK)
+        for _ in range(SCANS_IN_A_ROW):
+            fired = self._runs.fire_due(limit=FIRED_PER_SCAN)
             self._fired_at = monotonic()
             if fired.is_idle != self.share.is_idle:
                 self.share = replace(self.share, is_idle=fired.is_idle)
@@ -178,7 +178,7 @@ class Ticker:
         assert self._reminder is not None
         session_id = self._identity()
         if session_id is not None:
-            self._reminder.look(session_id, self.share)
+            self._reminder.remind(session_id, self.share)
         return REMIND_INTERVAL_S
 
     # -- the thread ----------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Ticker:
         is_away = False
         while not self._stopping.is_set():
             try:
-                pause_s = self.look()
+                pause_s = self.fire_due()
                 is_away = False
             except Unavailable as error:
                 self._served_since = monotonic()

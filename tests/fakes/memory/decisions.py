@@ -110,7 +110,7 @@ def can_run(lease: Lease, progress: Progress) -> bool:
 def is_reapable(lease: Lease, *, now: datetime) -> bool:
     """Whether an owner that was asked to let go is no longer waited for.
 
-    Nothing is risked: the next tenure has another epoch, and the old one's writes are fenced off.
+    Nothing is risked: the next owner has another epoch, and the old one's writes are fenced off.
     """
     return lease.state is LeaseState.STOPPING and lease.stop_by is not None and lease.stop_by <= now
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
-from feedq.lease import Edit, Move, Quiet, as_of, on_edit, transition
+from feedq.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
 from feedq.placement import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
 from feedq.store.base import ReconcilePass, SuspectWorker
@@ -84,9 +84,9 @@ class MemoryPass:
             )
 
     @statement
-    def quiet(self, *, ttl_s: float) -> Quiet:
+    def outage_grace(self, *, ttl_s: float) -> OutageGrace:
         # The first to come back after an outage may be this pass, before any heartbeat could renew.
-        return Quiet(self._db.service_since(ttl_s / 2))
+        return OutageGrace(self._db.service_since(ttl_s / 2))
 
     @statement
     def suspects(self) -> list[SuspectWorker]:
@@ -101,7 +101,7 @@ class MemoryPass:
         ]
 
     @statement
-    def bury(self, worker_ids: Sequence[UUID]) -> int:
+    def expire_workers(self, worker_ids: Sequence[UUID]) -> int:
         workers = self._db.tables.workers
         for worker_id in worker_ids:
             if workers[worker_id].state is not WorkerState.GONE:

@@ -52,7 +52,7 @@ class MemoryStore:
 
     # -- the beat's side of the crash signal ---------------------------------------------------------
 
-    def look(self) -> list[UUID]:
+    def check_liveness(self) -> list[UUID]:
         """One look of the elected beat: the workers for which a pass should run now.
 
         That is who has expired, and who had no session in two looks in a row: the first look only

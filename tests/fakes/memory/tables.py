@@ -156,7 +156,7 @@ class MemoryDatabase:
         return len(late) < len(coming)
 
     def stamp_alive(self, gap_s: float) -> None:
-        """Somebody was heard from; a silence longer than ``gap_s`` before it starts the quiet period anew."""
+        """Somebody was heard from; a silence longer than ``gap_s`` before it starts the grace period anew."""
         self.tables.alive_since = self.service_since(gap_s)
         self.tables.alive_at = self.now()
         self.tables.server_started_at = self.started_at

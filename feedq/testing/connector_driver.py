@@ -24,7 +24,7 @@ RECONNECTS_MAX = 100
 
 
 @dataclass
-class Tenure:
+class ConnectorDriver:
     """One feed under one connector, over as many connections as it takes."""
 
     kind: type[Connector]

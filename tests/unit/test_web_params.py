@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from feedq.errors import InvalidInput
 from feedq.model import Status
 from feedq.store.feed_listing import OFFSET_MAX, PAGE_MAX, Query, Sort
-from feedq.web.asking import SEARCH_MAX, address, parse_query
+from feedq.web.params import SEARCH_MAX, address, parse_query
 
 LIMIT = 200
 words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=SEARCH_MAX)

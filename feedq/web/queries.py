@@ -20,8 +20,8 @@ from feedq.store.insight import FleetState, JobState, fleet_state, job_state
 from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import JobStore, PostgresStore
 from feedq.verbs import worker_names
-from feedq.web.asking import ScheduleQuery
 from feedq.web.feed_reader import Reader
+from feedq.web.params import ScheduleQuery
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ RUNS_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
-class FeedFacts:
+class FeedData:
     """One feed with its history."""
 
     now: datetime
@@ -44,7 +44,7 @@ class FeedFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetFacts:
+class FleetData:
     """The whole fleet in numbers, and its workers one by one."""
 
     state: FleetState
@@ -56,7 +56,7 @@ class FleetFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulePart:
+class FoundSchedules:
     """A part of the list of schedules."""
 
     now: datetime
@@ -66,7 +66,7 @@ class SchedulePart:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleFacts:
+class ScheduleData:
     """One schedule with its history."""
 
     now: datetime
@@ -75,7 +75,7 @@ class ScheduleFacts:
     runs: Sequence[Run]
 
 
-class Facts:
+class WebQueries:
     """The control tables for one Flower. Every method may raise `Unavailable`."""
 
     def __init__(self, settings: Settings) -> None:
@@ -90,25 +90,25 @@ class Facts:
     async def page(self, query: Query) -> FoundFeeds:
         return await self._reader.read(query, lambda: self._store.listing.page(query))
 
-    async def feed(self, name: str) -> FeedFacts:
+    async def feed(self, name: str) -> FeedData:
         """Raises `NotFound` as well."""
         return await self._reader.read(("feed", name), lambda: self._read_feed(name))
 
     async def workers(self) -> list[WorkerView]:
         return await self._reader.read("workers", self._store.workers.views)
 
-    async def fleet(self) -> FleetFacts:
+    async def fleet(self) -> FleetData:
         return await self._reader.read("fleet", self._read_fleet)
 
-    def _read_feed(self, name: str) -> FeedFacts:
+    def _read_feed(self, name: str) -> FeedData:
         view = self._store.feeds.view(name)
         events = self._store.feeds.events(name, limit=EVENTS_SHOWN)
         workers = self._store.workers.views()
         now = fleet_state(self._url).now
         explanation = explain(view, workers, now=now, rules=self._settings.rules)
-        return FeedFacts(now, view, events, worker_names(workers), explanation)
+        return FeedData(now, view, events, worker_names(workers), explanation)
 
-    def _read_fleet(self) -> FleetFacts:
+    def _read_fleet(self) -> FleetData:
         workers = self._store.workers.views()
         tallies = self._store.listing.tallies()
         state, jobs = fleet_state(self._url), job_state(self._url)
@@ -121,7 +121,7 @@ class Facts:
             *job_checks(jobs),
         ]
         warnings = [check for check in checks if check.level is not Level.OK]
-        return FleetFacts(state, jobs, numbers, tallies, workers, warnings)
+        return FleetData(state, jobs, numbers, tallies, workers, warnings)
 
 
 class ScheduleQueries:
@@ -133,10 +133,10 @@ class ScheduleQueries:
         self._reader = reader
         self._now = now
 
-    async def part(self, query: ScheduleQuery) -> SchedulePart:
+    async def part(self, query: ScheduleQuery) -> FoundSchedules:
         return await self._reader.read(query, lambda: self._read_part(query))
 
-    async def schedule(self, name: str, *, states: tuple[RunState, ...] = ()) -> ScheduleFacts:
+    async def schedule(self, name: str, *, states: tuple[RunState, ...] = ()) -> ScheduleData:
         """With its runs of these states, or of any. Raises `NotFound` as well."""
         return await self._reader.read(("schedule", name, states), lambda: self._read_schedule(name, states))
 
@@ -154,16 +154,16 @@ class ScheduleQueries:
         """What came of a change. Raises what the store refuses it for."""
         return await self._reader.change(lambda: make(self._jobs.schedules))
 
-    def _read_part(self, query: ScheduleQuery) -> SchedulePart:
+    def _read_part(self, query: ScheduleQuery) -> FoundSchedules:
         # One more than is shown says whether there are others, and nothing need be counted.
         views = self._jobs.schedules.views(prefix=query.prefix, after=query.after, limit=query.limit + 1)
         shown = views[: query.limit]
         next_after = shown[-1].schedule.spec.name if len(views) > len(shown) else None
-        return SchedulePart(self._now(), shown, next_after)
+        return FoundSchedules(self._now(), shown, next_after)
 
-    def _read_schedule(self, name: str, states: tuple[RunState, ...]) -> ScheduleFacts:
+    def _read_schedule(self, name: str, states: tuple[RunState, ...]) -> ScheduleData:
         schedules = self._jobs.schedules
-        return ScheduleFacts(
+        return ScheduleData(
             view=schedules.view(name),
             counts=schedules.counts(name),
             runs=schedules.runs(name, states=states, limit=RUNS_SHOWN),

@@ -20,7 +20,7 @@ from tests.unit.test_control import SETTINGS, add_feeds, add_worker, run
 @pytest.fixture
 def store() -> MemoryStore:
     made = MemoryStore(ManualClock())
-    made.clock.advance(60)  # the quiet period after the start is over
+    made.clock.advance(60)  # the grace period after the start is over
     return made
 
 
