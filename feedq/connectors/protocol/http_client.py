@@ -186,15 +186,20 @@ class Answer:
     async def read(self, bytes_max: int) -> bytes:
         """All of the content. Raises `FeedMisconfigured` if it is larger."""
         declared = self.headers.get("content-length", "")
-        is_larger = self._gunzip is None and declared.isdigit() and int(declared[:19]) > bytes_max
-        content = BytesIO()  # hands over what it holds without a copy
+        length = int(declared[:19]) if self._gunzip is None and declared.isdigit() else bytes_max
+        is_larger = length > bytes_max
+        # A buffer that grows is moved now and then, and held twice for as long as the allocator keeps the hole.
+        # Zeros that nobody has written to take no memory, so all that may come has room from the start.
+        content = BytesIO(bytes(min(length, bytes_max)))
         while not is_larger and (data := await self.receive()):
-            content.write(data)
-            is_larger = content.tell() > bytes_max
+            is_larger = content.tell() + len(data) > bytes_max
+            if not is_larger:
+                content.write(data)
         if is_larger:
             raise FeedMisconfigured(
                 f"{self.where}: answer of more than {bytes_max} bytes; raise source.max_response_bytes"
             )
+        content.truncate()
         return content.getvalue()
 
     def _unpacking(self) -> Gunzip | None:
