@@ -66,10 +66,19 @@ import pytest
 
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.permission import Permissions, parse_networks
-from feedq.testing.connector_driver import ConnectorDriver
-from feedq.testing.loopback import PATIENCE_S, Journal, refusing, serving, unanswering, until
-from feedq.testing.relay import Relay
-from feedq.testing.stage import LOOPS, MOMENT_S, Served, Stage, asking, behaviour, leave_out, pull, stop
+from feedq.testing.loopback import PATIENCE_S, Journal, Relay, refusing, serving, unanswering, until
+from feedq.testing.stage import (
+    LOOPS,
+    MOMENT_S,
+    ConnectorDriver,
+    Served,
+    Stage,
+    asking,
+    behaviour,
+    leave_out,
+    pull,
+    stop,
+)
 
 __all__ = [
     "ConnectorConformance",

@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Protocol, TypeVar
@@ -252,7 +252,3 @@ def run_together(*works: Callable[[], None]) -> None:
         assert not thread.is_alive(), "stuck"
     if errors:
         raise errors[0]
-
-
-def ids_of(outcomes: Collection[Any]) -> list[int]:
-    return sorted(outcome.feed_id for outcome in outcomes)

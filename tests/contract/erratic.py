@@ -12,9 +12,8 @@ from random import Random
 
 from feedq.errors import SourceUnavailable
 from feedq.model import Batch
-from feedq.testing.connector_driver import ConnectorDriver
-from feedq.testing.loopback import PATIENCE_S
-from feedq.testing.relay import Relay
+from feedq.testing.loopback import PATIENCE_S, Relay
+from feedq.testing.stage import ConnectorDriver
 
 LIVES_MAX = 1_000
 IDLE_S = 0.5

@@ -23,7 +23,6 @@ from feedq.testing.loopback import (
     run_on,
     serving,
     until,
-    until_closed,
 )
 from tests.fakes.clock import ManualClock
 
@@ -72,3 +71,12 @@ class Harness:
 
 def records_of(batches: list[Batch]) -> list[bytes]:
     return [record for batch in batches for record in batch.split()]
+
+
+async def until_closed(reader: asyncio.StreamReader) -> None:
+    """Return when the connector's end of the connection is gone."""
+    try:
+        while await reader.read(65_536):
+            pass
+    except ConnectionError:
+        return

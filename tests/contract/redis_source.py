@@ -11,8 +11,8 @@ import pytest
 from feedq.connectors.redis import RedisConnector
 from feedq.embedded.valkey import Valkey
 from feedq.telemetry import LogEvent
-from feedq.testing.connector_driver import ConnectorDriver
-from feedq.testing.relay import Relay
+from feedq.testing.loopback import Relay
+from feedq.testing.stage import ConnectorDriver
 
 DATABASE = 8
 

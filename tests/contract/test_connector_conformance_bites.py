@@ -23,7 +23,7 @@ from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.wire.dialing import Dialed, GuardedSocket, bounded, dial_host
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
-from feedq.testing import connector_driver, loopback, stage
+from feedq.testing import loopback, stage
 from feedq.testing.connector_conformance import ConnectorConformance, Journal, Served, serving
 from feedq.testing.loopback import RecordingGuard
 from feedq.testing.stage import LOOPS, leave_out
@@ -288,7 +288,7 @@ FAULTS = {
 @pytest.fixture
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault often shows by something that never happens."""
-    for module in (loopback, stage, connector_driver):
+    for module in (loopback, stage):
         monkeypatch.setattr(module, "PATIENCE_S", 2.0)
 
 
@@ -330,6 +330,6 @@ def test_each_test_runs_on_the_loop_of_workers_or_is_named_as_left_out(
 
 
 def test_only_the_suite_itself_needs_pytest() -> None:
-    modules = "feedq.testing, feedq.testing.loopback, feedq.testing.relay, feedq.testing.stage"
+    modules = "feedq.testing, feedq.testing.loopback, feedq.testing.loopback, feedq.testing.stage"
     script = f"import sys, {modules}; sys.exit('pytest' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

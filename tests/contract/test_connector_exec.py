@@ -21,9 +21,8 @@ from feedq.connectors.exec import ExecConnector
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
 from feedq.model import JSON
 from feedq.permission import Permissions
-from feedq.testing.connector_driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, until
-from feedq.testing.stage import pull
+from feedq.testing.stage import SECRET, ConnectorDriver, pull
 
 SHELL = "/bin/sh"
 ALLOWED = Permissions(programs=(SHELL, sys.executable))
@@ -314,7 +313,7 @@ for n in range(10**9):
 def test_the_program_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
     worker = f"""
 import sys
-from feedq.testing.connector_driver import ConnectorDriver
+from feedq.testing.stage import ConnectorDriver
 from feedq.connectors.base import Context
 from feedq.connectors.exec import ExecConnector
 from feedq.permission import Permissions

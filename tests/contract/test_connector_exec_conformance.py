@@ -13,7 +13,7 @@ import pytest
 from feedq.connectors.exec import ExecConnector
 from feedq.permission import DEFAULT, Permissions
 from feedq.testing.connector_conformance import ConnectorConformance, Served
-from feedq.testing.connector_driver import ConnectorDriver
+from feedq.testing.stage import ConnectorDriver
 
 FOLLOW = """
 import sys, time

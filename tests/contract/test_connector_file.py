@@ -20,9 +20,8 @@ from feedq.connectors.file import FileConnector
 from feedq.errors import FeedMisconfigured, InvalidInput, SourceSilent, SourceUnavailable
 from feedq.model import Batch
 from feedq.telemetry import LogEvent
-from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, until
-from feedq.testing.stage import pull
+from feedq.testing.stage import ConnectorDriver, pull
 
 FAST = {"poll_interval_s": 0.01, "rotate_wait_s": 0.05, "missing_timeout_s": 0.2, "format": "text"}
 PAD = b"x" * 60

@@ -14,7 +14,7 @@ import pytest
 from feedq.connectors.http import HttpConnector
 from feedq.connectors.protocol.http_client import PIECE_BYTES_MAX
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.testing.loopback import serving, until_closed
+from feedq.testing.loopback import serving
 from tests.contract.http_source import (
     LAST_CHUNK,
     Asked,
@@ -26,6 +26,7 @@ from tests.contract.http_source import (
     read_request,
     records_of,
 )
+from tests.contract.loopback import until_closed
 
 LINES = b"".join(b'{"seq": %d}\n' % n for n in range(1, 101))
 

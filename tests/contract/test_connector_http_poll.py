@@ -10,7 +10,7 @@ import pytest
 
 from feedq.connectors.http import HttpConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.loopback import PATIENCE_S, serving, until_closed
+from feedq.testing.loopback import PATIENCE_S, serving
 from tests.contract.http_source import (
     POLL,
     Api,
@@ -26,6 +26,7 @@ from tests.contract.http_source import (
     seqs,
     url,
 )
+from tests.contract.loopback import until_closed
 
 # -- answers that do not change ------------------------------------------------------------------------
 

@@ -11,9 +11,8 @@ import pytest
 
 from feedq.connectors.mqtt import MqttConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
-from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import serving, until
-from feedq.testing.stage import pull
+from feedq.testing.stage import ConnectorDriver, pull
 from tests.contract.mqtt_broker import ScriptedBroker
 from tests.contract.mqtt_packets import CONNACK, PUBLISH, packet, text
 

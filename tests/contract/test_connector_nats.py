@@ -12,9 +12,8 @@ import pytest
 from feedq.connectors.nats import NatsConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.telemetry import REGISTRY
-from feedq.testing.connector_driver import SECRET, ConnectorDriver
 from feedq.testing.loopback import serving, until
-from feedq.testing.stage import pull
+from feedq.testing.stage import SECRET, ConnectorDriver, pull
 from tests.contract.nats_server import ScriptedServer
 
 Run = Callable[[Coroutine[Any, Any, None]], None]

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from feedq.connectors.redis import RedisConnector
 from feedq.embedded.valkey import Valkey
 from feedq.testing.connector_conformance import ConnectorConformance, Served
-from feedq.testing.connector_driver import SECRET
+from feedq.testing.stage import SECRET
 
 DATABASE = 7
 

@@ -13,9 +13,8 @@ import trustme
 
 from feedq.connectors.redis import RedisConnector
 from feedq.errors import FeedMisconfigured, SourceUnavailable
-from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import serving
-from feedq.testing.stage import pull
+from feedq.testing.stage import ConnectorDriver, pull
 from tests.contract.redis_source import Run, Source, source
 
 __all__ = ["source"]

@@ -15,7 +15,7 @@ import pytest
 from feedq.connectors.sse import SseConnector
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON
-from feedq.testing.loopback import serving, until, until_closed
+from feedq.testing.loopback import serving, until
 from tests.contract.http_source import (
     LAST_CHUNK,
     Asked,
@@ -27,6 +27,7 @@ from tests.contract.http_source import (
     read_request,
     records_of,
 )
+from tests.contract.loopback import until_closed
 
 EVENTS = {"content_type": "text/event-stream"}
 Send = Callable[[bytes], Awaitable[None]]

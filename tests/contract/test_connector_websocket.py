@@ -18,8 +18,9 @@ from feedq.connectors.protocol import websocket_connection as websocket_connecti
 from feedq.connectors.websocket import WebsocketConnector
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.model import JSON
-from feedq.testing.connector_driver import SECRET, ConnectorDriver
-from feedq.testing.loopback import PATIENCE_S, serving, until_closed
+from feedq.testing.loopback import PATIENCE_S, serving
+from feedq.testing.stage import SECRET, ConnectorDriver
+from tests.contract.loopback import until_closed
 from tests.contract.websocket_server import (
     BINARY,
     CONTINUATION,

@@ -14,8 +14,9 @@ import pytest
 
 from feedq.connectors.protocol.websocket_connection import Websocket
 from feedq.errors import FeedMisconfigured, FeedqError, SourceBusy, SourceSilent, SourceUnavailable
-from feedq.testing.connector_driver import SECRET
-from feedq.testing.loopback import PATIENCE_S, reset, serving, until_closed
+from feedq.testing.loopback import PATIENCE_S, reset, serving
+from feedq.testing.stage import SECRET
+from tests.contract.loopback import until_closed
 from tests.contract.test_connector_websocket import driver, read_from
 from tests.contract.websocket_server import (
     CLOSE,

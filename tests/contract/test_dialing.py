@@ -15,7 +15,8 @@ from feedq.connectors.base import Context
 from feedq.connectors.wire.dialing import Dialed, bounded, dial_host
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.permission import Permissions, parse_networks
-from feedq.testing.loopback import RecordingGuard, refusing, run_on, serving, unanswering, until, until_closed
+from feedq.testing.loopback import RecordingGuard, refusing, run_on, serving, unanswering, until
+from tests.contract.loopback import until_closed
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 HOST = "feeds.example"

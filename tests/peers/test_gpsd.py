@@ -13,9 +13,8 @@ import orjson
 
 from feedq.connectors.tcp import TcpConnector
 from feedq.errors import SourceUnavailable
-from feedq.testing.connector_driver import ConnectorDriver
 from feedq.testing.loopback import PATIENCE_S, serving
-from feedq.testing.stage import pull
+from feedq.testing.stage import ConnectorDriver, pull
 from tests.peers.servers import PeerServer
 
 WATCH = r'?WATCH={"enable":true,"json":true};\n'

@@ -17,10 +17,8 @@ from feedq.connectors.mqtt import MqttConnector
 from feedq.connectors.records.messages import name_at_source
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry import LogEvent
-from feedq.testing.connector_driver import ConnectorDriver
-from feedq.testing.loopback import until
-from feedq.testing.relay import Relay
-from feedq.testing.stage import pull
+from feedq.testing.loopback import Relay, until
+from feedq.testing.stage import ConnectorDriver, pull
 from tests.contract.erratic import ErraticWorker
 from tests.peers.mqtt import HandMadeClient, Tap, make_session, mosquitto
 from tests.peers.servers import PeerServer, program

@@ -14,7 +14,7 @@ from nats.js.api import RetentionPolicy
 
 from feedq.connectors.nats import NatsConnector
 from feedq.testing.connector_conformance import ConnectorConformance, Served, behaviour
-from feedq.testing.connector_driver import SECRET
+from feedq.testing.stage import SECRET
 from tests.peers.nats import acknowledged, nats_server, publish, publishing
 from tests.peers.servers import PeerServer
 

@@ -17,10 +17,8 @@ from feedq.connectors.nats import NatsConnector
 from feedq.connectors.protocol import nats_consumer
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.telemetry import REGISTRY, LogEvent
-from feedq.testing.connector_driver import ConnectorDriver
-from feedq.testing.loopback import until
-from feedq.testing.relay import Relay
-from feedq.testing.stage import pull
+from feedq.testing.loopback import Relay, until
+from feedq.testing.stage import ConnectorDriver, pull
 from tests.contract.erratic import ErraticWorker
 from tests.peers.nats import acknowledged, nats_server, publish, publishing
 from tests.peers.servers import PeerServer
