@@ -22,7 +22,7 @@ from datetime import datetime
 from enum import StrEnum
 from importlib.metadata import entry_points
 from operator import attrgetter
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -347,6 +347,25 @@ class DeadLetter:
     error: str
     cursor: JSON
     at: datetime
+
+
+class SuspectRecord(NamedTuple):
+    """A record on its own, with where it came from."""
+
+    write: FeedWrite
+    batch: Batch
+    record: bytes
+
+    @classmethod
+    def of_letter(cls, letter: DeadLetter, landing: Landing) -> SuspectRecord:
+        """A dead letter, to be tried again."""
+        batch = Batch.of_records([letter.record], cursor=letter.cursor, received_at=letter.at)
+        write = FeedWrite(letter.feed_id, letter.feed, letter.epoch, landing, (batch,))
+        return cls(write, batch, letter.record)
+
+
+DeadRecord = tuple[SuspectRecord, str]
+"""A record that was refused, and the error."""
 
 
 @dataclass(frozen=True, slots=True)

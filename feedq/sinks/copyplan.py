@@ -25,12 +25,11 @@ import psycopg2
 from psycopg2 import errorcodes, sql
 
 from feedq.model import FeedKey
-from feedq.sinks.base import FeedWrite, Landing, OnConflict
+from feedq.sinks.base import DeadRecord, FeedWrite, Landing, OnConflict, SuspectRecord
+from feedq.sinks.catalog import LandingPlan, ReadyRecord
 from feedq.sinks.copybinary import DefaultRows
 from feedq.sinks.copytext import ColumnRows
-from feedq.sinks.deadletters import DeadRecord, SuspectRecord
 from feedq.sinks.landing import TableShape, written_columns
-from feedq.sinks.plan import LandingPlan, ReadyRecord
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
 from feedq.sinks.prefilter import Prefilter
 from feedq.sinks.sqlstate import line_of

@@ -19,6 +19,7 @@ checkpoints, which all feeds need, are the sink's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
@@ -27,12 +28,10 @@ from typing import Any, Final
 from uuid import uuid4
 
 from feedq.model import FeedKey
-from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
-from feedq.sinks.catalog import Catalog
-from feedq.sinks.deadletters import DeadRecord, count_by_feed, last_errors
+from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Landing, Written
+from feedq.sinks.catalog import Catalog, LandingBroken, LandingPlan, NotNow, ReadyRecord
 from feedq.sinks.isolate import FailedAttempt, isolate
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.plan import LandingBroken, LandingPlan, NotNow, ReadyRecord
 from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.sqlstate import ErrorScope
 
@@ -217,11 +216,11 @@ class GroupCommit:
         commit_id = uuid4()
         written = Written(
             self._landed,
-            count_by_feed(self._dead),
+            dict(Counter(suspect.write.key for suspect, _ in self._dead)),
             fenced,
             self._unusable,
             self._postponed,
-            last_errors(self._dead),
+            {suspect.write.key: error for suspect, error in self._dead},
             rewound,
             commit_id,
         )

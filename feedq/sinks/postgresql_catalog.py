@@ -11,12 +11,11 @@ from psycopg2 import sql
 from feedq.errors import InvalidInput
 from feedq.sinks import landing as landings_of_all
 from feedq.sinks.base import FeedWrite, Landing
-from feedq.sinks.catalog import Catalog
+from feedq.sinks.catalog import Catalog, LandingPlan
 from feedq.sinks.copyplan import CopyPlan, KeyedCopyPlan
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.landing import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, quoted
 from feedq.sinks.mapping import Origin
-from feedq.sinks.plan import LandingPlan
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
 from feedq.sinks.reserved import why_not_in_postgresql
 from feedq.sinks.sqlstate import ErrorScope, classify, explain

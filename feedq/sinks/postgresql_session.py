@@ -18,11 +18,10 @@ from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.model import JSON, FeedKey
-from feedq.sinks import arrays, statements
-from feedq.sinks.base import Checkpoint, FeedWrite, FenceRequest
+from feedq.sinks import statements
+from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.copybinary import HEADER, JSONB_VERSION, TRAILER, int8, row
 from feedq.sinks.cursors import cursor_of, cursor_text
-from feedq.sinks.deadletters import DeadRecord
 from feedq.sinks.landing import TableName, TableShape
 from feedq.sinks.session import ROLES, SinkSession, application_name, worker_of
 from feedq.sinks.sqlstate import ErrorScope, classify, explain
@@ -239,10 +238,12 @@ class PostgresSinkSession(SinkSession):
             statements.LOCK_MINE,
             {
                 "environment": self.environment,
-                "feed_ids": arrays.integers(write.feed_id for write in writes),
-                "epochs": arrays.integers(write.epoch for write in writes),
-                "continues": arrays.integers(continues),
-                "commits": arrays.texts([str(commit_id) for commit_id in commits if commit_id is not None]),
+                "feed_ids": statements.integers(write.feed_id for write in writes),
+                "epochs": statements.integers(write.epoch for write in writes),
+                "continues": statements.integers(continues),
+                "commits": statements.texts(
+                    [str(commit_id) for commit_id in commits if commit_id is not None]
+                ),
             },
         )
         if check_at_once:
@@ -264,10 +265,10 @@ class PostgresSinkSession(SinkSession):
             {
                 "environment": self.environment,
                 "commit_id": commit_id,
-                "feed_ids": arrays.integers(write.feed_id for write in writes),
-                "epochs": arrays.integers(write.epoch for write in writes),
-                "cursors": arrays.texts([cursor_text(write.cursor) for write in writes]),
-                "records": arrays.integers(landed[write.key] for write in writes),
+                "feed_ids": statements.integers(write.feed_id for write in writes),
+                "epochs": statements.integers(write.epoch for write in writes),
+                "cursors": statements.texts([cursor_text(write.cursor) for write in writes]),
+                "records": statements.integers(landed[write.key] for write in writes),
             },
         )
         assert advanced == len(writes), "a locked checkpoint did not advance"

@@ -26,10 +26,9 @@ import psycopg2
 
 from feedq.connectors.base import RecordFormat
 from feedq.model import Batch
-from feedq.sinks.base import FeedWrite, Landing
+from feedq.sinks.base import DeadRecord, FeedWrite, Landing, SuspectRecord
 from feedq.sinks.copybinary import DefaultRows
 from feedq.sinks.copytext import ColumnRows
-from feedq.sinks.deadletters import DeadRecord, SuspectRecord
 from feedq.sinks.jsontext import UnreadableRecord, encode
 from feedq.sinks.landing import TableShape
 from feedq.sinks.postgresql_session import PostgresSinkSession

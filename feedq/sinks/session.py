@@ -4,7 +4,7 @@
 database does its own way, or much quicker, its own class says: `feedq.sinks.postgresql_session`, and the sessions
 of `feedq.sinks.sql`. Above it everything is written once: `feedq.sinks.transactional` decides what an error means
 for the caller, `feedq.sinks.groupcommit` lands and advances, `feedq.sinks.fencing` raises epochs,
-`feedq.sinks.replay` tries dead letters again.
+`feedq.sinks.upkeep` tries dead letters again.
 
 A session is opened with bounds on every wait. It does not reconnect and does not retry; SQLAlchemy would open a
 new connection behind our back after an error, which is why a broken session refuses to be used. Transactions begin
@@ -41,9 +41,8 @@ from sqlalchemy import (
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, SQLAlchemyError
 
 from feedq.model import JSON, FeedKey
-from feedq.sinks.base import Checkpoint, FeedWrite, FenceRequest
+from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.cursors import ascii_text, cursor_of
-from feedq.sinks.deadletters import DeadRecord
 from feedq.sinks.landing import TableShape
 from feedq.sinks.settlement import LastCommit
 from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify_code, is_known

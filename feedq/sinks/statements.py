@@ -9,6 +9,7 @@ nobody ever used before: who comes back to a row knows by it whether it is as he
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 EPOCH_MATCHES: Final = "c.epoch = m.epoch"
@@ -18,6 +19,8 @@ COMMIT_MATCHES: Final = "(m.commit = 0 OR c.commit_id = (%(commits)s::uuid[])[m.
 """Only the checkpoint that the feed left may be continued. Without it a sink that has lost commits (a restored
 backup, a promoted replica) would be written to as if nothing were missing, and its cursor moved beyond the gap.
 Few commits stand for thousands of feeds, so that each names its own by a number; 0 names none."""
+_BETWEEN: Final = "\0"
+"""No text that PostgreSQL takes holds one."""
 
 BOOKKEEPING_EXISTS: Final = """
 SELECT to_regclass('feedq_dead_letter') IS NOT NULL AND EXISTS (
@@ -184,3 +187,28 @@ SELECT CASE
 FROM (SELECT COALESCE(%(schema)s, current_schema()) AS wanted) AS w
 LEFT JOIN (SELECT oid, nspname AS name FROM pg_namespace) AS s ON s.name = w.wanted
 """
+
+
+def integers(values: Iterable[int]) -> str:
+    """A list in PostgreSQL's own notation, for a parameter that a statement casts to ``bigint[]``.
+
+    psycopg2 makes an object for each element of a list and asks it for its text, all with the interpreter's lock
+    held: for a statement about 2,500 feeds that is ten milliseconds in which no stream is read.
+    """
+    return f"{{{','.join(map(str, values))}}}"
+
+
+def texts(values: Sequence[str | None]) -> str:
+    """The same for ``text[]``. Raises `ValueError` for a text with a NUL."""
+    if None in values:
+        return f"{{{','.join('NULL' if value is None else _quoted(value) for value in values)}}}"
+    joined = _BETWEEN.join(values)  # type: ignore[arg-type]  # none of them is None
+    if joined.count(_BETWEEN) != max(0, len(values) - 1):
+        raise ValueError("a text with a NUL character cannot be a parameter")
+    between = '","'
+    return f"{{{_quoted(joined).replace(_BETWEEN, between)}}}" if values else "{}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

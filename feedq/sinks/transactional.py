@@ -2,8 +2,8 @@
 
 `TransactionalSink` holds one session, opened when it is first needed and again after it broke, and decides what an
 error means for the caller. How a group is committed is in `feedq.sinks.groupcommit`, how feeds are fenced in
-`feedq.sinks.fencing`; what databases do each their own way is behind `feedq.sinks.session`, `feedq.sinks.catalog`
-and `feedq.sinks.plan`.
+`feedq.sinks.fencing`; what databases do each their own way is behind `feedq.sinks.session` and
+`feedq.sinks.catalog`.
 
 What it relies on: whoever commits a feed's records holds the feed's checkpoint row locked from before the
 first record to the commit, under an epoch that the row still has. So a stale owner can commit nothing, and
@@ -35,13 +35,12 @@ from feedq.sinks.base import (
     Written,
 )
 from feedq.sinks.catalog import Catalog
-from feedq.sinks.checkpoints import checkpoints, take
 from feedq.sinks.fencing import Fencing
 from feedq.sinks.groupcommit import Care, Course, GroupCommit, GroupFailed, Next, Part, by_landing
-from feedq.sinks.replay import dead_letters, drop, preview, replay
 from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.upkeep import checkpoints, dead_letters, drop, preview, replay, take
 from feedq.telemetry import mask_url
 
 T = TypeVar("T")

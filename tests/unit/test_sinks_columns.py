@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from feedq.connectors.base import CsvFormat
 from feedq.model import JSON, Batch
-from feedq.sinks import copybinary, copycolumns, copytext
+from feedq.sinks import copybinary, copytext
 from feedq.sinks.base import FeedWrite, Landing
 from feedq.sinks.copytext import ColumnRows
 from feedq.sinks.jsontext import UnreadableRecord
@@ -163,7 +163,7 @@ def test_columns_land_the_same_quickly_and_plainly(name: str, data: st.DataObjec
     cursor = data.draw(st.sampled_from(cursors))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copytext, "FEW", 1)
-        patch.setattr(copycolumns, "TRY_AGAIN_AFTER", 0)
+        patch.setattr(copytext, "TRY_AGAIN_AFTER", 0)
         patch.setattr(copybinary, "CHUNK_BYTES", data.draw(st.sampled_from([1, 80, 2**16])))
         for batch in (of_records(records, cursor), of_lines(list(filter(as_line, records)), cursor)):
             write = write_of(batch)
@@ -190,7 +190,7 @@ def test_values_of_every_kind_beside_each_other_land_as_each_by_itself(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copytext, "FEW", 1)
-    monkeypatch.setattr(copycolumns, "TRY_AGAIN_AFTER", 0)
+    monkeypatch.setattr(copytext, "TRY_AGAIN_AFTER", 0)
     rows = landing_rows(name)
     mixture = MIXTURES.get(name, MIXTURE)
     singly = {record: outcome(partial(one, rows, record)) for record in mixture}

@@ -18,12 +18,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.connectors.base import RecordFormat
 from feedq.model import Batch, FeedKey
-from feedq.sinks.base import FeedWrite, Landing, OnConflict
+from feedq.sinks.base import DeadRecord, FeedWrite, Landing, OnConflict, SuspectRecord
+from feedq.sinks.catalog import LandingPlan, ReadyRecord
 from feedq.sinks.copytext import ColumnRows
-from feedq.sinks.deadletters import DeadRecord, SuspectRecord
 from feedq.sinks.jsontext import UnreadableRecord, decode, read
 from feedq.sinks.landing import DEFAULT_COLUMNS, TableShape, written_columns
-from feedq.sinks.plan import LandingPlan, ReadyRecord
 from feedq.sinks.session import parameter
 from feedq.sinks.sql.column_values import Conversion, Convert, Unfit
 from feedq.sinks.sql.session import SqlSession

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Engine, NullPool, create_engine, make_url, select
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy import Engine, Inspector, NullPool, create_engine, inspect, make_url, select, types
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.types import TypeEngine
 
 from feedq.errors import InvalidInput
-from feedq.sinks.sql.inspection import SqlCatalog
+from feedq.sinks.base import FeedWrite, Landing
+from feedq.sinks.catalog import Catalog, LandingPlan
+from feedq.sinks.cursors import ascii_text
+from feedq.sinks.landing import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, problem
+from feedq.sinks.reserved import SYSTEM
+from feedq.sinks.sql.column_values import is_binary
+from feedq.sinks.sql.insertplan import InsertPlan
 from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession
-from feedq.sinks.table_definitions import checkpoint
+from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.table_definitions import checkpoint, landing_table
 from feedq.sinks.transactional import TransactionalSink
 from feedq.telemetry import mask_url
 
@@ -93,3 +103,170 @@ def _database_of(url: str) -> tuple[type[SqlSession], Engine]:
             f"{sink}: {dialect.name} has no SELECT … FOR UPDATE, by which this sink keeps stale owners out"
         )
     return kind, engine
+
+
+WHOLE_INDEX_ONLY: Final = ("_where", "_length")
+"""Options of an index that covers some rows only, or the beginnings of values."""
+TEXT: Final = ("text",)
+PAYLOAD_TYPES: Final[Types] = {
+    "json": ("text", "json"),
+    "csv": TEXT,
+    "text": TEXT,
+    "bytes": ("bytes", "any type"),
+}
+"""By record format."""
+KINDS: Final = {
+    types.String: "text",
+    types.Integer: "integer",
+    types.DateTime: "date and time",
+    types.NullType: "any type",
+}
+"""By SQLAlchemy's class of types. SQLite's columns without a type hold anything."""
+
+
+class SqlCatalog(Catalog):
+    """Landings as a session sees them. Methods raise `SQLAlchemyError`."""
+
+    def __init__(self, session: SqlSession) -> None:
+        super().__init__()
+        self._session = session
+        self._record_bytes_max = session.record_bytes_max()
+
+    def unkeepable(self, write: FeedWrite) -> str | None:
+        limit = self._record_bytes_max
+        for batch in write.batches:
+            try:
+                ascii_text(batch.cursor)
+            except ValueError as error:
+                return str(error)
+            if limit and batch.size > limit and (longest := max(map(len, batch.split()))) > limit:
+                return (
+                    f"a record of {longest} bytes is longer than this server takes ({limit}): raise its "
+                    "max_allowed_packet to more than twice that"
+                )
+        return None
+
+    def judge(self, landing: Landing, shape: TableShape | None) -> str | None:
+        types_ = (TEXT, ("integer",), ("date and time",), PAYLOAD_TYPES[landing.format])
+        return problem(landing, shape, dict(zip(DEFAULT_COLUMNS, types_, strict=True)))
+
+    def make_plan(self, landing: Landing, shape: TableShape) -> InsertPlan:
+        return InsertPlan(self._session, landing, shape)
+
+    def imagine(self, landing: Landing) -> tuple[LandingPlan[Any], bool]:
+        # Not every database makes tables in a transaction: records are only read and converted.
+        table = landing_table(landing)
+        dialect = self._session.connection.dialect
+        columns = {
+            column.name: _column(column.type.dialect_impl(dialect), not_null=not column.nullable)
+            for column in table.c
+        }
+        return self.make_plan(landing, TableShape(table.schema, table.name, columns)), False
+
+    def create(self, landing: Landing) -> str | None:
+        try:
+            self._session.make(landing_table(landing))
+        except SQLAlchemyError as error:
+            self._session.rollback()
+            if self._session.scope(error) not in (ErrorScope.LANDING, ErrorScope.DATA):
+                raise
+            schema = TableName.parse(landing.table).schema
+            where = f"in {schema!r} " if schema else ""
+            return (
+                f"table {landing.table!r} does not exist and cannot be created {where}"
+                f"({self._session.explain(error)}): create it, or have somebody permit it"
+            )
+        return None
+
+    def describe(self, landings: Collection[Landing]) -> dict[Landing, TableShape]:
+        if not landings:
+            return {}
+        self._session.set_lock_timeout(self._session.lock_timeout_s)
+        try:
+            # One for all of them: it remembers what it has asked the database.
+            inspector = inspect(self._session.connection)
+            found = {landing: self._shape(inspector, landing) for landing in landings}
+            return {landing: shape for landing, shape in found.items() if shape is not None}
+        finally:
+            self._session.end_reading()
+
+    def _shape(self, inspector: Inspector, landing: Landing) -> TableShape | None:
+        """None when there is no such table."""
+        name, session = TableName.parse(landing.table), self._session
+
+        def unfit(why: str | None) -> str | None:
+            return why and f"table {landing.table!r} {why}"
+
+        if session.is_system(name, inspector.default_schema_name):
+            return TableShape(name.schema, name.name, {}, unfit=unfit(SYSTEM))
+        if not inspector.has_table(name.name, schema=name.schema):
+            return None
+        if name.name in inspector.get_view_names(schema=name.schema):
+            return TableShape(name.schema, name.name, {}, unfit=unfit("is a view: name a table"))
+        described = inspector.get_columns(name.name, schema=name.schema)
+        json_columns = session.json_columns(name)
+        primary = inspector.get_pk_constraint(name.name, schema=name.schema)["constrained_columns"]
+        own = session.own_columns(described, primary)
+        columns: dict[str, Column] = {}
+        for column in described:
+            is_numbered = _is_numbered(column) or column["name"] in own
+            columns[column["name"]] = _column(
+                column["type"],
+                is_json=column["name"] in json_columns,
+                not_null=not column["nullable"],
+                is_numbered=is_numbered,
+                has_default=column.get("default") is not None or is_numbered,
+                generated="computed" in column or bool(column.get("identity", {}).get("always")),
+            )
+        whole: set[frozenset[str]] = {frozenset(primary)} if primary else set()
+        indexes = [index for index in inspector.get_indexes(name.name, schema=name.schema) if index["unique"]]
+        partial = [index for index in indexes if not _is_whole(index)]
+        whole |= {frozenset(index["column_names"]) for index in indexes if index not in partial}  # type: ignore[arg-type] # whole ones have names
+        for constraint in inspector.get_unique_constraints(name.name, schema=name.schema):
+            if not constraint.get("duplicates_index"):
+                whole.add(frozenset(constraint["column_names"]))
+        return TableShape(
+            name.schema,
+            name.name,
+            columns,
+            frozenset(whole),
+            unfit(session.unfit_table(inspector, name)),
+            has_other_unique=bool(partial),
+        )
+
+
+def _column(
+    column_type: TypeEngine[Any],
+    *,
+    not_null: bool,
+    is_json: bool = False,
+    is_numbered: bool = False,
+    has_default: bool = False,
+    generated: bool = False,
+) -> Column:
+    if is_json or isinstance(column_type, types.JSON):
+        kind = "json"
+    elif is_binary(column_type):
+        kind = "bytes"
+    else:
+        kind = next((name for known, name in KINDS.items() if isinstance(column_type, known)), "other")
+    return Column(
+        kind,
+        repr(column_type),
+        not_null=not_null,
+        has_default=has_default,
+        generated=generated,
+        is_numbered=is_numbered,
+        own_type=column_type,
+    )
+
+
+def _is_numbered(column: ReflectedColumn) -> bool:
+    return column.get("autoincrement") is True or "identity" in column
+
+
+def _is_whole(index: Mapping[str, Any]) -> bool:
+    options = index.get("dialect_options", {})
+    return all(index["column_names"]) and not any(
+        value is not None for option, value in options.items() if option.endswith(WHOLE_INDEX_ONLY)
+    )

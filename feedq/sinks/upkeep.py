@@ -1,4 +1,4 @@
-"""Records outside of a feed's stream: dead letters that are tried again, and previews that land nothing.
+"""What people ask of a sink: dead letters tried again or dropped, previews, checkpoints looked at and given away.
 
 A replay locks the dead letters, lands what can be landed now, deletes just these, and commits: one transaction,
 so a record is at any time either a dead letter or in the table, whoever dies when. Two replays at once pass
@@ -11,19 +11,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC
 from typing import Any
+from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Select, delete, select, update
+from sqlalchemy import ColumnElement, Select, delete, insert, select, update
 
 from feedq.errors import InvalidInput, SinkUnavailable
-from feedq.sinks.base import DeadLetter, FeedWrite, Preview, Replayed
-from feedq.sinks.catalog import Catalog
-from feedq.sinks.cursors import cursor_of
-from feedq.sinks.deadletters import SuspectRecord
+from feedq.sinks.base import Checkpoint, DeadLetter, FeedWrite, Preview, Replayed, SuspectRecord, Taking
+from feedq.sinks.catalog import Catalog, LandingBroken, LandingPlan, NotNow, ReadyRecord
+from feedq.sinks.cursors import ascii_text, cursor_of
+from feedq.sinks.identity import not_its_own, taken_meanwhile
 from feedq.sinks.isolate import FailedAttempt, isolate
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.plan import LandingBroken, LandingPlan, NotNow, ReadyRecord
 from feedq.sinks.session import AnswerLost, SinkSession, parameter, parts
-from feedq.sinks.table_definitions import dead_letter
+from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 
 d = dead_letter.c
 
@@ -176,3 +176,44 @@ def _commit(session: SinkSession, consequence: str) -> None:
         session.commit()
     except AnswerLost as lost:
         raise SinkUnavailable(f"the connection broke at the commit: {consequence}") from lost
+
+
+c = checkpoint.c
+
+
+def checkpoints(session: SinkSession, feeds: Collection[str] | None) -> list[Checkpoint]:
+    """Those of feeds of these names, or all, by name."""
+    if feeds is None:
+        return session.find_checkpoints()
+    return [one for part in parts(sorted(feeds)) for one in session.find_checkpoints(c.feed.in_(part))]
+
+
+def take(session: SinkSession, taking: Taking) -> None:
+    """Give a feed its checkpoint, in one transaction. Raises `Conflict`, `AnswerLost`."""
+    old, identity = taking.instead_of, taking.identity
+    session.begin()
+    ids = sorted({taking.feed_id, *([] if old is None else [old.feed_id])})
+    session.execute(session.locking(ids))
+    there = {one.feed_id: one for one in session.find_checkpoints(c.feed_id.in_(ids))}
+    if old is not None:
+        now = there.get(old.feed_id)
+        if now is None or (now.commit_id, now.feed_uuid) != (old.commit_id, old.feed_uuid):
+            raise taken_meanwhile(old)
+        session.execute(delete(checkpoint).where(session.of([old.feed_id])))
+    own = there.get(taking.feed_id)
+    if own is not None and not own.is_of(taking.feed_id, taking.feed, identity):
+        raise not_its_own(taking)
+    values = {
+        "cursor": ascii_text(taking.cursor),
+        "records": taking.records,
+        "commit_id": str(uuid4()),
+        "feed_uuid": str(identity.feed),
+        "installation": str(identity.installation),
+    }
+    if own is None or (old is not None and old.feed_id == taking.feed_id):
+        key = {"environment": session.environment, "feed_id": taking.feed_id, "feed": taking.feed}
+        session.execute(insert(checkpoint).values(**key, epoch=0, owner=str(session.worker_id), **values))
+    else:
+        found = session.of([taking.feed_id])
+        session.execute(update(checkpoint).where(found).values(**values, updated_at=utc_now()))
+    session.commit()
