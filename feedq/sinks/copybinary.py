@@ -19,7 +19,7 @@ from typing import Final
 
 from feedq.model import Batch
 from feedq.sinks.base import FeedWrite
-from feedq.sinks.jsontext import BeyondUs, decode, read
+from feedq.sinks.jsontext import BeyondUs, check, decode
 
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """Signature, flags, length of the header extension."""
@@ -76,7 +76,7 @@ class DefaultRows:
             return [None]
         if self._type in ("json", "jsonb"):
             with suppress(BeyondUs):
-                read(record)
+                check(record)
         return [decode(record)]
 
     def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:

@@ -12,7 +12,7 @@ lands the same whatever its neighbours are.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from itertools import repeat
 from typing import Final
@@ -24,19 +24,18 @@ from msgspec.structs import astuple
 
 from feedq.connectors.base import RecordFormat
 from feedq.connectors.records.csvtext import CsvReader, MalformedLine
+from feedq.connectors.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
 from feedq.model import JSON, Batch
 from feedq.sinks.base import FeedWrite, Landing
 from feedq.sinks.copybinary import cut_lines, cut_records
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.jsontext import (
-    JsonRecord,
-    PointerToken,
+    BeyondUs,
     UnreadableRecord,
+    check,
     decode,
     encode,
     items,
-    read,
-    steps_of,
     unquote,
 )
 from feedq.sinks.landing import Column, column_sources
@@ -71,14 +70,13 @@ class Kind(Enum):
 class Cell:
     """How one column gets its text."""
 
-    __slots__ = ("default", "kind", "paths", "source")
+    __slots__ = ("default", "kind", "paths", "pointers", "source")
 
     def __init__(self, source: ColumnSource, kind: Kind) -> None:
         self.source = source
         self.kind = kind
-        self.paths: tuple[tuple[PointerToken, ...], ...] = tuple(
-            map(steps_of, (source.pointer, *source.alternatives))
-        )
+        self.pointers = (source.pointer, *source.alternatives)
+        self.paths = tuple(map(parse_pointer, self.pointers))
         self.default = self.text_of_json(source.default.encode())
 
     def text_of_json(self, value: bytes) -> str | None:
@@ -91,7 +89,7 @@ class Cell:
 
     def place_in(self, reader: CsvReader) -> int:
         """Which field of a CSV record it is."""
-        place = reader.place(self.paths[0][0].name)
+        place = reader.place(self.paths[0][0])
         assert place is not None, f"{self.source.pointer} was not checked against the fields"
         return place
 
@@ -143,8 +141,8 @@ class Cell:
 FEW: Final = 4
 """Records for which the fast path is none: it begins to pay with about so many."""
 
-Lookup = Callable[[Cell], str | None]
-"""What a column gets from a record that was read. Raises `UnreadableRecord`."""
+Value = bytes | Missing | None
+"""What a record has at a path: in JSON a text, or nothing; in CSV a field, or a null."""
 
 
 class ColumnRows:
@@ -159,12 +157,29 @@ class ColumnRows:
         self._cells = tuple(
             Cell(source, Kind.of(columns[source.column])) for source in column_sources(landing, columns)
         )
+        self._pointers: list[str] = []
+        self._places: list[int] = []
+        """Where in what `_read` gives each cell's value is; of one with several pointers, that of the first."""
+        for cell in self._cells:
+            points = cell.source.origin is Origin.POINTER
+            self._places.append(
+                cell.place_in(self._csv) if points and self._csv is not None else len(self._pointers)
+            )
+            self._pointers += cell.pointers if points else ()
+        self._find = TextPointers(self._pointers).find
         self._quick = QuickRows(self._cells, landing.format, csv=self._csv)
 
     def fields(self, write: FeedWrite, batch: Batch, record: bytes) -> list[str | None]:
         """What each column gets, unescaped. Raises `UnreadableRecord`."""
-        look_up = self._read(record)
-        return [self._text(cell, look_up, write, batch, record) for cell in self._cells]
+        found = self._read(record)
+        return [
+            self._text_of(cell, found, place)
+            if cell.source.origin is Origin.POINTER
+            else cell.text_of_record(record)
+            if cell.source.origin is Origin.RECORD
+            else cell.text_of_batch(write, batch)
+            for cell, place in zip(self._cells, self._places, strict=True)
+        ]
 
     def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
         """One row. Raises `UnreadableRecord`."""
@@ -196,48 +211,40 @@ class ColumnRows:
     def _rows_singly(self, write: FeedWrite, batch: Batch, records: Iterable[bytes]) -> bytes:
         return b"".join([self.record(write, batch, record) for record in records])
 
-    def _text(self, cell: Cell, look_up: Lookup, write: FeedWrite, batch: Batch, record: bytes) -> str | None:
-        if cell.source.origin is Origin.POINTER:
-            return look_up(cell)
-        if cell.source.origin is Origin.RECORD:
-            return cell.text_of_record(record)
-        return cell.text_of_batch(write, batch)
+    def _text_of(self, cell: Cell, found: Sequence[Value], place: int) -> str | None:
+        value = found[place]
+        if value is MISSING:
+            others = found[place + 1 : place + len(cell.pointers)]
+            value = next((other for other in others if other is not MISSING), MISSING)
+        if value is MISSING:
+            return cell.instead_of_nothing()
+        if value is None or (value == b"null" and self._csv is None):
+            return cell.instead_of_null()
+        return cell.text_of_json(value) if self._csv is None else decode(value)
 
-    def _read(self, record: bytes) -> Lookup:
-        """Raises `UnreadableRecord` for a record that is not of its format."""
-        if self._format == "json":
-            return _look_up_json(read(record))
+    def _read(self, record: bytes) -> Sequence[Value]:
+        """What a record has: in CSV its fields, in JSON what the pointers of all columns point at.
+
+        Raises `UnreadableRecord` for one that is not of its format.
+        """
         if self._csv is not None:
-            return _look_up_csv(self._csv, record)
-        return _look_up_nothing
-
-
-def _look_up_json(document: JsonRecord) -> Lookup:
-    def look_up(cell: Cell) -> str | None:
-        for path in cell.paths:
-            found = document.find(path)
-            if found is not None:
-                return cell.instead_of_null() if found == b"null" else cell.text_of_json(found)
-        return cell.instead_of_nothing()
-
-    return look_up
-
-
-def _look_up_csv(reader: CsvReader, record: bytes) -> Lookup:
-    try:
-        fields = reader.read(record)
-    except MalformedLine as error:
-        raise UnreadableRecord(str(error)) from None
-
-    def look_up(cell: Cell) -> str | None:
-        field = fields[cell.place_in(reader)]
-        return cell.instead_of_null() if field is None else decode(field)
-
-    return look_up
-
-
-def _look_up_nothing(cell: Cell) -> str | None:
-    raise AssertionError(f"column {cell.source.column!r} points into records that have no parts")
+            try:
+                return self._csv.read(record)
+            except MalformedLine as error:
+                raise UnreadableRecord(str(error)) from None
+        if self._format != "json":
+            return ()
+        if not self._pointers:
+            check(record)
+            return ()
+        try:
+            found = self._find(record)
+        except ValueError:
+            check(record)
+            raise BeyondUs("invalid JSON: nested too deeply") from None
+        if not record.isascii():
+            decode(record)
+        return found
 
 
 def _split(batch: Batch) -> Iterator[bytes | Sequence[bytes]]:
@@ -256,7 +263,7 @@ NOTHING: Final = b"\0"
 NULL_IN_CSV: Final = b""
 TRY_AGAIN_AFTER: Final = 15
 """Chunks: a source that sends nulls or escapes is not tried in vain all the time."""
-Path = tuple[PointerToken, ...]
+Path = tuple[str, ...]
 Row = tuple[Raw, ...]
 
 
@@ -353,18 +360,18 @@ class Members:
 
     def __init__(self, paths: Collection[Path], *, at: Path = ()) -> None:
         """``paths`` from ``at`` on. Raises `ValueError` for names that msgspec does not know."""
-        deeper: dict[PointerToken, list[Path]] = {}
+        deeper: dict[str, list[Path]] = {}
         for path in dict.fromkeys(paths):
             deeper.setdefault(path[len(at)], []).append(path)
-        self._places = [step.place for step in deeper if step.place is not None]
-        self._paths = [(*at, step) for step in deeper]
+        self._places = [place for token in deeper if (place := array_index(token)) is not None]
+        self._paths = [(*at, token) for token in deeper]
         self._all_paths = {*self._paths, *paths}
         self._inner: list[tuple[int, Members]] = []
         for number, (path, below) in enumerate(zip(self._paths, deeper.values(), strict=True)):
             further = [longer for longer in below if len(longer) > len(path)]
             if further:
                 self._inner.append((number, Members(further, at=path)))
-        names = {f"member_{number}": step.name for number, step in enumerate(deeper)}
+        names = {f"member_{number}": token for number, token in enumerate(deeper)}
         # Unknown to the cycle collector: they refer to bytes only, and live for a moment.
         kind = msgspec.defstruct(
             "Members", [(name, Raw, Raw(NOTHING)) for name in names], rename=names, gc=False

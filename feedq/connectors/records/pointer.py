@@ -92,8 +92,12 @@ class TextPointers:
             ValueError: it is no JSON, or nested deeper than can be read (about a thousand levels).
         """
         found: list[bytes | Missing] = [MISSING] * self._count
+        root = self._root
         try:
-            self._root.search(text, found)
+            if text[:1] == b"{" and root.children and not root.places:
+                root.search_object(text, found)  # nearly always
+            else:
+                root.search(text, found)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(str(error)) from None
         return found
@@ -126,16 +130,17 @@ class _Node:
             return
         match _first(text):
             case 0x7B:
-                self._search_object(text, found)
+                self.search_object(text, found)
             case 0x5B:
                 self._search_array(text, found)
             case _:
                 _ANY.decode(text)
 
-    def _search_object(self, text: Any, found: list[bytes | Missing]) -> None:
-        if self._passing is not None:
+    def search_object(self, text: Any, found: list[bytes | Missing]) -> None:
+        passing = self._passing
+        if passing is not None:
             try:
-                self._collect(self._passing.decode(text), found)
+                self._collect(passing.decode(text), found)
             except msgspec.ValidationError:
                 pass  # further down there is something else than an object: perhaps a member that is there twice
             else:
@@ -145,12 +150,18 @@ class _Node:
             if name in named:
                 child.search(named[name], found)
 
-    def _collect(self, read: Any, found: list[bytes | Missing]) -> None:
-        for place, child in enumerate(self.children.values()):
-            value = getattr(read, f"m{place}")
-            if isinstance(value, msgspec.Struct):
+    def _collect(self, read: msgspec.Struct, found: list[bytes | Missing]) -> None:
+        for name, child in self._kids:
+            value = getattr(read, name)
+            if value is _ABSENT or value is None:
+                continue
+            if not child.children:
+                text = bytes(value)
+                for place in child.places:
+                    found[place] = text
+            elif isinstance(value, msgspec.Struct):
                 child._collect(value, found)
-            elif value is not _ABSENT and value is not None:
+            else:
                 child.search(value, found)
 
     def _search_array(self, text: Any, found: list[bytes | Missing]) -> None:
@@ -165,6 +176,11 @@ class _Node:
                 child.search(elements[index], found)
 
     @cached_property
+    def _kids(self) -> list[tuple[str, _Node]]:
+        """By the names of fields in `_object`."""
+        return [(f"m{place}", child) for place, child in enumerate(self.children.values())]
+
+    @cached_property
     def _passing(self) -> msgspec.json.Decoder[Any] | None:
         """Reads the members of an object that are pointed at, and theirs, in one pass."""
         return None if self._object is None else msgspec.json.Decoder(self._object)
@@ -173,11 +189,11 @@ class _Node:
     def _object(self) -> Any:
         """The type of an object with what is pointed at in it; None if a member has a name that no field can."""
         fields = []
-        for place, (name, child) in enumerate(self.children.items()):
+        for (field_name, child), name in zip(self._kids, self.children, strict=True):
             kind = child._type
             # A null is passed through as well as an object; nothing is pointed at in it.
             kind, nothing = (kind, _ABSENT) if kind is msgspec.Raw else (kind | None, None)
-            fields.append((f"m{place}", kind, msgspec.field(name=name, default=nothing)))
+            fields.append((field_name, kind, msgspec.field(name=name, default=nothing)))
         try:
             return msgspec.defstruct("Members", fields)
         except ValueError:

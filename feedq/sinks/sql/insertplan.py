@@ -21,7 +21,7 @@ from feedq.model import Batch, FeedKey
 from feedq.sinks.base import DeadRecord, FeedWrite, Landing, OnConflict, SuspectRecord
 from feedq.sinks.catalog import LandingPlan, ReadyRecord
 from feedq.sinks.copytext import ColumnRows
-from feedq.sinks.jsontext import UnreadableRecord, decode, read
+from feedq.sinks.jsontext import UnreadableRecord, check, decode
 from feedq.sinks.landing import DEFAULT_COLUMNS, TableShape, written_columns
 from feedq.sinks.session import parameter
 from feedq.sinks.sql.column_values import Conversion, Convert, Unfit
@@ -206,7 +206,7 @@ def _default_reader(same: Values, record_format: RecordFormat, convert: Convert)
         if record_format == "bytes":
             return {**same, "payload": record}
         if record_format == "json":
-            read(record)
+            check(record)
         return {**same, "payload": convert(decode(record))}
 
     return read_record
