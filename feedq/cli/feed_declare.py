@@ -1,10 +1,12 @@
-"""`feedq feed add`, `edit` and `export`: one feed as it is declared."""
+"""`feedq feed add`, `edit` and `export`: one feed as it is declared.
+
+What is given becomes the keys of a manifest and is read as one, so that both mean the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import click
@@ -14,7 +16,7 @@ from feedq.cli import options
 from feedq.cli.invocation import Invocation, decorated, pass_invocation
 from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.errors import NotFound
-from feedq.model import Feed, FeedSpec, TargetState
+from feedq.model import Feed
 
 _declaration_options = decorated(
     click.option("--source", metavar="JSON", help="All options of the connector, as a JSON object."),
@@ -68,41 +70,36 @@ def add(
       feedq feed add acme/orders --connector tcp -o url=tcp://127.0.0.1:7001 -o cursor=/seq \\
           --sink table=orders
     """
-    empty = FeedSpec(name=name, connector=connector, source={}, sink={})
-    target = TargetState.PAUSED if paused else TargetState.RUNNING
-    spec = _changed(replace(empty, target_state=target), source=source, **given)
+    keys = {"name": name, "connector": connector, "sink": {}} | ({"target_state": "paused"} if paused else {})
+    spec = manifest.FeedEntry.valid(_changed(keys, source=source, **given)).spec
     verbs.add_feed(invocation.store, spec)
     answer_done(invocation, [name], "added")
 
 
 def _changed(
-    spec: FeedSpec,
+    keys: Mapping[str, Any],
     *,
     source: str | None,
     source_options: Sequence[str],
     sink_options: Sequence[str],
-    tenant: str | None,
     labels: Sequence[str],
     require: Sequence[str],
     prefer: Sequence[str],
-    weight: float | None,
-) -> FeedSpec:
+    **plain: Any,
+) -> dict[str, Any]:
+    """A feed as it stands in a manifest, with what was given on the command line in its place."""
+    changed = dict(keys) | {key: value for key, value in plain.items() if value is not None}
     if source is not None:
-        spec = replace(spec, source=options.parse_object(source, option="--source"))
-    spec = options.set_options(spec, source_options, option="-o", below="source.")
+        changed["source"] = options.parse_object(source, option="--source")
+    changed = options.set_options(changed, source_options, option="-o", below="source.")
     for text in sink_options:
         if text.lstrip().startswith("{"):
-            spec = replace(spec, sink=options.parse_object(text, option="--sink"))
+            changed["sink"] = options.parse_object(text, option="--sink")
         else:
-            spec = options.set_options(spec, [text], option="--sink", below="sink.")
-    spec = options.set_options(spec, labels, option="--label", below="labels.")
-    spec = options.set_options(spec, require, option="--require", below="selector.required.")
-    spec = options.set_options(spec, prefer, option="--prefer", below="selector.preferred.")
-    return replace(
-        spec,
-        tenant=spec.tenant if tenant is None else tenant,
-        weight=spec.weight if weight is None else weight,
-    )
+            changed = options.set_options(changed, [text], option="--sink", below="sink.")
+    changed = options.set_options(changed, labels, option="--label", below="labels.")
+    changed = options.set_options(changed, require, option="--require", below="selector.required.")
+    return options.set_options(changed, prefer, option="--prefer", below="selector.preferred.")
 
 
 @click.command()
@@ -143,9 +140,9 @@ def edit(
     if not (connector or settings or unsettings or any(given.values())):
         raise click.UsageError("nothing to change; give --set source.url=… or another option")
     before = invocation.live_feed(name).spec
-    after = before if connector is None else replace(before, connector=connector)
-    after = options.set_options(_changed(after, **given), settings)
-    after = options.unset_options(after, unsettings)
+    keys = _changed(manifest.plain_feed(before), connector=connector, **given)
+    keys = options.unset_options(options.set_options(keys, settings), unsettings)
+    after = manifest.FeedEntry.valid(keys).spec
     verbs.edit_feed(invocation.store, after)
     if not invocation.json:
         write_difference(manifest.difference(before, after))

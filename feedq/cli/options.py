@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
-from operator import attrgetter
 from typing import Any
 
 from feedq.connectors.base import load_connector
 from feedq.errors import InvalidInput
-from feedq.model import FeedSpec, TargetState
+from feedq.manifest import FeedEntry
 from feedq.sinks.base import SinkOptions
 from feedq.values import parse_duration, parse_moment
 
@@ -28,6 +26,7 @@ SETTABLE = (
     "source.…, sink.…, labels.…, selector.required.…, selector.preferred.…, connector, tenant, weight, "
     "target_state"
 )
+PLAIN = ("connector", "tenant", "weight", "target_state")
 LABELS = ("labels", "selector.required", "selector.preferred")
 UNSETTABLE = "source.…, sink.…, labels.…, selector.required.… and selector.preferred.…"
 
@@ -88,93 +87,73 @@ def merge_arguments(
 
 
 def set_options(
-    spec: FeedSpec, assignments: Iterable[str], *, option: str = "--set", below: str = ""
-) -> FeedSpec:
-    """``source.url=…`` or ``weight=2``, put into a feed. Raises `InvalidInput`.
+    keys: Mapping[str, Any], assignments: Iterable[str], *, option: str = "--set", below: str = ""
+) -> dict[str, Any]:
+    """``source.url=…`` or ``weight=2``, put into a feed as it stands in a manifest. Raises `InvalidInput`.
 
     ``below`` is what paths begin with: to ``-o`` they are options of the source.
     """
+    changed = copy.deepcopy(dict(keys))
     for text in assignments:
         given, value = split_assignment(text, option=option)
-        path, named = below + given, f"{option} {given}"
-        head, _, rest = path.partition(".")
-        place, label = _label_at(path)
-        match head, bool(rest):
-            case (("source" | "sink"), True):
-                changed: Any = _with(getattr(spec, head), rest, value, _schema(head, spec.connector), named)
-                spec = replace(spec, **{head: changed})
-            case (("labels" | "selector"), True) if place:
-                spec = _with_labels(spec, place, _labels_of(spec, place) | {label: value})
-            case "connector", False:
-                spec = replace(spec, connector=value)
-            case "tenant", False:
-                spec = replace(spec, tenant=value)
-            case "weight", False:
-                spec = replace(spec, weight=_number(value))
-            case "target_state", False:
-                spec = replace(spec, target_state=_target(value))
-            case _:
-                raise InvalidInput(f"{named}: no such option; known are {SETTABLE}")
-    return spec
+        steps, named = _steps(below + given), f"{option} {given}"
+        if not steps:
+            raise InvalidInput(f"{named}: no such option; known are {SETTABLE}")
+        _put(changed, steps, value, named)
+    return changed
 
 
-def unset_options(spec: FeedSpec, paths: Iterable[str]) -> FeedSpec:
+def unset_options(keys: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
     """Take options away, so that they are at their default. Raises `InvalidInput` when one is not set."""
+    changed = copy.deepcopy(dict(keys))
     for path in paths:
-        head, _, rest = path.partition(".")
-        place, label = _label_at(path)
-        if not place and (head not in ("source", "sink") or not rest):
+        *outer, last = _steps(path) or [path]
+        if not outer:
             raise InvalidInput(f"--unset {path}: only {UNSETTABLE} can be unset")
-        options: Any = _labels_of(spec, place) if place else copy.deepcopy(dict(getattr(spec, head)))
-        *outer, last = [label] if place else rest.split(".")
-        inner = options
+        inner: Any = changed
         for key in outer:
             inner = inner.get(key) if isinstance(inner, dict) else None
         if not isinstance(inner, dict) or last not in inner:
             raise InvalidInput(f"--unset {path}: is not set")
         del inner[last]
-        spec = _with_labels(spec, place, options) if place else replace(spec, **{head: options})
-    return spec
+    return changed
 
 
-def _label_at(path: str) -> tuple[str, str]:
-    """The mapping of labels that a path leads into, and the label, which may have dots; empty if into none."""
+def _steps(path: str) -> list[str]:
+    """The keys that a path leads through; none if it leads nowhere. A label may have dots."""
     for place in LABELS:
         if path.startswith(f"{place}.") and path != f"{place}.":
-            return place, path.removeprefix(f"{place}.")
-    return "", ""
-
-
-def _labels_of(spec: FeedSpec, place: str) -> dict[str, str]:
-    return dict(attrgetter(place)(spec))
-
-
-def _with_labels(spec: FeedSpec, place: str, labels: dict[str, str]) -> FeedSpec:
-    if place == "labels":
-        return replace(spec, labels=labels)
-    return replace(spec, selector=replace(spec.selector, **{place.partition(".")[2]: labels}))
+            return [*place.split("."), path.removeprefix(f"{place}.")]
+    steps = path.split(".")
+    is_known = path in PLAIN or (steps[0] in ("source", "sink") and len(steps) > 1)
+    return steps if is_known else []
 
 
 @cache
 def _schema(part: str, connector: str) -> Schema:
-    model = SinkOptions if part == "sink" else load_connector(connector).Options
-    return model.model_json_schema()
+    match part:
+        case "source":
+            return load_connector(connector).Options.model_json_schema()
+        case "sink":
+            return SinkOptions.model_json_schema()
+    return FeedEntry.model_json_schema()
 
 
-def _with(options: Mapping[str, Any], path: str, value: str, schema: Schema, named: str) -> dict[str, Any]:
-    """The options with a value put where the path leads; ``named`` is how an error names them."""
-    merged: dict[str, Any] = copy.deepcopy(dict(options))
-    *outer, last = path.split(".")
-    inner, its_schema = merged, schema
+def _put(keys: dict[str, Any], steps: Sequence[str], value: str, named: str) -> None:
+    """Put a value where the steps lead; ``named`` is how an error names them."""
+    root = _schema(steps[0], keys["connector"])
+    if steps[0] in ("source", "sink"):
+        keys, steps = keys.setdefault(steps[0], {}), steps[1:]
+    *outer, last = steps
+    inner, its_schema = keys, root
     for key in outer:
-        its_schema = _mapping(_property(its_schema, key, schema), schema)
+        its_schema = _mapping(_property(its_schema, key, root), root)
         if inner.get(key) is None:  # not there, or there as null
             inner[key] = {}
         inner = inner[key]
         if not isinstance(inner, dict):
             raise InvalidInput(f"{named}: {key!r} is not a mapping")
-    inner[last] = _typed(value, _kinds(_property(its_schema, last, schema), schema))
-    return merged
+    inner[last] = _typed(value, _kinds(_property(its_schema, last, root), root))
 
 
 def _property(schema: Schema, key: str, root: Schema) -> Schema:
@@ -226,18 +205,3 @@ def _typed(text: str, kinds: set[str]) -> Any:
 def _no_json(constant: str) -> Any:
     # Python reads NaN and Infinity, which no database takes for JSON.
     raise ValueError(constant)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidInput(f"weight: {text!r} is no number") from None
-
-
-def _target(text: str) -> TargetState:
-    try:
-        return TargetState(text)
-    except ValueError:
-        known = ", ".join(state.value for state in TargetState)
-        raise InvalidInput(f"target_state: {text!r} must be one of {known}") from None
