@@ -23,7 +23,7 @@ from feedq.model import Assignment, Reason
 from feedq.placement import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed
 from feedq.settings import DEFAULT_SINK
 from feedq.store.channels import NotifyReason, notify_workers
-from feedq.store.database import rows_given
+from feedq.store.database import GivenRows
 from feedq.store.feed_rows import avoided_from, selector_from
 from feedq.store.held import SERVING, candidates
 from feedq.store.leases import STILL_FAILED
@@ -119,9 +119,11 @@ _DETAILS = f"""
 _ALL = 2**63 - 1
 # Leases by nothing but their keys; what state they are in is asked after. Told that few can match, as there were
 # few when statistics were taken, the planner would go through all of them for each.
+_REASONS = GivenRows("feed_id bigint, reason text")
+_PAIRS = GivenRows("feed_id bigint, worker_id uuid")
 GIVEN = f"""
     given AS (
-        SELECT given.*, l.state FROM {rows_given({"feed_id": "bigint", "reason": "text"})}
+        SELECT given.*, l.state FROM {_REASONS}
         JOIN feedq.lease l USING (feed_id) ORDER BY feed_id FOR UPDATE OF l
     )
 """
@@ -173,7 +175,7 @@ class PassAssignments:
     def assign(self, pairs: Sequence[tuple[int, UUID]]) -> list[Assignment]:
         sql = f"""
             WITH given AS (
-                SELECT * FROM {rows_given({"feed_id": "bigint", "worker_id": "uuid"})}
+                SELECT * FROM {_PAIRS}
             ), locked AS (
                 -- By nothing but keys, as in GIVEN.
                 SELECT given.*, w.queue, {EFFECTIVE_WEIGHT} AS weight,
@@ -198,8 +200,7 @@ class PassAssignments:
             SELECT * FROM assigned ORDER BY feed_id
         """
         parameters = {
-            "feed_id": [feed_id for feed_id, _ in pairs],
-            "worker_id": [str(worker_id) for _, worker_id in pairs],
+            **_PAIRS.of((feed_id, str(worker_id)) for feed_id, worker_id in pairs),
             "states": [s.value for s in states_before(Move.ASSIGN)],
             "kind": EventKind.LEASE_ASSIGNED.value,
             **self._means.parameters(),
@@ -230,10 +231,7 @@ def rename_idle(c: Connection, reasons: Sequence[tuple[int, Reason | None]]) -> 
 
 
 def reason_columns(reasons: Sequence[tuple[int, Reason | None]]) -> dict[str, list[object]]:
-    return {
-        "feed_id": [feed_id for feed_id, _ in reasons],
-        "reason": [None if reason is None else reason.value for _, reason in reasons],
-    }
+    return _REASONS.of((feed_id, reason and reason.value) for feed_id, reason in reasons)
 
 
 def _ids(c: Connection, sql: str, **parameters: int) -> list[int]:
@@ -257,17 +255,17 @@ def _promise_to_successors(c: Connection) -> None:
     if not awaited:
         return
     room = {worker.worker_id: worker.capacity - worker.feeds for worker in candidates(c, ())}
-    promises: list[str | None] = []
+    promises: list[tuple[int, str | None]] = []
     for row in awaited:
         room[row.worker_id] = room.get(row.worker_id, 0) - 1
         # What a worker has no room for may go anywhere.
-        promises.append(str(row.worker_id) if room[row.worker_id] >= 0 else None)
+        promises.append((row.feed_id, str(row.worker_id) if room[row.worker_id] >= 0 else None))
     end_hold = f"""
         UPDATE feedq.lease l SET held_for = NULL, retry_at = NULL, promised_to = given.worker_id
-        FROM {rows_given({"feed_id": "bigint", "worker_id": "uuid"})}
+        FROM {_PAIRS}
         WHERE l.feed_id = given.feed_id
     """
-    c.execute(text(end_hold), {"feed_id": [row.feed_id for row in awaited], "worker_id": promises})
+    c.execute(text(end_hold), _PAIRS.of(promises))
 
 
 def experiences(c: Connection, *, proven: bool) -> dict[str, Experience]:

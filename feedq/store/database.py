@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
 from time import monotonic
@@ -239,10 +239,27 @@ def for_driver(sql: str) -> str:
     return _PARAMETER.sub(r"%(\1)s", sql)
 
 
-def rows_given(types: Mapping[str, str]) -> str:
-    """Rows that a statement is given, for its ``FROM``: a list a column, under the name of the column."""
-    lists = ", ".join(f"CAST(:{name} AS {type_}[])" for name, type_ in types.items())
-    return f"unnest({lists}) AS given ({', '.join(types)})"
+class GivenRows:
+    """Rows that a statement is given, called ``given`` in its ``FROM``: a list a column, each under its name."""
+
+    def __init__(self, columns: str) -> None:
+        """``columns`` are names and types, as in ``id bigint, reason text``."""
+        types = dict(column.split() for column in columns.split(","))
+        self.columns = tuple(types)
+        self._lists = ", ".join(f"CAST(:{name} AS {type_}[])" for name, type_ in types.items())
+
+    def __str__(self) -> str:
+        return f"unnest({self._lists}) AS given ({', '.join(self.columns)})"
+
+    @property
+    def numbered(self) -> str:
+        """With their place from 1 on as a last column, ``n``."""
+        return f"unnest({self._lists}) WITH ORDINALITY AS given ({', '.join(self.columns)}, n)"
+
+    def of(self, rows: Iterable[Sequence[object]]) -> dict[str, list[object]]:
+        """The parameters for these rows, whose values are in the order of the columns."""
+        found = list(rows)
+        return {name: [row[place] for row in found] for place, name in enumerate(self.columns)}
 
 
 @contextmanager

@@ -43,7 +43,7 @@ from feedq.model import (
 from feedq.store.aggregate import Aggregate, in_statement, in_transaction
 from feedq.store.base import Followed
 from feedq.store.channels import wake_reconcile
-from feedq.store.database import Database, rows_given
+from feedq.store.database import Database, GivenRows
 from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from
 from feedq.store.history import record
 from feedq.telemetry import EventKind
@@ -105,28 +105,20 @@ _AFTER_LOSS = f"""coalesce(
     AND (SELECT lost.heartbeat_at > w.started_at FROM feedq.worker lost WHERE lost.id = locked.lost_worker), false)
 """
 
-_KEY = {"feed_id": "bigint", "epoch": "bigint"}
-_RELEASED = {"reason": "text", "retry_in_s": "float8", "attempts": "int", "error": "text"}
-_PROGRESS = {
-    "records": "bigint",
-    "bytes": "bigint",
-    "dead_letters": "bigint",
-    "last_record_ago_s": "float8",
-    "cursor": "jsonb",
-    "connected": "boolean",
-    "stalled": "boolean",
-    "attempts": "int",
-    "error": "text",
-    "failures": "int",
-    "dead_letter_error": "text",
-    "sink_error": "text",
-    "rewind": "jsonb",
-}
+_KEYS = GivenRows("feed_id bigint, epoch bigint")
+_RELEASED = GivenRows(
+    "feed_id bigint, epoch bigint, reason text, retry_in_s float8, attempts int, error text"
+)
+_PROGRESS = GivenRows(
+    "feed_id bigint, epoch bigint, records bigint, bytes bigint, dead_letters bigint, last_record_ago_s float8, "
+    "cursor jsonb, connected boolean, stalled boolean, attempts int, error text, failures int, "
+    "dead_letter_error text, sink_error text, rewind jsonb"
+)
 """Of `Release` and of `Progress`, what the statements are given."""
 
 _CLAIM = f"""
     WITH given AS (
-        SELECT * FROM {rows_given(_KEY)}
+        SELECT * FROM {_KEYS}
     ), locked AS ({_locked("l.worker_id, l.state, l.running_since, l.lost_at, l.lost_worker")}), held AS (
         -- FOR SHARE on the feed: an edit that commits while we wait for the lease must be read, not missed.
         SELECT {FEED_COLUMNS}, w.name AS worker_name, w.started_at AS worker_started_at,
@@ -158,7 +150,7 @@ _AVOIDED = f"""(
 )"""
 _RELEASE = f"""
     WITH given AS (
-        SELECT * FROM {rows_given(_KEY | _RELEASED)}
+        SELECT * FROM {_RELEASED}
     ), locked AS (
         {_locked("l.worker_id, l.state, l.promised_to, l.reason AS before, l.last_error")}
     ), held AS (
@@ -212,7 +204,7 @@ def _smoothed(column: str, reported: str) -> str:
 
 _REPORT = f"""
     WITH given AS (
-        SELECT * FROM {rows_given(_KEY | _PROGRESS)}
+        SELECT * FROM {_PROGRESS}
     ), locked AS (
         {_locked("l.worker_id, l.state, l.reason, l.reported_at, l.running_since, l.moved_at")}
     ), held AS (
@@ -269,8 +261,7 @@ class PostgresLeases(Aggregate):
         parameters = {
             "worker_id": worker_id,
             "kind": EventKind.LEASE_CLAIMED.value,
-            "feed_id": [feed_id for feed_id, _ in possible],
-            "epoch": [epoch for _, epoch in possible],
+            **_KEYS.of(possible),
         }
         rows = c.execute(text(_CLAIM), parameters).all()
         return [_claim_from(row) for row in rows]
@@ -293,7 +284,7 @@ class PostgresLeases(Aggregate):
             "worker_id": worker_id,
             "kind": EventKind.LEASE_RELEASED.value,
             "states": [s.value for s in states_before(Move.RELEASE)],
-            **_columns(releases, _KEY | _RELEASED),
+            **_columns(releases, _RELEASED.columns),
             "reason": [r.reason.value for r in releases],
             "error": [_cut(r.error) for r in releases],
             "hold_s": self._restart_hold_s,
@@ -315,7 +306,7 @@ class PostgresLeases(Aggregate):
             "mended": EventKind.FEED_MENDED.value,
             "rewound": EventKind.SINK_REWOUND.value,
             "states": [s.value for s in states_before(Move.RELEASE)],
-            **_columns(progress, _KEY | _PROGRESS),
+            **_columns(progress, _PROGRESS.columns),
             "cursor": [_shown(p.cursor) for p in progress],
             "error": [_cut(p.error) for p in progress],
             "dead_letter_error": [_cut(p.dead_letter_error) for p in progress],

@@ -18,7 +18,7 @@ from feedq.lease import Move, states_before
 from feedq.placement import NO_EXPERIENCE, Held, Transfer
 from feedq.store.assigning import EFFECTIVE_WEIGHT, REMOTE, SINK, PassAssignments, experiences
 from feedq.store.channels import NotifyReason, notify_workers
-from feedq.store.database import rows_given
+from feedq.store.database import GivenRows
 from feedq.store.feed_rows import avoided_from, selector_from
 from feedq.store.held import fold
 from feedq.store.leases import mark_dirty
@@ -102,10 +102,13 @@ class PassMoves(PassAssignments):
         return int(self._c.execute(text(sql), {"kind": EventKind.LEASE_REAPED.value}).scalar_one())
 
 
+_GIVEN = GivenRows("feed_id bigint, source uuid, target uuid")
+
+
 def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
     sql = f"""
         WITH given AS (
-            SELECT * FROM {rows_given({"feed_id": "bigint", "source": "uuid", "target": "uuid"})}
+            SELECT * FROM {_GIVEN}
         ), locked AS (
             -- By nothing but keys, as in feedq.store.leases. What somebody has locked can move with another pass:
             -- this one may hold what they wait for.
@@ -133,9 +136,7 @@ def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: flo
         SELECT worker_id FROM asked
     """
     parameters = {
-        "feed_id": [t.feed_id for t in transfers],
-        "source": [str(t.source) for t in transfers],
-        "target": [str(t.target) for t in transfers],
+        **_GIVEN.of((t.feed_id, str(t.source), str(t.target)) for t in transfers),
         "states": [s.value for s in states_before(Move.ASK_TO_STOP)],
         "stop_within_s": stop_within_s,
         "kind": EventKind.STOP_REQUESTED.value,

@@ -17,7 +17,7 @@ from feedq.lease import OutageGrace, as_of
 from feedq.model import Lease, Reason, Worker
 from feedq.store.base import ReconcilePass, SuspectWorker
 from feedq.store.channels import HELD_LOCKS, PASS_LOCK, NotifyReason, notify_workers, wake_reconcile
-from feedq.store.database import Database, rows_given
+from feedq.store.database import Database, GivenRows
 from feedq.store.edits import PassEdits
 from feedq.store.feed_rows import LEASE_COLUMNS, WORKER_COLUMNS, lease_from, worker_from
 from feedq.store.history import HistoryKept, record
@@ -54,6 +54,9 @@ _SHORTEN = """
         moved_at = least(l.moved_at, statement_timestamp())
     FROM ahead WHERE l.feed_id = ahead.feed_id
 """
+
+
+_PARTED = GivenRows("feed_id bigint, reason text, quarantined boolean")
 
 
 class PostgresFleet:
@@ -194,19 +197,14 @@ class PostgresPass(PassMoves, PassEdits, PassSweep):
         sql = f"""
             UPDATE feedq.lease l SET state = 'stopping', reason = given.reason, quarantined = given.quarantined,
                 stop_by = clock_timestamp() + make_interval(secs => :stop_within_s)
-            FROM {rows_given({"feed_id": "bigint", "reason": "text", "quarantined": "boolean"})}
+            FROM {_PARTED}
             WHERE l.feed_id = given.feed_id AND l.state = 'running'
         """
         reasons = [Reason.QUARANTINED if lease.quarantined else Reason.RELEASED for lease in leases]
-        self._c.execute(
-            text(sql),
-            {
-                "feed_id": [lease.feed_id for lease in leases],
-                "reason": [reason.value for reason in reasons],
-                "quarantined": [lease.quarantined for lease in leases],
-                "stop_within_s": stop_within_s,
-            },
-        )
+        parted = [
+            (lease.feed_id, why.value, lease.quarantined) for lease, why in zip(leases, reasons, strict=True)
+        ]
+        self._c.execute(text(sql), {**_PARTED.of(parted), "stop_within_s": stop_within_s})
         for lease, reason in zip(leases, reasons, strict=True):
             kind = EventKind.STOP_REQUESTED if lease.quarantined else EventKind.FEED_PARDONED
             whose, why = (lease.feed_id, lease.worker_id, lease.epoch), {"reason": reason.value}

@@ -21,6 +21,7 @@ from feedq.schedule import due
 from feedq.schedule.exclusions import with_calendars
 from feedq.schedule.model import Calendar, Schedule, ScheduleSpec
 from feedq.store.aggregate import Aggregate, in_transaction
+from feedq.store.database import GivenRows
 from feedq.store.jobs.rows import (
     SCHEDULE_COLUMNS,
     notify_if_soon,
@@ -34,6 +35,8 @@ from feedq.telemetry import EventKind
 SHOWN_MAX = 5
 """Schedules that a refusal names."""
 USED = "removed_at IS NULL AND jsonb_exists(s.policy #> '{exclude,calendars}', :name)"
+
+_RETIMED = GivenRows("id bigint, excluded text, next_tick_at timestamptz, next_fire_at timestamptz")
 
 
 class CalendarStore(Aggregate):
@@ -131,20 +134,15 @@ def _retime(c: Connection, schedules: Sequence[Schedule]) -> None:
     names = {name for schedule in schedules for name in schedule.spec.exclude.calendars}
     calendars = _found(c, sorted(names))
     changed = [_retimed(replace(s, spec=with_calendars(s.spec, calendars)), at) for s in schedules]
-    sql = """
+    sql = f"""
         UPDATE feedq.schedule s SET excluded = CAST(given.excluded AS jsonb), next_tick_at = given.next_tick_at,
             next_fire_at = given.next_fire_at, updated_at = clock_timestamp()
-        FROM unnest(CAST(:ids AS bigint[]), CAST(:excluded AS text[]), CAST(:ticks AS timestamptz[]),
-            CAST(:fires AS timestamptz[])) AS given (id, excluded, next_tick_at, next_fire_at)
-        WHERE s.id = given.id
+        FROM {_RETIMED} WHERE s.id = given.id
     """
-    parameters = {
-        "ids": [schedule.id for schedule in changed],
-        "excluded": [stored_dates(schedule.spec.exclude.calendar_dates) for schedule in changed],
-        "ticks": [schedule.next_tick_at for schedule in changed],
-        "fires": [schedule.next_fire_at for schedule in changed],
-    }
-    c.execute(text(sql), parameters)
+    rows = (
+        (s.id, stored_dates(s.spec.exclude.calendar_dates), s.next_tick_at, s.next_fire_at) for s in changed
+    )
+    c.execute(text(sql), _RETIMED.of(rows))
     notify_if_soon(c, changed, at)
 
 

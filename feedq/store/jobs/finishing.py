@@ -39,8 +39,9 @@ from feedq.errors import InvalidInput
 from feedq.schedule.model import Finish, Job, RunState
 from feedq.schedule.outcome import Ends, RetryIn, after_attempt, after_loss, counts_as_failure
 from feedq.schedule.plain import job_from_plain
+from feedq.store.database import GivenRows
 from feedq.store.jobs.claiming import MISS_DEADLINES
-from feedq.store.jobs.rows import record
+from feedq.store.jobs.rows import FENCES, record
 from feedq.telemetry import EventKind
 
 REASON_CHARS_MAX = 2_000
@@ -69,7 +70,8 @@ _LOCK_RUNS = """
     CROSS JOIN LATERAL (SELECT name FROM feedq.schedule WHERE id = r.schedule_id OFFSET 0) s
 """
 # Repeated later, it ranks as if it had fallen due then; given back or repeated at once, it keeps its rank.
-END = """
+_ENDED = GivenRows("id bigint, state text, reason text, attempt int, losses int, due_in_s float8")
+_END = f"""
     UPDATE feedq.run r SET state = given.state, reason = given.reason, attempt = given.attempt,
         losses = given.losses,
         ended_at = CASE WHEN given.state <> 'waiting' THEN clock_timestamp() END,
@@ -79,23 +81,19 @@ END = """
         due_at = r.due_at + later.by,
         rank_at = CASE WHEN given.due_in_s > 0 THEN r.rank_at + later.by ELSE r.rank_at END,
         start_by = r.start_by + later.by
-    FROM (
-        SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:states AS text[]), CAST(:reasons AS text[]),
-            CAST(:attempts AS int[]), CAST(:losses AS int[]), CAST(:dues AS float8[]))
-            AS t (id, state, reason, attempt, losses, due_in_s)
-    ) given CROSS JOIN LATERAL (
+    FROM {_ENDED} CROSS JOIN LATERAL (
         SELECT id, coalesce(statement_timestamp() + make_interval(secs => given.due_in_s) - due_at,
             interval '0') AS by
         FROM feedq.run WHERE id = given.id OFFSET 0
     ) later
     WHERE r.id = later.id
 """
-_FAILURES = """
+_FAILED = GivenRows("id bigint, failures int, reason text")
+_FAILURES = f"""
     UPDATE feedq.schedule s SET failures = given.failures,
         state = CASE WHEN given.reason IS NOT NULL THEN 'paused' ELSE s.state END,
         pause_reason = coalesce(given.reason, s.pause_reason)
-    FROM unnest(CAST(:ids AS bigint[]), CAST(:failures AS int[]), CAST(:reasons AS text[]))
-        AS given (id, failures, reason)
+    FROM {_FAILED}
     WHERE s.id = given.id
 """
 _NOW = "statement_timestamp()"
@@ -130,24 +128,23 @@ _LOCK_SCHEDULES_OF_LOST = f"""
     SELECT {STANDING} FROM feedq.schedule s WHERE s.id = ANY(:ids) ORDER BY s.id FOR NO KEY UPDATE SKIP LOCKED
 """
 # Of the worker that was found: a new one, which has taken it over meanwhile, this statement may not see yet.
+_HELD = GivenRows("id bigint, worker_id uuid")
 _LOCK_LOST = f"""
-    SELECT r.* FROM unnest(CAST(:ids AS bigint[]), CAST(:worker_ids AS uuid[])) AS given (id, worker_id)
-    CROSS JOIN LATERAL (
+    SELECT r.* FROM {_HELD} CROSS JOIN LATERAL (
         SELECT * FROM feedq.run WHERE id = given.id AND schedule_id = ANY(:schedule_ids)
         OFFSET 0 FOR UPDATE SKIP LOCKED
     ) r
     WHERE r.state = 'running' AND r.worker_id IS NOT DISTINCT FROM given.worker_id
         AND NOT {_OWNED.format(worker_id="r.worker_id")}
 """
-_TAKE_OVER = """
-    WITH given AS (
-        SELECT r.id FROM (
-            SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:fences AS bigint[])) AS t (id, fence) ORDER BY id
-        ) t CROSS JOIN LATERAL (SELECT * FROM feedq.run WHERE id = t.id FOR UPDATE) r
+_TAKE_OVER = f"""
+    WITH mine AS (
+        SELECT r.id FROM (SELECT * FROM {FENCES} ORDER BY id) t
+        CROSS JOIN LATERAL (SELECT * FROM feedq.run WHERE id = t.id FOR UPDATE) r
         WHERE r.fence = t.fence AND r.worker_id = :was AND r.state = 'running'
             AND EXISTS (SELECT FROM feedq.worker WHERE id = :worker_id AND state <> 'gone')
     )
-    UPDATE feedq.run r SET worker_id = :worker_id FROM given WHERE r.id = given.id RETURNING r.id
+    UPDATE feedq.run r SET worker_id = :worker_id FROM mine WHERE r.id = mine.id RETURNING r.id
 """
 _END_SESSIONS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -290,15 +287,14 @@ def _end(c: Connection, ended: Sequence[Ended], standings: Mapping[int, Schedule
     """Write what became of these runs, and of their schedules. All rows are locked."""
     if not ended:
         return
-    parameters = {
-        "ids": [one.row.id for one in ended],
-        "states": [one.state.value for one in ended],
-        "reasons": [_cut(one.reason) for one in ended],
-        "attempts": [one.row.attempt + (one.due_in_s is not None) for one in ended],
-        "losses": [one.row.losses + one.is_lost for one in ended],
-        "dues": [one.due_in_s for one in ended],
-    }
-    c.execute(text(END), parameters)
+    rows = [
+        (
+            *(one.row.id, one.state.value, _cut(one.reason), one.row.attempt + (one.due_in_s is not None)),
+            *(one.row.losses + one.is_lost, one.due_in_s),
+        )
+        for one in ended
+    ]
+    c.execute(text(_END), _ENDED.of(rows))
     _count_failures(c, ended, standings)
     for one in ended:
         if one.is_lost:
@@ -332,8 +328,8 @@ def _count_failures(c: Connection, ended: Sequence[Ended], standings: Mapping[in
         for schedule_id, failures in counts.items()
         if standings[schedule_id].is_too_many(failures)
     }
-    reasons = [pauses.get(schedule_id) for schedule_id in counts]
-    c.execute(text(_FAILURES), {"ids": list(counts), "failures": list(counts.values()), "reasons": reasons})
+    failed = ((schedule_id, failures, pauses.get(schedule_id)) for schedule_id, failures in counts.items())
+    c.execute(text(_FAILURES), _FAILED.of(failed))
     for schedule_id, reason in pauses.items():
         record(c, EventKind.SCHEDULE_PAUSED, schedule=standings[schedule_id].name, reason=reason)
 
@@ -365,14 +361,10 @@ def expire(c: Connection, *, limit: int) -> int:
     standings = {
         row.id: standing_from(row) for row in c.execute(text(_LOCK_SCHEDULES_OF_LOST), {"ids": schedule_ids})
     }
-    parameters = {
-        "ids": [row.id for row in found],
-        "worker_ids": [row.worker_id for row in found],
-        "schedule_ids": list(standings),
-    }
+    held = _HELD.of((row.id, row.worker_id) for row in found)
     lost = [
         _after_loss(row, WORKER_GONE, is_removed=standings[row.schedule_id].is_removed)
-        for row in c.execute(text(_LOCK_LOST), parameters)
+        for row in c.execute(text(_LOCK_LOST), {**held, "schedule_ids": list(standings)})
     ]
     _end(c, lost, standings)
     end_sessions(c, [(one.row.id, one.row.fence) for one in lost])
@@ -391,10 +383,5 @@ def end_sessions(c: Connection, runs: Sequence[tuple[int, int]]) -> None:
 
 def take_over(c: Connection, worker_id: UUID, was: UUID, fences: Mapping[int, int]) -> set[int]:
     """Make these runs of a former session of the process (id → fence) this session's. Returns those that are."""
-    parameters = {
-        "worker_id": worker_id,
-        "was": was,
-        "ids": list(fences),
-        "fences": list(fences.values()),
-    }
+    parameters = {"worker_id": worker_id, "was": was, **FENCES.of(fences.items())}
     return {row.id for row in c.execute(text(_TAKE_OVER), parameters)}

@@ -21,10 +21,11 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from feedq.schedule import due
-from feedq.schedule.due import Firing, Unfinished
+from feedq.schedule.due import DueRun, Firing, Unfinished
 from feedq.schedule.model import Fired, Hint, Overlap, RunState, Schedule
 from feedq.schedule.outcome import LEFT_OUT
 from feedq.schedule.spread import segment_of
+from feedq.store.database import GivenRows
 from feedq.store.jobs.rows import SCHEDULE_COLUMNS, UNFIRED, cancel, record, schedule_from, unfinished
 from feedq.telemetry import EventKind
 
@@ -61,6 +62,11 @@ _PAUSED = text(f"""
     WHERE removed_at IS NULL AND state = 'paused' AND paused_until IS NOT NULL AND paused_until <= {_NOW}
     ORDER BY paused_until LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
 """)
+_RUNS = GivenRows(
+    "schedule_id bigint, key text, tick_at timestamptz, ticks int, last_tick_at timestamptz, due_at timestamptz, "
+    "ahead_s float8, start_by timestamptz, state text, reason text, queue text, exclusive boolean, "
+    "segment smallint"
+)
 _INSERT = text(f"""
     INSERT INTO feedq.run (schedule_id, kind, key, tick_at, ticks, last_tick_at, due_at, rank_at, start_by, state,
         reason, ended_at, job, queue, exclusive, segment)
@@ -68,12 +74,7 @@ _INSERT = text(f"""
         given.due_at - make_interval(secs => given.ahead_s), given.start_by, given.state, given.reason,
         CASE WHEN given.state <> 'waiting' THEN clock_timestamp() END,
         s.job, given.queue, given.exclusive, given.segment
-    FROM unnest(CAST(:schedule_ids AS bigint[]), CAST(:keys AS text[]), CAST(:tick_ats AS timestamptz[]),
-        CAST(:ticks AS int[]), CAST(:last_tick_ats AS timestamptz[]), CAST(:due_ats AS timestamptz[]),
-        CAST(:aheads AS float8[]), CAST(:start_bys AS timestamptz[]), CAST(:states AS text[]),
-        CAST(:reasons AS text[]), CAST(:queues AS text[]), CAST(:exclusives AS boolean[]),
-        CAST(:segments AS smallint[])) WITH ORDINALITY AS given (schedule_id, key, tick_at, ticks, last_tick_at,
-        due_at, ahead_s, start_by, state, reason, queue, exclusive, segment, n)
+    FROM {_RUNS.numbered}
     CROSS JOIN LATERAL (SELECT id, job FROM feedq.schedule WHERE id = given.schedule_id OFFSET 0) s
     ORDER BY given.n
     ON CONFLICT (schedule_id, key) DO NOTHING
@@ -81,12 +82,13 @@ _INSERT = text(f"""
 """)
 # A tick that is left out every second must not become a row every second: it is counted in the schedule's newest
 # row, if that is of the same state for the same reason. What that row stands for already is not counted again.
-_FOLD = text("""
+_FOLDED = GivenRows(
+    "schedule_id bigint, tick_at timestamptz, ticks int, last_tick_at timestamptz, state text, reason text"
+)
+_FOLD = text(f"""
     UPDATE feedq.run r SET last_tick_at = greatest(newest.last, given.last_tick_at), ended_at = clock_timestamp(),
         ticks = r.ticks + CASE WHEN newest.last < given.tick_at THEN given.ticks ELSE 0 END
-    FROM unnest(CAST(:schedule_ids AS bigint[]), CAST(:tick_ats AS timestamptz[]), CAST(:ticks AS int[]),
-        CAST(:last_tick_ats AS timestamptz[]), CAST(:states AS text[]), CAST(:reasons AS text[]))
-        AS given (schedule_id, tick_at, ticks, last_tick_at, state, reason)
+    FROM {_FOLDED}
     CROSS JOIN LATERAL (
         SELECT id, kind, state, reason, tick_at AS first, coalesce(last_tick_at, tick_at) AS last FROM feedq.run
         WHERE schedule_id = given.schedule_id ORDER BY id DESC LIMIT 1
@@ -97,17 +99,18 @@ _FOLD = text("""
     RETURNING r.schedule_id
 """)
 # Only forward, whatever was decided: a tick that is behind it has been fired.
-_ADVANCE = text("""
+_MARKS = GivenRows("id bigint, next_tick_at timestamptz, next_fire_at timestamptz")
+_ADVANCE = text(f"""
     UPDATE feedq.schedule s SET next_tick_at = given.next_tick_at, next_fire_at = given.next_fire_at,
         state = 'active', paused_until = NULL, pause_reason = NULL
-    FROM unnest(CAST(:ids AS bigint[]), CAST(:tick_ats AS timestamptz[]), CAST(:fire_ats AS timestamptz[]))
-        AS given (id, next_tick_at, next_fire_at)
+    FROM {_MARKS}
     WHERE s.id = given.id AND (s.next_tick_at IS NULL OR given.next_tick_at IS NULL
         OR given.next_tick_at >= s.next_tick_at)
 """)
-_PAUSE = text("""
+_PAUSED_FOR = GivenRows("id bigint, reason text")
+_PAUSE = text(f"""
     UPDATE feedq.schedule s SET state = 'paused', paused_until = NULL, pause_reason = given.reason
-    FROM unnest(CAST(:ids AS bigint[]), CAST(:reasons AS text[])) AS given (id, reason) WHERE s.id = given.id
+    FROM {_PAUSED_FOR} WHERE s.id = given.id
 """)
 
 
@@ -174,23 +177,18 @@ def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> lis
     ]
     if not runs:
         return []
-    parameters = {
-        "schedule_ids": [schedule.id for schedule, _ in runs],
-        "keys": [run.key for _, run in runs],
-        "tick_ats": [run.tick_at for _, run in runs],
-        "ticks": [run.ticks for _, run in runs],
-        "last_tick_ats": [run.last_tick_at for _, run in runs],
-        "due_ats": [run.due_at for _, run in runs],
-        "aheads": [schedule.spec.job.priority * ageing_s for schedule, _ in runs],
-        "start_bys": [run.start_by for _, run in runs],
-        "states": [run.state.value for _, run in runs],
-        "reasons": [run.reason for _, run in runs],
-        "queues": [schedule.spec.job.queue for schedule, _ in runs],
-        "exclusives": [schedule.spec.overlap is not Overlap.ALLOW_ALL for schedule, _ in runs],
-        "segments": [segment_of(schedule.id, run.key) for schedule, run in runs],
-    }
-    made = c.execute(_INSERT, parameters)
+    made = c.execute(_INSERT, _RUNS.of(_row_of(schedule, run, ageing_s) for schedule, run in runs))
     return [Hint(row.id, row.attempt, row.segment) for row in made if row.may_start]
+
+
+def _row_of(schedule: Schedule, run: DueRun, ageing_s: float) -> tuple[object, ...]:
+    """In the order of `_RUNS`."""
+    job = schedule.spec.job
+    return (
+        *(schedule.id, run.key, run.tick_at, run.ticks, run.last_tick_at, run.due_at),
+        *(job.priority * ageing_s, run.start_by, run.state.value, run.reason, job.queue),
+        *(schedule.spec.overlap is not Overlap.ALLOW_ALL, segment_of(schedule.id, run.key)),
+    )
 
 
 def _fold(c: Connection, decided: Sequence[Decided]) -> set[int]:
@@ -203,27 +201,19 @@ def _fold(c: Connection, decided: Sequence[Decided]) -> set[int]:
     ]
     if not runs:
         return set()
-    parameters = {
-        "schedule_ids": [schedule_id for schedule_id, _ in runs],
-        "tick_ats": [run.tick_at for _, run in runs],
-        "ticks": [run.ticks for _, run in runs],
-        "last_tick_ats": [run.last_tick_at or run.tick_at for _, run in runs],
-        "states": [run.state.value for _, run in runs],
-        "reasons": [run.reason for _, run in runs],
-    }
-    return {row.schedule_id for row in c.execute(_FOLD, parameters)}
+    rows = [
+        (schedule_id, run.tick_at, run.ticks, run.last_tick_at or run.tick_at, run.state.value, run.reason)
+        for schedule_id, run in runs
+    ]
+    return {row.schedule_id for row in c.execute(_FOLD, _FOLDED.of(rows))}
 
 
 def advance(c: Connection, decided: Sequence[Decided]) -> None:
     """Move watermarks on, and end the pauses that are over."""
     if not decided:
         return
-    parameters = {
-        "ids": [d.schedule.id for d in decided],
-        "tick_ats": [d.firing.next_tick_at for d in decided],
-        "fire_ats": [d.firing.next_fire_at for d in decided],
-    }
-    c.execute(_ADVANCE, parameters)
+    marks = ((d.schedule.id, d.firing.next_tick_at, d.firing.next_fire_at) for d in decided)
+    c.execute(_ADVANCE, _MARKS.of(marks))
     for d in decided:
         if d.is_resumed:
             record(c, EventKind.SCHEDULE_RESUMED, schedule=d.schedule.spec.name, reason="its pause was over")
@@ -288,7 +278,6 @@ def _why(decided: Decided) -> str:
 def _pause(c: Connection, problems: Sequence[FiringProblem]) -> None:
     if not problems:
         return
-    parameters = {"ids": [p.schedule_id for p in problems], "reasons": [p.reason for p in problems]}
-    c.execute(_PAUSE, parameters)
+    c.execute(_PAUSE, _PAUSED_FOR.of((p.schedule_id, p.reason) for p in problems))
     for problem in problems:
         record(c, EventKind.SCHEDULE_PAUSED, schedule=problem.name, reason=problem.reason)

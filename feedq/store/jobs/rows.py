@@ -45,6 +45,7 @@ from feedq.schedule.plain import (
 )
 from feedq.store import history
 from feedq.store.channels import NotifyReason, notify_workers
+from feedq.store.database import GivenRows
 from feedq.telemetry import EventKind
 
 DECLARED = "declared as paused"
@@ -87,9 +88,12 @@ _COUNT = text(f"""
               ORDER BY state OFFSET 0) r
     ) u
 """)
+FENCES = GivenRows("id bigint, fence bigint")
+"""Runs, each with the fence under which somebody believes to have it."""
+_CANCELLED = GivenRows("schedule_id bigint, reason text")
 _CANCEL = text(f"""
     WITH given AS (
-        SELECT * FROM unnest(CAST(:ids AS bigint[]), CAST(:reasons AS text[])) AS t (schedule_id, reason)
+        SELECT * FROM {_CANCELLED}
     ), listed AS (
         SELECT r.id FROM given CROSS JOIN LATERAL (
             SELECT id, state FROM feedq.run WHERE schedule_id = given.schedule_id AND {UNFINISHED}
@@ -255,11 +259,7 @@ def cancel(c: Connection, reasons: Mapping[int, str], states: Sequence[RunState]
     """Cancel the runs in these states of these schedules, whose rows are locked, and tell the workers of running
     ones. Returns how many runs."""
     assert set(states) <= set(states_before(RunMove.CANCEL))
-    parameters = {
-        "ids": list(reasons),
-        "reasons": list(reasons.values()),
-        "states": [state.value for state in states],
-    }
+    parameters = {**_CANCELLED.of(reasons.items()), "states": [state.value for state in states]}
     workers = [row.worker_id for row in c.execute(_CANCEL, parameters)]
     if told := set(workers) - {None}:
         notify_workers(c, list(told), NotifyReason.JOBS)

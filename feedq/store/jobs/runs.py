@@ -43,9 +43,10 @@ from sqlalchemy.orm import Session
 
 from feedq.schedule.model import ClaimedRun, Finish, Fired, Granted, Hint, JobWorker, Offer
 from feedq.store.aggregate import Aggregate, in_statement, in_transaction
-from feedq.store.database import Database
+from feedq.store.database import Database, GivenRows
 from feedq.store.jobs import claiming, finishing, firing
 from feedq.store.jobs.prepared import PreparedRuns
+from feedq.store.jobs.rows import FENCES
 from feedq.store.jobs.schedules import AGEING_S
 from feedq.store.jobs.sessions import JobSessions
 
@@ -83,12 +84,12 @@ _KEEPING = text(f"""
     ORDER BY id LIMIT :limit
 """)
 # Only the oldest of each are looked at, so that one which keeps much is not read as a whole each time.
-_KEPT = text("""
+_KEEPERS = GivenRows("id bigint, runs int, days int")
+_KEPT = text(f"""
     DELETE FROM feedq.run WHERE id = ANY(ARRAY(
         SELECT id FROM feedq.run WHERE id = ANY(ARRAY(
             SELECT r.id
-            FROM unnest(CAST(:ids AS bigint[]), CAST(:runs AS int[]), CAST(:days AS int[]))
-                AS given (id, runs, days)
+            FROM {_KEEPERS}
             LEFT JOIN LATERAL (
                 SELECT id FROM feedq.run WHERE schedule_id = given.id ORDER BY id DESC OFFSET given.runs LIMIT 1
             ) beyond ON given.runs IS NOT NULL
@@ -203,14 +204,14 @@ class RunStore(Aggregate):
     @in_statement
     def taken_away(self, c: Connection, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
         """Which of these runs (id → fence) are no longer this worker's."""
-        sql = """
-            SELECT given.id FROM unnest(CAST(:ids AS bigint[]), CAST(:fences AS bigint[])) AS given (id, fence)
+        sql = f"""
+            SELECT given.id FROM {FENCES}
             WHERE NOT EXISTS (
                 SELECT FROM feedq.run r WHERE r.id = given.id AND r.fence = given.fence
                     AND r.worker_id = :worker_id AND r.state = 'running' OFFSET 0
             )
         """
-        parameters = {"worker_id": worker_id, "ids": list(fences), "fences": list(fences.values())}
+        parameters = {"worker_id": worker_id, **FENCES.of(fences.items())}
         return {row.id for row in c.execute(text(sql), parameters)}
 
     @in_transaction
@@ -259,13 +260,7 @@ class RunStore(Aggregate):
         if not keeping:
             self._trimmed_to = 0
             return 0
-        parameters = {
-            "ids": [row.id for row in keeping],
-            "runs": [row.runs for row in keeping],
-            "days": [row.days for row in keeping],
-            "limit": limit,
-        }
-        deleted = c.execute(_KEPT, parameters).rowcount
+        deleted = c.execute(_KEPT, {**_KEEPERS.of(keeping), "limit": limit}).rowcount
         if deleted < limit:
             self._trimmed_to = keeping[-1].id if len(keeping) == SCHEDULES_PER_SCAN else 0
         return deleted

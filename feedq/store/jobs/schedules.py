@@ -47,7 +47,7 @@ from feedq.schedule.plain import from_plain, to_plain
 from feedq.schedule.timing import fire_time
 from feedq.store.aggregate import in_transaction
 from feedq.store.channels import NotifyReason, notify_workers
-from feedq.store.database import Database
+from feedq.store.database import Database, GivenRows
 from feedq.store.jobs.calendars import with_dates
 from feedq.store.jobs.listing import ScheduleListing, run_of
 from feedq.store.jobs.rows import (
@@ -79,7 +79,8 @@ REASON_MAX = 1_000
 REMOVED = "its schedule was removed"
 PURGED = "purged"
 CANCELLED = "cancelled by hand"
-_INSERT = text("""
+_ASKED = GivenRows("key text, tick_at timestamptz, state text, reason text")
+_INSERT = text(f"""
     INSERT INTO feedq.run
         (schedule_id, kind, key, tick_at, due_at, rank_at, start_by, state, reason, ended_at,
          job, queue, exclusive)
@@ -89,9 +90,7 @@ _INSERT = text("""
         clock.now + make_interval(secs => :start_deadline_s),
         given.state, given.reason, CASE WHEN given.state <> 'waiting' THEN clock.now END,
         CAST(:job AS jsonb), :queue, :exclusive
-    FROM (SELECT clock_timestamp() AS now) clock,
-        unnest(CAST(:keys AS text[]), CAST(:ticks AS timestamptz[]), CAST(:states AS text[]),
-               CAST(:reasons AS text[])) WITH ORDINALITY AS given (key, tick_at, state, reason, n)
+    FROM (SELECT clock_timestamp() AS now) clock, {_ASKED.numbered}
     ORDER BY given.n
     ON CONFLICT (schedule_id, key) DO NOTHING
     RETURNING id
@@ -342,10 +341,7 @@ class ScheduleStore(ScheduleListing):
         parameters = {
             "schedule_id": schedule.id,
             "kind": kind.value,
-            "keys": [run.key for run in runs],
-            "ticks": [run.tick_at for run in runs],
-            "states": [run.state.value for run in runs],
-            "reasons": [run.reason for run in runs],
+            **_ASKED.of((run.key, run.tick_at, run.state.value, run.reason) for run in runs),
             "job": stored_job(job),
             "queue": job.queue,
             "ahead_s": job.priority * self._ageing_s,
