@@ -52,6 +52,8 @@ CALM_FEEDS = 1.5
 """How many feeds more or less than its even part a worker may have while the same workers are there."""
 COUNTED_ELSEWHERE = frozenset({Reason.HELD, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED})
 UNPLACED_REASONS = (Reason.NO_CAPACITY, Reason.NO_MATCH, Reason.SETTLING, *sorted(COUNTED_ELSEWHERE))
+COUNTS = ("workers_gone", "leases_freed", "edits", "overdue", "reaped", "moves", "repaired")
+"""Of what a pass did, in a report."""
 
 logger = log(__name__)
 
@@ -80,8 +82,7 @@ class PassReport:
 
     def after(self, before: PassReport) -> PassReport:
         """What both did, and what is left as this one, which is the later, found it."""
-        counts = ("workers_gone", "leases_freed", "edits", "overdue", "reaped", "moves", "repaired")
-        sums = {name: getattr(before, name) + getattr(self, name) for name in counts}
+        sums = {name: getattr(before, name) + getattr(self, name) for name in COUNTS}
         return replace(self, **sums, assignments=before.assignments + self.assignments)
 
     @property
@@ -91,17 +92,7 @@ class PassReport:
 
     @property
     def did_something(self) -> bool:
-        return any(
-            (
-                self.workers_gone,
-                self.edits,
-                self.overdue,
-                self.reaped,
-                self.moves,
-                self.repaired,
-                self.assignments,
-            )
-        )
+        return bool(self.assignments or any(getattr(self, name) for name in COUNTS))
 
 
 def reconcile(

@@ -337,17 +337,23 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """A feed given to a worker under a new epoch; the message that follows says just this."""
+class Keyed:
+    """What is said of one tenure of one feed."""
 
     feed_id: int
     epoch: int
-    worker_id: UUID
-    queue: str
 
     @property
     def key(self) -> FeedKey:
         return (self.feed_id, self.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment(Keyed):
+    """A feed given to a worker under a new epoch; the message that follows says just this."""
+
+    worker_id: UUID
+    queue: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,34 +398,22 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequest:
+class StopRequest(Keyed):
     """The control plane asks the owner to let go."""
 
-    feed_id: int
-    epoch: int
     reason: Reason
-
-    @property
-    def key(self) -> FeedKey:
-        return (self.feed_id, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Keyed):
     """The owner lets go. ``retry_in_s`` holds the feed back, counted on the database's clock."""
 
-    feed_id: int
-    epoch: int
     reason: Reason
     retry_in_s: float = 0.0
     attempts: int = 0
     error: str | None = None
     blame: Loss | None = None
     """Set when the feed is to run apart from others from now on."""
-
-    @property
-    def key(self) -> FeedKey:
-        return (self.feed_id, self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,11 +428,9 @@ class Rewind:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Keyed):
     """How a running feed fares; counters are since the last report, and are added up by the database."""
 
-    feed_id: int
-    epoch: int
     records: int
     bytes: int
     dead_letters: int
@@ -457,10 +449,6 @@ class Progress:
     """Why the sink cannot be written just now; None when it can."""
     rewind: Rewind | None = None
     """Set once after the sink has gone back."""
-
-    @property
-    def key(self) -> FeedKey:
-        return (self.feed_id, self.epoch)
 
 
 @dataclass(slots=True)

@@ -42,8 +42,6 @@ _GATEWAYS: Final = (
 )
 _LOCAL_NAT64: Final = _GATEWAYS[1]
 _COMPATIBLE: Final = IPv6Network("::/96")
-_SIX_TO_FOUR: Final = IPv6Network("2002::/16")
-_TEREDO: Final = IPv6Network("2001::/32")
 _ISATAP: Final = (0x00005EFE, 0x02005EFE)
 """The third quarter of such an address."""
 _NOWHERE: Final = IPv4Network("0.0.0.0/8")
@@ -127,9 +125,9 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 def _passed(address: Address) -> Iterator[Address]:
     """Each address that a connection goes to on its way: all of them have to be permitted."""
     if isinstance(address, IPv6Address):
-        if address in _MAPPED:
+        if address.ipv4_mapped is not None:
             # Only a spelling: what goes out is IPv4.
-            yield from _passed(_last_32_bits(address))
+            yield from _passed(address.ipv4_mapped)
             return
         yield from map(_here, _within(address))
     yield _here(address)
@@ -147,12 +145,10 @@ def _within(address: IPv6Address) -> Iterator[IPv4Address]:
     number = int(address)
     if any(address in network for network in _GATEWAYS):
         yield _last_32_bits(address)
-    if address in _SIX_TO_FOUR:
-        yield IPv4Address(number >> 80 & 0xFFFFFFFF)
-    if address in _TEREDO:
-        # The relay's server, and the client, whose address is inverted.
-        yield IPv4Address(number >> 64 & 0xFFFFFFFF)
-        yield IPv4Address(~number & 0xFFFFFFFF)
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    # The relay's server, and the client.
+    yield from address.teredo or ()
     if number >> 32 & 0xFFFFFFFF in _ISATAP:
         yield _last_32_bits(address)
     perhaps = []
