@@ -38,34 +38,19 @@ class Tone(StrEnum):
     ASIDE = "aside"
 
 
-TONES: Mapping[str, Tone] = {
-    Status.STREAMING: Tone.GOOD,
-    Status.CONNECTING: Tone.UNDER_WAY,
-    Status.STARTING: Tone.UNDER_WAY,
-    Status.STALLED: Tone.ODD,
-    Status.BACKOFF: Tone.ODD,
-    Status.WAITING: Tone.ODD,
-    Status.FAILING: Tone.BAD,
-    Status.REFUSING: Tone.BAD,
-    Status.SINK_UNAVAILABLE: Tone.BAD,
-    Status.QUARANTINED: Tone.WORST,
-    Status.FAILED: Tone.WORST,  # that of runs, too
-    Status.PAUSED: Tone.ASIDE,
-    WorkerState.ACTIVE: Tone.GOOD,  # that of schedules, too
-    WorkerState.DRAINING: Tone.ODD,
-    WorkerState.GONE: Tone.ASIDE,
-    WorkerTarget.SERVING: Tone.GOOD,
-    WorkerTarget.CORDONED: Tone.ODD,
-    WorkerTarget.DRAINED: Tone.ODD,
-    RunState.RUNNING: Tone.UNDER_WAY,
-    RunState.SUCCEEDED: Tone.GOOD,
-    RunState.TIMED_OUT: Tone.WORST,
-    RunState.LOST: Tone.WORST,
-    RunState.CANCELLED: Tone.ASIDE,
-    RunState.SKIPPED_OVERLAP: Tone.ODD,
-    RunState.MISSED_DEADLINE: Tone.ODD,
-    RunState.MISSED_CATCHUP: Tone.ODD,
+_WORDS: Mapping[Tone, Sequence[str]] = {
+    # `active` is a state of schedules, too, and `failed` one of runs.
+    Tone.GOOD: (Status.STREAMING, WorkerState.ACTIVE, WorkerTarget.SERVING, RunState.SUCCEEDED),
+    Tone.UNDER_WAY: (Status.CONNECTING, Status.STARTING, RunState.RUNNING),
+    Tone.ODD: (
+        *(Status.STALLED, Status.BACKOFF, Status.WAITING, WorkerState.DRAINING, WorkerTarget.CORDONED),
+        *(WorkerTarget.DRAINED, RunState.SKIPPED_OVERLAP, RunState.MISSED_DEADLINE, RunState.MISSED_CATCHUP),
+    ),
+    Tone.BAD: (Status.FAILING, Status.REFUSING, Status.SINK_UNAVAILABLE),
+    Tone.WORST: (Status.QUARANTINED, Status.FAILED, RunState.TIMED_OUT, RunState.LOST),
+    Tone.ASIDE: (Status.PAUSED, WorkerState.GONE, RunState.CANCELLED),
 }
+TONES: Mapping[str, Tone] = {word: tone for tone, words in _WORDS.items() for word in words}
 """The tone of each word for a status or state that has one."""
 
 
