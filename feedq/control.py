@@ -15,10 +15,10 @@ from hashlib import blake2b
 from time import perf_counter
 from uuid import UUID
 
-from feedq import lease, placement
+from feedq import lease
 from feedq.model import Assignment, Reason
-from feedq.placement import EligibleWorker, Held, Rules, WaitingFeed
-from feedq.placement.base import is_settled
+from feedq.placement import placing, rebalance
+from feedq.placement.base import EligibleWorker, Held, Rules, WaitingFeed, is_settled
 from feedq.reach import connected_in_time, within_reach
 from feedq.settings import Settings
 from feedq.store.base import Placing, ReconcilePass, Store
@@ -251,7 +251,7 @@ def place_the_waiting(
                 candidates = heard
             # Assignments have run out of time: this fleet does not start cold.
             rules = replace(rules, settle_s=0.0)
-        decision = placement.place(waiting, candidates, now=p.now, rules=rules)
+        decision = placing.place(waiting, candidates, now=p.now, rules=rules)
         report.assignments = tuple(p.assign(decision.assignments)) if decision.assignments else ()
         known = {w.feed_id: w.reason for w in waiting}
         p.explain([(feed_id, why) for feed_id, why in decision.unplaced if known[feed_id] is not why])
@@ -285,11 +285,11 @@ def rebalance_fleet(p: Placing, report: PassReport, settings: Settings, *, held:
     is_known = p.evened_out is not None and p.evened_out.startswith(looks.workers)
     sources = set(leaving)
     if not held and not (is_known and _is_calm(candidates, rules)):
-        sources.update(placement.donors(candidates, now=p.now, rules=rules))
+        sources.update(rebalance.donors(candidates, now=p.now, rules=rules))
     running = p.movable(sources, limit=MOVABLE_PER_PASS) if sources and candidates else []
     if tenants := _capped(running, rules):
         candidates = p.candidates(tenants)
-    decide = partial(placement.rebalance, running, candidates, now=p.now, rules=rules, busy=under_way.keys())
+    decide = partial(rebalance.rebalance, running, candidates, now=p.now, rules=rules, busy=under_way.keys())
     transfers = decide(moves=budget) if running else ()
     if not transfers:
         counted = sum(leaving.values()) + sum(c.feeds for c in candidates if c.worker_id in sources)

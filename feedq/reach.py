@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from uuid import UUID
 
-from feedq.placement import Transfer
+from feedq.placement.base import Transfer
 
 MOVE_WAIT_S: Final = 0.5
 """How long the last of the feeds that move at once waits for its turn to connect."""

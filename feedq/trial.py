@@ -24,7 +24,7 @@ import uvloop
 from feedq.clock import Clock
 from feedq.connectors.base import ConnectorOptions, Context, load_connector, open_stream, parse_options
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
-from feedq.manifest import problems
+from feedq.manifest.feed_entry import problems
 from feedq.model import JSON, Batch, FeedSpec
 from feedq.permission import Permissions
 from feedq.secrets import Masker, resolve_secrets

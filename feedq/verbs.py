@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from feedq import placement
 from feedq.errors import Conflict, InvalidInput, NotFound
-from feedq.manifest import Action, Change, validate
+from feedq.manifest.changes import Action, Change
+from feedq.manifest.feed_entry import validate
 from feedq.model import Feed, FeedSpec, Reason, WorkerState, WorkerTarget, WorkerView
-from feedq.placement import EligibleWorker, Rules, WaitingFeed
+from feedq.placement import placing
+from feedq.placement.base import EligibleWorker, Rules, WaitingFeed
 from feedq.settings import Settings
 from feedq.store.base import Store
 
@@ -111,7 +112,7 @@ def _objection_to_target(store: Store, feed: Feed, found: WorkerView, rules: Rul
         worker.labels,
         {tenant: sum((v.lease.promised_to or v.lease.worker_id) == worker.id for v in theirs)},
     )
-    decision = placement.place(
+    decision = placing.place(
         [WaitingFeed(feed.id, tenant=tenant, selector=selector)],
         [candidate],
         now=worker.started_at,

@@ -25,8 +25,8 @@ from feedq import lease, telemetry
 from feedq.cli import schedule_declare
 from feedq.connectors.base import ENTRY_POINT_GROUP, ConnectorOptions, load_connector
 from feedq.connectors.wire.remote import RemoteOptions
-from feedq.manifest import ENTRIES
 from feedq.manifest.json_schema import manifest_schema
+from feedq.manifest.reader import ENTRIES
 from feedq.model import LeaseState
 from feedq.settings import Settings
 from feedq.sinks.base import SinkOptions

@@ -19,13 +19,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from feedq import manifest, verbs
+from feedq import verbs
 from feedq.adoption import Adopting, Newcomer, known_newcomers
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, write_difference, write_json
 from feedq.cli.tables import never_ticks, warn_ended, warn_never, warn_unserved
 from feedq.errors import FeedqError, InvalidInput, SinkUnavailable
-from feedq.manifest import Action, Change, DeclarationChanges, Manifest, ManifestProblem
+from feedq.manifest import feed_entry, reader
+from feedq.manifest.changes import (
+    Action,
+    Change,
+    DeclarationChanges,
+    plan,
+    plan_calendars,
+    plan_queues,
+    plan_schedules,
+)
+from feedq.manifest.reader import Manifest, ManifestProblem
 from feedq.model import FeedSpec, StartCursor
 from feedq.report.masking import masked
 from feedq.schedule.model import Calendar, Queue, Schedule, ScheduleSpec
@@ -172,7 +182,7 @@ def _read(file: str) -> Manifest:
                 raw = opened.read(BYTES_MAX + 1)
         if len(raw) > BYTES_MAX:
             return Manifest(problems=(ManifestProblem(origin, f"is larger than {BYTES_MAX} bytes"),))
-        return manifest.parse(raw.decode("utf-8"), origin=origin)
+        return reader.parse(raw.decode("utf-8"), origin=origin)
     except OSError as error:
         return Manifest(problems=(ManifestProblem(origin, f"cannot be read: {error.strerror}"),))
     except UnicodeDecodeError as error:
@@ -181,10 +191,10 @@ def _read(file: str) -> Manifest:
 
 def _checked(manifests: Sequence[Manifest]) -> Manifest:
     """All of them as one, if all are right. Raises `InvalidInput` with every mistake of every file."""
-    joined = manifest.join(manifests)
+    joined = reader.join(manifests)
     found = [*joined.problems]
     for feed in joined.feeds:
-        for what in manifest.option_problems(feed.spec):
+        for what in feed_entry.option_problems(feed.spec):
             found.append(ManifestProblem(feed.where, f"feed {feed.spec.name!r}: {what}"))
     _refuse(found)
     return joined
@@ -208,7 +218,7 @@ def _plan(
     # Of schedules and queues none belongs to a tenant.
     prune_jobs = prune and tenant is None
     if "feeds" in kinds:
-        feeds = manifest.plan(
+        feeds = plan(
             [declaration.spec for declaration in declared.feeds],
             [view.feed for view in invocation.store.feeds.views()],
             keep_target={d.spec.name for d in declared.feeds if not d.says_target},
@@ -216,7 +226,7 @@ def _plan(
             tenant=tenant,
         )
     if "schedules" in kinds:
-        schedules = manifest.plan_schedules(
+        schedules = plan_schedules(
             [declaration.spec for declaration in declared.schedules],
             invocation.jobs.schedules.specs(),
             keep_paused={d.spec.name for d in declared.schedules if not d.says_target},
@@ -224,11 +234,11 @@ def _plan(
         )
     if "queues" in kinds:
         limits = [declaration.spec for declaration in declared.queues]
-        queues = manifest.plan_queues(limits, invocation.jobs.queues.all(), prune=prune_jobs)
+        queues = plan_queues(limits, invocation.jobs.queues.all(), prune=prune_jobs)
     if "calendars" in kinds or any(d.spec.exclude.calendars for d in declared.schedules):
         existing = invocation.jobs.calendars.all()
         days = [declaration.spec for declaration in declared.calendars]
-        calendars = manifest.plan_calendars(days, existing, prune=prune_jobs and "calendars" in kinds)
+        calendars = plan_calendars(days, existing, prune=prune_jobs and "calendars" in kinds)
         _check_calendars(invocation, declared, calendars, schedules, {one.name for one in existing})
     # Limits and calendars are there before the schedules that they are for, and go after them.
     beside = [*queues.changes, *calendars.changes]

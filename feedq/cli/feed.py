@@ -13,7 +13,7 @@ from feedq.cli.feed_test import feed_test
 from feedq.cli.invocation import Invocation, limit_option, pass_invocation, wait_options, yes_option
 from feedq.cli.output import answer, answer_done, answer_list, write_lines
 from feedq.cli.tables import NO_FEEDS, event_columns, feed_columns
-from feedq.diagnosis import explain
+from feedq.diagnosis.waiting_checks import explain
 from feedq.model import Feed, FeedView, Status, TargetState
 from feedq.report.details import declaration_lines, detail_lines, lease_lines
 from feedq.report.rows import event_row, feed_document, feed_row

@@ -11,11 +11,12 @@ from typing import Any
 
 import click
 
-from feedq import adoption, documents, manifest, verbs
+from feedq import adoption, documents, verbs
 from feedq.cli import options
 from feedq.cli.invocation import Invocation, decorated, pass_invocation
 from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.errors import NotFound
+from feedq.manifest import changes, feed_entry
 from feedq.model import Feed
 
 _declaration_options = decorated(
@@ -71,7 +72,7 @@ def add(
           --sink table=orders
     """
     keys = {"name": name, "connector": connector, "sink": {}} | ({"target_state": "paused"} if paused else {})
-    spec = manifest.FeedEntry.valid(_changed(keys, source=source, **given)).spec
+    spec = feed_entry.FeedEntry.valid(_changed(keys, source=source, **given)).spec
     verbs.add_feed(invocation.store, spec)
     answer_done(invocation, [name], "added")
 
@@ -140,12 +141,12 @@ def edit(
     if not (connector or settings or unsettings or any(given.values())):
         raise click.UsageError("nothing to change; give --set source.url=… or another option")
     before = invocation.live_feed(name).spec
-    keys = _changed(manifest.plain_feed(before), connector=connector, **given)
+    keys = _changed(feed_entry.plain_feed(before), connector=connector, **given)
     keys = options.unset_options(options.set_options(keys, settings), unsettings)
-    after = manifest.FeedEntry.valid(keys).spec
+    after = feed_entry.FeedEntry.valid(keys).spec
     verbs.edit_feed(invocation.store, after)
     if not invocation.json:
-        write_difference(manifest.difference(before, after))
+        write_difference(changes.difference(before, after))
     answer_done(invocation, [name], "edited" if before != after else "unchanged")
 
 
@@ -198,4 +199,4 @@ def _named(invocation: Invocation, names: Sequence[str], tenant: str | None) -> 
 
 def _entries(invocation: Invocation, feeds: list[Feed], *, with_cursors: bool) -> Iterator[dict[str, Any]]:
     resumes = adoption.resumes_of(feeds, invocation.open_sink) if with_cursors else {}
-    return (manifest.plain_feed(feed.spec, resumes.get(feed.name)) for feed in feeds)
+    return (feed_entry.plain_feed(feed.spec, resumes.get(feed.name)) for feed in feeds)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import orjson
 
-from feedq import manifest
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, styled_step
 from feedq.errors import InvalidInput, NotFound
+from feedq.manifest import reader
 from feedq.model import JSON, FeedSpec
 from feedq.sinks.base import Preview
 from feedq.wording import as_json, cut, printable
@@ -87,7 +87,7 @@ def _from_file(path: Path, name: str) -> FeedSpec:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path}: cannot be read: {error}") from None
-    specs = {spec.name: spec for spec in manifest.parse_specs(text, origin=str(path))}
+    specs = {spec.name: spec for spec in reader.parse_specs(text, origin=str(path))}
     if name not in specs:
         raise NotFound(f"{path}: declares no feed {name!r}; it has {', '.join(sorted(specs)) or 'none'}")
     return specs[name]

@@ -17,7 +17,7 @@ from typing import Any
 
 from feedq.connectors.base import load_connector
 from feedq.errors import InvalidInput
-from feedq.manifest import FeedEntry
+from feedq.manifest.feed_entry import FeedEntry
 from feedq.sinks.base import SinkOptions
 from feedq.values import parse_duration, parse_moment
 

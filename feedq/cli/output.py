@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feedq.cli.invocation import Invocation
-from feedq.manifest import ABSENT, OptionChange
+from feedq.manifest.changes import ABSENT, OptionChange
 from feedq.report.details import DetailLine
 from feedq.report.masking import masked
 from feedq.wording import TONES, Tone, as_json, printable

@@ -11,12 +11,13 @@ from typing import Any, get_origin
 
 import click
 
-from feedq import manifest
 from feedq.cli import options
 from feedq.cli.invocation import Command, Invocation, decorated, pass_invocation
 from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.cli.tables import warn_ended, warn_unserved
 from feedq.errors import InvalidInput, NotFound, Unreadable
+from feedq.manifest.changes import plain_difference
+from feedq.manifest.reader import dump_parts
 from feedq.schedule.entries import TIMING_KEYS, ScheduleEntry, plain_calendar, plain_queue, plain_schedule
 from feedq.schedule.model import (
     Beat,
@@ -171,7 +172,7 @@ def edit(invocation: Invocation, /, *, name: str, **given: Any) -> None:
     if isinstance(before.timing, Beat):
         raise InvalidInput(f"schedule {name!r} is an entry of beat_schedule.py; edit it there")
     after = read_spec(with_options(plain_schedule(before), given))
-    changes = manifest.plain_difference(plain_schedule(before), plain_schedule(after))
+    changes = plain_difference(plain_schedule(before), plain_schedule(after))
     edited = [invocation.jobs.schedules.edit(name, after)] if changes else []
     if not invocation.json:
         write_difference(changes)
@@ -212,7 +213,7 @@ def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None
         document["queues"] = [plain_queue(queue) for queue in queues]
         write_json(document | {"calendars": [plain_calendar(one) for one in calendars]})
     else:
-        for part in manifest.dump_parts(schedules=chosen, queues=queues, calendars=calendars):
+        for part in dump_parts(schedules=chosen, queues=queues, calendars=calendars):
             click.echo(part, nl=False)
 
 

@@ -15,7 +15,7 @@ from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.options import split_assignment
 from feedq.cli.output import TableColumn, answer, number, warn, write_table
 from feedq.errors import FeedqError, InvalidInput
-from feedq.placement import Strategy
+from feedq.placement.base import Strategy
 from feedq.settings import Settings, settings
 from feedq.wording import counted
 

@@ -12,8 +12,8 @@ from rich.text import Text
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer, write_lines, write_table
 from feedq.cli.tables import all_worker_columns
-from feedq.diagnosis import Check, Level, Overview, fleet_checks, overview
-from feedq.diagnosis.fleet_checks import described
+from feedq.diagnosis.checks import Check, Level
+from feedq.diagnosis.fleet_checks import Overview, described, fleet_checks, overview
 from feedq.diagnosis.schedule_checks import (
     declaration_checks,
     described_runs,

@@ -26,8 +26,7 @@ from rich.text import Text
 from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import rich_table, write_json_line
 from feedq.cli.tables import WORKER_WHY, feed_columns, urgent_columns, worker_columns
-from feedq.diagnosis import overview
-from feedq.diagnosis.fleet_checks import described
+from feedq.diagnosis.fleet_checks import described, overview
 from feedq.diagnosis.schedule_checks import described_runs
 from feedq.errors import Unavailable
 from feedq.model import FeedView, Status, WorkerView

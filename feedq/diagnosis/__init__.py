@@ -4,9 +4,3 @@ Checks read and measure; they change nothing but messages in queues of their own
 release. Each is one `Check`: what was looked at, how it is, and what to do about it. `feedq doctor` runs
 all of them (`feedq.diagnosis.rounds`), `feedq status` those that only need the tables.
 """
-
-from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.fleet_checks import Overview, fleet_checks, overview
-from feedq.diagnosis.waiting_checks import explain
-
-__all__ = ["Check", "Level", "Overview", "explain", "fleet_checks", "overview"]

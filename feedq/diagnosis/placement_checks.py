@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from feedq.diagnosis.checks import Check, warn
 from feedq.model import Feed, WorkerState, WorkerTarget, WorkerView
-from feedq.placement import Rules
+from feedq.placement.base import Rules
 from feedq.wording import counted, pairs, some
 
 

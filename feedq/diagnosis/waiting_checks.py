@@ -8,7 +8,7 @@ from datetime import datetime
 from feedq.diagnosis.placement_checks import has_labels, serves
 from feedq.lease import stillness_of
 from feedq.model import FeedView, LeaseState, Reason, Status, WorkerState, WorkerTarget, WorkerView
-from feedq.placement import Rules
+from feedq.placement.base import Rules
 from feedq.settings import DEFAULT_SINK
 from feedq.wording import counted, distance, pairs, said
 

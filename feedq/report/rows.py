@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from feedq.diagnosis import Check, Overview
+from feedq.diagnosis.checks import Check
+from feedq.diagnosis.fleet_checks import Overview
 from feedq.lease import stillness_of
 from feedq.model import Event, FeedView, Status, WorkerView
 from feedq.report.masking import masked, shown

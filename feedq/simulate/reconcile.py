@@ -11,7 +11,7 @@ from uuid import UUID
 
 from feedq.control import PassReport, place_the_waiting, rebalance_fleet
 from feedq.model import Assignment, Reason, WorkerState, WorkerTarget
-from feedq.placement import EligibleWorker, Held, Transfer, WaitingFeed
+from feedq.placement.base import EligibleWorker, Held, Transfer, WaitingFeed
 from feedq.settings import Settings
 from feedq.simulate.agenda import to_ms
 from feedq.simulate.simulated_fleet import SimulatedFeed, SimulatedFleet, moment

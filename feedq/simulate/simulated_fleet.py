@@ -15,7 +15,7 @@ from uuid import UUID
 
 from feedq.lease import Move, transition
 from feedq.model import LeaseState, Reason, Selector, WorkerState, WorkerTarget
-from feedq.placement import EligibleWorker, Held, Rules, WaitingFeed
+from feedq.placement.base import EligibleWorker, Held, Rules, WaitingFeed
 from feedq.simulate.dialling import Dial, Dialler
 from feedq.simulate.record import Recorder
 

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, text
 
 from feedq.lease import RATE_TIME_S, Move, states_before
 from feedq.model import Assignment, Reason
-from feedq.placement import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed
+from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, WaitingFeed
 from feedq.settings import DEFAULT_SINK
 from feedq.store.channels import NotifyReason, notify_workers
 from feedq.store.database import GivenRows

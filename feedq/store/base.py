@@ -40,7 +40,7 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.placement import EligibleWorker, Held, Transfer, WaitingFeed
+from feedq.placement.base import EligibleWorker, Held, Transfer, WaitingFeed
 
 
 class Feeds(Protocol):

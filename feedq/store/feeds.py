@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from feedq.errors import Conflict, NotFound
 from feedq.lease import first_reason, objection_to_move
 from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
-from feedq.placement import Transfer
+from feedq.placement.base import Transfer
 from feedq.store.aggregate import Aggregate, in_statement, in_transaction
 from feedq.store.channels import wake_reconcile
 from feedq.store.feed_rows import (

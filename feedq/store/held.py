@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
-from feedq.placement import EligibleWorker, lags
+from feedq.placement.base import EligibleWorker, lags
 
 # What is promised counts for the worker that it is promised to, and no longer for the one that is letting go
 # of it.

@@ -15,7 +15,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from feedq.lease import Move, states_before
-from feedq.placement import NO_EXPERIENCE, Held, Transfer
+from feedq.placement.base import NO_EXPERIENCE, Held, Transfer
 from feedq.store.assigning import EFFECTIVE_WEIGHT, REMOTE, SINK, PassAssignments, experiences
 from feedq.store.channels import NotifyReason, notify_workers
 from feedq.store.database import GivenRows

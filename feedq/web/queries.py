@@ -8,10 +8,11 @@ from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
-from feedq.diagnosis import Check, Level, Overview, explain
-from feedq.diagnosis.fleet_checks import number_checks, summary, tally_checks
+from feedq.diagnosis.checks import Check, Level
+from feedq.diagnosis.fleet_checks import Overview, number_checks, summary, tally_checks
 from feedq.diagnosis.placement_checks import placing_checks
 from feedq.diagnosis.schedule_checks import job_checks
+from feedq.diagnosis.waiting_checks import explain
 from feedq.model import Event, FeedView, WorkerView
 from feedq.schedule.model import Run, RunState, ScheduleView
 from feedq.settings import Settings

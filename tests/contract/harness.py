@@ -28,7 +28,7 @@ from feedq.model import (
     Progress,
     Worker,
 )
-from feedq.placement import EligibleWorker, Transfer
+from feedq.placement.base import EligibleWorker, Transfer
 from feedq.settings import Settings
 from feedq.store.base import ReconcilePass, Store
 from feedq.store.channels import WAKE, WORKER_LOCK_CLASS

@@ -19,8 +19,8 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from feedq import manifest
 from feedq.errors import InvalidInput
+from feedq.manifest import reader
 from feedq.schedule.model import ClaimedRun, Job, RunKind, ScheduleSpec, Semantics
 from feedq.worker.jobs.calling import import_jobs
 from feedq.worker.jobs.context import RunContext
@@ -31,7 +31,7 @@ TICK = datetime(2026, 11, 22, 10, tzinfo=UTC)
 
 
 def declared() -> dict[str, ScheduleSpec]:
-    read = manifest.parse(FILE.read_text(), origin=FILE.name)
+    read = reader.parse(FILE.read_text(), origin=FILE.name)
     assert read.problems == ()
     return {declaration.spec.name: declaration.spec for declaration in read.schedules}
 

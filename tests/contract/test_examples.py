@@ -10,9 +10,10 @@ from uuid import uuid4
 import psycopg2
 import pytest
 
-from feedq import manifest
 from feedq.connectors.base import parse_options
-from feedq.manifest import Declaration, problems
+from feedq.manifest import reader
+from feedq.manifest.feed_entry import problems
+from feedq.manifest.reader import Declaration
 from feedq.model import Batch, FeedSpec
 from feedq.sinks.base import FeedWrite, Preview, landing_of, parse_sink
 from feedq.sinks.postgresql import PostgresSink
@@ -57,7 +58,7 @@ def declarations() -> list[tuple[Path, Declaration[FeedSpec]]]:
     return [
         (path, declaration)
         for path in FILES
-        for declaration in manifest.parse(path.read_text(), origin=path.name).feeds
+        for declaration in reader.parse(path.read_text(), origin=path.name).feeds
     ]
 
 
@@ -90,7 +91,7 @@ def preview(url: str, declaration: Declaration[FeedSpec]) -> Preview:
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_an_example_is_valid_and_says_where_it_comes_from(path: Path) -> None:
-    read = manifest.parse(path.read_text(), origin=path.name)
+    read = reader.parse(path.read_text(), origin=path.name)
     assert read.problems == ()
     assert read.feeds
     assert [problem for d in read.feeds for problem in problems(d.spec)] == []

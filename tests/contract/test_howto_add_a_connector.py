@@ -86,9 +86,9 @@ def test_the_feed_that_the_page_shows_is_valid(installed: Path) -> None:
         yaml.safe_dump({"feeds": [{"name": "acme/quotes", **yaml.safe_load(shown.group(1))}]})
     )
     problems = (
-        "from pathlib import Path; from feedq import manifest; from feedq.manifest import problems;"
-        "read = manifest.parse(Path('feeds.yaml').read_text(), origin='feeds.yaml');"
-        "print(read.problems, [problem for d in read.feeds for problem in problems(d.spec)])"
+        "from pathlib import Path; from feedq.manifest import feed_entry, reader;"
+        "read = reader.parse(Path('feeds.yaml').read_text(), origin='feeds.yaml');"
+        "print(read.problems, [problem for d in read.feeds for problem in feed_entry.problems(d.spec)])"
     )
     assert run(installed, "-c", problems) == "() []\n"
 

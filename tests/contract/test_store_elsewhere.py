@@ -8,7 +8,7 @@ import pytest
 
 from feedq.lease import AVOIDED_MAX
 from feedq.model import Claim, Feed, FeedKey, LeaseState, Load, Reason, Release, Status, Worker
-from feedq.placement import EligibleWorker, WaitingFeed
+from feedq.placement.base import EligibleWorker, WaitingFeed
 from feedq.telemetry import EventKind
 from tests.contract.harness import TTL_S, Harness, progress, spec
 

@@ -15,7 +15,7 @@ import psycopg2
 import pytest
 
 from feedq.model import FeedKey, LeaseState, Load, Reason, Release, Worker
-from feedq.placement import Transfer
+from feedq.placement.base import Transfer
 from feedq.store.worker_session import PostgresSession
 from feedq.store.workers import PREPARED_HEARTBEAT, heartbeat_parameters
 from tests.contract.harness import STOP_WITHIN_S, TTL_S, PostgresHarness, progress

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from feedq.errors import Conflict, NotFound
 from feedq.model import LeaseState, Reason, Release, TargetState, Worker, WorkerTarget
-from feedq.placement import Transfer
+from feedq.placement.base import Transfer
 from feedq.store import held
 from feedq.telemetry import EventKind
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness, progress

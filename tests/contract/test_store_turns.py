@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from feedq.model import LeaseState, Load, Reason, Release, Selector, TargetState
-from feedq.placement import Transfer
+from feedq.placement.base import Transfer
 from tests.contract.harness import TTL_S, Harness, progress
 
 

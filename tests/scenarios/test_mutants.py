@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from feedq.model import FeedKey, Lease
-from feedq.placement import Transfer
+from feedq.placement.base import Transfer
 from feedq.worker.actions import Action
 from feedq.worker.core import WorkerCore
 from tests.fakes import FakeSink, FakeWorker

@@ -11,7 +11,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 
 from feedq.model import ANYWHERE, Selector
-from feedq.placement import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed
+from feedq.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 86_400.0

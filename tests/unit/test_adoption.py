@@ -9,9 +9,9 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from feedq import manifest
 from feedq.adoption import left_behind
 from feedq.cli import main
+from feedq.manifest import reader
 from feedq.model import Batch, Feed, TargetState
 from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Landing, Unusable
 from tests.fakes import ManualClock, MemoryStore
@@ -168,7 +168,7 @@ def test_an_export_with_cursors_goes_on_elsewhere(lost: Site) -> None:
 @pytest.mark.parametrize("resume", ["7", "{records: 1}", "{cursor: 1, records: -1}", "{cursor: 1, more: 2}"])
 def test_a_resume_that_says_no_cursor_is_refused(resume: str) -> None:
     text = f"feeds: [{{name: a, connector: tcp, sink: {{table: t}}, resume: {resume}}}]"
-    (problem,) = manifest.parse(text, origin="f.yaml").problems
+    (problem,) = reader.parse(text, origin="f.yaml").problems
     assert "resume: must be {cursor: …" in str(problem)
 
 

@@ -12,9 +12,9 @@ import click
 import pytest
 
 import feedq
-from feedq import manifest
 from feedq.cli import main
-from feedq.manifest import problems
+from feedq.manifest import reader
+from feedq.manifest.feed_entry import problems
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "reference" / "cli.md").read_text()
@@ -78,7 +78,7 @@ def test_the_manifests_of_the_guide_are_right() -> None:
     blocks = [b for b in re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL) if "feeds:" in b]
     assert blocks
     for block in blocks:
-        found = manifest.parse_specs(block, origin="declare-feeds.md")
+        found = reader.parse_specs(block, origin="declare-feeds.md")
         assert found
         assert [problem for spec in found for problem in problems(spec)] == []
 
@@ -88,7 +88,7 @@ def test_the_schedules_of_the_guide_are_right() -> None:
     (block,) = [
         b for b in re.findall(r"^```yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL) if "schedules:" in b
     ]
-    found = manifest.join([manifest.parse(block, origin="declare-feeds.md")])
+    found = reader.join([reader.parse(block, origin="declare-feeds.md")])
     assert found.problems == ()
     assert found.schedules
     assert found.queues

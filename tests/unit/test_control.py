@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from feedq import control, placement
+from feedq import control
 from feedq.control import reconcile
 from feedq.errors import Conflict, InvalidInput, NotFound, Unavailable
 from feedq.model import (
@@ -26,6 +26,7 @@ from feedq.model import (
     Worker,
     WorkerTarget,
 )
+from feedq.placement import rebalance
 from feedq.settings import Settings
 from feedq.telemetry import FEEDS_UNPLACED
 from feedq.verbs import find_worker, move_feed, set_worker_target
@@ -403,7 +404,7 @@ def test_a_fleet_that_was_found_even_is_not_looked_through_again(
         store.leases.claim(a.worker_id, [a.key])
     run(store)
     monkeypatch.setattr(MemoryPass, "movable", lambda *_, **__: pytest.fail("looked for what could move"))
-    monkeypatch.setattr(placement, "donors", lambda *_, **__: pytest.fail("looked for donors"))
+    monkeypatch.setattr(rebalance, "donors", lambda *_, **__: pytest.fail("looked for donors"))
     run(store)
 
 

@@ -11,7 +11,7 @@ from feedq import control
 from feedq.control import reconcile
 from feedq.errors import Unavailable
 from feedq.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
-from feedq.placement import WaitingFeed
+from feedq.placement.base import WaitingFeed
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.memory.passes import MemoryPass
 from tests.unit.test_control import SETTINGS, add_feeds, add_worker, run

@@ -10,16 +10,8 @@ from typing import Any
 import pytest
 
 from feedq.errors import InvalidInput
-from feedq.manifest import (
-    ABSENT,
-    Action,
-    DeclarationChanges,
-    OptionChange,
-    difference,
-    plan,
-    problems,
-    validate,
-)
+from feedq.manifest.changes import ABSENT, Action, DeclarationChanges, OptionChange, difference, plan
+from feedq.manifest.feed_entry import problems, validate
 from feedq.model import Feed, FeedSpec, Selector, TargetState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -30,7 +30,7 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.placement import Rules
+from feedq.placement.base import Rules
 from feedq.store.insight import FleetState
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)

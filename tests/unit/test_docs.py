@@ -12,11 +12,11 @@ import click
 from click import Command, Group
 
 import feedq
-from feedq import manifest
 from feedq.cli import main as feedq_command
 from feedq.connectors.base import load_connector
 from feedq.errors import FeedqError
-from feedq.manifest import problems
+from feedq.manifest import reader
+from feedq.manifest.feed_entry import problems
 from feedq.model import LeaseState, Reason, Status, TargetState, WorkerState, WorkerTarget
 from feedq.schedule.model import RunKind, RunState, ScheduleState
 from feedq.settings import Settings
@@ -317,7 +317,7 @@ def test_manifests_that_pages_show_are_valid() -> None:
     }
     wrong = []
     for page, text in sorted(shown):
-        read = manifest.parse(text, origin=page)
+        read = reader.parse(text, origin=page)
         wrong += [(page, str(problem)) for problem in read.problems]
         wrong += [(page, problem) for d in read.feeds for problem in problems(d.spec)]
     assert wrong == []

@@ -19,7 +19,7 @@ from feedq.embedded.demo import FeedTally, demo_specs
 from feedq.embedded.demo_source import RATES, DemoSource, Timetable, parse_hello, record, sample
 from feedq.embedded.observer import RateMeter, Snapshot
 from feedq.embedded.process import free_port
-from feedq.manifest import validate
+from feedq.manifest.feed_entry import validate
 from feedq.model import Feed, FeedView, Lease, LeaseState, Load, Status, Worker, WorkerState, WorkerView
 
 T0 = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)

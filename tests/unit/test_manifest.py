@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq import documents, manifest
+from feedq import documents
 from feedq.errors import InvalidInput
+from feedq.manifest import feed_entry, reader
 from feedq.model import FeedSpec, Selector, TargetState
 
 DESIGN = r"""
@@ -37,7 +38,7 @@ MINIMAL = "feeds:\n  - {name: a, connector: tcp, sink: {table: t}}\n"
 
 
 def problems(text: str) -> list[str]:
-    return [str(problem) for problem in manifest.parse(text, origin="f.yaml").problems]
+    return [str(problem) for problem in reader.parse(text, origin="f.yaml").problems]
 
 
 def one_problem(text: str) -> str:
@@ -46,7 +47,7 @@ def one_problem(text: str) -> str:
 
 
 def specs(text: str) -> list[FeedSpec]:
-    return manifest.parse_specs(text, origin="f.yaml")
+    return reader.parse_specs(text, origin="f.yaml")
 
 
 def test_a_manifest_declares_feeds() -> None:
@@ -66,7 +67,7 @@ def test_what_is_left_out_has_its_default() -> None:
 
 
 def test_a_declaration_knows_its_line_and_whether_it_says_target_state() -> None:
-    found = manifest.parse(DESIGN, origin="f.yaml").feeds
+    found = reader.parse(DESIGN, origin="f.yaml").feeds
     assert [(d.where, d.says_target) for d in found] == [("f.yaml:3", False), ("f.yaml:9", True)]
 
 
@@ -79,8 +80,8 @@ def test_a_selector_says_which_labels_a_worker_must_and_should_have() -> None:
 
 def test_a_selector_without_a_preference_is_dumped_without_one() -> None:
     (spec,) = specs(MINIMAL.replace("sink:", "selector: {required: {region: eu}, preferred: {}}, sink:"))
-    assert manifest.plain_feed(spec)["selector"] == {"required": {"region": "eu"}}
-    assert "selector" not in manifest.plain_feed(specs(MINIMAL)[0])
+    assert feed_entry.plain_feed(spec)["selector"] == {"required": {"region": "eu"}}
+    assert "selector" not in feed_entry.plain_feed(specs(MINIMAL)[0])
 
 
 def test_documents_add_up_and_empty_ones_do_not_count() -> None:
@@ -183,8 +184,8 @@ def test_all_mistakes_of_all_feeds_are_named_at_once() -> None:
 
 
 def test_a_feed_declared_twice_is_refused_with_both_places() -> None:
-    one, other = (manifest.parse(MINIMAL, origin=name) for name in ("one.yaml", "other.yaml"))
-    (problem,) = manifest.join([one, other]).problems
+    one, other = (reader.parse(MINIMAL, origin=name) for name in ("one.yaml", "other.yaml"))
+    (problem,) = reader.join([one, other]).problems
     assert str(problem) == "other.yaml:2: feed 'a' was declared before, at one.yaml:2"
 
 
@@ -255,7 +256,7 @@ def test_what_is_dumped_reads_back_alike(
 ) -> None:
     selector = Selector(required=required, preferred=preferred | required)
     spec = FeedSpec(name, "tcp", options, {"table": name}, name, labels, selector, weight, target)
-    assert specs(manifest.dump([spec])) == [spec]
+    assert specs(reader.dump([spec])) == [spec]
 
 
 @pytest.mark.parametrize("count", [0, 1, 6, 7, 20])
@@ -264,13 +265,13 @@ def test_what_is_dumped_in_parts_is_what_is_dumped_at_once(
 ) -> None:
     monkeypatch.setattr(documents, "DUMPED_AT_ONCE", 3)
     feeds = [FeedSpec(f"f{n}", "tcp", {"hello": "a\n- b\n"}, {"table": "t"}) for n in range(count)]
-    parts = list(manifest.dump_parts(iter(feeds)))
+    parts = list(reader.dump_parts(iter(feeds)))
     assert len(parts) == max(1, -(-count // 3))
-    assert "".join(parts) == documents.dump({"feeds": [manifest.plain_feed(feed) for feed in feeds]})
+    assert "".join(parts) == documents.dump({"feeds": [feed_entry.plain_feed(feed) for feed in feeds]})
     assert specs("".join(parts)) == feeds
 
 
 @given(st.text(max_size=200) | st.text(alphabet="feds:- {}[]&*a\n!|>'\"#%", max_size=60))
 def test_no_text_makes_the_reader_raise(text: str) -> None:
-    found = manifest.parse(text, origin="f.yaml")
+    found = reader.parse(text, origin="f.yaml")
     assert all(isfinite(declaration.spec.weight) for declaration in found.feeds)

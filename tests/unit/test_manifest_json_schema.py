@@ -12,8 +12,8 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 
 from feedq import documents
-from feedq.manifest import ENTRIES, dump
 from feedq.manifest.json_schema import manifest_schema
+from feedq.manifest.reader import ENTRIES, dump
 from feedq.schedule.model import ScheduleSpec
 from tests.unit.command import Command
 from tests.unit.test_manifest_schedules import FULL, specs

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq import manifest
-from feedq.manifest import Action
+from feedq.manifest import changes, reader
+from feedq.manifest.changes import Action
 from feedq.schedule.entries import ScheduleEntry, plain_schedule
 from feedq.schedule.model import (
     CatchUp,
@@ -69,8 +69,8 @@ queues:
 EVERY = "schedules:\n  - {name: a, task: t, every: 30s}\n"
 
 
-def read(text: str) -> manifest.Manifest:
-    return manifest.parse(text, origin="f.yaml")
+def read(text: str) -> reader.Manifest:
+    return reader.parse(text, origin="f.yaml")
 
 
 def problems(text: str) -> list[str]:
@@ -78,7 +78,7 @@ def problems(text: str) -> list[str]:
 
 
 def schedules(text: str) -> list[ScheduleSpec]:
-    found = manifest.join([read(text)])
+    found = reader.join([read(text)])
     assert found.problems == ()
     return [declaration.spec for declaration in found.schedules]
 
@@ -311,7 +311,7 @@ def test_a_mistake_has_the_line_of_its_key() -> None:
     ],
 )
 def test_a_mistake_around_a_schedule_is_named_too(text: str, problem: str) -> None:
-    found = [str(p) for p in manifest.join([read(text)]).problems]
+    found = [str(p) for p in reader.join([read(text)]).problems]
     assert any(problem in line for line in found), found
 
 
@@ -347,7 +347,7 @@ def test_a_plan_adds_changes_and_removes() -> None:
         "a": ScheduleSpec("a", Every(60.0), Job("t", kwargs={"days": {}})),
         "z": ScheduleSpec("z", Every(60.0), Job("t")),
     }
-    found = manifest.plan_schedules(declared, there, keep_paused=(), prune=True)
+    found = changes.plan_schedules(declared, there, keep_paused=(), prune=True)
     assert [(c.action, c.name) for c in found.changes] == [
         (Action.ADD, "acme/nightly-cleanup"),
         (Action.CHANGE, "a"),
@@ -359,20 +359,20 @@ def test_a_plan_adds_changes_and_removes() -> None:
 
 def test_what_is_as_declared_is_unchanged() -> None:
     declared = schedules(FULL)
-    found = manifest.plan_schedules(declared, {s.name: s for s in declared}, keep_paused=(), prune=True)
+    found = changes.plan_schedules(declared, {s.name: s for s in declared}, keep_paused=(), prune=True)
     assert (found.changes, found.unchanged) == ((), 1)
 
 
 def test_who_does_not_say_paused_keeps_what_there_is() -> None:
     (declared,) = schedules(EVERY)
     there = {"a": ScheduleSpec("a", Every(30.0), Job("t"), paused=True)}
-    assert manifest.plan_schedules([declared], there, keep_paused={"a"}, prune=False).unchanged == 1
-    (change,) = manifest.plan_schedules([declared], there, keep_paused=(), prune=False).changes
+    assert changes.plan_schedules([declared], there, keep_paused={"a"}, prune=False).unchanged == 1
+    (change,) = changes.plan_schedules([declared], there, keep_paused=(), prune=False).changes
     assert [(o.option, o.before, o.after) for o in change.options] == [("paused", True, "(unset)")]
 
 
 def test_queues_are_planned_alike() -> None:
-    found = manifest.plan_queues(
+    found = changes.plan_queues(
         [Queue("a", 2.0), Queue("b", 1.0)], [Queue("a", 1.0), Queue("c", 1.0)], prune=True
     )
     assert [(c.action, c.name) for c in found.changes] == [
@@ -451,7 +451,7 @@ queues = st.builds(
 
 @given(spec=specs, queue=queues)
 def test_what_is_dumped_reads_back_alike(spec: ScheduleSpec, queue: Queue) -> None:
-    found = manifest.join([read(manifest.dump(schedules=[spec], queues=[queue]))])
+    found = reader.join([read(reader.dump(schedules=[spec], queues=[queue]))])
     assert found.problems == ()
     assert [d.spec for d in found.schedules] == [spec]
     assert [d.spec for d in found.queues] == [queue]
@@ -464,9 +464,9 @@ def test_json_reads_back_alike_too(spec: ScheduleSpec) -> None:
 
 @given(before=specs, after=specs)
 def test_two_that_differ_have_a_difference_to_show(before: ScheduleSpec, after: ScheduleSpec) -> None:
-    shown = manifest.plain_difference(plain_schedule(before), plain_schedule(after))
+    shown = changes.plain_difference(plain_schedule(before), plain_schedule(after))
     assert bool(shown) or before == after
-    assert manifest.plain_difference(plain_schedule(after), plain_schedule(after)) == ()
+    assert changes.plain_difference(plain_schedule(after), plain_schedule(after)) == ()
 
 
 @given(st.dictionaries(st.sampled_from([*ScheduleEntry.model_fields, "x"]), values, max_size=8))

@@ -14,8 +14,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from feedq.model import Reason, Selector
-from feedq.placement import EligibleWorker, Placement, Rules, Strategy, WaitingFeed, fleet_loads, place
-from feedq.placement.placing import is_cold
+from feedq.placement import fleet_loads
+from feedq.placement.base import EligibleWorker, Placement, Rules, Strategy, WaitingFeed
+from feedq.placement.placing import is_cold, place
 from tests.unit.placing import (
     DAY_S,
     NOW,

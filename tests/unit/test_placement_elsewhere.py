@@ -12,17 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.model import Reason
-from feedq.placement import (
-    Avoided,
-    EligibleWorker,
-    Held,
-    Rules,
-    Strategy,
-    WaitingFeed,
-    lags,
-    place,
-    rebalance,
-)
+from feedq.placement.base import Avoided, EligibleWorker, Held, Rules, Strategy, WaitingFeed, lags
+from feedq.placement.placing import place
+from feedq.placement.rebalance import rebalance
 from tests.unit.placing import (
     DAY_S,
     NOW,

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.model import Selector
-from feedq.placement import EligibleWorker, Held, Rules, Strategy, Transfer, donors, place, rebalance
-from feedq.placement.base import WaitingFeed, is_settled
+from feedq.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed, is_settled
+from feedq.placement.placing import place
+from feedq.placement.rebalance import donors, rebalance
 from tests.unit.placing import (
     NOW,
     SETTLE_S,

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from feedq.placement import Transfer
+from feedq.placement.base import Transfer
 from feedq.reach import MOVES_AT_LEAST, connected_in_time, within_reach
 
 A, B, C = (UUID(int=n) for n in range(1, 4))

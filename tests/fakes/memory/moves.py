@@ -13,7 +13,7 @@ from uuid import UUID
 
 from feedq.lease import RATE_TIME_S, Move, objection_to_move
 from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Worker, WorkerState, WorkerTarget
-from feedq.placement import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
+from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
 from feedq.settings import DEFAULT_SINK
 from feedq.store.assigning import WEIGHT_MIN
 from feedq.telemetry import EventKind

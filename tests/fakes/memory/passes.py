@@ -11,7 +11,7 @@ from uuid import UUID
 
 from feedq.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
-from feedq.placement import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
+from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
 from feedq.store.base import ReconcilePass, SuspectWorker
 from feedq.store.history import HistoryKept
 from feedq.store.sweeping import WEIGHT_STEP
