@@ -298,10 +298,12 @@ def test_a_beat_that_stands_by_looks_again_when_the_leaders_row_has_expired(
     postgres_harness: PostgresHarness, elected: Election
 ) -> None:
     with closing(candidate(postgres_harness, holder=UUID(int=8))) as other:
+        expire_soon = "UPDATE feedq.leader SET expires_at = clock_timestamp() + interval '0.3 s'"
         deadline = time.monotonic() + LIMIT_S
         while not other._vacancy.is_complete:
             assert time.monotonic() < deadline
+            postgres_harness.execute(expire_soon)  # or the call that completes it waits for the whole term
             other.stand_by(0.01)
-        postgres_harness.execute("UPDATE feedq.leader SET expires_at = clock_timestamp() + interval '0.3 s'")
+        postgres_harness.execute(expire_soon)
         other.stand_by(0.01)
         assert other.depose_frozen()
