@@ -1,14 +1,19 @@
-"""``python -m tests.house``: how large the code is, and which names in it stand more than once."""
+"""``python -m tests.house``: how large the code is, which names in it stand more than once, and before."""
 
 from __future__ import annotations
 
 import ast
 import io
+import subprocess
+import sys
 import tokenize
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from tests.mutants.listed import MUTANTS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "feedq"
@@ -41,6 +46,10 @@ CLAIM_PATH = (
     "worker/runner.py",
 )
 """The same for one claim, from the notification of an assignment to the runner of the feed."""
+TEST_FOLDERS = [
+    f"tests/{name}"
+    for name in ("unit", "scenarios", "simulation", "contract", "acceptance", "chaos", "peers")
+]
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -106,16 +115,71 @@ def twice(found: dict[str, list[str]]) -> dict[str, list[str]]:
     return {name: places for name, places in sorted(found.items()) if len(places) > 1}
 
 
-def main() -> None:
+def tests_by_folder() -> dict[str, int]:
+    """How many tests pytest finds in each folder of `tests`."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *TEST_FOLDERS,
+    ]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return Counter(line.split("/")[1] for line in found.stdout.splitlines() if "::" in line)
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A row of the table: what it was before, what it must be, what it is."""
+
+    what: str
+    before: str
+    """At 148c59b."""
+    start: str
+    """When the work on the house began."""
+    must: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.what:<40} {self.before:>13} {self.start:>13} {self.now:>13}   {self.must}"
+
+
+def measures() -> list[Measure]:
     texts = {path: path.read_text() for path in modules()}
-    print(f"files of feedq/            {len(texts):>7,}")
-    print(f"lines                      {sum(text.count(chr(10)) for text in texts.values()):>7,}")
-    print(f"lines of code              {sum(map(lines_of_code, texts.values())):>7,}")
-    for what, path in (("record", RECORD_PATH), ("claim", CLAIM_PATH)):
-        lines = sum(texts[PACKAGE / name].count(chr(10)) for name in path)
-        print(f"files for one {what + ', lines':<12} {len(path):>7,} {lines:>7,}")
+
+    def of_path(path: tuple[str, ...]) -> str:
+        return f"{len(path)}, {sum(texts[PACKAGE / name].count(chr(10)) for name in path):,}"
+
+    lines = sum(text.count("\n") for text in texts.values())
+    code = sum(map(lines_of_code, texts.values()))
+    classes, names = twice(public_classes()), twice(module_names())
+    return [
+        Measure("files of feedq/", "362", "395", "", f"{len(texts)}"),
+        Measure("lines", "54,182", "65,804", "43,000 or fewer", f"{lines:,}"),
+        Measure("lines of code", "38,616", "47,125", "31,000 or fewer", f"{code:,}"),
+        Measure(
+            "files for one record, their lines", "15, 3,900", "", "9, 2,400 or fewer", of_path(RECORD_PATH)
+        ),
+        Measure("files for one claim, their lines", "14", "", "8 or fewer", of_path(CLAIM_PATH)),
+        Measure("class names that recur", "40", "43", "0", f"{len(classes)}"),
+        Measure("module names that recur", "48", "45", "12 or fewer", f"{len(names)}"),
+        Measure("mutants that tests must notice", "", "", "60 or more", f"{len(MUTANTS)}"),
+    ]
+
+
+def main() -> None:
+    print(Measure("", "148c59b", "start", "must", "now"))
+    for measure in measures():
+        print(measure)
+    tests = tests_by_folder()
+    print(
+        f"\ntests: {sum(tests.values()):,} (" + ", ".join(f"{n:,} {name}" for name, n in tests.items()) + ")"
+    )
     for kind, found in (("class", twice(public_classes())), ("module", twice(module_names()))):
-        print(f"{kind + ' names that recur':<26} {len(found):>7,}")
+        print(f"\n{kind} names that recur:" + ("" if found else " none"))
         for name, places in found.items():
             print(f"    {name}: {', '.join(places)}")
 
