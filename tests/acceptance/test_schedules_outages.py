@@ -88,7 +88,7 @@ def ends(cluster: Cluster) -> dict[str, tuple[Any, ...]]:
 def test_only_its_owner_ends_a_run(cluster: Cluster, schedules: ScheduleStore, postgres: Postgres) -> None:
     cluster.add_beat("beat")
     cluster.add_worker("w1", "-Q", "jobs", capacity=8)
-    for away_s, cut in ((1.0, False), (10.0, True)):
+    for away_s, cut in ((1.0, False), (TIMEOUT_S + 2 * TTL_S, True)):
         begin(cluster, schedules)
         with frozen_database(postgres, cluster, cut=cut):
             time.sleep(away_s)  # the length of the outage
