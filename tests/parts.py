@@ -1,23 +1,27 @@
-"""``python -m tests.parts``: all tests, in two pytest processes beside each other.
+"""``python -m tests.parts``: all tests, in three pytest processes beside each other.
 
 The tests of whole clusters, in `tests/acceptance` and in `tests/chaos`, wait most of their time, for failures to
-be noticed; the others compute meanwhile. A third part beside them makes two cores too slow for tests that kill
-processes. A line of output begins with the part that printed it. Options go to both; where tests are named, one
-process runs them.
+be noticed; the others compute meanwhile. Where there are too few processors for all, those that kill processes
+come first and those that compute last: a part is as nice as it can bear to wait. A line of output begins with the
+part that printed it. Options go to all; where tests are named, one process runs them.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock, Thread
 
 ROOT = Path(__file__).parent.parent
 PYTEST = (sys.executable, "-m", "pytest", "--durations=15")
-CLUSTERS = ("tests/acceptance", "tests/chaos")
+NICE = {"chaos": 0, "accept": 5, "rest": 10}
+"""How far each part stands back for the others."""
+CLUSTERS = {"chaos": "tests/chaos", "accept": "tests/acceptance"}
 NOTHING_RAN = 5
 """pytest's status when the arguments leave a part without tests."""
 
@@ -25,7 +29,7 @@ NOTHING_RAN = 5
 class Part:
     """One pytest process and its output."""
 
-    def __init__(self, name: str, paths: list[str], arguments: list[str], printing: Lock) -> None:
+    def __init__(self, name: str, paths: Sequence[str], arguments: Sequence[str], printing: Lock) -> None:
         self.name = name
         self._printing = printing
         self._began = time.monotonic()
@@ -37,6 +41,8 @@ class Part:
             text=True,
             errors="replace",
         )
+        # Before it has started any other: those inherit it.
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, NICE[name])
         self._thread = Thread(target=self._relay, name=name, daemon=True)
         self._thread.start()
 
@@ -44,7 +50,7 @@ class Part:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             with self._printing:
-                print(f"{self.name:<8} | {line}", end="", flush=True)
+                print(f"{self.name:<6} | {line}", end="", flush=True)
 
     def wait(self) -> int:
         status = self._process.wait()
@@ -57,7 +63,8 @@ def main() -> int:
     if any((ROOT / argument.split("::")[0]).exists() for argument in sys.argv[1:]):
         return subprocess.call([*PYTEST, *sys.argv[1:]], cwd=ROOT)
     paths = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
-    tests = {"rest": [path for path in paths if path not in CLUSTERS], "clusters": list(CLUSTERS)}
+    tests = {name: [path] for name, path in CLUSTERS.items()}
+    tests["rest"] = [path for path in paths if [path] not in tests.values()]
     printing = Lock()
     parts = [Part(name, named, sys.argv[1:], printing) for name, named in tests.items()]
     while True:

@@ -1,4 +1,7 @@
-"""One stage for all chaos tests, healed before each and set anew after a failure; and what they measured."""
+"""One stage for all chaos tests, healed before each and set anew after a failure; and what they measured.
+
+Tests of the stage come first, so that it is set once; the others have the machine without it.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,13 @@ from tests.nursery import Nursery
 from tests.stage import Stage, staged
 
 LOG_TAIL = 3_000
+HERE = Path(__file__).parent
 _failed = pytest.StashKey[bool]()
 _figures = pytest.StashKey[list[str]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent == HERE and "stage" not in getattr(item, "fixturenames", ()))
 
 
 class Stages:
@@ -56,6 +64,13 @@ def stages(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres, valkey:
     stages.discard()
 
 
+@pytest.fixture(autouse=True)
+def _undisturbed(stages: Stages, request: pytest.FixtureRequest) -> None:
+    """The stage takes part of the machine: it is cleared once a test needs none."""
+    if "stage" not in request.fixturenames:
+        stages.discard()
+
+
 @pytest.fixture
 def stage(stages: Stages, request: pytest.FixtureRequest) -> Iterator[Stage]:
     """60 feeds that stream on 3 workers under 2 beats."""
@@ -83,14 +98,12 @@ def _forked(forking: Nursery) -> None:
 
 @pytest.fixture
 def fleet(
-    stages: Stages,
     tmp_path: Path,
     database_url: str,
     broker_url: str,
     request: pytest.FixtureRequest,
 ) -> Iterator[Cluster]:
     """A cluster without nodes yet, whose workers know the jobs of `effects` and are soon declared gone."""
-    stages.discard()  # it would take part of the machine
     env = {**storm.SETTINGS, "FEEDQ_IMPORTS": storm.IMPORTED}
     with Cluster(tmp_path, database_url=database_url, broker_url=broker_url, env=env) as made:
         made.sql(effects.TABLE)

@@ -27,7 +27,7 @@ OVERLAPS = (Overlap.ALLOW_ALL, Overlap.BUFFER_ALL)
 BEATS = ("b1", "b2")
 MANY = 8
 LIMIT_S = 40.0
-TICKS = 3
+TICKS = 2
 BROKER_AWAY_S = 4.0
 
 
