@@ -19,9 +19,12 @@ from threading import Lock, Thread
 
 ROOT = Path(__file__).parent.parent
 PYTEST = (sys.executable, "-m", "pytest", "--durations=15")
-NICE = {"chaos": 0, "accept": 5, "rest": 10}
-"""How far each part stands back for the others."""
-CLUSTERS = {"chaos": "tests/chaos", "accept": "tests/acceptance"}
+PARTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "chaos": (0, ("tests/chaos",)),
+    "clusters": (5, ("tests/acceptance", "tests/unit", "tests/scenarios", "tests/simulation")),
+    "rest": (10, ()),
+}
+"""Of each part, how far it stands back for the others, and its folders; those that none has are the last one's."""
 NOTHING_RAN = 5
 """pytest's status when the arguments leave a part without tests."""
 
@@ -29,7 +32,9 @@ NOTHING_RAN = 5
 class Part:
     """One pytest process and its output."""
 
-    def __init__(self, name: str, paths: Sequence[str], arguments: Sequence[str], printing: Lock) -> None:
+    def __init__(
+        self, name: str, paths: Sequence[str], arguments: Sequence[str], *, nice: int, printing: Lock
+    ) -> None:
         self.name = name
         self._printing = printing
         self._began = time.monotonic()
@@ -42,7 +47,7 @@ class Part:
             errors="replace",
         )
         # Before it has started any other: those inherit it.
-        os.setpriority(os.PRIO_PROCESS, self._process.pid, NICE[name])
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
         self._thread = Thread(target=self._relay, name=name, daemon=True)
         self._thread.start()
 
@@ -50,7 +55,7 @@ class Part:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             with self._printing:
-                print(f"{self.name:<6} | {line}", end="", flush=True)
+                print(f"{self.name:<8} | {line}", end="", flush=True)
 
     def wait(self) -> int:
         status = self._process.wait()
@@ -63,10 +68,13 @@ def main() -> int:
     if any((ROOT / argument.split("::")[0]).exists() for argument in sys.argv[1:]):
         return subprocess.call([*PYTEST, *sys.argv[1:]], cwd=ROOT)
     paths = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["testpaths"]
-    tests = {name: [path] for name, path in CLUSTERS.items()}
-    tests["rest"] = [path for path in paths if [path] not in tests.values()]
+    named = {folder for _, folders in PARTS.values() for folder in folders}
+    left = [path for path in paths if path not in named]
     printing = Lock()
-    parts = [Part(name, named, sys.argv[1:], printing) for name, named in tests.items()]
+    parts = [
+        Part(name, folders or left, sys.argv[1:], nice=nice, printing=printing)
+        for name, (nice, folders) in PARTS.items()
+    ]
     while True:
         try:
             statuses = [part.wait() for part in parts]
