@@ -28,7 +28,6 @@ from tests.contract.http_source import (
     url,
 )
 
-
 CLOCK_S = 0.002
 """The clock of uvloop counts whole milliseconds, and so does each of two moments between which time is taken."""
 

@@ -17,6 +17,7 @@ from feedq.settings import Settings
 from feedq.store.base import Followed
 from feedq.worker import external_stream
 from feedq.worker.fencer import Fencer
+from feedq.worker.runner import FeedRunner
 from feedq.worker.writer import Writer
 from tests.contract.harness import PostgresHarness, spec
 from tests.contract.test_supervisor import LIMIT_S, Source, until
@@ -80,7 +81,7 @@ def streamed(postgres_harness: PostgresHarness) -> Iterator[StreamedFeed]:
 def test_an_external_stream_that_ends_in_an_unexpected_way_releases_its_lease(
     streamed: StreamedFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.worker.runner.FeedRunner._tenure", lambda _: 1 / 0)
+    monkeypatch.setattr(FeedRunner, "run", lambda _: 1 / 0)
     worker = streamed.harness.worker("w1")
     streamed.run(streamed.assign(worker))
     until(lambda: streamed.said, "ended")
