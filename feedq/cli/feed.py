@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import click
 
@@ -14,7 +15,7 @@ from feedq.cli.invocation import Invocation, limit_option, pass_invocation, wait
 from feedq.cli.output import answer, answer_done, answer_list, write_lines
 from feedq.cli.tables import NO_FEEDS, event_columns, feed_columns
 from feedq.diagnosis.waiting_checks import explain
-from feedq.model import Feed, FeedView, Status, TargetState
+from feedq.model import Feed, Status, TargetState
 from feedq.report.details import declaration_lines, detail_lines, lease_lines
 from feedq.report.rows import event_row, feed_document, feed_row
 from feedq.sinks.base import parse_sink
@@ -110,9 +111,9 @@ def pause(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout_s
     Example:
       feedq feed pause acme/orders --wait
     """
-    _set_target(invocation, names, TargetState.PAUSED)
+    _each(invocation, names, lambda name: invocation.store.feeds.set_target(name, TargetState.PAUSED))
     if wait:
-        _wait_for(invocation, names, _has(Status.PAUSED), f"{', '.join(names)} paused", timeout_s)
+        _wait_for(invocation, names, Status.PAUSED, timeout_s)
     answer_done(invocation, names, "paused")
 
 
@@ -127,9 +128,9 @@ def resume(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout_
     Example:
       feedq feed resume acme/orders
     """
-    _set_target(invocation, names, TargetState.RUNNING)
+    _each(invocation, names, lambda name: invocation.store.feeds.set_target(name, TargetState.RUNNING))
     if wait:
-        _wait_for(invocation, names, _has(Status.STREAMING), f"{', '.join(names)} streaming", timeout_s)
+        _wait_for(invocation, names, Status.STREAMING, timeout_s)
     answer_done(invocation, names, "resumed")
 
 
@@ -146,12 +147,8 @@ def restart(invocation: Invocation, *, names: Sequence[str], wait: bool, timeout
     """
     restarted = _each(invocation, names, invocation.store.feeds.restart)
     if wait:
-        wanted = {feed.name: feed.generation for feed in restarted}
-
-        def is_back(view: FeedView) -> bool:
-            return view.status is Status.STREAMING and view.lease.generation >= wanted[view.feed.name]
-
-        _wait_for(invocation, names, is_back, "restart", timeout_s)
+        generations = {feed.name: feed.generation for feed in restarted}
+        _wait_for(invocation, names, Status.STREAMING, timeout_s, generations)
     answer_done(invocation, names, "restarted")
 
 
@@ -256,22 +253,18 @@ def _each(invocation: Invocation, names: Sequence[str], act: Callable[[str], Fee
     return [act(name) for name in dict.fromkeys(live)]
 
 
-def _set_target(invocation: Invocation, names: Sequence[str], target: TargetState) -> None:
-    _each(invocation, names, lambda name: invocation.store.feeds.set_target(name, target))
-
-
-def _has(wanted: Status) -> Callable[[FeedView], bool]:
-    return lambda view: view.status is wanted
-
-
 def _wait_for(
     invocation: Invocation,
     names: Sequence[str],
-    is_done: Callable[[FeedView], bool],
-    what: str,
+    wanted: Status,
     timeout_s: float,
+    generations: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    feeds = invocation.store.feeds
-    invocation.wait_until(
-        lambda: all(is_done(feeds.view(name)) for name in names), timeout_s=timeout_s, what=what
-    )
+    """Until all have this status, with these generations of their declarations or later ones."""
+
+    def has_come(name: str) -> bool:
+        view = invocation.store.feeds.view(name)
+        return view.status is wanted and view.lease.generation >= generations.get(name, 0)
+
+    what = f"{', '.join(names)} {wanted}"
+    invocation.wait_until(lambda: all(map(has_come, names)), timeout_s=timeout_s, what=what)
