@@ -47,7 +47,8 @@ JSON_SIZE_MAX = 64 * 1024
 INTEGER_BITS = 64
 """JSON of the control database is written and read with 64-bit integers."""
 PATH_MAX = 200
-"""Characters of the path to a value, from where on it is cut: keys may be as long as they like."""
+"""Characters of the path to a value, from where on it is cut: keys may be as long as they like, and thousands of
+values be wrong."""
 DURATION_MAX_S = 10 * 366 * 86_400.0
 """Ten years."""
 DEFAULT_ZONE = "UTC"
@@ -476,10 +477,6 @@ Leaf = Callable[[tuple[Any, ...], Any], str | None]
 """What is wrong with a value that is no mapping or list, given the keys that lead to it."""
 
 
-PATH_CHARS_MAX = 200
-"""Of the path to a value in a message: keys may be as long as they like, and thousands of values be wrong."""
-
-
 def json_problems(value: Any, leaf: Leaf = lambda keys, value: None) -> Iterator[tuple[str, str]]:
     """What the database could not store as JSON, or would have to be taken apart without end: by path."""
     size = 1
@@ -499,18 +496,14 @@ def json_problems(value: Any, leaf: Leaf = lambda keys, value: None) -> Iterator
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 if not isinstance(key, str):
-                    yield _dotted(keys), f"the key {key!r} must be a string; quote it"
+                    yield shown_path(*map(str, keys)), f"the key {key!r} must be a string; quote it"
                 elif what := text_problem(key):
-                    yield _dotted((*keys, key)), what
+                    yield shown_path(*map(str, keys), key), what
                 stack.append(((*keys, key), inner))
         elif isinstance(value, list | tuple):
             stack.extend(((*keys, number), inner) for number, inner in enumerate(value))
         elif what := _scalar_problem(value) or leaf(keys, value):
-            yield _dotted(keys), what
-
-
-def _dotted(keys: tuple[Any, ...]) -> str:
-    return ".".join(map(str, keys))[:PATH_CHARS_MAX]
+            yield shown_path(*map(str, keys)), what
 
 
 def text_problem(text: str) -> str | None:
