@@ -104,33 +104,14 @@ def apply(
     with _collector_paused():
         declared = _checked([_read(file) for file in files])
         planned = _plan(invocation, declared, prune=prune, tenant=tenant)
-    added = [c.spec for c in planned.changes if c.action is Action.ADD and isinstance(c.spec, FeedSpec)]
-    newcomers, unasked = known_newcomers(added, invocation.open_sink)
-    if adopt and unasked:
-        raise SinkUnavailable("\n".join(unasked))
-    resumes = {d.spec.name: d.resume for d in declared.feeds if d.resume is not None}
-    starts: dict[str, Checkpoint | StartCursor] = {**resumes}
-    if adopt:
-        starts |= {name: newcomer.last for name, newcomer in newcomers.items()}
-    notes = {name: _newcomer_note(newcomer, starts.get(name)) for name, newcomer in newcomers.items()}
-    changes = [replace(c, note=notes.get(c.name)) if c.noun == "feed" else c for c in planned.changes]
+    changes, starts = _with_starts(invocation, declared, planned.changes, adopt=adopt)
     if not invocation.json:
         _show(changes)
-        for note in unasked:
-            click.echo(printable(note), err=True)
     removals = Counter(change.noun for change in changes if change.action is Action.REMOVE)
     if removals and not dry_run:
         what = " and ".join(counted(count, noun) for noun, count in removals.items())
         invocation.confirm(f"Remove {what} that the manifests do not declare?", yes=yes)
-    now = invocation.clock.now()
-    if dry_run:
-        specs = [change.spec for change in changes if isinstance(change.spec, ScheduleSpec)]
-        warn_never([spec for spec in specs if never_ticks(spec, now)], now=now)
-    else:
-        made = _carry_out(invocation, changes, starts)
-        warn_ended(made, now=now)
-        applied = [change.name for change in changes if isinstance(change.spec, ScheduleSpec)]
-        warn_unserved(invocation.jobs, applied)
+    _carry_out_or_warn(invocation, changes, starts, dry_run=dry_run)
     counts = {DONE[action]: planned.count(action) for action in Action}
     document = {
         "dry_run": dry_run,
@@ -274,6 +255,26 @@ def _check_calendars(
     _refuse([ManifestProblem(where, what.format(name, calendar)) for where, name, calendar in lacking])
 
 
+def _with_starts(
+    invocation: Invocation, declared: Manifest, changes: Sequence[Change], *, adopt: bool
+) -> tuple[list[Change], dict[str, Checkpoint | StartCursor]]:
+    """The changes, noting which new feeds their sinks know, and where new feeds begin elsewhere than their sources
+    do. Raises `SinkUnavailable` when a sink that is to be adopted from cannot be asked."""
+    added = [c.spec for c in changes if c.action is Action.ADD and isinstance(c.spec, FeedSpec)]
+    newcomers, unasked = known_newcomers(added, invocation.open_sink)
+    if adopt and unasked:
+        raise SinkUnavailable("\n".join(unasked))
+    for note in unasked if not invocation.json else ():
+        click.echo(printable(note), err=True)
+    starts: dict[str, Checkpoint | StartCursor] = {
+        d.spec.name: d.resume for d in declared.feeds if d.resume is not None
+    }
+    if adopt:
+        starts |= {name: newcomer.last for name, newcomer in newcomers.items()}
+    notes = {name: _newcomer_note(newcomer, starts.get(name)) for name, newcomer in newcomers.items()}
+    return [replace(c, note=notes.get(c.name)) if c.noun == "feed" else c for c in changes], starts
+
+
 def _newcomer_note(newcomer: Newcomer, start: Checkpoint | StartCursor | None) -> str:
     match start:
         case Checkpoint():
@@ -290,6 +291,22 @@ def _show(changes: Sequence[Change]) -> None:
         if change.note is not None:
             click.echo(f"    {printable(change.note)}")
         write_difference(change.options)
+
+
+def _carry_out_or_warn(
+    invocation: Invocation,
+    changes: Sequence[Change],
+    starts: Mapping[str, Checkpoint | StartCursor],
+    *,
+    dry_run: bool,
+) -> None:
+    """Make the changes unless it is a dry run, and warn of schedules that never tick or that nobody can run."""
+    now, specs = invocation.clock.now(), [c.spec for c in changes if isinstance(c.spec, ScheduleSpec)]
+    if dry_run:
+        warn_never([spec for spec in specs if never_ticks(spec, now)], now=now)
+    else:
+        warn_ended(_carry_out(invocation, changes, starts), now=now)
+        warn_unserved(invocation.jobs, [spec.name for spec in specs])
 
 
 def _carry_out(
