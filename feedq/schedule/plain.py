@@ -17,9 +17,8 @@ trust as to its shape, which follows from the types of `feedq.schedule.model`: w
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import datetime
-from enum import StrEnum
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -88,7 +87,7 @@ def timing_from_plain(plain: Any) -> Timing:
 
 
 def job_to_plain(job: Job) -> dict[str, Any]:
-    return {"task": job.task} | _differing(job, _JOB)
+    return _differing(Job, job)
 
 
 def job_from_plain(plain: Any) -> Job:
@@ -99,7 +98,8 @@ def job_from_plain(plain: Any) -> Job:
 
 def policy_to_plain(spec: ScheduleSpec) -> dict[str, Any]:
     """All of a declaration but its name, timing and job."""
-    return _differing(spec, _POLICY)
+    others = dict.fromkeys(("name", "timing", "job"), True)
+    return _differing(ScheduleSpec, spec, exclude={**others, "exclude": {"calendar_dates"}})
 
 
 def policy_from_plain(plain: Any) -> dict[str, Any]:
@@ -110,29 +110,18 @@ def policy_from_plain(plain: Any) -> dict[str, Any]:
 # -- values ------------------------------------------------------------------------------------------
 
 
-def _differing(values: Any, names: Collection[str]) -> dict[str, Any]:
-    """Those of these fields that are not as they would be by default."""
-    return {
-        field.name: _plain(value)
-        for field in fields(values)
-        if field.name in names and field.compare and (value := getattr(values, field.name)) != _default(field)
-    }
+def _differing(kind: type, value: Any, **left_out: Any) -> dict[str, Any]:
+    """The fields that are not as they would be by default."""
+    plain: dict[str, Any] = _adapter(kind).dump_python(
+        value, mode="json", exclude_defaults=True, warnings=False, **left_out
+    )
+    return plain
 
 
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return _differing(value, [field.name for field in fields(value)])
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, datetime):
-        return instant(value)
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    return dict(value) if isinstance(value, Mapping) else value
+def _plain(at: str | datetime | tuple[str | datetime, ...]) -> Any:
+    if isinstance(at, tuple):
+        return [_plain(one) for one in at]
+    return instant(at) if isinstance(at, datetime) else at
 
 
 def _mapping(path: str, value: Any, allowed: Collection[str] | None = None) -> Mapping[str, Any]:
