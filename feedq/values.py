@@ -125,9 +125,24 @@ class Entry(BaseModel):
             raise InvalidInput(f"{cls.noun} {given.get('name')!r}: {'; '.join(what for _, what in found)}")
         return found
 
+    @classmethod
+    def of(cls, keys: Mapping[str, Any]) -> Self:
+        """With these values, which are right and not checked; a mapping stands for an entry below."""
+        below = {key: kind.of(keys[key]) for key, kind in entries_below(cls) if key in keys}
+        construct: Any = cls.model_construct  # which pydantic's plugin takes for one of `Entry`
+        entry: Self = construct(**{**keys, **below})
+        return entry
+
     def plain(self) -> dict[str, Any]:
         """As it stands in a manifest; what is at its default is left out."""
         return self.model_dump(exclude_defaults=True, warnings=False)
+
+
+@lru_cache(maxsize=100)
+def entries_below(kind: type[BaseModel]) -> list[tuple[str, type[Entry]]]:
+    """The keys of a model that are entries themselves."""
+    kinds = ((key, field.annotation) for key, field in kind.model_fields.items())
+    return [(key, one) for key, one in kinds if isinstance(one, type) and issubclass(one, Entry)]
 
 
 def read(kind: type[Kind], given: Mapping[Any, Any]) -> Kind | list[Problem]:

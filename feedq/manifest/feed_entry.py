@@ -47,6 +47,10 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 # -- the keys ------------------------------------------------------------------------------------------
 
 
+_SAME = ("name", "tenant", "connector", "source", "sink", "labels", "weight", "target_state")
+"""Keys that are fields of a `FeedSpec` too, of the same name."""
+
+
 def _read_options(given: Any) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise ValueError("must be a mapping of options")
@@ -136,36 +140,16 @@ class FeedEntry(Entry):
     @property
     def spec(self) -> FeedSpec:
         """What it declares."""
-        return FeedSpec(
-            name=self.name,
-            connector=self.connector,
-            source=self.source,
-            sink=self.sink,
-            tenant=self.tenant,
-            labels=self.labels,
-            selector=Selector(self.selector.required, self.selector.preferred),
-            weight=self.weight,
-            target_state=self.target_state or TargetState.RUNNING,
-        )
+        keys = {name: getattr(self, name) for name in _SAME}
+        keys |= {"target_state": self.target_state or TargetState.RUNNING}
+        return FeedSpec(**keys, selector=Selector(self.selector.required, self.selector.preferred))
 
 
 def plain_feed(spec: FeedSpec, resume: StartCursor | None = None) -> dict[str, Any]:
     """One feed as it stands in a manifest; what is at its default is left out, but whether it runs."""
-    selector = SelectorEntry.model_construct(
-        required=dict(spec.selector.required), preferred=dict(spec.selector.preferred)
-    )
-    return FeedEntry.model_construct(
-        name=spec.name,
-        tenant=spec.tenant,
-        connector=spec.connector,
-        source=spec.source,
-        sink=spec.sink,
-        labels=spec.labels,
-        selector=selector,
-        weight=spec.weight,
-        target_state=spec.target_state,
-        resume=resume,
-    ).plain()
+    selector = {"required": dict(spec.selector.required), "preferred": dict(spec.selector.preferred)}
+    keys = {name: getattr(spec, name) for name in _SAME} | {"selector": selector, "resume": resume}
+    return FeedEntry.of(keys).plain()
 
 
 # -- what may be wrong ---------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from feedq.connectors.base import ENTRY_POINT_GROUP, load_connector
 from feedq.errors import InvalidInput
 from feedq.manifest.reader import ENTRIES
 from feedq.sinks.base import SinkOptions
-from feedq.values import Entry
+from feedq.values import entries_below
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -59,17 +59,12 @@ def _schema_of(model: type[BaseModel], name: str, defs: Schema) -> Schema:
     place = f"#/$defs/{name}.{{model}}"
     schema = model.model_json_schema(ref_template=place, schema_generator=_WithoutTitles)
     inner = schema.pop("$defs", {})
-    for entry in _parts(model):
+    for _, entry in entries_below(model):
         if entry.shorthand:
             whole = inner[entry.__name__]
             inner[entry.__name__] = {"anyOf": [whole, whole["properties"][entry.shorthand]]}
     defs |= {f"{name}.{key}": value for key, value in inner.items()} | {name: schema}
     return {"$ref": f"#/$defs/{name}"}
-
-
-def _parts(model: type[BaseModel]) -> list[type[Entry]]:
-    kinds = (field.annotation for field in model.model_fields.values())
-    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Entry)]
 
 
 def _connectors() -> Iterable[str]:

@@ -7,6 +7,8 @@ whether a worker knows the task shows when it is run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from operator import attrgetter
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -65,6 +67,26 @@ TIMING_KEYS = {
 """Exactly one of these is given; and what goes with it."""
 ZONED_KEYS = ("anchor", "start", "end", "exclude")
 """What a zone means something to beside an interval."""
+_JOB = {
+    **{key: key for key in ("task", "kwargs", "semantics", "queue", "priority")},
+    "timeout": "timeout_s",
+    "selector.required": "selector",
+}
+_RETRIES = {"limit": "limit", "first": "first_s", "factor": "factor", "max": "max_s"}
+_POLICIES = {
+    **{key: key for key in ("overlap", "buffer_max", "resume", "pause_on_failure")},
+    "start": "start_at",
+    "end": "end_at",
+    "jitter": "jitter_s",
+    "start_deadline": "start_deadline_s",
+    "misfire_after": "misfire_after_s",
+    "catch_up.policy": "catch_up",
+    "catch_up.window": "catch_up_window_s",
+    "catch_up.max": "catch_up_max",
+    "keep.runs": "keep_runs",
+    "keep.days": "keep_days",
+}
+"""Which field of a `Job`, of its `Retries` and of a `ScheduleSpec` each key says, where it says just that."""
 TIMES_MAX = 100
 """Cron expressions or moments of one schedule."""
 EVERY_MIN_S = 0.1
@@ -293,29 +315,18 @@ class ScheduleEntry(Entry):
     @property
     def spec(self) -> ScheduleSpec:
         """What it declares."""
-        excluded = self.exclude.dates or self.exclude.calendars
+        days = self.exclude.dates or self.exclude.calendars
         return ScheduleSpec(
             name=self.name,
             timing=self._timing,
-            job=self._job,
-            jitter_s=self.jitter,
-            start_deadline_s=self.start_deadline,
-            overlap=self.overlap,
-            buffer_max=self.buffer_max,
-            catch_up=self.catch_up.policy,
-            catch_up_window_s=self.catch_up.window,
-            catch_up_max=self.catch_up.max,
-            misfire_after_s=self.misfire_after,
-            resume=self.resume,
-            pause_on_failure=self.pause_on_failure,
+            job=Job(
+                args=tuple(self.args),
+                retries=Retries(**_taken(self.retries, _RETRIES)),
+                **_taken(self, _JOB),
+            ),
+            exclude=Exclusion(self.exclude.dates, self.zone, self.exclude.calendars) if days else Exclusion(),
             paused=bool(self.paused),
-            start_at=self.start,
-            end_at=self.end,
-            exclude=Exclusion(self.exclude.dates, self.zone, self.exclude.calendars)
-            if excluded
-            else Exclusion(),
-            keep_runs=self.keep.runs,
-            keep_days=self.keep.days,
+            **_taken(self, _POLICIES),
         )
 
     @property
@@ -327,55 +338,19 @@ class ScheduleEntry(Entry):
         assert self.every is not None, "one of the three is there"
         return Every(self.every, self.anchor)
 
-    @property
-    def _job(self) -> Job:
-        return Job(
-            task=self.task,
-            args=tuple(self.args),
-            kwargs=self.kwargs,
-            semantics=self.semantics,
-            timeout_s=self.timeout,
-            retries=Retries(self.retries.limit, self.retries.first, self.retries.factor, self.retries.max),
-            queue=self.queue,
-            priority=self.priority,
-            selector=self.selector.required,
-        )
-
 
 def plain_schedule(spec: ScheduleSpec) -> dict[str, Any]:
     """A schedule as it stands in a manifest; what is at its default is left out."""
-    zone = (
-        spec.timing.zone
-        if isinstance(spec.timing, Cron)
-        else spec.exclude.zone
-        if spec.exclude
-        else DEFAULT_ZONE
-    )
-    return ScheduleEntry.model_construct(
-        name=spec.name,
-        **{"zone": zone, **_plain_timing(spec.timing)},
-        **_plain_job(spec.job),
-        start=spec.start_at,
-        end=spec.end_at,
-        exclude=ExcludeEntry.model_construct(dates=spec.exclude.dates, calendars=spec.exclude.calendars),
-        jitter=spec.jitter_s,
-        start_deadline=spec.start_deadline_s,
-        overlap=spec.overlap,
-        buffer_max=spec.buffer_max,
-        catch_up=CatchUpEntry.model_construct(
-            policy=spec.catch_up, window=spec.catch_up_window_s, max=spec.catch_up_max
-        ),
-        misfire_after=spec.misfire_after_s,
-        resume=spec.resume,
-        pause_on_failure=spec.pause_on_failure,
-        keep=KeepEntry.model_construct(runs=spec.keep_runs, days=spec.keep_days),
-        paused=spec.paused or None,
-    ).plain()
+    zone = spec.exclude.zone if spec.exclude else DEFAULT_ZONE
+    exclude = {"dates": spec.exclude.dates, "calendars": spec.exclude.calendars}
+    keys = {"name": spec.name, "zone": zone, "exclude": exclude, "paused": spec.paused or None}
+    keys |= _plain_timing(spec.timing) | _plain_job(spec.job) | _said(spec, _POLICIES)
+    return ScheduleEntry.of(keys).plain()
 
 
 def job_problems(job: Job, *, name: str = "job") -> list[str]:
     """What is wrong with a job alone, as a trigger or an entry of the beat brings one, and with the name."""
-    found = read_each(ScheduleEntry, ScheduleEntry.model_construct(name=name, **_plain_job(job)).plain())
+    found = read_each(ScheduleEntry, ScheduleEntry.of({"name": name, **_plain_job(job)}).plain())
     return [what for _, what in found] if isinstance(found, list) else []
 
 
@@ -393,20 +368,22 @@ def _plain_timing(timing: Timing) -> dict[str, Any]:
 
 
 def _plain_job(job: Job) -> dict[str, Any]:
-    retries = job.retries
-    return {
-        "task": job.task,
-        "args": list(job.args) if isinstance(job.args, tuple) else job.args,
-        "kwargs": job.kwargs,
-        "semantics": job.semantics,
-        "timeout": job.timeout_s,
-        "retries": RetriesEntry.model_construct(
-            limit=retries.limit, first=retries.first_s, factor=retries.factor, max=retries.max_s
-        ),
-        "queue": job.queue,
-        "priority": job.priority,
-        "selector": RequireEntry.model_construct(required=job.selector),
-    }
+    args = list(job.args) if isinstance(job.args, tuple) else job.args
+    return {"args": args, "retries": _said(job.retries, _RETRIES), **_said(job, _JOB)}
+
+
+def _taken(entry: Entry, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a value that these keys of a declaration say."""
+    return {field: attrgetter(key)(entry) for key, field in fields.items()}
+
+
+def _said(value: object, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of a declaration that say these fields of a value."""
+    keys: dict[str, Any] = {}
+    for key, field in fields.items():
+        outer, dot, inner = key.partition(".")
+        (keys.setdefault(outer, {}) if dot else keys)[inner or outer] = getattr(value, field)
+    return keys
 
 
 def _one_or_all(values: tuple[Value, ...]) -> Value | tuple[Value, ...]:
@@ -429,7 +406,7 @@ class CalendarEntry(Entry):
 
     @property
     def spec(self) -> Calendar:
-        return Calendar(self.name, self.dates)
+        return Calendar(**dict(self))
 
 
 class QueueEntry(Entry):
@@ -459,14 +436,12 @@ class QueueEntry(Entry):
 
     @property
     def spec(self) -> Queue:
-        return Queue(self.name, self.rate_per_s, self.burst, self.concurrency)
+        return Queue(**dict(self))
 
 
 def plain_calendar(calendar: Calendar) -> dict[str, Any]:
-    return CalendarEntry.model_construct(name=calendar.name, dates=calendar.dates).plain()
+    return CalendarEntry.of(asdict(calendar)).plain()
 
 
 def plain_queue(queue: Queue) -> dict[str, Any]:
-    return QueueEntry.model_construct(
-        name=queue.name, rate_per_s=queue.rate_per_s, burst=queue.burst, concurrency=queue.concurrency
-    ).plain()
+    return QueueEntry.of(asdict(queue)).plain()
