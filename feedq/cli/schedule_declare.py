@@ -5,19 +5,19 @@ What is given becomes the keys of a manifest and is read as one, so that both me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, get_origin
 
 import click
 
+from feedq import documents
 from feedq.cli import options
 from feedq.cli.invocation import Command, Invocation, decorated, pass_invocation
 from feedq.cli.output import answer_done, write_difference, write_json
 from feedq.cli.tables import warn_ended, warn_unserved
 from feedq.errors import InvalidInput, NotFound, Unreadable
 from feedq.manifest.changes import plain_difference
-from feedq.manifest.reader import dump_parts
 from feedq.schedule.entries import TIMING_KEYS, ScheduleEntry, plain_calendar, plain_queue, plain_schedule
 from feedq.schedule.model import (
     Beat,
@@ -208,13 +208,16 @@ def export(invocation: Invocation, *, names: Sequence[str], prefix: str) -> None
     used = {name for spec in chosen for name in spec.exclude.calendars}
     calendars = invocation.jobs.calendars.all() if everything or used else []
     calendars = [one for one in calendars if everything or one.name in used]
+    lists: dict[str, Iterable[Any]] = {
+        "schedules": map(plain_schedule, chosen),  # one by one: there may be a hundred thousand
+        "queues": list(map(plain_queue, queues)),
+        "calendars": list(map(plain_calendar, calendars)),
+    }
     if invocation.json:
-        document: dict[str, Any] = {"schedules": [plain_schedule(spec) for spec in chosen]}
-        document["queues"] = [plain_queue(queue) for queue in queues]
-        write_json(document | {"calendars": [plain_calendar(one) for one in calendars]})
-    else:
-        for part in dump_parts(schedules=chosen, queues=queues, calendars=calendars):
-            click.echo(part, nl=False)
+        write_json({key: list(found) for key, found in lists.items()})
+        return
+    for part in documents.dump_lists({key: found for key, found in lists.items() if found}):
+        click.echo(part, nl=False)
 
 
 def read_spec(keys: Mapping[str, Any]) -> ScheduleSpec:

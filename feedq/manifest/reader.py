@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from feedq import documents
 from feedq.documents import Document, DocumentError, DocumentValue
 from feedq.errors import InvalidInput
-from feedq.manifest.feed_entry import FeedEntry, plain_feed
+from feedq.manifest.feed_entry import FeedEntry
 from feedq.model import FeedSpec, StartCursor
 from feedq.schedule.entries import (
     CalendarEntry,
     QueueEntry,
     ScheduleEntry,
-    plain_calendar,
-    plain_queue,
-    plain_schedule,
 )
 from feedq.schedule.model import Calendar, Queue, ScheduleSpec
 from feedq.values import read
@@ -128,38 +125,6 @@ def _unique(
             ManifestProblem("manifest", f"{len(first)} {noun}s; at most {ENTRIES_MAX} are allowed")
         )
     return tuple(first.values())
-
-
-def dump(
-    feeds: Iterable[FeedSpec] = (),
-    *,
-    resumes: Mapping[str, StartCursor] | None = None,
-    schedules: Iterable[ScheduleSpec] | None = None,
-    queues: Sequence[Queue] = (),
-    calendars: Sequence[Calendar] = (),
-) -> str:
-    """A manifest that declares all of these; reading it gives them back."""
-    return "".join(
-        dump_parts(feeds, resumes=resumes, schedules=schedules, queues=queues, calendars=calendars)
-    )
-
-
-def dump_parts(
-    feeds: Iterable[FeedSpec] = (),
-    *,
-    resumes: Mapping[str, StartCursor] | None = None,
-    schedules: Iterable[ScheduleSpec] | None = None,
-    queues: Sequence[Queue] = (),
-    calendars: Sequence[Calendar] = (),
-) -> Iterator[str]:
-    """The same in parts, for whoever writes a hundred thousand of them."""
-    known = resumes or {}
-    lists: dict[str, Iterable[Any]] = {"feeds": (plain_feed(spec, known.get(spec.name)) for spec in feeds)}
-    if schedules is not None:
-        lists = {"schedules": map(plain_schedule, schedules)}
-        lists |= {"queues": map(plain_queue, queues)} if queues else {}
-        lists |= {"calendars": map(plain_calendar, calendars)} if calendars else {}
-    return documents.dump_lists(lists)
 
 
 class _Reader:

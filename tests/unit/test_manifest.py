@@ -256,7 +256,7 @@ def test_what_is_dumped_reads_back_alike(
 ) -> None:
     selector = Selector(required=required, preferred=preferred | required)
     spec = FeedSpec(name, "tcp", options, {"table": name}, name, labels, selector, weight, target)
-    assert specs(reader.dump([spec])) == [spec]
+    assert specs(documents.dump({"feeds": [feed_entry.plain_feed(spec)]})) == [spec]
 
 
 @pytest.mark.parametrize("count", [0, 1, 6, 7, 20])
@@ -265,7 +265,7 @@ def test_what_is_dumped_in_parts_is_what_is_dumped_at_once(
 ) -> None:
     monkeypatch.setattr(documents, "DUMPED_AT_ONCE", 3)
     feeds = [FeedSpec(f"f{n}", "tcp", {"hello": "a\n- b\n"}, {"table": "t"}) for n in range(count)]
-    parts = list(reader.dump_parts(iter(feeds)))
+    parts = list(documents.dump_lists({"feeds": map(feed_entry.plain_feed, feeds)}))
     assert len(parts) == max(1, -(-count // 3))
     assert "".join(parts) == documents.dump({"feeds": [feed_entry.plain_feed(feed) for feed in feeds]})
     assert specs("".join(parts)) == feeds

@@ -13,7 +13,8 @@ from jsonschema import Draft202012Validator
 
 from feedq import documents
 from feedq.manifest.json_schema import manifest_schema
-from feedq.manifest.reader import ENTRIES, dump
+from feedq.manifest.reader import ENTRIES
+from feedq.schedule.entries import plain_schedule
 from feedq.schedule.model import ScheduleSpec
 from tests.unit.command import Command
 from tests.unit.test_manifest_schedules import FULL, specs
@@ -58,7 +59,7 @@ def test_every_manifest_of_examples_and_documentation_is_accepted() -> None:
 
 @given(specs)
 def test_whatever_is_exported_is_accepted(spec: ScheduleSpec) -> None:
-    assert complaints(dump(schedules=[spec])) == []
+    assert complaints(documents.dump({"schedules": [plain_schedule(spec)]})) == []
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feedq import documents
 from feedq.manifest import changes, reader
 from feedq.manifest.changes import Action
-from feedq.schedule.entries import ScheduleEntry, plain_schedule
+from feedq.schedule.entries import ScheduleEntry, plain_queue, plain_schedule
 from feedq.schedule.model import (
     CatchUp,
     Cron,
@@ -451,7 +452,8 @@ queues = st.builds(
 
 @given(spec=specs, queue=queues)
 def test_what_is_dumped_reads_back_alike(spec: ScheduleSpec, queue: Queue) -> None:
-    found = reader.join([read(reader.dump(schedules=[spec], queues=[queue]))])
+    lists = {"schedules": [plain_schedule(spec)], "queues": [plain_queue(queue)]}
+    found = reader.join([read(documents.dump(lists))])
     assert found.problems == ()
     assert [d.spec for d in found.schedules] == [spec]
     assert [d.spec for d in found.queues] == [queue]
