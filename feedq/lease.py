@@ -103,7 +103,7 @@ def states_before(move: Move) -> tuple[LeaseState, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TrustWindow:
-    """Until when this worker may act as owner, on its own monotonic clock."""
+    """The time until when this worker may act as owner, on its own monotonic clock."""
 
     until: float = float("-inf")
 
@@ -354,7 +354,7 @@ def stillness(*, loop_lag_s: float, heartbeat_age: timedelta, ttl: timedelta) ->
 
 
 def stillness_of(view: WorkerView) -> str | None:
-    """The same of a worker as it is listed; of one that is gone it means nothing."""
+    """Says the same of a worker as it is listed; of one that is gone it means nothing."""
     worker = view.worker
     if worker.state is WorkerState.GONE:
         return None

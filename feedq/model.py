@@ -32,7 +32,7 @@ class TargetState(StrEnum):
 
 
 class LeaseState(StrEnum):
-    """Who has a feed: see :mod:`feedq.lease`."""
+    """Says who has a feed: see :mod:`feedq.lease`."""
 
     IDLE = "idle"
     ASSIGNED = "assigned"
@@ -122,7 +122,7 @@ class FeedSpec:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose a checkpoint is. A feed that is removed and declared again is another one."""
+    """Says whose a checkpoint is. A feed that is removed and declared again is another one."""
 
     feed: UUID
     installation: UUID
@@ -130,7 +130,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class StartCursor:
-    """Where a feed that is new is to begin: at the cursor that a feed elsewhere has come to."""
+    """A place for a new feed to begin at: the cursor that a feed elsewhere has come to."""
 
     cursor: JSON
     records: int = 0

@@ -91,7 +91,8 @@ class OnceCelery(Celery):
     """Celery, but that a beat entry with ``feedq_once`` becomes a run instead of a message."""
 
     def send_task(self, name: str, args: Any = None, kwargs: Any = None, *others: Any, **options: Any) -> Any:
-        """As Celery's own. Raises `Unavailable` when the tick cannot be enqueued."""
+        """Send a task as Celery does, but enqueue a tick for an entry that asked to be sent once. Raises
+        `Unavailable` when the tick cannot be enqueued."""
         entry = options.pop(OPTION, None)
         if not entry:
             return super().send_task(name, args, kwargs, *others, **options)

@@ -123,7 +123,7 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def _passed(address: Address) -> Iterator[Address]:
-    """Each address that a connection goes to on its way: all of them have to be permitted."""
+    """Yields each address that a connection goes to on its way: all of them have to be permitted."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             # Only a spelling: what goes out is IPv4.

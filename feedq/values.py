@@ -127,14 +127,14 @@ class Entry(BaseModel):
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> Self:
-        """With these values, which are right and not checked; a mapping stands for an entry below."""
+        """Make an entry of these values, which are right and not checked; a mapping stands for an entry below."""
         below = {key: kind.of(keys[key]) for key, kind in entries_below(cls) if key in keys}
         construct: Any = cls.model_construct  # which pydantic's plugin takes for one of `Entry`
         entry: Self = construct(**{**keys, **below})
         return entry
 
     def plain(self) -> dict[str, Any]:
-        """As it stands in a manifest; what is at its default is left out."""
+        """Write it as it stands in a manifest; what is at its default is left out."""
         return self.model_dump(exclude_defaults=True, warnings=False)
 
 
@@ -153,7 +153,7 @@ def read(kind: type[Kind], given: Mapping[Any, Any]) -> Kind | list[Problem]:
 
 
 def read_each(kind: type[Kind], given: Mapping[Any, Any]) -> Kind | list[Problem]:
-    """The same with each key seen by itself."""
+    """Reads what was declared with each key seen by itself."""
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -421,7 +421,7 @@ def check_zone(zone: str) -> str:
 
 @lru_cache(maxsize=1)
 def _zones() -> Mapping[str, str]:
-    """All names, by themselves in small letters."""
+    """Maps the names of all zones in small letters to themselves."""
     return {name.lower(): name for name in sorted(available_timezones() - _OWN_ZONES)}
 
 
@@ -462,7 +462,7 @@ def instant(at: datetime) -> str:
 
 
 def _read_moment(given: Any, info: ValidationInfo) -> datetime:
-    """In the zone that stands before it."""
+    """Reads a time in the zone that stands before it."""
     if not isinstance(given, str):
         raise ValueError(_WORDS["string_type"])
     if not given:

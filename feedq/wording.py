@@ -201,7 +201,7 @@ def tick_of(run: Run) -> str:
 
 
 def next_at(at: datetime | None, *, now: datetime) -> str:
-    """When a schedule fires: ``in 5m``, ``due 3s ago``."""
+    """Says when a schedule fires: ``in 5m``, ``due 3s ago``."""
     return "-" if at is None else f"{'due ' if at < now else ''}{distance(at, now=now)}"
 
 
@@ -214,7 +214,8 @@ def why_run(run: Run) -> str:
 
 
 def timing_words(timing: Timing) -> str:
-    """For lists: ``cron 0 2 * * * Europe/Berlin``, ``every 30 s``, ``once at 2026-11-22T10:00:00Z``."""
+    """Says a timing in words for lists: ``cron 0 2 * * * Europe/Berlin``, ``every 30 s``, ``once at
+    2026-11-22T10:00:00Z``."""
     match timing:
         case Cron(_, zone) as cron:
             return f"cron {_listed([' '.join(text.split()) for text in cron.expressions], '; ')} {zone}"

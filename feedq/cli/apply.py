@@ -142,8 +142,8 @@ def schema(_: Invocation) -> None:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Without the search for cycles among objects: of a large manifest hundreds of thousands come into being, all
-    of them in use, and to look through them again and again takes longer than to read it."""
+    """Does without the search for cycles among objects: of a large manifest hundreds of thousands come into being,
+    all of them in use, and to look through them again and again takes longer than to read it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -171,7 +171,7 @@ def _read(file: str) -> Manifest:
 
 
 def _checked(manifests: Sequence[Manifest]) -> Manifest:
-    """All of them as one, if all are right. Raises `InvalidInput` with every mistake of every file."""
+    """Joins the manifests, if all are right. Raises `InvalidInput` with every mistake of every file."""
     joined = reader.join(manifests)
     found = [*joined.problems]
     for feed in joined.feeds:

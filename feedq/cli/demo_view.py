@@ -119,7 +119,7 @@ def render(snapshot: Snapshot, *, flower_url: str, news: Sequence[str]) -> Rende
 
 
 def summarize(snapshot: Snapshot) -> str:
-    """The same in one line, for a log."""
+    """Says what the view shows in one line, for a log."""
     statuses = Counter(v.status for v in snapshot.feeds)
     others = ", ".join(f"{n} {s.value}" for s, n in statuses.items() if s is not Status.STREAMING)
     active = sum(v.worker.state is WorkerState.ACTIVE for v in snapshot.workers)
@@ -195,5 +195,5 @@ def _victim(workers: Sequence[WorkerView]) -> WorkerView | None:
 
 
 def _short(name: str) -> str:
-    """All of them are on this machine: the host says nothing."""
+    """Cuts the host off a worker's name: all of them are on this machine."""
     return name.partition("@")[0]

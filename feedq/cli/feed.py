@@ -260,7 +260,7 @@ def _wait_for(
     timeout_s: float,
     generations: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Until all have this status, with these generations of their declarations or later ones."""
+    """Waits until all have this status, with these generations of their declarations or later ones."""
 
     def has_come(name: str) -> bool:
         view = invocation.store.feeds.view(name)

@@ -40,7 +40,7 @@ def split_assignment(text: str, *, option: str) -> tuple[str, str]:
 
 
 def moment(text: str, zone: str, *, option: str) -> datetime:
-    """As `parse_moment`. Raises `InvalidInput` that names the option."""
+    """Reads a time as `parse_moment` does. Raises `InvalidInput` that names the option."""
     try:
         return parse_moment(text, zone)
     except ValueError as error:
@@ -48,7 +48,7 @@ def moment(text: str, zone: str, *, option: str) -> datetime:
 
 
 def duration(text: str, *, option: str) -> float:
-    """As `parse_duration`. Raises `InvalidInput` that names the option."""
+    """Reads a duration as `parse_duration` does. Raises `InvalidInput` that names the option."""
     try:
         return parse_duration(text)
     except ValueError as error:

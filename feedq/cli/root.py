@@ -23,7 +23,7 @@ class Failed(click.ClickException):
 
 
 class Refused(Failed):
-    """The same for what was asked wrongly."""
+    """Ends the command with a message about what was asked wrongly."""
 
     exit_code = 2
 

@@ -53,7 +53,7 @@ METAVARS = {
 
 
 def _one_or_all(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> str | list[str] | None:
-    """Of an option that may be repeated: nothing, the one value, or all."""
+    """Takes of an option that may be repeated nothing, the one value, or all."""
     return None if not value else value[0] if len(value) == 1 else list(value)
 
 

@@ -148,7 +148,7 @@ def _columns(zone: str, *, jittered: bool) -> list[TableColumn[TickPreview]]:
 
 
 def _fires(one: TickPreview) -> str:
-    """With the date only where that is another one."""
+    """Says when a tick fires, with the date only where that is another one."""
     date, _, time = _utc(one.fires).partition(" ")
     return time if _utc(one.tick).startswith(date) else f"{date} {time}"
 
@@ -292,7 +292,7 @@ def backfill(invocation: Invocation, *, name: str, begin: str, end: str, yes: bo
 
 
 def ticks_between(spec: ScheduleSpec, begin: datetime, end: datetime) -> list[datetime]:
-    """Its ticks from one time on and before the other. Raises `InvalidInput` when they are too many."""
+    """Lists the ticks from one time on and before the other. Raises `InvalidInput` when they are too many."""
     later = ticks_after(spec, after=begin - timedelta(microseconds=1))
     found = list(islice(takewhile(lambda tick: tick < end, later), BACKFILL_MAX + 1))
     if len(found) > BACKFILL_MAX:

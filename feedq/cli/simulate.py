@@ -154,7 +154,7 @@ def _scenario(file: IO[str] | None, described: Mapping[str, Any]) -> Scenario:
 
 
 def _settings(assignments: Sequence[str], strategy: str | None) -> Settings:
-    """Those of the environment with some replaced. Raises `InvalidInput`."""
+    """Makes the settings of the environment with some replaced. Raises `InvalidInput`."""
     changed: dict[str, Any] = {} if strategy is None else {"placement": strategy}
     for text in assignments:
         name, value = split_assignment(text, option="--set")

@@ -128,7 +128,7 @@ def doctor(invocation: Invocation) -> None:
 
 
 def _write_check(check: Check) -> None:
-    """At once: some checks take seconds, and people want to see which."""
+    """Prints a check at once: some take seconds, and people want to see which."""
     line = Text.assemble(
         (check.level.value.ljust(5), STYLES[check.level]),
         check.name.ljust(NAME_WIDTH),

@@ -62,7 +62,7 @@ def feed_columns(
     rates: Mapping[int, float] | None = None,
     width: int = ERROR_WIDTH,
 ) -> list[TableColumn[FeedView]]:
-    """With ``rates``, records a second by feed id, in the place of bytes."""
+    """The columns of feeds; with ``rates``, records a second by feed id, in the place of bytes."""
     amount: TableColumn[FeedView] = number("BYTES", lambda view: size(view.lease.bytes_total))
     if rates is not None:
         amount = number("PER S", lambda view: _whole(rates.get(view.feed.id)))

@@ -138,7 +138,7 @@ def _eviction(config: dict[str, str]) -> Check:
 
 
 def _persistence(config: dict[str, str]) -> Check:
-    """Not a fault: messages are hints, and what a broker forgets, reconcile sends again."""
+    """Says what the broker keeps on disk. Nothing is no fault: what a broker forgets, reconcile sends again."""
     kept = [
         what
         for what, is_on in (

@@ -165,7 +165,7 @@ def number_checks(
     *,
     reconcile_interval_s: float,
 ) -> Iterator[Check]:
-    """Those that take no more than numbers and workers: these, their capacity, beat and reconcile."""
+    """Makes the checks that take no more than numbers and workers: these, their capacity, beat and reconcile."""
     yield _workers(numbers)
     if numbers.active:
         yield from _loops(workers)

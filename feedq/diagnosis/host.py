@@ -45,7 +45,8 @@ def check_open_files(workers: Sequence[WorkerView]) -> Iterator[Check]:
 
 
 def _limit_of(pid: int) -> int | None:
-    """None where that cannot be told: another user's process, or not Linux."""
+    """Asks how many files a process may open; None where that cannot be told: another user's process, or not
+    Linux."""
     try:
         soft, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
     except (psutil.Error, AttributeError, OSError):

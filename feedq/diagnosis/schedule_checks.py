@@ -21,7 +21,7 @@ TASKS_ADVICE = (
 
 
 def job_checks(state: JobState) -> Iterator[Check]:
-    """None for an installation without schedules and runs."""
+    """Checks schedules and runs; yields nothing for an installation without any."""
     if not state.are_used:
         return
     if state.slots:
@@ -51,7 +51,7 @@ def job_checks(state: JobState) -> Iterator[Check]:
 
 
 def declaration_checks(declared: Mapping[str, ScheduleSpec | UnreadableSpec]) -> Iterator[Check]:
-    """None where all can be read."""
+    """Warns of declarations that this release cannot read."""
     names = [name for name, spec in declared.items() if isinstance(spec, UnreadableSpec)]
     if names:
         yield warn(
@@ -62,14 +62,14 @@ def declaration_checks(declared: Mapping[str, ScheduleSpec | UnreadableSpec]) ->
 
 
 def described_schedules(state: JobState) -> str:
-    """Such as ``12: 10 active, 2 paused (1 by failures)``."""
+    """Counts schedules in words: ``12: 10 active, 2 paused (1 by failures)``."""
     tripped = f" ({len(state.tripped)} by failures)" if state.tripped else ""
     paused = f", {state.paused} paused{tripped}" if state.paused else ""
     return f"{state.schedules}: {state.active} active{paused}"
 
 
 def described_runs(state: JobState) -> str:
-    """Such as ``3 running, 5 waiting, the oldest due for 12s``."""
+    """Counts runs in words: ``3 running, 5 waiting, the oldest due for 12s``."""
     oldest = "" if state.oldest_due_s is None else f", the oldest due for {duration(state.oldest_due_s)}"
     return f"{state.running} running, {state.waiting} waiting{oldest}"
 

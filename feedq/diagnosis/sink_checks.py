@@ -53,7 +53,7 @@ def check_sinks(settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
 
 
 def _check_owners(name: str, settings: Settings, feeds: Sequence[Feed]) -> Iterator[Check]:
-    """Whose the checkpoints in a sink are: those of others, and those that nobody has any more."""
+    """Tells of checkpoints in a sink that others have, and of those that nobody has any more."""
     url = settings.sink_url(name)
     try:
         with closing(

@@ -14,7 +14,8 @@ from feedq.wording import counted, distance, pairs, said
 
 
 def explain(view: FeedView, workers: Sequence[WorkerView], *, now: datetime, rules: Rules) -> str | None:
-    """None for a feed that is where it should be. ``workers`` are those that are alive."""
+    """Says why a feed does not stream; None for one that is where it should be. ``workers`` are those that are
+    alive."""
     lease = view.lease
     if lease.state is LeaseState.STOPPING and lease.promised_to is not None:
         target = _name_of(view, workers)

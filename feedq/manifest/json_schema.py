@@ -68,7 +68,7 @@ def _schema_of(model: type[BaseModel], name: str, defs: Schema) -> Schema:
 
 
 def _connectors() -> Iterable[str]:
-    """Those that can be imported: one that cannot must not take the schema of all others away."""
+    """Yields the connectors that can be imported: one that cannot must not take the schema of all others away."""
     for kind in sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)):
         try:
             load_connector(kind)

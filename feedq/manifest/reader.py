@@ -111,7 +111,7 @@ def join(manifests: Sequence[Manifest]) -> Manifest:
 def _unique(
     noun: str, declared: Sequence[Declaration[Any]], problems: list[ManifestProblem]
 ) -> tuple[Declaration[Any], ...]:
-    """Those that were not declared before; the others, and too many of them, become problems."""
+    """Keeps what was not declared before; the others, and too many of them, become problems."""
     first: dict[str, Declaration[Any]] = {}
     for declaration in declared:
         name = declaration.spec.name

@@ -26,7 +26,7 @@ class Balanced:
         """Tenants that are at their cap in all of a tier: within one decision that is for good."""
 
     def choose(self, feed: WaitingFeed, choice: Choice) -> Slot | None:
-        """Of the first tier that has room for it; None when none has."""
+        """Choose a worker of the first tier that has room for the feed; None when none has."""
         for mask in choice.tiers:
             slot = self.least(feed, mask)
             if slot is not None:
@@ -34,7 +34,7 @@ class Balanced:
         return None
 
     def choose_but(self, feed: WaitingFeed, choice: Choice, avoided: int) -> Slot | None:
-        """The same, of the workers that it does not avoid."""
+        """Choose one in the same way, of the workers that the feed does not avoid."""
         for mask in choice.tiers:
             slot = self.least_but(feed, mask, avoided)
             if slot is not None:
@@ -42,7 +42,7 @@ class Balanced:
         return None
 
     def least_but(self, feed: WaitingFeed, mask: int, avoided: int) -> Slot | None:
-        """Of the workers of one tier that have room for it and that it does not avoid."""
+        """Find the least utilised worker of one tier that has room for the feed and that it does not avoid."""
         slot = self.least(feed, mask)
         if not avoided:
             return slot
@@ -57,7 +57,7 @@ class Balanced:
         return slot
 
     def least(self, feed: WaitingFeed, mask: int) -> Slot | None:
-        """Of the workers of one tier that have room for it."""
+        """Find the least utilised worker of one tier that has room for the feed."""
         pool = self._fleet.pool(mask)
         tenant = feed.tenant
         if tenant != self._tenant:

@@ -153,7 +153,8 @@ class Experience:
     """When the latest stream began there that did land records."""
 
     def avoided(self, own: Avoided) -> Avoided:
-        """Where a feed failed itself, and where others of its remote did and none has landed records since."""
+        """List where a feed failed itself, and where others of its remote did and none has landed records
+        since."""
         latest = dict(own)
         for name, at in self.failed.items():
             if name not in self.landed or self.landed[name] <= at:
@@ -161,7 +162,7 @@ class Experience:
         return tuple(sorted(latest.items(), key=lambda one: one[1]))
 
     def reached(self, own: Avoided) -> frozenset[str]:
-        """Where the feed failed itself, and another has begun to land records since."""
+        """List where the feed failed itself, and another has begun to land records since."""
         return frozenset(name for name, at in own if name in self.landed and self.landed[name] > at)
 
 

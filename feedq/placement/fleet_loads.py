@@ -123,7 +123,8 @@ class Pool:
         return None
 
     def least_for(self, held: Mapping[int, int], cap: int | None) -> Slot | None:
-        """The same for a tenant that has ``held`` by worker: of equally utilised ones that with fewest of them."""
+        """Find the same for a tenant that has ``held`` by worker: of equally utilised ones that with fewest of
+        them."""
         while True:
             slot = self.least()
             count = held.get(slot.index, 0) if slot is not None else 0
@@ -195,7 +196,8 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """Where feeds of one selector may go, as sets of workers (bit i is worker i), the better one first."""
+    """The places where feeds of one selector may go, as sets of workers (bit i is worker i), the better one
+    first."""
 
     tiers: tuple[int, ...]
     matched: bool
@@ -263,14 +265,14 @@ class FleetLoads:
         return found
 
     def choice_of(self, feed: WaitingFeed | Held) -> Choice:
-        """As far as labels and the sink are concerned: if some of the workers can write to that, only these."""
+        """Say where a feed may go, by labels and sink: if some of the workers can write to that, only these."""
         choice = self.choice(feed.selector)
         if feed.sink in self.without:
             return self._narrow(choice, self.without[feed.sink]) or choice
         return choice
 
     def stay_of(self, feed: Held) -> Choice:
-        """Where a running feed may be moved: not to workers on which it failed."""
+        """Say where a running feed may be moved: not to workers on which it failed."""
         if not (feed.avoid or self.without):
             return self.choice(feed.selector)
         choice, avoided = self.choice_of(feed), self.avoided(feed.avoid)
@@ -291,7 +293,7 @@ class FleetLoads:
         return mask
 
     def _narrow(self, choice: Choice, avoided: int) -> Choice | None:
-        """Without these workers; None if that leaves nobody."""
+        """Take these workers out of a choice; None if that leaves nobody."""
         found = self._narrowed.get((choice, avoided))
         if found is None:
             tiers = tuple(mask & ~avoided for mask in choice.tiers if mask & ~avoided)
@@ -299,7 +301,7 @@ class FleetLoads:
         return found if found.tiers else None
 
     def _in_order(self, choice: Choice) -> Choice:
-        """Those that lag come last."""
+        """Put workers that lag last."""
         late = self.lagging
         if not late:
             return choice
@@ -327,7 +329,7 @@ class FleetLoads:
         return found
 
     def drop_pools(self) -> None:
-        """They are made anew, with all their workers, when asked for."""
+        """Forget the pools: they are made anew, with all their workers, when asked for."""
         self._pools.clear()
         self._entries = 0
 

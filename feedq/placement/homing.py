@@ -52,7 +52,7 @@ class Homing:
                 self._made.move(position, slot, home)
 
     def _relieve(self) -> None:
-        """From all that are above their bound, a feed of each in turn."""
+        """Move feeds away from all workers above their bound, a feed of each in turn."""
         full = [slot for slot in self._fleet.slots if self._hash.is_over(slot)]
         full.sort(key=lambda slot: -slot.utilisation)
         queues = [(slot, iter(sorted(self._made.running[slot.index].items()))) for slot in full]

@@ -37,7 +37,7 @@ class Moves:
         return tuple(self._transfers.values())
 
     def move(self, position: int, source: Slot, target: Slot) -> Held:
-        """From one worker to another."""
+        """Move a feed from one worker to another."""
         feed = self.running[source.index].pop(position)
         self.fleet.give(source, feed.weight, feed.tenant)
         self.fleet.take(target, feed.weight, feed.tenant)
@@ -45,7 +45,7 @@ class Moves:
         return feed
 
     def evacuate(self, feed_id: int, target: Slot) -> None:
-        """From a worker that is to have none; the target has taken it already."""
+        """Move a feed from a worker that is to have none; the target has taken it already."""
         position, feed = self.stranded.pop(feed_id)
         self._arrive(position, feed, target)
 
@@ -59,7 +59,7 @@ class Moves:
 
 
 def open_tiers(tiers: tuple[int, ...], source: Slot) -> tuple[int, ...]:
-    """Those of a feed's tiers that it may move to: none below the one that it is in."""
+    """Lists the tiers of a feed that it may move to: none below the one that it is in."""
     for n, mask in enumerate(tiers):
         if mask >> source.index & 1:
             return tiers[: n + 1]

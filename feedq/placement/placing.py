@@ -80,7 +80,7 @@ def assign(
 
 
 def _longest_ago(feed: WaitingFeed, choice: Choice, fleet: FleetLoads, rules: Rules) -> Slot | None:
-    """Of the workers on which a feed failed and that have room, the one on which it did so longest ago."""
+    """Finds, of the workers on which a feed failed and that have room, the one on which it did so longest ago."""
     cap = rules.cap_of(feed.tenant)
     held = fleet.held(feed.tenant) if cap is not None else {}
     for name, _ in feed.avoid:

@@ -34,7 +34,7 @@ def rebalance(
     moves: int,
     busy: Collection[UUID] = (),
 ) -> tuple[Transfer, ...]:
-    """At most ``moves`` of them, the most useful first.
+    """Chooses at most ``moves`` transfers, the most useful first.
 
     ``held`` are feeds that may be moved, in the order in which they should be chosen among equals. A feed whose
     worker is none of ``workers`` has to leave it, as soon as there is a place for it. To ``busy`` workers, which
@@ -68,8 +68,8 @@ def donors(workers: Sequence[EligibleWorker], *, now: datetime, rules: Rules) ->
 def _with_one_try(
     held: list[Held], fleet: FleetLoads, *, now: datetime, rules: Rules, busy: Collection[UUID]
 ) -> list[Held]:
-    """One feed for each worker that feeds avoid and on which none has failed for long: it may be moved there. The
-    others may once one of their remote has landed records there. Most feeds avoid nobody."""
+    """Picks one feed for each worker that feeds avoid and on which none has failed for long: it may be moved
+    there. The others may once one of their remote has landed records there. Most feeds avoid nobody."""
     failed: dict[UUID, list[tuple[datetime, int]]] = {}
     long_ago = now - timedelta(seconds=rules.avoid_s)
     for position, feed in enumerate(held):

@@ -52,7 +52,8 @@ class Rebalancer:
                 pass
 
     def _round(self) -> bool:
-        """Each worker in turn, the most utilised first and again after every move; whether anything moved."""
+        """Relieve each worker in turn, the most utilised first and again after every move; whether anything
+        moved."""
         before = self._made.made
         queue = [
             (-slot.utilisation, slot.index, slot)

@@ -53,11 +53,11 @@ class Rendezvous:
         self._means = {mask: self._mean_of(mask, coming) for mask, coming in _by_tier(fleet, queue).items()}
 
     def choose(self, feed: WaitingFeed, choice: Choice) -> Slot | None:
-        """Of the first tier that has room for it; None when none has."""
+        """Choose a worker of the first tier that has room for the feed; None when none has."""
         return self.choose_but(feed, choice, 0)
 
     def choose_but(self, feed: WaitingFeed, choice: Choice, avoided: int) -> Slot | None:
-        """The same, of the workers that it does not avoid."""
+        """Choose one in the same way, of the workers that the feed does not avoid."""
         for mask in choice.tiers:
             slot = self.favoured(feed.feed_id, feed.weight, feed.tenant, mask, avoided)
             slot = slot or self._fallback.least_but(feed, mask, avoided)
@@ -75,7 +75,7 @@ class Rendezvous:
         return None
 
     def home(self, feed_id: int, mask: int) -> Slot | None:
-        """Its first choice within a tier, full or not."""
+        """Find the feed's first choice within a tier, full or not."""
         ring, slots = self._ring(mask)
         return next((slots[owner] for owner in ring.owners_of(feed_id)), None)
 
@@ -92,7 +92,8 @@ class Rendezvous:
         return slot.load > self.mean * slot.capacity * (1 + EXCESS) + self.feed
 
     def _mean_of(self, mask: int, coming: float) -> float:
-        """Of a tier, but not less than the fleet's: feeds that may go nowhere else can make it rise."""
+        """Compute the mean of a tier, but not less than the fleet's: feeds that may go nowhere else can make it
+        rise."""
         slots = self._fleet.members(mask)
         load = sum(slot.load for slot in slots) + coming
         return max(self.mean, load / max(sum(slot.capacity for slot in slots), 1))
@@ -123,14 +124,15 @@ class HashRing:
     owners: tuple[int, ...]
 
     def owners_of(self, feed_id: int) -> Iterator[int]:
-        """In the order in which the feed favours them; the same may come again."""
+        """Yield owners in the order in which the feed favours them; the same may come again."""
         if self.points:
             for place in unpack(">8Q", blake2b(feed_id.to_bytes(8, "big", signed=True)).digest()):
                 yield self.owners[bisect(self.points, place)]
 
 
 def ring_of(slots: Iterable[Slot]) -> HashRing:
-    """By name, which a worker keeps when it is restarted; should two have the same, the later id gets a number."""
+    """Makes the ring of workers, by name, which one keeps when it is restarted; of two of the same the later id
+    gets a number."""
     seen: Counter[str] = Counter()
     workers: list[tuple[str, int]] = []
     for slot in slots:

@@ -76,7 +76,7 @@ class CronRule:
     months: frozenset[int] = field(compare=False, repr=False)
 
     def ticks_after(self, after: datetime, *, zone: str, gap: DstGap, fold: DstFold) -> Iterator[datetime]:
-        """Its moments later than ``after``, in UTC, strictly rising. There is no end to most."""
+        """Yields its moments later than ``after``, in UTC, strictly rising. There is no end to most."""
         if self.repeats:
             gap, fold = DstGap.SKIP, DstFold.BOTH
         clock = ZoneInfo(zone)
@@ -87,7 +87,7 @@ class CronRule:
                 yield moment
 
     def walls_after(self, wall: datetime) -> Iterator[datetime]:
-        """Its times on the clock that are later than this one."""
+        """Yields its times on the clock that are later than this one."""
         year, month, empty_until = wall.year, wall.month, wall.year + YEARS_WITHOUT_MAX
         first = (wall.year, wall.month, wall.day)
         while year <= min(YEAR_MAX, empty_until):
@@ -99,7 +99,7 @@ class CronRule:
             year, month = (year, month + 1) if month < 12 else (year + 1, 1)
 
     def _walls_of(self, date: tuple[int, int, int], after: tuple[int, int]) -> Iterator[datetime]:
-        """Those of a day that are later than this hour and minute."""
+        """Yields its times of a day that are later than this hour and minute."""
         for hour in self.hours:
             if hour >= after[0]:
                 for minute in self.minutes:
@@ -170,7 +170,8 @@ def _wall_before(after: datetime, clock: ZoneInfo) -> datetime:
 
 
 def _moments(walls: Iterator[datetime], clock: ZoneInfo, gap: DstGap, fold: DstFold) -> Iterator[datetime]:
-    """When the clock shows these times. Rising, and the end of a gap as often as times are moved out of it."""
+    """Yields the moments at which the clock shows these times. Rising, and the end of a gap as often as times are
+    moved out of it."""
     second_pass: deque[datetime] = deque()
     for wall in walls:
         if wall.year > YEAR_MAX:

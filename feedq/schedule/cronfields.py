@@ -147,7 +147,8 @@ class DayRule:
 
 @lru_cache(maxsize=10_000)
 def days_of_month(rule: DayRule, year: int, month: int) -> tuple[int, ...]:
-    """As `DayRule.of`: whoever looks for a next tick mostly looks into the month of the last one."""
+    """Remembers what `DayRule.of` says: whoever looks for a next tick mostly looks into the month of the last
+    one."""
     return tuple(rule.of(year, month))
 
 
@@ -208,7 +209,7 @@ def _unhashed(field: FieldRange, item: str, name: str) -> str:
 
 @lru_cache(maxsize=2_000)
 def _values(field: FieldRange, item: str, text: str) -> tuple[int, ...]:
-    """Those of one item of a list; of all the fields of thousands of schedules few differ."""
+    """Lists the values of one item of a list; of all the fields of thousands of schedules few differ."""
     found = _VALUES.fullmatch(item)
     if found is None or (found["first"] == "*" and found["last"]):
         raise _refusal(field, item, text)

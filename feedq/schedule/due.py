@@ -180,7 +180,7 @@ class _Missed:
 
 
 def _misfires(line: _Line, now: datetime, limit: int) -> tuple[_Missed | None, Sequence[datetime]]:
-    """Those that are missed, and those to be made up for; the line stands behind both."""
+    """Tells misfires that are missed from those to be made up for; the line stands behind both."""
     spec = line.spec
     late = now - timedelta(seconds=spec.misfire_after_s)
     oldest = now - timedelta(seconds=spec.catch_up_window_s)
@@ -206,7 +206,7 @@ def _misfires(line: _Line, now: datetime, limit: int) -> tuple[_Missed | None, S
 def _misfires_of_grid(
     line: _Line, grid: Grid, late: datetime, oldest: datetime, keep: int
 ) -> tuple[_Missed | None, Sequence[datetime]]:
-    """The same by arithmetic: however many there are, one look counts them all."""
+    """Does the same for an interval by arithmetic: however many there are, one look counts them all."""
     if not line.fires_before(late):
         return None, ()
     assert line.tick is not None
@@ -316,7 +316,7 @@ class _Judge:
             self._admit(tick, due_at=fires_at)
 
     def _leave_out(self, run: DueRun) -> None:
-        """Of many in a row, for the same reason, one row is enough."""
+        """Add a tick that is left out; of many in a row, for the same reason, one row is enough."""
         last = self.runs[-1] if self.runs else None
         if last is not None and (last.state, last.reason) == (run.state, run.reason):
             run = replace(last, ticks=last.ticks + 1, last_tick_at=run.tick_at)

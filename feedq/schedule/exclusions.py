@@ -88,7 +88,8 @@ def days_of(texts: tuple[str, ...]) -> DaySet:
 
 
 def with_calendars(spec: ScheduleSpec, calendars: Iterable[Calendar]) -> ScheduleSpec:
-    """With the dates of the calendars that it leaves out. Raises `InvalidInput` when one of them is not there."""
+    """Adds the dates of the calendars that it leaves out to a declaration. Raises `InvalidInput` when one of them
+    is not there."""
     dates = {calendar.name: calendar.dates for calendar in calendars}
     if missing := [name for name in spec.exclude.calendars if name not in dates]:
         raise InvalidInput(
@@ -100,7 +101,7 @@ def with_calendars(spec: ScheduleSpec, calendars: Iterable[Calendar]) -> Schedul
 
 
 def midnight(day: date, clock: ZoneInfo) -> datetime:
-    """When the day begins, in UTC."""
+    """Says when the day begins, in UTC."""
     return datetime(day.year, day.month, day.day, tzinfo=clock).astimezone(UTC)
 
 

@@ -140,7 +140,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """At one moment, or at several, and never again."""
+    """A timing of one moment, or of several, and never again."""
 
     at: datetime | tuple[datetime, ...]
 
@@ -151,7 +151,8 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Of a schedule behind an entry of ``beat_schedule.py``: it has no ticks of its own, the beat brings them."""
+    """The timing of a schedule behind an entry of ``beat_schedule.py``: it has no ticks of its own, the beat
+    brings them."""
 
 
 Timing = Cron | Every | Once | Beat
@@ -248,7 +249,7 @@ class ScheduleSpec:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableSpec:
-    """In place of a declaration that this release cannot read."""
+    """Stands in for a declaration that this release cannot read."""
 
     why: str
     paused: bool

@@ -97,13 +97,13 @@ def job_from_plain(plain: Any) -> Job:
 
 
 def policy_to_plain(spec: ScheduleSpec) -> dict[str, Any]:
-    """All of a declaration but its name, timing and job."""
+    """Writes all of a declaration but its name, timing and job."""
     others = dict.fromkeys(("name", "timing", "job"), True)
     return _differing(ScheduleSpec, spec, exclude={**others, "exclude": {"calendar_dates"}})
 
 
 def policy_from_plain(plain: Any) -> dict[str, Any]:
-    """As keyword arguments of `ScheduleSpec`."""
+    """Reads the policy as keyword arguments of `ScheduleSpec`."""
     return _read("policy", ScheduleSpec, _mapping("policy", plain, _POLICY))
 
 

@@ -59,7 +59,8 @@ def _segments_of(workers: tuple[tuple[UUID, int], ...]) -> tuple[tuple[UUID, tup
 
 
 def _scores(worker: UUID, slots: int) -> list[tuple[float, int, UUID]]:
-    """Its score for each segment, the lower the better: exponentially distributed, by so much as it has slots."""
+    """Draws the score of a worker for each segment, the lower the better: exponentially distributed, by so much as
+    it has slots."""
     if slots <= 0:
         return []
     draws = unpack(f">{SEGMENTS}Q", shake_128(worker.bytes).digest(SEGMENTS * 8))

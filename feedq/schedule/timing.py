@@ -33,7 +33,7 @@ def next_tick(spec: ScheduleSpec, *, after: datetime) -> datetime | None:
 
 
 def ticks_after(spec: ScheduleSpec, *, after: datetime) -> Iterator[datetime]:
-    """All ticks later than ``after``, in UTC, strictly rising.
+    """Yields all ticks later than ``after``, in UTC, strictly rising.
 
     Raises ValueError or an error of `zoneinfo` for a timing that `feedq.schedule.entries` would refuse.
     """
@@ -45,7 +45,7 @@ def ticks_after(spec: ScheduleSpec, *, after: datetime) -> Iterator[datetime]:
 
 
 def _ticks_of(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
-    """Those of its timing alone."""
+    """Yields the ticks of its timing alone."""
     match spec.timing:
         case Cron(_, zone, gap, fold) as cron:
             rules = [parse(expression, name=spec.name) for expression in cron.expressions]
@@ -102,14 +102,14 @@ class Grid:
 
 
 def fire_time(spec: ScheduleSpec, *, schedule_id: int, tick: datetime) -> datetime:
-    """When ``tick`` fires: at it or later, and before the next tick."""
+    """Says when ``tick`` fires: at it or later, and before the next tick."""
     if spec.jitter_s <= 0:
         return tick
     return delayed(spec, schedule_id=schedule_id, tick=tick, following=next_tick(spec, after=tick))
 
 
 def delayed(spec: ScheduleSpec, *, schedule_id: int, tick: datetime, following: datetime | None) -> datetime:
-    """The same as `fire_time`, for who knows the tick that follows."""
+    """Says the same as `fire_time`, for who knows the tick that follows."""
     if spec.jitter_s <= 0:
         return tick
     span = timedelta(seconds=spec.jitter_s)

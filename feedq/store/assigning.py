@@ -269,7 +269,7 @@ def _promise_to_successors(c: Connection) -> None:
 
 
 def experiences(c: Connection, *, proven: bool) -> dict[str, Experience]:
-    """By remote, on which workers its feeds failed, and whether others have begun to land records there since.
+    """Finds on which workers feeds failed, by remote, and whether others have begun to land records there since.
 
     With ``proven`` only failures of feeds that have landed records elsewhere since: then it is the worker, and not
     the source.

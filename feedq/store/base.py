@@ -47,7 +47,8 @@ class Feeds(Protocol):
     """Desired state. Every change marks the feed dirty, writes an event, and wakes reconcile."""
 
     def add(self, spec: FeedSpec) -> Feed:
-        """Not dirty: its lease says all there is to know. Raises `Conflict` when a feed of that name exists."""
+        """Declare a feed. It is not dirty: its lease says all there is to know. Raises `Conflict` when a feed of
+        that name exists."""
 
     def edit(self, name: str, spec: FeedSpec) -> Feed:
         """Replace the declaration. Unchanged declarations keep their generation. Raises `NotFound`."""
@@ -76,8 +77,8 @@ class Feeds(Protocol):
         """All feeds by name, the ones being removed included."""
 
     def declared(self, *, tenant: str | None = None, after: str = "", limit: int = 1_000) -> list[Feed]:
-        """Those whose name comes after this one, by name, without the ones being removed: for whoever wants a
-        hundred thousand, a page at a time."""
+        """A page of feeds by name, from the first one after this name on, without the ones being removed: for
+        whoever wants a hundred thousand."""
 
     def events(self, name: str, *, limit: int = 50) -> list[Event]:
         """Newest first."""
@@ -103,7 +104,7 @@ class Workers(Protocol):
         """Say goodbye: free what is left and end the session."""
 
     def views(self, *, gone: bool = False) -> list[WorkerView]:
-        """By name; ``gone`` includes ended sessions."""
+        """All workers by name; ``gone`` includes ended sessions."""
 
     def report_loss(self, worker_id: UUID, loss: Loss) -> bool:
         """Write down how the process of a worker session was lost, and hold it against the feed that is to blame
@@ -152,7 +153,7 @@ class Leases(Protocol):
         """What the database thinks this worker runs (running or stopping)."""
 
     def follow(self, key: FeedKey) -> Followed | None:
-        """Who holds the lease under ``key``, and for how long. None: nobody does, under this epoch."""
+        """Look up who holds the lease under ``key``, and for how long. None: nobody does, under this epoch."""
 
     def raise_epoch(self, worker_id: UUID, key: FeedKey, *, above: int) -> FeedKey | None:
         """Lift a running lease above the epoch its sink has seen (the control database is a restored one).
@@ -273,7 +274,8 @@ class DatabaseSession(Protocol):
     """A session that lives as long as its worker, and holds the worker's lock."""
 
     def wait(self, timeout_s: float) -> bool:
-        """True when a notification came in time. Raises `Unavailable` as soon as the session breaks."""
+        """Wait for a notification; True when one came in time. Raises `Unavailable` as soon as the session
+        breaks."""
 
     def interrupt(self) -> None:
         """End a `wait` under way in another thread."""

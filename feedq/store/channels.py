@@ -54,7 +54,7 @@ HELD_LOCKS = f"SELECT key AS lock_key FROM ({WORKER_LOCKS}) locks WHERE class = 
 
 
 def worker_channel(lock_key: int) -> str:
-    """Where a worker hears that something waits for it."""
+    """Name the channel on which a worker hears that something waits for it."""
     return f"feedq_worker_{lock_key}"
 
 

@@ -73,7 +73,7 @@ class Database:
 
     @contextmanager
     def statement(self) -> Iterator[Connection]:
-        """For one statement, which is a transaction by itself: one round trip instead of three.
+        """Lends a connection for one statement, which is a transaction by itself: one round trip instead of three.
 
         A thread of a busy worker waits for the interpreter after each. Raises `Unavailable`.
         """
@@ -170,7 +170,7 @@ def _ping_what_has_rested(engine: Engine) -> None:
 
 @contextmanager
 def _committing(connection: Connection) -> Iterator[None]:
-    """Each statement of this connection is a transaction by itself, for the length of the block.
+    """Makes each statement of this connection a transaction by itself, for the length of the block.
 
     Not by SQLAlchemy's ``AUTOCOMMIT``: that goes back to an isolation level by its name, and from then on the
     driver tells the server at the end of each block what its default is, which is a round trip more.
@@ -208,7 +208,7 @@ def session_once(url: str) -> Iterator[Connection]:
 
 @contextmanager
 def connect_once(url: str) -> Iterator[Connection]:
-    """One transaction on a connection of its own. Raises `Unavailable`."""
+    """Makes the block one transaction on a connection of its own. Raises `Unavailable`."""
     with session_once(url) as connection, connection.begin():
         yield connection
 
@@ -253,7 +253,7 @@ class GivenRows:
 
     @property
     def numbered(self) -> str:
-        """With their place from 1 on as a last column, ``n``."""
+        """The same, with the place of each row from 1 on as a last column, ``n``."""
         return f"unnest({self._lists}) WITH ORDINALITY AS given ({', '.join(self.columns)}, n)"
 
     def of(self, rows: Iterable[Sequence[object]]) -> dict[str, list[object]]:

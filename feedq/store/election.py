@@ -225,7 +225,8 @@ class Election:
         return replace(LivenessCheck(*found), is_awaited=self._waiters.is_complete, has_heard=has_heard)
 
     def wait(self, timeout_s: float) -> bool:
-        """True when reconcile was asked for in time. Ends early when the end of a session was heard."""
+        """Wait until reconcile is asked for; True when it was in time. Ends early when the end of a session was
+        heard."""
         was_asked = self._session.wait(timeout_s, self._waiters.descriptors())
         self._has_heard |= self._waiters.go_on(self._session.ready)
         return was_asked
@@ -240,7 +241,8 @@ class Election:
 
 
 def _backends(sessions: Sequence[Sequence[int]]) -> dict[int, set[int]]:
-    """By lock key, the backends of a worker; none when the end of one of them could not be waited for."""
+    """Groups the backends of workers by lock key; none for one of which the end of a backend could not be waited
+    for."""
     found: dict[int, set[int]] = {}
     unheard: set[int] = set()
     for key, backend, has_own in sessions:

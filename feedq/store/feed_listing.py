@@ -175,7 +175,7 @@ class FeedListing(Aggregate):
 
     @in_transaction
     def tallies(self, c: Connection) -> list[StatusCount]:
-        """All feeds, counted."""
+        """Count all feeds by status and reason."""
         return _tallies(c, "", {"now": _begin(c)})
 
 

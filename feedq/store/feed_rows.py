@@ -53,7 +53,7 @@ def selector_from(stored: Mapping[str, Mapping[str, str]] | None) -> Selector:
 
 
 def stored_selector(selector: Selector) -> dict[str, dict[str, str]]:
-    """As its column holds it: parts that say nothing are left out."""
+    """Writes a selector as its column holds it, without parts that say nothing."""
     parts = {"required": dict(selector.required), "preferred": dict(selector.preferred)}
     return {name: part for name, part in parts.items() if part}
 
@@ -91,7 +91,7 @@ def lease_from(row: Any, feed_id: int) -> Lease:
 
 
 def feed_view_from(row: Any) -> FeedView:
-    """From `FEED_COLUMNS`, `LEASE_COLUMNS` and `OWNER_COLUMNS`, joined from the left, and ``now``."""
+    """Reads `FEED_COLUMNS`, `LEASE_COLUMNS` and `OWNER_COLUMNS`, joined from the left, and ``now``."""
     feed = feed_from(row)
     # No lease row yet (or any more): the next pass makes one.
     its_lease = Lease(feed.id) if row.epoch is None else lease_from(row, feed.id)

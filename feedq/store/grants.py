@@ -310,7 +310,8 @@ def sink_tables(connection: Connection, sink: str, *, with_control: bool) -> Sin
 def script(
     connection: Connection, prefix: str, sinks: Collection[SinkTables], passwords: Mapping[str, str]
 ) -> list[GrantStatement]:
-    """All that makes the roles of a control database, and of the sinks that are in it. Raises `psycopg2.Error`.
+    """Lists all that makes the roles of a control database, and of the sinks that are in it. Raises
+    `psycopg2.Error`.
 
     ``passwords`` are by role, without the prefix; others keep theirs, or have none.
     """
@@ -331,7 +332,8 @@ def script(
 
 
 def _keep_the_users_tables_apart(existing: Existing) -> list[GrantStatement]:
-    """As `feedq.store.migrate` does for a user called like the schema, who is not the one that makes it here."""
+    """Keeps the tables of a user called like the schema in ``public``, as `feedq.store.migrate` does for one that
+    makes it."""
     if SCHEMA not in existing.roles or not (existing.is_superuser or existing.user == SCHEMA):
         return []
     return _statements(
@@ -343,7 +345,7 @@ def _keep_the_users_tables_apart(existing: Existing) -> list[GrantStatement]:
 def sink_script(
     connection: Connection, prefix: str, sink: SinkTables, passwords: Mapping[str, str], *, database: str
 ) -> list[GrantStatement]:
-    """The same for a sink in another ``database``, which ``connection`` is not to."""
+    """Lists all that makes the role of a sink in another ``database``, which ``connection`` is not to."""
     name = sink_role(sink.name)
     return [
         *roles(prefix, [name]),

@@ -174,7 +174,7 @@ class PostgresListener(_Waiting):
             return list(cursor.fetchall()) if cursor.description else []
 
     def prepare(self, statement: PreparedStatement, *, lock_class: int, key: int) -> bool:
-        """False behind a pooler, as this session's lock shows, which then says nothing."""
+        """Plan a statement once for this session; False behind a pooler, as this session's lock shows."""
         with translate_driver_errors(self._url), self._connection.cursor() as cursor:
             if not _has_lock(cursor, lock_class, key):
                 return False

@@ -188,8 +188,8 @@ class PostgresWorkers(Aggregate):
 
     @in_transaction
     def _free_the_unclaimed(self, c: Connection, worker_id: UUID, *, reason: Reason) -> None:
-        """Nobody streams it yet, so it may go elsewhere at once; a claim that races waits for the row and
-        finds it idle.
+        """Free what the worker has not claimed: nobody streams it yet, so it may go elsewhere at once; a claim
+        that races waits for the row and finds it idle.
 
         A transaction of its own: to hold the worker's row while waiting for leases is what a pass does the
         other way round. Killed before it, a dispatch time-out does the rest.

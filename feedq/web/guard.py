@@ -67,7 +67,7 @@ class _Refusal(web.RequestHandler):
         self._why = why
 
     def check_xsrf_cookie(self) -> None:
-        """Not asked for: the answer is no in any case."""
+        """Ask for no token: the answer is no in any case."""
 
     def prepare(self) -> None:
         self.set_status(403)

@@ -138,11 +138,11 @@ class ScheduleQueries:
         return await self._reader.read(query, lambda: self._read_part(query))
 
     async def schedule(self, name: str, *, states: tuple[RunState, ...] = ()) -> ScheduleData:
-        """With its runs of these states, or of any. Raises `NotFound` as well."""
+        """One schedule with its runs of these states, or of any. Raises `NotFound` as well."""
         return await self._reader.read(("schedule", name, states), lambda: self._read_schedule(name, states))
 
     async def runs(self, name: str | None, states: tuple[RunState, ...], limit: int) -> list[Run]:
-        """Of a schedule, or of all; of some states, or of any. Raises `NotFound` as well."""
+        """Runs of a schedule, or of all; of some states, or of any. Raises `NotFound` as well."""
         question = ("runs", name, states, limit)
         schedules = self._jobs.schedules
         return await self._reader.read(question, lambda: schedules.runs(name, states=states, limit=limit))

@@ -56,7 +56,8 @@ class OverlayLoader(Loader):
 
 
 def addresses(queries: WebQueries) -> list[Any]:
-    """Each as `url`, never as a tuple: with ``--url-prefix`` Flower drops what else a tuple holds."""
+    """Lists the addresses, each as `url`, never as a tuple: with ``--url-prefix`` Flower drops what else a tuple
+    holds."""
     shared = {"queries": queries}
     return [
         url(r"/feeds", FeedsPage, shared, name="feeds"),

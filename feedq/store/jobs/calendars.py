@@ -91,7 +91,7 @@ class CalendarStore(Aggregate):
 
     @in_transaction
     def all(self, c: Connection) -> list[Calendar]:
-        """By name."""
+        """All calendars by name."""
         sql = "SELECT name, dates::text AS dates FROM feedq.calendar ORDER BY name"
         return [_calendar_from(row) for row in c.execute(text(sql))]
 
@@ -107,8 +107,8 @@ class CalendarStore(Aggregate):
 
 
 def with_dates(c: Connection, spec: ScheduleSpec) -> ScheduleSpec:
-    """With the dates of its calendars, which stay as they are until the transaction ends. Raises `InvalidInput`
-    when there is no such calendar."""
+    """Adds the dates of its calendars to a declaration; they stay as they are until the transaction ends. Raises
+    `InvalidInput` when there is no such calendar."""
     names = spec.exclude.calendars
     if not names:
         return spec

@@ -295,7 +295,7 @@ class DueScan:
 
 
 def first_due_in_s(c: Connection) -> float | None:
-    """Until the first of all waiting runs is due; None when none waits."""
+    """Asks how long it is until the first of all waiting runs is due; None when none waits."""
     found: float | None = c.execute(text(FIRST)).scalar_one_or_none()
     return found
 
@@ -327,7 +327,7 @@ def scan_parameters(offer: Offer, *, ageing_s: float) -> tuple[dict[str, Any], b
 
 
 def due_scan_from(row: Any, given: Mapping[str, Any]) -> DueScan:
-    """From the row of `DUE_SCAN`."""
+    """Reads the row of `DUE_SCAN`."""
     waits = [max(wait, 0.0) for wait in (row.next_due_in_s, row.next_start_in_s) if wait is not None]
     names = ("open", "queues", "tasks", "selectors", "backfilled")
     return DueScan(
@@ -362,7 +362,7 @@ def claim(c: Connection, offer: Offer, *, ageing_s: float) -> ClaimedRuns:
 
 
 def taken_from(rows: Sequence[Any], seen: DueScan, *, limit: int) -> ClaimedRuns:
-    """From the rows of `CLAIM`."""
+    """Reads the rows of `CLAIM`."""
     taken = [row for row in rows if row.id is not None]
     if len(taken) == limit:
         next_in_s: float | None = 0.0
@@ -408,7 +408,8 @@ def claimed_run(row: Any) -> ClaimedRun:
 
 
 def _read(rows: Sequence[Any]) -> tuple[list[ClaimedRun], list[Finish]]:
-    """Those whose job can be read. The others are over: they would hold their schedule's place for ever."""
+    """Tells runs whose job can be read from the others. Those are over: they would hold their schedule's place for
+    ever."""
     runs: list[ClaimedRun] = []
     unreadable: list[Finish] = []
     for row in rows:

@@ -276,7 +276,7 @@ def _ended(row: Any, decision: Ends | RetryIn, reason: str | None, *, is_lost: b
 
 
 def _job_of(row: Any) -> Job | None:
-    """None for one of another release: how often it may be run cannot be known here."""
+    """Reads the job of a run; None for one of another release, as how often it may be run cannot be known here."""
     try:
         return job_from_plain(row.job)
     except (InvalidInput, ValueError):

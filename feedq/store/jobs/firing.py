@@ -182,7 +182,7 @@ def insert(c: Connection, decided: Sequence[Decided], *, ageing_s: float) -> lis
 
 
 def _row_of(schedule: Schedule, run: DueRun, ageing_s: float) -> tuple[object, ...]:
-    """In the order of `_RUNS`."""
+    """Lists the columns of a run in the order of `_RUNS`."""
     job = schedule.spec.job
     return (
         *(schedule.id, run.key, run.tick_at, run.ticks, run.last_tick_at, run.due_at),
@@ -222,7 +222,7 @@ def advance(c: Connection, decided: Sequence[Decided]) -> None:
 def _decide(
     rows: Sequence[Any], unfinished: Mapping[int, Unfinished], *, resuming: set[int]
 ) -> tuple[list[Decided], list[FiringProblem]]:
-    """As far as the time and the rows of one look go."""
+    """Decides schedules as far as the time and the rows of one look go."""
     decided: list[Decided] = []
     problems: list[FiringProblem] = []
     until = time.monotonic() + DECIDE_S
@@ -254,8 +254,8 @@ def _decide_one(row: Any, unfinished: Unfinished, *, is_resumed: bool) -> Decide
 
 
 def _moves_on(schedule: Schedule, firing: Firing, now: datetime) -> bool:
-    """Or the same would be decided again and again. A tick may stay when it turns out to fire later than it was
-    written down, by a release that computes jitter otherwise, say."""
+    """Whether the watermark moves on: else the same would be decided again and again. A tick may stay when it
+    turns out to fire later than it was written down, by a release that computes jitter otherwise, say."""
     before, after, fires_at = schedule.next_tick_at, firing.next_tick_at, firing.next_fire_at
     if before is None or after is None or fires_at is None:
         return after is None
@@ -263,7 +263,7 @@ def _moves_on(schedule: Schedule, firing: Firing, now: datetime) -> bool:
 
 
 def _cancel_others(c: Connection, decided: Sequence[Decided]) -> None:
-    """Before the new ones are written: all that have not ended are others."""
+    """Cancels other runs, before the new ones are written: all that have not ended are others."""
     if reasons := {d.schedule.id: _why(d) for d in decided if d.firing.cancel_others}:
         cancel(c, reasons, (RunState.WAITING, RunState.RUNNING))
 

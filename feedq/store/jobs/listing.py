@@ -186,7 +186,7 @@ class ScheduleListing(Aggregate):
         state: ScheduleState | None = None,
         limit: int = PAGE_MAX,
     ) -> list[ScheduleView]:
-        """By name, a page at a time: those whose name begins with ``prefix`` and comes after ``after``, in any
+        """A page of schedules by name: those whose name begins with ``prefix`` and comes after ``after``, in any
         ``state`` or in this. One that this release cannot read is among them, marked as `unreadable`."""
         # The page first: what is looked up for each of its rows must not be for any other.
         sql = f"""
@@ -209,9 +209,9 @@ class ScheduleListing(Aggregate):
 
     @in_transaction
     def urgent(self, c: Connection, *, failing: Sequence[str] = (), limit: int) -> list[ScheduleView]:
-        """Those to look at first: that fail, that failures have paused, that are late, that run; then the next to
-        fire. However many there are, a few are read: of failures the newest, and those of the schedules that are
-        named as ``failing``."""
+        """Schedules to look at first: those that fail, that failures have paused, that are late, that run; then
+        the next to fire. However many there are, a few are read: of failures the newest, and those of the
+        schedules that are named as ``failing``."""
         parameters = {"failing": list(failing), "limit": min(max(limit, 0), PAGE_MAX), "looked": SCANNED}
         return [view_from(row) for row in c.execute(text(_URGENT), parameters)]
 
@@ -222,7 +222,7 @@ class ScheduleListing(Aggregate):
         return _unserved(c, names)
 
     def specs(self) -> Mapping[str, ScheduleSpec | UnreadableSpec]:
-        """All declared ones by name, for `feedq apply`; without those behind beat entries."""
+        """All declared schedules by name, for `feedq apply`; without those behind beat entries."""
         sql = f"""
             SELECT {SPEC_COLUMNS.replace("s.excluded::text", "NULL")}, s.pause_reason FROM feedq.schedule s
             WHERE removed_at IS NULL AND NOT jsonb_exists(s.timing, 'beat') ORDER BY s.name
@@ -281,7 +281,7 @@ def _unserved(c: Connection, names: Collection[str]) -> dict[str, str]:
 
 
 def scheduled_tasks(c: Connection) -> list[ScheduledTask]:
-    """Of active schedules, each task with each selector once."""
+    """Lists the tasks of active schedules, each with each selector once."""
     return [
         ScheduledTask(
             row.task, row.schedule, row.schedules, row.selector, row.workers, row.able, row.is_known

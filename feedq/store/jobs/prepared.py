@@ -105,9 +105,9 @@ class PreparedRuns:
         self._claims = 0
 
     def claim(self, offer: Offer, *, is_due: bool = False) -> ClaimedRuns | None:
-        """As `feedq.store.jobs.claiming.claim`; None when it has to be done there. ``is_due`` says that there is
-        something to claim: until then no session is opened. Raises `Unavailable`, and `psycopg2.IntegrityError` as
-        that does."""
+        """Claim runs as `feedq.store.jobs.claiming.claim` does; None when it has to be done there. ``is_due`` says
+        that there is something to claim: until then no session is opened. Raises `Unavailable`, and
+        `psycopg2.IntegrityError` as that does."""
         if self._is_off or not offer.segments or (self._session is None and not is_due):
             return None
         if not self._lock.acquire(blocking=False):
@@ -163,7 +163,7 @@ class PreparedRuns:
         return taken
 
     def _execute(self, statement: PreparedStatement, parameters: Mapping[str, Any]) -> Sequence[Any] | None:
-        """Its rows; None behind a pooler. Raises `Unavailable`."""
+        """Execute a statement and return its rows; None behind a pooler. Raises `Unavailable`."""
         try:
             session = self._open()
             with session.cursor() as cursor:

@@ -38,7 +38,7 @@ class QueueStore(Aggregate):
 
     @in_transaction
     def remove(self, c: Connection, name: str) -> None:
-        """Its runs stay, and are under no limits any more. Raises `NotFound`."""
+        """Lift the limits of a queue. Its runs stay. Raises `NotFound`."""
         sql = "DELETE FROM feedq.job_queue WHERE name = :name RETURNING name"
         if c.execute(text(sql), {"name": name}).one_or_none() is None:
             raise NotFound(f"job queue {name!r} has no limits to remove")

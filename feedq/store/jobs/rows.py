@@ -129,7 +129,7 @@ def stored_dates(dates: Sequence[str]) -> str:
 
 
 def spec_from(row: Any) -> ScheduleSpec:
-    """From `SPEC_COLUMNS`. Raises `Unreadable`."""
+    """Reads `SPEC_COLUMNS`. Raises `Unreadable`."""
     name, job, timing, policy, excluded = row
     try:
         return ScheduleSpec(name, _timing_from(timing), job_from(job), **_policy_from(policy, excluded))
@@ -142,7 +142,7 @@ def spec_from(row: Any) -> ScheduleSpec:
 
 
 def declared_from(row: Any) -> ScheduleSpec | UnreadableSpec:
-    """From `SPEC_COLUMNS` and ``pause_reason``, whatever is stored."""
+    """Reads `SPEC_COLUMNS` and ``pause_reason``, whatever is stored."""
     *columns, pause_reason = row
     try:
         return spec_from(columns)
@@ -151,7 +151,7 @@ def declared_from(row: Any) -> ScheduleSpec | UnreadableSpec:
 
 
 def schedule_from(row: Any) -> Schedule:
-    """From a row that begins with `SCHEDULE_COLUMNS`. Raises `Unreadable`."""
+    """Reads a row that begins with `SCHEDULE_COLUMNS`. Raises `Unreadable`."""
     schedule_id, name, job, timing, policy, excluded, state, *rest = row[:SCHEDULE_WIDTH]
     return Schedule(
         schedule_id, spec_from((name, job, timing, policy, excluded)), ScheduleState(state), *rest
@@ -159,7 +159,7 @@ def schedule_from(row: Any) -> Schedule:
 
 
 def shown_schedule_from(row: Any) -> Schedule:
-    """The same to be looked at, whatever is stored: of one that is `unreadable` as much as is sure."""
+    """Reads such a row to be looked at, whatever is stored: of one that is `unreadable` as much as is sure."""
     try:
         return schedule_from(row)
     except Unreadable as error:
@@ -170,14 +170,14 @@ def shown_schedule_from(row: Any) -> Schedule:
 
 
 def run_from(row: Any) -> Run:
-    """From `RUN_COLUMNS`."""
+    """Reads `RUN_COLUMNS`."""
     run_id, schedule_id, name, kind, key, tick_at, ticks, due_at, state, *rest, job = row
     rest.append(_shown_job_from(job))
     return Run(run_id, schedule_id, name, RunKind(kind), key, tick_at, ticks, due_at, RunState(state), *rest)
 
 
 def view_from(row: Any) -> ScheduleView:
-    """From `SCHEDULE_COLUMNS`, `RUN_COLUMNS`, all null where there is no run, ``waiting`` and ``running``."""
+    """Reads `SCHEDULE_COLUMNS`, `RUN_COLUMNS`, all null where there is no run, ``waiting`` and ``running``."""
     *columns, waiting, running = row
     run = columns[SCHEDULE_WIDTH:]
     last = None if run[0] is None else run_from(run)
@@ -230,7 +230,8 @@ def locked(c: Connection, name: str) -> Schedule:
 
 
 def locked_row(c: Connection, name: str) -> Any:
-    """Its `SCHEDULE_COLUMNS`, for who need not read the declaration. Raises `NotFound`."""
+    """Locks a schedule and returns its `SCHEDULE_COLUMNS`, for who need not read the declaration. Raises
+    `NotFound`."""
     sql = f"""
         SELECT {SCHEDULE_COLUMNS} FROM feedq.schedule s
         WHERE name = :name AND removed_at IS NULL FOR NO KEY UPDATE

@@ -233,7 +233,7 @@ class RunStore(Aggregate):
 
     @in_statement
     def workers(self, c: Connection) -> list[JobWorker]:
-        """Those that are given runs, by name: neither leaving, nor cordoned, nor without job slots.
+        """Workers that are given runs, by name: neither leaving, nor cordoned, nor without job slots.
         `feedq.schedule.spread` says which segments each has."""
         sql = """
             SELECT id, name, queue, job_slots FROM feedq.worker

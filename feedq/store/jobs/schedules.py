@@ -123,7 +123,8 @@ class ScheduleStore(ScheduleListing):
 
     @in_transaction
     def add(self, c: Connection, spec: ScheduleSpec) -> Schedule:
-        """Its first tick is the first after now. Raises `Conflict` when a schedule of that name exists."""
+        """Declare a schedule, whose first tick is the first after now. Raises `Conflict` when a schedule of that
+        name exists."""
         spec = with_dates(c, _as_stored(spec))
         # Jitter is hashed from the id, so the first tick cannot be known before it.
         sql = "SELECT nextval(pg_get_serial_sequence('feedq.schedule', 'id')) AS id, clock_timestamp() AS now"
@@ -186,8 +187,8 @@ class ScheduleStore(ScheduleListing):
 
     @in_transaction
     def remove(self, c: Connection, name: str) -> Schedule:
-        """With its waiting runs cancelled; a running one may end, and its history stays until retention. One
-        declared anew under the name is another schedule. Raises `NotFound`."""
+        """Remove a schedule and cancel its waiting runs; a running one may end, and its history stays until
+        retention. One declared anew under the name is another schedule. Raises `NotFound`."""
         current = locked_row(c, name)
         cancelled = cancel(c, {current.id: REMOVED}, (RunState.WAITING,))
         sql = f"""
@@ -225,7 +226,7 @@ class ScheduleStore(ScheduleListing):
 
     @in_transaction
     def resume(self, c: Connection, name: str) -> Schedule:
-        """Its failures in a row are forgotten. Raises `NotFound`."""
+        """Let a schedule fire again, and forget its failures in a row. Raises `NotFound`."""
         current = locked(c, name)
         if current.state is ScheduleState.ACTIVE and current.failures == 0:
             return current
@@ -356,7 +357,7 @@ def _ends_when_declared(reason: str | None) -> bool:
 
 
 def _check_reason(reason: str | None) -> None:
-    """Of a person. Raises `InvalidInput`."""
+    """Checks the reason that a person gives for a pause. Raises `InvalidInput`."""
     if reason is None:
         return
     if len(reason) > REASON_MAX or not reason.isprintable():
@@ -367,7 +368,8 @@ def _check_reason(reason: str | None) -> None:
 
 
 def _as_stored(spec: ScheduleSpec) -> ScheduleSpec:
-    """As it will be read again, so that two can be compared: tuples for lists, floats for whole numbers."""
+    """Makes of a declaration what will be read again, so that two can be compared: tuples for lists, floats for
+    whole numbers."""
     return from_plain(orjson.loads(orjson.dumps(to_plain(spec))))
 
 
@@ -381,7 +383,8 @@ def _with_watermark(edited: Schedule, before: Schedule, at: datetime) -> Schedul
 
 
 def _has_other_ticks(spec: ScheduleSpec, before: ScheduleSpec) -> bool:
-    """By another timing; or by another name, from which each ``H`` of the same one is hashed."""
+    """Whether the ticks differ, by another timing, or by another name, from which each ``H`` of the same one is
+    hashed."""
     timing, bounds = spec.timing, attrgetter("timing", "start_at", "end_at", "exclude")
     if bounds(spec) != bounds(before) or not isinstance(timing, Cron):
         return bool(bounds(spec) != bounds(before))
