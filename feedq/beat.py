@@ -29,6 +29,7 @@ from celery.schedules import schedule
 
 from feedq.errors import FeedqError, Unavailable
 from feedq.lease import SECOND_CHECK_S
+from feedq.limits import CHANGES_GATHERED_S, WHOLE_PASS_EVERY_S
 from feedq.once import OPTION
 from feedq.settings import Settings, settings
 from feedq.store.election import Election, LivenessCheck
@@ -51,8 +52,6 @@ CALM_CHECK_S = 1.0
 due before: a look finds then what nobody has said, such as a change made by hand."""
 CALM_AFTER_S = 1.0
 """So long after the last change. What has just joined opens its sessions one after the other."""
-GATHER_S = 0.01
-"""Between looks while more changes than the passes under way may serve."""
 ASK_AGAIN_S = 0.5
 """A reconcile begun here and not finished by then is asked for by message, and again if a frozen worker has taken
 that. Each time the wait doubles, up to the tick, so that a fleet without workers does not pile up messages."""
@@ -67,8 +66,6 @@ STALE_S = 60.0
 """A message of the beat that could not be sent for so long is left out: newer ones wait behind it."""
 PASS_GRACE_S = 0.5
 """What a pass under way gets to end by itself when the beat stops; cut off, it has not happened."""
-WHOLE_PASS_EVERY_S = 0.15
-"""Passes that come sooner after a whole one only place the feeds that wait."""
 STANDBY_TICK_S = 1.0
 """How late a new leader's first tick may be."""
 LEADER_TICK_S = 5.0
@@ -163,12 +160,12 @@ class ElectionCandidate(Thread):
             ttl_s=self._settings.leader_ttl_s,
             settle_s=self._settings.settle_s,
             waiters=self._settings.crash_waiters,
-            rearm_s=max(self._settings.look_interval_s, GATHER_S),
+            rearm_s=max(self._settings.look_interval_s, CHANGES_GATHERED_S),
         )
         while not self._election.campaign():
             if self._election.depose_frozen():
                 logger.warning(LogEvent.BEAT_REPLACED_FROZEN)
-                self._election.wait(GATHER_S)  # its session needs a moment to end
+                self._election.wait(CHANGES_GATHERED_S)  # its session needs a moment to end
             else:
                 self._election.stand_by(self._rng.uniform(0.5, 1.0) * CAMPAIGN_S)
             if self._stopping.is_set():
@@ -198,7 +195,7 @@ class ElectionCandidate(Thread):
             pause_s = min(pause_s, max(0.0, renew_at - monotonic()))
             if self._woken:
                 # A thousand edits notify a thousand times; the reconcile that waits its turn serves them all.
-                self._stopping.wait(GATHER_S)
+                self._stopping.wait(CHANGES_GATHERED_S)
             elif election.wait(pause_s):
                 self._woken = True
 
@@ -259,8 +256,7 @@ class ElectionCandidate(Thread):
         self._asked = _Asked(served_at, again_s, monotonic() + again_s)
 
     def _pass_here(self) -> None:
-        """On the thread of passes. Soon after a whole pass only feeds that wait are placed: while a worker lets go
-        of hundreds, some at a time, all else would cost the CPU that they connect with."""
+        """On the thread of passes. Soon after a whole pass only feeds that wait are placed."""
         now = monotonic()
         placing_only = now < self._whole_pass_at + WHOLE_PASS_EVERY_S
         if not placing_only:

@@ -36,6 +36,7 @@ from kombu import Queue
 from feedq import __version__, metrics
 from feedq.broker import NODE_PREFIX, drop, kept_in, task_problem
 from feedq.errors import FeedqError, InvalidInput, Unavailable
+from feedq.limits import TASK_EVENTS_GATHERED_S
 from feedq.model import NewWorker
 from feedq.pool import StreamPool
 from feedq.settings import Settings, settings
@@ -63,7 +64,6 @@ NODE_QUEUE_EXPIRES_S = 60
 EVENT_HEARTBEAT_S = 5.0
 """Celery's own heartbeat, an event that Flower and all other workers take in: unless ``--heartbeat-interval`` says
 otherwise, not each two seconds. Nothing of feedq goes by it; Flower shows a dead worker as offline after two."""
-EVENTS_GATHER_S = 0.2
 EVENTS_GATHERED_MAX = 1_000
 """Beyond it they are sent at once, by the thread that has one more. Celery would do so with each 24."""
 PR_SET_PDEATHSIG = 1
@@ -368,7 +368,7 @@ def _gather_events(consumer: Any) -> None:
             waiting = True
             # Here, because a new connection comes with a new dispatcher.
             consumer.event_dispatcher.buffer_limit = EVENTS_GATHERED_MAX
-            consumer.hub.call_soon(consumer.hub.call_later, EVENTS_GATHER_S, flush)
+            consumer.hub.call_soon(consumer.hub.call_later, TASK_EVENTS_GATHERED_S, flush)
 
     consumer.on_send_event_buffered = buffered
 

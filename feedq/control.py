@@ -15,11 +15,10 @@ from hashlib import blake2b
 from time import perf_counter
 from uuid import UUID
 
-from feedq import lease
+from feedq import lease, limits
 from feedq.model import Assignment, Reason
 from feedq.placement import placing, rebalance
 from feedq.placement.base import EligibleWorker, Held, Rules, WaitingFeed, is_settled
-from feedq.reach import connected_in_time, within_reach
 from feedq.settings import Settings
 from feedq.store.base import Placing, ReconcilePass, Store
 from feedq.telemetry import (
@@ -35,9 +34,6 @@ Dispatch = Callable[[Sequence[Assignment]], None]
 
 PASSES_IN_A_ROW = 10
 """While there is more to do; then it is somebody else's turn."""
-FIRST_PLACED = 150
-"""Feeds of a dead worker that the first pass places. They connect while the next one places others, twice as
-many each time."""
 EDITS_PER_PASS = 1_000
 """Bounds a pass after a bulk edit; what is left over wakes the next pass."""
 PLACEMENTS_PER_PASS = 10_000
@@ -118,7 +114,9 @@ def reconcile(
             done += 1
             if report.can_wait:
                 break
-            fast_path_limit = 2 * max(fast_path_limit, FIRST_PLACED) if report.is_fast_path else 0
+            fast_path_limit = (
+                limits.PLACED_GROWTH * (fast_path_limit or limits.PLACED_FIRST) if report.is_fast_path else 0
+            )
     finally:
         # Committed, if a later pass was not. Only now may a message leave: an epoch that was rolled back must
         # never be heard of.
@@ -158,7 +156,7 @@ def _pass(store: Store, settings: Settings, *, fast_path_limit: int, placing_onl
             return None
         report = PassReport()
         if fast_path_limit or _expire_gone_workers(p, report, ttl_s=settings.ttl_s):
-            place_the_waiting(p, report, rules=settings.rules, limit=fast_path_limit or FIRST_PLACED)
+            place_the_waiting(p, report, rules=settings.rules, limit=fast_path_limit or limits.PLACED_FIRST)
             report.more = report.is_fast_path = True
             return report
         if placing_only:
@@ -297,8 +295,9 @@ def rebalance_fleet(p: Placing, report: PassReport, settings: Settings, *, held:
         if len(running) >= min(counted, MOVABLE_PER_PASS):
             p.evened_out = str(looks)
         return
-    pace = connected_in_time(settings.connects_per_s, settings.host_connects_per_s, len(candidates))
-    if (moves := within_reach(transfers, under_way, pace)) < len(transfers):
+    together = limits.moves_together(settings.connects_per_s, settings.host_connects_per_s, len(candidates))
+    targets = [transfer.target for transfer in transfers]
+    if (moves := limits.moves_begun(targets, under_way, together)) < len(transfers):
         transfers = decide(moves=moves)
     report.moves = p.transfer(transfers, stop_within_s=settings.handoff_timeout_s)
 

@@ -15,9 +15,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, Settin
 
 from feedq.backoff import BackoffPolicy
 from feedq.errors import InvalidInput
+from feedq.limits import RateLimits
 from feedq.permission import Permissions, parse_networks
 from feedq.placement.base import Rules, Strategy
-from feedq.rate_limiter import RateLimits
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 CommaSeparated = Annotated[tuple[str, ...], NoDecode]

@@ -21,6 +21,7 @@ from celery.utils.nodenames import anon_nodename
 
 from feedq import control
 from feedq.errors import FeedqError
+from feedq.limits import AFTER_FAST_PATH_S, MESSAGES_AT_ONCE, messages_wait_s
 from feedq.model import Assignment, FeedKey, Reason
 from feedq.settings import settings
 from feedq.store.postgresql import PostgresStore
@@ -41,16 +42,6 @@ SETTLING_POLLS = 40
 PASS_WAIT_S = 0.02
 PASS_TRIES = 100
 """Two seconds of waiting for another pass; if that one takes longer still, the next tick is near."""
-AFTER_FAST_PATH_S = 0.25
-"""From the pass that places the last feeds of a dead worker to the one that does all else: at once, it would cost
-them the CPU to connect with."""
-SENT_AT_ONCE = 20
-SENT_AFTER_S = 0.3
-BEGUN_PER_S = 1_000
-"""Feeds that a worker begins a second, when thousands begin: their messages wait for so much longer."""
-SENT_BY = 0.8
-"""Of the dispatch time-out: so much of it is over, at most, when messages leave. Workers on Celery's own pools
-hear of their feeds in no other way."""
 DISPATCH_BATCH = 100
 """Messages that leave together: the first workers begin while the rest of a cold start is still being sent."""
 
@@ -157,18 +148,18 @@ def _wake() -> None:
 def dispatch(assignments: Sequence[Assignment]) -> None:
     """Leave one message an assignment in the outbox, for the worker's own queue; of many, a moment later.
 
-    Never waits for the broker. Who is notified has claimed by then, and connects: to send and to hear of
-    hundreds of messages costs as much.
+    Never waits for the broker.
 
     What cannot be sent is sent again by the dispatch time-out, under a new epoch. Messages carry no expiry:
     the receiver would judge it by its wall clock, and the epoch makes an old one harmless anyway.
     """
     outbox = _outbox_of(os.getpid())
-    if len(assignments) <= SENT_AT_ONCE:
+    if len(assignments) <= MESSAGES_AT_ONCE:
         outbox.put(assignments)
         return
     ((_, most),) = Counter(assignment.queue for assignment in assignments).most_common(1)
-    _later(sent_after_s(most), outbox.put, assignments)
+    wait_s = messages_wait_s(most, dispatch_timeout_s=settings().dispatch_timeout_s)
+    _later(wait_s, outbox.put, assignments)
 
 
 @cache
@@ -180,11 +171,6 @@ def _outbox_of(_pid: int) -> Outbox[Assignment]:
         stale_s=settings().dispatch_timeout_s,
         event=LogEvent.DISPATCH_FAILED,
     )
-
-
-def sent_after_s(most: int) -> float:
-    """How long messages wait for the feeds that they are about, of which so many are one worker's at most."""
-    return min(SENT_AFTER_S + most / BEGUN_PER_S, SENT_BY * settings().dispatch_timeout_s)
 
 
 def send_all(assignments: Sequence[Assignment]) -> None:

@@ -32,9 +32,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from feedq.clock import Clock
 from feedq.connectors.wire.template import RESERVED, unescape
 from feedq.errors import InvalidInput
+from feedq.limits import RateLimits
 from feedq.model import JSON, Batch
 from feedq.permission import DEFAULT, Permissions
-from feedq.rate_limiter import RateLimits
 from feedq.secrets import check_secret_name, parse_reference
 
 ENTRY_POINT_GROUP = "feedq.connectors"

@@ -40,7 +40,7 @@ from threading import Lock
 from typing import Final, Generic, TypeVar
 
 from feedq.clock import Clock, SystemClock
-from feedq.rate_limiter import RateLimiter
+from feedq.limits import STARTS_TOGETHER, RateLimiter, starts_together
 from feedq.settings import Settings
 from feedq.telemetry import CONNECTS, CONNECTS_WAITING
 
@@ -240,6 +240,40 @@ class Sleeper(Waiter):
 
     loop: asyncio.AbstractEventLoop
     through: asyncio.Future[None]
+
+
+class StartLimiter:
+    """Lets feeds that begin together go on a few at a time, so that the first of them stream while the last begin.
+    Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._passed = 0
+        """In this turn of the loop."""
+
+    async def turn(self) -> None:
+        """Wait for one's turn, which is at once unless many come together."""
+        loop = asyncio.get_running_loop()
+        if self._passed < STARTS_TOGETHER and not self._waiting:
+            self._count(loop)
+            return
+        waiting = loop.create_future()
+        self._waiting.append(waiting)
+        await waiting
+
+    def _count(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._passed:
+            loop.call_soon(self._next, loop)
+        self._passed += 1
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._passed = 0
+        together = starts_together(len(self._waiting))
+        while self._waiting and self._passed < together:
+            waiting = self._waiting.popleft()
+            if not waiting.done():  # or it was cancelled
+                waiting.set_result(None)
+                self._count(loop)
 
 
 class ConnectLimiter:

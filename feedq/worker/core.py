@@ -26,6 +26,7 @@ from types import MappingProxyType
 from uuid import UUID
 
 from feedq.lease import TrustWindow
+from feedq.limits import AUDITS_GATHERED_S, STOPS_TOGETHER, stops_pause_s
 from feedq.model import Claim, FeedKey, Heartbeat, Reason, Release, StopRequest, WorkerState
 from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.worker.actions import (
@@ -64,15 +65,8 @@ LOST_S = 0.5
 """A feed whose lease is lost has this long to end by itself; then its sockets are shut, and again for as long as
 it lives. Its connector, or a library of that, may swallow the cancellation, and go on reading from a source that
 is somebody else's by now."""
-STOP_TOGETHER = 25
-"""Feeds that a leaving worker stops together, where there is time. A feed has no connection from the moment it is
-released until its successor has one; if all were released at once, each would wait for all the others."""
-STOP_PAUSE_S = 0.05
-"""Between them: about what the others take to place and connect so many."""
 AUDIT_INTERVAL_S = 60.0
 """How often what runs here is compared with what the database thinks runs here."""
-AUDIT_GATHER_S = 0.1
-"""The audits that many feeds ask for at once are one."""
 AUDIT_EXTERNAL_INTERVAL_S = 5.0
 """The same for feeds on Celery's own pools: their processes can be killed one by one, and are few."""
 NO_SLOT_RETRY_S = 30.0
@@ -505,7 +499,7 @@ class WorkerCore:
 
     def ask_for_audit(self, *, now: float) -> list[Action]:
         """Have what runs here compared with what the database thinks runs here."""
-        self._audit_at = min(self._audit_at, now + AUDIT_GATHER_S)
+        self._audit_at = min(self._audit_at, now + AUDITS_GATHERED_S)
         return []
 
     def held_found(
@@ -597,8 +591,7 @@ class WorkerCore:
         if self.worker_id is not None and not self.needs_session:
             actions.append(AnnounceDrain(self.worker_id))
         waiting = [feed for feed in self._running.values() if not feed.in_quarantine]
-        within_s = self._settings.drain_timeout_s * 0.5
-        pause_s = min(STOP_PAUSE_S, within_s * STOP_TOGETHER / max(1, len(waiting)))
+        pause_s = stops_pause_s(len(waiting), within_s=self._settings.drain_timeout_s * 0.5)
         self._drain = _Drain(deque(waiting), pause_s, now)
         return actions + self._stop_next(now) + self._drained()
 
@@ -606,7 +599,7 @@ class WorkerCore:
         drain = self._drain
         if now < drain.next_at:
             return []
-        some = [drain.waiting.popleft() for _ in range(min(STOP_TOGETHER, len(drain.waiting)))]
+        some = [drain.waiting.popleft() for _ in range(min(STOPS_TOGETHER, len(drain.waiting)))]
         drain.next_at = now + drain.pause_s if drain.waiting else float("inf")
         return self._stop([(feed, Reason.RELEASED) for feed in some if feed.assigned in self._feeds])
 

@@ -20,20 +20,19 @@ import uvloop
 
 from feedq.clock import SystemClock
 from feedq.errors import Unavailable
+from feedq.limits import RateLimits
 from feedq.model import Claim, FeedKey, Reason, Release, StopRequest, WorkerState
-from feedq.rate_limiter import RateLimits
 from feedq.settings import Settings
 from feedq.store.base import Followed, Store
 from feedq.telemetry import LogEvent, database_event, log
 from feedq.worker.actions import Action, CutSockets, LoseFeeds, Resume, StopFeeds, Suspend
 from feedq.worker.activity import Activity, current_feed
-from feedq.worker.connect_limiter import shared_connect_limiter
+from feedq.worker.connect_limiter import StartLimiter, shared_connect_limiter
 from feedq.worker.core import WorkerCore
 from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S
-from feedq.worker.start_limiter import StartLimiter
 from feedq.worker.throttling import Pacing
 
 FOLLOW_S = 0.5

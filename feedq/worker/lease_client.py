@@ -17,6 +17,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from feedq.errors import FeedqError, Unavailable
+from feedq.limits import CLAIMS_FEW, CLAIMS_GATHERED_S
 from feedq.model import Claim, FeedKey, Progress, Release
 from feedq.store.base import Store
 from feedq.telemetry import LogEvent, database_event, log
@@ -24,11 +25,6 @@ from feedq.telemetry import LogEvent, database_event, log
 GROUP_MAX = 2_000
 """Requests a statement."""
 RETRY_S = 0.25
-GATHER_S = 0.015
-GATHERED_CLAIMS_MAX = 8
-"""So few claims that follow others within `GATHER_S` are gathered for as long: messages come one at a time, and a
-statement for each would cost more than the wait. What a notification brings comes all together, and never
-waits."""
 
 logger = log(__name__)
 
@@ -148,8 +144,8 @@ class LeaseClient:
         group.add(self._queue.get())
         room = iter(range(GROUP_MAX))
         self._add_what_waits(group, room)
-        if 0 < group.claim_count <= GATHERED_CLAIMS_MAX and monotonic() - self._claimed_at < GATHER_S:
-            self._stopping.wait(GATHER_S)
+        if 0 < group.claim_count <= CLAIMS_FEW and monotonic() - self._claimed_at < CLAIMS_GATHERED_S:
+            self._stopping.wait(CLAIMS_GATHERED_S)
             self._add_what_waits(group, room)
         return group
 

@@ -17,12 +17,11 @@ from uuid import UUID
 
 from feedq.clock import Clock
 from feedq.lease import Owner, smoothed, standing
+from feedq.limits import NEWS_GATHERED_S
 from feedq.model import Claim, Feed, Lease, LeaseState, Progress, Rewind, Status
 from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.retries import FeedRetries
 
-NEWS_S = 0.2
-"""How long news of a status waits for others."""
 PROGRESS_MAX = 2_000
 """Feeds without news in one report; the others come with the next ones. So what a worker's reports cost, here and
 in the database, has a bound: of 10,000 busy feeds each is heard of every fifth heartbeat."""
@@ -172,7 +171,7 @@ class ProgressReporter:
         """Its status changed."""
         self._news[feed] = None
         if self._soon is None:
-            self._soon = self._loop.call_later(NEWS_S, self._tell_news)
+            self._soon = self._loop.call_later(NEWS_GATHERED_S, self._tell_news)
 
     def forget(self, feed: FeedProgress) -> None:
         self._progressed.pop(feed, None)

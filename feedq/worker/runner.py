@@ -59,12 +59,11 @@ from feedq.sinks.base import (
 )
 from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
 from feedq.worker.batch_queue import BatchQueue
-from feedq.worker.connect_limiter import ConnectLimiter
+from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
 from feedq.worker.declared import Declared, declared, lean
 from feedq.worker.progress_reporter import FeedProgress
 from feedq.worker.retries import FeedRetries
 from feedq.worker.sockets import Sockets
-from feedq.worker.start_limiter import StartLimiter
 from feedq.worker.throttling import FeedThrottle, Pacing
 
 UNEXPECTED_RETRY_S = 5.0

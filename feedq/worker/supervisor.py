@@ -47,7 +47,7 @@ from feedq.telemetry import LogEvent, log
 from feedq.worker import actions
 from feedq.worker.actions import Action
 from feedq.worker.activity import NO_FEED, Activity, current_feed
-from feedq.worker.connect_limiter import connect_limiter_of, shared_connect_limiter
+from feedq.worker.connect_limiter import StartLimiter, connect_limiter_of, shared_connect_limiter
 from feedq.worker.core import WorkerCore
 from feedq.worker.external_stream import FOLLOW_S
 from feedq.worker.lease_client import LeaseClient
@@ -61,7 +61,6 @@ from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave
 from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S, Scheduling, StallClock
-from feedq.worker.start_limiter import StartLimiter
 from feedq.worker.throttling import SHARE_TICKS, Pacing
 
 ASSIGNMENTS_MAX = 10_000

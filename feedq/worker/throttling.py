@@ -20,8 +20,8 @@ from threading import Lock
 
 from feedq.clock import Clock
 from feedq.connectors.base import Room
+from feedq.limits import UNLIMITED, RateLimits, Throttle, Turn
 from feedq.model import Batch, Feed
-from feedq.rate_limiter import UNLIMITED, RateLimits, Throttle, Turn
 from feedq.telemetry import THROTTLED_SECONDS
 
 EVERY_OTHER = "*"

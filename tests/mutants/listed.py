@@ -95,7 +95,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "a worker that leaves lets go of all at once",
-            "for _ in range(min(STOP_TOGETHER, len(drain.waiting)))",
+            "for _ in range(min(STOPS_TOGETHER, len(drain.waiting)))",
             "for _ in range(len(drain.waiting))",
         ),
         (

@@ -20,12 +20,12 @@ from feedq.beat import (
     CHECK_SHARE,
     CHECKS_COMPARED,
     JUDGE_AGAIN_S,
-    WHOLE_PASS_EVERY_S,
     ElectedScheduler,
     ElectionCandidate,
     send_each,
 )
 from feedq.lease import SECOND_CHECK_S
+from feedq.limits import WHOLE_PASS_EVERY_S
 from feedq.settings import Settings
 from feedq.store.election import LivenessCheck
 from feedq.tasks import reconcile

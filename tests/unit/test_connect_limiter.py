@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.clock import SystemClock
-from feedq.rate_limiter import CONNECT_BURST_S, CONNECT_FIRST_S, RateLimiter
+from feedq.limits import CONNECT_BURST_S, CONNECT_FIRST_S, RateLimiter
 from feedq.settings import Settings
 from feedq.telemetry import REGISTRY
 from feedq.worker.connect_limiter import HOSTS_KEPT, ConnectLimiter, ConnectTurns, Waiter

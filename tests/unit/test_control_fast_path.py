@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from feedq import control
+from feedq import control, limits
 from feedq.control import reconcile
 from feedq.errors import Unavailable
 from feedq.model import Assignment, LeaseState, Reason, Release, TargetState, Worker
@@ -40,7 +40,7 @@ def die_with(store: MemoryStore, feeds: int) -> Worker:
 def test_the_first_feeds_of_a_dead_worker_are_placed_before_anything_else_is_done(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "FIRST_PLACED", 2)
+    monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     heir = die_with(store, 5)
     store.feeds.set_target("f4", TargetState.PAUSED)
     report, sent = run(store)
@@ -70,7 +70,7 @@ def test_a_pass_that_only_places_leaves_all_else_to_the_next(store: MemoryStore)
 def test_passes_in_a_row_place_all_feeds_of_a_dead_worker_and_report_it_as_one(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "FIRST_PLACED", 2)
+    monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     die_with(store, 5)
     wakes = store.database.tables.wakes
     sent: list[Assignment] = []
@@ -86,7 +86,7 @@ def test_passes_in_a_row_place_all_feeds_of_a_dead_worker_and_report_it_as_one(
 
 
 def test_what_is_left_of_a_rush_does_not_wait(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "FIRST_PLACED", 2)
+    monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     die_with(store, 20)
     wakes = store.database.tables.wakes
     report = reconcile(store, lambda _: None, SETTINGS, passes=2)
@@ -108,7 +108,7 @@ def test_an_edit_during_a_rush_is_taken_in_by_the_pass_after_it(store: MemorySto
 def test_what_the_first_pass_committed_is_sent_though_the_second_fails(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "FIRST_PLACED", 2)
+    monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     die_with(store, 5)
     sent: list[Assignment] = []
     assign = MemoryPass.assign
@@ -130,7 +130,7 @@ def test_what_the_first_pass_committed_is_sent_though_the_second_fails(
 def test_the_feeds_of_a_dead_worker_are_placed_in_ever_larger_parts(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "FIRST_PLACED", 2)
+    monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     die_with(store, 20)
     parts: list[int] = []
     waiting = MemoryPass.waiting

@@ -12,6 +12,7 @@ import click
 from click import Command, Group
 
 import feedq
+from feedq import limits
 from feedq.cli import main as feedq_command
 from feedq.connectors.base import load_connector
 from feedq.errors import FeedqError
@@ -218,6 +219,18 @@ def test_every_state_and_reason_is_explained() -> None:
 def test_the_glossary_explains_the_terms() -> None:
     glossary = read("glossary.md")
     assert [term for term in TERMS if f"**{term}**" not in glossary] == []
+
+
+def test_each_limit_is_listed_with_its_value() -> None:
+    rows = read("limits.md").splitlines()
+    numbers = {name: value for name, value in vars(limits).items() if isinstance(value, int | float)}
+    assert len(numbers) > 20
+    listed = {
+        name: cells[2].strip().replace(",", "")
+        for cells in (row.split("|") for row in rows if row.startswith("|"))
+        for name in re.findall(r"`([A-Z_]+)`", cells[1])
+    }
+    assert {name: listed.get(name) for name in numbers} == {name: f"{n:g}" for name, n in numbers.items()}
 
 
 def test_links_lead_somewhere() -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from feedq.lease import on_edit
+from feedq.limits import AUDITS_GATHERED_S
 from feedq.model import FeedSpec, Load, Reason, TargetState
 from feedq.settings import Settings
-from feedq.worker.core import AUDIT_GATHER_S
 from feedq.worker.lease_keeper import LeaseKeeper
 from tests.fakes import ManualClock, MemoryStore
 from tests.lease_listener import RecordingListener
@@ -158,11 +158,11 @@ def test_the_loss_of_the_last_session_cuts_the_streams_at_once(
     assert not lease_keeper.trusted
     lease_keeper.beat()
     assert recording.heard[-1] == "resume"
-    clock.advance(AUDIT_GATHER_S)
+    clock.advance(AUDITS_GATHERED_S)
     lease_keeper.watch()
     assert recording.heard[-1] == "audit", "what it runs is compared with what is known there"
     lease_keeper.beat()
-    clock.advance(AUDIT_GATHER_S)
+    clock.advance(AUDITS_GATHERED_S)
     lease_keeper.watch()
     assert recording.heard.count("audit") == 1, "once"
     assert lease_keeper.trusted
@@ -178,7 +178,7 @@ def test_an_outage_shorter_than_the_window_changes_nothing(
     assert not lease_keeper.beat()
     store.come_back()
     assert lease_keeper.beat()
-    clock.advance(AUDIT_GATHER_S)
+    clock.advance(AUDITS_GATHERED_S)
     lease_keeper.watch()
     assert recording.heard == ["registered", "resume", "audit"]
 

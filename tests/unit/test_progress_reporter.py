@@ -9,13 +9,13 @@ from uuid import uuid4
 
 from feedq.backoff import BackoffPolicy
 from feedq.clock import SystemClock
+from feedq.limits import NEWS_GATHERED_S
 from feedq.model import Claim, Feed, FeedSpec, Progress
 from feedq.permission import Permissions
-from feedq.worker.connect_limiter import ConnectLimiter
-from feedq.worker.progress_reporter import NEWS_S, PROGRESS_MAX, ProgressReporter
+from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
+from feedq.worker.progress_reporter import PROGRESS_MAX, ProgressReporter
 from feedq.worker.runner import FeedRunner, Surroundings
 from feedq.worker.sockets import Sockets
-from feedq.worker.start_limiter import StartLimiter
 from feedq.worker.throttling import Pacing
 from tests.unit.data_path import AT, DataPath, until
 
@@ -80,7 +80,7 @@ async def test_what_is_no_news_waits_for_the_heartbeat() -> None:
     runner = make_runner(surroundings_of(reporter), 1)
     reporter.note(runner.progress)
     # A moment longer than news would take, to see that nothing is sent.
-    await asyncio.sleep(2 * NEWS_S)
+    await asyncio.sleep(2 * NEWS_GATHERED_S)
     assert sent == []
     reporter.report()
     reporter.report()

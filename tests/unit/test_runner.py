@@ -21,10 +21,9 @@ from feedq.model import Claim, Feed, FeedKey, FeedSpec, Progress, Reason, Releas
 from feedq.permission import DEFAULT, Permissions
 from feedq.testing.loopback import serving
 from feedq.worker import throttling
-from feedq.worker.connect_limiter import ConnectLimiter
+from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
 from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
 from feedq.worker.sockets import Sockets
-from feedq.worker.start_limiter import StartLimiter
 from feedq.worker.throttling import Pacing
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables
 from tests.unit import odd_connector

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from feedq.worker.start_limiter import TOGETHER, StartLimiter
+from feedq.limits import STARTS_TOGETHER
+from feedq.worker.connect_limiter import StartLimiter
 
 FEEDS = 200
 STEPS = 5
@@ -29,7 +30,7 @@ async def test_the_first_are_done_long_before_the_last() -> None:
 
 async def test_few_go_on_at_once() -> None:
     start_limiter = StartLimiter()
-    for _ in range(TOGETHER):
+    for _ in range(STARTS_TOGETHER):
         turn = start_limiter.turn()
         try:
             turn.send(None)
@@ -44,14 +45,14 @@ async def test_thousands_take_more_a_turn() -> None:
     while not everybody.done():
         turns += 1
         await asyncio.sleep(0)
-    assert turns < 10_000 / TOGETHER / 5
+    assert turns < 10_000 / STARTS_TOGETHER / 5
 
 
 async def test_one_that_is_cancelled_keeps_nobody_waiting() -> None:
     start_limiter = StartLimiter()
-    tasks = [asyncio.create_task(start_limiter.turn()) for _ in range(3 * TOGETHER)]
+    tasks = [asyncio.create_task(start_limiter.turn()) for _ in range(3 * STARTS_TOGETHER)]
     await asyncio.sleep(0)  # now the first have passed, and the others wait
-    cancelled = tasks[TOGETHER : 2 * TOGETHER]
+    cancelled = tasks[STARTS_TOGETHER : 2 * STARTS_TOGETHER]
     for task in cancelled:
         task.cancel()
     results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)

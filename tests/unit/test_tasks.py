@@ -13,9 +13,10 @@ import pytest
 from feedq import control, tasks
 from feedq.control import PassReport
 from feedq.errors import Unavailable
+from feedq.limits import AFTER_FAST_PATH_S, MESSAGES_AFTER_S, MESSAGES_AT_ONCE, MESSAGES_BY, messages_wait_s
 from feedq.model import Assignment
-from feedq.settings import Settings, settings
-from feedq.tasks import SENT_AFTER_S, SENT_AT_ONCE, SENT_BY, dispatch, run_reconcile, sent_after_s
+from feedq.settings import settings
+from feedq.tasks import dispatch, run_reconcile
 from tests.simulation.durations import Bounds
 
 LIMIT_S = 10.0
@@ -44,7 +45,7 @@ def assignments(count: int, *, workers: int = 1) -> list[Assignment]:
 
 
 def test_few_messages_leave_at_once(sent: list[Sequence[Assignment]]) -> None:
-    few = assignments(SENT_AT_ONCE)
+    few = assignments(MESSAGES_AT_ONCE)
     dispatch(few)
     until(lambda: sent, "they have left")
     assert sent == [few]
@@ -62,7 +63,7 @@ def test_many_leave_once_their_workers_had_time_to_connect_and_all_of_them_leave
         have_left.set()
 
     monkeypatch.setattr(tasks, "send_all", send_all)
-    many = assignments(SENT_AT_ONCE + 1)
+    many = assignments(MESSAGES_AT_ONCE + 1)
     dispatch(many)
     before.set()
     assert have_left.wait(LIMIT_S)
@@ -70,19 +71,17 @@ def test_many_leave_once_their_workers_had_time_to_connect_and_all_of_them_leave
 
 
 def test_the_more_begin_the_longer_their_messages_wait_but_not_until_they_are_overdue() -> None:
-    waits_s = [sent_after_s(most) for most in (1, 100, 1_000, 10_000, 10**6)]
+    timeout_s = settings().dispatch_timeout_s
+    waits_s = [messages_wait_s(most, dispatch_timeout_s=timeout_s) for most in (1, 100, 1_000, 10_000, 10**6)]
     assert waits_s == sorted(waits_s)
-    assert waits_s[0] >= SENT_AFTER_S
+    assert waits_s[0] >= MESSAGES_AFTER_S
     assert waits_s[0] < waits_s[2]
-    assert waits_s[-1] == SENT_BY * settings().dispatch_timeout_s
+    assert waits_s[-1] == MESSAGES_BY * timeout_s
 
 
 @pytest.mark.parametrize("timeout_s", astuple(Bounds.of("dispatch_timeout_s")))
-def test_messages_leave_before_the_dispatch_time_out(
-    timeout_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tasks, "settings", lambda: Settings(dispatch_timeout_s=timeout_s))
-    assert sent_after_s(10**6) < timeout_s
+def test_messages_leave_before_the_dispatch_time_out(timeout_s: float) -> None:
+    assert messages_wait_s(10**6, dispatch_timeout_s=timeout_s) < timeout_s
 
 
 def test_what_counts_is_how_many_one_worker_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +95,7 @@ def test_what_counts_is_how_many_one_worker_begins(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(tasks, "Timer", Later)
     dispatch(assignments(1_000, workers=10))
-    assert waits_s == [sent_after_s(100)]
+    assert waits_s == [messages_wait_s(100, dispatch_timeout_s=settings().dispatch_timeout_s)]
 
 
 @pytest.mark.parametrize("is_away", [False, True])
@@ -112,13 +111,13 @@ def test_what_a_rush_leaves_is_asked_for_in_a_moment(
             return self
 
         def wake(self) -> None:
-            woken.append(tasks.AFTER_FAST_PATH_S)
+            woken.append(AFTER_FAST_PATH_S)
             if is_away:
                 raise Unavailable("it is away")
 
     class AtOnce:
         def __init__(self, wait_s: float, function: Callable[..., None], arguments: Sequence[object]) -> None:
-            assert wait_s == tasks.AFTER_FAST_PATH_S
+            assert wait_s == AFTER_FAST_PATH_S
             self._function, self._arguments = function, arguments
 
         def start(self) -> None:

@@ -12,8 +12,8 @@ from threading import Thread
 import pytest
 
 from feedq.clock import SystemClock
+from feedq.limits import RateLimits
 from feedq.model import Batch, Feed, FeedSpec
-from feedq.rate_limiter import RateLimits
 from feedq.worker.batch_queue import InflightBudget
 from feedq.worker.throttling import WAITING_PART, FeedThrottle, Pacing
 from tests.fakes import ManualClock

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from feedq.limits import AUDITS_GATHERED_S, STOPS_PAUSE_S, STOPS_TOGETHER
 from feedq.model import Claim, Feed, FeedKey, FeedSpec, Heartbeat, Reason, Release, StopRequest, WorkerState
 from feedq.settings import Settings
 from feedq.worker.actions import (
@@ -35,13 +36,10 @@ from feedq.worker.actions import (
     Suspend,
 )
 from feedq.worker.core import (
-    AUDIT_GATHER_S,
     FEED_TRANSITIONS,
     LOST_S,
     NO_SLOT_RETRY_S,
     SESSION_TRANSITIONS,
-    STOP_PAUSE_S,
-    STOP_TOGETHER,
     FeedEvent,
     FeedState,
     SessionEvent,
@@ -222,7 +220,7 @@ def test_a_claim_that_is_granted_after_the_session_was_declared_gone_does_not_be
 def test_a_claim_whose_answer_was_lost_has_the_leases_compared(bench: Bench) -> None:
     bench.found()
     bench.granted(refused=[KEY], sure=False)
-    assert bench.after(AUDIT_GATHER_S) == [FetchHeld(bench.worker_id)]
+    assert bench.after(AUDITS_GATHERED_S) == [FetchHeld(bench.worker_id)]
     assert bench.core.held_found(bench.worker_id, {KEY}, now=bench.now) == [
         ReleaseLeases(bench.worker_id, [Release(*KEY, Reason.RELEASED)])
     ]
@@ -274,9 +272,9 @@ def test_the_loss_of_one_session_is_no_reason_to_stop_and_that_of_the_last_is(be
 def test_after_a_lost_session_the_leases_are_compared_once(bench: Bench) -> None:
     bench.core.session_lost("keeper", now=bench.now)
     bench.beat()
-    assert bench.after(AUDIT_GATHER_S) == [FetchHeld(bench.worker_id)]
+    assert bench.after(AUDITS_GATHERED_S) == [FetchHeld(bench.worker_id)]
     bench.beat()
-    assert bench.after(AUDIT_GATHER_S) == []
+    assert bench.after(AUDITS_GATHERED_S) == []
 
 
 def test_a_loop_that_stands_still_suspends_and_no_answer_resumes_before_it_turns(bench: Bench) -> None:
@@ -379,7 +377,7 @@ def test_a_raised_epoch_is_known_before_the_next_comparison(bench: Bench) -> Non
 def test_a_feed_that_was_fenced_off_has_the_leases_compared(bench: Bench) -> None:
     bench.run((1, 1))
     bench.ended((1, 1), Reason.FENCED)
-    assert bench.after(AUDIT_GATHER_S) == [FetchHeld(bench.worker_id)]
+    assert bench.after(AUDITS_GATHERED_S) == [FetchHeld(bench.worker_id)]
 
 
 def test_leases_are_compared_with_what_runs(bench: Bench) -> None:
@@ -406,7 +404,7 @@ def test_a_lease_on_celerys_own_pools_that_nobody_runs_is_released_when_found_tw
 # -- leaving -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("feeds", [0, 1, STOP_TOGETHER, STOP_TOGETHER + 1, 7 * STOP_TOGETHER])
+@pytest.mark.parametrize("feeds", [0, 1, STOPS_TOGETHER, STOPS_TOGETHER + 1, 7 * STOPS_TOGETHER])
 def test_a_leaving_worker_tells_all_feeds_once_some_at_a_time(feeds: int) -> None:
     bench = Bench(capacity=1_000)
     keys = [(feed_id, 1) for feed_id in range(feeds)]
@@ -418,15 +416,15 @@ def test_a_leaving_worker_tells_all_feeds_once_some_at_a_time(feeds: int) -> Non
     while stops := of_type(rest, StopFeeds):
         (stop,) = stops
         assert isinstance(stop, StopFeeds)
-        assert len(stop.feeds) <= STOP_TOGETHER
+        assert len(stop.feeds) <= STOPS_TOGETHER
         told += [key for key, _ in stop.feeds]
         if len(told) == feeds:
             break
-        assert bench.core.wakes_at() == pytest.approx(bench.now + STOP_PAUSE_S)
-        rest = bench.after(STOP_PAUSE_S + 1e-6)
+        assert bench.core.wakes_at() == pytest.approx(bench.now + STOPS_PAUSE_S)
+        rest = bench.after(STOPS_PAUSE_S + 1e-6)
         pauses += 1
     assert told == keys
-    assert pauses == max(0, (feeds - 1) // STOP_TOGETHER)
+    assert pauses == max(0, (feeds - 1) // STOPS_TOGETHER)
     assert bench.core.drain(now=bench.now) == []
 
 
@@ -439,7 +437,7 @@ def test_the_pauses_take_no_more_than_half_of_the_time_that_there_is(timeout_s: 
     while told < 2_000:
         bench.now = max(bench.core.wakes_at(), bench.now)
         told += sum(len(a.feeds) for a in bench.core.tick(bench.now) if isinstance(a, StopFeeds))
-    assert bench.now - began <= min(timeout_s / 2, 2_000 / STOP_TOGETHER * STOP_PAUSE_S) + 1e-6
+    assert bench.now - began <= min(timeout_s / 2, 2_000 / STOPS_TOGETHER * STOPS_PAUSE_S) + 1e-6
 
 
 def test_a_leaving_worker_has_left_once_its_last_feed_has_ended(bench: Bench) -> None:

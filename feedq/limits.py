@@ -1,22 +1,39 @@
-"""How fast a source is read, and how fast connections to it begin: limits, and what keeps to them. Pure.
+"""Not all at once: every limit on how fast or how many together, in one place. Pure.
 
-*Reading* is limited by token buckets. A bucket may go into debt: a batch is taken whole, however large, and
-whoever took it waits until everything up to it is paid for. So the rate holds on average, and what comes at once
-is bounded by what a connection buffers. Of several that share a bucket each waits for what was taken before, and
-for nothing that was taken after: they come by turns, whoever has most to take.
+Thousands of feeds that begin, move or end at the same moment would stand in each other's way, and in the way of
+their sources. There are three ways to keep them from it:
 
-*Connecting* goes through gates. A gate cuts time into slots, as many a second as its rate says, and lets one
-through at a random moment of each. Several workers that share a rate have a gate each, with a part of it: they do
-not beat in step, and together they keep to the whole, the first moment included.
+* **a rate with a burst**: so many a second. Reading is counted by `TokenBucket`, connecting by `RateLimiter`.
+* **some at a time**: a portion goes, then the next one. Starts, stops, placements after a failover, moves.
+* **a moment's wait**: what comes alone waits for others to go with it, or until what is more urgent is done.
+  Claims, messages, news, audits, reconcile passes.
+
+Here are the numbers and the arithmetic; whoever waits does so where it lives: `feedq.worker.connect_limiter`,
+`feedq.worker.throttling`, the worker core, the lease client, the beat. What each number buys, and by which
+measurement, is told in ``docs/reference/limits.md``.
+
+*Reading*: a bucket may go into debt. A batch is taken whole, however large, and whoever took it waits until
+everything up to it is paid for. So the rate holds on average, and what comes at once is bounded by what a
+connection buffers. Of several that share a bucket each waits for what was taken before, and for nothing that
+was taken after: they come by turns, whoever has most to take.
+
+*Connecting*: a gate cuts time into slots, as many a second as its rate says, and lets one through at a random
+moment of each. Several workers that share a rate have a gate each, with a part of it: they do not beat in step,
+and together they keep to the whole, the first moment included.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from random import Random
 from sys import float_info
 from typing import Annotated, Final
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
+
+# -- a rate with a burst -----------------------------------------------------------------------------
 
 BURST_S: Final = 1.0
 """What a source that was slow may catch up with at full speed, in seconds of its rate."""
@@ -183,3 +200,102 @@ def _slots(rate_per_s: float, share: float) -> tuple[float, float]:
         max(1.0, rate_per_s * CONNECT_BURST_S) * share, min(1.0, rate_per_s * CONNECT_FIRST_S * share)
     )
     return burst, 1 / max(rate_per_s * share, RATE_MIN)
+
+
+# -- some at a time ----------------------------------------------------------------------------------
+
+STARTS_TOGETHER: Final = 4
+"""Feeds that go on to connect in one turn of the event loop, at least. Each step of a coroutine waits for its
+next turn: hundreds that take every step together would all reach their sources only when the last of them does."""
+STARTS_TURNS: Final = 50
+"""So many turns for all who wait: with thousands of feeds a turn is long, and few a turn would take all day."""
+STOPS_TOGETHER: Final = 25
+"""Feeds that a leaving worker stops together, where there is time. A feed has no connection from the moment it is
+released until its successor has one; if all were released at once, each would wait for all the others."""
+STOPS_PAUSE_S: Final = 0.05
+"""Between them: about what the others take to place and connect so many."""
+PLACED_FIRST: Final = 150
+PLACED_GROWTH: Final = 2
+"""Feeds of a dead worker that the first pass places. They connect while the next one places others, so many
+times as many each time."""
+MOVE_WAIT_S: Final = 0.5
+"""How long the last of the feeds that move at once waits for its turn to connect."""
+MOVES_AT_LEAST: Final = 10
+"""In a large fleet a worker's part of the pace to one host is small. Its feeds have many hosts, as a rule, and a
+newcomer must not wait for its part for hours."""
+
+
+def starts_together(waiting: int) -> int:
+    """How many of the feeds that wait to begin go on in one turn of the event loop."""
+    return max(STARTS_TOGETHER, waiting // STARTS_TURNS)
+
+
+def stops_pause_s(feeds: int, *, within_s: float) -> float:
+    """Between two portions of so many feeds that stop, all of which are to be told within so many seconds."""
+    return min(STOPS_PAUSE_S, within_s * STOPS_TOGETHER / max(1, feeds))
+
+
+def moves_together(
+    connects_per_s: float, host_connects_per_s: Mapping[str, float], workers: int
+) -> int | None:
+    """How many feeds may be on their way to one worker: as many as it connects within `MOVE_WAIT_S` if all have
+    the same source. None: any number.
+
+    A feed that moves has no connection from when its owner lets go until its turn to connect comes at the new
+    worker. So a worker is sent no more than its pace lets through in a moment, and more as these arrive. The
+    limits are settings: 0 is none, and that of a host, ``*`` for any, is shared by all ``workers``.
+    """
+    rates = [connects_per_s, host_connects_per_s.get("*", 0.0) / max(1, workers)]
+    limits = [rate for rate in rates if rate > 0]
+    return max(MOVES_AT_LEAST, int(MOVE_WAIT_S * min(limits))) if limits else None
+
+
+def moves_begun(targets: Iterable[UUID], under_way: Mapping[UUID, int], together: int | None) -> int:
+    """How many moves to these workers begin now, from the first, until one leads to a worker that has ``together``
+    under way."""
+    if together is None:
+        return len(tuple(targets))
+    counts, length = Counter(under_way), 0
+    for target in targets:
+        counts[target] += 1
+        if counts[target] > together:
+            break
+        length += 1
+    return length
+
+
+# -- a moment's wait ---------------------------------------------------------------------------------
+
+CLAIMS_GATHERED_S: Final = 0.015
+CLAIMS_FEW: Final = 8
+"""So few claims that follow others within `CLAIMS_GATHERED_S` are gathered for as long: messages come one at a
+time, and a statement for each would cost more than the wait. What a notification brings comes all together, and
+never waits."""
+AUDITS_GATHERED_S: Final = 0.1
+"""The audits that many feeds ask for at once are one."""
+NEWS_GATHERED_S: Final = 0.2
+"""How long news of a feed's status waits for others, to be one statement with them."""
+TASK_EVENTS_GATHERED_S: Final = 0.2
+"""The same for Celery's task events. In a rush of messages each would be a round trip to the broker."""
+CHANGES_GATHERED_S: Final = 0.01
+"""Between looks of the beat while more changes than the passes under way may serve."""
+WHOLE_PASS_EVERY_S: Final = 0.15
+"""Passes that come sooner after a whole one only place the feeds that wait: while a worker lets go of hundreds,
+some at a time, all else would cost the CPU that they connect with."""
+AFTER_FAST_PATH_S: Final = 0.25
+"""From the pass that places the last feeds of a dead worker to the one that does all else: at once, it would
+cost them the CPU to connect with."""
+MESSAGES_AT_ONCE: Final = 20
+MESSAGES_AFTER_S: Final = 0.3
+FEEDS_BEGUN_PER_S: Final = 1_000
+"""Feeds that a worker begins a second, when thousands begin: their messages wait for so much longer."""
+MESSAGES_BY: Final = 0.8
+"""Of the dispatch time-out: so much of it is over, at most, when messages leave. Workers on Celery's own pools
+hear of their feeds in no other way."""
+
+
+def messages_wait_s(feeds: int, *, dispatch_timeout_s: float) -> float:
+    """How long more than `MESSAGES_AT_ONCE` messages wait for the feeds that they are about, of which so many
+    are one worker's at most. Who is notified has claimed by then, and connects: to send and to hear of hundreds
+    of messages costs as much."""
+    return min(MESSAGES_AFTER_S + feeds / FEEDS_BEGUN_PER_S, MESSAGES_BY * dispatch_timeout_s)
