@@ -28,18 +28,16 @@ from feedq.connectors.protocol.nats_client import (
     NatsLogin,
 )
 from feedq.connectors.protocol.nats_consumer import (
+    HEARTBEAT_S_MAX,
+    HEARTBEATS_MISSED,
     JetStream,
     NatsCursor,
+    Pulls,
+    Reading,
     Start,
     StreamFacts,
     Terms,
     choose_start,
-)
-from feedq.connectors.protocol.nats_reading import (
-    HEARTBEAT_S_MAX,
-    HEARTBEATS_MISSED,
-    Pulls,
-    Reading,
 )
 from feedq.connectors.records.messages import MessageOptions, credential, name_at_source
 from feedq.connectors.wire.connection import open_connection

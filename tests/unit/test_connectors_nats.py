@@ -10,8 +10,16 @@ import pytest
 from feedq.connectors.base import parse_options
 from feedq.connectors.nats import NatsOptions
 from feedq.connectors.protocol.nats_client import NatsMessage
-from feedq.connectors.protocol.nats_consumer import NatsCursor, Retention, Start, StreamFacts, choose_start
-from feedq.connectors.protocol.nats_reading import ConsumerLost, Pulls, Received
+from feedq.connectors.protocol.nats_consumer import (
+    ConsumerLost,
+    NatsCursor,
+    Pulls,
+    Received,
+    Retention,
+    Start,
+    StreamFacts,
+    choose_start,
+)
 from feedq.errors import InvalidInput
 
 MINIMAL = {"url": "nats://127.0.0.1", "stream": "orders"}

@@ -1,1 +1,0 @@
-"""Of connectors that read on the worker itself: files that are followed, and child processes."""
