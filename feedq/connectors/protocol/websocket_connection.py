@@ -110,22 +110,6 @@ class WebsocketConnectionOptions(RequestOptions):
 class Websocket:
     """An open connection. Only `open_websocket` makes one."""
 
-    __slots__ = (
-        "_answerer",
-        "_connection",
-        "_is_listening",
-        "_loop",
-        "_mask",
-        "_options",
-        "_protocol",
-        "_pulse",
-        "_reader",
-        "_timer",
-        "_trouble",
-        "_unread",
-        "_was_heard",
-    )
-
     def __init__(
         self,
         options: WebsocketConnectionOptions,
@@ -339,15 +323,6 @@ class Pulse:
     pong that the source is there; only a message shows that the feed goes on, since pings and pongs are sent by
     libraries whatever the source behind them does. Times are monotonic seconds; a duration of 0 is never.
     """
-
-    __slots__ = (
-        "_idle_timeout_s",
-        "_message_at",
-        "_next_ping_at",
-        "_ping_interval_s",
-        "_ping_timeout_s",
-        "_unanswered_since",
-    )
 
     def __init__(
         self, *, ping_interval_s: float, ping_timeout_s: float, idle_timeout_s: float, now: float

@@ -49,19 +49,6 @@ _EIGHT_MORE = 127
 class MessageReader:
     """Reads one connection, from behind its handshake."""
 
-    __slots__ = (
-        "_fragment_count",
-        "_fragments",
-        "_max",
-        "_owed",
-        "_protocol",
-        "_scanned_to",
-        "_tail",
-        "brought_data",
-        "is_behind",
-        "is_endless",
-    )
-
     def __init__(self, protocol: ClientProtocol, *, max_message_bytes: int) -> None:
         self._protocol = protocol
         self._max = max_message_bytes

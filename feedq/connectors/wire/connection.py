@@ -87,22 +87,6 @@ _scratch = _Scratch()
 class Connection(asyncio.BufferedProtocol):
     """An open connection. Only `open_connection` makes one."""
 
-    __slots__ = (
-        "_buffer",
-        "_guarded",
-        "_heard_at",
-        "_held",
-        "_idle_timer",
-        "_loop",
-        "_lost",
-        "_options",
-        "_room",
-        "_scratch",
-        "_transport",
-        "_waiter",
-        "is_paused",
-    )
-
     def __init__(self, options: ConnectionOptions, guarded: GuardedSocket, room: Room) -> None:
         self._options = options
         self._guarded = guarded
