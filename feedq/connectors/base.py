@@ -140,6 +140,13 @@ def check_format(info: ValidationInfo, *formats: RecordFormat) -> None:
         raise ValueError(f"needs source.format {' or '.join(formats)}, not {kind}")
 
 
+def needs_json(wanted: bool, info: ValidationInfo) -> bool:
+    """A validator of an option that makes JSON of what it is given."""
+    if wanted:
+        check_format(info, "json")
+    return wanted
+
+
 class SocketGuard(Protocol):
     """Knows the sockets of a feed, so that they can be shut while the event loop is stuck."""
 

@@ -25,9 +25,9 @@ from pydantic import Field, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, show_cursor
 from feedq.connectors.protocol.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftOut, RedisLink, RedisRefusal
+from feedq.connectors.records.framing import Framed
 from feedq.connectors.records.messages import (
     MessageOptions,
-    batch_of,
     credential,
     oversize,
     payload_member,
@@ -244,13 +244,13 @@ class RedisConnector:
                 positions[entry.stream] = entry_id
                 count, size, held = count + 1, size + len(record), held + len(record) + ENTRY_BYTES
                 if held >= self._options.buffer_bytes:
-                    yield batch_of(records, cursor=_cursor(positions), received_at=self._context.clock.now())
+                    yield self._batch(records, positions)
                     records, held = [], 0
         if failure is None:
             self._adapt_count(count, size)
             self._ask(link, positions)
         if records:
-            yield batch_of(records, cursor=_cursor(positions), received_at=self._context.clock.now())
+            yield self._batch(records, positions)
         if failure is not None:
             raise failure
 
@@ -300,6 +300,9 @@ class RedisConnector:
                 too_large = f"payload of more than {most} bytes" if size > most else ""
                 values = [] if too_large else values
         return StreamEntry(stream, entry_id, values, "" if wanted else too_large)
+
+    def _batch(self, records: Sequence[bytes], positions: Mapping[bytes, Id]) -> Batch:
+        return Framed.of(records).batch(cursor=_cursor(positions), received_at=self._context.clock.now())
 
     def _refusal(
         self, entry: StreamEntry, record: bytes, positions: Mapping[bytes, Id]

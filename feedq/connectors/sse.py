@@ -17,9 +17,9 @@ from contextlib import aclosing
 from typing import Annotated, ClassVar, Final
 
 import orjson
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
-from feedq.connectors.base import ConnectorOptions, Context, check_format, show_cursor
+from feedq.connectors.base import ConnectorOptions, Context, needs_json, show_cursor
 from feedq.connectors.protocol.eventstream import EventFramer
 from feedq.connectors.protocol.http_client import NO_CONTENT, Answer, HttpClient, HttpRequestOptions, named
 from feedq.connectors.records.cursor import CURSOR_BYTES_MAX, CursorOptions
@@ -51,12 +51,7 @@ class SseOptions(HttpRequestOptions, CursorOptions):
     max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
     """An event with more data fails the feed, with everything before it landed, until this is raised."""
 
-    @field_validator("envelope")
-    @classmethod
-    def _check_envelope(cls, envelope: bool, info: ValidationInfo) -> bool:
-        if envelope:
-            check_format(info, "json")
-        return envelope
+    _check_envelope = field_validator("envelope")(needs_json)
 
 
 class SseConnector:

@@ -20,14 +20,7 @@ from feedq.connectors.base import ConnectorOptions, Context, check_format, show_
 from feedq.connectors.protocol.websocket_connection import WebsocketConnectionOptions, open_websocket
 from feedq.connectors.records.cursor import CursorOptions
 from feedq.connectors.records.exclusions import Ignored, Scalar
-from feedq.connectors.records.framing import (
-    CR,
-    LF,
-    Framed,
-    Framer,
-    HeaderlessFramer,
-    LineFramer,
-)
+from feedq.connectors.records.framing import Framed, Framer, HeaderlessFramer, LineFramer, as_lines
 from feedq.connectors.records.pointer import parse_pointer
 from feedq.connectors.records.turns import in_turns
 from feedq.connectors.wire.remote import check_template
@@ -95,15 +88,9 @@ class MessageFramer:
 
     def frame(self, messages: list[bytes]) -> Framed:
         """The records of some messages, with those to be ignored; perhaps none."""
-        joined = LF.join([*messages, b""])
         if not self._one_each:
-            framed = self._lines.push(joined)
-        elif CR in joined or joined.count(LF) > len(messages) or not all(messages):
-            framed = Framed(records=tuple(filter(None, messages)))
-        else:
-            # Messages without a line break in them are lines, which is what lands fastest.
-            framed = Framed(lines=joined)
-        return framed
+            return self._lines.push(as_lines(messages))
+        return Framed.of(messages if all(messages) else list(filter(None, messages)))
 
 
 class WebsocketConnector:

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from feedq.connectors.protocol.eventstream import BYTE_ORDER_MARK, LINE_BYTES_MIN, MESSAGE, RETRY_S_MAX
-from feedq.connectors.records.framing import CR, LF
+from feedq.connectors.protocol.eventstream import LINE_BYTES_MIN, MESSAGE, RETRY_S_MAX
+from feedq.connectors.records.framing import BYTE_ORDER_MARK, CR, LF
 
 _LINE_END: Final = re.compile(rb"\r\n|\r|\n")
 _DATA: Final = b"data: "

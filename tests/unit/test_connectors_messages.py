@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from feedq.clock import SystemClock
 from feedq.connectors.base import Context
-from feedq.connectors.records.messages import Inbox, batch_of, credential, enclose, name_at_source
+from feedq.connectors.records.framing import Framed
+from feedq.connectors.records.messages import Inbox, credential, enclose, name_at_source
 from feedq.errors import SourceUnavailable
 from feedq.testing.loopback import RecordingGuard
 
@@ -53,7 +54,7 @@ def test_an_envelope_is_json_whatever_the_payload(payload: bytes) -> None:
 
 @given(st.lists(st.binary(max_size=6), min_size=1, max_size=6))
 def test_a_batch_holds_the_payloads_as_they_are(payloads: list[bytes]) -> None:
-    batch = batch_of(payloads, cursor=7, received_at=NOW)
+    batch = Framed.of(payloads).batch(cursor=7, received_at=NOW)
     assert batch.split() == tuple(payloads)
     assert batch.count == len(payloads)
     plain = all(payload and not set(payload) & set(b"\r\n") for payload in payloads)

@@ -16,17 +16,16 @@ An event that a stream breaks off in the middle of does not count. Nothing here 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 import orjson
 
-from feedq.connectors.records.framing import CR, LF, Framed
+from feedq.connectors.records.framing import BYTE_ORDER_MARK, CR, LF, Framed, as_lines
 from feedq.connectors.records.pointer import is_json
 
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 MESSAGE: Final = b"message"
 """The type of an event that does not name one."""
 LINE_BYTES_MIN: Final = 64 * 1024
@@ -42,25 +41,6 @@ class EventFramer:
 
     Only events of the given ``types`` are records, if there are some given. Empty data alone is no record.
     """
-
-    __slots__ = (
-        "_after_cr",
-        "_data",
-        "_envelope",
-        "_has_begun",
-        "_id",
-        "_is_amid",
-        "_last_id",
-        "_line_bytes_max",
-        "_max",
-        "_oversize",
-        "_size",
-        "_tail",
-        "_type",
-        "_types",
-        "is_behind",
-        "retry_s",
-    )
 
     def __init__(
         self,
@@ -159,7 +139,7 @@ class EventFramer:
         self._read_lines(events[events.rfind(b"\n\n", 0, -2) + 2 :] if len(found) > 1 else events)
         if self._types is not None and shape.type not in self._types:
             return b""
-        return _lines([data for data in found if data])
+        return as_lines([data for data in found if data])
 
     def _read_lines(self, lines: bytes) -> Framed:
         """The records of some lines, each ended by LF; what cannot be read in one turn goes back."""
@@ -175,9 +155,9 @@ class EventFramer:
             elif (record := self._dispatch()) is not None:
                 records.append(record)
             start, count = end + 1, count + 1
-        if any(LF in record for record in records):
-            return Framed(records=tuple(records), oversize=self._oversize)
-        return Framed(lines=_lines(records), oversize=self._oversize)
+        framed = Framed.of(records)
+        framed.oversize = self._oversize
+        return framed
 
     def _read_line(self, line: bytes) -> None:
         self._is_amid = True
@@ -248,10 +228,6 @@ def _shape(skeleton: bytes) -> EventShape:
             patterns.append(value_begins + (b"(.*+)" if field == b"data" else b".*+"))
     pattern = re.compile(b"^" + b"\n".join(patterns) + b"\n\n", re.MULTILINE)
     return EventShape(pattern, len(patterns) + 1, kind or MESSAGE)
-
-
-def _lines(records: Sequence[bytes]) -> bytes:
-    return LF.join([*records, b""])
 
 
 def _enveloped(event_id: bytes, kind: bytes, data: bytes) -> bytes:

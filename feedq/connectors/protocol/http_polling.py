@@ -41,7 +41,7 @@ from feedq.connectors.protocol.http_client import (
 )
 from feedq.connectors.protocol.http_options import FRAMED, LINK, HttpOptions
 from feedq.connectors.records.cursor import CURSOR_BYTES_MAX, CursorReader
-from feedq.connectors.records.framing import CR, LF, Framed
+from feedq.connectors.records.framing import BYTE_ORDER_MARK, Framed
 from feedq.connectors.records.pointer import MISSING, TextPointers, is_json
 from feedq.connectors.records.turns import SLICE_BYTES, Steps, in_turns
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable
@@ -66,7 +66,6 @@ EMPTY_PAGES_MAX: Final = 100
 """So many pages in a row without a record end a poll; the next one goes on behind them."""
 _NOT_MODIFIED: Final = 304
 _FORGOTTEN: Final = frozenset((400, 404, 410))
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,7 +421,8 @@ class Poller:
             else:
                 step = await in_turns(within(self._position, page.records))
             if step.new:
-                yield self._batch(step.new, cursor=step.after.as_cursor())
+                now = self._context.clock.now()
+                yield Framed.of(step.new).batch(cursor=step.after.as_cursor(), received_at=now)
             if fetched.refusal is not None:
                 raise fetched.refusal
             self._position = step.after
@@ -469,7 +469,7 @@ class Poller:
                     "(source.response_timeout_s)"
                 ) from None
             if options.format == "json":
-                body = body.removeprefix(_BYTE_ORDER_MARK)
+                body = body.removeprefix(BYTE_ORDER_MARK)
             return await self._read(answer, body, client)
 
     # -- what an answer holds ------------------------------------------------------------------------
@@ -558,13 +558,6 @@ class Poller:
             return str(orjson.loads(text)) if is_link else ""  # type: ignore[arg-type] # it is no `MISSING` here
         except ValueError:
             raise _no_json(answer) from None
-
-    def _batch(self, records: Sequence[bytes], *, cursor: JSON) -> Batch:
-        now = self._context.clock.now()
-        lines = LF.join([*records, b""])
-        if CR not in lines and lines.count(LF) == len(records):
-            return Batch.of_lines(lines, cursor=cursor, received_at=now)
-        return Batch.of_records(records, cursor=cursor, received_at=now)
 
 
 def _no_json(answer: Answer) -> SourceUnavailable:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple
 
 from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -60,7 +60,6 @@ paho answers others, or keeps them, without a bound, and so it does with message
 _QOS: Final = 0b0110
 
 Version = Literal["5", "3.1.1"]
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,12 @@ class MqttLink:
         client.connect("broker", keepalive=login.keepalive_s, **(_terms(login) if self._is_5 else {}))
         self._reading = asyncio.create_task(self._read())
         self._tick()
-        return await self._unless_lost(self._accepted)
+        waited: set[asyncio.Future[Any]] = {self._accepted, self._lost}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not self._accepted.done():
+            assert self.inbox.failure is not None
+            raise self.inbox.failure
+        return self._accepted.result()
 
     async def subscribe(self, topics: Sequence[str], check: Callable[[Sequence[ReasonCode]], None]) -> None:
         """With QoS 1. ``check`` gets the broker's word on each topic, and raises what ends the connection.
@@ -226,14 +230,6 @@ class MqttLink:
             self._client.disconnect()
             await self._connection.finish(at_most_s=CLOSE_S)
         self._end(SourceUnavailable(f"{self._where}: closed"))
-
-    async def _unless_lost(self, answer: asyncio.Future[Answer]) -> Answer:
-        waited: set[asyncio.Future[Any]] = {answer, self._lost}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            assert self.inbox.failure is not None
-            raise self.inbox.failure
-        return answer.result()
 
     # -- the loop's side -----------------------------------------------------------------------------------
 

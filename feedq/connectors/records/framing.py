@@ -55,6 +55,13 @@ class Framed:
     corrupt: bool = False
     """What should be the length of the next record cannot be one; the stream cannot go on."""
 
+    @classmethod
+    def of(cls, records: Sequence[bytes]) -> Framed:
+        """Records in whichever form holds them as they are."""
+        lines = as_lines(records)
+        fits = CR not in lines and lines.count(LF) == len(records) and all(records)
+        return cls(lines) if fits else cls(records=tuple(records))
+
     def __bool__(self) -> bool:
         return bool(self.lines or self.records)
 
@@ -83,10 +90,14 @@ class Framed:
             return self
         return replace(self, records=tuple(kept)) if self.records else replace(self, lines=as_lines(kept))
 
-    def batch(self, *, cursor: JSON, received_at: datetime) -> Batch:
+    def batch(
+        self, *, cursor: JSON, received_at: datetime, on_committed: Callable[[], None] | None = None
+    ) -> Batch:
         if self.records:
-            return Batch.of_records(self.records, cursor=cursor, received_at=received_at)
-        return Batch.of_lines(self.lines, cursor=cursor, received_at=received_at)
+            return Batch.of_records(
+                self.records, cursor=cursor, received_at=received_at, on_committed=on_committed
+            )
+        return Batch.of_lines(self.lines, cursor=cursor, received_at=received_at, on_committed=on_committed)
 
 
 def as_lines(records: Sequence[bytes]) -> bytes:

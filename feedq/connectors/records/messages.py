@@ -22,8 +22,8 @@ from typing import Annotated, Generic, TypeVar
 import orjson
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.base import Context, CsvFormat, check_format, show_cursor
-from feedq.connectors.records.framing import CR, LF, RECORD_BYTES_MAX
+from feedq.connectors.base import Context, CsvFormat, needs_json, show_cursor
+from feedq.connectors.records.framing import RECORD_BYTES_MAX, Framed
 from feedq.connectors.records.pointer import is_json
 from feedq.connectors.wire.connection import BUFFER_BYTES_MAX, ConnectedOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
@@ -68,12 +68,7 @@ class MessageOptions(ConnectedOptions):
     def _check_credentials(cls, text: str | None, info: ValidationInfo) -> str | None:
         return None if text is None else check_template(text, info)
 
-    @field_validator("envelope")
-    @classmethod
-    def _check_envelope(cls, envelope: bool, info: ValidationInfo) -> bool:
-        if envelope:
-            check_format(info, "json")
-        return envelope
+    _check_envelope = field_validator("envelope")(needs_json)
 
 
 def name_at_source(environment: str, feed: str) -> str:
@@ -113,21 +108,6 @@ def text_member(name: str, value: bytes) -> dict[str, orjson.Fragment | str]:
         return {f"{name}_base64": b64encode(value).decode()}
 
 
-def batch_of(
-    payloads: Sequence[bytes],
-    *,
-    cursor: JSON,
-    received_at: datetime,
-    on_committed: Callable[[], None] | None = None,
-) -> Batch:
-    """Records in whichever form of `Batch` holds them; there is at least one."""
-    lines = LF.join(payloads) + LF
-    fits = CR not in lines and lines.count(LF) == len(payloads) and all(payloads)
-    if fits:
-        return Batch.of_lines(lines, cursor=cursor, received_at=received_at, on_committed=on_committed)
-    return Batch.of_records(payloads, cursor=cursor, received_at=received_at, on_committed=on_committed)
-
-
 def oversize(where: object, options: MessageOptions, *, size: int, after: JSON) -> FeedMisconfigured:
     """The error that a payload over the limit ends the feed with."""
     return FeedMisconfigured(
@@ -143,14 +123,12 @@ class Inbox(Generic[Item]):
     to pause. One taker at a time, all on one event loop.
     """
 
-    __slots__ = ("_bytes_max", "_items", "_on_taken", "_waiter", "failure", "size")
-
     def __init__(self, *, bytes_max: int, on_taken: Callable[[], None] = lambda: None) -> None:
         """``on_taken`` is called each time that there is room again."""
         self._bytes_max = bytes_max
         self._on_taken = on_taken
         self._items: list[Item] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self._arrived = asyncio.Event()
         self.size = 0
         """Of all items together."""
         self.failure: FeedqError | None = None
@@ -167,23 +145,20 @@ class Inbox(Generic[Item]):
     def put(self, item: Item, *, size: int) -> None:
         self._items.append(item)
         self.size += size
-        self._wake()
+        self._arrived.set()
 
     def fail(self, failure: FeedqError) -> None:
         """Nothing more will come; the first reason counts. `take` gives nothing more either: what was not
         taken was not acknowledged, so it comes again. Who knows better asks for the `rest`."""
         if self.failure is None:
             self.failure = failure
-        self._wake()
+        self._arrived.set()
 
     async def take(self) -> list[Item]:
         """Everything that has arrived, at least one item. Raises what `fail` was given."""
         while self.failure is None and not self._items:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            self._arrived.clear()
+            await self._arrived.wait()
         if self.failure is not None:
             raise self.failure
         taken = self.rest()
@@ -194,10 +169,6 @@ class Inbox(Generic[Item]):
         """What had arrived and was not taken when it ended."""
         taken, self._items, self.size = self._items, [], 0
         return taken
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 @dataclass(slots=True)
@@ -237,7 +208,8 @@ class Acknowledgements(Generic[Receipt]):
             self._uncommitted += 1
             on_committed = partial(self._committed, self._waiting)
         self._waiting = []
-        return batch_of(taken.records, cursor=cursor, received_at=received_at, on_committed=on_committed)
+        framed = Framed.of(taken.records)
+        return framed.batch(cursor=cursor, received_at=received_at, on_committed=on_committed)
 
     def all_committed(self) -> asyncio.Future[None] | None:
         """Is done when every batch is committed; None if that is so."""
