@@ -15,8 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from feedq.cli.output import TableColumn, number, rich_table, state, write_json_line
-from feedq.embedded.demo import FeedTally
-from feedq.embedded.observer import Observer, Snapshot
+from feedq.embedded.demo import FeedTally, Observer, Snapshot
 from feedq.model import FeedView, Status, WorkerState, WorkerView
 from feedq.wording import duration, printable, said, size
 

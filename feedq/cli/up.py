@@ -18,8 +18,8 @@ from feedq.cli.invocation import Invocation, pass_invocation
 from feedq.cli.output import answer
 from feedq.embedded import demo, demo_source
 from feedq.embedded.datadir import DEFAULT, DataDir
-from feedq.embedded.local_fleet import answers_tcp
-from feedq.embedded.observer import Observer
+from feedq.embedded.demo import Observer
+from feedq.embedded.local_service import answers_tcp
 from feedq.embedded.stack import SINK_URL, Interrupted, LocalStack, StackOptions, StopRequests
 from feedq.settings import DEFAULT_SINK, Settings
 from feedq.settings import settings as check_settings

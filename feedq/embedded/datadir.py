@@ -21,9 +21,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from feedq.embedded.lock import FileLock, is_locked
 from feedq.embedded.process import free_port, is_free, server_account
-from feedq.embedded.server import make_data_dir, write_private
+from feedq.embedded.server import FileLock, is_locked, make_data_dir, write_private
 from feedq.errors import InvalidInput, Unavailable
 
 DEFAULT = Path(".feedq")

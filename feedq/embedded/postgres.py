@@ -15,8 +15,10 @@ import psycopg2
 from psycopg2 import sql
 
 from feedq.embedded.binaries import PostgresBinaries, postgres_binaries
-from feedq.embedded.server import Server, make_private_dir
+from feedq.embedded.server import Server, kept_password, make_private_dir
 from feedq.errors import Unavailable
+from feedq.settings import DEFAULT_SINK
+from feedq.store import grants
 
 USER = "feedq"
 DATABASE = "feedq"
@@ -145,3 +147,41 @@ class Postgres(Server):
         except psycopg2.OperationalError:
             return False
         return True
+
+
+SINK = grants.sink_role(DEFAULT_SINK)
+NAMES = (*map(str, grants.Role), SINK)
+
+_HAND_OVER = f"""
+    DO $$ DECLARE found record; BEGIN
+        FOR found IN SELECT c.oid::regclass AS name, c.relkind FROM pg_class c
+            WHERE c.relnamespace = 'public'::regnamespace AND pg_get_userbyid(c.relowner) = '{USER}'
+                AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT EXISTS (
+                    SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
+                        AND d.deptype = 'e')
+        LOOP
+            EXECUTE format('ALTER TABLE %s OWNER TO %I', found.name, '{grants.PREFIX}{SINK}');
+        END LOOP;
+    END $$
+"""  # noqa: S608 - constants
+
+
+def make_roles(postgres: Postgres, passwords: Path) -> Mapping[str, str]:
+    """Make the roles of `feedq db grants` that are missing; returns the URL of the database by role.
+
+    Their passwords are made up once and kept in the directory ``passwords``. The superuser makes the roles at each
+    start and does nothing else. What it made in ``public`` while an earlier release ran everything as the
+    superuser is handed over to the role of the default sink. Raises `Unavailable`.
+    """
+    passwords.mkdir(exist_ok=True, mode=0o700)
+    kept = {name: kept_password(passwords / f"{name}.password", account=None) for name in NAMES}
+    admin = postgres.url()
+    with grants.opened(admin) as connection:
+        sink = grants.sink_tables(connection, DEFAULT_SINK, with_control=True)
+        grants.apply(admin, grants.script(connection, grants.PREFIX, [sink], kept), connection)
+        with connection.cursor() as cursor:
+            cursor.execute(_HAND_OVER)
+        connection.commit()
+    return {
+        name: postgres.url(user=grants.role_name(grants.PREFIX, name), password=kept[name]) for name in NAMES
+    }

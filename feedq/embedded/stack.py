@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from feedq.embedded import local_fleet
+from feedq.embedded import local_service
 from feedq.embedded.datadir import DataDir, Ports, StackState
 from feedq.embedded.local_service import Service, describe_exit, hasten_one, stop_all
-from feedq.embedded.postgres import Postgres
+from feedq.embedded.postgres import SINK, Postgres, make_roles
 from feedq.embedded.process import tail
-from feedq.embedded.roles import SINK, make_roles
 from feedq.embedded.server import Server, kept_password
 from feedq.embedded.valkey import Valkey
 from feedq.errors import FeedqError, Unavailable
@@ -228,13 +227,13 @@ class LocalStack:
         options, logs = self.options, self.data_dir.logs
         as_worker, as_beat = self._settings_of(Role.WORKER), self._settings_of(Role.BEAT)
         workers = [
-            local_fleet.worker(n, capacity=options.capacity, settings=as_worker, logs=logs)
+            local_service.worker(n, capacity=options.capacity, settings=as_worker, logs=logs)
             for n in range(1, options.workers + 1)
         ]
-        beats = [local_fleet.beat(n, settings=as_beat, logs=logs) for n in range(1, options.beats + 1)]
-        if not any(os.environ.get(name) for name in local_fleet.FLOWER_LOGINS):
+        beats = [local_service.beat(n, settings=as_beat, logs=logs) for n in range(1, options.beats + 1)]
+        if not any(os.environ.get(name) for name in local_service.FLOWER_LOGINS):
             self._flower_password = kept_password(self.data_dir.path / "flower.password", account=None)
-        flower = local_fleet.flower(
+        flower = local_service.flower(
             port=self._flower_port,
             password=self._flower_password,
             settings=self._settings_of(Role.FLOWER),
@@ -250,24 +249,24 @@ class LocalStack:
             conditions[service.name] = self._is_active(self.store, service)
         for service in beats:
             conditions[service.name] = self._is_beating(service)
-        conditions[flower.name] = lambda: local_fleet.answers_http(f"http://{self._flower_at}/healthcheck")
+        conditions[flower.name] = lambda: local_service.answers_http(f"http://{self._flower_at}/healthcheck")
         self._await_all(conditions)
 
     def _flower_port(self) -> int:
         port = self.ports.choose("flower")
         self._flower_at = f"127.0.0.1:{port}"
-        login = f"{local_fleet.FLOWER_USER}:{self._flower_password}@" if self._flower_password else ""
+        login = f"{local_service.FLOWER_USER}:{self._flower_password}@" if self._flower_password else ""
         self.flower_url = f"http://{login}{self._flower_at}"
         return port
 
     def _is_active(self, store: Store, service: Service) -> Callable[[], bool]:
-        return lambda: service.pid in local_fleet.active_pids(store)
+        return lambda: service.pid in local_service.active_pids(store)
 
     def _is_beating(self, service: Service) -> Callable[[], bool]:
         # Only the elected one shows in the database: of the others, the first log line must do.
         def is_beating() -> bool:
             has_begun = service.log.exists() and service.log.stat().st_size > 0
-            return has_begun and local_fleet.has_leader(self.database_url)
+            return has_begun and local_service.has_leader(self.database_url)
 
         return is_beating
 

@@ -10,8 +10,7 @@ import psycopg2
 import pytest
 from psycopg2 import errors
 
-from feedq.embedded.postgres import Postgres
-from feedq.embedded.roles import SINK, make_roles
+from feedq.embedded.postgres import SINK, Postgres, make_roles
 from feedq.model import FeedSpec
 from feedq.store import migrate
 from feedq.store.grants import Role

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from feedq.embedded import process
-from feedq.embedded.lock import FileLock, is_locked
 from feedq.embedded.process import (
     Account,
     end,
@@ -27,6 +26,7 @@ from feedq.embedded.process import (
     spawn,
     tail,
 )
+from feedq.embedded.server import FileLock, is_locked
 from feedq.errors import Conflict
 
 GENEROUS_S = 20.0
