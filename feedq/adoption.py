@@ -106,19 +106,13 @@ def resumes_of(feeds: Iterable[Feed], open_sink: OpenSink) -> dict[str, StartCur
     return found
 
 
-class Adopting:
+class Adopting(ExitStack):
     """Declares feeds that go on from the checkpoints of their namesakes, or from given cursors. A context."""
 
     def __init__(self, store: Store, open_sink: OpenSink) -> None:
         self._store, self._open_sink = store, open_sink
+        super().__init__()
         self._sinks: dict[str, Sink] = {}
-        self._open = ExitStack()
-
-    def __enter__(self) -> Adopting:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
 
     def add(self, spec: FeedSpec, start: Checkpoint | StartCursor, add: Callable[[FeedSpec], Feed]) -> None:
         """Declare a feed as paused, so that nobody begins it, give it the checkpoint, and let it run."""
@@ -138,7 +132,7 @@ class Adopting:
 
     def _sink(self, name: str) -> Sink:
         if name not in self._sinks:
-            self._sinks[name] = self._open.enter_context(self._open_sink(name))
+            self._sinks[name] = self.enter_context(self._open_sink(name))
         return self._sinks[name]
 
 

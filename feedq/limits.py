@@ -31,7 +31,9 @@ from sys import float_info
 from typing import Annotated, Final
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from feedq.values import StrictModel
 
 # -- a rate with a burst -----------------------------------------------------------------------------
 
@@ -47,10 +49,8 @@ RATE_MIN: Final = 1e-9
 """Slots of more than thirty years are all alike, and would leave no digits for the time of day."""
 
 
-class RateLimits(BaseModel):
+class RateLimits(StrictModel):
     """How fast something may be read, on average; None is without a limit."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     rows_per_s: Annotated[float | None, Field(gt=0, le=1e12)] = None
     """Records a second."""

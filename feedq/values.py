@@ -85,12 +85,17 @@ class Wrong(ValueError):
         self.found = found
 
 
-class Entry(BaseModel):
-    """A mapping that people declare. A key that is not known is refused by name, and null is like nothing."""
+class StrictModel(BaseModel):
+    """What people write. A key that is not known is refused by name."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
     )
+
+
+class Entry(StrictModel):
+    """A mapping that people declare, in which null is like nothing."""
+
     noun: ClassVar[str] = ""
     """What is declared, for messages."""
     shorthand: ClassVar[str] = ""

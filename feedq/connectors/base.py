@@ -27,7 +27,7 @@ from threading import Event
 from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, cast
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from feedq.clock import Clock
 from feedq.connectors.wire.template import RESERVED, unescape
@@ -36,16 +36,15 @@ from feedq.limits import RateLimits
 from feedq.model import JSON, Batch
 from feedq.permission import DEFAULT, Permissions
 from feedq.secrets import check_secret_name, parse_reference
+from feedq.values import StrictModel
 
 ENTRY_POINT_GROUP = "feedq.connectors"
 
 RecordFormat = Literal["json", "csv", "text", "bytes"]
 
 
-class CsvFormat(BaseModel):
+class CsvFormat(StrictModel):
     """How the fields of a line are told apart. A record is one line: a quoted field holds no line break."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     fields: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of the fields in their order, for pointers such as `/price`."""
@@ -85,12 +84,8 @@ class CsvFormat(BaseModel):
         return quote
 
 
-class ConnectorOptions(BaseModel):
+class ConnectorOptions(StrictModel):
     """Base of every connector's options: unknown ones are refused by name."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
 
     format: RecordFormat = "json"
     """What a record is, `json`, `csv`, `text` or `bytes`: decides the type of the payload column, and whether

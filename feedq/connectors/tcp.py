@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.records.cursor import CursorOptions
@@ -28,6 +28,7 @@ from feedq.connectors.wire.template import fill_in, unescape
 from feedq.errors import SourceUnavailable
 from feedq.model import JSON, Batch
 from feedq.secrets import MASK, Masker
+from feedq.values import StrictModel
 
 EXPECTED_WITHIN_BYTES = 64 * 1024
 """An answer to a hello is somewhere in its first bytes, or it is none."""
@@ -36,12 +37,8 @@ SHOWN_OF_SECRET_MAX = 3
 """What was said may end like the beginning of a secret by chance; longer than this it is one that was cut off."""
 
 
-class Hello(BaseModel):
+class Hello(StrictModel):
     """One message of ours, and what has to come back before the next one."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
 
     send: str = ""
     """Sent; with placeholders and escapes."""

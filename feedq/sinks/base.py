@@ -25,13 +25,14 @@ from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, Protocol
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, CsvFormat, RecordFormat, explain_options
 from feedq.errors import InvalidInput
 from feedq.model import JSON, Batch, FeedKey, Identity
 from feedq.sinks.mapping import ColumnRule, ColumnSource, Origin, check_column, sources_of, unknown_field
 from feedq.sinks.reserved import why_nowhere
+from feedq.values import StrictModel
 
 ENTRY_POINT_GROUP = "feedq.sinks"
 
@@ -45,12 +46,8 @@ class OnConflict(StrEnum):
     UPDATE = "update"
 
 
-class SinkOptions(BaseModel):
+class SinkOptions(StrictModel):
     """A feed's ``sink``: which database, which table, and how a record becomes a row."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
 
     name: str = "default"
     """Named sink database, see FEEDQ_SINKS__<NAME>."""

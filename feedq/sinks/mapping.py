@@ -24,9 +24,10 @@ from itertools import combinations, pairwise
 from typing import Any, Final
 
 import orjson
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from feedq.connectors.records.pointer import parse_pointer
+from feedq.values import StrictModel
 
 
 class Origin(StrEnum):
@@ -72,12 +73,8 @@ class ColumnSource:
     """Pointers to try in their order where there is nothing at ``pointer``."""
 
 
-class ColumnRule(BaseModel):
+class ColumnRule(StrictModel):
     """The long form of a column."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
 
     pointer: str | None = None
     """JSON pointer into the record."""

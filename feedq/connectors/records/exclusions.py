@@ -21,13 +21,14 @@ from typing import Annotated, Any, Final
 
 import orjson
 import re2
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.records.framing import LF, Framed
 from feedq.connectors.records.pointer import MISSING, Missing, TextPointers
 from feedq.connectors.records.turns import Steps
 from feedq.connectors.wire.template import unescape
 from feedq.model import JSON
+from feedq.values import StrictModel
 
 PING_BYTES_MAX: Final = 4 * 1024
 """A longer record is no ping. With `PATTERN_MEMORY_BYTES` it bounds the time that one of them can take."""
@@ -46,12 +47,8 @@ VALUE_BYTES_MAX = 64 * 1024
 """A longer text is not compared: no heartbeat is told by so much."""
 
 
-class Ping(BaseModel):
+class Ping(StrictModel):
     """How a source asks whether we are there, and what to say."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
 
     pattern: Annotated[str, Field(min_length=1, max_length=1000)]
     """Regular expression that a ping matches as a whole; costs least if it begins with plain text. In the

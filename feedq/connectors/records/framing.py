@@ -117,8 +117,8 @@ class Framer(Protocol):
         """The records completed by ``data``. ``data`` is the framer's from now on."""
 
 
-class LineFramer:
-    """Records end with LF or CRLF."""
+class _TailFramer:
+    """A framer that keeps of the stream what no record is complete of."""
 
     __slots__ = ("_max", "_tail")
 
@@ -129,6 +129,12 @@ class LineFramer:
     @property
     def pending(self) -> int:
         return len(self._tail)
+
+
+class LineFramer(_TailFramer):
+    """Records end with LF or CRLF."""
+
+    __slots__ = ()
 
     def push(self, data: bytes | bytearray) -> Framed:
         if not self._tail and 0 < data.find(LF) == len(data) - 1 <= self._max and CR not in data:
@@ -151,20 +157,15 @@ class LineFramer:
         return _framed_lines(lines, oversize=pending > self._max)
 
 
-class DelimiterFramer:
+class DelimiterFramer(_TailFramer):
     """Records end with a fixed string of bytes."""
 
-    __slots__ = ("_delimiter", "_max", "_tail")
+    __slots__ = ("_delimiter",)
 
     def __init__(self, delimiter: bytes, max_record_bytes: int) -> None:
+        super().__init__(max_record_bytes)
         assert delimiter
         self._delimiter = delimiter
-        self._max = max_record_bytes
-        self._tail = bytearray()
-
-    @property
-    def pending(self) -> int:
-        return len(self._tail)
 
     def push(self, data: bytes | bytearray) -> Framed:
         overlap = len(self._delimiter) - 1
@@ -184,10 +185,10 @@ class DelimiterFramer:
         return Framed(records=records, oversize=len(tail) - overlap > self._max)
 
 
-class LengthFramer:
+class LengthFramer(_TailFramer):
     """Each record comes after its length, an unsigned number."""
 
-    __slots__ = ("_counted", "_max", "_prefix", "_tail", "_wanted")
+    __slots__ = ("_counted", "_prefix", "_wanted")
 
     def __init__(
         self,
@@ -197,16 +198,11 @@ class LengthFramer:
         byte_order: Literal["big", "little"],
         counts_itself: bool,
     ) -> None:
+        super().__init__(max_record_bytes)
         self._prefix = Struct((">" if byte_order == "big" else "<") + {1: "B", 2: "H", 4: "I"}[length_bytes])
         self._counted = length_bytes if counts_itself else 0
-        self._max = max_record_bytes
-        self._tail = bytearray()
         self._wanted: int = length_bytes
         """Bytes of the stream without which nothing more can be told: those of the record's end, if known."""
-
-    @property
-    def pending(self) -> int:
-        return len(self._tail)
 
     def push(self, data: bytes | bytearray) -> Framed:
         stream = _join(self._tail, data)
