@@ -36,9 +36,12 @@ from feedq.limits import RateLimits
 from feedq.model import JSON, Batch
 from feedq.permission import DEFAULT, Permissions
 from feedq.secrets import check_secret_name, parse_reference
+from feedq.telemetry import SOURCE_MISSED, LogEvent, log
 from feedq.values import StrictModel
 
 ENTRY_POINT_GROUP = "feedq.connectors"
+
+logger = log(__name__)
 
 RecordFormat = Literal["json", "csv", "text", "bytes"]
 
@@ -209,6 +212,13 @@ class Context:
     """What a connector wants to remember from one connection of a stream to the next, on this worker; small, and
     never needed: it is empty when another worker takes over."""
     room: Room = BOUNDLESS
+
+
+def log_gap(context: Context, source: object, detail: str, *, missed: int = 0) -> None:
+    """Tell that a source may have discarded what was not read yet; reading goes on. ``missed``: how many records
+    that is, where it is known."""
+    SOURCE_MISSED.inc(missed)
+    logger.warning(LogEvent.SOURCE_GAP, feed=context.feed, source=str(source), detail=detail)
 
 
 class Connector(Protocol):

@@ -36,12 +36,11 @@ from zlib import crc32
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.base import ConnectorOptions, Context
+from feedq.connectors.base import ConnectorOptions, Context, log_gap
 from feedq.connectors.records.framing import Framed, Framer, FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
-from feedq.telemetry import LogEvent, log
 
 HEAD_BYTES = 1024
 """How much of its beginning tells a file from others. Two logs differ in their first line, by its time."""
@@ -299,8 +298,6 @@ def inode_at(path: str) -> int | None:
 _BEGUN = "begun"
 """In `Context.memory`: the position at which the feed began at the end of a file, or None if at its beginning."""
 
-logger = log(__name__)
-
 
 class FileOptions(FramingOptions):
     """Options of a feed with ``connector: file``."""
@@ -510,9 +507,4 @@ class FileConnector:
         self._context.stopping.wait(self._options.poll_interval_s)
 
     def _tell_gap(self, detail: str) -> None:
-        logger.warning(
-            LogEvent.SOURCE_GAP,
-            feed=self._context.feed,
-            source=self._path,
-            detail=f"{detail}; reading goes on",
-        )
+        log_gap(self._context, self._path, f"{detail}; reading goes on")

@@ -30,7 +30,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from paho.mqtt.reasoncodes import ReasonCode
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.base import ConnectorOptions, Context
+from feedq.connectors.base import ConnectorOptions, Context, log_gap
 from feedq.connectors.protocol.mqtt_link import READ_AHEAD_BYTES, Message, MqttLink, MqttLogin
 from feedq.connectors.records.messages import (
     Acknowledgements,
@@ -46,7 +46,6 @@ from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.model import JSON, Batch
-from feedq.telemetry import LogEvent, log
 
 LINGER_S: Final = 0.6
 """How long a connection waits at its end for what it has given to be committed. Longer than the writer's usual
@@ -67,8 +66,6 @@ _REFUSALS: Final[Mapping[int, str]] = {
 
 MESSAGES_AT_ONCE = 500
 """After so many that waited the other feeds have their turn: to acknowledge one takes paho about 50 us."""
-
-logger = log(__name__)
 
 
 class MqttOptions(MessageOptions):
@@ -235,12 +232,8 @@ class MqttConnector:
             if has_session:
                 known = set(map(str, cursor["topics"] if isinstance(cursor["topics"], list) else ()))
             else:
-                logger.warning(
-                    LogEvent.SOURCE_GAP,
-                    feed=self._context.feed,
-                    source=str(self._location),
-                    detail=f"the broker has no session {self._client_id} any more, nor what came since",
-                )
+                gone = f"the broker has no session {self._client_id} any more, nor what came since"
+                log_gap(self._context, self._location, gone)
         if not has_session:
             self._pending.forget()
         link.unsubscribe(sorted(known.difference(self._topics)))

@@ -19,7 +19,7 @@ from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from feedq.connectors.base import ConnectorOptions, Context
+from feedq.connectors.base import ConnectorOptions, Context, log_gap
 from feedq.connectors.protocol.nats_client import (
     NO_RESPONDERS,
     READ_AHEAD_BYTES,
@@ -45,7 +45,6 @@ from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, check_template
 from feedq.errors import FeedMisconfigured, FeedqError, SourceUnavailable
 from feedq.model import JSON, Batch
-from feedq.telemetry import SOURCE_MISSED, LogEvent, log
 
 PORT: Final = 4222
 OLDEST_SERVER: Final = (2, 9)
@@ -53,8 +52,6 @@ OLDEST_SERVER: Final = (2, 9)
 SERVER_WITH_SUBJECTS: Final = (2, 10)
 MESSAGE_BYTES: Final = 16 * 1024
 """Room for subject, headers and reply beside the largest payload, when a request limits bytes."""
-
-logger = log(__name__)
 
 LEAVE_S: Final = 0.3
 """How long a trial waits for its consumer to be deleted."""
@@ -252,8 +249,7 @@ class NatsConnector:
             ) from error
         self._trial_consumer = consumer if terms.trial else None
         if start.gap is not None:
-            SOURCE_MISSED.inc(start.missed)
-            self._log_gap(start.gap)
+            log_gap(self._context, self._where, start.gap, missed=start.missed)
         subject = f"{jetstream.prefix}.CONSUMER.MSG.NEXT.{options.stream}.{consumer}"
         return self._read(client, subject, stream, start)
 
@@ -287,9 +283,6 @@ class NatsConnector:
         )
         client.on_record = reading.receive
         return reading
-
-    def _log_gap(self, detail: str) -> None:
-        logger.warning(LogEvent.SOURCE_GAP, feed=self._context.feed, source=self._where, detail=detail)
 
     def _explain(self, refusal: JetStreamRefusal) -> SourceUnavailable | FeedMisconfigured:
         if refusal.code == int(NO_RESPONDERS) and refusal.err_code is None:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAli
 import orjson
 from pydantic import Field, field_validator
 
-from feedq.connectors.base import ConnectorOptions, Context, show_cursor
+from feedq.connectors.base import ConnectorOptions, Context, log_gap, show_cursor
 from feedq.connectors.protocol.resp import READ_AHEAD_BYTES, BrokenAnswer, LeftOut, RedisLink, RedisRefusal
 from feedq.connectors.records.framing import Framed
 from feedq.connectors.records.messages import (
@@ -38,7 +38,6 @@ from feedq.connectors.wire.dialing import bounded
 from feedq.connectors.wire.remote import Scheme, parse_location
 from feedq.errors import FeedMisconfigured, SourceUnavailable
 from feedq.model import JSON, Batch
-from feedq.telemetry import LogEvent, log
 
 PORT = 6379
 BLOCK_MS_MAX: Final = 5_000
@@ -80,8 +79,6 @@ ZERO: Final[Id] = (0, 0)
 """Before every entry."""
 
 KEPT_ID_BYTES: Final = 64
-
-logger = log(__name__)
 
 
 class RedisOptions(MessageOptions):
@@ -206,12 +203,7 @@ class RedisConnector:
         return position
 
     def _log_gap(self, stream: bytes, detail: str) -> None:
-        logger.warning(
-            LogEvent.SOURCE_GAP,
-            feed=self._context.feed,
-            source=f"{self._location} {stream.decode()}",
-            detail=detail,
-        )
+        log_gap(self._context, f"{self._location} {stream.decode()}", detail)
 
     # -- reading -------------------------------------------------------------------------------------------
 

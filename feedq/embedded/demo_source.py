@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,11 +86,11 @@ class DemoSource:
     def __init__(self) -> None:
         self._timetables: dict[str, Timetable] = {}
 
-    async def serve(self, port: int, *, until: asyncio.Event) -> None:
+    async def serve(self, port: int) -> None:
         server = await asyncio.start_server(self._greet, "127.0.0.1", port, limit=HELLO_BYTES_MAX)
         say(f"listening on 127.0.0.1:{server.sockets[0].getsockname()[1]}")
         async with server:
-            await until.wait()
+            await server.serve_forever()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -138,18 +137,10 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-async def run(port: int) -> None:
-    until = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, until.set)
-    await DemoSource().serve(port, until=until)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Replay AIS messages to feeds that can resume.")
     parser.add_argument("--port", type=int, default=0)
-    asyncio.run(run(parser.parse_args(argv).port))
+    asyncio.run(DemoSource().serve(parser.parse_args(argv).port))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
-from feedq.connectors.base import Context
+from feedq.connectors.base import Context, log_gap
 from feedq.connectors.protocol.nats_client import (
     DESCRIPTION,
     STATUS,
@@ -47,7 +47,6 @@ from feedq.connectors.records.messages import (
 )
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch
-from feedq.telemetry import SOURCE_MISSED, LogEvent, log
 
 NANOSECONDS: Final = 1_000_000_000
 NOT_FOUND: Final = 404
@@ -272,8 +271,6 @@ SAID_CHARACTERS_MAX: Final = 300
 AT_NS_MAX: Final = 2**63
 """Of a time as servers count it: in the year 2262."""
 _ACK: Final = "$JS.ACK."
-
-logger = log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,13 +511,8 @@ class Reading:
 
     def _check_gap(self, received: Received) -> None:
         if self._expected is not None and received.seq != self._expected and self._has_no_holes:
-            SOURCE_MISSED.inc(received.seq - self._expected)
-            logger.warning(
-                LogEvent.SOURCE_GAP,
-                feed=self._context.feed,
-                source=self._where,
-                detail=f"message {self._expected - 1} is followed by {received.seq}",
-            )
+            gap = f"message {self._expected - 1} is followed by {received.seq}"
+            log_gap(self._context, self._where, gap, missed=received.seq - self._expected)
         self._expected = received.seq + 1
 
     def _acknowledge(self, replies: Sequence[str]) -> None:
