@@ -127,8 +127,6 @@ class Masker:
     """Replaces known secret values in texts by asterisks, also where they were quoted for JSON, Python or a
     URL on their way into a message. Made once a feed from the resolved values."""
 
-    __slots__ = ("_pattern",)
-
     def __init__(self, values: Iterable[str]) -> None:
         spellings = {spelling for value in values for spelling in _spellings(value) if spelling}
         # An error often quotes what it was given, which was quoted itself: the JSON of a login, say.

@@ -77,8 +77,6 @@ def parse_position(cursor: JSON) -> FileCursor | None:
 class FollowedFile:
     """One open file, read from front to back."""
 
-    __slots__ = ("_fileno", "_framer", "_head", "_read", "inode", "path")
-
     def __init__(self, path: str, framer: Framer) -> None:
         """Raises what `os.open` does, and `FeedMisconfigured` for what is no regular file."""
         # Without O_NONBLOCK a path that is a pipe would wait for somebody to write into it.

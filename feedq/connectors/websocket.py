@@ -74,8 +74,6 @@ class WebsocketOptions(CursorOptions, WebsocketConnectionOptions):
 class MessageFramer:
     """Records out of messages."""
 
-    __slots__ = ("_lines", "_one_each", "ignored")
-
     def __init__(self, options: WebsocketOptions) -> None:
         # A line never is longer than the message it stands in.
         lines: Framer = LineFramer(options.max_record_bytes)

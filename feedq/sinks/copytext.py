@@ -70,8 +70,6 @@ class Kind(Enum):
 class Cell:
     """How one column gets its text."""
 
-    __slots__ = ("default", "kind", "paths", "pointers", "source")
-
     def __init__(self, source: ColumnSource, kind: Kind) -> None:
         self.source = source
         self.kind = kind

@@ -534,8 +534,6 @@ class Gunzip:
     content, as files that were appended to are.
     """
 
-    __slots__ = ("_at", "_has_more", "_inflater", "_left", "_packed", "is_amid")
-
     def __init__(self) -> None:
         self._inflater = zlib.decompressobj(_GZIP)
         self._packed: bytes | bytearray = b""

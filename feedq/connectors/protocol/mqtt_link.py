@@ -422,8 +422,6 @@ class PacketRefusal:
 class PacketFilter:
     """Looks at packets as paho reads them: piece by piece, and none beyond the end of what it asked for."""
 
-    __slots__ = ("_begin", "_is_5", "_kind", "_left", "_max", "_qos", "_shift", "_size", "refusal")
-
     def __init__(self, *, payload_bytes_max: int, is_5: bool) -> None:
         self._max = payload_bytes_max
         self._is_5 = is_5

@@ -95,8 +95,6 @@ class NatsParser:
     A message that is too large comes without its payload, and is the last one.
     """
 
-    __slots__ = ("_head", "_held", "_max", "is_over")
-
     def __init__(self, *, payload_bytes_max: int) -> None:
         """``payload_bytes_max``: of a record."""
         self._max = payload_bytes_max

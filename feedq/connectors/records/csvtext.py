@@ -31,8 +31,6 @@ class MalformedLine(ValueError):
 class CsvReader:
     """Reads records of one format."""
 
-    __slots__ = ("_delimiter", "_places", "_quote", "names")
-
     def __init__(self, csv_format: CsvFormat) -> None:
         self.names = csv_format.fields
         self._places = {name: place for place, name in enumerate(csv_format.fields)}

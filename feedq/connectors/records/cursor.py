@@ -44,8 +44,6 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 class CursorReader:
     """Reads the cursor of one feed."""
 
-    __slots__ = ("_find", "_tokens", "_where")
-
     def __init__(self, pointer: str, csv: CsvFormat | None = None, *, option: str = "cursor") -> None:
         """Raises `ValueError` for a pointer that is none, or names no field of CSV."""
         self._where = f"source.{option} {pointer}"

@@ -85,8 +85,6 @@ class Ping(StrictModel):
 class Pinged:
     """Takes the pings out of the records of one connection."""
 
-    __slots__ = ("_answer", "_fullmatch", "_groups", "_start")
-
     def __init__(self, ping: Ping) -> None:
         self._fullmatch = _compiled(ping.pattern).fullmatch
         self._start = literal_start(ping.pattern).encode()
@@ -120,8 +118,6 @@ class Pinged:
 
 class Ignored:
     """Leaves out the records that one of the rules matches. A record that is not JSON is kept."""
-
-    __slots__ = ("_find", "_rules")
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         places: dict[str, int] = {}

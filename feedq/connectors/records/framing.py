@@ -120,8 +120,6 @@ class Framer(Protocol):
 class _TailFramer:
     """A framer that keeps of the stream what no record is complete of."""
 
-    __slots__ = ("_max", "_tail")
-
     def __init__(self, max_record_bytes: int) -> None:
         self._max = max_record_bytes
         self._tail = bytearray()
@@ -133,8 +131,6 @@ class _TailFramer:
 
 class LineFramer(_TailFramer):
     """Records end with LF or CRLF."""
-
-    __slots__ = ()
 
     def push(self, data: bytes | bytearray) -> Framed:
         if not self._tail and 0 < data.find(LF) == len(data) - 1 <= self._max and CR not in data:
@@ -159,8 +155,6 @@ class LineFramer(_TailFramer):
 
 class DelimiterFramer(_TailFramer):
     """Records end with a fixed string of bytes."""
-
-    __slots__ = ("_delimiter",)
 
     def __init__(self, delimiter: bytes, max_record_bytes: int) -> None:
         super().__init__(max_record_bytes)
@@ -187,8 +181,6 @@ class DelimiterFramer(_TailFramer):
 
 class LengthFramer(_TailFramer):
     """Each record comes after its length, an unsigned number."""
-
-    __slots__ = ("_counted", "_prefix", "_wanted")
 
     def __init__(
         self,
@@ -235,8 +227,6 @@ class HeaderlessFramer:
     A header is a record that is just the names of the fields in their order, each quoted or not; wherever it
     stands, since files that were joined have one in their middle. A byte order mark before it belongs to it.
     """
-
-    __slots__ = ("_framer", "_mark", "_names", "_read", "_size_max")
 
     def __init__(self, framer: Framer, csv: CsvFormat) -> None:
         self._framer = framer

@@ -73,8 +73,6 @@ class TextPointers:
     What is passed over is looked at as JSON, though not as UTF-8.
     """
 
-    __slots__ = ("_count", "_root")
-
     def __init__(self, pointers: Sequence[str]) -> None:
         """Raises `ValueError` for a pointer that is none."""
         self._count = len(pointers)

@@ -35,8 +35,6 @@ KEEPALIVE_PROBES = 3
 class GuardedSocket:
     """A second descriptor of a socket, which the guard knows, and which only we close."""
 
-    __slots__ = ("_guard", "_is_ours", "_socket")
-
     def __init__(self, sock: socket.socket, guard: SocketGuard) -> None:
         self._socket: socket.socket | None = sock.dup()
         self._is_ours = True
@@ -168,7 +166,7 @@ async def _connect(family: int, address: Any, *, guard: SocketGuard, keepalive: 
 async def dial(sock: socket.socket, address: Any, *, keepalive: bool) -> None:
     """Connect a socket."""
     if keepalive:
-        _keep_alive(sock)
+        keep_alive(sock)
     await asyncio.get_running_loop().sock_connect(sock, address)
     # A port of this machine that nobody listens on can be drawn for our own end of the connection: TCP then
     # connects the socket to itself, and the feed would read its own hello.
@@ -177,13 +175,16 @@ async def dial(sock: socket.socket, address: Any, *, keepalive: bool) -> None:
         raise ConnectionRefusedError
 
 
-def _keep_alive(sock: socket.socket) -> None:
+def keep_alive(
+    sock: socket.socket,
+    *,
+    idle_s: int = KEEPALIVE_IDLE_S,
+    interval_s: int = KEEPALIVE_INTERVAL_S,
+    probes: int = KEEPALIVE_PROBES,
+) -> None:
+    """Notice a peer that vanished without a word after ``idle_s`` and ``probes`` times ``interval_s``."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-    ):
+    for name, value in (("TCP_KEEPIDLE", idle_s), ("TCP_KEEPINTVL", interval_s), ("TCP_KEEPCNT", probes)):
         # macOS has only some of these; its own intervals, in hours, are what is left there.
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

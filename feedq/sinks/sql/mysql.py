@@ -21,6 +21,7 @@ from sqlalchemy.dialects import mysql as dialect
 from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from feedq.connectors.wire.dialing import keep_alive
 from feedq.sinks.landing import TableName
 from feedq.sinks.session import ROLES, application_name, by_class
 from feedq.sinks.sql import column_values
@@ -329,14 +330,7 @@ def _lock_names(role: str, worker_id: UUID) -> list[str]:
 def _shorten_keepalives(driver: Any) -> None:
     """Notice a dead network as soon as the PostgreSQL sink does, where the driver lets us at its socket."""
     sock = getattr(driver, "_sock", None)
-    if not isinstance(sock, socket.socket) or sock.family == socket.AF_UNIX:
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", 5),
-        ("TCP_KEEPINTVL", 2),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 10_000),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
+        keep_alive(sock, idle_s=5, interval_s=2, probes=3)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
