@@ -169,12 +169,7 @@ class MqttConnector:
         """
         clock = self._context.clock
         async with bounded(self._location, self._options.connect_timeout_s):
-            link = await self._open()
-            try:
-                await self._log_in(link, cursor)
-            except BaseException:
-                await link.close()
-                raise
+            link = await self._open(cursor)
         acknowledgements: Acknowledgements[int] = Acknowledgements(
             partial(self._acknowledge, link), wanted=not self._context.trial
         )
@@ -210,18 +205,24 @@ class MqttConnector:
 
     # -- the connection ------------------------------------------------------------------------------------
 
-    async def _open(self) -> MqttLink:
+    async def _open(self, cursor: JSON) -> MqttLink:
         options = self._options
         connection = await open_connection(
             options.connection_options(buffer_bytes=READ_AHEAD_BYTES), self._context
         )
-        return MqttLink(
+        link = MqttLink(
             connection,
             where=self._location,
             idle_timeout_s=options.idle_timeout_s,
             buffer_bytes=options.buffer_bytes,
             payload_bytes_max=options.max_record_bytes,
         )
+        try:
+            await self._log_in(link, cursor)
+        except BaseException:
+            await link.close()
+            raise
+        return link
 
     async def _log_in(self, link: MqttLink, cursor: JSON) -> None:
         has_session, reason = await link.log_in(self._login())
