@@ -111,6 +111,8 @@ class PollAnswer:
     next_page: str = ""
     etag: str = ""
     modified: str = ""
+    refusal: FeedMisconfigured | None = None
+    """Why the feed cannot go on behind the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,13 +374,6 @@ def _spellings(secrets: Mapping[str, str]) -> dict[str, str]:
     return spellings
 
 
-@dataclass(frozen=True, slots=True)
-class _Fetched:
-    page: PollAnswer
-    refusal: FeedMisconfigured | None
-    """Why the feed cannot go on behind the records of the page."""
-
-
 class Poller:
     """One connection attempt of one feed that polls."""
 
@@ -413,9 +408,8 @@ class Poller:
     async def _poll(self, client: HttpClient) -> AsyncGenerator[Batch, None]:
         asked: set[str] = set()
         empty_pages = 0
-        while (fetched := await self._fetch(client)) is not None:
-            page = fetched.page
-            if fetched.refusal is None:
+        while (page := await self._fetch(client)) is not None:
+            if page.refusal is None:
                 follows_cursor = self._options.records is not None
                 step = await in_turns(advance(self._position, page, follows_cursor=follows_cursor))
             else:
@@ -423,8 +417,8 @@ class Poller:
             if step.new:
                 now = self._context.clock.now()
                 yield Framed.of(step.new).batch(cursor=step.after.as_cursor(), received_at=now)
-            if fetched.refusal is not None:
-                raise fetched.refusal
+            if page.refusal is not None:
+                raise page.refusal
             self._position = step.after
             empty_pages = 0 if page.records else empty_pages + 1
             if not step.again or empty_pages >= EMPTY_PAGES_MAX:
@@ -435,7 +429,7 @@ class Poller:
                 asked.add(step.after.page)
         self._position = PollCursor(at=self._position.at) if self._position.page else self._position
 
-    async def _fetch(self, client: HttpClient) -> _Fetched | None:
+    async def _fetch(self, client: HttpClient) -> PollAnswer | None:
         try:
             return await self._ask(client)
         except (RequestRefused, NothingThere) as refused:
@@ -445,7 +439,7 @@ class Poller:
         self._position = PollCursor(at=self._position.at)
         return await self._ask(client)
 
-    async def _ask(self, client: HttpClient) -> _Fetched | None:
+    async def _ask(self, client: HttpClient) -> PollAnswer | None:
         """The next answer; None if it holds nothing new."""
         position, options = self._position, self._options
         conditions = position.conditions if options.method == "GET" else {}
@@ -474,12 +468,12 @@ class Poller:
 
     # -- what an answer holds ------------------------------------------------------------------------
 
-    async def _read(self, answer: Answer, body: bytes, client: HttpClient) -> _Fetched:
+    async def _read(self, answer: Answer, body: bytes, client: HttpClient) -> PollAnswer:
         at = self._position.at
         records, is_last = await self._records(answer, body)
         if is_last is not None:
             refusal = self._options.refusal(is_last, where=answer.where, cursor=at)
-            return _Fetched(PollAnswer(records, at), refusal)
+            return PollAnswer(records, at, refusal=refusal)
         if self._record_cursor is not None:
             at = await self._record_cursor.follow(Framed(records=tuple(records)), at)
         elif self._answer_cursor is not None:
@@ -488,14 +482,13 @@ class Poller:
                 # It stays what it was only if the answer says so, and what cannot be parsed says nothing.
                 raise _no_json(answer)
             at = at if found == "" else found
-        page = PollAnswer(
+        return PollAnswer(
             records,
             at,
             next_page=self._next_page(answer, body, client),
             etag=answer.headers.get("etag", ""),
             modified=answer.headers.get("last-modified", ""),
         )
-        return _Fetched(page, None)
 
     async def _records(self, answer: Answer, body: bytes) -> tuple[Sequence[bytes], Framed | None]:
         """The records, up to one that cannot land; and if there is one, what a framer would say of it."""
