@@ -132,7 +132,7 @@ class ConnectorOptions(StrictModel):
 
 
 def check_format(info: ValidationInfo, *formats: RecordFormat) -> None:
-    """For validators of options that need one of some formats. Raises `ValueError`."""
+    """Refuses an option that needs one of some formats, for its validator. Raises `ValueError`."""
     kind = info.data.get("format", "json")
     if kind not in formats:
         raise ValueError(f"needs source.format {' or '.join(formats)}, not {kind}")
@@ -222,7 +222,7 @@ def log_gap(context: Context, source: object, detail: str, *, missed: int = 0) -
 
 
 class Connector(Protocol):
-    """One source of one feed. Made anew for each connection attempt."""
+    """Reads one source of one feed. Made anew for each connection attempt."""
 
     Options: ClassVar[type[ConnectorOptions]]
 
@@ -279,7 +279,7 @@ def parse_options(kind: str, source: Mapping[str, Any]) -> ConnectorOptions:
 
 
 def explain_options(where: str, error: ValidationError, options: type[BaseModel]) -> str:
-    """One sentence a wrong option, without its value: that may be a secret."""
+    """Says in one sentence what is wrong with each option, without its value: that may be a secret."""
     lines = []
     for problem in error.errors(include_input=False, include_url=False):
         path = ".".join([where, *(str(part) for part in problem["loc"])])

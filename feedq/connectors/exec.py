@@ -231,7 +231,7 @@ class ExecOptions(CursorOptions, FramingOptions):
 
 
 class ExecConnector:
-    """One run of one feed's program."""
+    """Reads one run of a feed's program."""
 
     Options: ClassVar[type[ConnectorOptions]] = ExecOptions
 

@@ -53,7 +53,7 @@ _ROTATED = re.compile(r"[-._]?[0-9][-._:T0-9]*")
 
 @dataclass(frozen=True, slots=True)
 class FileCursor:
-    """After which byte of which file."""
+    """Says after which byte of which file a feed stands."""
 
     inode: int
     offset: int
@@ -75,7 +75,7 @@ def parse_position(cursor: JSON) -> FileCursor | None:
 
 
 class FollowedFile:
-    """One open file, read from front to back."""
+    """Reads an open file from front to back."""
 
     def __init__(self, path: str, framer: Framer) -> None:
         """Raises what `os.open` does, and `FeedMisconfigured` for what is no regular file."""
@@ -97,7 +97,7 @@ class FollowedFile:
 
     @property
     def position(self) -> FileCursor:
-        """After the last record that was given back."""
+        """Where the last record that was given back ends."""
         offset = self._read - self._framer.pending
         return FileCursor(self.inode, offset, crc32(self._head[:offset]))
 
@@ -243,7 +243,7 @@ def rotated_after(path: str, file: FollowedFile) -> tuple[str, int] | None:
 
 
 def _open(path: str, framer: Framer, *, is_wanted: bool) -> FollowedFile | None:
-    """None: it is gone since it was listed, or is no file, or somebody else's.
+    """Opens a file; None: it is gone since it was listed, or is no file, or somebody else's.
 
     Raises OSError for a file that is there and cannot be opened for now: to go on without it would lose or double
     what it holds.
@@ -286,7 +286,7 @@ def _possible_successors(path: str, inode: int) -> dict[str, os.stat_result]:
 
 
 def inode_at(path: str) -> int | None:
-    """Of the file that a path leads to by now; None if there is none."""
+    """Returns the inode of the file that a path leads to by now; None if there is none."""
     try:
         return os.stat(path).st_ino
     except (FileNotFoundError, NotADirectoryError):
@@ -332,7 +332,7 @@ class FileOptions(FramingOptions):
 
 
 class FileConnector:
-    """One stay of one feed with its file, and with those that follow it under the same path."""
+    """Reads a feed's file, and those that follow it under the same path."""
 
     Options: ClassVar[type[ConnectorOptions]] = FileOptions
 

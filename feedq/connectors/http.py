@@ -28,7 +28,7 @@ from feedq.model import JSON, Batch
 
 
 class HttpConnector:
-    """One connection attempt of one feed."""
+    """Makes one attempt to read a feed's source."""
 
     Options: ClassVar[type[ConnectorOptions]] = HttpOptions
 

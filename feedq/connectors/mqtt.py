@@ -143,7 +143,7 @@ def check_topic_filter(topic: str) -> None:
 
 
 class MqttConnector:
-    """One connection attempt of one feed."""
+    """Makes one attempt to read a feed's source."""
 
     Options: ClassVar[type[ConnectorOptions]] = MqttOptions
 

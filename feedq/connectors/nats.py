@@ -145,7 +145,7 @@ class NatsOptions(MessageOptions):
 
 
 class NatsConnector:
-    """One connection attempt of one feed."""
+    """Makes one attempt to read a feed's source."""
 
     Options: ClassVar[type[ConnectorOptions]] = NatsOptions
 

@@ -121,7 +121,7 @@ class RedisOptions(MessageOptions):
 
 
 class RedisConnector:
-    """One connection attempt of one feed."""
+    """Makes one attempt to read a feed's source."""
 
     Options: ClassVar[type[ConnectorOptions]] = RedisOptions
 
@@ -261,7 +261,7 @@ class RedisConnector:
                 yield await self._entry(link, stream, entry_id)
 
     async def _entry(self, link: RedisLink, stream: bytes, entry_id: bytes) -> StreamEntry:
-        """One entry, or of one that is too large as much as tells so."""
+        """Reads an entry, or of one that is too large as much as tells so."""
         count = await link.array(at_most=2**31)
         if count % 2:
             raise BrokenAnswer("an entry with a field that has no value")
@@ -320,7 +320,7 @@ class RedisConnector:
             )
 
     def _adapt_count(self, count: int, size: int) -> None:
-        """So that one answer holds about ``buffer_bytes`` at most; grown by steps, for sizes vary."""
+        """Ask for as many entries as make about ``buffer_bytes``; the count grows by steps, for sizes vary."""
         if count:
             each = max(1, size // count)
             fitting = self._options.buffer_bytes // (each * len(self._names))

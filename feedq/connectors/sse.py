@@ -55,7 +55,7 @@ class SseOptions(HttpRequestOptions, CursorOptions):
 
 
 class SseConnector:
-    """One connection attempt of one feed, which outlives answers that the source ends in order."""
+    """Makes one attempt to read a feed's source, which outlives answers that the source ends in order."""
 
     Options: ClassVar[type[ConnectorOptions]] = SseOptions
 

@@ -38,7 +38,7 @@ SHOWN_OF_SECRET_MAX = 3
 
 
 class Hello(StrictModel):
-    """One message of ours, and what has to come back before the next one."""
+    """A message of ours, and what has to come back before the next one."""
 
     send: str = ""
     """Sent; with placeholders and escapes."""
@@ -89,7 +89,7 @@ class TcpOptions(CursorOptions, FramingOptions, ConnectedOptions):
 
 
 class TcpConnector:
-    """One connection attempt of one feed."""
+    """Makes one attempt to read a feed's source."""
 
     Options: ClassVar[type[ConnectorOptions]] = TcpOptions
 

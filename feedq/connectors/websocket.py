@@ -92,7 +92,7 @@ class MessageFramer:
 
 
 class WebsocketConnector:
-    """One connection attempt of one feed."""
+    """Makes one attempt to read a feed's source."""
 
     Options: ClassVar[type[ConnectorOptions]] = WebsocketOptions
 

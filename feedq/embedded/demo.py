@@ -41,7 +41,7 @@ AUDIT_SHARE = 10
 
 @dataclass(frozen=True, slots=True)
 class FeedTally:
-    """One feed's rows in the table, against the numbers that its source gave them."""
+    """Compares a feed's rows in the table with the numbers that its source gave them."""
 
     rows: int = 0
     distinct: int = 0

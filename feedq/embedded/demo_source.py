@@ -128,7 +128,7 @@ class DemoSource:
 
 
 def say(text: str) -> None:
-    """One line into the log that our standard output is."""
+    """Writes a line into the log that our standard output is."""
     sys.stdout.write(f"{_now().isoformat(timespec='milliseconds')} {text}\n")
     sys.stdout.flush()
 

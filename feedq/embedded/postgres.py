@@ -60,7 +60,7 @@ class Postgres(Server):
         return self.home / f"pg{self.binaries.major}"
 
     def url(self, dbname: str = DATABASE, *, user: str = USER, password: str = "") -> str:
-        """As the superuser, unless another ``user`` is named with its password."""
+        """Returns a URL for the superuser, unless another ``user`` is named with its password."""
         return f"postgresql://{user}:{password or self._password()}@127.0.0.1:{self.port}/{dbname}"
 
     def start(self) -> None:

@@ -150,7 +150,7 @@ def end(
 
 
 def release(process: subprocess.Popen[bytes]) -> None:
-    """To be called for a child that ended by itself: its pid may be somebody else's soon."""
+    """Forget a child that ended by itself: its pid may be somebody else's soon."""
     if _libc is None:
         _tether.forget(process.pid)
 

@@ -113,7 +113,7 @@ HOMELESS = Path("/var/lib/feedq")
 
 
 class Server(ABC):
-    """One server process and its data directory."""
+    """Runs one server process in its data directory."""
 
     kind: ClassVar[str]
     stop_signals: ClassVar[tuple[tuple[signal.Signals, float], ...]]

@@ -91,7 +91,7 @@ class StackOptions:
 
 
 class LocalStack:
-    """One machine's feedq. Call `start`, then `tend` again and again, and `stop` in any case."""
+    """Runs feedq on one machine. Call `start`, then `tend` again and again, and `stop` in any case."""
 
     def __init__(self, options: StackOptions, reporter: StackOutput, stops: StopRequests) -> None:
         self.options, self.reporter, self.stops = options, reporter, stops

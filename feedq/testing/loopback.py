@@ -247,7 +247,7 @@ class Relay:
         self._released.set()
 
     def flood(self, piece: bytes) -> None:
-        """From now on pass down this without an end, whatever the source says."""
+        """Pass down this without an end from now on, whatever the source says."""
         self._flood = piece * (self.chunk_bytes // len(piece) + 1)
         self.release()
         for writer in list(self._connections):

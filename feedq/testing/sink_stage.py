@@ -38,7 +38,7 @@ Body = TypeVar("Body", bound=Callable[..., None])
 
 
 class SinkHarness(Protocol):
-    """One kind of sink, over a database of its own that is empty at first. Made anew for each test.
+    """Makes sinks of one kind, over a database of its own that is empty at first. Made anew for each test.
 
     The last six are for sinks with these properties only: see `feedq.testing.sink_conformance`.
     """
@@ -144,7 +144,7 @@ class SinkStage:
 
 
 def _left_out(_: SinkStage) -> None:
-    """In place of a test; its name says why."""
+    """Stands in place of a test; its name says why."""
 
 
 # -- what is written -----------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def landed(harness: SinkHarness, landing: Landing = RAW) -> Counter[tuple[str, i
 
 
 def ordered(harness: SinkHarness, landing: Landing = RAW) -> list[tuple[str, int, str]]:
-    """The same in the order in which they landed."""
+    """Returns the rows of a default landing in the order in which they landed."""
     return [(feed, epoch, shown(payload, landing)) for feed, epoch, payload in harness.rows(landing)]
 
 

@@ -31,7 +31,7 @@ RECONNECTS_MAX = 100
 
 @dataclass
 class ConnectorDriver:
-    """One feed under one connector, over as many connections as it takes."""
+    """Plays a feed under a connector, over as many connections as it takes."""
 
     kind: type[Connector]
     source: Mapping[str, Any]
@@ -71,7 +71,7 @@ class ConnectorDriver:
     async def read(
         self, *, enough: Callable[[], bool] = lambda: False, commit: bool = True
     ) -> FeedqError | None:
-        """One connection: take batches until there is ``enough``, or until it ends; the error that ended it."""
+        """Connect once, take batches until there is ``enough`` or it ends, and return the error that ended it."""
         try:
             async with asyncio.timeout(PATIENCE_S), aclosing(self.open()) as stream:
                 async for batch in stream:
@@ -164,7 +164,7 @@ def behaviour(*needs: str) -> Callable[[Body], Callable[[Any, Run], None]]:
 
 
 def leave_out(_: Main) -> None:
-    """In place of a loop; the name of the test says why."""
+    """Stands in place of a loop; the name of the test says why."""
 
 
 def _on_a_new_loop(loop_factory: Callable[[], asyncio.AbstractEventLoop], main: Main) -> None:

@@ -231,7 +231,7 @@ def _shape(skeleton: bytes) -> EventShape:
 
 
 def _enveloped(event_id: bytes, kind: bytes, data: bytes) -> bytes:
-    """One line of JSON. Data that is JSON stands there as it is, any other as a string."""
+    """Writes an event as one line of JSON. Data that is JSON stands there as it is, any other as a string."""
     # Between tokens of JSON a newline is as good as a space, and inside of them there is none.
     data = data.replace(LF, b" ") if is_json(data) else orjson.dumps(_text(data))
     return b'{"id":%b,"event":%b,"data":%b}' % (

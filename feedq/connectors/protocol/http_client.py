@@ -128,7 +128,7 @@ class RequestRefused(FeedMisconfigured):
 
 
 class NothingThere(SourceUnavailable):
-    """404: a mistake in the URL, or a server that is being deployed, which no person should have to mend."""
+    """Means 404: a mistake in the URL, or a server being deployed, which no person should have to mend."""
 
     status: Final = int(HTTPStatus.NOT_FOUND)
 
@@ -405,7 +405,7 @@ class HttpClient:
 
 
 class _Link:
-    """One connection, and how far the conversation on it is."""
+    """Holds a connection, and how far the conversation on it is."""
 
     def __init__(self, connection: Connection, where: Location) -> None:
         self.where = where
@@ -528,7 +528,7 @@ class _Link:
 
 
 class Gunzip:
-    """One content being unpacked, in pieces of a bounded size: a few kilobytes can unpack into gigabytes.
+    """Unpacks a content in pieces of a bounded size: a few kilobytes can unpack into gigabytes.
 
     What arrives is kept as it is until its contents are asked for. Several archives after one another are one
     content, as files that were appended to are.

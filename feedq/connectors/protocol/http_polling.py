@@ -90,7 +90,7 @@ class PollCursor:
         return cls(at=cursor["at"], seen=seen if isinstance(seen, int) else 0, **kept)
 
     def as_cursor(self) -> JSON:
-        """As JSON, without what is empty."""
+        """Writes the position as JSON, without what is empty."""
         kept: dict[str, JSON] = {key: getattr(self, key) for key in (*_TEXTS, "seen")}
         return {"at": self.at} | {key: value for key, value in kept.items() if value}
 
@@ -128,7 +128,7 @@ class PollStep:
 
 
 def advance(position: PollCursor, page: PollAnswer, *, follows_cursor: bool) -> Steps[PollStep]:
-    """From one position to the next. ``follows_cursor``: a moved cursor means that there may be more at once."""
+    """Decides where an answer takes a feed. ``follows_cursor``: a moved cursor means that more may be there."""
     new = yield from unseen(position, page.records)
     if page.next_page and page.next_page != position.page:
         return PollStep(new, PollCursor(at=page.at, page=page.next_page), again=True)
@@ -147,7 +147,7 @@ def advance(position: PollCursor, page: PollAnswer, *, follows_cursor: bool) -> 
 
 
 def within(position: PollCursor, records: Sequence[bytes]) -> Steps[PollStep]:
-    """As far as an answer goes whose next record cannot land: the same request goes on behind ``records``."""
+    """Goes as far as an answer whose next record cannot land: the same request goes on behind ``records``."""
     after = replace(position, etag="", modified="", seen=len(records), digest=(yield from digest(records)))
     return PollStep((yield from unseen(position, records)), after, again=False)
 
@@ -375,7 +375,7 @@ def _spellings(secrets: Mapping[str, str]) -> dict[str, str]:
 
 
 class Poller:
-    """One connection attempt of one feed that polls."""
+    """Makes one attempt to read the source of a feed that polls."""
 
     def __init__(self, options: HttpOptions, context: Context) -> None:
         self._options = options

@@ -205,7 +205,7 @@ class MqttLink:
             self._end(error)
 
     def unsubscribe(self, topics: Sequence[str]) -> None:
-        """Nothing waits for the answer."""
+        """Unsubscribe; nothing waits for the answer."""
         if topics:
             self._client.unsubscribe(list(topics))
 
@@ -248,7 +248,7 @@ class MqttLink:
             self._end(error)
 
     def _take_packets(self) -> None:
-        """Those that there are, up to a bound."""
+        """Take the packets that there are, up to a bound."""
         began = perf_counter()
         for _ in range(PACKETS_AT_ONCE):
             if self.is_lost or self._socket.is_dry or perf_counter() - began >= TURN_S:
@@ -267,7 +267,7 @@ class MqttLink:
             self._full.set_result(None)
 
     def _refuse(self, refusal: PacketRefusal) -> None:
-        """Nothing more is read; what was read before is taken first, and can be acknowledged."""
+        """Read nothing more; what was read before is taken first, and can be acknowledged."""
         if not refusal.payload_bytes or not self._accepted.done():
             why = refusal.why or "it sent a message before it accepted us"
             self._end(SourceUnavailable(f"{self._where}: {why}, against the rules of MQTT; is it a broker?"))
@@ -383,7 +383,7 @@ class PahoSocket:
         self._held = memoryview(b"")
 
     def feed(self, data: bytes | bytearray) -> None:
-        """To be called when it is dry."""
+        """Take what has come; to be called when it is dry."""
         self._held, self.is_dry = memoryview(data), False
 
     def recv(self, size: int) -> bytes:
@@ -435,7 +435,7 @@ class PacketFilter:
         self.refusal: PacketRefusal | None = None
 
     def inspect(self, piece: memoryview) -> None:
-        """To be called with each piece, of one byte until the body begins."""
+        """Look at a piece, which is of one byte until the body begins."""
         if not self._kind:
             self._open(piece[0])
         elif self._left is None:

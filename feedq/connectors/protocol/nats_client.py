@@ -185,7 +185,7 @@ class JetStreamRefusal(Exception):
 
 
 class NatsClient:
-    """One connection; it is not made anew."""
+    """Holds one connection; it is not made anew."""
 
     def __init__(
         self,

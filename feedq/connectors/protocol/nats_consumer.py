@@ -199,7 +199,7 @@ class JetStream:
         return new
 
     async def delete_consumer(self, name: str) -> None:
-        """If there is one."""
+        """Delete a consumer if there is one."""
         await self._ask_of(name, "DELETE")
 
     async def _go_on(self, old: str, start: Start, terms: Terms) -> Start:
@@ -210,7 +210,7 @@ class JetStream:
         return start if acknowledged is None else replace(start, seq=min(start.seq, acknowledged + 1))
 
     async def _acknowledged(self, consumer: str) -> int | None:
-        """Up to which sequence a consumer has everything acknowledged; None: there is no such consumer."""
+        """Returns up to which sequence a consumer has everything acknowledged; None: there is no such consumer."""
         info = await self._ask_of(consumer, "INFO")
         if info is None:
             return None
@@ -379,7 +379,7 @@ class Received(NamedTuple):
 
 
 class Reading:
-    """One consumer being read: messages come in and become batches, acknowledgements go back.
+    """Reads a consumer: messages come in and become batches, acknowledgements go back.
 
     * Messages are given in the order of their sequence, each once, none at or before the cursor.
     * An answer that went missing on the way is noticed by the consumer's own count, and ends the connection.
@@ -438,7 +438,7 @@ class Reading:
             self._pulls.ask()
 
     async def next(self) -> list[NatsMessage]:
-        """Everything that has arrived, at least one message."""
+        """Returns everything that has arrived, at least one message."""
         loop = asyncio.get_running_loop()
         if not self._pulls.asked:
             # While nothing was asked for it was we who did not listen.

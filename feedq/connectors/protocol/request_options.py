@@ -129,7 +129,7 @@ class RequestOptions(ConnectedOptions):
         return values
 
     def _render(self, text: str, values: dict[str, bytes], context: Context) -> bytes | None:
-        """None: it holds a cursor, and there is none."""
+        """Fills in a text; None: it holds a cursor, and there is none."""
         template: Template = compile_template(text, secrets=context.secrets)
         if CURSOR in template.names and CURSOR not in values:
             return None

@@ -46,7 +46,7 @@ class LeftOut(NamedTuple):
 
 
 class RedisLink:
-    """One connection to a server. Reading raises `SourceUnavailable` when it has ended."""
+    """Reads one connection to a server. Methods raise `SourceUnavailable` when it has ended."""
 
     def __init__(self, connection: Connection, *, where: object) -> None:
         self._connection = connection

@@ -292,7 +292,7 @@ class Websocket:
             self._answer_later()
 
     def _flushed(self) -> bool:
-        """For what is sent while nobody waits for it; False if that was too much."""
+        """Send while nobody waits for it; returns False if that was too much."""
         try:
             self._flush()
         except SourceUnavailable as error:

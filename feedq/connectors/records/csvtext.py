@@ -54,7 +54,7 @@ class CsvReader:
         return fields
 
     def columns(self, lines: bytes, places: Sequence[int]) -> list[bytes] | None:
-        """Those fields of all lines, each with its values on lines of their own, an empty line for null.
+        """Returns those fields of all lines, each with its values on lines of their own, an empty line for null.
 
         ``lines`` is records, each ended by a newline. None: read them one by one.
         """
@@ -98,7 +98,7 @@ class CsvReader:
         return record[begin:end].replace(quote * 2, quote), end + len(quote)
 
     def _split_quoted(self, lines: bytes) -> list[list[str]] | None:
-        """By the standard library, which knows delimiters of one character, and no quoted empty from a null."""
+        """Splits by the standard library: one character delimits, and a quoted empty field is like a null."""
         try:
             text, delimiter, quote = lines.decode(), self._delimiter.decode(), self._quote.decode()
         except UnicodeDecodeError:

@@ -145,7 +145,7 @@ class CursorOptions(ConnectorOptions):
 
     @cached_property
     def cursor_reader(self) -> CursorReader | None:
-        """None: records have no cursor, and that of the feed stays what it is."""
+        """What reads cursors; None: records have none, and the cursor of the feed stays what it is."""
         # It keeps nothing of what it reads: one for all feeds that share these options.
         return None if self.cursor is None else CursorReader(self.cursor, csv=self.csv)
 

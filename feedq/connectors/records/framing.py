@@ -106,7 +106,7 @@ def as_lines(records: Sequence[bytes]) -> bytes:
 
 
 class Framer(Protocol):
-    """One stream being cut up."""
+    """Cuts up one stream."""
 
     @property
     def pending(self) -> int:
@@ -303,7 +303,7 @@ class FramingOptions(ConnectorOptions):
         return LF if self.delimiter is None else unescape(self.delimiter)
 
     def framer(self) -> Framer:
-        """For one stream from its beginning; each needs its own."""
+        """Makes the framer of one stream from its beginning; each needs its own."""
         framer: Framer = LineFramer(self.max_record_bytes)
         if self.framing == "length":
             framer = LengthFramer(

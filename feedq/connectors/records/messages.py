@@ -148,14 +148,14 @@ class Inbox(Generic[Item]):
         self._arrived.set()
 
     def fail(self, failure: FeedqError) -> None:
-        """Nothing more will come; the first reason counts. `take` gives nothing more either: what was not
+        """Say that nothing more comes; the first reason counts. `take` gives nothing more either: what was not
         taken was not acknowledged, so it comes again. Who knows better asks for the `rest`."""
         if self.failure is None:
             self.failure = failure
         self._arrived.set()
 
     async def take(self) -> list[Item]:
-        """Everything that has arrived, at least one item. Raises what `fail` was given."""
+        """Returns everything that has arrived, at least one item. Raises what `fail` was given."""
         while self.failure is None and not self._items:
             self._arrived.clear()
             await self._arrived.wait()

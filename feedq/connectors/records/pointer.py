@@ -175,7 +175,7 @@ class _Node:
 
     @cached_property
     def _kids(self) -> list[tuple[str, _Node]]:
-        """By the names of fields in `_object`."""
+        """The children by the names of their fields in `_object`."""
         return [(f"m{place}", child) for place, child in enumerate(self.children.values())]
 
     @cached_property

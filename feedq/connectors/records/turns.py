@@ -36,7 +36,7 @@ async def in_turns(steps: Steps[Result]) -> Result:
 
 
 def at_once(steps: Steps[Result]) -> Result:
-    """The same without a loop."""
+    """Runs the steps without a loop."""
     while True:
         try:
             next(steps)

@@ -122,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         return not self._lost
 
     async def receive(self) -> bytearray:
-        """Everything that has arrived since the last call, at least one byte; nothing at the end.
+        """Returns everything that has arrived since the last call, at least one byte; nothing at the end.
 
         Raises:
             SourceUnavailable: the connection broke, and all that had arrived before was taken.

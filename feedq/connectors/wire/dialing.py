@@ -76,7 +76,7 @@ class Dialed:
     """To be cut by the connector when it ends, whatever has become of ``sock``."""
 
     def close(self) -> None:
-        """For when nobody else has taken ``sock`` over."""
+        """Close both descriptors, when nobody else has taken ``sock`` over."""
         self.guarded.cut()
         self.sock.close()
 
@@ -139,7 +139,7 @@ async def resolve(host: str, port: int) -> list[tuple[int, Any]]:
 def permitted(
     addresses: list[tuple[int, Any]], *, host: str, where: object, permissions: Permissions
 ) -> list[tuple[int, Any]]:
-    """Those that feeds may connect to. Raises `FeedMisconfigured` when there is none."""
+    """Leaves the addresses that feeds may connect to. Raises `FeedMisconfigured` when there is none."""
     refusals = {address[0]: permissions.refusal(address[0]) for _, address in addresses}
     if addresses and all(refusals.values()):
         address, why = next(iter(refusals.items()))

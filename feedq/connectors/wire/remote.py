@@ -151,7 +151,7 @@ class RemoteOptions(ConnectorOptions):
 
 
 def check_template(text: str, info: ValidationInfo) -> str:
-    """For validators of options that hold placeholders. Raises `ValueError`."""
+    """Refuses unknown placeholders, for validators of options that hold some. Raises `ValueError`."""
     # `secrets` stands before them; when it is wrong itself, that is what gets reported.
     if "secrets" in info.data:
         compile_template(text, secrets=info.data["secrets"])
