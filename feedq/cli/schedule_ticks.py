@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
@@ -65,19 +65,7 @@ def next_(
       feedq schedule next --cron "30 2 * * *" --zone Europe/Berlin --from 2027-03-26
     """
     given = {key: value for key, value in timing.items() if value is not None}
-    schedule_id, state = 0, ScheduleState.ACTIVE
-    if given.keys() & TIMING_KEYS.keys():
-        spec = read_spec(with_options({"name": name or TRIED, "task": TRIED}, given))
-        if spec.exclude.calendars:
-            spec = with_calendars(spec, invocation.jobs.calendars.all())
-    elif name is None:
-        raise click.UsageError("say which: the NAME of a schedule, or --cron, --every or --at to try")
-    elif others := given.keys() - {"zone"}:
-        option = min(others).replace("_", "-")
-        raise click.UsageError(f"--{option} goes with --cron, --every or --at, and not with a schedule")
-    else:
-        schedule = invocation.jobs.schedules.get(name)
-        spec, schedule_id, state = schedule.spec, schedule.id, schedule.state
+    spec, schedule_id, state = _chosen(invocation, name, given)
     zone = checked_zone(given.get("zone") or zone_of(spec.timing))
     after = invocation.clock.now() if begin is None else moment(begin, zone, option="--from")
     if begin is not None:
@@ -96,6 +84,24 @@ def next_(
             click.echo("no tick is left")
 
     answer(invocation, _document(spec, zone, state, found), write)
+
+
+def _chosen(
+    invocation: Invocation, name: str | None, timing: Mapping[str, Any]
+) -> tuple[ScheduleSpec, int, ScheduleState]:
+    """Finds the schedule of this name, with its id and state, or makes one of the timing that is to be tried."""
+    if timing.keys() & TIMING_KEYS.keys():
+        spec = read_spec(with_options({"name": name or TRIED, "task": TRIED}, timing))
+        if spec.exclude.calendars:
+            spec = with_calendars(spec, invocation.jobs.calendars.all())
+        return spec, 0, ScheduleState.ACTIVE
+    if name is None:
+        raise click.UsageError("say which: the NAME of a schedule, or --cron, --every or --at to try")
+    if others := timing.keys() - {"zone"}:
+        option = min(others).replace("_", "-")
+        raise click.UsageError(f"--{option} goes with --cron, --every or --at, and not with a schedule")
+    schedule = invocation.jobs.schedules.get(name)
+    return schedule.spec, schedule.id, schedule.state
 
 
 def zone_of(timing: Timing) -> str:
