@@ -31,7 +31,7 @@ from feedq.store.feed_rows import (
     stored_selector,
 )
 from feedq.store.history import record
-from feedq.store.moves import transfer
+from feedq.store.leases import transfer
 from feedq.telemetry import EventKind
 
 _VIEWS = f"""

@@ -40,9 +40,10 @@ from feedq.model import (
     StopRequest,
     WorkerState,
 )
+from feedq.placement.base import Transfer
 from feedq.store.aggregate import Aggregate, in_statement, in_transaction
 from feedq.store.base import Followed
-from feedq.store.channels import wake_reconcile
+from feedq.store.channels import NotifyReason, notify_workers, wake_reconcile
 from feedq.store.database import Database, GivenRows
 from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from
 from feedq.store.history import record
@@ -106,6 +107,7 @@ _AFTER_LOSS = f"""coalesce(
 """
 
 _KEYS = GivenRows("feed_id bigint, epoch bigint")
+_MOVED = GivenRows("feed_id bigint, source uuid, target uuid")
 _RELEASED = GivenRows(
     "feed_id bigint, epoch bigint, reason text, retry_in_s float8, attempts int, error text"
 )
@@ -428,6 +430,54 @@ def free_leases(
         "kind": EventKind.LEASE_FREED.value,
     }
     return c.execute(text(sql), parameters).rowcount
+
+
+def transfer(c: Connection, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
+    """Ask owners to let go of feeds, each of which has a place already. Returns how many were asked.
+
+    One statement turns ``running`` into ``stopping``, says where the feed goes (``promised_to``) and until when
+    its owner is waited for (``stop_by``). Killed before it, nothing has happened. Killed after it, the owner lets
+    go or is reaped, and any later pass assigns the feed: to the worker it was promised to, if that still takes
+    feeds, else anywhere. Nothing has to be remembered outside the row.
+    """
+    sql = f"""
+        WITH given AS (
+            SELECT * FROM {_MOVED}
+        ), locked AS (
+            -- By nothing but keys, as above. What somebody has locked can move with another pass:
+            -- this one may hold what they wait for.
+            SELECT given.*, l.worker_id, l.state FROM (SELECT * FROM given ORDER BY feed_id) given
+            CROSS JOIN LATERAL (
+                SELECT * FROM feedq.lease WHERE feed_id = given.feed_id FOR UPDATE SKIP LOCKED
+            ) l
+        ), held AS (
+            SELECT locked.*, s.target_state, w.name AS target_name FROM locked
+            JOIN feedq.worker s ON s.id = locked.source
+            JOIN feedq.worker w ON w.id = locked.target
+            WHERE locked.worker_id = locked.source AND locked.state = ANY(:states) AND s.state <> 'gone'
+        ), asked AS (
+            UPDATE feedq.lease l SET state = 'stopping', promised_to = held.target,
+                moved_at = clock_timestamp(),
+                reason = CASE WHEN held.target_state = 'drained' THEN 'drained' ELSE 'moved' END,
+                stop_by = clock_timestamp() + make_interval(secs => :stop_within_s)
+            FROM held WHERE l.feed_id = held.feed_id
+            RETURNING l.feed_id, l.epoch, l.worker_id, l.reason, held.target_name
+        ), history AS (
+            INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+            SELECT :kind, feed_id, worker_id, epoch, jsonb_build_object('reason', reason, 'to', target_name)
+            FROM asked
+        )
+        SELECT worker_id FROM asked
+    """
+    parameters = {
+        **_MOVED.of((t.feed_id, str(t.source), str(t.target)) for t in transfers),
+        "states": [s.value for s in states_before(Move.ASK_TO_STOP)],
+        "stop_within_s": stop_within_s,
+        "kind": EventKind.STOP_REQUESTED.value,
+    }
+    owners = [row.worker_id for row in c.execute(text(sql), parameters)]
+    notify_workers(c, list(set(owners)), NotifyReason.FEEDS)
+    return len(owners)
 
 
 def blame(c: Connection, feed_id: int, worker_id: UUID, loss: Loss, *, said: str) -> None:

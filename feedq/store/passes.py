@@ -1,28 +1,50 @@
 """One reconcile pass: set-based statements inside one transaction, one pass at a time in the fleet.
 
-With nothing to do, a pass reads a handful of partial indexes that are empty, and no row of any feed.
+With nothing to do, a pass reads a handful of partial indexes that are empty, and no row of any feed. The planner
+cannot know how many feeds somebody has touched: of a million all are dirty, and a minute later none is. So
+whatever it assumes, the statements here look up single feeds by their keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
 import orjson
 from sqlalchemy import Connection, text
 
-from feedq.lease import OutageGrace, as_of
-from feedq.model import Lease, Reason, Worker
+from feedq.lease import CLEARED_BY_EDIT, Edit, Move, OutageGrace, as_of, states_before
+from feedq.model import Feed, Lease, Reason, Worker
+from feedq.placement.base import NO_EXPERIENCE, Held, Transfer
+from feedq.store.assigning import (
+    EFFECTIVE_WEIGHT,
+    GIVEN,
+    REMOTE,
+    SINK,
+    PassAssignments,
+    experiences,
+    reason_columns,
+    rename_idle,
+)
 from feedq.store.base import ReconcilePass, SuspectWorker
 from feedq.store.channels import HELD_LOCKS, PASS_LOCK, NotifyReason, notify_workers, wake_reconcile
 from feedq.store.database import Database, GivenRows
-from feedq.store.edits import PassEdits
-from feedq.store.feed_rows import LEASE_COLUMNS, WORKER_COLUMNS, lease_from, worker_from
+from feedq.store.feed_rows import (
+    FEED_COLUMNS,
+    LEASE_COLUMNS,
+    WORKER_COLUMNS,
+    avoided_from,
+    feed_from,
+    lease_from,
+    selector_from,
+    worker_from,
+)
+from feedq.store.held import fold
 from feedq.store.history import HistoryKept, record
-from feedq.store.leases import free_leases
-from feedq.store.moves import PassMoves
+from feedq.store.leases import free_leases, mark_dirty, transfer
 from feedq.store.sweeping import PassSweep
 from feedq.store.workers import OVERDUE, SERVICE_SINCE
 from feedq.telemetry import EventKind
@@ -56,6 +78,24 @@ _SHORTEN = """
 """
 
 
+_FIRST = "ARRAY(SELECT id FROM feedq.feed WHERE dirty ORDER BY id LIMIT :limit)"
+_MISSING = f"""
+    INSERT INTO feedq.lease (feed_id)
+    SELECT f.id FROM feedq.feed f
+    WHERE f.id = ANY({_FIRST}) AND NOT EXISTS (SELECT FROM feedq.lease l WHERE l.feed_id = f.id)
+    ORDER BY f.id ON CONFLICT DO NOTHING
+"""
+# No lock on the lease: only a pass makes anything else of an idle one, and passes are one at a time.
+_NEW = f"""
+    UPDATE feedq.feed f SET dirty = false
+    WHERE f.id = ANY({_FIRST}) AND f.dirty AND f.removed_at IS NULL AND f.target_state = 'running'
+      AND (SELECT l.state = 'idle' AND l.reason <> ALL(:cleared) FROM feedq.lease l WHERE l.feed_id = f.id)
+"""
+_DIRTY = f"""
+    SELECT {FEED_COLUMNS}, {LEASE_COLUMNS} FROM feedq.feed f JOIN feedq.lease l ON l.feed_id = f.id
+    WHERE f.id = ANY({_FIRST}) AND f.dirty
+    ORDER BY f.id FOR UPDATE OF l, f  -- the lease first, as everywhere
+"""
 _PARTED = GivenRows("feed_id bigint, reason text, quarantined boolean")
 
 
@@ -83,7 +123,7 @@ class PostgresFleet:
             wake_reconcile(c)
 
 
-class PostgresPass(PassMoves, PassEdits, PassSweep):
+class PostgresPass(PassAssignments, PassSweep):
     """`feedq.store.base.ReconcilePass` on PostgreSQL."""
 
     def __init__(self, connection: Connection, *, keep: HistoryKept, measured_load: float) -> None:
@@ -211,3 +251,136 @@ class PostgresPass(PassMoves, PassEdits, PassSweep):
             record(self._c, kind, *whose, detail=why)
         owners = [lease.worker_id for lease in leases if lease.worker_id is not None]
         notify_workers(self._c, owners, NotifyReason.FEEDS)
+
+    # -- what people have changed --------------------------------------------------------------------
+
+    def absorb_new(self, *, limit: int) -> int:
+        self._c.execute(text(_MISSING), {"limit": limit})
+        cleared = [reason.value for reason in CLEARED_BY_EDIT if reason is not None]
+        return self._c.execute(text(_NEW), {"limit": limit, "cleared": cleared}).rowcount
+
+    def dirty(self, *, limit: int) -> list[tuple[Feed, Lease]]:
+        self._c.execute(text(_MISSING), {"limit": limit})
+        rows = self._c.execute(text(_DIRTY), {"limit": limit}).all()
+        return [(feed_from(row), lease_from(row, row.id)) for row in rows]
+
+    def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
+        clean = "UPDATE feedq.feed SET dirty = false WHERE id = ANY(:ids)"
+        self._c.execute(text(clean), {"ids": [i for i, _ in edits]})
+        rename_idle(self._c, [(i, e.reason) for i, e in edits if e.move is None and e.reason and not e.purge])
+        self._withdraw([(i, e.reason) for i, e in edits if e.move is Move.WITHDRAW])
+        asked = [(i, e.reason) for i, e in edits if e.move is Move.ASK_TO_STOP]
+        self._ask_to_stop(asked, stop_within_s=stop_within_s)
+        purged = [i for i, e in edits if e.purge]
+        self._c.execute(text("DELETE FROM feedq.feed WHERE id = ANY(:ids)"), {"ids": purged})
+
+    def _withdraw(self, reasons: Sequence[tuple[int, Reason | None]]) -> None:
+        if not reasons:
+            return
+        sql = f"""
+            WITH {GIVEN}
+            UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = given.reason, moved_at = NULL
+            FROM given WHERE l.feed_id = given.feed_id AND given.state = ANY(:states)
+        """
+        states = [s.value for s in states_before(Move.WITHDRAW)]
+        self._c.execute(text(sql), {**reason_columns(reasons), "states": states})
+        # A removed feed that nobody claimed is idle now and can go with the next pass.
+        again = "UPDATE feedq.feed SET dirty = true WHERE id = ANY(:ids) AND removed_at IS NOT NULL"
+        self._c.execute(text(again), {"ids": [i for i, _ in reasons]})
+
+    def _ask_to_stop(self, reasons: Sequence[tuple[int, Reason | None]], *, stop_within_s: float) -> None:
+        if not reasons:
+            return
+        sql = f"""
+            WITH {GIVEN}, asked AS (
+                UPDATE feedq.lease l SET state = 'stopping', reason = given.reason,
+                    stop_by = clock_timestamp() + make_interval(secs => :stop_within_s)
+                FROM given WHERE l.feed_id = given.feed_id AND given.state = ANY(:states)
+                RETURNING l.feed_id, l.epoch, l.worker_id, l.reason
+            ), history AS (
+                INSERT INTO feedq.event (kind, feed_id, worker_id, epoch, detail)
+                SELECT :kind, feed_id, worker_id, epoch, jsonb_build_object('reason', reason) FROM asked
+            )
+            SELECT DISTINCT worker_id FROM asked
+        """
+        parameters = {
+            **reason_columns(reasons),
+            "states": [s.value for s in states_before(Move.ASK_TO_STOP)],
+            "stop_within_s": stop_within_s,
+            "kind": EventKind.STOP_REQUESTED.value,
+        }
+        workers = [row.worker_id for row in self._c.execute(text(sql), parameters)]
+        notify_workers(self._c, workers, NotifyReason.FEEDS)
+
+    # -- moves ---------------------------------------------------------------------------------------
+
+    def leaving(self) -> dict[UUID, int]:
+        fold(self._c)
+        sql = """
+            SELECT w.id, h.feeds FROM feedq.worker w JOIN feedq.worker_held h ON h.worker_id = w.id
+            WHERE w.state = 'active' AND w.target_state = 'drained' AND w.expires_at > clock_timestamp()
+              AND w.suspected_at IS NULL AND h.feeds > 0
+        """
+        return {row.id: row.feeds for row in self._c.execute(text(sql))}
+
+    def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
+        # With the time at which the statement began: with a clock that moves on, the index could not be used.
+        sql = """
+            SELECT coalesce(promised_to, worker_id) AS target, count(*) AS feeds FROM feedq.lease
+            WHERE moved_at IS NOT NULL AND moved_at > statement_timestamp() - make_interval(secs => :within_s)
+            GROUP BY target HAVING coalesce(promised_to, worker_id) IS NOT NULL
+        """
+        return {row.target: row.feeds for row in self._c.execute(text(sql), {"within_s": within_s})}
+
+    def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
+        if not worker_ids:
+            return []
+        sql = f"""
+            SELECT f.id, held.worker_id, held.running_since, f.tenant, nullif(f.selector, '{{}}') AS selector,
+                nullif(l.avoid, '{{}}') AS avoid, {SINK} AS sink, {REMOTE} AS remote, {EFFECTIVE_WEIGHT} AS weight
+            FROM unnest(CAST(:ids AS uuid[])) AS source (id) CROSS JOIN LATERAL (
+                SELECT feed_id, worker_id, running_since FROM feedq.lease
+                WHERE worker_id = source.id AND state = 'running'
+                ORDER BY running_since LIMIT :limit
+            ) held
+            JOIN feedq.lease l ON l.feed_id = held.feed_id JOIN feedq.feed f ON f.id = held.feed_id
+            WHERE f.removed_at IS NULL AND f.target_state = 'running'
+            ORDER BY held.running_since, f.id
+        """
+        known = experiences(self._c, proven=False)
+        share = max(1, limit // len(worker_ids))
+        parameters = {"ids": list(map(str, worker_ids)), "limit": share, **self._means.parameters()}
+        held = []
+        for row in self._c.execute(text(sql), parameters):
+            one = Held(
+                row.id, row.worker_id, row.weight, row.tenant, selector_from(row.selector), sink=row.sink
+            )
+            if row.avoid or row.remote in known:
+                own, others = avoided_from(row.avoid), known.get(row.remote, NO_EXPERIENCE)
+                one = replace(one, avoid=others.avoided(own), reached=others.reached(own))
+            held.append(one)
+        return held
+
+    def reap(self) -> int:
+        sql = f"""
+            WITH late AS (
+                SELECT feed_id, worker_id FROM feedq.lease
+                WHERE state = 'stopping' AND stop_by <= clock_timestamp()
+                ORDER BY feed_id FOR UPDATE SKIP LOCKED  -- it is being released this very moment
+            ), freed AS (
+                -- What was promised to another worker stays so.
+                UPDATE feedq.lease l SET state = 'idle', worker_id = NULL, reason = 'reaped', stop_by = NULL,
+                    connected = false, stalled = false, retry_at = NULL,
+                    moved_at = CASE WHEN l.promised_to IS NOT NULL THEN l.moved_at END
+                FROM late WHERE l.feed_id = late.feed_id
+                RETURNING l.feed_id, l.epoch, l.generation, late.worker_id
+            ), dirty AS ({mark_dirty("freed")}), history AS (
+                INSERT INTO feedq.event (kind, feed_id, worker_id, epoch)
+                SELECT :kind, feed_id, worker_id, epoch FROM freed
+            )
+            SELECT count(*) FROM freed
+        """
+        return int(self._c.execute(text(sql), {"kind": EventKind.LEASE_REAPED.value}).scalar_one())
+
+    def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
+        return transfer(self._c, transfers, stop_within_s=stop_within_s)
