@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from math import ceil
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import orjson
 import psycopg2
@@ -82,6 +83,41 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+class Aggregate:
+    """Base of classes that read and write a few tables which belong together. Each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
+A = TypeVar("A", bound=Aggregate)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def in_transaction(method: Callable[Concatenate[A, Connection, P], R]) -> Callable[Concatenate[A, P], R]:
+    """Makes each call of a method one transaction, whose connection the method is given first."""
+
+    @wraps(method)
+    def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._database.transaction() as c:
+            return method(self, c, *args, **kwargs)
+
+    return call
+
+
+def in_statement(method: Callable[Concatenate[A, Connection, P], R]) -> Callable[Concatenate[A, P], R]:
+    """Makes each call of a method one statement, which is a transaction by itself, as `in_transaction` does: it
+    costs one round trip instead of three."""
+
+    @wraps(method)
+    def call(self: A, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._database.statement() as c:
+            return method(self, c, *args, **kwargs)
+
+    return call
 
 
 def driver_options(application_name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 
 from feedq.lease import FAILING_FROM, LAGS_S, REFUSING_S, SILENT_AFTER, WAITS_ANEW
 from feedq.model import FeedView, Reason, Status
-from feedq.store.aggregate import Aggregate, in_transaction
+from feedq.store.database import Aggregate, in_transaction
 from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, OWNER_COLUMNS, feed_view_from
 
 PAGE_MAX = 1000

@@ -18,8 +18,8 @@ from feedq.errors import Conflict, NotFound
 from feedq.lease import first_reason, objection_to_move
 from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
 from feedq.placement.base import Transfer
-from feedq.store.aggregate import Aggregate, in_statement, in_transaction
 from feedq.store.channels import wake_reconcile
+from feedq.store.database import Aggregate, in_statement, in_transaction
 from feedq.store.feed_rows import (
     FEED_COLUMNS,
     LEASE_COLUMNS,

@@ -41,10 +41,9 @@ from feedq.model import (
     WorkerState,
 )
 from feedq.placement.base import Transfer
-from feedq.store.aggregate import Aggregate, in_statement, in_transaction
 from feedq.store.base import Followed
 from feedq.store.channels import NotifyReason, notify_workers, wake_reconcile
-from feedq.store.database import Database, GivenRows
+from feedq.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
 from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, feed_from, lease_from
 from feedq.store.history import record
 from feedq.telemetry import EventKind

@@ -23,9 +23,8 @@ from feedq.model import (
     WorkerTarget,
     WorkerView,
 )
-from feedq.store.aggregate import Aggregate, in_transaction
 from feedq.store.channels import wake_reconcile
-from feedq.store.database import PreparedStatement
+from feedq.store.database import Aggregate, PreparedStatement, in_transaction
 from feedq.store.feed_rows import LOAD_FIELDS, WORKER_COLUMNS, worker_from
 from feedq.store.history import record
 from feedq.store.leases import ERROR_CHARS_MAX, blame, free_leases

@@ -20,8 +20,7 @@ from feedq.errors import Conflict, NotFound
 from feedq.schedule import due
 from feedq.schedule.exclusions import with_calendars
 from feedq.schedule.model import Calendar, Schedule, ScheduleSpec
-from feedq.store.aggregate import Aggregate, in_transaction
-from feedq.store.database import GivenRows
+from feedq.store.database import Aggregate, GivenRows, in_transaction
 from feedq.store.jobs.rows import (
     SCHEDULE_COLUMNS,
     notify_if_soon,

@@ -19,7 +19,7 @@ from feedq.schedule.model import (
     ScheduleView,
     UnreadableSpec,
 )
-from feedq.store.aggregate import Aggregate, in_transaction
+from feedq.store.database import Aggregate, in_transaction
 from feedq.store.jobs.claiming import CAN, KNOWS
 from feedq.store.jobs.rows import (
     RUN_COLUMNS,

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 
 from feedq.errors import NotFound
 from feedq.schedule.model import Queue
-from feedq.store.aggregate import Aggregate, in_transaction
+from feedq.store.database import Aggregate, in_transaction
 from feedq.store.jobs.rows import UNFINISHED
 
 

@@ -42,8 +42,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from feedq.schedule.model import ClaimedRun, Finish, Fired, Granted, Hint, JobWorker, Offer
-from feedq.store.aggregate import Aggregate, in_statement, in_transaction
-from feedq.store.database import Database, GivenRows
+from feedq.store.database import Aggregate, Database, GivenRows, in_statement, in_transaction
 from feedq.store.jobs import claiming, finishing, firing
 from feedq.store.jobs.prepared import PreparedRuns
 from feedq.store.jobs.rows import FENCES

@@ -45,9 +45,8 @@ from feedq.schedule.model import (
 from feedq.schedule.outcome import RunMove, states_before
 from feedq.schedule.plain import from_plain, to_plain
 from feedq.schedule.timing import fire_time
-from feedq.store.aggregate import in_transaction
 from feedq.store.channels import NotifyReason, notify_workers
-from feedq.store.database import Database, GivenRows
+from feedq.store.database import Database, GivenRows, in_transaction
 from feedq.store.jobs.calendars import with_dates
 from feedq.store.jobs.listing import ScheduleListing, run_of
 from feedq.store.jobs.rows import (
