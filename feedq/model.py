@@ -12,9 +12,6 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from feedq.selector import ANYWHERE as ANYWHERE
-from feedq.selector import Selector as Selector
-
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 """Whatever JSON can say. A cursor is one of these, opaque to everyone but its connector."""
 
@@ -100,6 +97,19 @@ class Status(StrEnum):
     FAILED = "failed"
     PAUSED = "paused"
     REMOVING = "removing"
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Which workers may have a feed, by their labels."""
+
+    required: Mapping[str, str] = field(default_factory=dict)
+    """A worker without one of these never gets it."""
+    preferred: Mapping[str, str] = field(default_factory=dict)
+    """A worker with all of these gets it, unless all such are full."""
+
+
+ANYWHERE = Selector()
 
 
 @dataclass(frozen=True, slots=True)
