@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from feedq.model import JSON
-from feedq.schedule.arguments import names_secret
+from feedq.schedule.arguments import is_secret
 from feedq.telemetry import mask_url
 
 MASK = "***"
-_REFERENCE = re.compile(r"\$\{[^}]+\}")
 
 
 def masked(value: Any) -> JSON:
@@ -33,13 +31,8 @@ def shown(value: Any) -> JSON:
     """
     if isinstance(value, Mapping):
         return {
-            str(key): MASK if _is_secret(str(key), inner) else shown(inner) for key, inner in value.items()
+            str(key): MASK if is_secret(str(key), inner) else shown(inner) for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
         return [shown(inner) for inner in value]
     return masked(value)
-
-
-def _is_secret(name: str, value: Any) -> bool:
-    is_reference = isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
-    return names_secret(name) and value not in (None, "") and not isinstance(value, bool) and not is_reference

@@ -27,12 +27,15 @@ def names_secret(key: str) -> bool:
     return _SECRET.fullmatch(words) is not None
 
 
+def is_secret(key: str, value: Any) -> bool:
+    """Whether a value is a secret that its name gives away: no reference, and not empty."""
+    is_reference = isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
+    return not (is_reference or value in (None, "") or isinstance(value, bool)) and names_secret(key)
+
+
 def secret_problem(keys: tuple[Any, ...], value: Any) -> str | None:
     """What is wrong with a value under these keys, if it must not be stored as it stands."""
-    if value is None or value == "" or isinstance(value, bool):
-        return None
-    is_reference = isinstance(value, str) and _REFERENCE.fullmatch(value)
-    if not is_reference and any(isinstance(key, str) and names_secret(key) for key in keys):
+    if any(isinstance(key, str) and is_secret(key, value) for key in keys):
         return (
             "would be stored and shown as it stands; write a reference such as ${NAME} instead, "
             "or have the job read it from its environment"
