@@ -16,11 +16,18 @@ import psycopg2
 from psycopg2.extensions import connection as Session  # noqa: N812 -- a class, named as the others are
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    InvalidatePoolError,
+    OperationalError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
-from feedq.errors import InvalidInput, PermissionMissing, SchemaBehind, Unavailable
+from feedq.errors import Conflict, InvalidInput, PermissionMissing, SchemaBehind, Unavailable
 from feedq.settings import settings
 from feedq.telemetry import mask_url
 
@@ -54,6 +61,7 @@ READ_ONLY = "25006"
 NUL_REFUSED = "NUL (0x00)"
 """What psycopg2 says of a text that PostgreSQL cannot hold."""
 INSUFFICIENT_PRIVILEGE = "42501"
+UNIQUE_VIOLATION = "23505"
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)\b")
@@ -335,6 +343,17 @@ def translate_errors(url: str) -> Iterator[None]:
                 f"({str(error.orig).splitlines()[0]}): run `feedq db upgrade`"
             ) from error
         raise
+
+
+@contextmanager
+def refused_when_taken(refusal: str) -> Iterator[None]:
+    """Raises `Conflict` with these words when a name that is to be written exists already."""
+    try:
+        yield
+    except IntegrityError as error:
+        if getattr(error.orig, "pgcode", None) != UNIQUE_VIOLATION:
+            raise
+        raise Conflict(refusal) from None
 
 
 def unavailable(url: str, error: Exception) -> Unavailable:

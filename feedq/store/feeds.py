@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
 import orjson
-from psycopg2.errorcodes import UNIQUE_VIOLATION
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import IntegrityError
 
 from feedq.errors import Conflict, NotFound
 from feedq.lease import first_reason, objection_to_move
 from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
 from feedq.placement.base import Transfer
 from feedq.store.channels import wake_reconcile
-from feedq.store.database import Aggregate, in_statement, in_transaction
+from feedq.store.database import Aggregate, in_statement, in_transaction, refused_when_taken
 from feedq.store.feed_rows import (
     FEED_COLUMNS,
     LEASE_COLUMNS,
@@ -60,7 +57,7 @@ class PostgresFeeds(Aggregate):
             INSERT INTO feedq.feed AS f ({", ".join(_SPEC)}, dirty) VALUES ({", ".join(_SPEC.values())}, false)
             RETURNING {FEED_COLUMNS}
         """
-        with _refused_when_taken(spec.name, "; `feedq feed edit` changes it"):
+        with refused_when_taken(f"feed {spec.name!r} exists already; `feedq feed edit` changes it"):
             feed = feed_from(c.execute(text(sql), _parameters(spec)).one())
         # Its lease says all that a pass needs to know, so there is nothing to look at.
         lease = "INSERT INTO feedq.lease (feed_id, reason) VALUES (:id, :reason)"
@@ -75,7 +72,7 @@ class PostgresFeeds(Aggregate):
             return current
         changed = [column for column in _SPEC if getattr(spec, column) != getattr(current.spec, column)]
         columns = ", ".join(f"{column} = {value}" for column, value in _SPEC.items())
-        with _refused_when_taken(spec.name):
+        with refused_when_taken(f"feed {spec.name!r} exists already"):
             feed = _update(c, current, f"{columns}, {_NEXT_GENERATION}", _parameters(spec))
         _record(c, EventKind.FEED_EDITED, feed, changed=changed)
         return feed
@@ -183,16 +180,6 @@ def _update(
         WHERE id = :id RETURNING {FEED_COLUMNS}
     """
     return feed_from(c.execute(text(sql), {**parameters, "id": feed.id}).one())
-
-
-@contextmanager
-def _refused_when_taken(name: str, remedy: str = "") -> Iterator[None]:
-    try:
-        yield
-    except IntegrityError as error:
-        if getattr(error.orig, "pgcode", None) != UNIQUE_VIOLATION:
-            raise
-        raise Conflict(f"feed {name!r} exists already{remedy}") from None
 
 
 def _parameters(spec: FeedSpec) -> dict[str, Any]:

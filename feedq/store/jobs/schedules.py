@@ -23,7 +23,6 @@ from uuid import uuid4
 
 import orjson
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import IntegrityError
 
 from feedq.errors import Conflict, InvalidInput
 from feedq.schedule import due
@@ -46,7 +45,7 @@ from feedq.schedule.outcome import RunMove, states_before
 from feedq.schedule.plain import from_plain, to_plain
 from feedq.schedule.timing import fire_time
 from feedq.store.channels import NotifyReason, notify_workers
-from feedq.store.database import Database, GivenRows, in_transaction
+from feedq.store.database import Database, GivenRows, in_transaction, refused_when_taken
 from feedq.store.jobs.calendars import with_dates
 from feedq.store.jobs.listing import ScheduleListing, run_of
 from feedq.store.jobs.rows import (
@@ -419,14 +418,9 @@ def _columns(schedule: Schedule) -> dict[str, Any]:
 
 
 def _write(c: Connection, sql: str, columns: dict[str, Any]) -> Schedule:
-    try:
+    taken = f"schedule {columns['name']!r} exists already; `feedq schedule edit` changes it"
+    with refused_when_taken(taken):
         return shown_schedule_from(c.execute(text(sql), columns).one())
-    except IntegrityError as error:
-        if getattr(error.orig, "pgcode", None) != "23505":
-            raise
-        raise Conflict(
-            f"schedule {columns['name']!r} exists already; `feedq schedule edit` changes it"
-        ) from None
 
 
 def _behind(c: Connection, entry: str, job: Job) -> Schedule:
