@@ -42,7 +42,7 @@ CLAIM_PATH = (
     "worker/core.py",
     "worker/lease_client.py",
     "store/leases.py",
-    "store/aggregate.py",
+    "store/database.py",
     "worker/runner.py",
 )
 """The same for one claim, from the notification of an assignment to the runner of the feed."""
