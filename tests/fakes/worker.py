@@ -33,12 +33,13 @@ from feedq.model import (
     WorkerState,
 )
 from feedq.settings import Settings
+from feedq.simulate.memory.simulated_store import SimulatedSession
 from feedq.worker import actions
 from feedq.worker.actions import Action
 from feedq.worker.core import WorkerCore
 from feedq.worker.supervisor import ASSIGNMENTS_MAX
 from tests.fakes.memory import MemoryStore
-from tests.fakes.memory.store import MemoryListener, MemorySession
+from tests.fakes.memory.store import MemoryListener
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource, Refusal
 from tests.fakes.stream import FakeStream, numbers
 
@@ -108,7 +109,7 @@ class FakeWorker:
         """Claims to come whose answers are lost."""
         self.answers_take_s = 0.0
         """How long the way back of a heartbeat takes."""
-        self._session: MemorySession | None = None
+        self._session: SimulatedSession | None = None
         self._listener: MemoryListener | None = None
         self._in_flight: _InFlight | None = None
         self._requests: deque[_Request] = deque()

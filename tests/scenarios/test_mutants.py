@@ -13,11 +13,11 @@ import pytest
 
 from feedq.model import FeedKey, Lease
 from feedq.placement.base import Transfer
+from feedq.simulate.memory import counts, database
+from feedq.simulate.memory.simulated_pass import SimulatedPass
 from feedq.worker.actions import Action
 from feedq.worker.core import WorkerCore
 from tests.fakes import FakeSink, FakeWorker
-from tests.fakes.memory import moves
-from tests.fakes.memory.passes import MemoryPass
 from tests.fakes.memory.tables import MemoryDatabase
 from tests.fakes.servers import FakeCheckpoint, Refusal
 from tests.scenarios import test_dispatch as dispatch
@@ -62,18 +62,18 @@ def trust_window_anchored_at_the_reply(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gone_without_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
-    expire_workers = MemoryPass.expire_workers
+    expire_workers = SimulatedPass.expire_workers
 
-    def forget_the_leases(self: MemoryPass, worker_ids: Sequence[UUID]) -> int:
+    def forget_the_leases(self: SimulatedPass, worker_ids: Sequence[UUID]) -> int:
         monkeypatch.setattr(self._db, "free", lambda *_: 0)
         return expire_workers(self, worker_ids)
 
-    monkeypatch.setattr(MemoryPass, "expire_workers", forget_the_leases)
+    monkeypatch.setattr(SimulatedPass, "expire_workers", forget_the_leases)
 
 
 def revoked_before_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner is asked to let go, and where the feed goes is somebody's concern later."""
-    hand_over = moves.hand_over
+    hand_over = counts.hand_over
 
     def without_a_promise(db: MemoryDatabase, one: Transfer, *, stop_within_s: float) -> bool:
         asked = hand_over(db, one, stop_within_s=stop_within_s)
@@ -81,7 +81,7 @@ def revoked_before_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
             db.tables.leases[one.feed_id] = replace(db.tables.leases[one.feed_id], promised_to=None)
         return asked
 
-    monkeypatch.setattr(moves, "hand_over", without_a_promise)
+    monkeypatch.setattr(counts, "hand_over", without_a_promise)
 
 
 def a_promise_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,11 +90,11 @@ def a_promise_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def by_owner(lease: Lease) -> UUID | None:
         return lease.worker_id
 
-    monkeypatch.setattr(moves, "counted_at", by_owner)
+    monkeypatch.setattr(database, "counted_at", by_owner)
 
 
 def waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "reap", lambda _: 0)
+    monkeypatch.setattr(counts, "reap", lambda _: 0)
 
 
 def nobody_is_notified(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,10 +28,10 @@ from feedq.model import (
 )
 from feedq.placement import rebalance
 from feedq.settings import Settings
+from feedq.simulate.memory.simulated_pass import SimulatedPass
 from feedq.telemetry import FEEDS_UNPLACED
 from feedq.verbs import find_worker, move_feed, set_worker_target
 from tests.fakes import ManualClock, MemoryStore
-from tests.fakes.memory.passes import MemoryPass
 
 SETTINGS = Settings.model_construct(settle_s=0.0)
 
@@ -403,7 +403,7 @@ def test_a_fleet_that_was_found_even_is_not_looked_through_again(
     for a in run(store)[1]:
         store.leases.claim(a.worker_id, [a.key])
     run(store)
-    monkeypatch.setattr(MemoryPass, "movable", lambda *_, **__: pytest.fail("looked for what could move"))
+    monkeypatch.setattr(SimulatedPass, "movable", lambda *_, **__: pytest.fail("looked for what could move"))
     monkeypatch.setattr(rebalance, "donors", lambda *_, **__: pytest.fail("looked for donors"))
     run(store)
 

@@ -1,39 +1,28 @@
-"""`feedq.store.base.Feeds` in memory."""
+"""`feedq.store.base.Feeds` in memory: what `feedq simulate` does not need of it."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from feedq import lease as policy
 from feedq.errors import Conflict, NotFound
-from feedq.model import Event, Feed, FeedSpec, FeedView, Identity, Lease, TargetState
-from feedq.store.history import HistoryKept
+from feedq.lease import Move, objection_to_move
+from feedq.model import Event, Feed, FeedSpec, FeedView, Lease, LeaseState, Reason, TargetState
+from feedq.placement.base import Transfer
+from feedq.simulate.memory import counts
+from feedq.simulate.memory.database import statement
+from feedq.simulate.memory.owner import SimulatedFeeds
 from feedq.telemetry import EventKind
 from tests.fakes.memory.history import folded
-from tests.fakes.memory.moves import move
-from tests.fakes.memory.tables import MemoryDatabase, statement
+from tests.fakes.memory.tables import MemoryDatabase
 
 
-class MemoryFeeds:
+class MemoryFeeds(SimulatedFeeds):
     """Desired state."""
 
-    def __init__(self, database: MemoryDatabase, *, keep: HistoryKept) -> None:
-        self._db = database
-        self._keep = keep
-
-    @statement
-    def add(self, spec: FeedSpec) -> Feed:
-        self._refuse_taken(spec.name)
-        now = self._db.now()
-        identity = Identity(uuid4(), self._db.installation)
-        feed = Feed(self._db.next_feed_id(), spec, 1, now, now, identity=identity)
-        self._db.tables.leases[feed.id] = Lease(feed.id, reason=policy.first_reason(feed))
-        added = self._touch(feed, EventKind.FEED_ADDED)
-        self._db.tables.dirty.discard(feed.id)
-        return added
+    _db: MemoryDatabase
 
     @statement
     def edit(self, name: str, spec: FeedSpec) -> Feed:
@@ -42,6 +31,7 @@ class MemoryFeeds:
             return current
         if spec.name != name:
             self._refuse_taken(spec.name)
+            self._db.tables.names[spec.name] = self._db.tables.names.pop(name)
         changed = [
             f.name
             for f in dataclasses.fields(FeedSpec)
@@ -65,16 +55,12 @@ class MemoryFeeds:
         return self._touch(replace(current, generation=current.generation + 1), EventKind.FEED_RESTARTED)
 
     @statement
-    def remove(self, name: str) -> Feed:
-        return self._touch(replace(self._live(name), removed_at=self._db.now()), EventKind.FEED_REMOVED)
-
-    @statement
     def move(self, name: str, target: UUID, *, stop_within_s: float) -> None:
         feed = self._live(name)
         lease = self._db.tables.leases.get(feed.id)
         if lease is None:
             raise Conflict(f"feed {name!r} has no lease at the moment; the next sweep makes one")
-        objection = move(self._db, feed, lease, target, stop_within_s=stop_within_s)
+        objection = _move(self._db, feed, lease, target, stop_within_s=stop_within_s)
         if objection is not None:
             raise Conflict(f"feed {name!r} {objection}")
 
@@ -109,13 +95,7 @@ class MemoryFeeds:
         feed = self._named(name)
         # Told as they come, and folded when they are asked for.
         mine = folded(event for event in self._db.tables.events if event.feed_id == feed.id)
-        return mine[::-1][: min(limit, self._keep.per_feed)]
-
-    def _live(self, name: str) -> Feed:
-        for feed in self._db.tables.feeds.values():
-            if feed.name == name and feed.removed_at is None:
-                return feed
-        raise NotFound(f"no feed named {name!r}; `feedq feed list` shows them all")
+        return mine[::-1][: min(limit, self._db.keep.per_feed)]
 
     def _named(self, name: str) -> Feed:
         """The live feed of that name, else the one last removed whose rows are still there."""
@@ -127,18 +107,6 @@ class MemoryFeeds:
                 raise
             return max(removed, key=lambda f: f.id)
 
-    def _refuse_taken(self, name: str) -> None:
-        if any(f.name == name and f.removed_at is None for f in self._db.tables.feeds.values()):
-            raise Conflict(f"feed {name!r} exists already; `feedq feed edit` changes it")
-
-    def _touch(self, feed: Feed, kind: EventKind, **detail: Any) -> Feed:
-        feed = replace(feed, updated_at=self._db.now())
-        self._db.tables.feeds[feed.id] = feed
-        self._db.tables.dirty.add(feed.id)
-        self._db.record(kind, feed_id=feed.id, generation=feed.generation, **detail)
-        self._db.wake()
-        return feed
-
     def _view(self, feed: Feed) -> FeedView:
         lease = self._db.tables.leases.get(feed.id, Lease(feed.id))
         worker = self._db.tables.workers[lease.worker_id] if lease.worker_id else None
@@ -147,3 +115,28 @@ class MemoryFeeds:
             owner = policy.Owner(worker.name, worker.load.loop_lag_s, worker.heartbeat_at, worker.expires_at)
         found = policy.standing(feed, lease, owner, now=self._db.now())
         return FeedView(feed, lease, None if owner is None else owner.name, found.status, found.because)
+
+
+def _move(db: MemoryDatabase, feed: Feed, lease: Lease, target: UUID, *, stop_within_s: float) -> str | None:
+    """What a person asks for; what is in its way, if anything is."""
+    objection = objection_to_move(feed, lease, target)
+    if objection is not None:
+        return objection
+    if lease.state is LeaseState.RUNNING:
+        assert lease.worker_id is not None
+        counts.hand_over(db, Transfer(feed.id, lease.worker_id, target), stop_within_s=stop_within_s)
+        return None
+    if lease.state is LeaseState.ASSIGNED:
+        db.record(
+            EventKind.LEASE_FREED,
+            feed_id=feed.id,
+            worker_id=lease.worker_id,
+            epoch=lease.epoch,
+            reason=Reason.MOVED.value,
+        )
+        lease = db.set_idle(lease, Move.WITHDRAW, reason=Reason.MOVED)
+    if lease.state is LeaseState.IDLE and (lease.held_for is not None or lease.retry_at is None):
+        lease = replace(lease, reason=Reason.MOVED, retry_at=None)
+    db.tables.leases[feed.id] = replace(lease, promised_to=target, held_for=None)
+    db.wake()
+    return None

@@ -12,24 +12,22 @@ from uuid import UUID
 from feedq.lease import Edit, Move, OutageGrace, as_of, on_edit, transition
 from feedq.model import Assignment, Feed, Lease, LeaseState, Reason, WorkerState, WorkerTarget
 from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, WaitingFeed
+from feedq.simulate.memory import counts
+from feedq.simulate.memory.database import SimulatedDatabase, statement
+from feedq.simulate.memory.decisions import is_dispatch_overdue, may_start
 from feedq.store.base import ReconcilePass, SuspectWorker
-from feedq.store.history import HistoryKept
 from feedq.store.sweeping import WEIGHT_STEP
 from feedq.telemetry import EventKind
-from tests.fakes.memory import moves
-from tests.fakes.memory.decisions import is_dispatch_overdue, may_start
-from tests.fakes.memory.tables import MemoryDatabase, statement
 
 UNPLACED = (Reason.NO_CAPACITY, Reason.NO_MATCH)
 COUNTED = (*UNPLACED, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED)
 
 
-class MemoryFleet:
+class SimulatedFleet:
     """One pass at a time; an exception inside it rolls everything back."""
 
-    def __init__(self, database: MemoryDatabase, *, keep: HistoryKept) -> None:
+    def __init__(self, database: SimulatedDatabase) -> None:
         self._db = database
-        self._keep = keep
 
     @contextmanager
     def reconcile_pass(self, *, measured_load: float = 0.0) -> Iterator[ReconcilePass | None]:
@@ -38,17 +36,15 @@ class MemoryFleet:
         if db.pass_open:
             yield None
             return
-        before = db.tables.copy()
         db.pass_open = True
         try:
-            yield MemoryPass(db, keep=self._keep, measured_load=measured_load)
-            db.commit()
-            db.tables.pass_at = db.now()
-            active = [w for w in db.tables.workers.values() if w.state is WorkerState.ACTIVE and w.capacity]
-            db.tables.active_workers = len(active)
-        except BaseException:
-            db.tables = before
-            raise
+            with db.transaction():
+                yield SimulatedPass(db, measured_load=measured_load)
+                workers = db.tables.workers.values()
+                db.tables.pass_at = db.now()
+                db.tables.active_workers = sum(
+                    w.state is WorkerState.ACTIVE and w.capacity > 0 for w in workers
+                )
         finally:
             db.pass_open = False
         db.answer()
@@ -58,12 +54,11 @@ class MemoryFleet:
         self._db.wake()
 
 
-class MemoryPass:
-    """One transaction: `MemoryFleet` takes it back as a whole when it fails."""
+class SimulatedPass:
+    """One transaction."""
 
-    def __init__(self, database: MemoryDatabase, *, keep: HistoryKept, measured_load: float) -> None:
+    def __init__(self, database: SimulatedDatabase, *, measured_load: float) -> None:
         self._db = database
-        self._keep = keep
         self._measured = measured_load
         self.now = database.now()
         pass_at, swept_at = database.tables.pass_at, database.tables.swept_at
@@ -84,7 +79,7 @@ class MemoryPass:
             )
 
     @statement
-    def outage_grace(self, *, ttl_s: float) -> OutageGrace:
+    def quiet(self, *, ttl_s: float) -> OutageGrace:
         # The first to come back after an outage may be this pass, before any heartbeat could renew.
         return OutageGrace(self._db.service_since(ttl_s / 2))
 
@@ -92,7 +87,11 @@ class MemoryPass:
     def suspects(self) -> list[SuspectWorker]:
         workers = self._db.tables.workers
         workers.update(
-            {w.id: as_of(w, self.now) for w in workers.values() if w.state is not WorkerState.GONE}
+            {
+                w.id: as_of(w, self.now)
+                for w in workers.values()
+                if w.state is not WorkerState.GONE and max(w.started_at, w.heartbeat_at) > self.now
+            }
         )
         return [
             SuspectWorker(w, bool(self._db.sessions.get(w.id)))
@@ -101,7 +100,7 @@ class MemoryPass:
         ]
 
     @statement
-    def expire_workers(self, worker_ids: Sequence[UUID]) -> int:
+    def bury(self, worker_ids: Sequence[UUID]) -> int:
         workers = self._db.tables.workers
         for worker_id in worker_ids:
             if workers[worker_id].state is not WorkerState.GONE:
@@ -122,10 +121,11 @@ class MemoryPass:
     @statement
     def dirty(self, *, limit: int) -> list[tuple[Feed, Lease]]:
         tables = self._db.tables
-        return [
-            (tables.feeds[feed_id], tables.leases.setdefault(feed_id, Lease(feed_id)))
-            for feed_id in sorted(tables.dirty)[:limit]
-        ]
+        ids = sorted(tables.dirty)[:limit]
+        for feed_id in ids:
+            if feed_id not in tables.leases:
+                tables.leases[feed_id] = Lease(feed_id)
+        return [(tables.feeds[feed_id], tables.leases[feed_id]) for feed_id in ids]
 
     @statement
     def apply_edits(self, edits: Sequence[tuple[int, Edit]], *, stop_within_s: float) -> None:
@@ -146,8 +146,9 @@ class MemoryPass:
 
     @statement
     def quarantined(self) -> list[Lease]:
-        leases = self._db.tables.leases.values()
-        return [lease for lease in leases if lease.quarantined and lease.state is LeaseState.RUNNING]
+        leases = self._db.tables.leases
+        quarantined = (leases[feed_id] for feed_id in sorted(leases.quarantined))
+        return [lease for lease in quarantined if lease.state is LeaseState.RUNNING]
 
     @statement
     def part(self, leases: Sequence[Lease], *, stop_within_s: float) -> None:
@@ -159,11 +160,9 @@ class MemoryPass:
 
     @statement
     def overdue(self, *, timeout_s: float) -> list[UUID]:
-        late = [
-            lease
-            for lease in self._db.tables.leases.values()
-            if is_dispatch_overdue(lease, now=self.now, timeout_s=timeout_s)
-        ]
+        leases = self._db.tables.leases
+        assigned = (leases[feed_id] for feed_id in sorted(leases.in_state[LeaseState.ASSIGNED]))
+        late = [x for x in assigned if is_dispatch_overdue(x, now=self.now, timeout_s=timeout_s)]
         for lease in late:
             self._db.set_idle(lease, Move.WITHDRAW, reason=Reason.RELEASED)
             self._record(EventKind.LEASE_OVERDUE, lease)
@@ -171,24 +170,24 @@ class MemoryPass:
 
     @statement
     def reap(self) -> int:
-        return moves.reap(self._db)
+        return counts.reap(self._db)
 
     @statement
     def waiting(self, *, limit: int) -> list[WaitingFeed]:
-        moves.promise_to_successors(self._db, self.now)
+        counts.promise_to_successors(self._db, self.now)
         feeds, leases = self._db.tables.feeds, self._db.tables.leases
         ending = {
-            feeds[lease.feed_id].name
-            for lease in leases.values()
-            if lease.state is LeaseState.STOPPING and feeds[lease.feed_id].removed_at is not None
+            feeds[feed_id].name
+            for feed_id in leases.in_state[LeaseState.STOPPING]
+            if feeds[feed_id].removed_at is not None
         }
         ready = [
             lease
-            for _, lease in sorted(leases.items())
-            if may_start(feeds[lease.feed_id], lease, now=self.now)
-            and feeds[lease.feed_id].name not in ending
+            for feed_id in sorted(leases.in_state[LeaseState.IDLE])
+            if may_start(feeds[feed_id], lease := leases[feed_id], now=self.now)
+            and feeds[feed_id].name not in ending
         ]
-        known = moves.experiences(self._db, proven=True)
+        known = counts.experiences(self._db, proven=True)
         return [self._waiting(lease, known) for lease in self._in_turn(ready, limit)]
 
     def _in_turn(self, ready: Sequence[Lease], limit: int) -> list[Lease]:
@@ -206,7 +205,7 @@ class MemoryPass:
 
     def _waiting(self, lease: Lease, known: Mapping[str, Experience]) -> WaitingFeed:
         feed = self._db.tables.feeds[lease.feed_id]
-        weight = moves.effective_weight(self._db, feed, lease, measured=self._measured)
+        weight = counts.effective_weight(self._db, feed, lease, measured=self._measured)
         spec = feed.spec
         return WaitingFeed(
             feed.id,
@@ -215,29 +214,29 @@ class MemoryPass:
             spec.tenant,
             spec.selector,
             lease.promised_to,
-            known.get(moves.remote_of(spec), NO_EXPERIENCE).avoided(tuple(lease.avoid.items())),
-            moves.sink_of(spec),
+            known.get(counts.remote_of(spec), NO_EXPERIENCE).avoided(tuple(lease.avoid.items())),
+            counts.sink_of(spec),
         )
 
     @statement
     def candidates(self, tenants: Collection[str] = ()) -> list[EligibleWorker]:
-        return moves.candidates(self._db, self.now, tenants)
+        return counts.candidates(self._db, self.now, tenants)
 
     @statement
     def leaving(self) -> dict[UUID, int]:
-        return moves.leaving(self._db, self.now)
+        return counts.leaving(self._db, self.now)
 
     @statement
     def moves_under_way(self, *, within_s: float) -> dict[UUID, int]:
-        return moves.under_way(self._db, since=self.now - timedelta(seconds=within_s))
+        return counts.under_way(self._db, since=self.now - timedelta(seconds=within_s))
 
     @statement
     def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
-        return moves.movable(self._db, self.now, worker_ids, limit=limit, measured=self._measured)
+        return counts.movable(self._db, self.now, worker_ids, limit=limit, measured=self._measured)
 
     @statement
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
-        return sum(moves.hand_over(self._db, one, stop_within_s=stop_within_s) for one in transfers)
+        return sum(counts.hand_over(self._db, one, stop_within_s=stop_within_s) for one in transfers)
 
     @property
     def evened_out(self) -> str | None:
@@ -265,7 +264,7 @@ class MemoryPass:
                 assigned_at=self._db.now(),
                 retry_at=None,
                 reason=Reason.FAILED if lease.reason is Reason.FAILED else None,
-                weight=moves.effective_weight(self._db, feed, lease, measured=self._measured),
+                weight=counts.effective_weight(self._db, feed, lease, measured=self._measured),
                 promised_to=None,
                 held_for=None,
                 stop_by=None,
@@ -285,9 +284,8 @@ class MemoryPass:
     @statement
     def sweep(self, *, stop_within_s: float) -> int:
         tables = self._db.tables
-        tables.idle_counts = Counter(
-            x.reason for x in tables.leases.values() if x.state is LeaseState.IDLE and x.reason in COUNTED
-        )
+        idle = (tables.leases[feed_id].reason for feed_id in tables.leases.in_state[LeaseState.IDLE])
+        tables.idle_counts = Counter(reason for reason in idle if reason in COUNTED)
         repaired = self._end_endless_stops(stop_within_s)
         self._weigh()
         for feed in tables.feeds.values():
@@ -297,14 +295,14 @@ class MemoryPass:
                 repaired += 1
         gone = {w.id for w in tables.workers.values() if w.state is WorkerState.GONE}
         repaired += self._db.free(gone, Move.LOSE_WORKER, Reason.WORKER_GONE)
-        oldest = self.now - timedelta(days=self._keep.days)
-        tables.events = [event for event in tables.events if event.at >= oldest]
+        self._db.trim_history()
         tables.swept_at = self._db.now()
         return repaired
 
     def _end_endless_stops(self, stop_within_s: float) -> int:
         leases = self._db.tables.leases
-        endless = [x for x in leases.values() if x.state is LeaseState.STOPPING and x.stop_by is None]
+        stopping = [leases[feed_id] for feed_id in leases.in_state[LeaseState.STOPPING]]
+        endless = [x for x in stopping if x.stop_by is None]
         for lease in endless:
             leases[lease.feed_id] = replace(lease, stop_by=self.now + timedelta(seconds=stop_within_s))
         return len(endless)
@@ -315,14 +313,13 @@ class MemoryPass:
             if lease.worker_id is None or lease.feed_id in tables.dirty:
                 continue
             feed = tables.feeds[lease.feed_id]
-            weight = moves.effective_weight(self._db, feed, lease, measured=self._measured)
+            weight = counts.effective_weight(self._db, feed, lease, measured=self._measured)
             if abs(weight - lease.weight) > (WEIGHT_STEP * lease.weight if self._measured else 1e-9):
                 tables.leases[lease.feed_id] = replace(lease, weight=weight)
 
     @statement
     def waiting_by_reason(self) -> dict[Reason, int]:
-        held = sum(x.held_for is not None for x in self._db.tables.leases.values())
-        return {**self._db.tables.idle_counts, Reason.HELD: held}
+        return {**self._db.tables.idle_counts, Reason.HELD: len(self._db.tables.leases.kept)}
 
     @statement
     def sweep_is_due(self, *, interval_s: float) -> bool:
