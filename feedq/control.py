@@ -20,7 +20,7 @@ from feedq.model import Assignment, Reason
 from feedq.placement import placing, rebalance
 from feedq.placement.base import EligibleWorker, Held, Rules, WaitingFeed, is_settled
 from feedq.settings import Settings
-from feedq.store.base import Placing, ReconcilePass, Store
+from feedq.store.base import FleetStore, Placing, ReconcilePass, Store
 from feedq.telemetry import (
     FEEDS_UNPLACED,
     RECONCILE_SECONDS,
@@ -94,38 +94,11 @@ class PassReport:
 def reconcile(
     store: Store, dispatch: Dispatch, settings: Settings, *, passes: int = 1, placing_only: bool = False
 ) -> PassReport | None:
-    """Bring the fleet closer to what is wanted, in at most so many passes; None when another one is under way.
-
-    With ``placing_only`` feeds of dead workers and feeds that wait get their places, and nothing else is done.
-
-    Idempotent, and cheap when nothing changed. Killed before a commit, that pass did nothing; killed after it
-    and before the messages are out, the dispatch time-out sends them again. For what is left it wakes whoever
-    makes passes; if that can wait, the caller does so in a moment.
-    """
+    """`make_passes`, with what is logged and measured of them."""
     started = perf_counter()
-    report = PassReport(more=True)
-    done = fast_path_limit = 0
-    try:
-        while report.more and done < passes and len(report.assignments) < PLACEMENTS_PER_PASS:
-            this_pass = _pass(store, settings, fast_path_limit=fast_path_limit, placing_only=placing_only)
-            if this_pass is None:
-                break
-            report = this_pass.after(report)
-            done += 1
-            if report.can_wait:
-                break
-            fast_path_limit = (
-                limits.PLACED_GROWTH * (fast_path_limit or limits.PLACED_FIRST) if report.is_fast_path else 0
-            )
-    finally:
-        # Committed, if a later pass was not. Only now may a message leave: an epoch that was rolled back must
-        # never be heard of.
-        if report.assignments:
-            dispatch(report.assignments)
-    if not done:
+    report = make_passes(store.fleet, dispatch, settings, passes=passes, placing_only=placing_only)
+    if report is None:
         return None
-    if report.more and not report.can_wait:
-        store.fleet.wake()
     RECONCILE_SECONDS.observe(perf_counter() - started)
     RECONCILED_AT_SECONDS.set_to_current_time()
     if report.did_something:
@@ -145,13 +118,52 @@ def reconcile(
     return report
 
 
-def _pass(store: Store, settings: Settings, *, fast_path_limit: int, placing_only: bool) -> PassReport | None:
+def make_passes(
+    fleet: FleetStore, dispatch: Dispatch, settings: Settings, *, passes: int, placing_only: bool
+) -> PassReport | None:
+    """Bring the fleet closer to what is wanted, in at most so many passes; None when another one is under way.
+
+    With ``placing_only`` feeds of dead workers and feeds that wait get their places, and nothing else is done.
+
+    Idempotent, and cheap when nothing changed. Killed before a commit, that pass did nothing; killed after it
+    and before the messages are out, the dispatch time-out sends them again. For what is left it wakes whoever
+    makes passes; if that can wait, the caller does so in a moment.
+    """
+    report = PassReport(more=True)
+    done = fast_path_limit = 0
+    try:
+        while report.more and done < passes and len(report.assignments) < PLACEMENTS_PER_PASS:
+            this_pass = _pass(fleet, settings, fast_path_limit=fast_path_limit, placing_only=placing_only)
+            if this_pass is None:
+                break
+            report = this_pass.after(report)
+            done += 1
+            if report.can_wait:
+                break
+            fast_path_limit = (
+                limits.PLACED_GROWTH * (fast_path_limit or limits.PLACED_FIRST) if report.is_fast_path else 0
+            )
+    finally:
+        # Committed, if a later pass was not. Only now may a message leave: an epoch that was rolled back must
+        # never be heard of.
+        if report.assignments:
+            dispatch(report.assignments)
+    if not done:
+        return None
+    if report.more and not report.can_wait:
+        fleet.wake()
+    return report
+
+
+def _pass(
+    fleet: FleetStore, settings: Settings, *, fast_path_limit: int, placing_only: bool
+) -> PassReport | None:
     """One pass, which is one transaction.
 
     With a ``fast_path_limit`` it places so many feeds whose workers have died, and does nothing else: the rest can
     wait until those connect.
     """
-    with store.fleet.reconcile_pass(measured_load=settings.measured_load) as p:
+    with fleet.reconcile_pass(measured_load=settings.measured_load) as p:
         if p is None:
             return None
         report = PassReport()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
 from math import ceil
 
 Action = Callable[[], None]
+BEGINNING = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def to_ms(seconds: float) -> int:
@@ -48,3 +50,16 @@ class Agenda:
             del self._due[when]
         before_jump(until)
         self.now = until
+
+
+class AgendaClock:
+    """`feedq.clock.Clock` by an agenda, which begins with the year 2000."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self.agenda = agenda
+
+    def now(self) -> datetime:
+        return BEGINNING + timedelta(milliseconds=self.agenda.now)
+
+    def monotonic(self) -> float:
+        return self.agenda.now / 1000

@@ -16,8 +16,10 @@ class Timing:
     wake_s: float = 0.01
     """From a change to the reconcile pass that it wakes."""
     start_s: float = 0.05
-    """From an assignment to its claim: the commit, the notification, the worker's statement."""
+    """From an assignment to its claim, and from a stop request until the worker hears of it: the commit, the
+    notification, the worker's statement."""
     stop_s: float = 0.05
-    """From a stop request to the release: the last records are committed meanwhile, and the feed is down."""
+    """From hearing of a stop request to the release: the last records are committed meanwhile, and the feed is
+    down."""
     connect_s: float = 0.05
     """From dialling to streaming: the handshake with the remote host."""

@@ -1,4 +1,4 @@
-"""What the events of a scenario do to the fleet, and when the control plane comes to know of it."""
+"""What the events of a scenario do to the fleet."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from feedq.errors import InvalidInput
-from feedq.lease import SECOND_CHECK_S, Move
-from feedq.model import LeaseState, Reason, WorkerTarget
+from feedq.model import LeaseState, WorkerTarget
 from feedq.simulate.agenda import to_ms
+from feedq.simulate.fleet_worker import FleetWorker
 from feedq.simulate.happening import DEPLOY_PAUSE_S, DEPLOY_RESTART_S, Happening, Verb
-from feedq.simulate.population import Population, spread
+from feedq.simulate.population import Population
 from feedq.simulate.record import PhaseRecord
-from feedq.simulate.simulated_fleet import SimulatedFeed, SimulatedWorker
 
 if TYPE_CHECKING:
     from feedq.simulate.event_queue import Engine
@@ -26,22 +25,19 @@ class Plot:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._agenda = engine.agenda
-        self._fleet = engine.fleet
+        self._store = engine.store
         self._recorder = engine.recorder
         self._rng = engine.rng
-        self._population = Population(engine.settings, engine.rng)
-        self._ended: dict[str, SimulatedWorker] = {}
-        """The last session of each worker that is down, by name."""
+        self._population = Population(engine)
 
     def begin(self) -> None:
         """All workers start, and all feeds are declared."""
         scenario = self._engine.scenario
         self._open_phase("start")
         for group in scenario.feeds:
-            self._declare(self._population.feeds(group, number=group.count, now=0, phase=0))
+            self._population.declare(group, number=group.count)
         for workers in scenario.workers:
-            for worker in self._population.workers(workers, number=workers.count, now=0):
-                self._register(worker)
+            self._population.start(workers, number=workers.count)
 
     def happen(self, event: Happening) -> None:
         self._close_phase()
@@ -50,9 +46,9 @@ class Plot:
             case Verb.KILL:
                 self._each(event, self._kill)
             case Verb.FREEZE:
-                self._each(event, self._freeze)
+                self._each(event, FleetWorker.freeze)
             case Verb.STOP:
-                self._each(event, self._stop)
+                self._each(event, FleetWorker.stop)
             case Verb.JOIN:
                 self._join(event)
             case Verb.DEPLOY:
@@ -64,7 +60,7 @@ class Plot:
             case Verb.UNCORDON:
                 self._uncordon(event)
             case Verb.ADD:
-                self._add(event.count)
+                self._population.declare(self._engine.scenario.feeds[0], number=event.count)
             case Verb.REMOVE:
                 self._remove(event.count)
             case Verb.AWAY:
@@ -75,185 +71,114 @@ class Plot:
                 raise AssertionError("a fleet starts once")
 
     def finish(self) -> None:
-        """Whoever does not stream at the end has a gap that lasts until then at least."""
         self._close_phase()
-        now = self._agenda.now
-        for feed in self._fleet.feeds:
-            if not feed.connected and not feed.removed:
-                self._recorder.phases[feed.down_phase].gaps_ms.append(now - feed.down_since)
+        self._recorder.finish(self._agenda.now)
 
     # -- phases --------------------------------------------------------------------------------------
 
     def _open_phase(self, text: str) -> None:
-        before = spread(list(self._fleet.sessions.values()))
+        before = sorted(feeds for feeds, _ in self._serving())
         self._recorder.phases.append(PhaseRecord(self._agenda.now, text, before))
 
     def _close_phase(self) -> None:
-        phase = self._recorder.phases[-1]
-        serving = [w for w in self._fleet.sessions.values() if w.serves and w.is_up]
-        phase.after = spread(serving)
-        phase.utilisation = sorted(w.feeds / w.capacity for w in serving)
-        phase.waiting = Counter(str(feed.reason) for feed in self._fleet.waiting.values())
+        phase, leases = self._recorder.phases[-1], self._store.database.tables.leases
+        serving = self._serving()
+        phase.after = sorted(feeds for feeds, _ in serving)
+        phase.utilisation = sorted(feeds / capacity for feeds, capacity in serving)
+        waiting = leases.in_state[LeaseState.IDLE] - leases.delayed
+        phase.waiting = Counter(str(leases[feed_id].reason) for feed_id in waiting)
+
+    def _serving(self) -> list[tuple[int, int]]:
+        """Feeds and capacity of each worker that serves."""
+        counted = self._store.database.tables.leases.counted
+        sessions = (worker.worker for worker in self._engine.up() if self._serves(worker))
+        return [(len(counted.get(w.id, ())), w.capacity) for w in sessions if w is not None]
+
+    def _serves(self, worker: FleetWorker) -> bool:
+        return worker.target is WorkerTarget.SERVING
 
     # -- workers -------------------------------------------------------------------------------------
 
-    def _each(self, event: Happening, act: Callable[[SimulatedWorker], None]) -> None:
+    def _each(self, event: Happening, act: Callable[[FleetWorker], None]) -> None:
         for worker in self._meant(event):
             act(worker)
 
-    def _meant(self, event: Happening) -> list[SimulatedWorker]:
+    def _meant(self, event: Happening) -> list[FleetWorker]:
         """The workers that an event names, or so many of those that are up."""
-        up = self._fleet.up()
+        up = self._engine.up()
         if not event.names:
-            serving = [w for w in up if w.serves]
+            serving = [worker for worker in up if self._serves(worker)]
             return self._rng.sample(serving, min(event.count, len(serving)))
-        by_name = {w.name: w for w in up}
+        by_name = {worker.name: worker for worker in up}
         for name in event.names:
             if name not in by_name:
                 there = ", ".join(list(by_name)[:5]) + (", …" if len(by_name) > 5 else "") or "none"
                 raise InvalidInput(f"event {event.text!r}: no worker {name!r} is up then; up are: {there}")
         return [by_name[name] for name in event.names]
 
-    def _register(self, worker: SimulatedWorker) -> None:
-        self._ended.pop(worker.name, None)
-        self._fleet.register(worker)
-        self._engine.wake()
-        # From then on it may be moved something, which the next tick will see.
-        self._agenda.after(self._engine.settings.settle_s, self._fleet.note_change)
-
-    def _kill(self, worker: SimulatedWorker) -> None:
-        """Its sessions end with it: the beat sees that in its next look, and once more in the second."""
-        self._go_down(worker)
-        look = self._next_look(self._agenda.now) + to_ms(SECOND_CHECK_S)
-        self._agenda.at(look, partial(self._bury, worker))
-
-    def _freeze(self, worker: SimulatedWorker) -> None:
-        """Its sessions stay: only its silence tells, once its last heartbeat has expired."""
-        self._go_down(worker)
-        settings = self._engine.settings
-        interval = max(1, to_ms(settings.heartbeat_s))
-        last = self._agenda.now - (self._agenda.now - worker.beats_at) % interval
-        expires = max(worker.started_at, last) + to_ms(settings.ttl_s)
-        self._agenda.at(self._next_look(expires), partial(self._bury, worker))
-
-    def _go_down(self, worker: SimulatedWorker) -> None:
-        worker.is_up = False
-        self._ended[worker.name] = worker
-        for feed in worker.leases.values():
-            self._engine.cut(feed)
-
-    def _next_look(self, at: int) -> int:
-        interval = max(1, to_ms(self._engine.settings.look_interval_s))
-        return at + (self._engine.looks_at - at) % interval
-
-    def _bury(self, worker: SimulatedWorker) -> None:
-        self._fleet.end(worker)
-        for feed in list(worker.leases.values()):
-            self._fleet.let_go(feed, Move.LOSE_WORKER, Reason.WORKER_GONE)
-            self._engine.idle(feed)
-        self._engine.wake()
-
-    def _stop(self, worker: SimulatedWorker) -> None:
-        """SIGTERM: it lets go of everything at once, and says so."""
-        self._fleet.drain(worker)
-        leases = [(feed, feed.epoch) for feed in worker.leases.values()]
-        self._go_down(worker)
-        self._agenda.after(self._engine.timing.stop_s, partial(self._stopped, worker, leases))
-
-    def _stopped(self, worker: SimulatedWorker, leases: Sequence[tuple[SimulatedFeed, int]]) -> None:
-        hold_s = self._engine.settings.restart_hold_s
-        self._fleet.end(worker)
-        for feed, epoch in leases:
-            if feed.epoch != epoch or feed.owner is not worker:
-                continue  # it was on its way elsewhere, and was let go of meanwhile
-            is_promised = feed.promised_to is not None
-            self._fleet.let_go(feed, Move.LOSE_WORKER, Reason.RELEASED)
-            if hold_s and not is_promised and not feed.removed:
-                self._fleet.hold(feed, worker.name)
-                self._engine.wait_until(feed, hold_s)
-            else:
-                self._engine.idle(feed)
-        self._engine.wake()
+    def _kill(self, worker: FleetWorker) -> None:
+        worker.kill()
+        self._engine.look(self._agenda.now)
 
     def _join(self, event: Happening) -> None:
-        now = self._agenda.now
         group = self._engine.scenario.workers[0]
         if "capacity" in event.options:
             group = group.model_copy(update={"capacity": int(event.options["capacity"])})
         if not event.names:
-            for worker in self._population.workers(group, number=event.count, now=now):
-                self._register(worker)
-        up = {worker.name for worker in self._fleet.up()}
+            self._population.start(group, number=event.count)
+        up = {worker.name for worker in self._engine.up()}
         for name in event.names:
             if name in up:
                 raise InvalidInput(f"event {event.text!r}: {name!r} is up already")
-            ended = self._ended.get(name)
+            ended = self._engine.workers.get(name)
             if ended is None:
-                self._register(self._population.worker(name, group.capacity, group.labels, now=now))
+                self._engine.start(name, capacity=group.capacity, labels=group.labels)
             else:
-                self._register(self._population.successor(ended, now=now))
+                self._start_again(ended)
+
+    def _start_again(self, ended: FleetWorker) -> None:
+        self._engine.start(ended.name, capacity=ended.capacity, labels=ended.labels)
 
     def _deploy(self, event: Happening) -> None:
         """Restart all workers that are up, so many at a time, with a pause between."""
         restart_s = event.options.get("restart", DEPLOY_RESTART_S)
         pause_s = event.options.get("pause", DEPLOY_PAUSE_S)
         by = int(event.options.get("by", 1))
-        names = [worker.name for worker in self._fleet.up()]
+        names = [worker.name for worker in self._engine.up()]
         for turn, first in enumerate(range(0, len(names), by)):
             stop_s = turn * (restart_s + pause_s)
             together = names[first : first + by]
             self._agenda.after(stop_s, partial(self._restart, together, restart_s))
 
     def _restart(self, names: Sequence[str], restart_s: float) -> None:
-        chosen = [worker for worker in self._fleet.up() if worker.name in names]
-        for worker in chosen:
-            self._stop(worker)
-        self._agenda.after(restart_s, partial(self._come_back, chosen))
+        back_at = self._agenda.now + to_ms(restart_s)
+        for worker in self._engine.up():
+            if worker.name in names:
+                # One that needs longer to let go of its feeds is back when it has.
+                worker.on_left = lambda ended: self._agenda.at(back_at, partial(self._start_again, ended))
+                worker.stop()
 
-    def _come_back(self, ended: Sequence[SimulatedWorker]) -> None:
-        for worker in ended:
-            self._register(self._population.successor(worker, now=self._agenda.now))
-
-    def _want(self, target: WorkerTarget, worker: SimulatedWorker) -> None:
+    def _want(self, target: WorkerTarget, worker: FleetWorker) -> None:
         worker.target = target
-        self._fleet.note_change()
-        self._engine.wake()
+        if worker.worker is not None:
+            self._store.workers.set_target(worker.worker.id, target)
 
     def _uncordon(self, event: Happening) -> None:
-        marked = [w for w in self._fleet.up() if not w.serves]
+        marked = [worker for worker in self._engine.up() if not self._serves(worker)]
         for worker in self._meant(event) if event.names else marked[: event.count]:
             self._want(WorkerTarget.SERVING, worker)
 
     # -- feeds ---------------------------------------------------------------------------------------
 
-    def _declare(self, feeds: Sequence[SimulatedFeed]) -> None:
-        self._fleet.declare(feeds)
-        self._engine.wake()
-
-    def _add(self, number: int) -> None:
-        group = self._engine.scenario.feeds[0]
-        phase = len(self._recorder.phases) - 1
-        self._declare(self._population.feeds(group, number=number, now=self._agenda.now, phase=phase))
-
     def _remove(self, number: int) -> None:
-        there = [feed for feed in self._fleet.feeds if not feed.removed]
-        stopping: list[SimulatedFeed] = []
+        there = [feed for feed in self._recorder.feeds.values() if not feed.removed]
         for feed in self._rng.sample(there, min(number, len(there))):
-            feed.removed = True
-            match feed.state:
-                case LeaseState.IDLE:
-                    self._fleet.forget(feed, now=self._agenda.now)
-                case LeaseState.ASSIGNED:
-                    self._fleet.let_go(feed, Move.WITHDRAW, Reason.REMOVED)
-                    self._fleet.forget(feed, now=self._agenda.now)
-                case LeaseState.RUNNING:
-                    self._fleet.ask_to_stop(feed)
-                    stopping.append(feed)
-        self._engine.let_go(stopping)
+            self._recorder.feed_removed(feed)
+            self._store.feeds.remove(self._population.name_of(feed.id))
 
     def _away(self, hosts: Sequence[str]) -> None:
         """Connections break, and no new one is accepted."""
         self._engine.away.update(hosts)
-        for feed in self._fleet.feeds:
-            if feed.connected and feed.host in self._engine.away:
-                self._engine.fail(feed)
+        for worker in self._engine.workers.values():
+            if worker.is_up:
+                worker.hosts_went_away()

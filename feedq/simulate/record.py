@@ -6,15 +6,27 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from feedq.simulate.simulated_fleet import SimulatedFeed
+from typing import Final
 
 COLUMNS: Final = 240
 """Points in time that a chart shows."""
 BIN_MS: Final = 100
 """Connects are counted by tenths of a second, so that a second may begin at any of them."""
+
+
+@dataclass(slots=True, eq=False)
+class FeedRecord:
+    """What has been seen of a feed."""
+
+    id: int
+    host: str
+    down_since: int
+    down_phase: int
+    connected: bool = False
+    removed: bool = False
+    home: str = ""
+    """Name of the worker that it was given to last."""
+    moves: int = 0
 
 
 @dataclass(slots=True)
@@ -55,6 +67,7 @@ class Recorder:
     """Hears of everything as it happens."""
 
     def __init__(self, duration_ms: int) -> None:
+        self.feeds: dict[int, FeedRecord] = {}
         self.phases: list[PhaseRecord] = []
         self.series = Series(max(1, -(-duration_ms // COLUMNS)))
         self.connects: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -92,22 +105,35 @@ class Recorder:
 
     # -- feeds ---------------------------------------------------------------------------------------
 
-    def feeds_declared(self, count: int) -> None:
-        self.down += count
+    def feed_declared(self, feed_id: int, host: str, now: int) -> None:
+        self.feeds[feed_id] = FeedRecord(feed_id, host, now, len(self.phases) - 1)
+        self.down += 1
 
-    def feed_forgotten(self, feed: SimulatedFeed, now: int) -> None:
+    def feed_removed(self, feed: FeedRecord) -> None:
+        """From now on nobody minds whether it streams."""
+        feed.removed = True
         if not feed.connected:
             self.down -= 1
 
-    def feed_down(self, feed: SimulatedFeed, now: int) -> None:
-        self.down += 1
-        feed.down_since, feed.down_phase = now, len(self.phases) - 1
+    def feed_down(self, feed: FeedRecord, now: int) -> None:
+        feed.connected = False
+        if not feed.removed:
+            self.down += 1
+            feed.down_since, feed.down_phase = now, len(self.phases) - 1
 
-    def feed_up(self, feed: SimulatedFeed, now: int) -> None:
-        self.down -= 1
-        self.phases[feed.down_phase].gaps_ms.append(now - feed.down_since)
+    def feed_up(self, feed: FeedRecord, now: int) -> None:
+        feed.connected = True
+        if not feed.removed:
+            self.down -= 1
+            self.phases[feed.down_phase].gaps_ms.append(now - feed.down_since)
 
-    def given(self, feed: SimulatedFeed, name: str) -> None:
+    def finish(self, now: int) -> None:
+        """Whoever does not stream at the end has a gap that lasts until then at least."""
+        for feed in self.feeds.values():
+            if not feed.connected and not feed.removed:
+                self.phases[feed.down_phase].gaps_ms.append(now - feed.down_since)
+
+    def given(self, feed: FeedRecord, name: str) -> None:
         """A feed was assigned to the worker of this name."""
         phase = self.phases[-1]
         if not feed.home:
@@ -118,6 +144,7 @@ class Recorder:
             phase.moved += 1
             phase.times_moved[feed.id] += 1
             feed.moves += 1
+        feed.home = name
 
     def dialled(self, host: str, now: int) -> None:
         self.connects[host][now // BIN_MS] += 1

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from statistics import median
 from typing import Any
 
 from feedq.simulate.record import BIN_MS, PhaseRecord, Recorder, Series
-from feedq.simulate.simulated_fleet import SimulatedFeed, SimulatedFleet
 
 BINS_PER_S = 1000 // BIN_MS
 
@@ -79,18 +78,18 @@ class SimulationReport:
         }
 
 
-def build_report(recorder: Recorder, fleet: SimulatedFleet, *, duration_ms: int) -> SimulationReport:
+def build_report(recorder: Recorder, *, workers: int, duration_ms: int) -> SimulationReport:
     ends = [phase.began_at for phase in recorder.phases[1:]] + [duration_ms]
     phases = tuple(_phase(p, until, recorder) for p, until in zip(recorder.phases, ends, strict=True))
     connects: Counter[int] = Counter()
     for bins in recorder.connects.values():
         connects.update(bins)
     return SimulationReport(
-        feeds=sum(not feed.removed for feed in fleet.feeds),
-        workers=len(fleet.up()),
+        feeds=sum(not feed.removed for feed in recorder.feeds.values()),
+        workers=workers,
         duration_s=duration_ms / 1000,
         phases=phases,
-        total=_total(phases, recorder, fleet.feeds),
+        total=_total(phases, recorder),
         series=recorder.series,
         connects=connects,
     )
@@ -122,7 +121,7 @@ def _phase(phase: PhaseRecord, until: int, recorder: Recorder) -> Phase:
     )
 
 
-def _total(phases: Sequence[Phase], recorder: Recorder, feeds: Iterable[SimulatedFeed]) -> Phase:
+def _total(phases: Sequence[Phase], recorder: Recorder) -> Phase:
     first, last = phases[0], phases[-1]
     worst = max(phases, key=lambda phase: phase.host_connects_per_s)
     gaps: array[int] = array("q")
@@ -136,7 +135,7 @@ def _total(phases: Sequence[Phase], recorder: Recorder, feeds: Iterable[Simulate
         placed=sum(phase.placed for phase in phases),
         moved=sum(phase.moved for phase in phases),
         restarted=sum(phase.restarted for phase in phases),
-        moved_again=sum(feed.moves > 1 for feed in feeds),
+        moved_again=sum(feed.moves > 1 for feed in recorder.feeds.values()),
         gaps=len(gaps),
         gap_median_s=median_s,
         gap_max_s=longest_s,

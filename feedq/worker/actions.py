@@ -8,6 +8,9 @@ from uuid import UUID
 
 from feedq.model import Claim, FeedKey, Reason, Release
 
+ASSIGNMENTS_MAX = 10_000
+"""That are asked for at once; the next heartbeat brings the rest."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatNow:

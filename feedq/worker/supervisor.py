@@ -63,8 +63,6 @@ from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S, Scheduling, StallClock
 from feedq.worker.throttling import SHARE_TICKS, Pacing
 
-ASSIGNMENTS_MAX = 10_000
-"""That are asked for at once; the next heartbeat brings the rest."""
 STOP_GRACE_S = 0.3
 """What all threads together get to end by themselves once the feeds are done, or their time is over."""
 POLL_S = 0.1
@@ -379,7 +377,7 @@ class Supervisor:
     def _fetch_orders(self, action: actions.FetchOrders) -> None:
         worker_id = action.worker_id
         if action.with_assignments and not self._draining:
-            keys = self._store.leases.assigned(worker_id, limit=ASSIGNMENTS_MAX)
+            keys = self._store.leases.assigned(worker_id, limit=actions.ASSIGNMENTS_MAX)
             self._driver.tell(self.core.assignments_found, worker_id, keys)
         requests = self._store.leases.stop_requests(worker_id)
         self._driver.tell(self.core.stops_found, worker_id, requests, now=self._clock.monotonic())

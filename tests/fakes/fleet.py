@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from uuid import UUID
 
 from feedq.control import PASSES_IN_A_ROW, PassReport, reconcile
 from feedq.errors import Unavailable
@@ -259,15 +258,12 @@ class FakeFleet:
         if self.clock.monotonic() < self._next_look_at:
             return False
         self.looks += 1
-        suspected = self._suspected()
+        suspected = self.store.suspected
         lost = self.store.check_liveness()
         # The second look, which decides, follows the first at once.
-        pause_s = 0.0 if self._suspected() - suspected else self.settings.look_interval_s
+        pause_s = 0.0 if self.store.suspected - suspected else self.settings.look_interval_s
         self._next_look_at = self.clock.monotonic() + pause_s
         return bool(lost) or self.store.is_due(settle_s=self.settings.settle_s)
-
-    def _suspected(self) -> set[UUID]:
-        return {w.id for w in self.store.database.tables.workers.values() if w.suspected_at is not None}
 
     def _reconcile(self) -> None:
         self.store.database.require()

@@ -10,34 +10,28 @@ which is the worst order there is.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from random import Random
-from uuid import NAMESPACE_OID, uuid5
+from uuid import UUID
 
 from feedq.clock import Clock
 from feedq.errors import SinkUnavailable, Unavailable
 from feedq.lease import quarantine_retry_s
 from feedq.model import (
+    Claim,
     FeedKey,
     Heartbeat,
-    Load,
     Loss,
-    NewWorker,
     Progress,
     Reason,
     Release,
-    Worker,
     WorkerState,
 )
 from feedq.settings import Settings
-from feedq.simulate.memory.simulated_store import SimulatedSession
+from feedq.simulate.simulated_worker import SimulatedWorker
 from feedq.worker import actions
 from feedq.worker.actions import Action
-from feedq.worker.core import WorkerCore
-from feedq.worker.supervisor import ASSIGNMENTS_MAX
 from tests.fakes.memory import MemoryStore
 from tests.fakes.memory.store import MemoryListener
 from tests.fakes.servers import FakeBroker, FakeSink, FakeSource, Refusal
@@ -60,18 +54,10 @@ class _InFlight:
     answer: Heartbeat | None
 
 
-@dataclass(slots=True)
-class _Request:
-    """Something that the core wants of the database, in the order of its requests."""
-
-    action: Action
-    tries: int = 0
-
-
-class FakeWorker:
+class FakeWorker(SimulatedWorker):
     """One worker process, through as many worker sessions as it takes."""
 
-    core_type: type[WorkerCore] = WorkerCore
+    _store: MemoryStore
 
     def __init__(
         self,
@@ -87,16 +73,11 @@ class FakeWorker:
         say: Say,
         reconcile: Callable[[], None],
     ) -> None:
-        self.name = name
-        self.clock = clock
-        self._store, self._broker, self._source, self._sink = store, broker, source, sink
-        self._settings = settings
-        self._capacity = capacity
+        super().__init__(name, store=store, settings=settings, clock=clock, capacity=capacity)
+        self._broker, self._source, self._sink = broker, source, sink
         self._say = say
         self._reconcile = reconcile
-        self.core = self.core_type(settings, rng=Random(name), now=clock.monotonic())
         self.streams: dict[int, FakeStream] = {}
-        self.worker: Worker | None = None
         self.is_dead = False
         self.is_frozen = False
         self.is_cut_off = False
@@ -109,20 +90,15 @@ class FakeWorker:
         """Claims to come whose answers are lost."""
         self.answers_take_s = 0.0
         """How long the way back of a heartbeat takes."""
-        self._session: SimulatedSession | None = None
         self._listener: MemoryListener | None = None
         self._in_flight: _InFlight | None = None
-        self._requests: deque[_Request] = deque()
         self._dropped = 0
         self.heartbeats = 0
         """How many it has tried."""
-        self._wanted: deque[Action] = deque()
-        """Actions of the core that have not been carried out."""
-        self._is_performing = False
         self.interrupted_in: int | None = None
         """After so many more steps it dies, or stands still, if set."""
         self.dies_then = False
-        self._is_leaving = self._is_drained = False
+        self._is_leaving = self._has_drained = False
         self._leave_by = float("inf")
 
     # -- what may happen to it -----------------------------------------------------------------------
@@ -130,7 +106,7 @@ class FakeWorker:
     def kill(self, loss: Loss = KILLED) -> None:
         """``kill -9``: the kernel closes every socket, those to the database too."""
         self.is_dead = True
-        self._disconnect()
+        self._suspend()
         if self.worker is not None:
             self._store.drop_sessions(self.worker.id)
             with suppress(Unavailable):  # as its monitor does
@@ -153,10 +129,6 @@ class FakeWorker:
         self._is_leaving = True
 
     # -- a tick --------------------------------------------------------------------------------------
-
-    @property
-    def _now(self) -> float:
-        return self.clock.monotonic()
 
     def tick(self) -> None:
         if self.is_dead or self.is_frozen:
@@ -195,11 +167,10 @@ class FakeWorker:
         if self._dropped:
             self._say(f"drops {self._dropped} stale message{'s' if self._dropped > 1 else ''}")
             self._dropped = 0
-        if (self._is_drained and not self._requests) or self._now >= self._leave_by:
+        if (self._has_drained and not self._requests) or self._now >= self._leave_by:
             self._leave()
 
     def _step(self) -> None:
-        """Between any two things that it does."""
         if self.interrupted_in is not None:
             self.interrupted_in -= 1
             if self.interrupted_in < 0:
@@ -243,17 +214,16 @@ class FakeWorker:
 
     def _leave(self) -> None:
         with suppress(Unavailable):
-            if self.worker is not None and self._reach():
+            self._reach()
+            if self.worker is not None:
                 self._store.workers.leave(self.worker.id)
         self._say("leaves")
         self.kill()
 
-    def _reach(self) -> bool:
-        """True, or raises `Unavailable`: what a call to the database does on a cut network."""
+    def _reach(self) -> None:
         if self.is_cut_off:
             raise Unavailable(f"control database: worker {self.name} is cut off")
         self._store.database.require()
-        return True
 
     # -- the lease, as `feedq.worker.lease_keeper` keeps it ------------------------------------------
 
@@ -282,17 +252,8 @@ class FakeWorker:
     def _beat(self) -> None:
         self.heartbeats += 1
         self._reach()
-        if self.core.needs_session:
-            self._register()
-        if self._session is None:
-            assert self.worker is not None
-            self._session = self._store.session(self.worker, ttl_s=self._settings.ttl_s)
-            self._perform(self.core.session_opened("keeper"))
-        answer = self._session.heartbeat(self._load())
+        answer = self._send_heartbeat()
         self._in_flight = _InFlight(self._now, self._now + self.answers_take_s, answer)
-
-    def _load(self) -> Load:
-        return Load(feeds=self.core.feeds)
 
     def _answered(self, arrived: _InFlight) -> None:
         if arrived.answer is None:
@@ -304,21 +265,12 @@ class FakeWorker:
         elif self.streams:
             self._report()
 
-    def _register(self) -> None:
-        # The same in every run, and never the same twice in one: each session is a row of its own.
-        number = 1 + sum(w.name == self.name for w in self._store.database.tables.workers.values())
-        session_id = uuid5(NAMESPACE_OID, f"{self.name}/{number}")
-        queue = f"node.{self.name}"
-        new = NewWorker(session_id, self.name, queue, self._capacity, self.name, number, "paper")
-        self.worker = self._store.workers.register(new, ttl_s=self._settings.ttl_s)
-        registered = self.core.registered(self.worker.id, capacity=self._capacity, now=self._now)
-        self._perform(registered)
-
     def _listen(self) -> None:
         if self._listener is None or not self._listener.is_open:
             return
         with suppress(Unavailable):
-            if self._reach() and self._listener.wait(0):
+            self._reach()
+            if self._listener.wait(0):
                 self._perform(self.core.orders_pending())
 
     def _take_messages(self) -> None:
@@ -328,109 +280,57 @@ class FakeWorker:
 
     # -- what the core wants -------------------------------------------------------------------------
 
-    def _perform(self, wanted: Iterable[Action]) -> None:
-        """Carry out, in the order in which they were decided, also what follows from carrying them out."""
-        self._wanted.extend(wanted)
-        if self._is_performing:
-            return
-        self._is_performing = True
-        while self._wanted:
-            self._step()
-            self._carry_out(self._wanted.popleft())
-        self._is_performing = False
-
     def _carry_out(self, action: Action) -> None:
         match action:
-            case actions.Suspend():
-                if self.streams:
-                    self._say(f"suspends {numbers(self.streams)}")
-                self._disconnect()
+            case actions.Suspend() if self.streams:
+                self._say(f"suspends {numbers(self.streams)}")
             case actions.EndSession():
-                self._end_session()
-            case actions.StartFeeds(_, claims):
-                for claim in claims:
-                    self.streams[claim.feed.id] = FakeStream(claim.key, claim)
-            case actions.StopFeeds(feeds):
-                self._stop(feeds)
-            case actions.LoseFeeds(keys):
-                self._lose(keys)
-            case actions.CutSockets(keys):
-                for key in keys:
-                    if (stream := self._stream(key)) is not None:
-                        stream.disconnect()
+                for stream in [stream for stream in self.streams.values() if stream.claim.quarantined]:
+                    self._end(stream, None)  # its process is ended
             case actions.DropMessage(_, message):
                 self._dropped += message is not None
             case actions.RunReconcile():
                 self._say("no pass for too long; runs one here")
                 with suppress(Unavailable):
                     self._reconcile()
-            case actions.Drained():
-                self._is_drained = True
-            case (
-                actions.ClaimFeeds()
-                | actions.ReleaseLeases()
-                | actions.FetchOrders()
-                | actions.FetchHeld()
-                | actions.AnnounceDrain()
-            ):
-                self._requests.append(_Request(action))
+        super()._carry_out(action)
 
-    def _end_session(self) -> None:
-        self._disconnect()
-        for stream in [stream for stream in self.streams.values() if stream.claim.quarantined]:
-            self._end(stream, None)  # its process is ended
-        for held in (self._session, self._listener):
-            if held is not None:
-                held.close()
-        self._session = self._listener = None
+    def _close_sessions(self) -> None:
+        super()._close_sessions()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
-    def _ask_database(self) -> None:
-        """Carry out what waits, as `feedq.worker.lease_client` does: what fails is asked again, before the
-        rest."""
-        while self._requests:
-            request = self._requests[0]
-            request.tries += 1
-            self._step()
-            try:
-                self._reach()
-                self._ask(request)
-            except Unavailable:
-                return
-            finally:
-                self._step()
-            self._requests.popleft()
-
-    def _ask(self, request: _Request) -> None:
-        leases, now = self._store.leases, self._now
-        match request.action:
-            case actions.ClaimFeeds(worker_id, keys):
-                claims = leases.claim(worker_id, keys)
-                if self.claims_lost:
-                    self.claims_lost -= 1
-                    raise Unavailable("control database: the answer to a claim was lost")
-                granted = {claim.key for claim in claims}
-                refused = [key for key in keys if key not in granted]
-                sure = not refused or request.tries == 1
-                self._perform(self.core.claims_answered(worker_id, claims, refused, sure=sure, now=now))
-            case actions.ReleaseLeases(worker_id, releases):
-                leases.release(worker_id, releases)
-            case actions.FetchOrders(worker_id, with_assignments):
-                if with_assignments and not self.is_deaf:
-                    keys = leases.assigned(worker_id, limit=ASSIGNMENTS_MAX)
-                    self._perform(self.core.assignments_found(worker_id, keys))
-                requests = leases.stop_requests(worker_id)
-                self._perform(self.core.stops_found(worker_id, requests, now=now))
+    def _ask(self, request: Action) -> None:
+        match request:
+            case actions.FetchOrders(worker_id) if self.is_deaf:
+                request = actions.FetchOrders(worker_id, with_assignments=False)
             case actions.FetchHeld(worker_id):
-                found = self.core.held_found(worker_id, set(leases.held(worker_id)), now=now)
-                for action in found:
-                    if isinstance(action, actions.ReleaseLeases):
-                        strays = numbers(release.feed_id for release in action.releases)
-                        self._say(f"hands back {strays}, held here and not running")
-                self._perform(found)
-            case actions.AnnounceDrain(worker_id):
-                self._store.workers.drain(worker_id)
+                held, running = self._store.leases.held(worker_id), {s.key for s in self.streams.values()}
+                if strays := [key[0] for key in held if key not in running]:
+                    self._say(f"hands back {numbers(strays)}, held here and not running")
+        super()._ask(request)
+
+    def _claim(self, worker_id: UUID, keys: list[FeedKey]) -> None:
+        if self.claims_lost:
+            self.claims_lost -= 1
+            self._store.leases.claim(worker_id, keys)
+            raise Unavailable("control database: the answer to a claim was lost")
+        super()._claim(worker_id, keys)
 
     # -- feeds ---------------------------------------------------------------------------------------
+
+    def _start(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self.streams[claim.feed.id] = FakeStream(claim.key, claim)
+
+    def _cut(self, keys: Sequence[FeedKey]) -> None:
+        for key in keys:
+            if (stream := self._stream(key)) is not None:
+                stream.disconnect()
+
+    def _drained(self) -> None:
+        self._has_drained = True
 
     def _stream(self, assigned: FeedKey) -> FakeStream | None:
         stream = self.streams.get(assigned[0])
@@ -508,7 +408,7 @@ class FakeWorker:
             refused = [p.key for p in progress if p.key not in matched]
             self._perform(self.core.reports_refused(refused, now=self._now))
 
-    def _stop(self, feeds: list[tuple[FeedKey, Reason]]) -> None:
+    def _stop(self, feeds: Sequence[tuple[FeedKey, Reason]]) -> None:
         for assigned, reason in feeds:
             stream = self._stream(assigned)
             if stream is not None and (self._is_leaving or not self.is_stubborn):
@@ -524,7 +424,7 @@ class FakeWorker:
             if not self._is_leaving:
                 self._say(f"releases feed {stream.key[0]} ({reason})")
 
-    def _lose(self, keys: list[FeedKey]) -> None:
+    def _lose(self, keys: Sequence[FeedKey]) -> None:
         lost = [stream for key in keys if (stream := self._stream(key))]
         if lost and not self.core.needs_session:
             self._say(f"lost {numbers(stream.key[0] for stream in lost)}")
@@ -537,7 +437,6 @@ class FakeWorker:
         why = release.reason.value if release else "lost"
         self._perform(self.core.feed_ended(stream.assigned, release, why, now=self._now))
 
-    def _disconnect(self) -> None:
-        """Cut the sockets and keep the leases."""
+    def _suspend(self) -> None:
         for stream in self.streams.values():
             stream.disconnect()

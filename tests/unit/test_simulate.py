@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from feedq.errors import InvalidInput
-from feedq.model import LeaseState, WorkerState
+from feedq.model import LeaseState
 from feedq.settings import Settings
 from feedq.simulate import Phase, SimulationReport, Timing, build_scenario, simulate
 from feedq.simulate.event_queue import Engine
+from feedq.simulate.memory.database import counted_at
+from tests.fakes.invariants import overfull_workers, problems_of_move
 
 UNPACED: dict[str, Any] = {"connects_per_s": 0, "host_connects_per_s": {}}
 TROUBLES = (
@@ -43,29 +45,24 @@ class Watched(Engine):
 
     def advance(self, to: int) -> None:
         self.looks += 1
-        # Every single state of a small fleet, now and then one of a large one.
-        if len(self.fleet.feeds) <= 200 or self.looks % 50 == 0:
-            self.check()
+        self.check()
         super().advance(to)
 
     def check(self) -> None:
-        fleet = self.fleet
-        owners = Counter(feed_id for worker in fleet.sessions.values() for feed_id in worker.leases)
-        assert max(owners.values(), default=1) == 1
-        alive = [feed for feed in fleet.feeds if not feed.removed]
-        assert all((feed.owner is None) == (feed.state is LeaseState.IDLE) for feed in fleet.feeds)
-        assert self.recorder.down == sum(not feed.connected for feed in alive) + sum(
-            feed.removed and feed.state is not LeaseState.IDLE for feed in fleet.feeds
-        )
-        for worker in fleet.sessions.values():
-            assert len(worker.leases) <= worker.capacity
-            if worker.state is WorkerState.ACTIVE:
-                assert worker.feeds == self.counted_on(worker.id)
-                assert worker.feeds <= worker.capacity
-
-    def counted_on(self, worker_id: object) -> int:
-        holders = (feed.promised_to or feed.owner for feed in self.fleet.feeds)
-        return sum(holder is not None and holder.id == worker_id for holder in holders)
+        tables = self.store.database.tables
+        streaming = Counter(feed_id for worker in self.workers.values() for feed_id in worker.streaming)
+        assert max(streaming.values(), default=1) == 1
+        alive = [feed for feed in self.recorder.feeds.values() if not feed.removed]
+        assert self.recorder.down == sum(not feed.connected for feed in alive)
+        assert all(feed.connected == (feed.id in streaming) for feed in self.recorder.feeds.values())
+        assert [*overfull_workers(tables)] == []
+        for lease in tables.leases.values():
+            assert (lease.worker_id is None) == (lease.state is LeaseState.IDLE)
+            assert [*problems_of_move(lease)] == []
+        for worker in tables.workers.values():
+            counted = [lease for lease in tables.leases.values() if counted_at(lease) == worker.id]
+            assert {lease.feed_id for lease in counted} == tables.leases.counted[worker.id]
+            assert tables.leases.load[worker.id] == pytest.approx(sum(lease.weight for lease in counted))
 
 
 @pytest.mark.parametrize("strategy", ["balanced", "rendezvous"])
@@ -88,9 +85,8 @@ def test_a_feed_has_one_owner_and_a_worker_never_too_many(strategy: str, hold_s:
     engine.check()
     assert engine.looks > 100
     assert report.feeds == 90
-    assert all(feed.connected for feed in engine.fleet.feeds if not feed.removed)
-    epochs = sum(feed.epoch for feed in engine.fleet.feeds)
-    assert epochs == report.total.placed + report.total.moved + report.total.restarted
+    assert all(feed.connected for feed in engine.recorder.feeds.values() if not feed.removed)
+    assert len(engine.store.database.tables.leases) == 90
 
 
 def test_the_same_seed_gives_the_same_report_and_another_one_another() -> None:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
+from itertools import islice
 from math import exp
+from operator import itemgetter
 from urllib.parse import urlsplit
 from uuid import UUID
 
 from feedq.lease import RATE_TIME_S, Move
-from feedq.model import Feed, FeedSpec, Lease, LeaseState, Reason, Worker, WorkerState, WorkerTarget
+from feedq.model import (
+    Feed,
+    FeedSpec,
+    Lease,
+    LeaseState,
+    Reason,
+    TargetState,
+    Worker,
+    WorkerState,
+    WorkerTarget,
+)
 from feedq.placement.base import NO_EXPERIENCE, EligibleWorker, Experience, Held, Transfer, lags
 from feedq.settings import DEFAULT_SINK
-from feedq.simulate.memory.database import SimulatedDatabase
+from feedq.simulate.memory.database import MovableFeed, SimulatedDatabase
 from feedq.simulate.memory.decisions import is_reapable
 from feedq.store.assigning import WEIGHT_MIN
 from feedq.telemetry import EventKind
@@ -113,32 +125,39 @@ def leaving(db: SimulatedDatabase, now: datetime) -> dict[UUID, int]:
 
 
 def movable(
-    db: SimulatedDatabase, now: datetime, worker_ids: Collection[UUID], *, limit: int, measured: float
+    db: SimulatedDatabase, worker_ids: Collection[UUID], *, limit: int, measured: float
 ) -> list[Held]:
-    found: list[tuple[datetime, Held]] = []
-    known = experiences(db, proven=False)
-    for worker_id in worker_ids:
-        mine = db.tables.leases.held(worker_id, LeaseState.RUNNING)
-        mine.sort(key=lambda x: x.running_since or now)
-        for x in mine[: max(1, limit // len(worker_ids))]:
-            since, feed_id = x.running_since or now, x.feed_id
-            feed = db.tables.feeds[feed_id]
-            if feed.removed_at is None and feed.spec.target_state is feed.spec.target_state.RUNNING:
-                weight = effective_weight(db, feed, x, measured=measured)
-                spec, own = feed.spec, tuple(x.avoid.items())
-                others = known.get(remote_of(spec), NO_EXPERIENCE)
-                held = Held(
-                    feed_id,
-                    worker_id,
-                    weight,
-                    spec.tenant,
-                    spec.selector,
-                    others.avoided(own),
-                    sink_of(spec),
-                    others.reached(own),
-                )
-                found.append((since, held))
-    return [held for _, held in sorted(found, key=lambda one: (one[0], one[1].feed_id))]
+    known, tables = experiences(db, proven=False), db.tables
+    kept = {} if known or measured else tables.movable
+    found: list[MovableFeed] = []
+    for worker_id in sorted(worker_ids):
+        for lease in islice(tables.leases.running_on(worker_id), max(1, limit // len(worker_ids))):
+            feed, one = tables.feeds[lease.feed_id], kept.get(lease.feed_id)
+            if one is None or one[0] is not lease or one[1] is not feed:
+                weight = effective_weight(db, feed, lease, measured=measured)
+                assert lease.running_since is not None
+                one = (lease, feed, lease.running_since, _held(feed, lease, known, weight))
+                kept[feed.id] = one
+            if feed.removed_at is None and feed.spec.target_state is TargetState.RUNNING:
+                found.append(one)
+    found.sort(key=itemgetter(2))  # quick, for each worker's are in this order already
+    return [held for *_, held in found]
+
+
+def _held(feed: Feed, lease: Lease, known: Mapping[str, Experience], weight: float) -> Held:
+    assert lease.worker_id is not None
+    spec, own = feed.spec, tuple(lease.avoid.items())
+    others = known.get(remote_of(spec), NO_EXPERIENCE)
+    return Held(
+        feed.id,
+        lease.worker_id,
+        weight,
+        spec.tenant,
+        spec.selector,
+        others.avoided(own),
+        sink_of(spec),
+        others.reached(own),
+    )
 
 
 def hand_over(db: SimulatedDatabase, one: Transfer, *, stop_within_s: float) -> bool:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 from uuid import UUID, uuid4
 
 from feedq.clock import Clock
 from feedq.lease import VERDICT_S, Move, on_loss, states_before, transition
 from feedq.model import Feed, FeedKey, Lease, LeaseState, Loss, Reason, TargetState, Worker
+from feedq.placement.base import Held
 from feedq.simulate.memory.decisions import awaits_verdict, service_since
 from feedq.telemetry import EventKind
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+MovableFeed: TypeAlias = tuple[Lease, Feed, datetime, Held]
+"""A running feed with its lease, since when it runs, and what placement is told of it."""
 
 
 def counted_at(lease: Lease) -> UUID | None:
@@ -33,7 +38,7 @@ class LeaseTable(dict[int, Lease]):
 
     def __init__(self, leases: Mapping[int, Lease] | None = None) -> None:
         super().__init__()
-        self._held: dict[tuple[UUID | None, LeaseState], set[int]] = defaultdict(set)
+        self._held: dict[tuple[UUID | None, LeaseState], dict[int, None]] = defaultdict(dict)
         self.in_state: dict[LeaseState, set[int]] = {state: set() for state in LeaseState}
         self.counted: dict[UUID, set[int]] = defaultdict(set)
         """The feeds that count for a worker."""
@@ -53,8 +58,10 @@ class LeaseTable(dict[int, Lease]):
         before = self.get(feed_id)
         super().__setitem__(feed_id, lease)
         if before is not None:
+            if _counted_alike(before, lease):
+                return
             self._forget(feed_id, before)
-        self._held[lease.worker_id, lease.state].add(feed_id)
+        self._held[lease.worker_id, lease.state][feed_id] = None
         self.in_state[lease.state].add(feed_id)
         if (worker_id := counted_at(lease)) is not None:
             self.counted[worker_id].add(feed_id)
@@ -72,11 +79,15 @@ class LeaseTable(dict[int, Lease]):
         ids = [feed_id for state in states for feed_id in self._held.get((worker_id, state), ())]
         return [self[feed_id] for feed_id in sorted(ids)]
 
+    def running_on(self, worker_id: UUID) -> Iterator[Lease]:
+        """What runs on this worker, the one that has run there longest first."""
+        return (self[feed_id] for feed_id in self._held.get((worker_id, LeaseState.RUNNING), ()))
+
     def number_held(self, worker_id: UUID, *states: LeaseState) -> int:
         return sum(len(self._held.get((worker_id, state), ())) for state in states)
 
     def _forget(self, feed_id: int, lease: Lease) -> None:
-        self._held[lease.worker_id, lease.state].remove(feed_id)
+        del self._held[lease.worker_id, lease.state][feed_id]
         self.in_state[lease.state].remove(feed_id)
         if (worker_id := counted_at(lease)) is not None:
             self.counted[worker_id].remove(feed_id)
@@ -97,6 +108,21 @@ class LeaseTable(dict[int, Lease]):
         )
 
 
+def _counted_alike(before: Lease, after: Lease) -> bool:
+    """Whether nothing has changed of what a `LeaseTable` keeps at hand."""
+    return (
+        before.state is after.state
+        and before.worker_id == after.worker_id
+        and before.promised_to == after.promised_to
+        and before.weight == after.weight
+        and before.quarantined == after.quarantined
+        and before.held_for == after.held_for
+        and (before.retry_at is None) == (after.retry_at is None)
+        and (before.moved_at is None) == (after.moved_at is None)
+        and bool(before.avoid) == bool(after.avoid)
+    )
+
+
 @dataclass(slots=True)
 class Tables:
     """All rows. Values are frozen."""
@@ -107,6 +133,9 @@ class Tables:
     feeds: dict[int, Feed] = field(default_factory=dict)
     dirty: set[int] = field(default_factory=set)
     leases: LeaseTable = field(default_factory=LeaseTable)
+    movable: dict[int, MovableFeed] = field(default_factory=dict)
+    """What placement was told of a running feed, for as long as lease and feed stay as they are: passes ask for
+    thousands."""
     names: dict[str, int] = field(default_factory=dict)
     """Ids of the feeds that are not being removed."""
     workers: dict[UUID, Worker] = field(default_factory=dict)
@@ -138,6 +167,8 @@ class SimulatedDatabase:
         self.sessions: dict[UUID, set[object]] = {}
         self.session_locks: set[UUID] = set()
         """Workers that have held a session; before the first one its absence is no crash."""
+        self.registered: Counter[str] = Counter()
+        """Worker sessions that ever began, by the name of the worker."""
         self.pass_open = False
         self._on_wake, self._on_notify = on_wake, on_notify
         self._last_feed_id = 0

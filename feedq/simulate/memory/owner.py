@@ -269,6 +269,7 @@ class SimulatedWorkers:
             job_slots=new.job_slots,
         )
         self._db.tables.workers[new.id] = worker
+        self._db.registered[new.name] += 1
         self._db.stamp_alive(ttl_s / 2)
         self._db.record(EventKind.WORKER_JOINED, worker_id=new.id)
         self._db.wake()

@@ -79,7 +79,7 @@ class SimulatedPass:
             )
 
     @statement
-    def quiet(self, *, ttl_s: float) -> OutageGrace:
+    def outage_grace(self, *, ttl_s: float) -> OutageGrace:
         # The first to come back after an outage may be this pass, before any heartbeat could renew.
         return OutageGrace(self._db.service_since(ttl_s / 2))
 
@@ -100,7 +100,7 @@ class SimulatedPass:
         ]
 
     @statement
-    def bury(self, worker_ids: Sequence[UUID]) -> int:
+    def expire_workers(self, worker_ids: Sequence[UUID]) -> int:
         workers = self._db.tables.workers
         for worker_id in worker_ids:
             if workers[worker_id].state is not WorkerState.GONE:
@@ -232,7 +232,7 @@ class SimulatedPass:
 
     @statement
     def movable(self, worker_ids: Collection[UUID], *, limit: int) -> list[Held]:
-        return counts.movable(self._db, self.now, worker_ids, limit=limit, measured=self._measured)
+        return counts.movable(self._db, worker_ids, limit=limit, measured=self._measured)
 
     @statement
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:

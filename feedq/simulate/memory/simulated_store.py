@@ -35,7 +35,7 @@ class SimulatedStore:
 
     # -- the beat's side of the crash signal ---------------------------------------------------------
 
-    def look(self) -> list[UUID]:
+    def check_liveness(self) -> list[UUID]:
         """One look of the elected beat: the workers for which a pass should run now.
 
         That is who has expired, and who had no session in two looks in a row: the first look only
@@ -57,6 +57,11 @@ class SimulatedStore:
             if has_crashed or is_ahead or worker.expires_at < now:
                 lost.append(worker.id)
         return lost
+
+    @property
+    def suspected(self) -> set[UUID]:
+        """Workers that the last look found without a session."""
+        return {w.id for w in self.database.tables.workers.values() if w.suspected_at is not None}
 
     def falls_due_at(self, *, settle_s: float) -> datetime | None:
         """When a pass should run that nobody asks for: some delay is over, or the time in which to let go of a
