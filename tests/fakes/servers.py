@@ -1,7 +1,7 @@
 """Source, sink and broker without a server: just enough of each to show what the lease protocol is for.
 
 The source numbers its records and knows who is connected. The sink lands rows and checkpoint together, gated
-by the epoch. The broker loses, repeats and delays messages when told to.
+by the epoch. The broker loses, repeats and delays messages when told to, or hangs.
 """
 
 from __future__ import annotations
@@ -176,6 +176,8 @@ class FakeBroker:
         self.copies = 1
         self.late: list[Assignment] = []
         """Messages that are still under way."""
+        self.hangs = False
+        """Whether it takes messages, and hands out none."""
 
     def send(self, messages: Iterable[Assignment]) -> None:
         for message in messages:
@@ -199,8 +201,7 @@ class FakeBroker:
             self.deliver(message)
 
     def take(self, queue: str) -> list[FeedKey]:
-        waiting = self._queues.pop(queue, deque())
-        return list(waiting)
+        return [] if self.hangs else list(self._queues.pop(queue, ()))
 
     def backlog(self) -> Counter[str]:
         return Counter({queue: len(waiting) for queue, waiting in self._queues.items()})

@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from tests.fakes import InvariantBroken
+from tests.simulation.schedules import run_schedules
 from tests.simulation.trouble import FAULTS_S, run_seed
 
 SHOWN = 20
@@ -34,10 +34,11 @@ def main() -> int:
 def replay(seed: int, seconds: float) -> int:
     try:
         fleet = run_seed(seed, faults_s=seconds)
-    except InvariantBroken as error:
+        print(fleet.transcript)
+        print("\n".join(run_schedules(seed, faults_s=2 * seconds).lines))
+    except AssertionError as error:
         print(error)
         return 1
-    print(fleet.transcript)
     return 0
 
 
@@ -66,7 +67,8 @@ def problem(seed: int, *, seconds: float) -> str | None:
     """What was broken, in a line."""
     try:
         run_seed(seed, faults_s=seconds)
-    except InvariantBroken as error:
+        run_schedules(seed, faults_s=2 * seconds)
+    except AssertionError as error:
         return str(error).split("\n", 1)[0]
     except Exception as error:
         return repr(error)

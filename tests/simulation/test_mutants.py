@@ -8,11 +8,12 @@ released when the feed is to move, or reaped.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from feedq.worker.actions import Action, EndSession
+from feedq.worker.actions import Action, EndSession, FetchOrders
 from feedq.worker.core import WorkerCore, WorkerFeed
 from tests.fakes import FakeSink, FakeWorker
 from tests.fakes.servers import FakeCheckpoint, Refusal
@@ -73,6 +74,16 @@ def a_refused_report_loses_no_feed(monkeypatch: pytest.MonkeyPatch) -> None:
     core(monkeypatch, _lose=lose)
 
 
+def only_messages_bring_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found where the broker hangs on when all else is well again, and nowhere else."""
+
+    def orders_pending(self: Any) -> list[Action]:
+        found = WorkerCore.orders_pending(self)
+        return [replace(a, with_assignments=False) if isinstance(a, FetchOrders) else a for a in found]
+
+    core(monkeypatch, orders_pending=orders_pending)
+
+
 @pytest.mark.parametrize(
     "mutate",
     [
@@ -89,6 +100,7 @@ def a_refused_report_loses_no_feed(monkeypatch: pytest.MonkeyPatch) -> None:
         a_lost_session_loses_no_feed,
         nothing_suspends,
         a_refused_report_loses_no_feed,
+        only_messages_bring_assignments,
     ],
 )
 def test_few_seeds_find_it(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,8 @@ class Trouble:
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
+        self._broker_hangs_on = bool(seed % 2)
+        """Whether the broker hangs on when all else is well again: messages are only hints."""
         # Announced restarts wait for the successor in half of the stories.
         settings = DURATIONS.model_copy(update={"restart_hold_s": self.rng.choice([0.0, 5.0])})
         self.fleet = FakeFleet(step_s=STEP_S, rate_hz=2.0, settings=settings)
@@ -55,6 +57,7 @@ class Trouble:
         broker, sink = self.fleet.broker, self.fleet.sink
         broker.to_lose = broker.to_delay = sink.to_lose = sink.to_fail = 0
         broker.copies, sink.is_away = 1, False
+        broker.hangs = self._broker_hangs_on
         broker.deliver_late(broker.late)
         # Those that are known stay as they are, among neighbours that must not suffer from it.
         known = {x.feed_id for x in self.fleet.store.database.tables.leases.values() if x.quarantined}
@@ -100,6 +103,7 @@ class Trouble:
             self._lose_answers,
             self._fail_commits,
             self._broker,
+            self._broker_hangs_or_goes_on,
             self._notifications,
             self._notifications,
             self._old_message,
@@ -181,6 +185,11 @@ class Trouble:
     def _broker(self) -> None:
         self.fleet.broker.to_lose = self.rng.randint(0, 3)
         self.fleet.broker.copies = self.rng.randint(1, 3)
+
+    def _broker_hangs_or_goes_on(self) -> None:
+        broker = self.fleet.broker
+        broker.hangs = not broker.hangs
+        self.fleet.say("broker", "hangs" if broker.hangs else "hands out messages again")
 
     def _notifications(self) -> None:
         self.fleet.store.lose_notifications(self.rng.choice([0, 1, 3, 10]))
