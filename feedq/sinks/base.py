@@ -230,7 +230,7 @@ class CommitUnknown(Exception):
 
 
 class Sink(Protocol):
-    """One session with a sink database, on behalf of one worker."""
+    """A session with a sink database, on behalf of one worker."""
 
     def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None: ...
 

@@ -41,7 +41,7 @@ _between_name_and_payload = Struct(">iqiqi").pack
 
 
 def field(value: bytes | None) -> bytes:
-    """One field of a row: its length, then its bytes; None is NULL."""
+    """Encodes a field of a row: its length, then its bytes; None is NULL."""
     return b"\xff\xff\xff\xff" if value is None else _int32(len(value)) + value
 
 
@@ -80,7 +80,7 @@ class DefaultRows:
         return [decode(record)]
 
     def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
-        """One row."""
+        """Encodes one row."""
         return row(
             (
                 write.feed.encode(),
@@ -97,7 +97,7 @@ class DefaultRows:
         return self._many_rows(write, batch)
 
     def _only_row(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
-        """As `record` makes it, in a third of the time: slow feeds have thousands of batches of one record."""
+        """Encodes a row in a third of `record`'s time: slow feeds have thousands of batches of one record."""
         name, version = write.feed.encode(), self._version
         us = (batch.received_at - _POSTGRES_EPOCH) // _MICROSECOND
         between = _between_name_and_payload(8, write.epoch, 8, us, len(version) + len(record))
@@ -132,7 +132,7 @@ def split(batch: Batch) -> Iterator[Sequence[bytes]]:
 
 
 def cut_lines(lines: bytes) -> Iterator[bytes]:
-    """Whole lines, some at a time and never none."""
+    """Cuts off whole lines, some at a time and never none."""
     start = 0
     while start < len(lines):
         end = lines.rfind(b"\n", start, start + CHUNK_BYTES) + 1 or lines.index(b"\n", start) + 1
@@ -141,6 +141,6 @@ def cut_lines(lines: bytes) -> Iterator[bytes]:
 
 
 def cut_records(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Records, some at a time and never none."""
+    """Cuts off records, some at a time and never none."""
     for start in range(0, len(records), CHUNK_RECORDS):
         yield records[start : start + CHUNK_RECORDS]

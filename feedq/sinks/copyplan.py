@@ -68,7 +68,7 @@ class Detour:
         self._length = min(2 * self._length, DETOUR_MAX)
 
     def shorten(self) -> None:
-        """None was."""
+        """No key was there."""
         self._length = max(self._length // 2, DETOUR_FIRST)
 
 
@@ -147,7 +147,7 @@ class CopyPlan(LandingPlan[FeedWrite]):
         return chain.from_iterable(encode(write, batch) for write in prepared for batch in write.batches)
 
     def _rows_of(self, records: Sequence[ReadyRecord]) -> Iterable[bytes]:
-        """By the plain reference."""
+        """Encodes rows by the plain reference."""
         return (self.rows.record(*ready.suspect) for ready in records)
 
     def _copy(self, table: sql.Identifier, chunks: Iterable[bytes]) -> None:
@@ -216,7 +216,7 @@ class KeyedCopyPlan(CopyPlan):
         self._land_staged(self._rows_of(records))
 
     def _land_staged(self, chunks: Iterable[bytes]) -> None:
-        """By way of the staging table, and from there in order of arrival."""
+        """Copy into the staging table, and insert from there in order of arrival."""
         self._copy(self._stage, chunks)
         self.session.query(self._insert)
 
@@ -235,7 +235,8 @@ class KeyedCopyPlan(CopyPlan):
         )
 
     def _last_of_each(self) -> sql.Composed:
-        """One statement may change a row once only. Rows with NULL in their key are no duplicates of another."""
+        """Selects the last row of each key, since one statement may change a row once only. Rows with NULL in
+        their key are no duplicates of another."""
         key = self.landing.key
         nulls = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in key)
         return sql.SQL(

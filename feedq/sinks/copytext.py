@@ -180,7 +180,7 @@ class ColumnRows:
         ]
 
     def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
-        """One row. Raises `UnreadableRecord`."""
+        """Encodes one row. Raises `UnreadableRecord`."""
         return encode("\t".join(map(copied, self.fields(write, batch, record)))) + b"\n"
 
     def chunks(self, write: FeedWrite, batch: Batch) -> Iterator[bytes]:
@@ -266,7 +266,7 @@ Row = tuple[Raw, ...]
 
 
 class NotAlike(Exception):
-    """These records are not all as they must be to be taken together."""
+    """Says that records are not all as they must be to be taken together."""
 
 
 class QuickRows:
@@ -480,7 +480,7 @@ class ColumnText:
         return copied(self._cell.text_of_json(value)).encode() if instead is None else instead
 
     def _none_refused(self, values: list[bytes]) -> list[bytes]:
-        """The same. Raises `NotAlike`."""
+        """Returns the values, if the column refuses none of them. Raises `NotAlike`."""
         if any(map(values.__contains__, self._refused)):
             raise NotAlike
         return values

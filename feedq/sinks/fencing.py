@@ -28,7 +28,7 @@ waits without end."""
 
 
 class Fencing:
-    """One call to `Sink.fence` on one session. Methods raise the session's errors."""
+    """Does one call to `Sink.fence` on one session. Methods raise the session's errors."""
 
     def __init__(self, session: SinkSession) -> None:
         self._session = session
@@ -49,7 +49,7 @@ class Fencing:
         return self._outcomes + self._blocked(locked)
 
     def _without_strangers(self, requests: Sequence[FenceRequest]) -> Sequence[FenceRequest]:
-        """Those of the feeds that may have the checkpoint that is there."""
+        """Leaves the feeds that may have the checkpoint that is there."""
         known = self._session.possible_strangers(requests)
         wrong = strangers(requests, known) if known else {}
         self._outcomes += [
@@ -101,7 +101,7 @@ class Fencing:
         return [request for request in requests if request.feed_id in held]
 
     def _blocked(self, requests: Sequence[FenceRequest]) -> list[FenceOutcome]:
-        """Whose session is in the way."""
+        """Says whose session is in the way."""
         if not requests:
             return []
         holders = self._session.holders([request.feed_id for request in requests])

@@ -122,7 +122,7 @@ class Course:
 
 
 class GroupCommit:
-    """One transaction. Used once."""
+    """Makes one transaction. Used once."""
 
     def __init__(
         self,

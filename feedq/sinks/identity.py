@@ -64,7 +64,7 @@ def not_its_own(taking: Taking) -> Conflict:
 
 
 def owner_of(checkpoint: Checkpoint) -> str:
-    """Whose it is, in words."""
+    """Says whose a checkpoint is, in words."""
     whose = (
         "an unknown installation"
         if checkpoint.installation is None

@@ -297,7 +297,7 @@ class PostgresSinkSession(SinkSession):
         return {feed_id: (cursor_of(cursor), records) for feed_id, cursor, records in rows}
 
     def holders(self, feed_ids: Sequence[int]) -> Mapping[int, UUID | None]:
-        """By the lock itself, else whoever fenced the feed last."""
+        """Finds holders by the lock itself, else names whoever fenced the feed last."""
         rows = self._ask(statements.LOCK_HOLDERS, feed_ids=list(feed_ids))
         return {feed_id: worker_of(application) or owner for feed_id, owner, application in rows}
 

@@ -65,7 +65,7 @@ class AnswerLost(Exception):
 
 
 class SinkSession:
-    """One session with a database, for one worker in one environment. Methods raise ``errors``."""
+    """A session with a database, for one worker in one environment. Methods raise ``errors``."""
 
     errors: ClassVar[tuple[type[Exception], ...]] = (SQLAlchemyError,)
     """What the driver raises, wrapped or not."""
@@ -110,7 +110,7 @@ class SinkSession:
 
     @property
     def backend(self) -> Any:
-        """By which the server knows this session, for `end_session`; None where it cannot be ended."""
+        """What the server knows this session by, for `end_session`; None where it cannot be ended."""
         return self._number
 
     def execute(
@@ -286,7 +286,7 @@ class SinkSession:
         }
 
     def find_locked(self, feed_ids: Sequence[int]) -> Collection[int]:
-        """Those of the feeds whose checkpoints somebody has locked."""
+        """Returns the feeds whose checkpoints somebody has locked."""
         locked: set[int] = set()
         for part in parts(feed_ids):
             there = self.connection.scalars(select(c.feed_id).where(self.of(part)))
@@ -463,7 +463,7 @@ class SinkSession:
         return and_(c.environment == self.environment, c.feed_id.in_(feed_ids))
 
     def find_checkpoints(self, *conditions: ColumnElement[bool]) -> list[Checkpoint]:
-        """Those of this environment, by name."""
+        """Reads checkpoints of this environment, by name."""
         here = c.environment == self.environment
         rows = self.execute(select(checkpoint).where(here, *conditions).order_by(c.feed, c.updated_at))
         return [
@@ -508,7 +508,7 @@ class SinkSession:
 
 
 def parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """As many as one statement may name."""
+    """Cuts values into parts of as many as one statement may name."""
     for start in range(0, len(values), AT_ONCE):
         yield values[start : start + AT_ONCE]
 

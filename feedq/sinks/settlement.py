@@ -17,7 +17,7 @@ from feedq.sinks.base import CommitUnknown, Written
 
 @dataclass(frozen=True, slots=True)
 class LastCommit:
-    """Who committed a feed last, and under which epoch the feed is now."""
+    """Says who committed a feed last, and under which epoch the feed is now."""
 
     epoch: int
     commit_id: UUID | None

@@ -199,7 +199,7 @@ def integers(values: Iterable[int]) -> str:
 
 
 def texts(values: Sequence[str | None]) -> str:
-    """The same for ``text[]``. Raises `ValueError` for a text with a NUL."""
+    """Writes a list for ``text[]``, likewise. Raises `ValueError` for a text with a NUL."""
     if None in values:
         return f"{{{','.join('NULL' if value is None else _quoted(value) for value in values)}}}"
     joined = _BETWEEN.join(values)  # type: ignore[arg-type]  # none of them is None

@@ -219,7 +219,7 @@ class TransactionalSink(ABC):
     def _write(
         self, session: SinkSession, catalog: Catalog, writes: Sequence[FeedWrite], course: Course
     ) -> Written:
-        """One attempt, without the feeds that cannot be written in any case."""
+        """Makes one attempt, without the feeds that cannot be written in any case."""
         session.ensure_bookkeeping()
         grouped = by_landing(writes)
         if course.care is not Care.OPTIMISTIC:

@@ -182,7 +182,7 @@ c = checkpoint.c
 
 
 def checkpoints(session: SinkSession, feeds: Collection[str] | None) -> list[Checkpoint]:
-    """Those of feeds of these names, or all, by name."""
+    """Reads the checkpoints of feeds of these names, or all, by name."""
     if feeds is None:
         return session.find_checkpoints()
     return [one for part in parts(sorted(feeds)) for one in session.find_checkpoints(c.feed.in_(part))]

@@ -115,7 +115,7 @@ def test_dead_letters_that_are_written_elsewhere_are_noticed(
 def test_a_replay_that_leaves_its_dead_letters_is_noticed(
     harness: SqliteHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.replay._delete", lambda *_: 0)
+    monkeypatch.setattr("feedq.sinks.upkeep._delete", lambda *_: 0)
     with pytest.raises(AssertionError):
         suite.test_a_dead_letter_lands_once_however_often_it_is_tried_again(harness)
 

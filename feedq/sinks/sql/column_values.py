@@ -49,7 +49,7 @@ class Conversion(NamedTuple):
 
 
 def conversion(column_type: TypeEngine[Any]) -> Conversion:
-    """For a column of a database that keeps what its types promise."""
+    """Chooses how texts become values of a column, in a database that keeps what its types promise."""
     match column_type:
         case types.Boolean():
             return Conversion(boolean, types.Boolean())
@@ -103,7 +103,7 @@ def integer(bits: int, *, signed: bool = True) -> Convert:
 
 
 def flag(bits: int, *, signed: bool = True) -> Convert:
-    """For integers that stand in for booleans."""
+    """Converts to integers that stand in for booleans."""
     number = integer(bits, signed=signed)
     return lambda value: {"true": 1, "false": 0}.get(value) if value in ("true", "false") else number(value)
 

@@ -142,7 +142,7 @@ class MySqlSession(SqlSession):
         self.run(f"SET SESSION innodb_lock_wait_timeout = {whole}, lock_wait_timeout = {whole}")
 
     def check_at_once(self) -> None:
-        """InnoDB always does."""
+        """Does nothing: InnoDB always checks at once."""
 
     def record_bytes_max(self) -> int | None:
         packet = self.connection.scalar(text("SELECT @@max_allowed_packet"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 from uuid import UUID
 
@@ -218,21 +218,29 @@ class SqlCatalog(Catalog):
                 has_default=column.get("default") is not None or is_numbered,
                 generated="computed" in column or bool(column.get("identity", {}).get("always")),
             )
-        whole: set[frozenset[str]] = {frozenset(primary)} if primary else set()
-        indexes = [index for index in inspector.get_indexes(name.name, schema=name.schema) if index["unique"]]
-        partial = [index for index in indexes if not _is_whole(index)]
-        whole |= {frozenset(index["column_names"]) for index in indexes if index not in partial}  # type: ignore[arg-type] # whole ones have names
-        for constraint in inspector.get_unique_constraints(name.name, schema=name.schema):
-            if not constraint.get("duplicates_index"):
-                whole.add(frozenset(constraint["column_names"]))
+        whole, has_partial = _unique_keys(inspector, name, primary)
         return TableShape(
             name.schema,
             name.name,
             columns,
-            frozenset(whole),
+            whole,
             unfit(session.unfit_table(inspector, name)),
-            has_other_unique=bool(partial),
+            has_other_unique=has_partial,
         )
+
+
+def _unique_keys(
+    inspector: Inspector, name: TableName, primary: Sequence[str]
+) -> tuple[frozenset[frozenset[str]], bool]:
+    """Returns the keys of a table, and whether it has unique indexes besides that cover it in part."""
+    whole: set[frozenset[str]] = {frozenset(primary)} if primary else set()
+    indexes = [index for index in inspector.get_indexes(name.name, schema=name.schema) if index["unique"]]
+    partial = [index for index in indexes if not _is_whole(index)]
+    whole |= {frozenset(index["column_names"]) for index in indexes if index not in partial}  # type: ignore[arg-type] # whole ones have names
+    for constraint in inspector.get_unique_constraints(name.name, schema=name.schema):
+        if not constraint.get("duplicates_index"):
+            whole.add(frozenset(constraint["column_names"]))
+    return frozenset(whole), bool(partial)
 
 
 def _column(

@@ -80,7 +80,7 @@ class SqliteSession(SqlSession):
         self.run(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
 
     def check_at_once(self) -> None:
-        """Nothing here waits for the commit: see `unfit_table`."""
+        """Does nothing, since nothing here waits for the commit: see `unfit_table`."""
 
     @classmethod
     def scope(cls, error: Any) -> ErrorScope:
