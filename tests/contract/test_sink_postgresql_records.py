@@ -334,7 +334,7 @@ def test_the_default_landing_may_have_a_key(harness: PostgresSinkHarness) -> Non
 def test_many_keyed_landings_share_a_session(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.postgresql.STAGES_MAX", 3)
+    monkeypatch.setattr("feedq.sinks.postgresql_catalog.STAGES_MAX", 3)
     sink = harness.sink()
     landings = [Landing(f"dedup_{n}", "text", (), ("payload",)) for n in range(7)]
     for n, landing in enumerate(landings):
