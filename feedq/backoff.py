@@ -5,8 +5,8 @@ Full jitter (a uniform draw between nothing and the exponential bound) spreads t
 thousand feeds of one remote host better than a jitter around the bound does
 (https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/).
 
-A feed that fails on a worker on which it never did is soon let go, as the worker may be the one at fault. Once it
-has been round, it stays where it is for several failures at a time: then it is the source.
+A feed that fails on a worker on which it never did is soon released, as the worker may be the one at fault.
+Once it has been round, it stays where it is for several failures at a time: then it is the source.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class BackoffPolicy:
     elsewhere_s: float = 5.0
     """Without a connection for this long on a worker that is new to it, a feed goes elsewhere."""
     failed_s: float = 10.0
-    """The first looks at a feed that cannot run as declared are this far apart."""
+    """The first checks of a feed that cannot run as declared are this far apart."""
     failed_max_s: float = 600.0
 
 
 FIRST_RECHECKS = 6
-"""How often a feed that cannot run as declared is looked at before it is done more rarely: for about a minute,
+"""How often a feed that cannot run as declared is checked before it is done more rarely: for about a minute,
 while somebody who has just declared it mends what is missing."""
 RECHECKS_GROW = 1.5
 RECHECKS_JITTER = 0.2
-"""Thousands of feeds that want the same table are not looked at all at once."""
+"""Thousands of feeds that want the same table are not checked all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ def next_try(
 
 
 def next_recheck_s(rechecks: int, *, rng: Random, policy: BackoffPolicy) -> float:
-    """How long after the ``rechecks``-th look in a row that found it so (1 is the first) a feed that cannot run as
-    declared is looked at again."""
+    """Return how long after the ``rechecks``-th check in a row that found it so (1 is the first) a feed that
+    cannot run as declared is checked again."""
     assert rechecks >= 1, rechecks
     growth = RECHECKS_GROW ** min(max(rechecks - FIRST_RECHECKS, 0), 100)
     bound_s = min(policy.failed_max_s, policy.failed_s * growth)

@@ -1,10 +1,10 @@
 """Elected beats: any number may run, one of them schedules.
 
 `celery beat` runs the scheduler's ``tick`` in its own loop and sleeps between; the election lives on a thread
-beside it, because it listens, looks for crashed workers many times a second, and has a reconcile pass made within
-milliseconds of a change: right here, since the workers' processes are busy with streams, and most of all when one
-of them has died. The scheduler only asks the election whether to act. Its ticks ask the workers for passes by
-message, and so does the election when a pass that it began does not come to an end.
+beside it, because it listens, checks for crashed workers many times a second, and has a reconcile pass made
+within milliseconds of a change: in this process, since the workers' processes are busy with streams, most of
+all when one of them has died. The scheduler only asks the election whether to act. Its ticks ask the workers
+for passes by message, and so does the election when a pass that it began does not come to an end.
 
 Neither of them waits for the broker: what is to be sent goes into an outbox, and a third thread sends it.
 """
@@ -39,14 +39,15 @@ from feedq.worker.outbox import Outbox
 from feedq.worker.serial_executor import SerialExecutor
 
 CAMPAIGN_S = 0.2
-"""A killed leader is replaced at once by a beat that waits for its end; by one that cannot, within this, plus
-jitter."""
+"""The pause between two tries to be elected: a killed leader is replaced at once by a beat that waits for its
+end, and within this, plus jitter, by one that cannot wait."""
 RENEW_S = 1.0
 CHECK_SHARE = 10
-"""Looks take no more than this part of the time: where each is slow, in a large fleet, they are fewer."""
+"""Checks take no more than one part in this many of the time: where each is slow, in a large fleet, they are
+fewer."""
 CHECKS_COMPARED = 8
-"""What a look takes is what the quickest of so many took. One alone says little: a worker that dies with hundreds
-of sockets keeps the machine busy, and that must not put off the look that finds it dead."""
+"""The time of a check is that of the quickest of so many. One alone says little: a worker that dies with hundreds
+of sockets keeps the machine busy, and that must not put off the check that finds it dead."""
 CALM_CHECK_S = 1.0
 """Between looks while nothing is under way and the end of each worker is waited for, or less when something falls
 due before: a look finds then what nobody has said, such as a change made by hand."""
@@ -57,7 +58,7 @@ ASK_AGAIN_S = 0.5
 that. Each time the wait doubles, up to the tick, so that a fleet without workers does not pile up messages."""
 JUDGE_AGAIN_S = 0.25
 """How soon a finding that a pass left as it was is reported again: after an outage nobody is declared gone for a
-full ttl, and a pass for each look would only keep the database busy."""
+full ttl, and a pass for each check would only keep the database busy."""
 UNSERVED_MAX = 2
 """Reconciles that are asked for and not served: one may have begun before the last change, the next has not."""
 SEND_GRACE_S = 0.3
@@ -111,10 +112,10 @@ class ElectionCandidate(Thread):
         self._woken = False
         """Whether something has changed since a reconcile was asked for."""
         self._crashed = 0
-        """Workers that the last look found crashed."""
+        """Workers that the last check found crashed."""
         self._judged_at = float("-inf")
-        self._stirred_at = float("-inf")
-        """When a look last had to be followed by another one soon."""
+        self._changed_at = float("-inf")
+        """When a check last had to be followed by another one soon."""
         self.term = 0
         """Counts elections won."""
 
@@ -163,7 +164,7 @@ class ElectionCandidate(Thread):
             rearm_s=max(self._settings.look_interval_s, CHANGES_GATHERED_S),
         )
         while not self._election.campaign():
-            if self._election.depose_frozen():
+            if self._election.end_frozen_leader():
                 logger.warning(LogEvent.BEAT_REPLACED_FROZEN)
                 self._election.wait(CHANGES_GATHERED_S)  # its session needs a moment to end
             else:
@@ -213,8 +214,8 @@ class ElectionCandidate(Thread):
             or check.is_due
             or not check.is_awaited
         ):
-            self._stirred_at = now
-        if now < self._stirred_at + CALM_AFTER_S:
+            self._changed_at = now
+        if now < self._changed_at + CALM_AFTER_S:
             return often_s
         calm_s = max(self._settings.look_interval_s, CALM_CHECK_S)
         return max(often_s, min(calm_s, calm_s if check.due_in_s is None else check.due_in_s))
@@ -224,7 +225,7 @@ class ElectionCandidate(Thread):
         unserved = 0 if self._asked is None else self._asked.served_at - check.pass_seq
         if unserved <= 0:
             self._asked = None
-        # Of a worker whose last session was heard to end, the pass makes the second look.
+        # Of a worker whose last session was heard to end, the pass makes the second check.
         crashed = check.crashed + (check.suspected if check.has_heard else 0)
         before, self._crashed = self._crashed, crashed if now >= self._check_after else 0
         if self._crashed > before:

@@ -68,7 +68,7 @@ EVENTS_GATHERED_MAX = 1_000
 """Beyond it they are sent at once, by the thread that has one more. Celery would do so with each 24."""
 PR_SET_PDEATHSIG = 1
 GIL_SWITCH_S = 0.002
-"""How long a thread that has the interpreter may keep the others waiting. Each of ours lets go of it for every
+"""How long a thread that has the interpreter may keep the others waiting. Each of ours gives it up for every
 message or statement; to wait Python's 5 ms for it each time, behind a loop that is busy, made a cold start of
 thousands take minutes."""
 GC_THRESHOLDS = (50_000, 20, 100)
@@ -92,7 +92,7 @@ def node_queue(hostname: str) -> str:
 
 
 class GuardedConsumer(Consumer):
-    """Celery's consumer of tasks, which looks at each message before Celery unpacks it. ``worker_consumer``."""
+    """Celery's consumer of tasks, which checks each message before Celery unpacks it. ``worker_consumer``."""
 
     _has_been_ready = False
 
@@ -167,7 +167,7 @@ class FeedqStep(bootsteps.StartStopStep):
         streams_here = isinstance(worker.pool, StreamPool)
         if streams_here:
             for command in ("pool_grow", "pool_shrink"):
-                Panel.data[command] = _keep_the_size
+                Panel.data[command] = _refuse_new_size
             # Celery's own pools are left to Celery: their children must not be orphaned.
             limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
             limit.start()
@@ -178,7 +178,7 @@ class FeedqStep(bootsteps.StartStopStep):
             store(),
             s,
             lambda: _describe(worker.hostname, places, s, tasks=frozenset(worker.app.tasks)),
-            reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_aside,
+            reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_in_thread,
             external_feeds=None if streams_here else _active_feeds,
             watch=watch,
         )
@@ -247,14 +247,14 @@ def _shutting_down(exitcode: int | None = None, how: str | None = None, **_: Any
 
 
 @signals.celeryd_init.connect
-def _make_room_for_last_words(**_: Any) -> None:
+def _go_on_in_child(**_: Any) -> None:
     """As the first process of a container, go on in a child: all others end with the first one at once, and the
     monitor among them could tell nobody how the worker was lost."""
     if is_container_init() and (child := os.fork()):
         os._exit(serve_as_init(child))
 
 
-def _keep_the_size(state: Any, n: int = 1, **_: Any) -> Any:
+def _refuse_new_size(state: Any, n: int = 1, **_: Any) -> Any:
     """Answers Celery's ``pool_grow`` and ``pool_shrink``: a worker's capacity is declared when it registers."""
     return nok(
         f"{state.hostname} holds as many feeds as -c says, and runs as many jobs as FEEDQ_JOB_SLOTS: start it "
@@ -307,7 +307,7 @@ def _start(supervisor: Supervisor, s: Settings) -> bool:
         try:
             supervisor.start()
         except Unavailable as error:
-            # Away again between the look and the registration, or this role may look and not register.
+            # Away again between the check and the registration, or this role may read and not register.
             logger.warning(database_event(error), error=str(error), again_in_s=pause_s)
             _sleep(pause_s)
             pause_s = min(2 * pause_s, WAIT_MAX_S)
@@ -352,7 +352,7 @@ def _sleep(seconds: float) -> None:
 def _gather_events(consumer: Any) -> None:
     """Send Celery's task events a few times a second instead of once a turn of its loop.
 
-    In a rush of messages that would be a round trip to the broker for each of them.
+    With many messages at once that would be a round trip to the broker for each of them.
     """
     waiting = False
 
@@ -376,7 +376,7 @@ def _gather_events(consumer: Any) -> None:
 def _tune_interpreter() -> None:
     """For thousands of streams and a handful of threads in one interpreter."""
     sys.setswitchinterval(GIL_SWITCH_S)
-    # What has been imported stays: no collection needs to look at it again.
+    # What has been imported stays: no collection needs to visit it again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -393,7 +393,7 @@ def _reconcile_in(pool: StreamPool) -> Callable[[], None]:
     return lambda: pool.run_control(run_reconcile)
 
 
-def _reconcile_aside() -> None:
+def _reconcile_in_thread() -> None:
     Thread(target=run_reconcile, name="feedq-watchdog", daemon=True).start()
 
 
@@ -403,7 +403,7 @@ def _active_feeds() -> set[int]:
         try:
             active = tuple(worker_state.active_requests)
         except RuntimeError:
-            continue  # it changed while we looked
+            continue  # it changed while it was read
         break
     feeds = set()
     for request in active:

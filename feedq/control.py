@@ -49,7 +49,7 @@ CALM_FEEDS = 1.5
 COUNTED_ELSEWHERE = frozenset({Reason.HELD, Reason.BACKOFF, Reason.PAUSED, Reason.FAILED})
 UNPLACED_REASONS = (Reason.NO_CAPACITY, Reason.NO_MATCH, Reason.SETTLING, *sorted(COUNTED_ELSEWHERE))
 COUNTS = ("workers_gone", "leases_freed", "edits", "overdue", "reaped", "moves", "repaired")
-"""Of what a pass did, in a report."""
+"""The counts of a pass, in a report."""
 
 logger = log(__name__)
 
@@ -63,7 +63,7 @@ class PassReport:
     edits: int = 0
     overdue: int = 0
     reaped: int = 0
-    """Leases whose owner was asked to let go and has not in time."""
+    """Leases whose owner was asked to release them and has not in time."""
     moves: int = 0
     """Running feeds whose owner was asked to hand them over to another worker."""
     repaired: int = 0
@@ -72,7 +72,7 @@ class PassReport:
     more: bool = False
     """Whether a bound was reached and another pass should follow at once."""
     left_out: bool = False
-    """Whether more feeds wait than a pass looks at."""
+    """Whether more feeds wait than a pass considers."""
     is_fast_path: bool = False
     """Whether feeds of dead workers were placed and nothing else was done."""
 
@@ -168,28 +168,28 @@ def _pass(
             return None
         report = PassReport()
         if fast_path_limit or _expire_gone_workers(p, report, ttl_s=settings.ttl_s):
-            place_the_waiting(p, report, rules=settings.rules, limit=fast_path_limit or limits.PLACED_FIRST)
+            place_waiting_feeds(p, report, rules=settings.rules, limit=fast_path_limit or limits.PLACED_FIRST)
             report.more = report.is_fast_path = True
             return report
         if placing_only:
-            place_the_waiting(p, report, rules=settings.rules)
+            place_waiting_feeds(p, report, rules=settings.rules)
             return report
         stop_within_s = settings.handoff_timeout_s
         if p.sweep_is_due(interval_s=settings.sweep_interval_s):
             report.repaired = p.sweep(stop_within_s=stop_within_s)
         report.reaped = p.reap()
-        _part_the_quarantined(p, settings)
-        _absorb_edits(p, report, stop_within_s=stop_within_s)
+        _separate_quarantined(p, settings)
+        _apply_edits(p, report, stop_within_s=stop_within_s)
         silent = p.overdue(timeout_s=settings.dispatch_timeout_s)
         report.overdue = len(silent)
-        place_the_waiting(
+        place_waiting_feeds(
             p, report, rules=settings.rules, silent=frozenset(silent), limit=PLACEMENTS_PER_PASS
         )
         counts = p.waiting_by_reason()
         if not report.more and Reason.SETTLING not in report.unplaced:
             held = counts.get(Reason.HELD, 0)
             rebalance_fleet(p, report, settings, held=held)
-        _count_the_waiting(report, counts)
+        _count_waiting(report, counts)
         return report
 
 
@@ -212,8 +212,9 @@ def _expire_gone_workers(p: ReconcilePass, report: PassReport, *, ttl_s: float) 
     return bool(gone)
 
 
-def _part_the_quarantined(p: ReconcilePass, settings: Settings) -> None:
-    """Feeds in quarantine run apart from all others; those that have behaved for long enough come back."""
+def _separate_quarantined(p: ReconcilePass, settings: Settings) -> None:
+    """Restart feeds in quarantine apart from all others, and those that have behaved for long enough among
+    them."""
     leases = p.quarantined()
     pardoned = [
         replace(one, quarantined=False)
@@ -225,8 +226,8 @@ def _part_the_quarantined(p: ReconcilePass, settings: Settings) -> None:
         p.part(asked, stop_within_s=settings.handoff_timeout_s)
 
 
-def _absorb_edits(p: ReconcilePass, report: PassReport, *, stop_within_s: float) -> None:
-    new = p.absorb_new(limit=PLACEMENTS_PER_PASS)
+def _apply_edits(p: ReconcilePass, report: PassReport, *, stop_within_s: float) -> None:
+    new = p.accept_new(limit=PLACEMENTS_PER_PASS)
     # A pass full of new feeds leaves edits to the next: those of older feeds have come before them.
     dirty = p.dirty(limit=EDITS_PER_PASS) if new < PLACEMENTS_PER_PASS else []
     if dirty:
@@ -236,7 +237,7 @@ def _absorb_edits(p: ReconcilePass, report: PassReport, *, stop_within_s: float)
     report.more |= new == PLACEMENTS_PER_PASS or len(dirty) == EDITS_PER_PASS
 
 
-def place_the_waiting(
+def place_waiting_feeds(
     p: Placing,
     report: PassReport,
     *,
@@ -246,11 +247,9 @@ def place_the_waiting(
 ) -> None:
     """Give the feeds that wait their places, as far as there are any.
 
-    ``silent`` workers have let assignments run out of time: somebody else shall have them, if there is
-    anybody.
+    ``silent`` workers have let assignments run out of time: other workers get these, if any has room.
 
-    Such a worker may be cut off from the broker and holds few feeds, which would make it everybody's first
-    choice.
+    Such a worker may be cut off from the broker and holds few feeds, which would make it the first choice for all.
     """
     waiting = p.waiting(limit=limit)
     if waiting:
@@ -279,20 +278,20 @@ def _capped(feeds: Iterable[WaitingFeed | Held], rules: Rules) -> frozenset[str]
 def rebalance_fleet(p: Placing, report: PassReport, settings: Settings, *, held: int) -> None:
     """Move running feeds to where there is more room for them, and off the workers that are to be empty.
 
-    That other feeds wait is no reason not to: they have been placed before, so whatever room is left is of no
-    use to them. Otherwise one feed that matches no worker would keep every drain from ending. Only while feeds
-    are held for the successor of a worker, of which there are ``held``, nothing moves but what has to: the fleet
-    is even again when that is there.
+    Feeds that still wait do not hinder this: they were tried before, so the room that is left is of no use to
+    them, and one feed that matches no worker would otherwise keep every drain from ending. While feeds are held
+    for the successor of a worker, of which there are ``held``, only those move that have to: the fleet is even
+    again once the successor is there.
     """
     rules, under_way = settings.rules, p.moves_under_way(within_s=settings.handoff_timeout_s)
     budget = rules.moves - sum(under_way.values())
     if budget <= 0:
         return
     candidates, leaving = p.candidates(), p.leaving()
-    looks = _Looks.of(candidates, leaving, rules=rules, now=p.now, held=held)
-    if p.evened_out == str(looks):
+    fingerprint = _FleetFingerprint.of(candidates, leaving, rules=rules, now=p.now, held=held)
+    if p.evened_out == str(fingerprint):
         return
-    is_known = p.evened_out is not None and p.evened_out.startswith(looks.workers)
+    is_known = p.evened_out is not None and p.evened_out.startswith(fingerprint.workers)
     sources = set(leaving)
     if not held and not (is_known and _is_calm(candidates, rules)):
         sources.update(rebalance.donors(candidates, now=p.now, rules=rules))
@@ -305,7 +304,7 @@ def rebalance_fleet(p: Placing, report: PassReport, settings: Settings, *, held:
         counted = sum(leaving.values()) + sum(c.feeds for c in candidates if c.worker_id in sources)
         # Feeds that are assigned and not claimed yet cannot move, and may have to once they run.
         if len(running) >= min(counted, MOVABLE_PER_PASS):
-            p.evened_out = str(looks)
+            p.evened_out = str(fingerprint)
         return
     together = limits.moves_together(settings.connects_per_s, settings.host_connects_per_s, len(candidates))
     targets = [transfer.target for transfer in transfers]
@@ -315,9 +314,9 @@ def rebalance_fleet(p: Placing, report: PassReport, settings: Settings, *, held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Looks:
-    """Fingerprints of all that decides whether some feed should move, but for what the feeds themselves ask of
-    their workers: who is there, and what they have."""
+class _FleetFingerprint:
+    """Fingerprints of all that decides whether some feed should move: which workers there are, and what they
+    have. What the feeds themselves ask of their workers is not in them."""
 
     workers: str
     counts: str
@@ -331,15 +330,15 @@ class _Looks:
         rules: Rules,
         now: datetime,
         held: int,
-    ) -> _Looks:
+    ) -> _FleetFingerprint:
         ordered = sorted(candidates, key=lambda c: c.worker_id)
         settled = [
             (c.worker_id, c.capacity, is_settled(c, now=now, settle_s=rules.settle_s)) for c in ordered
         ]
-        # When nothing is held any more, the fleet is evened out as far as it gets.
+        # When nothing is held any more, the fleet is rebalanced as far as possible.
         rule = (bool(held), rules.strategy.value, rules.band, sorted(rules.tenant_caps.items()))
         counts = [(c.feeds, round(c.load, 3), c.lags, sorted(c.sinks_down)) for c in ordered]
-        # Now and then, as a worker that feeds avoid may be worth another try.
+        # It changes now and then: a worker that feeds avoid may be worth another try.
         turn = int(now.timestamp() / max(rules.avoid_s / TURNS, 1.0))
         return cls(_digest(settled, rule), _digest(counts, sorted(leaving.items()), turn))
 
@@ -354,8 +353,8 @@ def _digest(*facts: object) -> str:
 def _is_calm(candidates: Sequence[EligibleWorker], rules: Rules) -> bool:
     """Whether no worker is so far from its even part that feeds should move because of that alone.
 
-    When workers come or go, the fleet is evened out as far as it gets. In between somebody adds a feed, pauses
-    one, one fails: to move another each time would make every change of one feed a restart of a second.
+    When workers come or go, the fleet is rebalanced as far as possible. In between feeds are added, paused, or
+    fail: to move another feed each time would restart a second feed for every change of one.
     """
     capacity, load = sum(c.capacity for c in candidates), sum(c.load for c in candidates)
     feeds = sum(c.feeds for c in candidates)
@@ -366,9 +365,9 @@ def _is_calm(candidates: Sequence[EligibleWorker], rules: Rules) -> bool:
     return all(abs(its_load - part) <= max(slack, rules.band * part) for its_load, part in parts)
 
 
-def _count_the_waiting(report: PassReport, counts: Mapping[Reason, int]) -> None:
+def _count_waiting(report: PassReport, counts: Mapping[Reason, int]) -> None:
     for reason in UNPLACED_REASONS:
         here = report.unplaced.get(reason, 0)
-        # Of many, a pass looks at some only: then what the sweep counted is nearer to the truth.
+        # Of many, a pass considers some only: then what the sweep counted is nearer to the truth.
         counted = counts.get(reason, 0) if reason in COUNTED_ELSEWHERE or report.left_out else 0
         FEEDS_UNPLACED.labels(reason.value).set(max(here, counted))

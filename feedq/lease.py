@@ -1,9 +1,9 @@
 """The lease: who may run a feed, as a state machine and a handful of decisions.
 
-The protocol, in words. PostgreSQL holds one lease row a feed. Whoever holds it holds it under an
-*epoch*, a number that only grows; each statement that matters names the epoch it believes in and has no
-effect when that epoch has passed. A worker keeps all its leases with one heartbeat. It may act as owner
-only inside its *trust window*, which ends before the database can declare it gone::
+The protocol, in words. PostgreSQL holds one lease row a feed. A worker holds a lease under an *epoch*, a number
+that only grows; each statement that matters names the epoch it believes in and has no effect when that epoch
+has passed. A worker keeps all its leases with one heartbeat. It may act as owner only inside its *trust
+window*, which ends before the database can declare it gone::
 
             sent_at                                  sent_at + ttl - margin
     worker ────┬──────────────── acts as owner ──────────────┬── cuts its sockets
@@ -11,9 +11,9 @@ only inside its *trust window*, which ends before the database can declare it go
     database ──┴──┬──────────────────────────────────────────┴─────────┬── may declare it gone
                   expires_at = its clock + ttl                     expires_at
 
-The window is anchored where the heartbeat was *sent*: the round trip may take as long as it likes, the
-database cannot have stamped ``expires_at`` earlier than that. So the old owner has let go before a new
-one begins, and no clock is compared with another; they need only run at about the same rate.
+The window is anchored where the heartbeat was *sent*: however long the round trip takes, the database cannot
+have stamped ``expires_at`` earlier than that. So the old owner has stopped before a new one begins, and no
+clock is compared with another; they need only run at about the same rate.
 
 This module is pure: it neither reads a clock nor a database. `feedq.control` and `feedq.worker` perform
 what it decides; what is decided of many rows at once stands in the statements of `feedq.store`. The diagram in
@@ -53,13 +53,13 @@ class Move(StrEnum):
     WITHDRAW = "withdraw"
     """Assigned and not claimed: in time, or because it is no longer wanted there. May be assigned anew."""
     ASK_TO_STOP = "ask_to_stop"
-    """Pause, edit, removal or a move to another worker: the owner is asked to let go."""
+    """Pause, edit, removal or a move to another worker: the owner is asked to release the feed."""
     RELEASE = "release"
-    """The owner let go."""
+    """The owner released the feed."""
     LOSE_WORKER = "lose_worker"
     """The owner was declared gone."""
     REAP = "reap"
-    """The owner was asked to let go and did not in time."""
+    """The owner was asked to release the feed and did not in time."""
 
 
 TRANSITIONS: Mapping[tuple[LeaseState, Move], LeaseState] = MappingProxyType(
@@ -239,7 +239,8 @@ class Blame:
 
 
 def on_loss(lease: Lease, *, is_certain: bool, now: datetime) -> Blame:
-    """A feed whose own code ended a worker is quarantined at once, one that was merely in hand the second time.
+    """Decide the blame: a feed whose own code ended a worker is quarantined at once, one that was in hand the
+    second time.
 
     So at most two workers are lost to one feed, and one that was there by chance loses nothing.
     """
@@ -302,7 +303,7 @@ RATE_TIME_S = 30.0
 
 
 def smoothed(rate: float, *, count: int, elapsed_s: float, is_first: bool) -> float:
-    """A rate a second, after ``count`` more in ``elapsed_s``; the first report stands for itself."""
+    """Return a rate a second, after ``count`` more in ``elapsed_s``; the first report stands for itself."""
     if is_first:
         return count / max(elapsed_s, 1.0)
     elapsed_s = max(elapsed_s, 0.001)
@@ -380,7 +381,7 @@ def standing(feed: Feed, lease: Lease, owner: Owner | None, *, now: datetime) ->
             return Standing(Status.REMOVING)
         case LeaseState.IDLE if feed.spec.target_state is TargetState.PAUSED:
             return Standing(Status.PAUSED)
-        # While it is looked at again, too: until it connects, the error stays in view.
+        # While it is checked again, too: until it connects, the error stays in view.
         case _ if lease.reason is Reason.FAILED and not lease.connected:
             return Standing(Status.FAILED, lease.last_error)
     if lease.quarantined:

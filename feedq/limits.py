@@ -17,9 +17,9 @@ everything up to it is paid for. So the rate holds on average, and what comes at
 connection buffers. Of several that share a bucket each waits for what was taken before, and for nothing that
 was taken after: they come by turns, whoever has most to take.
 
-*Connecting*: a gate cuts time into slots, as many a second as its rate says, and lets one through at a random
-moment of each. Several workers that share a rate have a gate each, with a part of it: they do not beat in step,
-and together they keep to the whole, the first moment included.
+*Connecting*: a rate limiter cuts time into slots, as many a second as its rate says, and lets one through at a
+random moment of each. Several workers that share a rate have a rate limiter each, with a part of it: they do
+not beat in step, and together they keep to the whole, the first moment included.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ BURST_S: Final = 1.0
 CONNECT_BURST_S: Final = 0.25
 """What may connect at once where nobody has for a while, in seconds of the rate; larger is a stampede."""
 CONNECT_FIRST_S: Final = 1.0
-"""The same for the first one of each gate that shares the rate: in a fleet of up to so many seconds' worth of
-workers a feed that comes alone does not wait, and if it is a stampede after all, the host sees no more than this
-of it at once."""
+"""The same for the first one of each rate limiter that shares the rate: in a fleet of up to so many seconds'
+worth of workers a feed that comes alone does not wait, and if it is a stampede after all, the host sees no more
+than this of it at once."""
 RATE_MIN: Final = 1e-9
 """Slots of more than thirty years are all alike, and would leave no digits for the time of day."""
 
@@ -145,18 +145,18 @@ def _positive(rate_per_s: float) -> float:
 class RateLimiter:
     """Lets connections begin at a rate, each at a random moment of a slot of its own.
 
-    After a pause, the slots of the last `CONNECT_BURST_S`, and one slot at least, may be used at once. A gate
-    that has a part of a rate has that part of the burst too, and lets its first one through at once as long as
-    all together let through no more in that moment than `CONNECT_FIRST_S` of the rate. If they are more than
-    that, of a slot that is only partly over the moment may be over already or still to come. So a gate with a
-    rate of its own never keeps the first one waiting, and a thousand gates that share a rate of a hundred do not
-    let a thousand through in one moment.
+    After a pause, the slots of the last `CONNECT_BURST_S`, and one slot at least, may be used at once. A rate
+    limiter that has a part of a rate has that part of the burst too, and lets its first one through at once as
+    long as all together let through no more in that moment than `CONNECT_FIRST_S` of the rate. If they are more
+    than that, of a slot that is only partly over the moment may be over already or still to come. So a rate
+    limiter with a rate of its own never keeps the first one waiting, and a thousand rate limiters that share a
+    rate of a hundred do not let a thousand through in one moment.
     """
 
     __slots__ = ("_burst", "_moment", "_rng", "_slot_at", "_spacing_s")
 
     def __init__(self, rate_per_s: float, *, share: float = 1.0, rng: Random) -> None:
-        """``share``: the part of the rate that is this gate's, more than 0."""
+        """``share``: the part of the rate that is this rate limiter's, more than 0."""
         self._rng = rng
         self._burst, self._spacing_s = _slots(rate_per_s, share)
         self._slot_at = float("-inf")

@@ -55,7 +55,7 @@ class Reason(StrEnum):
     MOVED = "moved"
     HELD = "held"  # for a moment, for the successor of the worker that was stopped
     QUARANTINED = "quarantined"  # it is to run apart from all others, or waits for its next try there
-    REAPED = "reaped"  # its owner was asked to let go and did not in time
+    REAPED = "reaped"  # its owner was asked to release it and did not in time
     FENCED = "fenced"  # the sink had seen a newer epoch than its owner's
 
 
@@ -189,11 +189,11 @@ class Lease:
     last_record_at: datetime | None = None
     cursor: JSON = None
     promised_to: UUID | None = None
-    """The worker that it goes to when its owner has let go."""
+    """The worker that it goes to when its owner has released it."""
     moved_at: datetime | None = None
     """When its owner was asked to hand it over, until it is connected at another."""
     stop_by: datetime | None = None
-    """When the owner that was asked to let go is no longer waited for."""
+    """When the owner that was asked to release it is no longer waited for."""
     held_for: str | None = None
     """Name of the worker whose successor may have it before anybody else, until `retry_at`."""
     weight: float = 1.0  # at the worker that has it
@@ -306,7 +306,7 @@ class WorkerView:
     leases: int
     heartbeat_age_s: float
     promised: int = 0
-    """Feeds that are to go there as soon as whoever has them has let go."""
+    """Feeds that are to go there as soon as their owners have released them."""
     load: float = 0.0
     """Sum of the weights of these leases."""
 
@@ -409,14 +409,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest(Keyed):
-    """The control plane asks the owner to let go."""
+    """The control plane asks the owner to release the feed."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Release(Keyed):
-    """The owner lets go. ``retry_in_s`` holds the feed back, counted on the database's clock."""
+    """The owner releases the feed. ``retry_in_s`` holds the feed back, counted on the database's clock."""
 
     reason: Reason
     retry_in_s: float = 0.0

@@ -273,7 +273,7 @@ def _positional(args: tuple[Any, ...]) -> Any:
 
 
 def _accept(accept_callback: Callable[..., Any], request: Any) -> None:
-    """Tell Celery, which acknowledges the message; then let go of the message.
+    """Tell Celery, which acknowledges the message; then forget the message.
 
     Celery keeps the request for as long as the stream runs, to show it and to revoke it by its id. The message,
     two copies of its headers and the means to acknowledge it are most of it, kilobytes a feed, and of no more use.

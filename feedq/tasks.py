@@ -108,14 +108,14 @@ def run_reconcile(*, placing_only: bool = False) -> str:
         report = make()
         tries = 1
         while report is None and tries < PASS_TRIES:
-            # The pass under way may have looked too early for what we were woken for: ours comes after it.
+            # The pass under way may have begun too early for what we were woken for: ours comes after it.
             sleep(PASS_WAIT_S)
             report = make()
             tries += 1
         for _ in range(SETTLING_POLLS):
             if report is None or set(report.unplaced) != {Reason.SETTLING}:
                 break
-            # A fleet that starts cold: look again until it has settled. If that takes longer, the beat sees it.
+            # A fleet that starts cold: try again until it has settled. If that takes longer, the beat sees it.
             sleep(SETTLING_POLL_S)
             report = make()
         if report is not None and report.can_wait:

@@ -29,7 +29,7 @@ from feedq.model import JSON, Batch, FeedSpec
 from feedq.permission import Permissions
 from feedq.secrets import Masker, resolve_secrets
 from feedq.settings import Settings
-from feedq.sinks.base import FeedWrite, Landing, Preview, Sink, landing_of, load_sink, parse_sink
+from feedq.sinks.base import FeedWrite, Preview, Sink, Target, load_sink, parse_sink, target_of
 from feedq.sinks.cursors import cursor_text
 from feedq.telemetry import mask_url
 from feedq.worker.sockets import Sockets
@@ -105,8 +105,8 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
     trial.passed("declaration", f"connector {spec.connector}")
     options = parse_options(spec.connector, spec.source)
     secrets = _secrets(options, trial, tenant=spec.tenant, permissions=settings.permissions)
-    landing = landing_of(parse_sink(spec.sink), options)
-    with _sink(spec, settings, landing, trial) as sink:
+    target = target_of(parse_sink(spec.sink), options)
+    with _sink(spec, settings, target, trial) as sink:
         if secrets is None:
             trial.skipped("source", "for want of the secrets")
             return trial
@@ -126,7 +126,7 @@ def try_feed(spec: FeedSpec, settings: Settings, clock: Clock, *, wanted: Wanted
         _judge_source(received, trial, masker)
         if received.batches:
             _show_cursor(received.batches[-1].cursor, trial, masker)
-            write = FeedWrite(0, spec.name, 0, landing, _first(received.batches, wanted.records))
+            write = FeedWrite(0, spec.name, 0, target, _first(received.batches, wanted.records))
             trial.records = [_masked(preview, masker) for preview in _previews(sink, write, trial)]
     return trial
 
@@ -145,7 +145,7 @@ def _secrets(
 
 
 @contextlib.contextmanager
-def _sink(spec: FeedSpec, settings: Settings, landing: Landing, trial: Trial) -> Iterator[Sink | None]:
+def _sink(spec: FeedSpec, settings: Settings, target: Target, trial: Trial) -> Iterator[Sink | None]:
     """The sink, if it answers and the landing can work."""
     name = parse_sink(spec.sink).name
     with contextlib.ExitStack() as opened:
@@ -154,11 +154,11 @@ def _sink(spec: FeedSpec, settings: Settings, landing: Landing, trial: Trial) ->
             url = settings.sink_url(name)
             made = load_sink(url)(url, environment=settings.environment, worker_id=uuid4(), role="trial")
             sink = opened.enter_context(contextlib.closing(made))
-            wrong = sink.check(landing)
+            wrong = sink.check(target)
         except (SinkUnavailable, InvalidInput) as error:
             wrong = mask_url(str(error))
         if wrong is None:
-            trial.passed("sink", f"{name}: records would land in {landing.table}")
+            trial.passed("sink", f"{name}: records would land in {target.table}")
         else:
             trial.failed("sink", wrong)
         yield sink if wrong is None else None

@@ -14,7 +14,7 @@ from feedq.connectors.base import parse_options
 from feedq.errors import FeedqError, InvalidInput, NotFound, SinkUnavailable
 from feedq.model import FeedSpec
 from feedq.report.details import detail_lines
-from feedq.sinks.base import DeadLetter, Sink, landing_of, parse_sink
+from feedq.sinks.base import DeadLetter, Sink, parse_sink, target_of
 from feedq.wording import ago, as_json, cut, printable, stamp
 
 TEXT_WIDTH = 60
@@ -114,10 +114,10 @@ def replay(invocation: Invocation, *, name: str, ids: Sequence[int], all_: bool)
     landed = passed_over = 0
     refused: dict[int, str] = {}
     with _sink_of(invocation, name) as (spec, sink):
-        landing = landing_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
+        target = target_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
         for part in _parts(sink, name, ids, all_):
             try:
-                done = sink.replay(part, landing)
+                done = sink.replay(part, target)
             except SinkUnavailable as away:
                 raise SinkUnavailable(f"{away}; {landed} had landed before") from away
             landed += done.landed

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from feedq.settings import Settings
     from feedq.sinks.base import Sink
     from feedq.store.base import Store
-    from feedq.store.insight import FleetState, JobState
+    from feedq.store.fleet_state import FleetState, JobState
     from feedq.store.postgresql import JobStore, PostgresStore
 
 POLL_INTERVAL_S = 0.2
@@ -88,12 +88,12 @@ class Invocation:
             yield sink
 
     def fleet_state(self) -> FleetState:
-        from feedq.store.insight import fleet_state
+        from feedq.store.fleet_state import fleet_state
 
         return fleet_state(self.settings.database_url.get_secret_value())
 
     def job_state(self) -> JobState:
-        from feedq.store.insight import job_state
+        from feedq.store.fleet_state import job_state
 
         return job_state(self.settings.database_url.get_secret_value())
 

@@ -23,7 +23,7 @@ from feedq.diagnosis.schedule_checks import (
 from feedq.model import Status
 from feedq.report.details import DetailLine, detail_lines
 from feedq.report.rows import check_row, status_document
-from feedq.store.insight import FleetState, JobState
+from feedq.store.fleet_state import FleetState, JobState
 from feedq.wording import counted, duration, percent, printable, size
 
 STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}

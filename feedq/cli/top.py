@@ -32,7 +32,7 @@ from feedq.errors import Unavailable
 from feedq.model import FeedView, Status, WorkerView
 from feedq.report.rows import feed_row, schedule_row, worker_row
 from feedq.schedule.model import ScheduleView
-from feedq.store.insight import JobState
+from feedq.store.fleet_state import JobState
 from feedq.wording import worker_trouble
 
 RATE_WINDOW_S = 5.0

@@ -13,7 +13,7 @@ from feedq.lease import stillness_of
 from feedq.model import FeedView, Reason, Status, TargetState, WorkerState, WorkerTarget, WorkerView
 from feedq.placement.base import Rules
 from feedq.store.feed_listing import LATELY_S, StatusCount
-from feedq.store.insight import FleetState
+from feedq.store.fleet_state import FleetState
 from feedq.telemetry import mask_url
 from feedq.wording import ago, counted, duration, some
 

@@ -16,7 +16,7 @@ from feedq.model import FeedView, WorkerView
 from feedq.schedule.model import ScheduleSpec, UnreadableSpec
 from feedq.settings import Settings
 from feedq.store.base import Store
-from feedq.store.insight import FleetState, JobState, scheduled_tasks
+from feedq.store.fleet_state import FleetState, JobState, scheduled_tasks
 
 
 def diagnose(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from feedq.diagnosis.checks import Check, fail, ok, warn
 from feedq.schedule.model import ScheduleSpec, UnreadableSpec
-from feedq.store.insight import JobState
+from feedq.store.fleet_state import JobState
 from feedq.store.jobs.listing import ScheduledTask, why_unserved
 from feedq.wording import NAMED_MAX, counted, duration, some
 

@@ -140,5 +140,5 @@ def _permissions(title: str, connection: Any, *, detail: str) -> Check:
             f'GRANT SELECT, INSERT, UPDATE ON {", ".join(forbidden)} TO "{role}"',
         )
     if not may_create:
-        return ok(title, f"{detail}; may not create tables in {schema}, so landing tables must exist")
+        return ok(title, f"{detail}; may not create tables in {schema}, so target tables must exist")
     return ok(title, detail)

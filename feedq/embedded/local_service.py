@@ -21,7 +21,7 @@ from pathlib import Path
 from feedq.embedded.process import end, poll_until, release, rotate, spawn
 from feedq.model import WorkerState
 from feedq.store.base import Store
-from feedq.store.insight import fleet_state
+from feedq.store.fleet_state import fleet_state
 
 RESTART_PAUSE_S = 5.0
 RESTART_PAUSE_MAX_S = 60.0

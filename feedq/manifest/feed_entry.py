@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Wit
 from feedq.connectors.base import parse_options
 from feedq.errors import InvalidInput
 from feedq.model import FeedSpec, Selector, StartCursor, TargetState
-from feedq.sinks.base import landing_of, parse_sink
+from feedq.sinks.base import parse_sink, target_of
 from feedq.values import (
     Entry,
     Labels,
@@ -184,7 +184,7 @@ def option_problems(spec: FeedSpec) -> list[str]:
     try:
         sink = parse_sink(spec.sink)
         if options is not None:
-            landing_of(sink, options)
+            target_of(sink, options)
     except InvalidInput as error:
         found.append(str(error))
     return found

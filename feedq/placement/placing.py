@@ -34,7 +34,7 @@ def place(
     """
     fleet = FleetLoads(workers)
     queue = in_order(waiting)
-    assignments, queue = _keep_promises(queue, fleet)
+    assignments, queue = _place_promised(queue, fleet)
     if workers and is_cold(workers, now=now, settle_s=rules.settle_s):
         return Placement(tuple(assignments), tuple((feed.feed_id, Reason.SETTLING) for feed in queue))
     unplaced: list[tuple[int, Reason]] = []
@@ -96,7 +96,7 @@ def _why_not(feed: WaitingFeed, fleet: FleetLoads) -> Reason:
     return Reason.NO_CAPACITY if has_match else Reason.NO_MATCH
 
 
-def _keep_promises(
+def _place_promised(
     queue: Sequence[WaitingFeed], fleet: FleetLoads
 ) -> tuple[list[tuple[int, UUID]], list[WaitingFeed]]:
     """A promise is counted with its worker already, so it needs no room there and takes none.

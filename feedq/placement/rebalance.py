@@ -32,7 +32,7 @@ from uuid import UUID
 from feedq.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed
 from feedq.placement.fleet_loads import Choice, FleetLoads, Moves, Slot, open_tiers
 from feedq.placement.placing import assign, in_order
-from feedq.placement.rendezvous import Homing, strays
+from feedq.placement.rendezvous import RendezvousRebalancer, rendezvous_donors
 
 ROUNDING = 1e-9
 """Relative: a difference that may come from adding up fractions and is none."""
@@ -61,9 +61,9 @@ def rebalance(
     """
     fleet = FleetLoads(workers, settled=(now, rules.settle_s))
     made = Moves(fleet, _with_one_try(list(held), fleet, now=now, rules=rules, busy=busy), limit=moves)
-    strategy = Homing if rules.strategy is Strategy.RENDEZVOUS else Rebalancer
+    strategy = RendezvousRebalancer if rules.strategy is Strategy.RENDEZVOUS else Rebalancer
     while made.left > 0:
-        _evacuate(made, rules)
+        _move_off(made, rules)
         before = made.made
         if made.left > 0:
             strategy(made, rules).run()
@@ -80,7 +80,11 @@ def donors(workers: Sequence[EligibleWorker], *, now: datetime, rules: Rules) ->
     Feeds count as equal in weight when the loads of all workers are in proportion to their numbers of feeds.
     """
     fleet = FleetLoads(workers, settled=(now, rules.settle_s))
-    found = strays(fleet, rules) if rules.strategy is Strategy.RENDEZVOUS else givers(fleet, rules)
+    found = (
+        rendezvous_donors(fleet, rules)
+        if rules.strategy is Strategy.RENDEZVOUS
+        else balanced_donors(fleet, rules)
+    )
     return tuple(slot.worker_id for slot in found)
 
 
@@ -108,7 +112,7 @@ def _with_one_try(
     return held
 
 
-def _evacuate(made: Moves, rules: Rules) -> None:
+def _move_off(made: Moves, rules: Rules) -> None:
     queue = in_order(
         WaitingFeed(
             feed.feed_id,
@@ -147,7 +151,7 @@ class Rebalancer:
         self._stuck: dict[tuple[Choice, int], tuple[int, Slot, float]] = {}
 
     def run(self) -> None:
-        if givers(self._fleet, self._rules):
+        if balanced_donors(self._fleet, self._rules):
             # What one gives away can be room for another that was looked at before: until nothing moves.
             while self._made.left > 0 and self._round():
                 pass
@@ -289,7 +293,7 @@ class Rebalancer:
                 del lots[choice]
 
 
-def givers(fleet: FleetLoads, rules: Rules) -> list[Slot]:
+def balanced_donors(fleet: FleetLoads, rules: Rules) -> list[Slot]:
     """Workers that could have too much, going by their counters: above one that may be given something."""
     slots = fleet.slots
     takers = [slot for slot in slots if slot.key is not None]

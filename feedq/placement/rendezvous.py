@@ -175,7 +175,7 @@ def _points(name: str, count: int) -> Iterator[int]:
 # -- moves -------------------------------------------------------------------------------------------
 
 
-class Homing:
+class RendezvousRebalancer:
     """Brings feeds home as far as the limit on moves allows."""
 
     def __init__(self, made: Moves, rules: Rules) -> None:
@@ -186,10 +186,10 @@ class Homing:
     def run(self) -> None:
         newcomers = _newcomers(self._fleet, self._hash)
         if newcomers:
-            self._bring_home({slot.index for slot in newcomers})
+            self._move_to_newcomers({slot.index for slot in newcomers})
         self._relieve()
 
-    def _bring_home(self, newcomers: set[int]) -> None:
+    def _move_to_newcomers(self, newcomers: set[int]) -> None:
         held = [
             (position, slot, feed)
             for slot, feeds in zip(self._fleet.slots, self._made.running, strict=True)
@@ -234,7 +234,7 @@ class Homing:
         return None
 
 
-def strays(fleet: FleetLoads, rules: Rules) -> list[Slot]:
+def rendezvous_donors(fleet: FleetLoads, rules: Rules) -> list[Slot]:
     """Workers whose feeds could be at home elsewhere, going by the counters alone."""
     if all(slot.key is None for slot in fleet.slots):
         return []

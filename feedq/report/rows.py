@@ -17,7 +17,7 @@ from feedq.model import Event, FeedView, Status, WorkerView
 from feedq.report.masking import masked, shown
 from feedq.schedule.model import Run, RunState, Schedule, ScheduleView
 from feedq.schedule.plain import job_to_plain, policy_to_plain, timing_to_plain
-from feedq.store.insight import FleetState, JobState
+from feedq.store.fleet_state import FleetState, JobState
 from feedq.telemetry import mask_url
 from feedq.wording import lag_s
 

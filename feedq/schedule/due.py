@@ -1,6 +1,6 @@
 """Which runs a schedule's ticks become when somebody looks: misfires, catch-up and overlap, decided at once.
 
-A look takes the ticks from the watermark on, in order, and decides each for good::
+A scan takes the ticks from the watermark on, in order, and decides each for good::
 
     watermark                     now - misfire_after_s                 now
         │  missed …  │  made up for …  │  on time, one by one  │  not due
@@ -8,13 +8,13 @@ A look takes the ticks from the watermark on, in order, and decides each for goo
 - **Misfires** fired too late. The newest of them, as many as the catch-up policy says and no older than its
   window, are made up for; all older ones become one row that counts them.
 - **On time** are the others that are due. The overlap policy says of each what becomes of it, given the runs that
-  have not ended and those that this look made. Those left out in a row, for the same reason, are one row, too.
+  have not ended and those that this scan made. Those left out in a row, for the same reason, are one row, too.
 
-A look is bounded. Intervals count what they missed by arithmetic. Cron has to go through it tick by tick, so
-a look ends after ``limit`` missed ones, with the watermark behind them and ``more`` to do. The counts are exact
-all the same: a tick is missed for certain once as many further misfires follow as are made up for, so the look
+A scan is bounded. Intervals count what they missed by arithmetic. Cron has to go through it tick by tick, so
+a scan ends after ``limit`` missed ones, with the watermark behind them and ``more`` to do. The counts are exact
+all the same: a tick is missed for certain once as many further misfires follow as are made up for, so the scan
 reads ahead by that many ticks; and none is made up for before all missed ones are counted, so that those made up
-for are chosen in one look, as of one moment.
+for are chosen in one scan, as of one moment.
 
 Pure: ``now`` is the database's clock, and the caller performs the decision in the transaction that locked the
 schedule.
@@ -40,8 +40,8 @@ from feedq.schedule.model import (
 from feedq.schedule.timing import MICROSECOND, Grid, delayed, fire_time, next_tick, ticks_after
 from feedq.values import instant
 
-TICKS_PER_LOOK = 5_000
-"""Ticks of one schedule that a look decides, besides those that are made up for: what one transaction may hold."""
+TICKS_PER_SCAN = 5_000
+"""Ticks of one schedule that a scan decides, besides those that are made up for: what one transaction may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class DueRun:
     due_at: datetime
     state: RunState
     """`WAITING`; or already final: `MISSED_CATCHUP`, `SKIPPED_OVERLAP`, `MISSED_DEADLINE` (nobody fired it before
-    its start deadline), or `CANCELLED` (by a later tick of the same look)."""
+    its start deadline), or `CANCELLED` (by a later tick of the same scan)."""
     reason: str | None = None
     start_by: datetime | None = None
 
@@ -87,7 +87,7 @@ class Firing:
     """Whether further ticks are due."""
 
 
-def fire(schedule: Schedule, *, now: datetime, unfinished: Unfinished, limit: int = TICKS_PER_LOOK) -> Firing:
+def fire(schedule: Schedule, *, now: datetime, unfinished: Unfinished, limit: int = TICKS_PER_SCAN) -> Firing:
     """Decide the ticks that are due: at most ``limit`` of them, besides those that are made up for."""
     assert limit > 0, limit
     if schedule.next_tick_at is None:
@@ -98,7 +98,7 @@ def fire(schedule: Schedule, *, now: datetime, unfinished: Unfinished, limit: in
     if missed is not None:
         judge.miss(missed)
     if missed is not None and missed.is_full:
-        # The next look begins with those that this one read ahead.
+        # The next scan begins with those that this one read ahead.
         line.go_to(made_up[0] if made_up else line.tick)
     else:
         for tick in made_up:
@@ -176,7 +176,7 @@ class _Missed:
     first: datetime
     last: datetime
     is_full: bool = False
-    """Whether there may be more of them than one look counts."""
+    """Whether there may be more of them than one scan counts."""
 
 
 def _misfires(line: _Line, now: datetime, limit: int) -> tuple[_Missed | None, Sequence[datetime]]:

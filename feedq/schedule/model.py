@@ -357,7 +357,7 @@ class Fired:
     hints: Sequence[Hint]
     """Runs that may start now."""
     more: bool
-    """Whether there was more to do than one look does."""
+    """Whether there was more to do than one scan does."""
     next_in_s: float | None
     """Until the next tick of any schedule, on the database's clock; None when there is none."""
     is_idle: bool = False

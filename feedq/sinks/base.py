@@ -8,7 +8,7 @@ A sink does a few things, each safe to be killed or frozen at any statement:
   is not the one that they continue, are left out and reported;
 * ``settle``: after a commit whose answer was lost, find out whether it happened;
 * ``unblock``: end the sessions of writers whose worker is gone, so that a fence need not wait for them;
-* ``check`` and ``preview``: say whether a landing can work, and how records would land, writing nothing;
+* ``check`` and ``preview``: say whether a target can work, and how records would land, writing nothing;
 * ``dead_letters``, ``replay`` and ``drop``: look after the records that were refused.
 
 Methods block; each sink object belongs to one thread. A worker makes one to write and one to fence.
@@ -92,8 +92,8 @@ class SinkOptions(StrictModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
-    """Where and how one feed's records land; equal landings share a COPY."""
+class Target:
+    """Where and how one feed's records land; equal targets share a COPY."""
 
     table: str
     format: RecordFormat
@@ -118,7 +118,7 @@ class FenceRequest:
     feed_id: int
     feed: str
     epoch: int
-    landing: Landing
+    target: Target
     identity: Identity | None = None
     """Whose the checkpoint has to be. With another one's the feed is `Unusable`, and so it is without one beside
     that of a feed of its name of another installation. One that says nothing, of an earlier release, belongs to
@@ -157,7 +157,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The landing cannot work: no table, no such column, no permission. Or the checkpoint is somebody else's. It
+    """The target cannot work: no table, no such column, no permission. Or the checkpoint is somebody else's. It
     waits for an edit, or for `Sink.take`."""
 
     feed_id: int
@@ -175,7 +175,7 @@ class FeedWrite:
     feed_id: int
     feed: str
     epoch: int
-    landing: Landing
+    target: Target
     batches: tuple[Batch, ...]
     continues: UUID | None = None
     """The commit, or fence, that the checkpoint was left at: if the row names another one, the sink has gone back
@@ -206,7 +206,7 @@ class Written:
     fenced: Collection[FeedKey]
     """Feeds whose epoch has passed: nothing of theirs was written."""
     unusable: Mapping[FeedKey, str]
-    """Feeds whose landing cannot work any more, and why: nothing of theirs was written."""
+    """Feeds whose target cannot work any more, and why: nothing of theirs was written."""
     postponed: Mapping[FeedKey, str] = field(default_factory=dict)
     """Feeds that are in trouble, and why: nothing of theirs was written. The same batches are to come again,
     before any later ones and apart from the other feeds, which need not wait for them."""
@@ -252,8 +252,8 @@ class Sink(Protocol):
     def unblock(self, worker_ids: Collection[UUID]) -> int:
         """End the writing sessions of these workers, which the caller knows to be gone. Returns how many."""
 
-    def check(self, landing: Landing) -> str | None:
-        """Why the landing cannot work; None when it can. Writes nothing. Raises `SinkUnavailable`."""
+    def check(self, target: Target) -> str | None:
+        """Why the target cannot work; None when it can. Writes nothing. Raises `SinkUnavailable`."""
 
     def preview(self, write: FeedWrite) -> list[Preview]:
         """How the records would land, in order. Writes nothing, and needs no fence. Raises `SinkUnavailable`,
@@ -273,7 +273,7 @@ class Sink(Protocol):
         With ``after``, oldest first, and only those whose ids are larger: for going through all of them.
         """
 
-    def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
+    def replay(self, ids: Collection[int], target: Target) -> Replayed:
         """Land refused records after all, each in the same transaction that takes it from the dead letters.
 
         They keep their feed, epoch, cursor and time. What is refused again stays, with the new error; the
@@ -354,10 +354,10 @@ class SuspectRecord(NamedTuple):
     record: bytes
 
     @classmethod
-    def of_letter(cls, letter: DeadLetter, landing: Landing) -> SuspectRecord:
+    def of_dead_letter(cls, letter: DeadLetter, target: Target) -> SuspectRecord:
         """A dead letter, to be tried again."""
         batch = Batch.of_records([letter.record], cursor=letter.cursor, received_at=letter.at)
-        write = FeedWrite(letter.feed_id, letter.feed, letter.epoch, landing, (batch,))
+        write = FeedWrite(letter.feed_id, letter.feed, letter.epoch, target, (batch,))
         return cls(write, batch, letter.record)
 
 
@@ -391,7 +391,7 @@ def parse_sink(sink: Mapping[str, Any]) -> SinkOptions:
         raise InvalidInput(explain_options("sink", error, SinkOptions)) from None
 
 
-def landing_of(options: SinkOptions, source: ConnectorOptions) -> Landing:
+def target_of(options: SinkOptions, source: ConnectorOptions) -> Target:
     """Raises `InvalidInput` when sink and source do not go together."""
     columns = sources_of(options.columns)
     pointing = options.flatten is not None or any(c.origin is Origin.POINTER for c in columns)
@@ -405,7 +405,7 @@ def landing_of(options: SinkOptions, source: ConnectorOptions) -> Landing:
     for column in options.key:
         if options.columns and options.flatten is None and column not in options.columns:
             raise InvalidInput(f"sink.key: {column!r} is not among sink.columns")
-    return Landing(
+    return Target(
         options.table,
         source.format,
         columns,

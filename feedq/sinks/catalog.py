@@ -1,6 +1,6 @@
 """What a session knows of the tables that records land in.
 
-Landings are looked at when they are first needed, judged by `feedq.sinks.landing`, and remembered until
+Landings are looked at when they are first needed, judged by `feedq.sinks.target_table`, and remembered until
 `Catalog.refresh` finds them changed. Only a fence creates tables: what disappears while a feed is being written
 was taken away by a person, who should be asked and not overruled.
 """
@@ -13,23 +13,23 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from feedq.errors import InvalidInput
 from feedq.model import FeedKey
-from feedq.sinks.base import DeadRecord, FeedWrite, Landing, SuspectRecord
-from feedq.sinks.isolate import FailedAttempt
+from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
+from feedq.sinks.bisection import FailedAttempt
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.landing import TableName, TableShape, misdeclared
 from feedq.sinks.reserved import why_nowhere
 from feedq.sinks.session import SinkSession
 from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.target_table import TableName, TableShape, misdeclared
 
 Prepared = TypeVar("Prepared")
 """What of one feed's write is ready to land."""
 
 
-class LandingBroken(Exception):
+class TargetBroken(Exception):
     """The table cannot be written, whatever the records."""
 
 
-class NotNow(Exception):
+class TargetBusy(Exception):
     """The table cannot be written at this moment, though perhaps later: locked, no room on its disk."""
 
     def __init__(self, said: str, scope: ErrorScope, error: Exception) -> None:
@@ -45,12 +45,12 @@ class ReadyRecord(NamedTuple):
     """Where rows are made before they are sent."""
 
 
-class LandingPlan(ABC, Generic[Prepared]):
-    """How records get into one landing on one session."""
+class TargetPlan(ABC, Generic[Prepared]):
+    """How records get into one target on one session."""
 
-    def __init__(self, session: SinkSession, landing: Landing, shape: TableShape) -> None:
+    def __init__(self, session: SinkSession, target: Target, shape: TableShape) -> None:
         self.session = session
-        self.landing = landing
+        self.target = target
         self.shape = shape
 
     @abstractmethod
@@ -68,7 +68,7 @@ class LandingPlan(ABC, Generic[Prepared]):
     def count(self, prepared: Prepared) -> int:
         """How many records it has."""
 
-    def sift(self, prepared: Prepared) -> tuple[Prepared, list[DeadRecord]]:
+    def prefilter(self, prepared: Prepared) -> tuple[Prepared, list[DeadRecord]]:
         """The same without records that a quick look finds and that cannot land; these."""
         return prepared, []
 
@@ -98,7 +98,7 @@ class LandingPlan(ABC, Generic[Prepared]):
     def attempt(self, land: Callable[[], None]) -> FailedAttempt | None:
         """Land under a savepoint: all of what is given, or nothing and the reason.
 
-        Raises `LandingBroken`, `NotNow`, and the session's errors for what savepoints cannot mend.
+        Raises `TargetBroken`, `TargetBusy`, and the session's errors for what savepoints cannot mend.
         """
         session = self.session
         try:
@@ -110,13 +110,13 @@ class LandingPlan(ABC, Generic[Prepared]):
         except session.errors as error:
             if session.is_broken or not session.can_undo(error):
                 raise
-            scope, said, table = session.scope(error), session.explain(error), repr(self.landing.table)
-            if scope is ErrorScope.LANDING:
-                raise LandingBroken(
+            scope, said, table = session.scope(error), session.explain(error), repr(self.target.table)
+            if scope is ErrorScope.TARGET:
+                raise TargetBroken(
                     f"table {table} cannot be written: {said}; mend the table or edit the feed"
                 ) from error
             if scope is not ErrorScope.DATA:
-                raise NotNow(f"table {table}: {said}", scope, error) from error
+                raise TargetBusy(f"table {table}: {said}", scope, error) from error
             return FailedAttempt(said, self.row_of(error))
         return None
 
@@ -125,74 +125,74 @@ class Catalog(ABC):
     """Landings as one session sees them. Methods raise the session's errors."""
 
     def __init__(self) -> None:
-        self._plans: dict[Landing, LandingPlan[Any]] = {}
+        self._plans: dict[Target, TargetPlan[Any]] = {}
 
-    def plan(self, landing: Landing) -> LandingPlan[Any]:
-        """How to write to a landing that `problems` found nothing wrong with."""
-        return self._plans[landing]
+    def plan(self, target: Target) -> TargetPlan[Any]:
+        """How to write to a target that `problems` found nothing wrong with."""
+        return self._plans[target]
 
-    def inspect(self, landing: Landing) -> LandingPlan[Any]:
-        """How to write to a landing, looked at anew. Raises `InvalidInput` when it cannot work."""
-        self.refresh([landing])
-        if why := self.get_ready([landing]).get(landing):
+    def inspect(self, target: Target) -> TargetPlan[Any]:
+        """How to write to a target, looked at anew. Raises `InvalidInput` when it cannot work."""
+        self.refresh([target])
+        if why := self.get_ready([target]).get(target):
             raise InvalidInput(why)
-        return self._plans[landing]
+        return self._plans[target]
 
-    def problems(self, landings: Iterable[Landing], *, create: bool) -> dict[Landing, str]:
-        """Those that cannot work, and why. With ``create``, default landing tables that are missing are made."""
-        unknown = {landing for landing in landings if landing not in self._plans}
+    def problems(self, targets: Iterable[Target], *, create: bool) -> dict[Target, str]:
+        """Those that cannot work, and why. With ``create``, default target tables that are missing are made."""
+        unknown = {target for target in targets if target not in self._plans}
         if not unknown:
             return {}
-        wrong = {landing: why for landing in unknown if (why := self.misdeclared(landing))}
+        wrong = {target: why for target in unknown if (why := self.misdeclared(target))}
         unknown -= wrong.keys()
         shapes = self.describe(unknown)
         if create:
-            missing = [landing for landing in unknown if landing not in shapes and not landing.is_mapped]
-            wrong |= {landing: why for landing in missing if (why := self.create(landing))}
+            missing = [target for target in unknown if target not in shapes and not target.is_mapped]
+            wrong |= {target: why for target in missing if (why := self.create(target))}
             shapes |= self.describe(missing)
-        for landing in unknown - wrong.keys():
-            shape = shapes.get(landing)
-            if why := self.judge(landing, shape):
-                wrong[landing] = why
+        for target in unknown - wrong.keys():
+            shape = shapes.get(target)
+            if why := self.judge(target, shape):
+                wrong[target] = why
             elif shape is not None:
                 try:
-                    self._plans[landing] = self.make_plan(landing, shape)
+                    self._plans[target] = self.make_plan(target, shape)
                 except UnreadableRecord as unfit:
-                    wrong[landing] = f"table {landing.table!r}: {unfit}"
+                    wrong[target] = f"table {target.table!r}: {unfit}"
         return wrong
 
-    def get_ready(self, landings: Collection[Landing]) -> dict[Landing, str]:
+    def get_ready(self, targets: Collection[Target]) -> dict[Target, str]:
         """Make sure that these can be written to now; returns those that cannot, and why."""
-        return self.problems(landings, create=False)
+        return self.problems(targets, create=False)
 
-    def refresh(self, landings: Iterable[Landing]) -> None:
+    def refresh(self, targets: Iterable[Target]) -> None:
         """Forget those whose tables have changed since they were looked at."""
-        known = [landing for landing in landings if landing in self._plans]
+        known = [target for target in targets if target in self._plans]
         shapes = self.describe(known)
-        for landing in known:
-            if shapes.get(landing) != self._plans[landing].shape:
-                self.forget(landing)
+        for target in known:
+            if shapes.get(target) != self._plans[target].shape:
+                self.forget(target)
 
-    def forget(self, landing: Landing) -> None:
-        """Look at the landing before it is next used."""
-        self._plans.pop(landing, None)
+    def forget(self, target: Target) -> None:
+        """Look at the target before it is next used."""
+        self._plans.pop(target, None)
 
-    def is_yet_to_be_made(self, landing: Landing) -> bool:
-        """Whether this is a default landing whose table the first fence will make. Raises `InvalidInput`."""
-        if why := self.misdeclared(landing):
+    def is_yet_to_be_made(self, target: Target) -> bool:
+        """Whether this is a default target whose table the first fence will make. Raises `InvalidInput`."""
+        if why := self.misdeclared(target):
             raise InvalidInput(why)
-        return not landing.is_mapped and not self.describe([landing])
+        return not target.is_mapped and not self.describe([target])
 
-    def misdeclared(self, landing: Landing) -> str | None:
-        """What is wrong with the landing whatever the database holds; None when nothing is."""
-        return misdeclared(landing, self.why_reserved)
+    def misdeclared(self, target: Target) -> str | None:
+        """What is wrong with the target whatever the database holds; None when nothing is."""
+        return misdeclared(target, self.why_reserved)
 
     def why_reserved(self, table: TableName) -> str | None:
         """Why no records may land in a table of this name; None when they may."""
         return why_nowhere(f"{table.schema}.{table.name}" if table.schema else table.name)
 
-    def why_unmakeable(self, landing: Landing) -> str | None:
-        """Why a fence could not make the table of this default landing, as far as that can be told."""
+    def why_unmakeable(self, target: Target) -> str | None:
+        """Why a fence could not make the table of this default target, as far as that can be told."""
         return None
 
     @abstractmethod
@@ -200,22 +200,22 @@ class Catalog(ABC):
         """Why nothing of a write can be kept, be it as a dead letter; None when it can."""
 
     @abstractmethod
-    def describe(self, landings: Collection[Landing]) -> dict[Landing, TableShape]:
+    def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
         """The tables of these landings as they are, of those that there are."""
 
     @abstractmethod
-    def judge(self, landing: Landing, shape: TableShape | None) -> str | None:
-        """Why the landing cannot work with the table as it is; None when it can."""
+    def judge(self, target: Target, shape: TableShape | None) -> str | None:
+        """Why the target cannot work with the table as it is; None when it can."""
 
     @abstractmethod
-    def create(self, landing: Landing) -> str | None:
-        """Make the table of a default landing. Returns why that is not possible; None when it is there."""
+    def create(self, target: Target) -> str | None:
+        """Make the table of a default target. Returns why that is not possible; None when it is there."""
 
     @abstractmethod
-    def make_plan(self, landing: Landing, shape: TableShape) -> LandingPlan[Any]:
+    def make_plan(self, target: Target, shape: TableShape) -> TargetPlan[Any]:
         """Raises `UnreadableRecord` for a constant that its column does not take."""
 
     @abstractmethod
-    def imagine(self, landing: Landing) -> tuple[LandingPlan[Any], bool]:
-        """How to write to a default landing whose table is yet to be made, and whether records can be landed
+    def imagine(self, target: Target) -> tuple[TargetPlan[Any], bool]:
+        """How to write to a default target whose table is yet to be made, and whether records can be landed
         there in the transaction that this has begun. Raises `InvalidInput`."""

@@ -1,4 +1,4 @@
-"""Rows of the default landing, in the binary format of COPY.
+"""Rows of the default target, in the binary format of COPY.
 
 A row is ``feed, epoch, received_at, payload``. Within a batch the first three never change, so a row is one
 of a few ready-made heads, chosen by the length of the record, followed by the record's own bytes: nothing is
@@ -58,7 +58,7 @@ def row(fields: Sequence[bytes | None]) -> bytes:
 
 
 class DefaultRows:
-    """Encodes batches for one default landing."""
+    """Encodes batches for one default target."""
 
     header = HEADER
     trailer = TRAILER

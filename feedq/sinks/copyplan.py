@@ -25,14 +25,14 @@ import psycopg2
 from psycopg2 import errorcodes, sql
 
 from feedq.model import FeedKey
-from feedq.sinks.base import DeadRecord, FeedWrite, Landing, OnConflict, SuspectRecord
-from feedq.sinks.catalog import LandingPlan, ReadyRecord
+from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
+from feedq.sinks.catalog import ReadyRecord, TargetPlan
 from feedq.sinks.copybinary import DefaultRows
 from feedq.sinks.copytext import ColumnRows
-from feedq.sinks.landing import TableShape, written_columns
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
 from feedq.sinks.prefilter import Prefilter
 from feedq.sinks.sqlstate import line_of
+from feedq.sinks.target_table import TableShape, written_columns
 
 GOES_STAGED: Final = (
     errorcodes.UNIQUE_VIOLATION,
@@ -72,35 +72,35 @@ class Detour:
         self._length = max(self._length // 2, DETOUR_FIRST)
 
 
-class CopyPlan(LandingPlan[FeedWrite]):
-    """One landing, ready to be written."""
+class CopyPlan(TargetPlan[FeedWrite]):
+    """One target, ready to be written."""
 
     session: PostgresSinkSession
 
-    def __init__(self, session: PostgresSinkSession, landing: Landing, shape: TableShape) -> None:
-        super().__init__(session, landing, shape)
-        self.columns = written_columns(landing, shape.columns)
+    def __init__(self, session: PostgresSinkSession, target: Target, shape: TableShape) -> None:
+        super().__init__(session, target, shape)
+        self.columns = written_columns(target, shape.columns)
         """What is written of the table, in order."""
         self.rows = (
-            ColumnRows(landing, shape.columns)
-            if landing.is_mapped
+            ColumnRows(target, shape.columns)
+            if target.is_mapped
             else DefaultRows(shape.columns["payload"].type)
         )
-        self._fields = self.columns if landing.is_mapped else ("payload",)
+        self._fields = self.columns if target.is_mapped else ("payload",)
         """What ``rows.fields`` gives for a record."""
-        self._prefilter = Prefilter(session, landing, shape, rows=self.rows, fields=self._fields)
+        self._prefilter = Prefilter(session, target, shape, rows=self.rows, fields=self._fields)
         self._table = identifier_of(shape)
 
     def prepare(
-        self, writes: Sequence[FeedWrite], doubtful: Collection[FeedKey]
+        self, writes: Sequence[FeedWrite], recently_refused: Collection[FeedKey]
     ) -> tuple[Sequence[FeedWrite], list[DeadRecord]]:
-        if not doubtful:
+        if not recently_refused:
             return writes, []
         dead: list[DeadRecord] = []
         sound = list(writes)
         for n, write in enumerate(writes):
-            if write.key in doubtful:
-                sound[n], found = self.sift(write)
+            if write.key in recently_refused:
+                sound[n], found = self.prefilter(write)
                 dead += found
         return sound, dead
 
@@ -110,14 +110,14 @@ class CopyPlan(LandingPlan[FeedWrite]):
     def count(self, prepared: FeedWrite) -> int:
         return prepared.records
 
-    def sift(self, prepared: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
-        return self._prefilter.sift(prepared)
+    def prefilter(self, prepared: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
+        return self._prefilter.run(prepared)
 
     def split(self, prepared: FeedWrite) -> tuple[list[ReadyRecord], list[DeadRecord]]:
         suspects = [
             SuspectRecord(prepared, batch, record) for batch in prepared.batches for record in batch.split()
         ]
-        kept, dead = self._prefilter.screen(suspects)
+        kept, dead = self._prefilter.validate(suspects)
         return list(map(ReadyRecord, kept)), dead
 
     def ready(self, suspect: SuspectRecord) -> ReadyRecord:
@@ -131,7 +131,7 @@ class CopyPlan(LandingPlan[FeedWrite]):
 
     def texts(self, suspect: SuspectRecord) -> dict[str, str | None]:
         found = dict(zip(self._fields, self.rows.fields(*suspect), strict=True))
-        if self.landing.is_mapped:
+        if self.target.is_mapped:
             return found
         write, batch, record = suspect
         payload = found["payload"]
@@ -154,26 +154,26 @@ class CopyPlan(LandingPlan[FeedWrite]):
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
             table,
             sql.SQL(", ").join(map(sql.Identifier, self.columns)),
-            sql.SQL("text" if self.landing.is_mapped else "binary"),
+            sql.SQL("text" if self.target.is_mapped else "binary"),
         )
         self.session.copy(statement, chain((self.rows.header,), chunks, (self.rows.trailer,)))
 
 
 class KeyedCopyPlan(CopyPlan):
-    """One landing with a key, with its staging table. Methods raise `psycopg2.Error`."""
+    """One target with a key, with its staging table. Methods raise `psycopg2.Error`."""
 
     def __init__(
-        self, session: PostgresSinkSession, landing: Landing, shape: TableShape, *, stage: str
+        self, session: PostgresSinkSession, target: Target, shape: TableShape, *, stage: str
     ) -> None:
-        super().__init__(session, landing, shape)
+        super().__init__(session, target, shape)
         self._detour = Detour()
-        self._stage = sql.Identifier("pg_temp", stage)
+        self._staging_table = sql.Identifier("pg_temp", stage)
         self._ordinal = ORDINAL
         while self._ordinal in self.columns:
             self._ordinal += "_"
         self._insert = self._insertion()
 
-    def create_stage(self) -> None:
+    def create_staging_table(self) -> None:
         columns = [
             sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(self.shape.columns[name].definition))
             for name in self.columns
@@ -186,15 +186,15 @@ class KeyedCopyPlan(CopyPlan):
         )
         self.session.query(
             sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DELETE ROWS").format(
-                self._stage, sql.SQL(", ").join(columns)
+                self._staging_table, sql.SQL(", ").join(columns)
             )
         )
 
-    def drop_stage(self) -> None:
-        self.session.query(sql.SQL("DROP TABLE IF EXISTS {}").format(self._stage))
+    def drop_staging_table(self) -> None:
+        self.session.query(sql.SQL("DROP TABLE IF EXISTS {}").format(self._staging_table))
 
     def clear(self) -> None:
-        self.session.query(sql.SQL("DELETE FROM {}").format(self._stage))
+        self.session.query(sql.SQL("DELETE FROM {}").format(self._staging_table))
 
     def land(self, prepared: Sequence[FeedWrite]) -> None:
         if self._detour.is_over:
@@ -217,32 +217,34 @@ class KeyedCopyPlan(CopyPlan):
 
     def _land_staged(self, chunks: Iterable[bytes]) -> None:
         """Copy into the staging table, and insert from there in order of arrival."""
-        self._copy(self._stage, chunks)
+        self._copy(self._staging_table, chunks)
         self.session.query(self._insert)
 
     def _insertion(self) -> sql.Composed:
-        updates = self.landing.on_conflict is OnConflict.UPDATE
+        updates = self.target.on_conflict is OnConflict.UPDATE
         return sql.SQL(
             "INSERT INTO {table} ({columns}) SELECT {columns} FROM {source} ORDER BY {ordinal} "
             "ON CONFLICT ({key}) DO {action}"
         ).format(
             table=self._table,
             columns=_listed(self.columns),
-            source=self._last_of_each() if updates else self._stage,
+            source=self._last_of_each() if updates else self._staging_table,
             ordinal=sql.Identifier(self._ordinal),
-            key=_listed(self.landing.key),
+            key=_listed(self.target.key),
             action=self._replacement() if updates else sql.SQL("NOTHING"),
         )
 
     def _last_of_each(self) -> sql.Composed:
         """Selects the last row of each key, since one statement may change a row once only. Rows with NULL in
         their key are no duplicates of another."""
-        key = self.landing.key
+        key = self.target.key
         nulls = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in key)
         return sql.SQL(
             "(SELECT DISTINCT ON ({key}, CASE WHEN {nulls} THEN {ordinal} END) * FROM {stage} "
             "ORDER BY {key}, CASE WHEN {nulls} THEN {ordinal} END, {ordinal} DESC) AS latest"
-        ).format(key=_listed(key), nulls=nulls, ordinal=sql.Identifier(self._ordinal), stage=self._stage)
+        ).format(
+            key=_listed(key), nulls=nulls, ordinal=sql.Identifier(self._ordinal), stage=self._staging_table
+        )
 
     def _replacement(self) -> sql.Composed:
         """The key is set, too: equal is not always the same, 1.0 and 1.00 for one."""

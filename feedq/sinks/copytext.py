@@ -1,4 +1,4 @@
-"""Rows of a landing with ``columns``, in the text format of COPY: a text for each column's input function.
+"""Rows of a target with ``columns``, in the text format of COPY: a text for each column's input function.
 
 A value of a JSON record goes to its column as the record has it: strings as what they say, everything else as
 its JSON text; what is missing or null is NULL unless the column's rule says otherwise. Into a json or jsonb
@@ -26,7 +26,7 @@ from feedq.connectors.base import RecordFormat
 from feedq.connectors.records.csvtext import CsvReader, MalformedLine
 from feedq.connectors.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
 from feedq.model import JSON, Batch
-from feedq.sinks.base import FeedWrite, Landing
+from feedq.sinks.base import FeedWrite, Target
 from feedq.sinks.copybinary import cut_lines, cut_records
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.jsontext import (
@@ -38,8 +38,8 @@ from feedq.sinks.jsontext import (
     items,
     unquote,
 )
-from feedq.sinks.landing import Column, column_sources
 from feedq.sinks.mapping import ColumnSource, Origin, Otherwise
+from feedq.sinks.target_table import Column, column_sources
 
 NULL: Final = r"\N"
 """As COPY's text format has it."""
@@ -144,16 +144,16 @@ Value = bytes | Missing | None
 
 
 class ColumnRows:
-    """Encodes batches for one landing with ``columns``."""
+    """Encodes batches for one target with ``columns``."""
 
     header = b""
     trailer = b""
 
-    def __init__(self, landing: Landing, columns: Mapping[str, Column]) -> None:
-        self._format = landing.format
-        self._csv = CsvReader(landing.csv) if landing.csv is not None else None
+    def __init__(self, target: Target, columns: Mapping[str, Column]) -> None:
+        self._format = target.format
+        self._csv = CsvReader(target.csv) if target.csv is not None else None
         self._cells = tuple(
-            Cell(source, Kind.of(columns[source.column])) for source in column_sources(landing, columns)
+            Cell(source, Kind.of(columns[source.column])) for source in column_sources(target, columns)
         )
         self._pointers: list[str] = []
         self._places: list[int] = []
@@ -165,7 +165,7 @@ class ColumnRows:
             )
             self._pointers += cell.pointers if points else ()
         self._find = TextPointers(self._pointers).find
-        self._quick = QuickRows(self._cells, landing.format, csv=self._csv)
+        self._quick = QuickRows(self._cells, target.format, csv=self._csv)
 
     def fields(self, write: FeedWrite, batch: Batch, record: bytes) -> list[str | None]:
         """What each column gets, unescaped. Raises `UnreadableRecord`."""

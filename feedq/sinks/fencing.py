@@ -14,8 +14,8 @@ from typing import Final
 from uuid import uuid4
 
 from feedq.sinks.base import Blocked, Fenced, FenceOutcome, FenceRequest, Superseded, Unusable
+from feedq.sinks.bisection import FailedAttempt, bisect
 from feedq.sinks.identity import strangers
-from feedq.sinks.isolate import FailedAttempt, isolate
 from feedq.sinks.session import SinkSession
 
 FENCED_AT_ONCE: Final = 1_000
@@ -97,7 +97,7 @@ class Fencing:
             done = self._fence_together(part, self._session.brief_lock_timeout_s)
             return None if done else FailedAttempt("locked")
 
-        held |= {request.feed_id for request, _ in isolate(free, attempt, refusals_max=REFUSALS_MAX)}
+        held |= {request.feed_id for request, _ in bisect(free, attempt, refusals_max=REFUSALS_MAX)}
         return [request for request in requests if request.feed_id in held]
 
     def _blocked(self, requests: Sequence[FenceRequest]) -> list[FenceOutcome]:

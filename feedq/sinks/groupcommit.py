@@ -9,8 +9,8 @@
 The locks come first: a successor's fence waits for them, and so for the outcome. Killed, frozen or cut off
 at any point before the commit, nothing has happened.
 
-The attempt is `Care.OPTIMISTIC` at first: whatever goes wrong ends it, and the caller makes another one with
-more care, which lands under savepoints and finds out which record, feed or landing is to blame. `Course` says
+The attempt is `CommitMode.OPTIMISTIC` at first: whatever goes wrong ends it, and the caller makes another one with
+more care, which lands under savepoints and finds out which record, feed or landing is to blame. `RetryPlan` says
 what the next attempt does differently, and when there is none.
 
 What the database answers belongs to one record, one feed, or the sink, in this order: only errors at the
@@ -28,9 +28,9 @@ from typing import Any, Final
 from uuid import uuid4
 
 from feedq.model import FeedKey
-from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Landing, Written
-from feedq.sinks.catalog import Catalog, LandingBroken, LandingPlan, NotNow, ReadyRecord
-from feedq.sinks.isolate import FailedAttempt, isolate
+from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Written
+from feedq.sinks.bisection import FailedAttempt, bisect
+from feedq.sinks.catalog import Catalog, ReadyRecord, TargetBroken, TargetBusy, TargetPlan
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.sqlstate import ErrorScope
@@ -38,29 +38,29 @@ from feedq.sinks.sqlstate import ErrorScope
 STATEMENT_TIMEOUT_S: Final = 300.0
 """No group commit takes this long in good health; beyond it the feeds would have stood still for ever."""
 BRIEF_STATEMENT_TIMEOUT_S: Final = 5.0
-"""The same while other feeds wait: a landing that takes longer, by a slow trigger for one, is written apart."""
+"""The same while other feeds wait: a target that takes longer, by a slow trigger for one, is written apart."""
 REFUSALS_MAX: Final = 40
-"""Attempts in vain in a landing while other feeds wait: enough to find one feed among thousands without a hint,
+"""Attempts in vain in a target while other feeds wait: enough to find one feed among thousands without a hint,
 and several with one. Then all that have not landed are postponed, and each is judged by itself."""
 CONFLICTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried again this often."""
 
 
-class Care(IntEnum):
+class CommitMode(IntEnum):
     """How closely an attempt looks."""
 
     OPTIMISTIC = 0
     CAREFUL = 1
-    """Under savepoints: refused records go to the dead letters, broken landings are left out."""
+    """Under savepoints: refused records go to the dead letters, broken targets are left out."""
     IMMEDIATE = 2
     """Besides, constraints deferred to the commit are checked at once, because the commit was refused."""
 
 
-class Part(Enum):
+class FailedPart(Enum):
     """Where an attempt has failed."""
 
     CHECKPOINTS = auto()
-    LANDING = auto()
+    TARGET = auto()
     COMMIT = auto()
     """From the dead letters on."""
 
@@ -69,13 +69,19 @@ class GroupFailed(Exception):
     """An attempt failed: nothing was written, and the transaction is still open, or broken."""
 
     def __init__(
-        self, part: Part, trouble: ErrorScope, error: Exception, said: str, *, landing: Landing | None = None
+        self,
+        part: FailedPart,
+        trouble: ErrorScope,
+        error: Exception,
+        said: str,
+        *,
+        target: Target | None = None,
     ) -> None:
         super().__init__(said)
-        self.part, self.trouble, self.error, self.landing = part, trouble, error, landing
+        self.part, self.trouble, self.error, self.target = part, trouble, error, target
 
 
-class Next(Enum):
+class NextStep(Enum):
     """What follows from an attempt that failed."""
 
     AGAIN = auto()
@@ -86,39 +92,39 @@ class Next(Enum):
 
 
 @dataclass(slots=True)
-class Course:
+class RetryPlan:
     """What the next attempt at a group does differently. Pure."""
 
-    landings: Collection[Landing]
+    targets: Collection[Target]
     briefly: bool
-    doubted: Collection[Landing] = ()
+    lock_uncertain: Collection[Target] = ()
     """Landings whose locks are not to be waited for: locked a while ago, or the group has waited enough."""
-    held: dict[Landing, str] = field(default_factory=dict)
+    held: dict[Target, str] = field(default_factory=dict)
     """Landings that cannot be written now, and why."""
     around_locks: bool = False
     """Whether to leave out feeds whose checkpoints somebody has locked."""
-    care: Care = Care.OPTIMISTIC
+    mode: CommitMode = CommitMode.OPTIMISTIC
     _conflicts: int = 0
 
-    def after(self, failed: GroupFailed) -> Next:
+    def after(self, failed: GroupFailed) -> NextStep:
         """Decide after an attempt that failed on a session that still works."""
-        trouble, part, landing = failed.trouble, failed.part, failed.landing
-        if landing is not None and trouble in (ErrorScope.LOCKED, ErrorScope.LATER):
+        trouble, part, target = failed.trouble, failed.part, failed.target
+        if target is not None and trouble in (ErrorScope.LOCKED, ErrorScope.LATER):
             why = " is locked" if trouble is ErrorScope.LOCKED else f": {failed}"
-            self.held[landing] = f"table {landing.table!r}{why}"
+            self.held[target] = f"table {target.table!r}{why}"
             # One wait is enough for all who wait with it.
-            self.doubted = self.landings
-        elif trouble is ErrorScope.LOCKED and part is Part.CHECKPOINTS and not self.around_locks:
+            self.lock_uncertain = self.targets
+        elif trouble is ErrorScope.LOCKED and part is FailedPart.CHECKPOINTS and not self.around_locks:
             self.around_locks = True
         elif trouble is ErrorScope.CONFLICT and self._conflicts < CONFLICTS_MAX:
             self._conflicts += 1
-        elif part is Part.CHECKPOINTS:
-            return Next.GIVE_UP
-        elif self.care is max(Care):
-            return Next.POSTPONE
+        elif part is FailedPart.CHECKPOINTS:
+            return NextStep.GIVE_UP
+        elif self.mode is max(CommitMode):
+            return NextStep.POSTPONE
         else:
-            self.care = Care.IMMEDIATE if part is Part.COMMIT else Care(self.care + 1)
-        return Next.AGAIN
+            self.mode = CommitMode.IMMEDIATE if part is FailedPart.COMMIT else CommitMode(self.mode + 1)
+        return NextStep.AGAIN
 
 
 class GroupCommit:
@@ -129,18 +135,19 @@ class GroupCommit:
         session: SinkSession,
         catalog: Catalog,
         *,
-        course: Course,
+        retry_plan: RetryPlan,
         unusable: Mapping[FeedKey, str],
-        spoiled: Collection[FeedKey],
+        recently_refused: Collection[FeedKey],
     ) -> None:
-        """``spoiled`` feeds had bad records not long ago: they are looked through before they can do harm."""
+        """``recently_refused`` feeds had bad records not long ago: they are looked through before they can do
+        harm."""
         self._session = session
         self._catalog = catalog
-        self._course = course
+        self._retry_plan = retry_plan
         self._landed: dict[FeedKey, int] = {}
         self._dead: list[DeadRecord] = []
         self._unusable = dict(unusable)
-        self._spoiled = spoiled
+        self._recently_refused = recently_refused
         self._postponed: dict[FeedKey, str] = {}
 
     def run(self, writes: Sequence[FeedWrite]) -> Written:
@@ -156,11 +163,11 @@ class GroupCommit:
             lost = self._begin(writes)
             fenced = self._find_fenced(lost) if lost else lost
         except self._session.errors as error:
-            raise self._failed(Part.CHECKPOINTS, error) from error
+            raise self._failed(FailedPart.CHECKPOINTS, error) from error
         ours = [w for w in writes if w.key not in lost and w.key not in self._postponed]
-        for landing, admitted in by_landing(ours).items():
-            plan = self._catalog.plan(landing)
-            if why := self._course.held.get(landing) or self._find_locked(plan):
+        for target, admitted in by_target(ours).items():
+            plan = self._catalog.plan(target)
+            if why := self._retry_plan.held.get(target) or self._find_locked(plan):
                 self._postponed |= {write.key: why for write in admitted}
             else:
                 self._land(plan, admitted)
@@ -171,38 +178,38 @@ class GroupCommit:
         session = self._session
         session.set_lock_timeout(session.lock_timeout_s)
         session.set_statement_timeout(
-            BRIEF_STATEMENT_TIMEOUT_S if self._course.briefly else STATEMENT_TIMEOUT_S
+            BRIEF_STATEMENT_TIMEOUT_S if self._retry_plan.briefly else STATEMENT_TIMEOUT_S
         )
-        if self._course.around_locks:
+        if self._retry_plan.around_locks:
             held = set(session.find_locked([write.feed_id for write in writes]))
             self._postponed |= {w.key: "its checkpoint is locked" for w in writes if w.feed_id in held}
             writes = [write for write in writes if write.feed_id not in held]
-        return session.lock(writes, check_at_once=self._course.care is Care.IMMEDIATE)
+        return session.lock(writes, check_at_once=self._retry_plan.mode is CommitMode.IMMEDIATE)
 
     def _find_fenced(self, lost: set[FeedKey]) -> set[FeedKey]:
         """Which of the feeds that we may not write have a larger epoch by now; the others have gone back."""
         known = self._session.last_commits([feed_id for feed_id, _ in lost], lock=False)
         return {(id_, epoch) for id_, epoch in lost if id_ in known and known[id_].epoch > epoch}
 
-    def _find_locked(self, plan: LandingPlan[Any]) -> str | None:
+    def _find_locked(self, plan: TargetPlan[Any]) -> str | None:
         """Look, where there is a doubt, whether somebody has the table locked."""
         self._session.set_lock_timeout(self._session.lock_timeout_s)
-        if plan.landing not in self._course.doubted or not self._session.is_locked(plan.shape):
+        if plan.target not in self._retry_plan.lock_uncertain or not self._session.is_locked(plan.shape):
             return None
-        return self._course.held.setdefault(plan.landing, f"table {plan.landing.table!r} is locked")
+        return self._retry_plan.held.setdefault(plan.target, f"table {plan.target.table!r} is locked")
 
-    def _land(self, plan: LandingPlan[Any], writes: Sequence[FeedWrite]) -> None:
+    def _land(self, plan: TargetPlan[Any], writes: Sequence[FeedWrite]) -> None:
         try:
-            if self._course.care is Care.OPTIMISTIC:
-                prepared, dead = plan.prepare(writes, self._spoiled)
+            if self._retry_plan.mode is CommitMode.OPTIMISTIC:
+                prepared, dead = plan.prepare(writes, self._recently_refused)
                 plan.land(prepared)
                 self._note(writes, dead)
             else:
-                self._land_carefully(plan, writes)
+                self._land_under_savepoints(plan, writes)
         except UnreadableRecord as unreadable:
-            raise GroupFailed(Part.LANDING, ErrorScope.DATA, unreadable, str(unreadable)) from unreadable
+            raise GroupFailed(FailedPart.TARGET, ErrorScope.DATA, unreadable, str(unreadable)) from unreadable
         except self._session.errors as error:
-            raise self._failed(Part.LANDING, error, landing=plan.landing) from error
+            raise self._failed(FailedPart.TARGET, error, target=plan.target) from error
 
     def _note(self, landed: Iterable[FeedWrite], dead: Sequence[DeadRecord]) -> None:
         self._landed |= {write.key: write.records for write in landed}
@@ -231,7 +238,7 @@ class GroupCommit:
             landed = [write for write in writes if write.key in self._landed]
             self._session.advance(landed, self._landed, commit_id)
         except self._session.errors as error:
-            raise self._failed(Part.CHECKPOINTS, error) from error
+            raise self._failed(FailedPart.CHECKPOINTS, error) from error
         try:
             if self._dead:
                 self._session.write_dead_letters(self._dead)
@@ -239,20 +246,20 @@ class GroupCommit:
         except AnswerLost as lost:
             raise CommitUnknown(commit_id, writes, written) from lost
         except self._session.errors as error:
-            raise self._failed(Part.COMMIT, error) from error
+            raise self._failed(FailedPart.COMMIT, error) from error
         return written
 
     # -- with care -----------------------------------------------------------------------------------
 
-    def _land_carefully(self, plan: LandingPlan[Any], writes: Sequence[FeedWrite]) -> None:
-        """Land the feeds of a landing that can be, or none of them if it is the landing that is broken."""
-        briefly = self._course.briefly
+    def _land_under_savepoints(self, plan: TargetPlan[Any], writes: Sequence[FeedWrite]) -> None:
+        """Land the feeds of a target that can be, or none of them if it is the target that is broken."""
+        briefly = self._retry_plan.briefly
         prepared, dead = plan.prepare(writes, ())
 
         def land(part: Sequence[int]) -> FailedAttempt | None:
             try:
                 refusal = plan.attempt(lambda: plan.land([prepared[n] for n in part]))
-            except NotNow as later:
+            except TargetBusy as later:
                 if not (briefly and later.scope is ErrorScope.CONFLICT):
                     raise
                 # Of one of these, perhaps.
@@ -261,14 +268,14 @@ class GroupCommit:
             return refusal and FailedAttempt(refusal.error, _feed_at(counts, refusal.position))
 
         try:
-            with self._session.savepoint("feedq_landing"):
-                refused = isolate(range(len(writes)), land, refusals_max=REFUSALS_MAX if briefly else None)
+            with self._session.savepoint("feedq_target"):
+                refused = bisect(range(len(writes)), land, refusals_max=REFUSALS_MAX if briefly else None)
                 if not briefly:
                     for n, _ in refused:
                         dead += self._land_records(plan, prepared[n])
-        except (LandingBroken, NotNow) as broken:
+        except (TargetBroken, TargetBusy) as broken:
             # By itself each feed is judged anew: it need not be all of them.
-            put_off = briefly or isinstance(broken, NotNow)
+            put_off = briefly or isinstance(broken, TargetBusy)
             (self._postponed if put_off else self._unusable).update((w.key, str(broken)) for w in writes)
             return
         if briefly:
@@ -277,33 +284,33 @@ class GroupCommit:
             dead = [(suspect, why) for suspect, why in dead if suspect.write.key not in self._postponed]
         self._note(writes, dead)
 
-    def _land_records(self, plan: LandingPlan[Any], refused: Any) -> list[DeadRecord]:
+    def _land_records(self, plan: TargetPlan[Any], refused: Any) -> list[DeadRecord]:
         """Land what can be of a feed, record by record where need be; returns the others."""
 
         def land(part: Sequence[ReadyRecord]) -> FailedAttempt | None:
             return plan.attempt(lambda: plan.land_records(part))
 
-        sound, dead = plan.sift(refused)
+        sound, dead = plan.prefilter(refused)
         if dead and not plan.attempt(lambda: plan.land([sound])):
             return dead
         records, more = plan.split(sound)
-        return dead + more + [(ready.suspect, error) for ready, error in isolate(records, land)]
+        return dead + more + [(ready.suspect, error) for ready, error in bisect(records, land)]
 
-    def _failed(self, part: Part, error: Exception, *, landing: Landing | None = None) -> GroupFailed:
+    def _failed(self, part: FailedPart, error: Exception, *, target: Target | None = None) -> GroupFailed:
         scope = self._session.scope(error)
         if scope is ErrorScope.LOCKED and self._session.locks_all:
-            part, landing = Part.CHECKPOINTS, None
-        return GroupFailed(part, scope, error, self._session.explain(error), landing=landing)
+            part, target = FailedPart.CHECKPOINTS, None
+        return GroupFailed(part, scope, error, self._session.explain(error), target=target)
 
 
-def by_landing(writes: Iterable[FeedWrite]) -> dict[Landing, list[FeedWrite]]:
-    groups: dict[Landing, list[FeedWrite]] = {}
-    # Most feeds of a landing share one object, and to look at all that makes two landings equal takes longer.
+def by_target(writes: Iterable[FeedWrite]) -> dict[Target, list[FeedWrite]]:
+    groups: dict[Target, list[FeedWrite]] = {}
+    # Most feeds of a target share one object, and to look at all that makes two targets equal takes longer.
     same: dict[int, list[FeedWrite]] = {}
     for write in writes:
-        group = same.get(id(write.landing))
+        group = same.get(id(write.target))
         if group is None:
-            group = same[id(write.landing)] = groups.setdefault(write.landing, [])
+            group = same[id(write.target)] = groups.setdefault(write.target, [])
         group.append(write)
     return groups
 

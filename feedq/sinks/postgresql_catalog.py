@@ -9,12 +9,11 @@ import psycopg2
 from psycopg2 import sql
 
 from feedq.errors import InvalidInput
-from feedq.sinks import landing as landings_of_all
-from feedq.sinks.base import FeedWrite, Landing
-from feedq.sinks.catalog import Catalog, LandingPlan
+from feedq.sinks import target_table
+from feedq.sinks.base import FeedWrite, Target
+from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.copyplan import CopyPlan, KeyedCopyPlan
 from feedq.sinks.cursors import cursor_text
-from feedq.sinks.landing import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, quoted
 from feedq.sinks.mapping import Origin
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
 from feedq.sinks.reserved import why_not_in_postgresql
@@ -26,9 +25,10 @@ from feedq.sinks.statements import (
     DESCRIBE,
     MAY_CREATE,
 )
+from feedq.sinks.target_table import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, quoted
 
 CREATION_LOCK_TIMEOUT_S: Final = 5.0
-STAGES_MAX: Final = 64
+STAGING_TABLES_MAX: Final = 64
 """Staging tables a session keeps between commits; each is emptied at every commit that touches one."""
 
 
@@ -46,8 +46,8 @@ class PostgresCatalog(Catalog):
     def __init__(self, session: PostgresSinkSession) -> None:
         super().__init__()
         self._session = session
-        self._stages: dict[Landing, KeyedCopyPlan] = {}
-        self._stages_made = 0
+        self._staging_tables: dict[Target, KeyedCopyPlan] = {}
+        self._staging_tables_made = 0
 
     def ensure_bookkeeping(self) -> None:
         """Create feedq's own tables if they are not there."""
@@ -65,79 +65,82 @@ class PostgresCatalog(Catalog):
             return str(error)
         return None
 
-    def judge(self, landing: Landing, shape: TableShape | None) -> str | None:
-        return problem(landing, shape)
+    def judge(self, target: Target, shape: TableShape | None) -> str | None:
+        return problem(target, shape)
 
-    def make_plan(self, landing: Landing, shape: TableShape) -> CopyPlan:
-        return CopyPlan(self._session, landing, shape)
+    def make_plan(self, target: Target, shape: TableShape) -> CopyPlan:
+        return CopyPlan(self._session, target, shape)
 
-    def why_unmakeable(self, landing: Landing) -> str | None:
-        schema = TableName.parse(landing.table).schema
+    def why_unmakeable(self, target: Target) -> str | None:
+        schema = TableName.parse(target.table).schema
         ((allowed,),) = self._session.query(MAY_CREATE, {"schema": schema})
         if allowed:
             return None
         return (
-            f"table {landing.table!r} does not exist and this role may not create it: create it, or grant CREATE "
+            f"table {target.table!r} does not exist and this role may not create it: create it, or grant CREATE "
             "on its schema"
         )
 
-    def create(self, landing: Landing) -> str | None:
+    def create(self, target: Target) -> str | None:
         try:
-            for statement in self._creations(landing):
+            for statement in self._creations(target):
                 self._create(statement)
         except psycopg2.Error as error:
-            if classify(error) not in (ErrorScope.LANDING, ErrorScope.DATA, ErrorScope.LATER):
+            if classify(error) not in (ErrorScope.TARGET, ErrorScope.DATA, ErrorScope.LATER):
                 raise
             return (
-                f"table {landing.table!r} does not exist and cannot be created: {explain(error)}; create it, or "
+                f"table {target.table!r} does not exist and cannot be created: {explain(error)}; create it, or "
                 "grant CREATE on its schema"
             )
         return None
 
-    def imagine(self, landing: Landing) -> tuple[LandingPlan[Any], bool]:
+    def imagine(self, target: Target) -> tuple[TargetPlan[Any], bool]:
         self._session.begin_for_person()
-        for statement in self._creations(landing):
+        for statement in self._creations(target):
             self._session.query(statement)
-        if why := self.get_ready([landing]).get(landing):
+        if why := self.get_ready([target]).get(target):
             raise InvalidInput(why)
-        return self.plan(landing), True
+        return self.plan(target), True
 
-    def get_ready(self, landings: Collection[Landing]) -> dict[Landing, str]:
-        """Make sure that landings with a key have their staging tables, too."""
-        wrong = super().get_ready(landings)
-        keyed = [landing for landing in landings if landing.key and landing not in wrong]
-        missing = [landing for landing in keyed if landing not in self._stages]
-        if missing and len(self._stages) + len(missing) > STAGES_MAX:
-            for landing in self._stages.keys() - set(keyed):
-                self.forget(landing)
-        for landing in missing:
-            self._stages_made += 1
+    def get_ready(self, targets: Collection[Target]) -> dict[Target, str]:
+        """Make sure that targets with a key have their staging tables, too."""
+        wrong = super().get_ready(targets)
+        keyed = [target for target in targets if target.key and target not in wrong]
+        missing = [target for target in keyed if target not in self._staging_tables]
+        if missing and len(self._staging_tables) + len(missing) > STAGING_TABLES_MAX:
+            for target in self._staging_tables.keys() - set(keyed):
+                self.forget(target)
+        for target in missing:
+            self._staging_tables_made += 1
             plan = KeyedCopyPlan(
-                self._session, landing, self._plans[landing].shape, stage=f"feedq_stage_{self._stages_made}"
+                self._session,
+                target,
+                self._plans[target].shape,
+                stage=f"feedq_stage_{self._staging_tables_made}",
             )
             try:
-                plan.create_stage()
+                plan.create_staging_table()
             except psycopg2.Error as error:
-                if classify(error) is not ErrorScope.LANDING:
+                if classify(error) is not ErrorScope.TARGET:
                     raise
-                wrong[landing] = (
-                    f"table {landing.table!r}: sink.key needs a temporary table: {explain(error)}; "
+                wrong[target] = (
+                    f"table {target.table!r}: sink.key needs a temporary table: {explain(error)}; "
                     "GRANT TEMPORARY ON DATABASE to this role, or leave sink.key out"
                 )
             else:
-                self._plans[landing] = self._stages[landing] = plan
+                self._plans[target] = self._staging_tables[target] = plan
         return wrong
 
-    def forget(self, landing: Landing) -> None:
-        super().forget(landing)
-        if plan := self._stages.pop(landing, None):
-            plan.drop_stage()
+    def forget(self, target: Target) -> None:
+        super().forget(target)
+        if plan := self._staging_tables.pop(target, None):
+            plan.drop_staging_table()
 
-    def describe(self, landings: Collection[Landing]) -> dict[Landing, TableShape]:
-        numbered = dict(enumerate(landings))
+    def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
+        numbered = dict(enumerate(targets))
         if not numbered:
             return {}
-        names = [TableName.parse(landing.table) for landing in numbered.values()]
+        names = [TableName.parse(target.table) for target in numbered.values()]
         rows = self._session.query(
             DESCRIBE,
             {
@@ -159,15 +162,15 @@ class PostgresCatalog(Catalog):
             for n, schema, name, kind, may_use, role, has_triggers, columns, unique_keys in rows
         }
 
-    def _creations(self, landing: Landing) -> Iterator[sql.Composable]:
-        schema = TableName.parse(landing.table).schema
+    def _creations(self, target: Target) -> Iterator[sql.Composable]:
+        schema = TableName.parse(target.table).schema
         if schema is not None:
             ((exists,),) = self._session.query(
                 "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %(schema)s)", {"schema": schema}
             )
             if not exists:
                 yield sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
-        yield _create_table(landing)
+        yield _create_table(target)
 
     def _create(self, statement: str | sql.Composable) -> None:
         self._session.set_lock_timeout(CREATION_LOCK_TIMEOUT_S)
@@ -180,51 +183,51 @@ class PostgresCatalog(Catalog):
             self._session.rollback()
 
 
-def problem(landing: Landing, shape: TableShape | None) -> str | None:
-    """Why the landing cannot work with the table as it is; None when it can. Pure."""
-    if why := landings_of_all.problem(landing, shape, default_types(landing)):
+def problem(target: Target, shape: TableShape | None) -> str | None:
+    """Why the target cannot work with the table as it is; None when it can. Pure."""
+    if why := target_table.problem(target, shape, default_types(target)):
         return why
     assert shape is not None
-    for source in landing.columns if landing.format != "bytes" else ():
+    for source in target.columns if target.format != "bytes" else ():
         if source.origin is Origin.RECORD and shape.columns[source.column].type == "bytea":
             return (
-                f"table {landing.table!r}: column {source.column!r} is bytea, and the whole record needs a text, "
+                f"table {target.table!r}: column {source.column!r} is bytea, and the whole record needs a text, "
                 "json or jsonb column, or source.format bytes"
             )
     return None
 
 
-def why_unfit(landing: Landing, schema: str, name: str, *, kind: str, role: str, may_use: bool) -> str | None:
+def why_unfit(target: Target, schema: str, name: str, *, kind: str, role: str, may_use: bool) -> str | None:
     """Why nothing can land in a table whatever its columns; None when something may. Pure."""
     # The search path may have led into a schema that was not named.
     if why := why_not_in_postgresql(schema, name):
-        return f"sink.table {landing.table!r} leads to {quoted(schema)}.{quoted(name)}, which {why}"
+        return f"sink.table {target.table!r} leads to {quoted(schema)}.{quoted(name)}, which {why}"
     if kind not in WRITABLE_KINDS:
-        return f"{landing.table!r} is not a table that records can be copied into: name a table"
+        return f"{target.table!r} is not a table that records can be copied into: name a table"
     if not may_use:
         return (
-            f"role {role!r} may not use schema {schema!r} of table {landing.table!r}: "
+            f"role {role!r} may not use schema {schema!r} of table {target.table!r}: "
             f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {quoted(role)}"
         )
     return None
 
 
-def default_types(landing: Landing) -> Types:
-    """The types that the columns of a landing without ``columns`` may have."""
-    types = (TEXT, ("bigint",), ("timestamp with time zone",), PAYLOAD_TYPES[landing.format])
+def default_types(target: Target) -> Types:
+    """The types that the columns of a target without ``columns`` may have."""
+    types = (TEXT, ("bigint",), ("timestamp with time zone",), PAYLOAD_TYPES[target.format])
     return dict(zip(DEFAULT_COLUMNS, types, strict=True))
 
 
-def _create_table(landing: Landing) -> sql.Composed:
+def _create_table(target: Target) -> sql.Composed:
     """The default landing table."""
     parts = [
         sql.SQL("{} {} NOT NULL").format(sql.Identifier(name), sql.SQL(type_))
-        for name, (type_, *_) in default_types(landing).items()
+        for name, (type_, *_) in default_types(target).items()
     ]
-    if landing.key:
-        parts.append(sql.SQL("UNIQUE ({})").format(sql.SQL(", ").join(map(sql.Identifier, landing.key))))
+    if target.key:
+        parts.append(sql.SQL("UNIQUE ({})").format(sql.SQL(", ").join(map(sql.Identifier, target.key))))
     return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(
-        identifier_of(TableName.parse(landing.table)), sql.SQL(", ").join(parts)
+        identifier_of(TableName.parse(target.table)), sql.SQL(", ").join(parts)
     )
 
 

@@ -22,9 +22,9 @@ from feedq.sinks import statements
 from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.copybinary import HEADER, JSONB_VERSION, TRAILER, int8, row
 from feedq.sinks.cursors import cursor_of, cursor_text
-from feedq.sinks.landing import TableName, TableShape
 from feedq.sinks.session import ROLES, SinkSession, application_name, worker_of
 from feedq.sinks.sqlstate import ErrorScope, classify, explain
+from feedq.sinks.target_table import TableName, TableShape
 
 Statement = str | sql.Composable
 
@@ -67,7 +67,7 @@ _KEEP_OUT_OF_CONTROL: Final = """
 SELECT set_config('search_path', 'public', false) WHERE current_schema() = 'feedq'
 """
 # PostgreSQL's default path begins with the schema named like the user. For a user called feedq, in the control
-# database, that is where the control tables are, and no landing belongs among them.
+# database, that is where the control tables are, and no target belongs among them.
 _WHO_AM_I: Final = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 
 
@@ -313,9 +313,9 @@ class PostgresSinkSession(SinkSession):
     # -- dead letters --------------------------------------------------------------------------------
 
     def write_dead_letters(self, dead: Iterable[DeadRecord]) -> None:
-        self.copy(statements.COPY_DEAD_LETTERS, self._letters(dead))
+        self.copy(statements.COPY_DEAD_LETTERS, self._dead_letter_rows(dead))
 
-    def _letters(self, dead: Iterable[DeadRecord]) -> Iterator[bytes]:
+    def _dead_letter_rows(self, dead: Iterable[DeadRecord]) -> Iterator[bytes]:
         yield HEADER
         for (write, batch, record), error in dead:
             cursor = cursor_text(batch.cursor)

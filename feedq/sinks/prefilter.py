@@ -1,14 +1,14 @@
 """Setting aside the records that surely cannot land, many at a time.
 
-Whoever has a batch refused could find the culprits by trial alone (`feedq.sinks.isolate`), and does so for
+Whoever has a batch refused could find the culprits by trial alone (`feedq.sinks.bisection`), and does so for
 whatever is left here. But a source gone wrong sends nothing but bad records, and each of them would cost two
 attempts while every other feed of the worker waits. So the usual reasons are looked for first: no UTF-8, no
 JSON, a NUL, NULL where there must be a value, and, from PostgreSQL 16 on, whatever the input functions of
 the columns say. A record is set aside only if the database would refuse it by itself. Input functions that raise
 an error when they are asked leave their records to trial.
 
-`Prefilter.screen` goes over every record so. `Prefilter.sift` looks quickly for those that are worth it, a few in
-a whole group; what it overlooks makes the group fail, and then `screen` finds it.
+`Prefilter.validate` goes over every record so. `Prefilter.run` looks quickly for those that are worth it, a few in
+a whole group; what it overlooks makes the group fail, and then `validate` finds it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import psycopg2
 
 from feedq.connectors.base import RecordFormat
 from feedq.model import Batch
-from feedq.sinks.base import DeadRecord, FeedWrite, Landing, SuspectRecord
+from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.copybinary import DefaultRows
 from feedq.sinks.copytext import ColumnRows
 from feedq.sinks.jsontext import UnreadableRecord, encode
-from feedq.sinks.landing import TableShape
 from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify
 from feedq.sinks.statements import INPUT_ERRORS
+from feedq.sinks.target_table import TableShape
 
 ASKS_INPUT_FUNCTIONS: Final = 160_000
 """Server version from which `INPUT_ERRORS` works."""
@@ -48,12 +48,12 @@ _parse: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class Prefilter:
-    """Sets aside records of one landing. Methods raise `psycopg2.Error`."""
+    """Sets aside records of one target. Methods raise `psycopg2.Error`."""
 
     def __init__(
         self,
         session: PostgresSinkSession,
-        landing: Landing,
+        target: Target,
         shape: TableShape,
         *,
         rows: ColumnRows | DefaultRows,
@@ -61,22 +61,22 @@ class Prefilter:
     ) -> None:
         """``fields`` are the columns that ``rows.fields`` gives texts for."""
         self._session = session
-        self._format = landing.format
+        self._format = target.format
         self._rows = rows
         self._types = tuple(shape.columns[name].definition for name in fields)
         # A NULL in one of these surely is refused.
-        judged = landing.is_mapped and not shape.has_triggers
+        judged = target.is_mapped and not shape.has_triggers
         self._required = [
             (n, name) for n, name in enumerate(fields) if judged and shape.columns[name].not_null
         ]
 
-    def screen(self, suspects: Sequence[SuspectRecord]) -> tuple[list[SuspectRecord], list[DeadRecord]]:
+    def validate(self, suspects: Sequence[SuspectRecord]) -> tuple[list[SuspectRecord], list[DeadRecord]]:
         """Those that may land, and those that cannot, each in order."""
         errors = self._find_errors(suspects)
         kept = [suspect for n, suspect in enumerate(suspects) if n not in errors]
         return kept, [(suspects[n], errors[n]) for n in sorted(errors)]
 
-    def sift(self, write: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
+    def run(self, write: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
         """The write without those that a quick look found and that cannot land; these."""
         places: list[tuple[int, int]] = []
         suspects: list[SuspectRecord] = []

@@ -43,10 +43,10 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 from feedq.model import JSON, FeedKey
 from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
 from feedq.sinks.cursors import ascii_text, cursor_of
-from feedq.sinks.landing import TableShape
 from feedq.sinks.settlement import LastCommit
 from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify_code, is_known
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
+from feedq.sinks.target_table import TableShape
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class SinkSession:
 
     errors: ClassVar[tuple[type[Exception], ...]] = (SQLAlchemyError,)
     """What the driver raises, wrapped or not."""
-    undoable: ClassVar[Collection[ErrorScope]] = frozenset({ErrorScope.DATA, ErrorScope.LANDING})
+    undoable: ClassVar[Collection[ErrorScope]] = frozenset({ErrorScope.DATA, ErrorScope.TARGET})
     """Errors after which a transaction goes on from a savepoint; others end it altogether."""
     isolation: ClassVar[str | None] = None
     """What sessions ask for; ``AUTOCOMMIT`` where `begin` and `_commit` are statements of ours."""
@@ -296,7 +296,7 @@ class SinkSession:
 
     def is_locked(self, shape: TableShape) -> bool:
         """Whether somebody surely has the table locked: asked where there is a doubt, before landing there."""
-        # Landing there will tell, without any more patience.
+        # Target there will tell, without any more patience.
         self.set_lock_timeout(0)
         return False
 
@@ -528,7 +528,7 @@ def by_class(error: DBAPIError) -> ErrorScope:
     if isinstance(error, IntegrityError | DataError):
         return ErrorScope.DATA
     if isinstance(error, ProgrammingError):
-        return ErrorScope.LANDING
+        return ErrorScope.TARGET
     return ErrorScope.UNAVAILABLE
 
 

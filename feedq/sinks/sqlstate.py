@@ -24,7 +24,7 @@ class ErrorScope(Enum):
     """The server is away or shutting down: keep the batches, try again."""
     DATA = auto()
     """Some record cannot be stored: find it, and set it aside."""
-    LANDING = auto()
+    TARGET = auto()
     """The table itself cannot be written: gone, changed, or not permitted."""
     LATER = auto()
     """The table cannot be written just now: no room on its disk, too slow, its foreign server is away."""
@@ -36,7 +36,7 @@ class ErrorScope(Enum):
 
 _BY_CODE: Final = {
     "55P03": ErrorScope.LOCKED,
-    "55000": ErrorScope.LANDING,  # a view, a rule: not in the prerequisite state
+    "55000": ErrorScope.TARGET,  # a view, a rule: not in the prerequisite state
     "55006": ErrorScope.LATER,  # object in use
     "40003": ErrorScope.UNAVAILABLE,  # statement completion unknown
     "57014": ErrorScope.LATER,  # a statement that took too long, or that an operator has cancelled
@@ -45,18 +45,18 @@ _BY_CODE: Final = {
 }
 _BY_CLASS: Final = {
     "08": ErrorScope.LATER,  # of a foreign table's server: when our own connection breaks, there is no code
-    "0A": ErrorScope.LANDING,  # not supported, e.g. COPY into this kind of relation
+    "0A": ErrorScope.TARGET,  # not supported, e.g. COPY into this kind of relation
     "21": ErrorScope.DATA,
     "22": ErrorScope.DATA,
     "23": ErrorScope.DATA,
     "25": ErrorScope.LATER,  # read-only, for now
     "27": ErrorScope.DATA,  # a trigger's own change
-    "28": ErrorScope.LANDING,
+    "28": ErrorScope.TARGET,
     "38": ErrorScope.DATA,  # a trigger's function
     "39": ErrorScope.DATA,
-    "3F": ErrorScope.LANDING,
+    "3F": ErrorScope.TARGET,
     "40": ErrorScope.CONFLICT,
-    "42": ErrorScope.LANDING,
+    "42": ErrorScope.TARGET,
     "44": ErrorScope.DATA,  # WITH CHECK OPTION
     "53": ErrorScope.LATER,  # no room on the disk, out of memory
     "54": ErrorScope.DATA,  # a value too long to index, JSON nested too deeply

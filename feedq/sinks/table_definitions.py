@@ -33,8 +33,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import JSON, TypeEngine
 
-from feedq.sinks.base import Landing
-from feedq.sinks.landing import TableName
+from feedq.sinks.base import Target
+from feedq.sinks.target_table import TableName
 
 MYSQL: Final = ("mysql", "mariadb")
 FEED_CHARACTERS_MAX: Final = 200
@@ -125,17 +125,17 @@ dead_letter: Final = Table(
 )
 
 
-def landing_table(landing: Landing) -> Table:
-    """The default landing."""
-    name = TableName.parse(landing.table)
+def default_table(target: Target) -> Table:
+    """The default target."""
+    name = TableName.parse(target.table)
     return Table(
         name.name,
         MetaData(),
         Column("feed", String(FEED_CHARACTERS_MAX), nullable=False),
         Column("epoch", BigInteger, nullable=False),
         Column("received_at", MOMENT, nullable=False),
-        Column("payload", PAYLOADS[landing.format], nullable=False),
-        *([UniqueConstraint(*landing.key)] if landing.key else []),
+        Column("payload", PAYLOADS[target.format], nullable=False),
+        *([UniqueConstraint(*target.key)] if target.key else []),
         schema=name.schema,
         **OPTIONS,
     )

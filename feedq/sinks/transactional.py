@@ -27,16 +27,24 @@ from feedq.sinks.base import (
     FeedWrite,
     FenceOutcome,
     FenceRequest,
-    Landing,
     Preview,
     Replayed,
     Taking,
+    Target,
     Unusable,
     Written,
 )
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.fencing import Fencing
-from feedq.sinks.groupcommit import Care, Course, GroupCommit, GroupFailed, Next, Part, by_landing
+from feedq.sinks.groupcommit import (
+    CommitMode,
+    FailedPart,
+    GroupCommit,
+    GroupFailed,
+    NextStep,
+    RetryPlan,
+    by_target,
+)
 from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sqlstate import ErrorScope
@@ -46,12 +54,12 @@ from feedq.telemetry import mask_url
 T = TypeVar("T")
 
 ATTEMPTS_MAX: Final = 12
-"""At one group commit, and one more for each landing that is found locked. `Course` ends them sooner."""
+"""At one group commit, and one more for each target that is found locked. `RetryPlan` ends them sooner."""
 READ_ATTEMPTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried this often."""
 CONFLICT_PAUSE_S: Final = 0.02
 SETTLE_LOCK_TIMEOUT_S: Final = 5.0
-SPOILED_S: Final = 60.0
+PREFILTER_S: Final = 60.0
 """A feed with a bad record is looked through for others this long. That costs about a tenth of its throughput; a
 group commit that fails because of one costs half of a group's."""
 
@@ -72,9 +80,9 @@ class TransactionalSink(ABC):
         self._connected: tuple[SinkSession, Catalog] | None = None
         self._lost: dict[UUID, Any] = {}
         """By which the server knows the sessions of commits whose answers were lost."""
-        self._locked: set[Landing] = set()
+        self._locked: set[Target] = set()
         """Landings that could not be written when last tried, because of somebody's lock."""
-        self._spoiled: dict[FeedKey, float] = {}
+        self._recently_refused: dict[FeedKey, float] = {}
         """Feeds that had bad records, and until when others are expected of them."""
 
     @abstractmethod
@@ -83,31 +91,31 @@ class TransactionalSink(ABC):
 
     def fence(self, requests: Sequence[FenceRequest], *, lock_timeout_s: float) -> list[FenceOutcome]:
         def fence(session: SinkSession, catalog: Catalog) -> list[FenceOutcome]:
-            landings = {request.landing for request in requests}
+            targets = {request.target for request in requests}
             # A table that was taken away since is made anew, or complained about, before a feed starts.
-            catalog.refresh(landings)
-            wrong = catalog.problems(landings, create=True)
+            catalog.refresh(targets)
+            wrong = catalog.problems(targets, create=True)
             unusable: list[FenceOutcome] = [
-                Unusable(request.feed_id, request.epoch, wrong[request.landing])
+                Unusable(request.feed_id, request.epoch, wrong[request.target])
                 for request in requests
-                if request.landing in wrong
+                if request.target in wrong
             ]
-            usable = [request for request in requests if request.landing not in wrong]
+            usable = [request for request in requests if request.target not in wrong]
             return unusable + Fencing(session).fence(usable, lock_timeout_s=lock_timeout_s)
 
         return self._do(fence) if requests else []
 
     def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
         assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
-        landings = by_landing(writes).keys()
-        course = Course(
-            landings, briefly, doubted=self._locked & landings, around_locks=self.session_type.locks_all
+        targets = by_target(writes).keys()
+        retry_plan = RetryPlan(
+            targets, briefly, lock_uncertain=self._locked & targets, around_locks=self.session_type.locks_all
         )
-        for _ in range(ATTEMPTS_MAX + len(landings)):
+        for _ in range(ATTEMPTS_MAX + len(targets)):
             session, catalog = self._connect()
             try:
-                written = self._write(session, catalog, writes, course)
-                self._learn(writes, written, course)
+                written = self._write(session, catalog, writes, retry_plan)
+                self._learn(writes, written, retry_plan)
                 return written
             except GroupFailed as failed:
                 last = failed
@@ -116,16 +124,16 @@ class TransactionalSink(ABC):
                     if not _died_idle(session):
                         break
                     continue
-                match course.after(failed):
-                    case Next.POSTPONE:
+                match retry_plan.after(failed):
+                    case NextStep.POSTPONE:
                         return self._postpone(writes, failed)
-                    case Next.GIVE_UP:
+                    case NextStep.GIVE_UP:
                         break
             except session.errors as error:
                 session.rollback()
                 if not _died_idle(session):
                     raise self._unavailable(error, "nothing was written") from error
-                last = GroupFailed(Part.CHECKPOINTS, ErrorScope.UNAVAILABLE, error, str(error))
+                last = GroupFailed(FailedPart.CHECKPOINTS, ErrorScope.UNAVAILABLE, error, str(error))
             except CommitUnknown as unknown:
                 self._lost[unknown.commit_id] = session.backend
                 self.close()
@@ -156,14 +164,14 @@ class TransactionalSink(ABC):
             return 0
         return self._do(lambda session, _: session.end_workers(others), bookkeeping=False)
 
-    def check(self, landing: Landing) -> str | None:
+    def check(self, target: Target) -> str | None:
         def check(_: SinkSession, catalog: Catalog) -> str | None:
-            if why := catalog.misdeclared(landing):
+            if why := catalog.misdeclared(target):
                 return why
-            if catalog.is_yet_to_be_made(landing):
-                return catalog.why_unmakeable(landing)
-            catalog.refresh([landing])
-            return catalog.problems([landing], create=False).get(landing)
+            if catalog.is_yet_to_be_made(target):
+                return catalog.why_unmakeable(target)
+            catalog.refresh([target])
+            return catalog.problems([target], create=False).get(target)
 
         return self._do(check, bookkeeping=False)
 
@@ -187,8 +195,8 @@ class TransactionalSink(ABC):
             lambda session, _: dead_letters(session, feed, feed_id, ids=ids, after=after, limit=limit)
         )
 
-    def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
-        return self._do(lambda session, catalog: replay(session, catalog.inspect(landing), ids))
+    def replay(self, ids: Collection[int], target: Target) -> Replayed:
+        return self._do(lambda session, catalog: replay(session, catalog.inspect(target), ids))
 
     def drop(self, ids: Collection[int]) -> int:
         return self._do(lambda session, _: drop(session, ids))
@@ -217,31 +225,39 @@ class TransactionalSink(ABC):
     # -- private -------------------------------------------------------------------------------------
 
     def _write(
-        self, session: SinkSession, catalog: Catalog, writes: Sequence[FeedWrite], course: Course
+        self, session: SinkSession, catalog: Catalog, writes: Sequence[FeedWrite], retry_plan: RetryPlan
     ) -> Written:
         """Makes one attempt, without the feeds that cannot be written in any case."""
         session.ensure_bookkeeping()
-        grouped = by_landing(writes)
-        if course.care is not Care.OPTIMISTIC:
+        grouped = by_target(writes)
+        if retry_plan.mode is not CommitMode.OPTIMISTIC:
             catalog.refresh(grouped)
         wrong = catalog.get_ready(grouped.keys())
         unusable = {write.key: why for write in writes if (why := catalog.unkeepable(write))}
-        for landing, why in wrong.items():
-            unusable |= {write.key: why for write in grouped[landing]}
+        for target, why in wrong.items():
+            unusable |= {write.key: why for write in grouped[target]}
         usable = [write for write in writes if write.key not in unusable] if unusable else writes
-        group = GroupCommit(session, catalog, course=course, unusable=unusable, spoiled=self._spoiled)
+        group = GroupCommit(
+            session,
+            catalog,
+            retry_plan=retry_plan,
+            unusable=unusable,
+            recently_refused=self._recently_refused,
+        )
         return group.run(usable)
 
-    def _learn(self, writes: Sequence[FeedWrite], written: Written, course: Course) -> None:
+    def _learn(self, writes: Sequence[FeedWrite], written: Written, retry_plan: RetryPlan) -> None:
         """Remember what makes the next group commit quicker, and forget what does not any more."""
         if written.postponed:
-            self._locked |= {w.landing for w in writes if w.key in written.postponed} & course.held.keys()
+            self._locked |= {w.target for w in writes if w.key in written.postponed} & retry_plan.held.keys()
         if self._locked:
-            self._locked -= {write.landing for write in writes if write.key in written.landed}
-        if written.dead or self._spoiled:
+            self._locked -= {write.target for write in writes if write.key in written.landed}
+        if written.dead or self._recently_refused:
             now = time.monotonic()
-            self._spoiled |= dict.fromkeys(written.dead, now + SPOILED_S)
-            self._spoiled = {key: until for key, until in self._spoiled.items() if until > now}
+            self._recently_refused |= dict.fromkeys(written.dead, now + PREFILTER_S)
+            self._recently_refused = {
+                key: until for key, until in self._recently_refused.items() if until > now
+            }
 
     def _postpone(self, writes: Sequence[FeedWrite], failed: GroupFailed) -> Written:
         """The sink is well, and these cannot be committed: each of them is to be tried by itself."""

@@ -17,10 +17,10 @@ from sqlalchemy import ColumnElement, Select, delete, insert, select, update
 
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.sinks.base import Checkpoint, DeadLetter, FeedWrite, Preview, Replayed, SuspectRecord, Taking
-from feedq.sinks.catalog import Catalog, LandingBroken, LandingPlan, NotNow, ReadyRecord
+from feedq.sinks.bisection import FailedAttempt, bisect
+from feedq.sinks.catalog import Catalog, ReadyRecord, TargetBroken, TargetBusy, TargetPlan
 from feedq.sinks.cursors import ascii_text, cursor_of
 from feedq.sinks.identity import not_its_own, taken_meanwhile
-from feedq.sinks.isolate import FailedAttempt, isolate
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.session import AnswerLost, SinkSession, parameter, parts
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
@@ -45,21 +45,21 @@ def dead_letters(
         wanted.append(d.feed_id == feed_id)
     if after is not None:
         wanted.append(d.id > after)
-    statement = _letters_of(session, *wanted).order_by(d.id.desc() if after is None else d.id)
+    statement = _select_dead_letters(session, *wanted).order_by(d.id.desc() if after is None else d.id)
     if not ids:
         return _read(session, statement.limit(limit))
     found = [one for part in parts(sorted(ids)) for one in _read(session, statement.where(d.id.in_(part)))]
     return sorted(found, key=lambda letter: letter.id, reverse=after is None)[:limit]
 
 
-def replay(session: SinkSession, plan: LandingPlan[Any], ids: Collection[int]) -> Replayed:
-    """Raises `InvalidInput` when the landing cannot work, `SinkUnavailable` when the answer was lost."""
+def replay(session: SinkSession, plan: TargetPlan[Any], ids: Collection[int]) -> Replayed:
+    """Raises `InvalidInput` when the target cannot work, `SinkUnavailable` when the answer was lost."""
     session.begin_for_person()
     records: dict[int, ReadyRecord] = {}
     refused: dict[int, str] = {}
     for letter in _lock(session, ids):
         try:
-            records[letter.id] = plan.ready(SuspectRecord.of_letter(letter, plan.landing))
+            records[letter.id] = plan.ready(SuspectRecord.of_dead_letter(letter, plan.target))
         except UnreadableRecord as unreadable:
             refused[letter.id] = str(unreadable)
 
@@ -67,7 +67,7 @@ def replay(session: SinkSession, plan: LandingPlan[Any], ids: Collection[int]) -
         return plan.attempt(lambda: plan.land_records([records[id_] for id_ in part]))
 
     with _explained(session):
-        refused |= isolate(list(records), land)
+        refused |= bisect(list(records), land)
     landed = [id_ for id_ in records if id_ not in refused]
     _delete(session, landed)
     _keep(session, refused)
@@ -90,12 +90,12 @@ def preview(session: SinkSession, catalog: Catalog, write: FeedWrite) -> list[Pr
 
     What the catalog knows afterwards was true inside that transaction only.
     """
-    landing = write.landing
+    target = write.target
     try:
-        if catalog.is_yet_to_be_made(landing):
-            plan, lands = catalog.imagine(landing)
+        if catalog.is_yet_to_be_made(target):
+            plan, lands = catalog.imagine(target)
         else:
-            plan, lands = catalog.inspect(landing), True
+            plan, lands = catalog.inspect(target), True
             session.begin_for_person()
         with _explained(session):
             return [
@@ -107,7 +107,7 @@ def preview(session: SinkSession, catalog: Catalog, write: FeedWrite) -> list[Pr
         session.rollback()
 
 
-def _preview(plan: LandingPlan[Any], suspect: SuspectRecord, *, lands: bool) -> Preview:
+def _preview(plan: TargetPlan[Any], suspect: SuspectRecord, *, lands: bool) -> Preview:
     columns: dict[str, str | None] = {}
     try:
         columns = plan.texts(suspect)
@@ -120,7 +120,7 @@ def _preview(plan: LandingPlan[Any], suspect: SuspectRecord, *, lands: bool) -> 
 
 def _lock(session: SinkSession, ids: Collection[int]) -> list[DeadLetter]:
     """Dead letters, locked to the end of the transaction, without those that somebody else has locked."""
-    locked = _letters_of(session).order_by(d.id).with_for_update(skip_locked=True)
+    locked = _select_dead_letters(session).order_by(d.id).with_for_update(skip_locked=True)
     return [one for part in parts(sorted(ids)) for one in _read(session, locked.where(d.id.in_(part)))]
 
 
@@ -139,7 +139,7 @@ def _keep(session: SinkSession, errors: Mapping[int, str]) -> None:
         session.execute(kept, [{"this_id": id_, "this_error": error} for id_, error in errors.items()])
 
 
-def _letters_of(session: SinkSession, *conditions: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+def _select_dead_letters(session: SinkSession, *conditions: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
     return select(dead_letter).where(d.environment == session.environment, *conditions)
 
 
@@ -164,10 +164,10 @@ def _explained(session: SinkSession) -> Iterator[None]:
     """Says to a person why nothing lands."""
     try:
         yield
-    except LandingBroken as broken:
+    except TargetBroken as broken:
         session.rollback()
         raise InvalidInput(str(broken)) from broken
-    except NotNow as later:
+    except TargetBusy as later:
         raise later.error from later
 
 

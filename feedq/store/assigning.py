@@ -25,7 +25,7 @@ from feedq.settings import DEFAULT_SINK
 from feedq.store.channels import NotifyReason, notify_workers
 from feedq.store.database import GivenRows
 from feedq.store.feed_rows import avoided_from, selector_from
-from feedq.store.held import SERVING, candidates
+from feedq.store.held_counts import SERVING, candidates
 from feedq.store.leases import STILL_FAILED
 from feedq.telemetry import EventKind
 

@@ -63,7 +63,7 @@ class Feeds(Protocol):
         """Mark as removed; the feed's rows go once nobody streams it."""
 
     def move(self, name: str, target: UUID, *, stop_within_s: float) -> None:
-        """Promise the feed to this worker, and ask whoever has it to let go within this time.
+        """Promise the feed to this worker, and ask its owner to release it within this time.
 
         Raises `NotFound`, and `Conflict` when the feed cannot be moved as it is (`lease.objection_to_move`).
         Whether the worker may have it is for the caller to say; should it not take feeds by then, the feed
@@ -94,7 +94,7 @@ class Workers(Protocol):
         """Renew every lease of the worker, in one statement. None: it was declared gone."""
 
     def drain(self, worker_id: UUID) -> bool:
-        """The process is ending: it takes no more feeds, and lets go of those it has by itself. What it has
+        """The process is ending: it takes no more feeds, and releases those it has by itself. What it has
         not claimed yet is free at once. False when it is gone."""
 
     def set_target(self, worker_id: UUID, target: WorkerTarget) -> bool:
@@ -177,7 +177,7 @@ class Placing(Protocol):
     now: datetime
     """The database's clock at the beginning of the pass."""
     evened_out: str | None
-    """The fleet for which no move was found, as a fingerprint: it need not be looked at again."""
+    """The fleet for which no move was found, as a fingerprint: it need not be considered again."""
 
     def waiting(self, *, limit: int) -> list[WaitingFeed]:
         """Feeds to place now. When there are more than ``limit`` the next pass begins where this one ends, so
@@ -203,7 +203,8 @@ class Placing(Protocol):
         in all, an equal part of each worker."""
 
     def transfer(self, transfers: Sequence[Transfer], *, stop_within_s: float) -> int:
-        """Ask the owners to let go, and promise each feed to its target. Returns how many were asked."""
+        """Ask the owners to release these feeds, and promise each feed to its target. Returns how many were
+        asked."""
 
 
 class ReconcilePass(Placing, Protocol):
@@ -221,7 +222,7 @@ class ReconcilePass(Placing, Protocol):
     def expire_workers(self, worker_ids: Sequence[UUID]) -> int:
         """Declare gone *and* free every lease, in this transaction. Returns how many leases were freed."""
 
-    def absorb_new(self, *, limit: int) -> int:
+    def accept_new(self, *, limit: int) -> int:
         """Make the lease rows that are missing, and mark clean what needs a place and nothing else, such as new
         rows made by hand. Of the first ``limit`` dirty feeds. Returns how many are clean now."""
 
@@ -238,7 +239,7 @@ class ReconcilePass(Placing, Protocol):
         """Ask their owners to stop. What is ``quarantined`` here goes on apart, what is not among all others."""
 
     def reap(self) -> int:
-        """Free what an owner was asked to let go of and has not by its `stop_by`. Returns how many leases."""
+        """Free what an owner was asked to release and has not by its `stop_by`. Returns how many leases."""
 
     def overdue(self, *, timeout_s: float) -> list[UUID]:
         """Withdraw assignments never claimed in time: back to idle, to be placed anew.

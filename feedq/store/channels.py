@@ -34,7 +34,7 @@ LEADER_LOCK_CLASS = 0x_FEED_02
 """First key of the session advisory locks of elections; the second is the election's number."""
 SESSION_LOCK_CLASS = 0x_FEED_05
 """First key of the lock that each session of a worker has for itself; the second is the number of its backend. Who
-wants to hear of its end waits for this one (`feedq.store.endings`)."""
+wants to hear of its end waits for this one (`feedq.store.session_ends`)."""
 RUN_LOCK_CLASS = 0x_FEED_04
 """First key of the transaction locks under which runs are claimed; the second is their schedule's, cut to fit."""
 PASS_LOCK = 0x_FEED_0003

@@ -51,7 +51,8 @@ RESTED_S = 1.0
 """A session that has not been used for so long is asked whether it is still there."""
 USED_AT = "feedq_used_at"
 POOL_SIZE = 2
-"""Connections kept open a process: one for the leases, one for jobs; more are opened in a rush only."""
+"""Connections kept open a process: one for the leases, one for jobs; more are opened only when many are used at
+once."""
 POOL_OVERFLOW = 3
 POOL_TIMEOUT_S = 15
 ADMIN = "feedq-admin"

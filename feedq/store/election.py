@@ -1,4 +1,4 @@
-"""The election of the beat, and what only the elected one does: look for crashed workers, and wait for their end.
+"""The election of the beat, and what only the elected one does: check for crashed workers, and wait for their end.
 
 One session lock decides; a leader row with an expiry stands beside it, because a *frozen* leader keeps its
 lock. Whoever finds the row expired ends the frozen one's session and takes the lock. The frozen one finds
@@ -20,7 +20,7 @@ from feedq.store.channels import (
     WORKER_LOCKS,
 )
 from feedq.store.database import PreparedStatement, for_driver
-from feedq.store.endings import EndWaiters
+from feedq.store.session_ends import SessionEndWaiters
 from feedq.store.worker_session import PostgresListener
 from feedq.store.workers import OVERDUE, STAMP_ALIVE
 
@@ -33,7 +33,7 @@ PASS_S = 0.25
 """A pass is stamped when it ends and goes by the time when it began, which is no longer ago than this: a worker
 that settled meanwhile gets another."""
 
-# First look: nobody holds the worker's lock. Second look, by the next round: still nobody, so it is crashed.
+# First check: no session holds the worker's lock. Second check, by the next round: still none, so it is crashed.
 # A heartbeat in between clears the suspicion.
 _LIVENESS_CHECK = f"""
     WITH locks AS MATERIALIZED ({WORKER_LOCKS}), sessions AS (
@@ -91,23 +91,23 @@ class LivenessCheck:
     """What one look over the workers found."""
 
     crashed: int
-    """Workers without a session in two looks in a row."""
+    """Workers without a session in two checks in a row."""
     suspected: int
-    """Workers without a session for the first time: look again soon."""
+    """Workers without a session for the first time: check again soon."""
     expired: int
     """Workers that have not renewed in time, or whose heartbeat lies ahead since the clock was put back."""
     pass_seq: int
     """Counts finished reconcile passes: what was asked for before it grew has been served."""
     pass_age_s: float | None
     is_due: bool = False
-    """Whether some feed's delay is over, or the time in which an owner should have let go; or a worker has settled
-    since the last pass."""
+    """Whether some feed's delay is over, or the time in which an owner should have released its feed; or a
+    worker has settled since the last pass."""
     due_in_s: float | None = None
     """When the next of these will be, or a worker expires."""
     is_awaited: bool = False
-    """Whether the end of any worker will be heard at once, without another look."""
+    """Whether the end of any worker will be heard at once, without another check."""
     has_heard: bool = False
-    """Whether this look comes because the end of a session was heard."""
+    """Whether this check comes because the end of a session was heard."""
 
 
 class Election:
@@ -133,9 +133,9 @@ class Election:
         self._check = for_driver(_LIVENESS_CHECK)
         self._has_heard = False
         name = f"{WAITER_NAME}/{holder}"
-        self._waiters = EndWaiters(url, limit=waiters, application_name=name, pause_s=rearm_s)
+        self._waiters = SessionEndWaiters(url, limit=waiters, application_name=name, pause_s=rearm_s)
         # For the end of the leader, whose only lock it is.
-        self._vacancy = EndWaiters(
+        self._vacancy = SessionEndWaiters(
             url, limit=1, application_name=name, pause_s=rearm_s, lock_class=LEADER_LOCK_CLASS
         )
 
@@ -162,7 +162,7 @@ class Election:
         self._session.execute("SET synchronous_commit = off")
         return True
 
-    def depose_frozen(self) -> bool:
+    def end_frozen_leader(self) -> bool:
         """End the sessions of a leader whose row has expired; True when there were any."""
         # It cannot be good for longer than a term, unless the clock was put back: from now on it is good for one.
         self._session.execute(
@@ -218,7 +218,7 @@ class Election:
     def check_liveness(self) -> LivenessCheck:
         parameters = {"settle_s": self._settle_s, "waiters": self._waiters.limit}
         *found, sessions = self._session.execute(self._check, parameters)[0]
-        # Behind a pooler, which the look shows that is not prepared, a session could not wait either.
+        # Behind a pooler, which the check shows that is not prepared, a session could not wait either.
         if self._check is _PREPARED_CHECK.execute and self._waiters.limit:
             self._waiters.watch(None if sessions is None else _backends(sessions))
         has_heard, self._has_heard = self._has_heard, False

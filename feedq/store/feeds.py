@@ -59,7 +59,7 @@ class PostgresFeeds(Aggregate):
         """
         with refused_when_taken(f"feed {spec.name!r} exists already; `feedq feed edit` changes it"):
             feed = feed_from(c.execute(text(sql), _parameters(spec)).one())
-        # Its lease says all that a pass needs to know, so there is nothing to look at.
+        # Its lease says all that a pass needs to know, so a pass has nothing to do.
         lease = "INSERT INTO feedq.lease (feed_id, reason) VALUES (:id, :reason)"
         c.execute(text(lease), {"id": feed.id, "reason": first_reason(feed).value})
         _record(c, EventKind.FEED_ADDED, feed)

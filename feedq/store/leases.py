@@ -57,8 +57,8 @@ OWNED = (LeaseState.ASSIGNED, LeaseState.RUNNING, LeaseState.STOPPING)
 
 
 def mark_dirty(freed: str) -> str:
-    """A statement that marks what was edited, paused or removed while it ran: it is to be looked at again now that
-    it is idle. ``freed`` names rows of (feed_id, generation).
+    """A statement that marks what was edited, paused or removed while it ran: it is to be considered again now
+    that it is idle. ``freed`` names rows of (feed_id, generation).
 
     Whether it is marked already is not asked: a pass may just be taking that mark away.
     """
@@ -94,7 +94,7 @@ _NEW_HERE = f"""(
     AND (SELECT count(*) FROM jsonb_object_keys(l.avoid)) < {AVOIDED_MAX}
 )"""
 STILL_FAILED = "reason = CASE WHEN l.reason = 'failed' THEN 'failed' END"
-"""What cannot run as declared is looked at again: until more is known it has failed, and history need not say so
+"""What cannot run as declared is checked again: until more is known it has failed, and history need not say so
 again."""
 
 # Whether the lease was taken a moment ago from an owner that this worker has lived beside. When a whole fleet was
@@ -155,7 +155,7 @@ _RELEASE = f"""
     ), locked AS (
         {_locked("l.worker_id, l.state, l.promised_to, l.reason AS before, l.last_error")}
     ), held AS (
-        -- Kept for the process that is about to take the owner's place is only what an announced end lets go: not
+        -- Kept for the process that is about to take the owner's place is only what an announced end releases: not
         -- after a crash, nor what a person asked for meanwhile, nor what is on its way to another worker already.
         SELECT locked.feed_id, locked.error, locked.attempts, w.name AS worker,
             coalesce(locked.reason = 'failed' AND before = 'failed' AND error = last_error, false) AS is_known,
@@ -211,7 +211,7 @@ _REPORT = f"""
     ), held AS (
         SELECT locked.*, extract(epoch FROM clock_timestamp() - greatest(reported_at, running_since))::float8
             AS elapsed_s,
-            -- The owner that lets go of it still reports, and is connected.
+            -- The owner that releases it still reports, and is connected.
             moved_at IS NOT NULL AND state = 'running' AND connected AS has_arrived,
             state = 'running' AND reason = 'failed' AND (records > 0 OR attempts > 0) AS can_run
         FROM locked WHERE worker_id = :worker_id AND state = ANY(:states)
@@ -295,7 +295,7 @@ class PostgresLeases(Aggregate):
         for r in releases:
             if r.blame is not None and r.key in keys:
                 blame(c, r.feed_id, worker_id, r.blame, said=f"{r.blame.cause}: {r.blame.said}")
-        # Nobody waits for what was only looked at again.
+        # Nobody waits for what was only checked again.
         if not all(row.is_known for row in matched):
             wake_reconcile(c)
         return keys

@@ -42,7 +42,7 @@ from feedq.store.feed_rows import (
     selector_from,
     worker_from,
 )
-from feedq.store.held import fold
+from feedq.store.held_counts import fold
 from feedq.store.history import HistoryKept, record
 from feedq.store.leases import free_leases, mark_dirty, transfer
 from feedq.store.sweeping import PassSweep
@@ -254,7 +254,7 @@ class PostgresPass(PassAssignments, PassSweep):
 
     # -- what people have changed --------------------------------------------------------------------
 
-    def absorb_new(self, *, limit: int) -> int:
+    def accept_new(self, *, limit: int) -> int:
         self._c.execute(text(_MISSING), {"limit": limit})
         cleared = [reason.value for reason in CLEARED_BY_EDIT if reason is not None]
         return self._c.execute(text(_NEW), {"limit": limit, "cleared": cleared}).rowcount

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from feedq.model import Reason
 from feedq.store.assigning import EFFECTIVE_WEIGHT, Means
-from feedq.store.held import recount
+from feedq.store.held_counts import recount
 from feedq.store.history import HistoryKept
 from feedq.store.leases import free_leases
 

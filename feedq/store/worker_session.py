@@ -53,7 +53,7 @@ def hold_worker_lock(connection: Connection, worker: Worker) -> bool:
         if not holds or locked_by != connection.info.backend_pid:
             return False
         # One of its own, for whoever waits for its end. Not had, because a waiter for the last session with this
-        # number is about to let go of it: then the beat looks for this worker as it does without waiters.
+        # number is about to release it: then the beat checks for this worker as it does without waiters.
         cursor.execute("SELECT pg_try_advisory_lock(%s, pg_backend_pid())", (SESSION_LOCK_CLASS,))
         return True
 

@@ -165,7 +165,7 @@ class PostgresWorkers(Aggregate):
             if c.execute(text(sql), {"id": worker_id}).one_or_none() is None:
                 return False
             _record(c, EventKind.WORKER_DRAINING, worker_id)
-        self._free_the_unclaimed(worker_id, reason=Reason.DRAINED)
+        self._free_unclaimed(worker_id, reason=Reason.DRAINED)
         return True
 
     def set_target(self, worker_id: UUID, target: WorkerTarget) -> bool:
@@ -182,11 +182,11 @@ class PostgresWorkers(Aggregate):
                 _record(c, TARGET_EVENTS[target], worker_id)
         if target is not WorkerTarget.SERVING:
             drained = target is WorkerTarget.DRAINED
-            self._free_the_unclaimed(worker_id, reason=Reason.DRAINED if drained else Reason.RELEASED)
+            self._free_unclaimed(worker_id, reason=Reason.DRAINED if drained else Reason.RELEASED)
         return True
 
     @in_transaction
-    def _free_the_unclaimed(self, c: Connection, worker_id: UUID, *, reason: Reason) -> None:
+    def _free_unclaimed(self, c: Connection, worker_id: UUID, *, reason: Reason) -> None:
         """Free what the worker has not claimed: nobody streams it yet, so it may go elsewhere at once; a claim
         that races waits for the row and finds it idle.
 

@@ -307,7 +307,7 @@ class Relay:
 
     async def _pass_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            await self._heed()
+            await self._handle()
             data = await reader.read(self.chunk_bytes)
             if not data:
                 # The source has ended it; what is on its way still arrives, then the end.
@@ -315,7 +315,7 @@ class Relay:
                 await writer.wait_closed()
                 return
             while data:
-                await self._heed()
+                await self._handle()
                 limits = [limit for limit in (self._cut_after, self._hold_after) if limit is not None]
                 room = min([self.chunk_bytes, *(limit - self.down_bytes for limit in limits)])
                 part, data = data[:room], data[room:]
@@ -323,7 +323,7 @@ class Relay:
                 writer.write(part)
                 await writer.drain()
 
-    async def _heed(self) -> None:
+    async def _handle(self) -> None:
         if self._cut_after is not None and self.down_bytes >= self._cut_after:
             self._cut_after = None
             self.reset_all()

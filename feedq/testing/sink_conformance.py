@@ -52,11 +52,11 @@ from feedq.model import Batch
 from feedq.sinks.base import Fenced, Superseded, Unusable, Written
 from feedq.testing.sink_interrupts import SinkInterrupts
 from feedq.testing.sink_stage import (
-    LANDINGS,
     LOCK_TIMEOUT_S,
     NOWHERE,
     PATIENCE_S,
     RAW,
+    TARGETS,
     FrozenWrite,
     SinkHarness,
     batch,
@@ -245,14 +245,14 @@ class SinkConformance(SinkInterrupts):
             "text": "ö\t'\\N\\ \"".encode(),
             "bytes": b"\0\xff\n\\",
         }
-        for n, landing in enumerate(LANDINGS.values()):
-            fence(sink, n, 1, landing)
+        for n, target in enumerate(TARGETS.values()):
+            fence(sink, n, 1, target)
         sink.write(
-            [write(n, 1, batch(records[kind]), landing=x) for n, (kind, x) in enumerate(LANDINGS.items())]
+            [write(n, 1, batch(records[kind]), target=x) for n, (kind, x) in enumerate(TARGETS.items())]
         )
-        for n, (kind, landing) in enumerate(LANDINGS.items()):
+        for n, (kind, target) in enumerate(TARGETS.items()):
             payload = records[kind] if kind == "bytes" else records[kind].decode()
-            assert landed(harness, landing) == rows_of(n, 1, shown(payload, landing))
+            assert landed(harness, target) == rows_of(n, 1, shown(payload, target))
 
     def test_a_cursor_comes_back_as_it_was_given(self, harness: SinkHarness) -> None:
         sink = harness.sink()
@@ -304,7 +304,7 @@ class SinkConformance(SinkInterrupts):
         assert isinstance(by_feed[1], Unusable)
         assert NOWHERE.table in by_feed[1].error
         assert by_feed[2] == Fenced(2, 1, None, 0)
-        assert sink.write([write(1, 1, batch(b"{}"), landing=NOWHERE)]).landed == {}
+        assert sink.write([write(1, 1, batch(b"{}"), target=NOWHERE)]).landed == {}
 
     def test_a_landing_can_be_checked_beforehand(self, harness: SinkHarness) -> None:
         sink = harness.sink()
@@ -327,7 +327,7 @@ class SinkConformance(SinkInterrupts):
         assert dead(sink) == []
         assert fence(sink, 1, 1).records == 0
         with pytest.raises(InvalidInput):
-            sink.preview(write(1, 1, batch(b"{}"), landing=NOWHERE))
+            sink.preview(write(1, 1, batch(b"{}"), target=NOWHERE))
 
     # -- records that cannot land --------------------------------------------------------------------
 
@@ -411,10 +411,10 @@ class SinkConformance(SinkInterrupts):
 
     @needs("meddles")
     def test_a_table_that_is_gone_stops_its_feeds_and_no_other(self, harness: SinkHarness) -> None:
-        sink, other = harness.sink(), LANDINGS["text"]
+        sink, other = harness.sink(), TARGETS["text"]
         sink.fence([request(1, 1), request(2, 1, other)], lock_timeout_s=PATIENCE_S)
         harness.drop_table(RAW)
-        group = [write(1, 1, batch(b"1", cursor=1)), write(2, 1, batch(b"2", cursor=2), landing=other)]
+        group = [write(1, 1, batch(b"1", cursor=1)), write(2, 1, batch(b"2", cursor=2), target=other)]
         written = write_in_time(sink, group, briefly=True)
         assert written.landed == {(2, 1): 1}
         assert RAW.table in written.unusable[1, 1]
@@ -422,9 +422,9 @@ class SinkConformance(SinkInterrupts):
 
     @needs("locks_tables")
     def test_a_table_that_is_locked_postpones_its_feeds_and_no_other(self, harness: SinkHarness) -> None:
-        sink, other = harness.sink(), LANDINGS["text"]
+        sink, other = harness.sink(), TARGETS["text"]
         sink.fence([request(1, 1), request(2, 1, other)], lock_timeout_s=PATIENCE_S)
-        group = [write(1, 1, batch(b"1", cursor=1)), write(2, 1, batch(b"2", cursor=2), landing=other)]
+        group = [write(1, 1, batch(b"1", cursor=1)), write(2, 1, batch(b"2", cursor=2), target=other)]
         with harness.hold(RAW):
             written = sink.write(group, briefly=True)
             assert (written.landed, set(written.postponed)) == ({(2, 1): 1}, {(1, 1)})
@@ -480,7 +480,7 @@ class SinkConformance(SinkInterrupts):
         assert len(dead(sink)) == 1
 
     def test_a_dead_letter_lands_once_however_often_it_is_tried_again(self, harness: SinkHarness) -> None:
-        sink, text = harness.sink(), LANDINGS["text"]
+        sink, text = harness.sink(), TARGETS["text"]
         fence(sink, 1, 1)
         fence(sink, 2, 1, text)
         sink.write([write(1, 1, batch(b"no json", b"nor this", cursor="end"))])

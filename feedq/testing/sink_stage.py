@@ -17,21 +17,21 @@ from uuid import UUID
 
 from feedq.errors import SinkUnavailable
 from feedq.model import JSON, Batch, FeedKey
-from feedq.sinks.base import CommitUnknown, FeedWrite, Fenced, FenceRequest, Landing, Sink, Written
+from feedq.sinks.base import CommitUnknown, FeedWrite, Fenced, FenceRequest, Sink, Target, Written
 from feedq.sinks.mapping import sources_of
 
 ENVIRONMENT: Final = "test"
-RAW: Final = Landing("raw", "json")
+RAW: Final = Target("raw", "json")
 """The landing of nearly all tests: a table that feedq makes."""
 PATIENCE_S: Final = 20.0
 """For what must happen, on however busy a machine; only a failing test waits this long."""
 LOCK_TIMEOUT_S: Final = 0.1
-LANDINGS: Final = {
+TARGETS: Final = {
     "json": RAW,
-    "text": Landing("raw_text", "text"),
-    "bytes": Landing("raw_bytes", "bytes"),
+    "text": Target("raw_text", "text"),
+    "bytes": Target("raw_bytes", "bytes"),
 }
-NOWHERE: Final = Landing("feedq_no_such_table", "json", sources_of({"a": "/a"}))
+NOWHERE: Final = Target("feedq_no_such_table", "json", sources_of({"a": "/a"}))
 """A table that nobody makes."""
 
 Body = TypeVar("Body", bound=Callable[..., None])
@@ -51,8 +51,8 @@ class SinkHarness(Protocol):
     ) -> Sink:
         """A sink for this test; closed with the harness. Without a worker's id, one of another worker each."""
 
-    def rows(self, landing: Landing) -> Sequence[tuple[str, int, Any]]:
-        """``(feed, epoch, payload)`` of each row of a default landing, in the order in which they landed. The
+    def rows(self, target: Target) -> Sequence[tuple[str, int, Any]]:
+        """``(feed, epoch, payload)`` of each row of a default target, in the order in which they landed. The
         payload is a `str`, JSON being its text, or `bytes` where the format is."""
 
     def unreachable(self) -> Sink:
@@ -69,14 +69,14 @@ class SinkHarness(Protocol):
     def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
         """A write whose answer was lost while its commit is still under way; calling lets the commit arrive."""
 
-    def spoil(self, landing: Landing) -> bytes:
+    def spoil(self, target: Target) -> bytes:
         """Have the database raise an error that no sink expects, by a trigger for one, over some JSON in a table
         that is there; returns that JSON."""
 
-    def drop_table(self, landing: Landing) -> None:
+    def drop_table(self, target: Target) -> None:
         """Take the table away, as an operator does."""
 
-    def hold(self, landing: Landing) -> AbstractContextManager[object]:
+    def hold(self, target: Target) -> AbstractContextManager[object]:
         """Lock the table, as an operator does."""
 
 
@@ -160,18 +160,18 @@ def lines(*records: bytes, cursor: JSON = None) -> Batch:
 
 
 def write(
-    feed_id: int, epoch: int, *batches: Batch, landing: Landing = RAW, continues: UUID | None = None
+    feed_id: int, epoch: int, *batches: Batch, target: Target = RAW, continues: UUID | None = None
 ) -> FeedWrite:
-    return FeedWrite(feed_id, f"feed/{feed_id}", epoch, landing, batches, continues)
+    return FeedWrite(feed_id, f"feed/{feed_id}", epoch, target, batches, continues)
 
 
-def request(feed_id: int, epoch: int, landing: Landing = RAW) -> FenceRequest:
-    return FenceRequest(feed_id, f"feed/{feed_id}", epoch, landing)
+def request(feed_id: int, epoch: int, target: Target = RAW) -> FenceRequest:
+    return FenceRequest(feed_id, f"feed/{feed_id}", epoch, target)
 
 
-def fence(sink: Sink, feed_id: int, epoch: int, landing: Landing = RAW) -> Fenced:
+def fence(sink: Sink, feed_id: int, epoch: int, target: Target = RAW) -> Fenced:
     """Fence one feed, which must succeed."""
-    (outcome,) = sink.fence([request(feed_id, epoch, landing)], lock_timeout_s=PATIENCE_S)
+    (outcome,) = sink.fence([request(feed_id, epoch, target)], lock_timeout_s=PATIENCE_S)
     assert isinstance(outcome, Fenced), outcome
     return outcome
 
@@ -207,20 +207,20 @@ def write_in_time(sink: Sink, writes: Sequence[FeedWrite], *, briefly: bool = Fa
 # -- what has landed -----------------------------------------------------------------------------------
 
 
-def landed(harness: SinkHarness, landing: Landing = RAW) -> Counter[tuple[str, int, str]]:
-    """Rows of a default landing; JSON as one text for one meaning."""
-    return Counter(ordered(harness, landing))
+def landed(harness: SinkHarness, target: Target = RAW) -> Counter[tuple[str, int, str]]:
+    """Rows of a default target; JSON as one text for one meaning."""
+    return Counter(ordered(harness, target))
 
 
-def ordered(harness: SinkHarness, landing: Landing = RAW) -> list[tuple[str, int, str]]:
+def ordered(harness: SinkHarness, target: Target = RAW) -> list[tuple[str, int, str]]:
     """Returns the rows of a default landing in the order in which they landed."""
-    return [(feed, epoch, shown(payload, landing)) for feed, epoch, payload in harness.rows(landing)]
+    return [(feed, epoch, shown(payload, target)) for feed, epoch, payload in harness.rows(target)]
 
 
-def shown(payload: Any, landing: Landing = RAW) -> str:
-    if landing.format == "bytes":
+def shown(payload: Any, target: Target = RAW) -> str:
+    if target.format == "bytes":
         return bytes(payload).hex()
-    if landing.format != "json":
+    if target.format != "json":
         return str(payload)
     return json.dumps(json.loads(payload), sort_keys=True)
 

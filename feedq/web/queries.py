@@ -17,7 +17,7 @@ from feedq.model import Event, FeedView, WorkerView
 from feedq.schedule.model import Run, RunState, ScheduleView
 from feedq.settings import Settings
 from feedq.store.feed_listing import FoundFeeds, Query, StatusCount
-from feedq.store.insight import FleetState, JobState, fleet_state, job_state
+from feedq.store.fleet_state import FleetState, JobState, fleet_state, job_state
 from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import JobStore, PostgresStore
 from feedq.verbs import worker_names

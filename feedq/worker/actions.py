@@ -76,7 +76,7 @@ class StartFeeds:
 
 @dataclass(frozen=True, slots=True)
 class StopFeeds:
-    """Have these commit what they have received, and let go."""
+    """Have these feeds commit what they have received, and release them."""
 
     feeds: list[tuple[FeedKey, Reason]]
     """By the key that they were assigned under."""
@@ -143,7 +143,7 @@ class RunReconcile:
 @dataclass(frozen=True, slots=True)
 class AnnounceDrain:
     """Tell the database that this worker takes nothing more. Before the releases, or reconcile would place here
-    what they let go of."""
+    what they release."""
 
     worker_id: UUID
 

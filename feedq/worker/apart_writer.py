@@ -98,7 +98,7 @@ class ApartWriter:
         with self._wakeup:
             feed = self._feeds.get(batch_queue)
             if feed is None or (not feed.batches and now >= feed.until):
-                self._let_back(batch_queue, now)
+                self._rejoin(batch_queue, now)
                 return False
             if not feed.batches:
                 feed.due_at = max(feed.due_at, now)
@@ -167,7 +167,7 @@ class ApartWriter:
             if feed.batches:
                 answer_all([refusal(batch_queue, list(feed.batches), batch_queue.broken)])
 
-    def _let_back(self, batch_queue: BatchQueue, now: float) -> None:
+    def _rejoin(self, batch_queue: BatchQueue, now: float) -> None:
         self._feeds.pop(batch_queue, None)
         batch_queue.is_apart, batch_queue.back_at = False, now
 

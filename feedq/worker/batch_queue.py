@@ -20,7 +20,7 @@ from uuid import UUID
 
 from feedq.errors import FeedqError, LeaseLost
 from feedq.model import JSON, Batch, FeedKey
-from feedq.sinks.base import Landing
+from feedq.sinks.base import Target
 from feedq.telemetry import INFLIGHT_BYTES, LogEvent, log
 
 logger = log(__name__)
@@ -106,9 +106,9 @@ class BatchQueue:
         "is_postponed",
         "key",
         "landed",
-        "landing",
         "last_record_at",
         "loop",
+        "target",
         "trouble",
         "unwritten_since",
     )
@@ -117,7 +117,7 @@ class BatchQueue:
         self,
         key: FeedKey,
         feed: str,
-        landing: Landing,
+        target: Target,
         *,
         cursor: JSON,
         continues: UUID | None,
@@ -128,7 +128,7 @@ class BatchQueue:
         forget: Callable[[], None],
         on_change: Callable[[], None],
     ) -> None:
-        self.key, self.feed, self.landing = key, feed, landing
+        self.key, self.feed, self.target = key, feed, target
         self.cursor = cursor
         self.continues = continues
         """The commit that the checkpoint was left at; for the writer's threads, one at a time."""

@@ -2,14 +2,14 @@
 
 ::
 
-    host a   ● ● ● ● ● ●──► gate of a ──┐
-    host b   ●───────────► gate of b ──┼──► by turns ──► gate of the worker ──► connect
+    host a   ● ● ● ● ● ●──► rate of a ──┐
+    host b   ●───────────► rate of b ──┼──► by turns ──► rate of the worker ──► connect
     no host  ● ●───────────────────────┘
 
-Each feed waits in the line of its host, first come, first served. A line whose gate is open takes part in the
-turns, with one feed at a time; the worker's gate lets through whoever's turn it is. So a feed of a calm host
-never waits behind five thousand of a busy one, and neither gate opens for somebody who still has to wait for the
-other: what a host sees is what its gate let through.
+Each feed waits in the line of its host, first come, first served. A line whose limiter is open takes part in
+the turns, with one feed at a time; the worker's limiter lets through whoever's turn it is. So a feed of a calm
+host never waits behind five thousand of a busy one, and neither limiter opens for somebody who still has to
+wait for the other: what a host sees is what its limiter let through.
 
 Feeds of a worker that was lost a moment ago go before all others, and ahead of the pace: up to
 ``FEEDQ_FAILOVER_BURST_S`` of it at once. Their hosts had these connections a moment ago, and somebody waits for
@@ -69,11 +69,11 @@ W = TypeVar("W", bound=Waiter)
 
 @dataclass(eq=False, slots=True)
 class HostQueue(Generic[W]):
-    """Those who wait for one host, the feeds of lost workers apart from others; the gate is the same."""
+    """Those who wait for one host, the feeds of lost workers apart from others; the limiter is the same."""
 
     host: str | None
     after_loss: bool
-    gate: RateLimiter | None
+    limiter: RateLimiter | None
     waiting: OrderedDict[W, None] = field(default_factory=OrderedDict)
     takes_turns: bool = False
     timer: int = 0
@@ -93,7 +93,7 @@ class ConnectTurns(Generic[W]):
     ) -> None:
         self._rng = rng
         self._failover_burst_s = failover_burst_s
-        self._gate = RateLimiter(connects_per_s, rng=rng) if connects_per_s else None
+        self._limiter = RateLimiter(connects_per_s, rng=rng) if connects_per_s else None
         self._rates = {host.strip("[]").lower(): rate for host, rate in host_connects_per_s.items()}
         self._workers = 1
         self._lines: dict[tuple[str | None, bool], HostQueue[W]] = {}
@@ -111,13 +111,13 @@ class ConnectTurns(Generic[W]):
 
     def join(self, waiter: W, *, now: float) -> None:
         line = self._line(waiter.host, waiter.after_loss, now)
-        if not self.waiting and self._gate is not None:
-            self._gate.arrive(now)
+        if not self.waiting and self._limiter is not None:
+            self._limiter.arrive(now)
         line.waiting[waiter] = None
         self.waiting += 1
         if len(line.waiting) == 1:
-            if line.gate is not None:
-                line.gate.arrive(now)
+            if line.limiter is not None:
+                line.limiter.arrive(now)
             self._line_up(line, now)
 
     def leave(self, waiter: W, *, now: float) -> None:
@@ -129,10 +129,10 @@ class ConnectTurns(Generic[W]):
             del line.waiting[waiter]
             self.waiting -= 1
             return
-        if self._gate is not None:
-            self._gate.take_back()
-        if line is not None and line.gate is not None:
-            line.gate.take_back()
+        if self._limiter is not None:
+            self._limiter.take_back()
+        if line is not None and line.limiter is not None:
+            line.limiter.take_back()
             line.timer = 0
             self._line_up(line, now)
 
@@ -144,16 +144,16 @@ class ConnectTurns(Generic[W]):
                 line.timer = 0
                 self._line_up(line, now)
         for after_loss, turns in self._turns.items():
-            while turns and self._opens_at(self._gate, after_loss) <= now:
+            while turns and self._opens_at(self._limiter, after_loss) <= now:
                 line = turns.popleft()
                 line.takes_turns = False
-                if line.waiting and self._opens_at(line.gate, after_loss) <= now:
+                if line.waiting and self._opens_at(line.limiter, after_loss) <= now:
                     waiter, _ = line.waiting.popitem(last=False)
                     waiter.is_waiting = False
                     self.waiting -= 1
-                    for gate in (self._gate, line.gate):
-                        if gate is not None:
-                            gate.let_through(now)
+                    for limiter in (self._limiter, line.limiter):
+                        if limiter is not None:
+                            limiter.let_through(now)
                     yield waiter
                 self._line_up(line, now)
 
@@ -164,8 +164,8 @@ class ConnectTurns(Generic[W]):
             while turns and not turns[0].waiting:
                 turns.popleft().takes_turns = False
             if turns:
-                # Only the worker's gate keeps anybody who takes turns.
-                upcoming.append((self._opens_at(self._gate, after_loss), next(iter(turns[0].waiting))))
+                # Only the worker's limiter keeps anybody who takes turns.
+                upcoming.append((self._opens_at(self._limiter, after_loss), next(iter(turns[0].waiting))))
         while self._timetable:
             at, number, line = self._timetable[0]
             if number == line.timer and line.waiting:
@@ -181,20 +181,20 @@ class ConnectTurns(Generic[W]):
         if workers == self._workers:
             return
         self._workers = workers
-        for host, gate in {line.host: line.gate for line in self._lines.values()}.items():
-            if gate is not None:
-                gate.change(self._rate(host), share=1 / workers, now=now)
+        for host, limiter in {line.host: line.limiter for line in self._lines.values()}.items():
+            if limiter is not None:
+                limiter.change(self._rate(host), share=1 / workers, now=now)
         kept = [entry for entry in self._timetable if entry[1] == entry[2].timer]
         self._timetable = [
-            (self._opens_at(line.gate, line.after_loss), number, line) for _, number, line in kept
+            (self._opens_at(line.limiter, line.after_loss), number, line) for _, number, line in kept
         ]
         heapify(self._timetable)
 
     def _line_up(self, line: HostQueue[W], now: float) -> None:
-        """Have a line take its turns as soon as its gate is open."""
+        """Have a line take its turns as soon as its limiter is open."""
         if not line.waiting or line.takes_turns or line.timer:
             return
-        opens_at = self._opens_at(line.gate, line.after_loss)
+        opens_at = self._opens_at(line.limiter, line.after_loss)
         if opens_at <= now:
             line.takes_turns = True
             self._turns[line.after_loss].append(line)
@@ -202,11 +202,11 @@ class ConnectTurns(Generic[W]):
             line.timer = next(self._numbers)
             heappush(self._timetable, (opens_at, line.timer, line))
 
-    def _opens_at(self, gate: RateLimiter | None, after_loss: bool) -> float:
+    def _opens_at(self, limiter: RateLimiter | None, after_loss: bool) -> float:
         """When it opens for feeds of lost workers, or for others."""
-        if gate is None:
+        if limiter is None:
             return float("-inf")
-        return gate.opens_at - (self._failover_burst_s if after_loss else 0.0)
+        return limiter.opens_at - (self._failover_burst_s if after_loss else 0.0)
 
     def _line(self, host: str | None, after_loss: bool, now: float) -> HostQueue[W]:
         line = self._lines.get((host, after_loss))
@@ -215,10 +215,10 @@ class ConnectTurns(Generic[W]):
                 self._forget(now)
             beside, rate = self._lines.get((host, not after_loss)), self._rate(host)
             if beside is not None:
-                gate = beside.gate
+                limiter = beside.limiter
             else:
-                gate = RateLimiter(rate, share=1 / self._workers, rng=self._rng) if rate else None
-            line = self._lines[host, after_loss] = HostQueue(host, after_loss, gate)
+                limiter = RateLimiter(rate, share=1 / self._workers, rng=self._rng) if rate else None
+            line = self._lines[host, after_loss] = HostQueue(host, after_loss, limiter)
         return line
 
     def _rate(self, host: str | None) -> float:
@@ -229,7 +229,7 @@ class ConnectTurns(Generic[W]):
         self._lines = {
             key: line
             for key, line in self._lines.items()
-            if line.waiting or (line.gate is not None and not line.gate.is_rested(now))
+            if line.waiting or (line.limiter is not None and not line.limiter.is_rested(now))
         }
         self._look_through_at = max(HOSTS_KEPT, 2 * len(self._lines))
 

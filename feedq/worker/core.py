@@ -92,7 +92,7 @@ class SessionEvent(StrEnum):
 
     CONFIRMED = "confirmed"
     """A heartbeat was answered."""
-    DOUBTED = "doubted"
+    TRUST_ENDED = "trust_ended"
     """The trust window ended, the last database session was lost, or the event loop stands still."""
     DECLARED_GONE = "declared_gone"
     """The database says that the worker session is over."""
@@ -101,13 +101,13 @@ class SessionEvent(StrEnum):
 SESSION_TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = MappingProxyType(
     {
         (SessionState.JOINING, SessionEvent.CONFIRMED): SessionState.SERVING,
-        (SessionState.JOINING, SessionEvent.DOUBTED): SessionState.JOINING,
+        (SessionState.JOINING, SessionEvent.TRUST_ENDED): SessionState.JOINING,
         (SessionState.JOINING, SessionEvent.DECLARED_GONE): SessionState.JOINING,
         (SessionState.SERVING, SessionEvent.CONFIRMED): SessionState.SERVING,
-        (SessionState.SERVING, SessionEvent.DOUBTED): SessionState.SUSPENDED,
+        (SessionState.SERVING, SessionEvent.TRUST_ENDED): SessionState.SUSPENDED,
         (SessionState.SERVING, SessionEvent.DECLARED_GONE): SessionState.JOINING,
         (SessionState.SUSPENDED, SessionEvent.CONFIRMED): SessionState.SERVING,
-        (SessionState.SUSPENDED, SessionEvent.DOUBTED): SessionState.SUSPENDED,
+        (SessionState.SUSPENDED, SessionEvent.TRUST_ENDED): SessionState.SUSPENDED,
         (SessionState.SUSPENDED, SessionEvent.DECLARED_GONE): SessionState.JOINING,
     }
 )
@@ -120,7 +120,7 @@ class FeedState(StrEnum):
     """Its claim is on the way to the database."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """It was told to commit what it has received and to let go."""
+    """It was told to commit what it has received and to end."""
     LOST = "lost"
     """It has or may have another owner, and has not ended yet."""
 
@@ -215,7 +215,7 @@ class WorkerCore:
         self._claiming = 0
         self._asked: set[FeedKey] = set()
         """Of which the database said last that they are to stop."""
-        self._strays: set[FeedKey] = set()
+        self._unrun: set[FeedKey] = set()
         """With ``external``: leases that nobody ran when they were last compared."""
         self._drain = _Drain()
 
@@ -257,7 +257,7 @@ class WorkerCore:
         self._trust = TrustWindow()
         self.live_sessions.clear()
         self._asked.clear()
-        self._strays.clear()
+        self._unrun.clear()
         self.heartbeat_at = now
         return [BeginSession(worker_id)]
 
@@ -274,7 +274,7 @@ class WorkerCore:
         self._is_reconnecting = True
         if self.live_sessions:
             return []
-        return self._doubt("the last database session was lost", now)
+        return self._end_trust("the last database session was lost", now)
 
     def heartbeat_failed(self, *, now: float) -> list[Action]:
         """It was not answered, or there was no session to send it in."""
@@ -314,15 +314,15 @@ class WorkerCore:
         was_stalled = self._is_stalled
         self._is_stalled = bool(self._settings.stall_s) and stalled_s >= self._settings.stall_s
         if self._is_stalled and not was_stalled:
-            return self._doubt("the event loop stands still", now)
+            return self._end_trust("the event loop stands still", now)
         return self.beat_now(now=now) if was_stalled and not self._is_stalled else []
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
         actions: list[Action] = []
         if self.state is SessionState.SERVING and not self._trust.holds(now):
-            actions += self._doubt("no heartbeat was answered in time", now)
-        actions += self._pursue_lost(now)
+            actions += self._end_trust("no heartbeat was answered in time", now)
+        actions += self._cut_lost_feeds(now)
         actions += self._stop_next(now)
         if now >= self._audit_at:
             self._audit_at = now + self._audit_every_s
@@ -330,9 +330,9 @@ class WorkerCore:
                 actions.append(FetchHeld(self.worker_id))
         return actions
 
-    def _doubt(self, why: str, now: float) -> list[Action]:
+    def _end_trust(self, why: str, now: float) -> list[Action]:
         was_serving = self.state is SessionState.SERVING
-        self._enter(SessionEvent.DOUBTED)
+        self._enter(SessionEvent.TRUST_ENDED)
         # Asked at once whether it is still known, rather than at the next interval.
         return [Suspend(why), *self.beat_now(now=now)] if was_serving else []
 
@@ -476,8 +476,8 @@ class WorkerCore:
             actions += [CutSockets([feed.assigned for feed in over]), *self._lose(over, now)]
         actions += self._stop([(feed, r.reason) for r in requests if (feed := self._holder(r.key))])
         # The database thinks that these run here, and they do not: released, or they would wait for ever.
-        strays = [Release(*r.key, r.reason) for r in requests if self._holder(r.key) is None]
-        return actions + ([ReleaseLeases(worker_id, strays)] if strays else [])
+        unrun = [Release(*r.key, r.reason) for r in requests if self._holder(r.key) is None]
+        return actions + ([ReleaseLeases(worker_id, unrun)] if unrun else [])
 
     def stop_feed(self, feed_id: int) -> list[Action]:
         """Somebody revoked its task; reconcile will start it again elsewhere."""
@@ -514,14 +514,14 @@ class WorkerCore:
             return []  # declared gone meanwhile: what runs here is another session's
         if self._external:
             # Found twice, as one comparison may see half of a release.
-            before, self._strays = self._strays, {key for key in held if key[0] not in running}
-            strays = before & self._strays
+            before, self._unrun = self._unrun, {key for key in held if key[0] not in running}
+            unrun = before & self._unrun
             lost: list[WorkerFeed] = []
         else:
             known = {feed.key for feed in self._running.values()}
-            strays = set(held) - known
+            unrun = set(held) - known
             lost = [f for f in self._running.values() if f.key not in held and not f.in_quarantine]
-        releases = [Release(*key, Reason.RELEASED) for key in sorted(strays)]
+        releases = [Release(*key, Reason.RELEASED) for key in sorted(unrun)]
         return self._lose(lost, now) + ([ReleaseLeases(worker_id, releases)] if releases else [])
 
     def epoch_raised(self, before: FeedKey, after: FeedKey) -> list[Action]:
@@ -573,7 +573,7 @@ class WorkerCore:
                 told.append(feed.assigned)
         return [LoseFeeds(told)] if told else []
 
-    def _pursue_lost(self, now: float) -> list[Action]:
+    def _cut_lost_feeds(self, now: float) -> list[Action]:
         late = [feed for feed in self._lost.values() if feed.told_at + LOST_S <= now]
         for feed in late:
             feed.told_at = now

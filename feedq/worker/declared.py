@@ -15,7 +15,7 @@ import orjson
 
 from feedq.connectors.base import ConnectorOptions, parse_options
 from feedq.model import Feed
-from feedq.sinks.base import Landing, landing_of, parse_sink
+from feedq.sinks.base import Target, parse_sink, target_of
 
 DECLARATIONS_MAX = 1_024
 """Different ones kept; beyond it they are parsed anew, which only costs time and memory."""
@@ -27,7 +27,7 @@ class Declared:
 
     options: ConnectorOptions
     sink: str
-    landing: Landing
+    target: Target
 
 
 def declared(feed: Feed) -> Declared:
@@ -56,4 +56,4 @@ def _decode(options: bytes) -> Mapping[str, Any]:
 @lru_cache(DECLARATIONS_MAX)
 def _parse(connector: str, source: bytes, sink: bytes) -> Declared:
     options, sink_options = parse_options(connector, orjson.loads(source)), parse_sink(orjson.loads(sink))
-    return Declared(options, sink_options.name, landing_of(sink_options, options))
+    return Declared(options, sink_options.name, target_of(sink_options, options))

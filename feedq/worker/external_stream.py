@@ -29,7 +29,7 @@ from feedq.worker.actions import Action, CutSockets, LoseFeeds, Resume, StopFeed
 from feedq.worker.activity import Activity, current_feed
 from feedq.worker.connect_limiter import StartLimiter, shared_connect_limiter
 from feedq.worker.core import WorkerCore
-from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
+from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool
 from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S
@@ -151,7 +151,7 @@ class _Stream:
         sinks = _sinks(self._store, self._settings, self._worker_id)
         return FeedRunner(
             self._claim,
-            Surroundings(
+            WorkerServices(
                 clock=SystemClock(),
                 rng=Random(),
                 backoff=self._settings.backoff,

@@ -123,19 +123,19 @@ class LeaseClient:
             group = self._gather()
             # Jobs first: a drain must be known before the releases that follow it wake reconcile.
             for job in group.jobs:
-                self._insist(job)
+                self._retry_until_done(job)
             for worker_id, batches in group.reports.items():
                 for batch in batches:
-                    self._insist(partial(self._report, worker_id, list(batch.values())))
+                    self._retry_until_done(partial(self._report, worker_id, list(batch.values())))
             for worker_id, mine in group.releases.items():
-                self._insist(partial(self._release, worker_id, mine))
+                self._retry_until_done(partial(self._release, worker_id, mine))
             for worker_id, keys in group.claims.items():
                 self._claim(worker_id, keys)
             if group.claims:
                 self._claimed_at = monotonic()
             if group.is_last:
                 if self._farewell is not None:
-                    self._insist(self._farewell)
+                    self._retry_until_done(self._farewell)
                 return
 
     def _gather(self) -> _Group:
@@ -172,7 +172,7 @@ class LeaseClient:
             tries += 1
             granted.extend(self._store.leases.claim(worker_id, keys))
 
-        decided = self._insist(claim)
+        decided = self._retry_until_done(claim)
         got = {claim.key for claim in granted}
         refused = [key for key in keys if key not in got]
         # Everybody gets an answer, whatever happened, or their messages would be held for ever.
@@ -185,7 +185,7 @@ class LeaseClient:
     def _release(self, worker_id: UUID, releases: list[Release]) -> None:
         self._store.leases.release(worker_id, releases)
 
-    def _insist(self, job: Job) -> bool:
+    def _retry_until_done(self, job: Job) -> bool:
         """Until it succeeds or the client is closed; what fails for another reason than an outage is dropped.
 
         Whether it succeeded.

@@ -140,7 +140,7 @@ class LeaseKeeper:
                 thread.join(timeout_s())
 
     def beat_now(self) -> None:
-        """Have the keeper look whether a heartbeat is due. From any thread."""
+        """Have the keeper check whether a heartbeat is due. From any thread."""
         with self._lock:
             if self._session is not None:
                 self._session.interrupt()
@@ -156,7 +156,7 @@ class LeaseKeeper:
             if core.needs_session:
                 self._register()
                 sent_at = clock.monotonic()
-            answer = self._open_session().heartbeat(self._say_load())
+            answer = self._open_session().heartbeat(self._load_to_report())
         except Unavailable as error:
             self._lose_session(error)
             self._driver.tell(core.heartbeat_failed, now=clock.monotonic())
@@ -189,7 +189,7 @@ class LeaseKeeper:
             LogEvent.WORKER_REGISTERED, worker=worker.name, id=str(worker.id), capacity=worker.capacity
         )
 
-    def _say_load(self) -> Load:
+    def _load_to_report(self) -> Load:
         try:
             return self._load()
         except Exception:

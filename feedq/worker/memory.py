@@ -1,9 +1,9 @@
 """Finds the feed that uses up a worker's memory, and has it let go before the kernel ends the process.
 
 Nothing is measured while there is enough. From `WATCHED` of the limit on, each step of a feed on the loop is
-measured, and what grows between two looks without any of these is put down to the thread of a blocking connector
-that worked most. At `LET_GO` of the limit the feed that grew most lets go of its lease, and runs apart from then
-on. What grows too fast for this is the monitor's to end (`feedq.worker.monitor`).
+measured, and what grows between two looks without any of these is put down to the thread of a blocking
+connector that worked most. At `RELEASE_AT` of the limit the feed that grew most lets go of its lease, and runs
+apart from then on. What grows too fast for this is the monitor's to end (`feedq.worker.monitor`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from feedq.worker.stall import processor_s
 
 CHECK_S: Final = 0.1
 WATCHED: Final = 0.5
-LET_GO: Final = 0.8
-"""Of the limit. What is left has to do until the feed has let go."""
+RELEASE_AT: Final = 0.8
+"""Of the limit. What is left has to do until
+the feed has ended."""
 SHARE_MIN: Final = 0.5
 """Of all growth: who has less is not known to be the one."""
 GROWTH_MIN_BYTES: Final = 16 * 2**20
@@ -36,7 +37,7 @@ ReleaseFeed = Callable[[int, Loss], None]
 
 
 class MemoryWatch(Thread):
-    """Looks at this process's memory for as long as that lives."""
+    """Checks this process's memory for as long as that lives."""
 
     def __init__(self, activity: Activity, *, limit_bytes: int, release: ReleaseFeed) -> None:
         super().__init__(name="feedq-memory", daemon=True)
@@ -66,7 +67,7 @@ class MemoryWatch(Thread):
             return False
         self._activity.measure_growth(True)
         self._attribute_rest(self._used - before if before else 0)
-        if self._used < LET_GO * self._limit:
+        if self._used < RELEASE_AT * self._limit:
             return False
         growth = self._activity.growth + self._on_threads
         if not growth:

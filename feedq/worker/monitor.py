@@ -73,7 +73,7 @@ MEMORY_END: Final = 0.95
 `MEMORY_SUSPECT` is taken to have died of it."""
 GROWTH_MIN_BYTES: Final = 16 * 2**20
 GROWTH_KEPT: Final = 0.97
-"""What of a feed's growth is remembered from look to look: a leak of long ago is nobody's fault now."""
+"""What of a feed's growth is remembered from check to check: a leak of long ago is nobody's fault now."""
 REPORT_S: Final = 4.0
 """How long the control database is tried. What it has not heard by then, the next worker here reports."""
 REPORT_FIRST_S: Final = 2.0
@@ -119,7 +119,7 @@ class ThreadStack:
         return self.calls[0] if self.calls else "nowhere in Python code"
 
 
-class Voice:
+class DumpPipe:
     """What faulthandler writes for the worker."""
 
     def __init__(self, descriptor: int) -> None:
@@ -165,10 +165,10 @@ def parse_stacks(text: str) -> list[ThreadStack]:
 
 
 class Monitor:
-    """Looks at one process until that has ended."""
+    """Watches one process until that has ended."""
 
-    def __init__(self, activity: Activity, *, pid: int, voice: Voice, limits: Limits) -> None:
-        self._activity, self._pid, self._voice, self._limits = activity, pid, voice, limits
+    def __init__(self, activity: Activity, *, pid: int, dump_pipe: DumpPipe, limits: Limits) -> None:
+        self._activity, self._pid, self._dump_pipe, self._limits = activity, pid, dump_pipe, limits
         self._scheduling = Scheduling(pid)
         self._clock = StallClock()
         self._growth: Counter[int] = Counter()
@@ -203,7 +203,7 @@ class Monitor:
 
     def explain_death(self) -> Loss | None:
         """After the worker has ended by itself or by somebody else; None when that was in order."""
-        said = self._voice.hear()
+        said = self._dump_pipe.hear()
         feed_id = self._activity.feed or None
         if FATAL in said:
             return self._explain_crash(said[said.rindex(FATAL) :])
@@ -300,17 +300,17 @@ class Monitor:
         return (processor_s(self._pid, thread) - used) / max(monotonic() - since, 0.001)
 
     def _ask_for_stacks(self) -> list[ThreadStack]:
-        self._voice.forget()
+        self._dump_pipe.forget()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, DUMP_SIGNAL)
         until = monotonic() + DUMP_S
         text = ""
         while monotonic() < until and f"0x{self._activity.loop_ident:016x}" not in text:
             select.select([], [], [], 0.02)
-            text = self._voice.hear()
+            text = self._dump_pipe.hear()
         select.select([], [], [], 0.02)  # the rest of it
-        stacks = parse_stacks(self._voice.hear())
-        self._voice.forget()
+        stacks = parse_stacks(self._dump_pipe.hear())
+        self._dump_pipe.forget()
         return stacks
 
 
@@ -360,10 +360,10 @@ def main() -> None:
     path, worker = Path(file), os.getppid()
     activity = Activity.read(path)
     if activity.pid != worker:
-        return  # it died before we looked
+        return  # it died before it was checked
     ended = os.pidfd_open(worker) if hasattr(os, "pidfd_open") else None
     limits = Limits(float(stall_s), int(memory_bytes))
-    monitor = Monitor(activity, pid=worker, voice=Voice(int(pipe)), limits=limits)
+    monitor = Monitor(activity, pid=worker, dump_pipe=DumpPipe(int(pipe)), limits=limits)
     loss: Loss | None = None
     while loss is None and not _has_ended(ended, worker, within_s=monitor.pause_s):
         loss = monitor.check()
@@ -387,7 +387,7 @@ def main() -> None:
 
 
 def _has_ended(ended: int | None, worker: int, *, within_s: float) -> bool:
-    """Wait for the time of a look, or for the worker's end."""
+    """Wait for the time of the next check, or for the worker's end."""
     readable, _, _ = select.select([] if ended is None else [ended], [], [], within_s)
     return bool(readable) or os.getppid() != worker
 

@@ -60,7 +60,7 @@ class FeedProgress:
         self._sink_error: str | None = None
         self._quarantined = claim.quarantined
         self._landed = 0
-        """What had landed when that was last looked at."""
+        """What had landed when that was last reported."""
         self._reported = (0, 0, 0)
         self._counted_at = self._refused_at = float("-inf")
         self._rows_per_s = self._dead_per_s = 0.0

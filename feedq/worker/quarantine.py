@@ -2,13 +2,13 @@
 
 A feed that workers were lost to (`feedq.lease.on_loss`) is claimed like any other, and then handed to a child
 process, which follows its lease as streams on Celery's own pools do (`feedq.worker.external_stream`). If it
-ends its process, nobody else is hurt: the worker lets go of the lease, says why, and the feed is tried again
+ends its process, no other feed is hurt: the worker releases the lease, says why, and the feed is tried again
 later, and later each time. If it behaves, passes let it back among the others.
 
 ::
 
     worker ── claim ──► child process: follow lease, fence, connect, write, release
-      └── one thread a child: looks at it as the worker's monitor looks at the worker, ends it, releases after it
+      └── one thread a child: checks it as the worker's monitor checks the worker, ends it, releases after it
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from feedq.worker.activity import Activity
 from feedq.worker.core import NO_SLOT_RETRY_S
 from feedq.worker.monitor import (
     DUMP_SIGNAL,
+    DumpPipe,
     Limits,
     Monitor,
-    Voice,
     default_state_dir,
     make_private,
     memory_limit,
@@ -54,7 +54,7 @@ PR_SET_PDEATHSIG = 1
 logger = log("feedq.worker.quarantine")  # __name__ is another in the child
 
 OnEnded = Callable[[FeedKey, Release | None, str], None]
-"""Hears the key that a feed was claimed under, what is to become of its lease if its process did not let go of
+"""Hears the key that a feed was claimed under, what is to become of its lease if its process did not release
 it, and why it ended. Called on a thread of that feed."""
 
 
@@ -75,23 +75,23 @@ class Quarantine:
         with self._lock:
             self._children[claim.key] = child
         name = f"feedq-quarantine-{claim.feed.id}"
-        Thread(target=self._attend, args=(child,), name=name, daemon=True).start()
+        Thread(target=self._watch_child, args=(child,), name=name, daemon=True).start()
 
     def cancel(self, key: FeedKey) -> None:
-        """End the process of one feed, which is let go of: it begins again elsewhere, or here."""
+        """End the process of one feed, which is released: it begins again elsewhere, or here."""
         with self._lock:
             child = self._children.get(key)
         if child is not None:
             child.cancel()
 
     def kill_all(self) -> None:
-        """End them without letting go: the worker session that they belong to is over."""
+        """End them without releasing anything: the worker session that they belong to is over."""
         with self._lock:
             children = list(self._children.values())
         for child in children:
             child.kill()
 
-    def _attend(self, child: _Child) -> None:
+    def _watch_child(self, child: _Child) -> None:
         release: Release | None = None
         try:
             loss = child.run()
@@ -137,7 +137,7 @@ class _Child:
             )
             if self._is_killed:
                 self.kill()
-            return self._watch(self._process, path, Voice(theirs))
+            return self._watch(self._process, path, DumpPipe(theirs))
         finally:
             os.close(theirs)
             os.close(ours)
@@ -156,7 +156,7 @@ class _Child:
         retry_s = lease.quarantine_retry_s(self._blamed)
         return Release(*self.key, Reason.QUARANTINED, retry_s, error=loss.said, blame=loss)
 
-    def _watch(self, process: subprocess.Popen[bytes], path: Path, voice: Voice) -> Loss | None:
+    def _watch(self, process: subprocess.Popen[bytes], path: Path, dump_pipe: DumpPipe) -> Loss | None:
         limits = Limits(self._settings.stall_s, memory_of_child(self._settings))
         monitor: Monitor | None = None
         loss: Loss | None = None
@@ -171,7 +171,9 @@ class _Child:
                 break
             if monitor is None:
                 with contextlib.suppress(OSError, ValueError):
-                    monitor = Monitor(Activity.read(path), pid=process.pid, voice=voice, limits=limits)
+                    monitor = Monitor(
+                        Activity.read(path), pid=process.pid, dump_pipe=dump_pipe, limits=limits
+                    )
             else:
                 loss = monitor.check()
         process.kill()

@@ -53,8 +53,8 @@ from feedq.sinks.base import (
     Fenced,
     FenceOutcome,
     FenceRequest,
-    Landing,
     Superseded,
+    Target,
     Unusable,
 )
 from feedq.telemetry import RECONNECTS, LogEvent, log, mask_url
@@ -80,13 +80,13 @@ class Interrupt(Enum):
     SUSPEND = auto()
     """The lease cannot be trusted for the moment: cut the connection, wait, go on."""
     STOP = auto()
-    """Commit what has been received, then let go."""
+    """Commit what has been received, then release the feed."""
     LOST = auto()
     """Somebody else is owner, or may be: end without writing or releasing anything."""
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class WorkerServices:
     """What a runner needs of its worker."""
 
     clock: Clock
@@ -105,7 +105,7 @@ class Surroundings:
     drain_timeout_s: float
     fence: Callable[[str, FenceRequest], Awaitable[FenceOutcome]]
     raise_epoch: Callable[[FeedKey, int], Awaitable[FeedKey | None]]
-    open_batch_queue: Callable[[str, FeedKey, str, Landing, Fenced, Callable[[], None]], BatchQueue]
+    open_batch_queue: Callable[[str, FeedKey, str, Target, Fenced, Callable[[], None]], BatchQueue]
     flush_now: Callable[[str], None]
     """Ask the writer of a sink to commit now."""
     sink_trouble: Callable[[str], str | None]
@@ -119,7 +119,7 @@ class Surroundings:
 class FeedRunner:
     """Runs one claim. All methods but `run` may be called from its loop only."""
 
-    def __init__(self, claim: Claim, worker: Surroundings) -> None:
+    def __init__(self, claim: Claim, worker: WorkerServices) -> None:
         self._worker = worker
         self.sockets = worker.guard.of_feed()
         self.feed = lean(claim.feed)
@@ -224,7 +224,7 @@ class FeedRunner:
                     ended = await self._attempt(kind, what, pace)
                     if ended is not None:
                         return ended
-                match self._heed():
+                match self._take_interrupt():
                     case Interrupt.LOST:
                         return None
                     case Interrupt.STOP:
@@ -293,11 +293,11 @@ class FeedRunner:
         """Fence, and begin where the sink says; what waits in a queue that has ``failed`` is asked for again."""
         if failed is not None:
             failed.abandon()
-        fenced = await self._fence(what.sink, what.landing)
+        fenced = await self._fence(what.sink, what.target)
         self._retries.fenced()
         self._must_fence = False
         batch_queue = self._worker.open_batch_queue(
-            what.sink, self.key, self.feed.name, what.landing, fenced, self._progressed
+            what.sink, self.key, self.feed.name, what.target, fenced, self._progressed
         )
         if failed is not None:
             batch_queue.take_over(failed)
@@ -309,9 +309,9 @@ class FeedRunner:
             self._worker.on_progress(self.progress)
         return batch_queue
 
-    async def _fence(self, sink_name: str, landing: Landing) -> Fenced:
+    async def _fence(self, sink_name: str, target: Target) -> Fenced:
         while True:
-            request = FenceRequest(self.key[0], self.feed.name, self.key[1], landing, self.feed.identity)
+            request = FenceRequest(self.key[0], self.feed.name, self.key[1], target, self.feed.identity)
             match await self._worker.fence(sink_name, request):
                 case Fenced() as fenced:
                     return fenced
@@ -372,7 +372,7 @@ class FeedRunner:
         try:
             await self._drain()
         except asyncio.CancelledError:
-            # Lost while we were letting go; or the loop is going down, which releases nothing either.
+            # Lost while it was being released; or the loop is going down, which releases nothing either.
             return None
         return self._release(self._stop_reason)
 
@@ -384,7 +384,7 @@ class FeedRunner:
             async with asyncio.timeout(self._worker.drain_timeout_s):
                 await self._batch_queue.drained()
 
-    def _heed(self) -> Interrupt | None:
+    def _take_interrupt(self) -> Interrupt | None:
         """Why it was interrupted, if it was; the cancellations that said so are spent."""
         why = self._interrupt
         if why is not None:
@@ -425,7 +425,7 @@ class FeedRunner:
         batch_queue = self._batch_queue
         self.progress.look_for_landed()
         if batch_queue is not None and batch_queue.failure is not None:
-            # Its next record may be long in coming. Woken, it looks at the batch queue before it connects again.
+            # Its next record may be long in coming. Woken, it checks the batch queue before it connects again.
             self.interrupt(Interrupt.SUSPEND)
         self._worker.on_progress(self.progress)
 

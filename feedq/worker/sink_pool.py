@@ -9,7 +9,7 @@ from uuid import UUID
 
 from feedq.model import FeedKey
 from feedq.settings import Settings
-from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Landing, Sink, load_sink
+from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink, Target, load_sink
 from feedq.worker.apart_writer import ApartWriter
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer, GoneWorkers
@@ -46,14 +46,14 @@ class SinkPool:
         sink: str,
         key: FeedKey,
         feed: str,
-        landing: Landing,
+        target: Target,
         fenced: Fenced,
         on_change: Callable[[], None],
     ) -> BatchQueue:
         return BatchQueue(
             key,
             feed,
-            landing,
+            target,
             cursor=fenced.cursor,
             continues=fenced.commit_id,
             budget=self.budget,

@@ -16,9 +16,9 @@ from pathlib import Path
 from time import monotonic
 
 CHECK_S = 0.5
-"""How often a loop is looked at; it notes that it turns twice as often."""
+"""How often a loop is checked; it notes that it turns twice as often."""
 LAPSE_MAX_S = 2 * CHECK_S
-"""What counts of the time between two looks: where it was longer, the judge had no processor either."""
+"""What counts of the time between two checks: where it was longer, the judge had no processor either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class LoopSample:
 
 
 class StallClock:
-    """For how long a loop has stood still although it could have turned. Pure: fed with sightings."""
+    """For how long a loop has stood still although it could have turned. Pure: fed with samples."""
 
     def __init__(self) -> None:
         self._last: LoopSample | None = None
@@ -69,9 +69,9 @@ class Scheduling:
         return False
 
     def sample(self, ticks: int) -> LoopSample:
-        """A look at the process, whose loop has turned so often."""
+        """Take a sample of the process, whose loop has turned so often."""
         if ticks != self._ticks:
-            # It turns, and the rest does not matter: to read it costs more than the look.
+            # It turns, and the rest does not matter: to read it costs more than the sample.
             self._ticks = ticks
             self._waited.clear()
             return LoopSample(monotonic(), ticks, self._waited_s)

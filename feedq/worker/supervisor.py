@@ -57,7 +57,7 @@ from feedq.worker.memory import MemoryWatch
 from feedq.worker.monitor import Watch
 from feedq.worker.progress_reporter import ProgressReporter
 from feedq.worker.quarantine import Quarantine
-from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
+from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave
 from feedq.worker.sockets import Sockets
 from feedq.worker.stall import CHECK_S, Scheduling, StallClock
@@ -214,7 +214,7 @@ class Supervisor:
         return list(self._runners.values())
 
     def drain(self) -> None:
-        """Begin to let go of everything, and take nothing more. Returns at once; safe in a signal handler."""
+        """Begin to release all feeds, and take nothing more. Returns at once; safe in a signal handler."""
         if self._draining:
             return
         self._drain_began = self._clock.monotonic()
@@ -275,7 +275,7 @@ class Supervisor:
             self._loop.close()
 
     def _turn(self) -> None:
-        """Note that the loop turns, twice as often as anybody looks."""
+        """Note that the loop turns, twice as often as that is checked."""
         self._activity.tick()
         self._loop.call_later(CHECK_S / 2, self._turn)
 
@@ -400,14 +400,14 @@ class Supervisor:
     # -- runners, on the loop ------------------------------------------------------------------------
 
     def _start_feeds(self, worker_id: UUID, claims: list[Claim]) -> None:
-        surroundings = self._surroundings()
+        surroundings = self._worker_services()
         for claim in claims:
             if claim.quarantined:
                 self._quarantine.start(claim, worker_id)
                 continue
             runner = self._runners[claim.key] = FeedRunner(claim, surroundings)
             live = self._live(runner, claim.key, worker_id)
-            self._go(live, name=f"feed-{claim.feed.id}", feed_id=claim.feed.id)
+            self._start_task(live, name=f"feed-{claim.feed.id}", feed_id=claim.feed.id)
 
     def _stop_feeds(self, feeds: list[tuple[FeedKey, Reason]]) -> None:
         for assigned, reason in feeds:
@@ -426,7 +426,7 @@ class Supervisor:
         for runner in self._all_runners():
             runner.interrupt(Interrupt.SUSPEND)
 
-    def _go(self, coroutine: Coroutine[Any, Any, None], *, name: str, feed_id: int = NO_FEED) -> None:
+    def _start_task(self, coroutine: Coroutine[Any, Any, None], *, name: str, feed_id: int = NO_FEED) -> None:
         context = copy_context()
         context.run(current_feed.set, feed_id)
         task = self._loop.create_task(coroutine, name=name, context=context)
@@ -448,7 +448,7 @@ class Supervisor:
             self._runners.pop(assigned, None)
             self._progress_reporter.forget(runner.progress)
             if release is not None:
-                # What it did since the last report belongs to this epoch: told before letting go.
+                # What it did since the last report belongs to this epoch: it is told before the release.
                 self._report(worker_id, [runner.progress.report()])
                 logger.debug(LogEvent.FEED_RELEASED, feed=runner.feed.name, reason=release.reason.value)
             self._feed_ended(assigned, release, why)
@@ -457,8 +457,8 @@ class Supervisor:
         self._load_meter.count(progress)
         self.lease_client.report(worker_id, progress)
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(
+    def _worker_services(self) -> WorkerServices:
+        return WorkerServices(
             clock=self._clock,
             rng=self._rng,
             backoff=self._settings.backoff,

@@ -29,7 +29,7 @@ SHARE_TICKS = 5
 """Every so many heartbeats a worker asks how many feeds its rate-limited tenants have elsewhere."""
 WAITING_PART = 0.25
 NAP_S_MAX = 2.0
-"""A debt is looked at again after this long: the limit may have become another in the meantime, or the feed's
+"""A debt is counted again after this long: the limit may have become another in the meantime, or the feed's
 table may be gone."""
 
 

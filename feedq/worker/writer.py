@@ -1,7 +1,7 @@
 """Group commit: a writer a sink, which lands the batches of all feeds in few transactions.
 
 It gathers what comes in until the oldest batch has waited ``flush_interval_s``, or ``flush_bytes`` wait, or
-somebody is in a hurry; then one transaction lands everything and advances every checkpoint. A sink that is
+a flush is asked for; then one transaction lands everything and advances every checkpoint. A sink that is
 away is tried again with the same batches for as long as the worker runs: backpressure stops the reading
 meanwhile. A commit whose answer was lost is decided by the checkpoint, never by guessing.
 
@@ -109,7 +109,7 @@ class WritingSession:
         try:
             return self._sink.write(
                 [
-                    FeedWrite(o.key[0], o.feed, o.key[1], o.landing, tuple(batches), o.continues)
+                    FeedWrite(o.key[0], o.feed, o.key[1], o.target, tuple(batches), o.continues)
                     for o, batches in group.items()
                 ],
                 briefly=briefly,

@@ -145,11 +145,11 @@ def test_the_feeds_of_a_worker_that_is_cut_off_from_their_sink_land_by_way_of_th
     wait_until(lambda: not set(LAKE) & set(fleet.feeds_of(first)), limit_s=60, what="they are let go of")
     since = fleet.cluster.sql("SELECT clock_timestamp() AS now")[0]["now"]
 
-    def landing() -> set[str]:
+    def target() -> set[str]:
         rows = fleet.cluster.sql("SELECT DISTINCT feed FROM landed WHERE received_at > %s", (since,))
         return {row["feed"] for row in rows}
 
-    wait_until(lambda: landing() >= set(LAKE), limit_s=60, what="all land")
+    wait_until(lambda: target() >= set(LAKE), limit_s=60, what="all land")
     fleet.wait_passes(PASSES_WATCHED)
     assert not set(LAKE) & set(fleet.feeds_of(first)), "something came back"
     fleet.lake.cut_off(fleet.pid(second))
@@ -163,7 +163,7 @@ def test_the_feeds_of_a_worker_that_is_cut_off_from_their_sink_land_by_way_of_th
     assert fleet.cluster.epochs(LAKE) == before, "nobody writes there: nothing is won by a move"
     fleet.lake.let_in(fleet.pid("w1"), fleet.pid("w2"))
     since = fleet.cluster.sql("SELECT clock_timestamp() AS now")[0]["now"]
-    wait_until(lambda: landing() >= set(LAKE), limit_s=60, what="all land again")
+    wait_until(lambda: target() >= set(LAKE), limit_s=60, what="all land again")
     check_invariants(fleet.cluster, fleet.source, LAKE)
 
 

@@ -24,7 +24,7 @@ from sqlalchemy import Engine, event
 
 from feedq.embedded.postgres import Postgres
 from feedq.model import JSON
-from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Sink
+from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Target
 from feedq.sinks.postgresql import PostgresSink
 from feedq.sinks.sql import SqlSink
 from feedq.testing.sink_stage import (
@@ -112,12 +112,12 @@ class PostgresSinkHarness:
         self._sinks.append(sink)
         return sink
 
-    def rows(self, landing: Landing) -> list[tuple[str, int, Any]]:
-        payload = "payload" if landing.format == "bytes" else "payload::text"
-        return self.query(f'SELECT feed, epoch, {payload} FROM "{landing.table}" ORDER BY ctid')
+    def rows(self, target: Target) -> list[tuple[str, int, Any]]:
+        payload = "payload" if target.format == "bytes" else "payload::text"
+        return self.query(f'SELECT feed, epoch, {payload} FROM "{target.table}" ORDER BY ctid')
 
-    def landed(self, landing: Landing = RAW) -> Counter[tuple[str, int, str]]:
-        return Counter(self.query(f'SELECT feed, epoch, payload::text FROM "{landing.table}"'))
+    def landed(self, target: Target = RAW) -> Counter[tuple[str, int, str]]:
+        return Counter(self.query(f'SELECT feed, epoch, payload::text FROM "{target.table}"'))
 
     def dead(self) -> list[tuple[str, int, bytes, JSON]]:
         letters = self.sink().dead_letters(limit=10**6)
@@ -135,22 +135,22 @@ class PostgresSinkHarness:
         sink, unknown, trap = self._lose(Fault.STRAND, writes)
         return sink, unknown, trap.release
 
-    def spoil(self, landing: Landing) -> bytes:
+    def spoil(self, target: Target) -> bytes:
         self.query(
             "CREATE FUNCTION spoil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
             "IF NEW.payload::text = '\"odd\"' THEN RAISE 'how odd' USING ERRCODE = '45000'; END IF; "
-            f'RETURN NEW; END $$; CREATE TRIGGER spoil BEFORE INSERT ON "{landing.table}" '
+            f'RETURN NEW; END $$; CREATE TRIGGER spoil BEFORE INSERT ON "{target.table}" '
             "FOR EACH ROW EXECUTE FUNCTION spoil()"
         )
         return b'"odd"'
 
-    def drop_table(self, landing: Landing) -> None:
-        self.query(f'DROP TABLE "{landing.table}"')
+    def drop_table(self, target: Target) -> None:
+        self.query(f'DROP TABLE "{target.table}"')
 
     @contextmanager
-    def hold(self, landing: Landing) -> Iterator[None]:
+    def hold(self, target: Target) -> Iterator[None]:
         with self.session() as operator:
-            operator.execute(f'BEGIN; LOCK TABLE "{landing.table}"')
+            operator.execute(f'BEGIN; LOCK TABLE "{target.table}"')
             yield
             operator.execute("ROLLBACK")
 
@@ -265,8 +265,8 @@ class SqliteHarness:
         self._sinks.append(sink)
         return sink
 
-    def rows(self, landing: Landing) -> list[tuple[str, int, Any]]:
-        return self.query(f'SELECT feed, epoch, payload FROM "{landing.table}" ORDER BY rowid')
+    def rows(self, target: Target) -> list[tuple[str, int, Any]]:
+        return self.query(f'SELECT feed, epoch, payload FROM "{target.table}" ORDER BY rowid')
 
     def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
         sink, trap = self._trapped(Break.HOLD, worker_id)
@@ -284,17 +284,17 @@ class SqliteHarness:
     def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
         raise AssertionError("there is nothing that a commit could be on its way through")
 
-    def spoil(self, landing: Landing) -> bytes:
+    def spoil(self, target: Target) -> bytes:
         self.query(
-            f'CREATE TRIGGER spoil BEFORE INSERT ON "{landing.table}" WHEN NEW.payload = \'"odd"\' '
+            f'CREATE TRIGGER spoil BEFORE INSERT ON "{target.table}" WHEN NEW.payload = \'"odd"\' '
             "BEGIN SELECT RAISE(ABORT, 'how odd'); END"
         )
         return b'"odd"'
 
-    def drop_table(self, landing: Landing) -> None:
-        self.query(f'DROP TABLE "{landing.table}"')
+    def drop_table(self, target: Target) -> None:
+        self.query(f'DROP TABLE "{target.table}"')
 
-    def hold(self, landing: Landing) -> AbstractContextManager[object]:
+    def hold(self, target: Target) -> AbstractContextManager[object]:
         raise AssertionError("there is nothing less than the file that can be locked")
 
     def unreachable(self) -> Sink:
@@ -380,9 +380,9 @@ class MemoryHarness:
             tables=self.tables.of(environment),
         )
 
-    def rows(self, landing: Landing) -> list[tuple[str, int, Any]]:
-        landed = [row for row in self.tables.of(ENVIRONMENT).landed if row.table == landing.table]
-        is_text = landing.format == "text"
+    def rows(self, target: Target) -> list[tuple[str, int, Any]]:
+        landed = [row for row in self.tables.of(ENVIRONMENT).landed if row.table == target.table]
+        is_text = target.format == "text"
         return [(row.feed, row.epoch, row.record.decode() if is_text else row.record) for row in landed]
 
     def lost(self, writes: Sequence[FeedWrite], *, happened: bool) -> tuple[Sink, CommitUnknown]:
@@ -400,18 +400,18 @@ class MemoryHarness:
     def stranded(self, writes: Sequence[FeedWrite]) -> tuple[Sink, CommitUnknown, Callable[[], None]]:
         raise AssertionError("there is nothing that a commit could be on its way through")
 
-    def spoil(self, landing: Landing) -> bytes:
+    def spoil(self, target: Target) -> bytes:
         return self.refused
 
-    def drop_table(self, landing: Landing) -> None:
-        self.tables.of(ENVIRONMENT).unusable[landing.table] = f"table {landing.table!r} does not exist"
+    def drop_table(self, target: Target) -> None:
+        self.tables.of(ENVIRONMENT).unusable[target.table] = f"table {target.table!r} does not exist"
 
     @contextmanager
-    def hold(self, landing: Landing) -> Iterator[None]:
+    def hold(self, target: Target) -> Iterator[None]:
         locked = self.tables.of(ENVIRONMENT).locked_tables
-        locked.add(landing.table)
+        locked.add(target.table)
         yield
-        locked.remove(landing.table)
+        locked.remove(target.table)
 
     def unreachable(self) -> Sink:
         return MemorySink(

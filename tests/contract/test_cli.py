@@ -204,7 +204,7 @@ def test_doctor_says_which_grant_a_sink_lacks(migrated_url: str, plain_role_url:
         for table in ("feedq_checkpoint", "feedq_dead_letter"):
             cursor.execute(f"GRANT SELECT, INSERT, UPDATE ON public.{table} TO {role}")
     check = by_name(check_sinks(here, []))["sink other"]
-    assert (check.level, "landing tables must exist" in check.detail) == (Level.OK, True)
+    assert (check.level, "target tables must exist" in check.detail) == (Level.OK, True)
 
 
 @pytest.mark.parametrize(

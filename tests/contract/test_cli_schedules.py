@@ -14,7 +14,7 @@ import pytest
 from feedq.diagnosis.schedule_checks import job_checks
 from feedq.schedule.model import Finish, Offer, RunState
 from feedq.store import migrate
-from feedq.store.insight import job_state
+from feedq.store.fleet_state import job_state
 from tests.contract.jobs_harness import JobsHarness
 from tests.contract.shell import Shell, opened_shell
 

@@ -15,7 +15,7 @@ from feedq.manifest import reader
 from feedq.manifest.feed_entry import problems
 from feedq.manifest.reader import Declaration
 from feedq.model import Batch, FeedSpec
-from feedq.sinks.base import FeedWrite, Preview, landing_of, parse_sink
+from feedq.sinks.base import FeedWrite, Preview, parse_sink, target_of
 from feedq.sinks.postgresql import PostgresSink
 
 FEEDS = Path(__file__).parents[2] / "examples" / "feeds"
@@ -79,11 +79,11 @@ def name_of(value: object) -> str:
 def preview(url: str, declaration: Declaration[FeedSpec]) -> Preview:
     """How the sample of a feed would land."""
     spec = declaration.spec
-    landing = landing_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
+    target = target_of(parse_sink(spec.sink), parse_options(spec.connector, spec.source))
     batch = Batch.of_records([SAMPLES[spec.name]], cursor=None, received_at=datetime.now(UTC))
     sink = PostgresSink(url, environment="examples", worker_id=uuid4(), role="test")
     try:
-        (shown,) = sink.preview(FeedWrite(1, spec.name, 1, landing, (batch,)))
+        (shown,) = sink.preview(FeedWrite(1, spec.name, 1, target, (batch,)))
     finally:
         sink.close()
     return shown

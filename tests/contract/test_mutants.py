@@ -108,7 +108,7 @@ def test_a_keeper_whose_trust_is_anchored_at_the_reply_fails(monkeypatch: pytest
     "test",
     [
         store_passes.test_expiry_frees_the_leases_in_the_same_transaction,
-        races.test_a_burial_and_the_leases_it_frees_become_visible_together,
+        races.test_an_expiry_and_the_leases_it_frees_become_visible_together,
     ],
 )
 def test_a_store_that_buries_without_freeing_fails(
@@ -131,4 +131,4 @@ def test_a_store_that_frees_in_a_transaction_of_its_own_fails(
 
     monkeypatch.setattr(passes, "free_leases", in_another_transaction)
     with pytest.raises(AssertionError):
-        races.test_a_burial_and_the_leases_it_frees_become_visible_together(postgres_harness)
+        races.test_an_expiry_and_the_leases_it_frees_become_visible_together(postgres_harness)

@@ -15,7 +15,7 @@ from feedq.connectors.base import CsvFormat
 from feedq.embedded.postgres import Postgres
 from feedq.model import JSON, Batch
 from feedq.sinks import copytext
-from feedq.sinks.base import Landing, OnConflict
+from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import ColumnRule, sources_of
 from tests.contract.sink_harness import (
     PATIENCE_S,
@@ -52,7 +52,7 @@ CSV = CsvFormat(fields=("a", "b", "c"))
 ANY = {
     "json": (
         "feed text, a text, b jsonb, c numeric, d text DEFAULT 'x', w text, j json, y bytea",
-        Landing(
+        Target(
             "any_rows",
             "json",
             sources_of(
@@ -70,12 +70,12 @@ ANY = {
     ),
     "flatten": (
         "feed text, a text, a_b jsonb, b_c text, b_0_c text, c float8 NOT NULL",
-        Landing("any_rows", "json", sources_of({"feed": "$feed"}), flatten="_"),
+        Target("any_rows", "json", sources_of({"feed": "$feed"}), flatten="_"),
         json_records,
     ),
     "csv": (
         "feed text, a text, b varchar(3), c text NOT NULL, w text",
-        Landing("any_rows", "csv", sources_of({"feed": "$feed", "w": ""}), flatten="_", csv=CSV),
+        Target("any_rows", "csv", sources_of({"feed": "$feed", "w": ""}), flatten="_", csv=CSV),
         csv_records(",", '"', 3),
     ),
 }
@@ -91,16 +91,16 @@ ANY = {
 def test_records_land_the_same_quickly_and_plainly(
     harness: PostgresSinkHarness, name: str, data: st.DataObject
 ) -> None:
-    columns, landing, good = ANY[name]
+    columns, target, good = ANY[name]
     records = data.draw(st.lists(st.one_of(good, good, good, spoiled(good)).filter(as_line), max_size=25))
     harness.query(f"DROP TABLE IF EXISTS any_rows; CREATE TABLE any_rows ({columns})")
     sink = harness.sink()
-    sink.fence([request(n, 1, landing) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
+    sink.fence([request(n, 1, target) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
     landed = {}
     for n, few in ((1, 1), (2, 10**9)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(copytext, "FEW", few)
-            landed[n] = sink.write([write(n, 1, received(*records), landing=landing)]).landed[n, 1]
+            landed[n] = sink.write([write(n, 1, received(*records), target=target)]).landed[n, 1]
     rows = {n: harness.query("SELECT * FROM any_rows WHERE feed = %s", (f"feed/{n}",)) for n in (1, 2)}
     assert len(rows[1]) == landed[1] == landed[2]
     assert sorted(repr(row[1:]) for row in rows[1]) == sorted(repr(row[1:]) for row in rows[2])
@@ -127,11 +127,11 @@ def test_what_is_known_of_a_record_lands_typed(harness: PostgresSinkHarness) -> 
         "at": "$received_at",
     }
     constants = {"one": rule(value=1), "note": rule(value={"by": "us"})}
-    landing = Landing("known", "text", sources_of({**columns, **constants}))
+    target = Target("known", "text", sources_of({**columns, **constants}))
     sink = harness.sink()
-    fence(sink, 1, 3, landing)
+    fence(sink, 1, 3, target)
     sink.write(
-        [write(1, 3, received(b"x", cursor="a\\b"), received(b"y", b"z", cursor={"n": 1}), landing=landing)]
+        [write(1, 3, received(b"x", cursor="a\\b"), received(b"y", b"z", cursor={"n": 1}), target=target)]
     )
     assert harness.query("SELECT * FROM known ORDER BY pos") == [
         ("feed/1", 3, "a\\b", "a\\b", AT, 1, {"by": "us"}),
@@ -141,7 +141,7 @@ def test_what_is_known_of_a_record_lands_typed(harness: PostgresSinkHarness) -> 
 
 def test_rules_fill_in_or_refuse(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE TABLE ruled (id int, price numeric, note text)")
-    landing = Landing(
+    target = Target(
         "ruled",
         "json",
         sources_of(
@@ -153,10 +153,10 @@ def test_rules_fill_in_or_refuse(harness: PostgresSinkHarness) -> None:
         ),
     )
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     good = [b'{"id": 1}', b'{"id": 2, "price": null, "note": null}', b'{"id": 3, "price": 1.50, "note": ""}']
     bad = [b'{"price": 1}', b'{"id": null}']
-    written = sink.write([write(1, 1, received(good[0], bad[0], good[1], bad[1], good[2]), landing=landing)])
+    written = sink.write([write(1, 1, received(good[0], bad[0], good[1], bad[1], good[2]), target=target)])
     assert (written.landed, written.dead) == ({(1, 1): 3}, {(1, 1): 2})
     assert harness.query("SELECT id, price::text, note FROM ruled ORDER BY id") == [
         (1, "0", None),
@@ -174,15 +174,15 @@ def test_flatten_fills_the_columns_of_the_table_by_their_names(harness: Postgres
         "CREATE TABLE flat (id bigserial PRIMARY KEY, at timestamptz DEFAULT now(), twice int GENERATED ALWAYS AS "
         "(user_age * 2) STORED, user_name text, user_age int, tags text, user_address jsonb, seen timestamptz)"
     )
-    landing = Landing("flat", "json", sources_of({"seen": "$received_at"}), flatten="_")
+    target = Target("flat", "json", sources_of({"seen": "$received_at"}), flatten="_")
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     records = [
         b'{"user": {"name": "ann", "age": 7, "address": {"zip": "1", "geo": [1]}}, "tags": ["a"], "x": {"y": 1}}',
         b'{"user_name": "bob", "user": {"name": "not him"}, "id": 99}',
         b"{}",
     ]
-    assert sink.write([write(1, 1, received(*records), landing=landing)]).landed == {(1, 1): 3}
+    assert sink.write([write(1, 1, received(*records), target=target)]).landed == {(1, 1): 3}
     assert harness.query(
         "SELECT id, at IS NULL, twice, user_name, user_age, tags, user_address, seen FROM flat ORDER BY id"
     ) == [
@@ -196,9 +196,9 @@ def test_csv_lands_typed_and_what_is_malformed_goes_to_the_dead_letters(harness:
     harness.query("CREATE TABLE quotes (symbol text, price numeric, at timestamptz, attributes jsonb)")
     format_ = CsvFormat(fields=("at", "symbol", "price", "attributes", "unused"), delimiter=r"\t")
     pointers = {"symbol": "/symbol", "price": "/price", "at": "/at", "attributes": "/attributes"}
-    landing = Landing("quotes", "csv", sources_of(pointers), csv=format_)
+    target = Target("quotes", "csv", sources_of(pointers), csv=format_)
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     good = [
         b'2026-11-20 06:30Z\tA\t1.50\t"{""a"": ""x\\ty""}"\tx',
         b"2026-11-20 06:30Z\t\t\t\t",
@@ -206,7 +206,7 @@ def test_csv_lands_typed_and_what_is_malformed_goes_to_the_dead_letters(harness:
     ]
     bad = [b"1\t2", b'2026-11-20 06:30Z\t"A\t1\t1\tx', b"never\tA\t1\t1\tx", b"\t\xff\t1\t1\t"]
     records = [r for pair in zip(good, bad, strict=False) for r in pair] + bad[len(good) :]
-    written = sink.write([write(1, 1, received(*records), landing=landing)])
+    written = sink.write([write(1, 1, received(*records), target=target)])
     assert (written.landed, written.dead) == ({(1, 1): 3}, {(1, 1): 4})
     assert harness.query("SELECT symbol, price::text, attributes FROM quotes ORDER BY price") == [
         ("A", "1.50", {"a": "x\ty"}),
@@ -223,28 +223,28 @@ def test_csv_lands_typed_and_what_is_malformed_goes_to_the_dead_letters(harness:
 
 
 def test_csv_without_columns_lands_as_text(harness: PostgresSinkHarness) -> None:
-    landing = Landing("plain", "csv", csv=CSV)
+    target = Target("plain", "csv", csv=CSV)
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    sink.write([write(1, 1, received(b'a,"b",', b"not even three fields"), landing=landing)])
+    fence(sink, 1, 1, target)
+    sink.write([write(1, 1, received(b'a,"b",', b"not even three fields"), target=target)])
     assert harness.query("SELECT payload FROM plain ORDER BY 1") == [('a,"b",',), ("not even three fields",)]
 
 
 def test_bytes_land_in_a_column_of_bytes(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE TABLE blobs (at timestamptz, blob bytea)")
-    landing = Landing("blobs", "bytes", sources_of({"at": "$received_at", "blob": ""}))
+    target = Target("blobs", "bytes", sources_of({"at": "$received_at", "blob": ""}))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     records = [b"\x00\xff\\", b"plain", b""]
-    sink.write([write(1, 1, batch(*records), landing=landing)])
+    sink.write([write(1, 1, batch(*records), target=target)])
     assert [bytes(blob) for (blob,) in harness.query("SELECT blob FROM blobs")] == records
 
 
 # -- keys --------------------------------------------------------------------------------------------
 
 ROWS = "CREATE TABLE rows (k int, j text, v text, UNIQUE (k, j))"
-IGNORE = Landing("rows", "json", sources_of({"k": "/k", "j": "/j", "v": "/v"}), ("k", "j"))
-UPDATE = Landing("rows", "json", IGNORE.columns, ("k", "j"), on_conflict=OnConflict.UPDATE)
+IGNORE = Target("rows", "json", sources_of({"k": "/k", "j": "/j", "v": "/v"}), ("k", "j"))
+UPDATE = Target("rows", "json", IGNORE.columns, ("k", "j"), on_conflict=OnConflict.UPDATE)
 
 
 def row(k: int | None, v: str, j: str | None = "j") -> bytes:
@@ -257,12 +257,12 @@ def test_update_puts_the_last_row_of_a_key_in_the_place_of_the_old_one(harness: 
     fence(sink, 1, 1, UPDATE)
     fence(sink, 2, 1, UPDATE)
     first = [row(1, "a"), row(2, "a"), row(1, "b")]
-    assert sink.write([write(1, 1, received(*first), landing=UPDATE)]).landed == {(1, 1): 3}
+    assert sink.write([write(1, 1, received(*first), target=UPDATE)]).landed == {(1, 1): 3}
     assert harness.query("SELECT k, v FROM rows ORDER BY k") == [(1, "b"), (2, "a")]
     sink.write(
         [
-            write(1, 1, received(row(2, "c"), row(3, "c")), received(row(2, "d")), landing=UPDATE),
-            write(2, 1, received(row(3, "e"), row(None, "n"), row(None, "m")), landing=UPDATE),
+            write(1, 1, received(row(2, "c"), row(3, "c")), received(row(2, "d")), target=UPDATE),
+            write(2, 1, received(row(3, "e"), row(None, "n"), row(None, "m")), target=UPDATE),
         ]
     )
     assert harness.query("SELECT k, v FROM rows ORDER BY k, v") == [
@@ -270,13 +270,13 @@ def test_update_puts_the_last_row_of_a_key_in_the_place_of_the_old_one(harness: 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("landing", [IGNORE, UPDATE], ids=["ignore", "update"])
+@pytest.mark.parametrize("target", [IGNORE, UPDATE], ids=["ignore", "update"])
 def test_the_order_of_arrival_decides_whatever_the_sizes_of_the_rows(
-    harness: PostgresSinkHarness, landing: Landing
+    harness: PostgresSinkHarness, target: Target
 ) -> None:
     harness.query(ROWS)
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     random = Random(3)
     for _ in range(2):  # the second time every key is there already
         harness.query("DELETE FROM rows WHERE k >= 1000; INSERT INTO rows VALUES (0, 'j', 'there')")
@@ -285,28 +285,28 @@ def test_the_order_of_arrival_decides_whatever_the_sizes_of_the_rows(
             for n in range(3_000)
         ]
         records = [row(0, "there"), *(row(k, v) for k, v in rows)]
-        assert sink.write([write(1, 1, received(*records), landing=landing)]).landed == {(1, 1): 3_001}
+        assert sink.write([write(1, 1, received(*records), target=target)]).landed == {(1, 1): 3_001}
         expected: dict[int, str] = {}
         for k, v in rows:
-            if landing is UPDATE or k not in expected:
+            if target is UPDATE or k not in expected:
                 expected[k] = v
         assert dict(harness.query("SELECT k, v FROM rows WHERE k >= 1000")) == expected
         harness.query("DELETE FROM rows WHERE k = 0")
 
 
-@pytest.mark.parametrize("landing", [IGNORE, UPDATE], ids=["ignore", "update"])
+@pytest.mark.parametrize("target", [IGNORE, UPDATE], ids=["ignore", "update"])
 def test_keys_that_are_there_cost_no_record_among_refused_ones(
-    harness: PostgresSinkHarness, landing: Landing
+    harness: PostgresSinkHarness, target: Target
 ) -> None:
     harness.query(ROWS)
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    sink.write([write(1, 1, received(*(row(n, "old") for n in range(50))), landing=landing)])
+    fence(sink, 1, 1, target)
+    sink.write([write(1, 1, received(*(row(n, "old") for n in range(50))), target=target)])
     again = [row(n, "new") for n in range(100)]
     again[30:30] = [b"garbage", b'{"k": "x"}']
-    written = sink.write([write(1, 1, received(*again), landing=landing)])
+    written = sink.write([write(1, 1, received(*again), target=target)])
     assert (written.landed, written.dead) == ({(1, 1): 100}, {(1, 1): 2})
-    old, new = (50, 50) if landing is IGNORE else (0, 100)
+    old, new = (50, 50) if target is IGNORE else (0, 100)
     assert harness.query(
         "SELECT count(*) FILTER (WHERE v = 'old'), count(*) FILTER (WHERE v = 'new') FROM rows"
     ) == [(old, new)]
@@ -317,20 +317,20 @@ def test_another_unique_index_refuses_its_record_only(harness: PostgresSinkHarne
     sink = harness.sink()
     fence(sink, 1, 1, UPDATE)
     records = [row(1, "a"), row(2, "b"), row(3, "a"), row(1, "a")]
-    written = sink.write([write(1, 1, received(*records), landing=UPDATE)])
+    written = sink.write([write(1, 1, received(*records), target=UPDATE)])
     assert (written.landed, written.dead) == ({(1, 1): 3}, {(1, 1): 1})
     assert harness.query("SELECT k, v FROM rows ORDER BY k") == [(1, "a"), (2, "b")]
 
 
 def test_equal_keys_that_are_not_the_same_take_the_new_ones_form(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE TABLE sums (amount numeric PRIMARY KEY, v text)")
-    landing = Landing(
+    target = Target(
         "sums", "json", sources_of({"amount": "/a", "v": "/v"}), ("amount",), on_conflict=OnConflict.UPDATE
     )
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     for record in (b'{"a": 1.0, "v": "x"}', b'{"a": 1.00, "v": "y"}'):
-        sink.write([write(1, 1, received(record), landing=landing)])
+        sink.write([write(1, 1, received(record), target=target)])
     assert harness.query("SELECT amount::text, v FROM sums") == [("1.00", "y")]
 
 
@@ -348,15 +348,15 @@ def test_a_key_may_be_in_a_table_with_row_security(harness: PostgresSinkHarness)
     limited = harness.sink(url=harness.url + "?options=-crole%3Dsecured")
     fence(limited, 1, 2, IGNORE)
     for _ in range(2):
-        limited.write([write(1, 2, received(row(1, "a"), row(2, "b")), landing=IGNORE)])
+        limited.write([write(1, 2, received(row(1, "a"), row(2, "b")), target=IGNORE)])
     assert harness.query("SELECT k FROM rows ORDER BY k") == [(1,), (2,)]
     harness.query("DROP OWNED BY secured; DROP ROLE secured")
 
 
 def test_a_default_landing_with_a_key_may_be_updated(harness: PostgresSinkHarness) -> None:
-    landing = Landing("latest", "text", (), ("feed",), on_conflict=OnConflict.UPDATE)
+    target = Target("latest", "text", (), ("feed",), on_conflict=OnConflict.UPDATE)
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     for records in ((b"a", b"b"), (b"c", b"d")):
-        sink.write([write(1, 1, received(*records), landing=landing)])
+        sink.write([write(1, 1, received(*records), target=target)])
     assert harness.query("SELECT feed, payload FROM latest") == [("feed/1", "d")]

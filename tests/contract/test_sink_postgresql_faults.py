@@ -15,7 +15,7 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.errors import SinkUnavailable
-from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Landing, Written
+from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Target, Written
 from tests.contract.sink_harness import (
     LOCK_TIMEOUT_S,
     PATIENCE_S,
@@ -29,7 +29,7 @@ from tests.contract.sink_harness import (
 )
 from tests.proxy import Fault
 
-KEYED = Landing("keyed", "json", (), ("payload",))
+KEYED = Target("keyed", "json", (), ("payload",))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_broken_off_before_the_commit_nothing_was_written(
     fenced = harness.query(checkpoint)
     occupy(harness)
     records = [b"0", b"1", b'"\\u0000"'] if statement in WITH_CARE else [b"0", b"1"]
-    writes = [write(1, 1, lines(*records, cursor="after"), landing=KEYED)]
+    writes = [write(1, 1, lines(*records, cursor="after"), target=KEYED)]
     trap = harness.proxy.arm(fault, statement, application="feedq-writer/")
     with pytest.raises(SinkUnavailable, match="nothing was written"):
         sink.write(writes)
@@ -98,7 +98,7 @@ def test_a_backend_that_is_terminated_before_the_commit_has_written_nothing(
 
     def attempt() -> None:
         try:
-            sink.write([write(1, 1, batch(b"0", b"1", cursor=1), landing=KEYED)])
+            sink.write([write(1, 1, batch(b"0", b"1", cursor=1), target=KEYED)])
         except SinkUnavailable as error:
             errors.append(error)
 
@@ -235,9 +235,9 @@ def test_a_conflict_is_tried_again_a_few_times(harness: PostgresSinkHarness, cod
 def test_a_record_refused_at_the_commit_is_found_and_the_rest_lands(harness: PostgresSinkHarness) -> None:
     harness.query(TROUBLED.format(failures=10**6, code="P0001", when="DEFERRABLE INITIALLY DEFERRED"))
     sink = harness.sink()
-    sink.fence([request(1, 1), request(2, 1, Landing("fine", "json"))], lock_timeout_s=PATIENCE_S)
+    sink.fence([request(1, 1), request(2, 1, Target("fine", "json"))], lock_timeout_s=PATIENCE_S)
     written = sink.write(
-        [write(1, 1, batch(b"1", b"2")), write(2, 1, batch(b"1"), landing=Landing("fine", "json"))]
+        [write(1, 1, batch(b"1", b"2")), write(2, 1, batch(b"1"), target=Target("fine", "json"))]
     )
     assert written == Written({(1, 1): 0, (2, 1): 1}, {(1, 1): 2}, (), {})
 
@@ -292,7 +292,7 @@ def test_feeds_that_all_have_refused_records_cost_the_others_few_attempts(
     sink.fence([request(n, 1) for n in feeds] + [request(1_000, 1, OTHER)], lock_timeout_s=PATIENCE_S)
     group = [write(n, 1, lines(b"1", b"13", cursor=n)) for n in feeds]
     harness.proxy.seen.clear()
-    written = sink.write([*group, write(1_000, 1, batch(b"1"), landing=OTHER)], briefly=True)
+    written = sink.write([*group, write(1_000, 1, batch(b"1"), target=OTHER)], briefly=True)
     assert (written.landed, set(written.postponed)) == ({(1_000, 1): 1}, {one.key for one in group})
     assert harness.proxy.seen["COPY"] < 60
     assert sink.write(group[:1]).dead == {(1, 1): 1}
@@ -323,7 +323,7 @@ def test_a_landing_that_is_too_slow_for_a_group_is_written_apart(
     monkeypatch.setattr("feedq.sinks.groupcommit.BRIEF_STATEMENT_TIMEOUT_S", 0.2)
     sink = harness.sink()
     sink.fence([request(1, 1), request(2, 1, OTHER)], lock_timeout_s=PATIENCE_S)
-    group = [write(1, 1, batch(b"1")), write(2, 1, batch(b"2"), landing=OTHER)]
+    group = [write(1, 1, batch(b"1")), write(2, 1, batch(b"2"), target=OTHER)]
     written = sink.write(group, briefly=True)
     assert (written.landed, set(written.postponed)) == ({(2, 1): 1}, {(1, 1)})
     assert sink.write(group[:1]).landed == {(1, 1): 1}
@@ -343,7 +343,7 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return wait_at_most
 
 
-OTHER = Landing("other", "json")
+OTHER = Target("other", "json")
 
 
 @pytest.mark.parametrize("bad", [False, True], ids=["clean", "with a bad record"])
@@ -353,7 +353,7 @@ def test_feeds_of_a_locked_table_are_postponed_and_the_others_land(
     sink = harness.sink()
     sink.fence([request(1, 1), request(2, 1, OTHER), request(3, 1)], lock_timeout_s=PATIENCE_S)
     others = [b"2", b"no JSON"] if bad else [b"2"]
-    group = [write(1, 1, batch(b"1")), write(2, 1, batch(*others), landing=OTHER), write(3, 1, batch(b"3"))]
+    group = [write(1, 1, batch(b"1")), write(2, 1, batch(*others), target=OTHER), write(3, 1, batch(b"3"))]
     with harness.session() as operator:
         operator.execute("BEGIN; LOCK TABLE raw IN SHARE MODE")
         written = sink.write(group)
@@ -403,7 +403,7 @@ def test_a_key_that_somebody_is_about_to_insert_postpones_its_feeds_only(
 ) -> None:
     sink = harness.sink()
     sink.fence([request(1, 1, KEYED), request(2, 1, OTHER)], lock_timeout_s=PATIENCE_S)
-    group = [write(1, 1, batch(b"1"), landing=KEYED), write(2, 1, batch(b"2"), landing=OTHER)]
+    group = [write(1, 1, batch(b"1"), target=KEYED), write(2, 1, batch(b"2"), target=OTHER)]
     with harness.session() as operator:
         operator.execute(f"BEGIN; INSERT INTO {KEYED.table} VALUES ('feed/1', 1, now(), '1')")
         for landed in (1, 1):

@@ -15,7 +15,7 @@ from feedq.connectors.base import RecordFormat
 from feedq.embedded.postgres import Postgres
 from feedq.model import Batch
 from feedq.sinks import prefilter
-from feedq.sinks.base import FeedWrite, FenceRequest, Landing
+from feedq.sinks.base import FeedWrite, FenceRequest, Target
 from feedq.sinks.mapping import sources_of
 from tests.contract.sink_harness import (
     PATIENCE_S,
@@ -29,10 +29,10 @@ from tests.contract.sink_harness import (
     write,
 )
 
-TYPED = Landing(
+TYPED = Target(
     "orders", "json", sources_of({"seq": "/seq", "at": "/ts", "sku": "/lines/0/sku", "payload": ""})
 )
-KEYED = Landing("orders", "json", TYPED.columns, ("seq",))
+KEYED = Target("orders", "json", TYPED.columns, ("seq",))
 ORDERS = "CREATE TABLE orders (seq bigint, at timestamptz, sku varchar(5), payload jsonb)"
 
 
@@ -65,10 +65,10 @@ INVALID = [b"nul\x00nul", b"\xff\xfe", b"\xed\xa0\x80", b"cut \xf0\x9f\x98"]
 def test_any_bytes_land_as_they_are_or_go_to_the_dead_letters(
     harness: PostgresSinkHarness, record_format: RecordFormat
 ) -> None:
-    landing = Landing("raw", record_format)
+    target = Target("raw", record_format)
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    written = sink.write([write(1, 1, batch(*NASTY, *INVALID), landing=landing)])
+    fence(sink, 1, 1, target)
+    written = sink.write([write(1, 1, batch(*NASTY, *INVALID), target=target)])
     shown = harness.query("SELECT payload FROM raw")
     if record_format == "text":
         assert [text.encode() for (text,) in shown] == NASTY
@@ -97,14 +97,14 @@ nasty_lines = st.one_of(
 def test_lines_and_records_land_alike(
     harness: PostgresSinkHarness, records: list[bytes], record_format: RecordFormat
 ) -> None:
-    landing = Landing("raw", record_format)
+    target = Target("raw", record_format)
     sink = harness.sink()
-    sink.fence([request(n, 1, landing) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
+    sink.fence([request(n, 1, target) for n in (1, 2)], lock_timeout_s=PATIENCE_S)
     harness.query("TRUNCATE raw, feedq_dead_letter")
-    written = sink.write([write(1, 1, lines(*records), landing=landing)])
-    written_singly = sink.write([write(2, 1, batch(*records), landing=landing)])
+    written = sink.write([write(1, 1, lines(*records), target=target)])
+    written_singly = sink.write([write(2, 1, batch(*records), target=target)])
     landed: dict[str, Counter[str]] = {"feed/1": Counter(), "feed/2": Counter()}
-    for feed, _, payload in harness.landed(landing).elements():
+    for feed, _, payload in harness.landed(target).elements():
         landed[feed][payload] += 1
     dead = [(feed, record) for feed, _, record, _ in harness.dead()]
     assert landed["feed/1"] == landed["feed/2"]
@@ -154,7 +154,7 @@ def test_columns_land_typed(harness: PostgresSinkHarness) -> None:
     sink = harness.sink()
     fence(sink, 1, 1, TYPED)
     records = [order(1), order("2", None), order(3, 'q"\t\\'), b"{}", b'[{"seq":9}]']
-    written = sink.write([write(1, 1, batch(*records[:3]), lines(*records[3:]), landing=TYPED)])
+    written = sink.write([write(1, 1, batch(*records[:3]), lines(*records[3:]), target=TYPED)])
     assert written.landed == {(1, 1): 5}
     at = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
     assert harness.query("SELECT seq, at, sku, payload FROM orders ORDER BY seq") == [
@@ -185,11 +185,11 @@ def test_every_kind_of_value_finds_its_type(harness: PostgresSinkHarness) -> Non
     }
     columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in types.items())
     harness.query(f"CREATE TABLE kinds ({columns})")
-    landing = Landing("kinds", "json", sources_of({name: f"/{name}" for name in types}))
+    target = Target("kinds", "json", sources_of({name: f"/{name}" for name in types}))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     record = "{" + ", ".join(f'"{name}": {text}' for name, (_, text, _) in types.items()) + "}"
-    assert sink.write([write(1, 1, batch(record.encode()), landing=landing)]).landed == {(1, 1): 1}
+    assert sink.write([write(1, 1, batch(record.encode()), target=target)]).landed == {(1, 1): 1}
     ((*values,),) = harness.query("SELECT n::text, f, b, t, z::text, o, j, k, a, u FROM kinds")
     assert values == [expected for _, _, expected in types.values()]
 
@@ -209,18 +209,18 @@ WRONG = [
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["input functions", "trial"])
-@pytest.mark.parametrize("landing", [TYPED, KEYED], ids=["plain", "keyed"])
+@pytest.mark.parametrize("target", [TYPED, KEYED], ids=["plain", "keyed"])
 def test_records_that_no_column_takes_go_to_the_dead_letters_with_why(
-    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch, landing: Landing, asks: bool
+    harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch, target: Target, asks: bool
 ) -> None:
     if not asks:
         # As on a server before PostgreSQL 16, which cannot be asked about inputs.
         monkeypatch.setattr(prefilter, "ASKS_INPUT_FUNCTIONS", 10**9)
     harness.query(ORDERS + "; CREATE UNIQUE INDEX ON orders (seq)")
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     records = [r for n, (bad, _) in enumerate(WRONG) for r in (order(100 + n), bad)] + [order(200)]
-    written = sink.write([write(1, 1, batch(*records), landing=landing)])
+    written = sink.write([write(1, 1, batch(*records), target=target)])
     assert (written.landed, written.dead) == ({(1, 1): len(WRONG) + 1}, {(1, 1): len(WRONG)})
     assert harness.query("SELECT count(*), count(DISTINCT seq) FROM orders") == [(len(WRONG) + 1,) * 2]
     errors = {letter.record: letter.error for letter in harness.sink().dead_letters()}
@@ -252,7 +252,7 @@ def test_a_constraint_refuses_its_record_only(
         next(word for word in ("null", "check", "duplicate", "foreign") if word in why)
     ]
     written = sink.write(
-        [write(1, 1, batch(order(1, "a"), order(2, "b"), order(3, bad), order(4, "c")), landing=TYPED)]
+        [write(1, 1, batch(order(1, "a"), order(2, "b"), order(3, bad), order(4, "c")), target=TYPED)]
     )
     assert written.landed == {(1, 1): 3}
     assert harness.query("SELECT seq FROM orders ORDER BY seq") == [(1,), (2,), (4,)]
@@ -269,7 +269,7 @@ def test_a_trigger_may_fill_in_what_must_not_be_null(harness: PostgresSinkHarnes
     )
     sink = harness.sink()
     fence(sink, 1, 1, TYPED)
-    written = sink.write([write(1, 1, batch(order(1, None), b"bad", order(2, None)), landing=TYPED)])
+    written = sink.write([write(1, 1, batch(order(1, None), b"bad", order(2, None)), target=TYPED)])
     assert (written.landed, written.dead) == ({(1, 1): 2}, {(1, 1): 1})
 
 
@@ -278,7 +278,7 @@ def test_a_source_gone_wrong_does_not_cost_an_attempt_for_each_record(harness: P
     sink = harness.sink(url=harness.proxy.url)
     fence(sink, 1, 1, TYPED)
     wrong = [order("x"), order(1, "too long"), order(1, "\0"), b"garbage", b"\xff"]
-    written = sink.write([write(1, 1, batch(*wrong * 2_000, order(1)), landing=TYPED)])
+    written = sink.write([write(1, 1, batch(*wrong * 2_000, order(1)), target=TYPED)])
     assert (written.landed, written.dead) == ({(1, 1): 1}, {(1, 1): 10_000})
     assert harness.proxy.seen["COPY"] < 10
 
@@ -292,8 +292,8 @@ def test_a_row_whose_key_is_there_already_is_left_alone(harness: PostgresSinkHar
     fence(sink, 1, 1, KEYED)
     first = [order(n, "first") for n in (1, 2)]
     again = [order(n, "again") for n in (2, 3, 3)]
-    assert sink.write([write(1, 1, lines(*first), landing=KEYED)]).landed == {(1, 1): 2}
-    assert sink.write([write(1, 1, lines(*again), landing=KEYED)]).landed == {(1, 1): 3}
+    assert sink.write([write(1, 1, lines(*first), target=KEYED)]).landed == {(1, 1): 2}
+    assert sink.write([write(1, 1, lines(*again), target=KEYED)]).landed == {(1, 1): 3}
     assert harness.query("SELECT seq, sku FROM orders ORDER BY seq") == [
         (1, "first"),
         (2, "first"),
@@ -303,15 +303,15 @@ def test_a_row_whose_key_is_there_already_is_left_alone(harness: PostgresSinkHar
 
 def test_a_key_may_be_of_several_columns_in_any_order_and_hold_null(harness: PostgresSinkHarness) -> None:
     harness.query(ORDERS + "; CREATE UNIQUE INDEX ON orders (sku, seq) INCLUDE (at)")
-    landing = Landing("orders", "json", TYPED.columns, ("seq", "sku"))
+    target = Target("orders", "json", TYPED.columns, ("seq", "sku"))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    fence(sink, 2, 1, landing)
+    fence(sink, 1, 1, target)
+    fence(sink, 2, 1, target)
     good = [order(1, "a"), order(1, "b"), order(1, "a"), order(None, "a")]
     written = sink.write(
         [
-            write(1, 1, batch(*good), landing=landing),
-            write(2, 1, batch(b"bad", order(None, "a")), landing=landing),
+            write(1, 1, batch(*good), target=target),
+            write(2, 1, batch(b"bad", order(None, "a")), target=target),
         ]
     )
     assert (written.landed, written.dead) == ({(1, 1): 4, (2, 1): 1}, {(2, 1): 1})
@@ -322,27 +322,27 @@ def test_a_key_may_be_of_several_columns_in_any_order_and_hold_null(harness: Pos
 
 
 def test_the_default_landing_may_have_a_key(harness: PostgresSinkHarness) -> None:
-    landing = Landing("dedup", "json", (), ("feed", "payload"))
+    target = Target("dedup", "json", (), ("feed", "payload"))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    fence(sink, 2, 1, landing)
+    fence(sink, 1, 1, target)
+    fence(sink, 2, 1, target)
     for _ in range(2):
-        sink.write([write(n, 1, lines(b'{"a":1}', b'{"a": 1}'), landing=landing) for n in (1, 2)])
-    assert harness.landed(landing) == Counter({(f"feed/{n}", 1, '{"a": 1}'): 1 for n in (1, 2)})
+        sink.write([write(n, 1, lines(b'{"a":1}', b'{"a": 1}'), target=target) for n in (1, 2)])
+    assert harness.landed(target) == Counter({(f"feed/{n}", 1, '{"a": 1}'): 1 for n in (1, 2)})
 
 
 def test_many_keyed_landings_share_a_session(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.postgresql_catalog.STAGES_MAX", 3)
+    monkeypatch.setattr("feedq.sinks.postgresql_catalog.STAGING_TABLES_MAX", 3)
     sink = harness.sink()
-    landings = [Landing(f"dedup_{n}", "text", (), ("payload",)) for n in range(7)]
-    for n, landing in enumerate(landings):
-        fence(sink, n, 1, landing)
-    for groups in ([landings], [[landing] for landing in landings], [landings[:2], landings[4:6]] * 2):
+    targets = [Target(f"dedup_{n}", "text", (), ("payload",)) for n in range(7)]
+    for n, target in enumerate(targets):
+        fence(sink, n, 1, target)
+    for groups in ([targets], [[target] for target in targets], [targets[:2], targets[4:6]] * 2):
         for group in groups:
-            sink.write([write(landings.index(x), 1, batch(b"x"), landing=x) for x in group])
-    assert all(harness.landed(landing).total() == 1 for landing in landings)
+            sink.write([write(targets.index(x), 1, batch(b"x"), target=x) for x in group])
+    assert all(harness.landed(target).total() == 1 for target in targets)
 
 
 # -- dead letters ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from feedq.connectors.base import ConnectorOptions
 from feedq.embedded.postgres import Postgres
 from feedq.errors import SinkUnavailable
-from feedq.sinks.base import Landing, landing_of, parse_sink
+from feedq.sinks.base import Target, parse_sink, target_of
 from tests.contract.sink_harness import (
     PATIENCE_S,
     PostgresSinkHarness,
@@ -30,17 +30,17 @@ def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
     made.close()
 
 
-def typed(**more: object) -> Landing:
+def typed(**more: object) -> Target:
     sink = parse_sink({"table": "typed", "columns": {"n": "/n"}, **more})
-    return landing_of(sink, ConnectorOptions())
+    return target_of(sink, ConnectorOptions())
 
 
-def refused(harness: PostgresSinkHarness, landing: Landing, *records: bytes) -> list[int]:
+def refused(harness: PostgresSinkHarness, target: Target, *records: bytes) -> list[int]:
     """Ids of dead letters with these records, in that order: the table took none of them."""
     sink = harness.sink()
     harness.query("ALTER TABLE typed ADD CONSTRAINT none CHECK (false)")
-    fence(sink, 1, 1, landing)
-    sink.write([write(1, 1, batch(*records), landing=landing)])
+    fence(sink, 1, 1, target)
+    sink.write([write(1, 1, batch(*records), target=target)])
     harness.query("ALTER TABLE typed DROP CONSTRAINT none")
     letters = sink.dead_letters()
     return [letter.id for letter in sorted(letters, key=lambda x: (records.index(x.record), x.id))]
@@ -55,9 +55,9 @@ def test_a_constraint_that_is_deferred_keeps_back_only_the_records_that_violate_
 ) -> None:
     harness.query("CREATE TABLE known (n bigint PRIMARY KEY); INSERT INTO known VALUES (1), (3)")
     harness.query("CREATE TABLE typed (n bigint REFERENCES known DEFERRABLE INITIALLY DEFERRED)")
-    landing = typed()
-    ids = refused(harness, landing, b'{"n": 1}', b'{"n": 2}', b'{"n": 3}')
-    replayed = harness.sink().replay(ids, landing)
+    target = typed()
+    ids = refused(harness, target, b'{"n": 1}', b'{"n": 2}', b'{"n": 3}')
+    replayed = harness.sink().replay(ids, target)
     assert (replayed.landed, list(replayed.refused)) == (2, [ids[1]])
     assert "is not present in table" in replayed.refused[ids[1]]
     assert numbers(harness) == [1, 3]
@@ -66,7 +66,7 @@ def test_a_constraint_that_is_deferred_keeps_back_only_the_records_that_violate_
 def test_a_preview_tells_of_a_constraint_that_is_deferred(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE TABLE known (n bigint PRIMARY KEY); INSERT INTO known VALUES (1)")
     harness.query("CREATE TABLE typed (n bigint REFERENCES known DEFERRABLE INITIALLY DEFERRED)")
-    good, bad = harness.sink().preview(write(1, 1, batch(b'{"n": 1}', b'{"n": 2}'), landing=typed()))
+    good, bad = harness.sink().preview(write(1, 1, batch(b'{"n": 1}', b'{"n": 2}'), target=typed()))
     assert good.error is None
     assert bad.error is not None
     assert "is not present in table" in bad.error
@@ -74,10 +74,10 @@ def test_a_preview_tells_of_a_constraint_that_is_deferred(harness: PostgresSinkH
 
 def test_a_replay_into_a_table_with_a_key_lands_each_key_once(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE TABLE typed (n bigint UNIQUE)")
-    landing = typed(key=["n"])
-    ids = refused(harness, landing, b'{"n": 1}', b'{"n": 1}', b'{"n": 2}', b'{"n": "x"}')
+    target = typed(key=["n"])
+    ids = refused(harness, target, b'{"n": 1}', b'{"n": 1}', b'{"n": 2}', b'{"n": "x"}')
     harness.query("INSERT INTO typed VALUES (2)")
-    replayed = harness.sink().replay(ids, landing)
+    replayed = harness.sink().replay(ids, target)
     assert (replayed.landed, list(replayed.refused)) == (3, ids[-1:])
     assert numbers(harness) == [1, 2]
     assert [letter.id for letter in harness.sink().dead_letters()] == ids[-1:]
@@ -92,8 +92,8 @@ def test_broken_off_anywhere_a_replay_loses_nothing_and_lands_nothing_twice(
     harness: PostgresSinkHarness, fault: Fault, statement: str
 ) -> None:
     harness.query("CREATE TABLE typed (n bigint)")
-    landing = typed()
-    ids = refused(harness, landing, b'{"n": 1}', b'{"n": "x"}', b'{"n": 2}')
+    target = typed()
+    ids = refused(harness, target, b'{"n": 1}', b'{"n": "x"}', b'{"n": 2}')
     sink = harness.sink(url=harness.proxy.url)
     trap = harness.proxy.arm(fault, statement)
     give_up_at = time.monotonic() + PATIENCE_S
@@ -101,15 +101,15 @@ def test_broken_off_anywhere_a_replay_loses_nothing_and_lands_nothing_twice(
         assert time.monotonic() < give_up_at
         # The session that was cut off may hold the letters for a moment still.
         with suppress(SinkUnavailable):
-            sink.replay(ids, landing)
+            sink.replay(ids, target)
     assert numbers(harness) == [1, 2]
     assert [letter.record for letter in harness.sink().dead_letters()] == [b'{"n": "x"}']
 
 
 def test_a_letter_of_many_megabytes_is_replayed(harness: PostgresSinkHarness) -> None:
     harness.query("CREATE TABLE typed (n text)")
-    landing = typed()
+    target = typed()
     record = b'{"n": "%s"}' % (b"x" * 10_000_000)
-    ids = refused(harness, landing, record)
-    assert harness.sink().replay(ids, landing).landed == 1
+    ids = refused(harness, target, record)
+    assert harness.sink().replay(ids, target).landed == 1
     assert harness.query("SELECT length(n) FROM typed") == [(10_000_000,)]

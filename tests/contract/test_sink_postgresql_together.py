@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from feedq.embedded.postgres import Postgres
-from feedq.sinks.base import Fenced, Landing
+from feedq.sinks.base import Fenced, Target
 from tests.contract.sink_harness import (
     PATIENCE_S,
     PostgresSinkHarness,
@@ -22,7 +22,7 @@ from tests.contract.sink_harness import (
     write,
 )
 
-KEYED = Landing("keyed", "json", (), ("payload",))
+KEYED = Target("keyed", "json", (), ("payload",))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from feedq.connectors.base import RecordFormat
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.model import Batch
-from feedq.sinks.base import Blocked, Landing, OnConflict, Unusable, load_sink
+from feedq.sinks.base import Blocked, OnConflict, Target, Unusable, load_sink
 from feedq.sinks.mapping import sources_of
 from feedq.sinks.sql import SqlSink
 from tests.contract.sink_harness import (
@@ -34,15 +34,15 @@ from tests.contract.sink_harness import (
 ORDERS = (
     "CREATE TABLE orders (seq BIGINT, at DATETIME, sku VARCHAR(5), price NUMERIC, paid BOOLEAN, payload JSON)"
 )
-TYPED = Landing(
+TYPED = Target(
     "orders",
     "json",
     sources_of(
         {"seq": "/seq", "at": "/ts", "sku": "/lines/0/sku", "price": "/price", "paid": "/paid", "payload": ""}
     ),
 )
-KEYED = Landing("orders", "json", TYPED.columns, ("seq",))
-UPDATING = Landing("orders", "json", TYPED.columns, ("seq",), on_conflict=OnConflict.UPDATE)
+KEYED = Target("orders", "json", TYPED.columns, ("seq",))
+UPDATING = Target("orders", "json", TYPED.columns, ("seq",), on_conflict=OnConflict.UPDATE)
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def order(seq: object, sku: object = "a", **more: object) -> bytes:
     return json.dumps({"seq": seq, "ts": "2026-11-20T06:30:00Z", "lines": [{"sku": sku}], **more}).encode()
 
 
-def unusable(sink: SqlSink, landing: Landing) -> str:
-    (outcome,) = sink.fence([request(1, 1, landing)], lock_timeout_s=PATIENCE_S)
+def unusable(sink: SqlSink, target: Target) -> str:
+    (outcome,) = sink.fence([request(1, 1, target)], lock_timeout_s=PATIENCE_S)
     assert isinstance(outcome, Unusable), outcome
-    assert sink.check(landing) == outcome.error
+    assert sink.check(target) == outcome.error
     return outcome.error
 
 
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
         sink.fence([request(1, 1)], lock_timeout_s=0)
 
 
-# -- the default landing -----------------------------------------------------------------------------
+# -- the default target -----------------------------------------------------------------------------
 
 
 def test_the_default_table_has_types_that_fit(harness: SqliteHarness) -> None:
@@ -117,10 +117,10 @@ def test_the_default_table_has_types_that_fit(harness: SqliteHarness) -> None:
     record = b'{"n": 123456789012345678901234567890.123456789}'
     payloads: dict[RecordFormat, bytes] = {"json": record, "text": b"1.50", "bytes": b"\0\xff"}
     for n, (record_format, payload) in enumerate(payloads.items()):
-        landing = Landing(f"made_{record_format}", record_format)
-        fence(sink, n, 1, landing)
-        sink.write([write(n, 1, Batch.of_records([payload], cursor=None, received_at=at), landing=landing)])
-        ((feed, epoch, received_at, landed),) = harness.query(f"SELECT * FROM {landing.table}")
+        target = Target(f"made_{record_format}", record_format)
+        fence(sink, n, 1, target)
+        sink.write([write(n, 1, Batch.of_records([payload], cursor=None, received_at=at), target=target)])
+        ((feed, epoch, received_at, landed),) = harness.query(f"SELECT * FROM {target.table}")
         assert (feed, epoch, received_at) == (f"feed/{n}", 1, "2026-11-20 06:30:00.123457")
         assert landed == (payload if record_format == "bytes" else payload.decode())
 
@@ -138,25 +138,25 @@ def test_a_default_table_that_is_taken_away_comes_back_with_the_next_fence_only(
 
 
 def test_a_default_landing_may_have_a_key(harness: SqliteHarness) -> None:
-    landing = Landing("dedup", "json", (), ("feed", "payload"))
+    target = Target("dedup", "json", (), ("feed", "payload"))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    fence(sink, 2, 1, landing)
+    fence(sink, 1, 1, target)
+    fence(sink, 2, 1, target)
     for _ in range(2):
-        sink.write([write(n, 1, lines(b'{"a":1}', b'{"a":1}'), landing=landing) for n in (1, 2)])
-    assert harness.rows(landing) == [(f"feed/{n}", 1, '{"a":1}') for n in (1, 2)]
+        sink.write([write(n, 1, lines(b'{"a":1}', b'{"a":1}'), target=target) for n in (1, 2)])
+    assert harness.rows(target) == [(f"feed/{n}", 1, '{"a":1}') for n in (1, 2)]
 
 
 # -- landings that cannot work -----------------------------------------------------------------------
 
 
-NUMBERS = Landing("odd", "json", sources_of({"n": "/n"}))
+NUMBERS = Target("odd", "json", sources_of({"n": "/n"}))
 RAW_WITH = "CREATE TABLE odd (feed TEXT, epoch INT, received_at {at}, payload {payload})"
-ODD = Landing("odd", "json")
+ODD = Target("odd", "json")
 
 
 @pytest.mark.parametrize(
-    ("ddl", "landing", "words"),
+    ("ddl", "target", "words"),
     [
         ("", TYPED, ["'orders' does not exist"]),
         ("CREATE VIEW orders AS SELECT 1 AS seq", TYPED, ["is a view"]),
@@ -174,41 +174,41 @@ ODD = Landing("odd", "json")
         (RAW_WITH.format(at="DATETIME", payload="INT"), ODD, ["'payload' is INTEGER()", "format json"]),
         (
             RAW_WITH.format(at="DATETIME", payload="TEXT"),
-            Landing("odd", "bytes"),
+            Target("odd", "bytes"),
             ["must be bytes for"],
         ),
-        (RAW_WITH.format(at="TEXT", payload="TEXT"), Landing("odd", "text"), ["'received_at' is TEXT()"]),
+        (RAW_WITH.format(at="TEXT", payload="TEXT"), Target("odd", "text"), ["'received_at' is TEXT()"]),
         (
             "CREATE TABLE odd (n INT REFERENCES r (n) DEFERRABLE INITIALLY DEFERRED)",
             NUMBERS,
             ["INITIALLY DEFERRED"],
         ),
-        ("CREATE TABLE odd (id INTEGER PRIMARY KEY)", Landing("odd", "json", flatten="_"), ["could fill"]),
-        ("", Landing("a.b.c", "json"), ["neither a table nor schema.table"]),
-        ("", Landing("feedq_checkpoint", "json"), ["feedq's own"]),
-        ("", Landing("main.FeedQ_Checkpoint", "json"), ["feedq's own"]),
+        ("CREATE TABLE odd (id INTEGER PRIMARY KEY)", Target("odd", "json", flatten="_"), ["could fill"]),
+        ("", Target("a.b.c", "json"), ["neither a table nor schema.table"]),
+        ("", Target("feedq_checkpoint", "json"), ["feedq's own"]),
+        ("", Target("main.FeedQ_Checkpoint", "json"), ["feedq's own"]),
         (
             "CREATE TABLE n (n INTEGER PRIMARY KEY AUTOINCREMENT)",
-            Landing("main.SQLite_sequence", "json", sources_of({"name": "/n", "seq": "/s"})),
+            Target("main.SQLite_sequence", "json", sources_of({"name": "/n", "seq": "/s"})),
             ["kept by the database about itself"],
         ),
     ],
 )
 def test_a_landing_that_cannot_work_says_why(
-    harness: SqliteHarness, ddl: str, landing: Landing, words: list[str]
+    harness: SqliteHarness, ddl: str, target: Target, words: list[str]
 ) -> None:
     with sqlite3.connect(harness.path) as connection:
         connection.executescript(ddl)
     sink = harness.sink()
-    error = unusable(sink, landing)
+    error = unusable(sink, target)
     assert [word for word in words if word not in error] == [], error
     with pytest.raises(InvalidInput):
-        sink.replay([1], landing)
+        sink.replay([1], target)
 
 
 def test_a_default_table_that_cannot_be_made_is_asked_for(harness: SqliteHarness) -> None:
-    landing = Landing("nowhere.made", "json")
-    (outcome,) = harness.sink().fence([request(1, 1, landing)], lock_timeout_s=PATIENCE_S)
+    target = Target("nowhere.made", "json")
+    (outcome,) = harness.sink().fence([request(1, 1, target)], lock_timeout_s=PATIENCE_S)
     assert isinstance(outcome, Unusable)
     assert "cannot be created in 'nowhere' (unknown database" in outcome.error
 
@@ -227,15 +227,15 @@ def test_a_landing_that_breaks_stops_its_feeds_and_no_others(
 ) -> None:
     harness.query(ORDERS)
     harness.query("CREATE UNIQUE INDEX by_seq ON orders (seq)")
-    landing = Landing("orders", "json", TYPED.columns, key)
+    target = Target("orders", "json", TYPED.columns, key)
     sink = harness.sink()
-    sink.fence([request(1, 1, landing), request(2, 1), request(3, 1, landing)], lock_timeout_s=PATIENCE_S)
+    sink.fence([request(1, 1, target), request(2, 1), request(3, 1, target)], lock_timeout_s=PATIENCE_S)
 
     def round_of(n: int) -> list[Any]:
         return [
-            write(1, 1, batch(order(n), cursor=n), landing=landing),
+            write(1, 1, batch(order(n), cursor=n), target=target),
             write(2, 1, batch(b"%d" % n, b"bad", cursor=n)),
-            write(3, 1, batch(order(100 + n), cursor=n), landing=landing),
+            write(3, 1, batch(order(100 + n), cursor=n), target=target),
         ]
 
     assert set(sink.write(round_of(1)).landed) == {(1, 1), (2, 1), (3, 1)}
@@ -296,12 +296,12 @@ def test_a_reader_that_holds_up_a_commit_is_waited_for(
 def test_workers_that_start_together_make_the_same_tables_once(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/new.sqlite3"
     sinks = [SqlSink(url, environment="test", worker_id=uuid4(), role="fencer") for _ in range(6)]
-    landing = Landing("made", "json")
+    target = Target("made", "json")
     errors: list[Exception] = []
 
     def start(n: int) -> None:
         try:
-            fence(sinks[n], n, 1, landing)
+            fence(sinks[n], n, 1, target)
         except Exception as error:
             errors.append(error)
 
@@ -317,10 +317,10 @@ def test_workers_that_start_together_make_the_same_tables_once(tmp_path: Path) -
 
 def test_errors_hold_neither_statements_nor_values(harness: SqliteHarness) -> None:
     harness.query("CREATE TABLE kept (n TEXT CHECK (n <> 'secret'))")
-    landing = Landing("kept", "json", sources_of({"n": "/n"}))
+    target = Target("kept", "json", sources_of({"n": "/n"}))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    sink.write([write(1, 1, batch(b'{"n": "secret"}'), landing=landing)])
+    fence(sink, 1, 1, target)
+    sink.write([write(1, 1, batch(b'{"n": "secret"}'), target=target)])
     (letter,) = sink.dead_letters()
     assert not re.search(r"INSERT|parameters|sqlalche\.me", letter.error)
 

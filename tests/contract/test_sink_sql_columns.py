@@ -11,7 +11,7 @@ import pytest
 
 from feedq.connectors.base import CsvFormat
 from feedq.model import Batch
-from feedq.sinks.base import Landing, OnConflict
+from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
 from tests.contract.sink_harness import (
     SqliteHarness,
@@ -24,15 +24,15 @@ from tests.contract.sink_harness import (
 ORDERS = (
     "CREATE TABLE orders (seq BIGINT, at DATETIME, sku VARCHAR(5), price NUMERIC, paid BOOLEAN, payload JSON)"
 )
-TYPED = Landing(
+TYPED = Target(
     "orders",
     "json",
     sources_of(
         {"seq": "/seq", "at": "/ts", "sku": "/lines/0/sku", "price": "/price", "paid": "/paid", "payload": ""}
     ),
 )
-KEYED = Landing("orders", "json", TYPED.columns, ("seq",))
-UPDATING = Landing("orders", "json", TYPED.columns, ("seq",), on_conflict=OnConflict.UPDATE)
+KEYED = Target("orders", "json", TYPED.columns, ("seq",))
+UPDATING = Target("orders", "json", TYPED.columns, ("seq",), on_conflict=OnConflict.UPDATE)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_columns_land_typed(harness: SqliteHarness) -> None:
     sink = harness.sink()
     fence(sink, 1, 1, TYPED)
     records = [order(1, price=12.5, paid=True), order("2", None, price="0.10"), b"{}", b'[{"seq":9}]']
-    written = sink.write([write(1, 1, batch(*records[:2]), lines(*records[2:]), landing=TYPED)])
+    written = sink.write([write(1, 1, batch(*records[:2]), lines(*records[2:]), target=TYPED)])
     assert (written.landed, written.dead) == ({(1, 1): 4}, {})
     at = "2026-11-20 06:30:00.000000"
     assert harness.query("SELECT * FROM orders") == [
@@ -86,13 +86,13 @@ def test_metadata_constants_and_rules_fill_columns(harness: SqliteHarness) -> No
             "record": "",
         }
     )
-    landing = Landing("mapped", "json", columns)
+    target = Target("mapped", "json", columns)
     sink = harness.sink()
-    fence(sink, 1, 3, landing)
+    fence(sink, 1, 3, target)
     good = [b'{"price": null, "unit": null}', b'{"price": 2, "unit": "t", "name": "x"}']
     at = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
     received = Batch.of_records([*good, b'{"name": null}'], cursor={"at": 2}, received_at=at)
-    written = sink.write([write(1, 3, received, landing=landing)])
+    written = sink.write([write(1, 3, received, target=target)])
     assert (written.landed, written.dead) == ({(1, 3): 2}, {(1, 3): 1})
     same = ("feed/1", 3, '{"at": 2}', "2026-11-20 06:30:00.000000", 7, 1)
     assert harness.query("SELECT * FROM mapped") == [
@@ -105,16 +105,16 @@ def test_metadata_constants_and_rules_fill_columns(harness: SqliteHarness) -> No
 
 def test_csv_lands_by_the_names_of_its_fields(harness: SqliteHarness) -> None:
     harness.query("CREATE TABLE prices (symbol TEXT, price NUMERIC, note TEXT, line TEXT)")
-    landing = Landing(
+    target = Target(
         "prices",
         "csv",
         sources_of({"symbol": "/symbol", "price": "/price", "note": "/note", "line": ""}),
         csv=CsvFormat(fields=("symbol", "price", "note"), delimiter=";"),
     )
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     written = sink.write(
-        [write(1, 1, lines(b'A;1.5;"x;""y"""', b"B;;", b"C;cheap;z", b"D;1", b"E;2;\xff"), landing=landing)]
+        [write(1, 1, lines(b'A;1.5;"x;""y"""', b"B;;", b"C;cheap;z", b"D;1", b"E;2;\xff"), target=target)]
     )
     assert (written.landed, written.dead) == ({(1, 1): 2}, {(1, 1): 3})
     assert harness.query("SELECT * FROM prices") == [
@@ -132,14 +132,14 @@ def test_flatten_fills_columns_by_their_names(harness: SqliteHarness) -> None:
         "CREATE TABLE flat (id INTEGER PRIMARY KEY, seq INTEGER, user_name TEXT, user_age INTEGER, tags JSON, "
         "source TEXT, made DATETIME DEFAULT CURRENT_TIMESTAMP)"
     )
-    landing = Landing("flat", "json", sources_of({"source": "$feed"}), flatten="_")
+    target = Target("flat", "json", sources_of({"source": "$feed"}), flatten="_")
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     records = [
         b'{"seq": 1, "user": {"name": "x", "age": 7}, "tags": [1, "a"]}',
         b'{"user_name": "y", "more": 1}',
     ]
-    assert sink.write([write(1, 1, batch(*records), landing=landing)]).landed == {(1, 1): 2}
+    assert sink.write([write(1, 1, batch(*records), target=target)]).landed == {(1, 1): 2}
     assert harness.query("SELECT id, seq, user_name, user_age, tags, source FROM flat") == [
         (1, 1, "x", 7, '[1, "a"]', "feed/1"),
         (2, None, "y", None, None, "feed/1"),
@@ -151,10 +151,10 @@ def test_odd_names_are_quoted(harness: SqliteHarness) -> None:
     harness.query('CREATE UNIQUE INDEX "?" ON "odd; --" ("VALUES (:x)")')
     columns = sources_of({'a"b; %s': "/a", "VALUES (:x)": "/b~1c", "from": "$feed"})
     for epoch, on_conflict in enumerate(OnConflict, 1):
-        landing = Landing("odd; --", "json", columns, ("VALUES (:x)",), on_conflict=on_conflict)
+        target = Target("odd; --", "json", columns, ("VALUES (:x)",), on_conflict=on_conflict)
         sink = harness.sink()
-        fence(sink, 1, epoch, landing)
-        written = sink.write([write(1, epoch, batch(b'{"a": "x", "b/c": "%"}', b"bad"), landing=landing)])
+        fence(sink, 1, epoch, target)
+        written = sink.write([write(1, epoch, batch(b'{"a": "x", "b/c": "%"}', b"bad"), target=target)])
         assert (written.landed, written.dead) == ({(1, epoch): 1}, {(1, epoch): 1})
     assert harness.query('SELECT * FROM "odd; --"') == [("x", "%", "feed/1")]
 
@@ -172,16 +172,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("landing", [TYPED, KEYED, UPDATING], ids=["plain", "ignore", "update"])
+@pytest.mark.parametrize("target", [TYPED, KEYED, UPDATING], ids=["plain", "ignore", "update"])
 def test_records_that_no_column_takes_go_to_the_dead_letters_with_why(
-    harness: SqliteHarness, landing: Landing
+    harness: SqliteHarness, target: Target
 ) -> None:
     harness.query(ORDERS)
     harness.query("CREATE UNIQUE INDEX by_seq ON orders (seq)")
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     records = [r for n, (bad, _) in enumerate(WRONG) for r in (order(100 + n), bad)] + [order(200)]
-    written = sink.write([write(1, 1, batch(*records), landing=landing)])
+    written = sink.write([write(1, 1, batch(*records), target=target)])
     assert (written.landed, written.dead) == ({(1, 1): len(WRONG) + 1}, {(1, 1): len(WRONG)})
     assert harness.query("SELECT count(*), count(DISTINCT seq) FROM orders") == [(len(WRONG) + 1,) * 2]
     errors = {letter.record: letter.error for letter in harness.sink().dead_letters()}
@@ -205,11 +205,11 @@ def test_a_constraint_refuses_its_record_only(
     harness.query("CREATE TABLE skus (sku TEXT PRIMARY KEY)")
     harness.query("INSERT INTO skus VALUES ('a'), ('b'), ('c')")
     harness.query(f"CREATE TABLE orders (seq BIGINT UNIQUE, {column})")
-    landing = Landing("orders", "json", sources_of({"seq": "/seq", "sku": "/lines/0/sku"}), key)
+    target = Target("orders", "json", sources_of({"seq": "/seq", "sku": "/lines/0/sku"}), key)
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     records = [order(1, "a"), order(2, "b"), order(3, bad), order(4, "c")]
-    assert sink.write([write(1, 1, batch(*records), landing=landing)]).landed == {(1, 1): 3}
+    assert sink.write([write(1, 1, batch(*records), target=target)]).landed == {(1, 1): 3}
     assert harness.query("SELECT seq FROM orders ORDER BY seq") == [(1,), (2,), (4,)]
     (letter,) = sink.dead_letters()
     assert why in letter.error
@@ -219,7 +219,7 @@ def test_a_constraint_refuses_its_record_only(
 
 
 @pytest.mark.parametrize(
-    ("landing", "rows"),
+    ("target", "rows"),
     [
         (KEYED, [(1, "old"), (2, "old"), (3, "new")]),
         (UPDATING, [(1, "old"), (2, "new"), (3, "last")]),
@@ -227,26 +227,26 @@ def test_a_constraint_refuses_its_record_only(
     ids=["ignore", "update"],
 )
 def test_a_row_whose_key_is_there_already(
-    harness: SqliteHarness, landing: Landing, rows: list[tuple[int, str]]
+    harness: SqliteHarness, target: Target, rows: list[tuple[int, str]]
 ) -> None:
     harness.query(ORDERS)
     harness.query("CREATE UNIQUE INDEX by_seq ON orders (seq)")
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    assert sink.write([write(1, 1, lines(order(1, "old"), order(2, "old")), landing=landing)]).landed
+    fence(sink, 1, 1, target)
+    assert sink.write([write(1, 1, lines(order(1, "old"), order(2, "old")), target=target)]).landed
     again = lines(order(2, "new"), order(3, "new"), order(3, "last"))
-    assert sink.write([write(1, 1, again, landing=landing)]).landed == {(1, 1): 3}
+    assert sink.write([write(1, 1, again, target=target)]).landed == {(1, 1): 3}
     assert harness.query("SELECT seq, sku FROM orders ORDER BY seq") == rows
 
 
 def test_a_key_may_be_of_several_columns_and_hold_null(harness: SqliteHarness) -> None:
     harness.query(ORDERS)
     harness.query("CREATE UNIQUE INDEX by_both ON orders (sku, seq)")
-    landing = Landing("orders", "json", TYPED.columns, ("seq", "sku"))
+    target = Target("orders", "json", TYPED.columns, ("seq", "sku"))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     records = [order(1, "a"), order(1, "b"), order(1, "a"), order(None, "a"), order(None, "a")]
-    assert sink.write([write(1, 1, batch(*records), landing=landing)]).landed == {(1, 1): 5}
+    assert sink.write([write(1, 1, batch(*records), target=target)]).landed == {(1, 1): 5}
     assert harness.query("SELECT seq, sku FROM orders ORDER BY seq, sku") == [
         (None, "a"), (None, "a"), (1, "a"), (1, "b"),
     ]  # fmt: skip
@@ -259,7 +259,7 @@ def test_a_preview_shows_columns_as_texts_and_what_the_database_would_refuse(har
     harness.query(ORDERS.replace("sku VARCHAR(5)", "sku VARCHAR(5) CHECK (sku <> 'bad')"))
     sink = harness.sink()
     good, refused, unfit = sink.preview(
-        write(1, 1, batch(order(1, price=1.5), order(2, "bad"), order("x")), landing=TYPED)
+        write(1, 1, batch(order(1, price=1.5), order(2, "bad"), order("x")), target=TYPED)
     )
     assert good.columns == {
         "seq": "1",
@@ -280,17 +280,17 @@ def test_a_replay_keeps_feed_epoch_cursor_and_time(harness: SqliteHarness) -> No
     sources = sources_of(
         {"feed": "$feed", "epoch": "$epoch", "cursor": "$cursor", "at": "$received_at", "n": "/n"}
     )
-    landing = Landing("kept", "json", sources)
+    target = Target("kept", "json", sources)
     sink = harness.sink()
-    fence(sink, 1, 4, landing)
-    sink.write([write(1, 4, batch(b'{"n": 10}', b'{"n": "x"}', cursor={"at": 1}), landing=landing)])
+    fence(sink, 1, 4, target)
+    sink.write([write(1, 4, batch(b'{"n": 10}', b'{"n": "x"}', cursor={"at": 1}), target=target)])
     first, second = sorted(sink.dead_letters(), key=lambda letter: letter.record)
     assert (first.record, second.record) == (b'{"n": "x"}', b'{"n": 10}')
     first, second = second, first
-    assert sink.replay([first.id, second.id], landing).landed == 0
+    assert sink.replay([first.id, second.id], target).landed == 0
     harness.query("DROP TABLE kept")
     harness.query("CREATE TABLE kept (feed TEXT, epoch INT, cursor JSON, at DATETIME, n INT)")
-    replayed = sink.replay([first.id, second.id], landing)
+    replayed = sink.replay([first.id, second.id], target)
     assert (replayed.landed, list(replayed.refused)) == (1, [second.id])
     ((feed, epoch, cursor, at, n),) = harness.query("SELECT * FROM kept")
     assert (feed, epoch, cursor, n) == ("feed/1", 4, '{"at": 1}', 10)

@@ -174,9 +174,9 @@ def test_a_leader_s_row_can_be_written_and_renewed(postgres_harness: PostgresHar
         assert leader.renew()
         assert not rival.campaign()
         postgres_harness.elapse(ttl_s / 2 - 1)
-        assert not rival.depose_frozen()
+        assert not rival.end_frozen_leader()
         postgres_harness.elapse(ttl_s)
-        assert rival.depose_frozen()
+        assert rival.end_frozen_leader()
     finally:
         leader.close()
         rival.close()

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from feedq.errors import Conflict, NotFound
 from feedq.model import LeaseState, Reason, Release, TargetState, Worker, WorkerTarget
 from feedq.placement.base import Transfer
-from feedq.store import held
+from feedq.store import held_counts
 from feedq.telemetry import EventKind
 from tests.contract.harness import Harness, MemoryHarness, PostgresHarness, progress
 
@@ -134,13 +134,13 @@ def test_what_is_let_go_while_workers_are_counted_counts_once(
     feeds = [harness.feed(f"f{i}") for i in range(3)]
     keys = [harness.run(feed, source) for feed in feeds]
     harness.transfer(feeds[0], source, target)
-    before = held.fold
+    before = held_counts.fold
 
     def fold(c: Connection) -> None:
         before(c)
         harness.store.leases.release(source.id, [Release(*keys[0], Reason.MOVED)])
 
-    monkeypatch.setattr(held, "fold", fold)
+    monkeypatch.setattr(held_counts, "fold", fold)
     counts = {w.name: harness.candidate(w).feeds for w in (source, target)}
     assert counts == {"a": 2, "b": 1}
 

@@ -190,8 +190,8 @@ def test_what_needs_a_place_and_nothing_else_is_taken_in_at_once(harness: Harnes
     harness.store.feeds.remove("removed")
     with harness.store.fleet.reconcile_pass() as p:
         assert p is not None
-        assert p.absorb_new(limit=2) == 1
-        assert p.absorb_new(limit=1000) == 1
+        assert p.accept_new(limit=2) == 1
+        assert p.accept_new(limit=1000) == 1
         left = {feed.name for feed, _ in p.dirty(limit=1000)}
     assert left == {"running", "failed", "paused", "removed"}
 

@@ -34,7 +34,7 @@ def wait_until_blocked(harness: PostgresHarness, blocked: Future[Any]) -> None:
         assert time.monotonic() < deadline, "nothing waits for a lock"
 
 
-def test_a_burial_and_the_leases_it_frees_become_visible_together(postgres_harness: PostgresHarness) -> None:
+def test_an_expiry_and_the_leases_it_frees_become_visible_together(postgres_harness: PostgresHarness) -> None:
     h = postgres_harness
     worker, feed = h.worker(), h.feed()
     h.run(feed, worker)
@@ -48,7 +48,7 @@ def test_a_burial_and_the_leases_it_frees_become_visible_together(postgres_harne
     assert h.store.workers.views() == []
 
 
-def test_a_claim_that_races_with_a_burial_finds_the_lease_freed(
+def test_a_claim_that_races_with_an_expiry_finds_the_lease_freed(
     postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
 ) -> None:
     h = postgres_harness
@@ -79,7 +79,7 @@ def test_a_claim_that_races_with_a_withdrawal_finds_the_lease_idle(
     assert len(h.store.leases.claim(worker.id, [again.key])) == 1
 
 
-def test_a_release_that_races_with_a_burial_has_no_effect(
+def test_a_release_that_races_with_an_expiry_has_no_effect(
     postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
 ) -> None:
     h = postgres_harness
@@ -94,7 +94,7 @@ def test_a_release_that_races_with_a_burial_has_no_effect(
     assert h.lease(feed).reason is Reason.WORKER_GONE
 
 
-def test_a_heartbeat_that_races_with_a_burial_learns_that_the_worker_is_gone(
+def test_a_heartbeat_that_races_with_an_expiry_learns_that_the_worker_is_gone(
     postgres_harness: PostgresHarness, threads: ThreadPoolExecutor
 ) -> None:
     h = postgres_harness

@@ -26,12 +26,12 @@ from feedq.sinks.base import (
     Fenced,
     FenceOutcome,
     FenceRequest,
-    Landing,
     Preview,
     Replayed,
     Sink,
     Superseded,
     Taking,
+    Target,
     Unusable,
     Written,
 )
@@ -130,8 +130,8 @@ class MemorySink:
 
     def _fence(self, request: FenceRequest, stranger: str | None) -> FenceOutcome:
         feed_id, epoch = request.feed_id, request.epoch
-        if request.landing.table in self.tables.unusable:
-            return Unusable(feed_id, epoch, self.tables.unusable[request.landing.table])
+        if request.target.table in self.tables.unusable:
+            return Unusable(feed_id, epoch, self.tables.unusable[request.target.table])
         if stranger is not None:
             return Unusable(feed_id, epoch, stranger)
         row = self.tables.checkpoints.get(feed_id)
@@ -155,19 +155,19 @@ class MemorySink:
             rewound = tuple(w.key for w in writes if w not in mine and w.key not in fenced)
             unusable = {w.key: why for w in mine if (why := self._why_unusable(w))}
             postponed = {
-                w.key: f"table {w.landing.table!r} is locked"
+                w.key: f"table {w.target.table!r} is locked"
                 for w in mine
-                if w.key not in unusable and w.landing.table in self.tables.locked_tables
+                if w.key not in unusable and w.target.table in self.tables.locked_tables
             }
             errors = {w.key: why for w in mine for _, r in _records(w) if (why := self._refusal(w, r))}
             if briefly:
                 postponed |= {key: why for key, why in errors.items() if key not in unusable | postponed}
-            landing = [w for w in mine if w.key not in unusable and w.key not in postponed]
-            kept = {w.key: [r for _, r in _records(w) if not self._refusal(w, r)] for w in landing}
+            target = [w for w in mine if w.key not in unusable and w.key not in postponed]
+            kept = {w.key: [r for _, r in _records(w) if not self._refusal(w, r)] for w in target}
             commit_id = uuid4()
             written = Written(
                 landed={key: len(records) for key, records in kept.items()},
-                dead={w.key: n for w in landing if (n := w.records - len(kept[w.key]))},
+                dead={w.key: n for w in target if (n := w.records - len(kept[w.key]))},
                 fenced=fenced,
                 unusable=unusable,
                 postponed=postponed,
@@ -177,7 +177,7 @@ class MemorySink:
             )
             lost, self.tables.lose_answer = self.tables.lose_answer, None
             if lost is not False:
-                self._apply(landing, kept, commit_id)
+                self._apply(target, kept, commit_id)
             if lost is not None:
                 self.tables.away |= self.tables.away_after
                 raise CommitUnknown(commit_id, writes, written)
@@ -196,12 +196,12 @@ class MemorySink:
             self.tables.locked -= freed
             return len(freed)
 
-    def check(self, landing: Landing) -> str | None:
+    def check(self, target: Target) -> str | None:
         self._require()
-        return self.tables.unusable.get(landing.table)
+        return self.tables.unusable.get(target.table)
 
     def preview(self, write: FeedWrite) -> list[Preview]:
-        self._require_usable(write.landing)
+        self._require_usable(write.target)
         known = {"feed": write.feed, "epoch": str(write.epoch)}
         return [
             Preview(
@@ -231,13 +231,13 @@ class MemorySink:
             ]
         return sorted(found, key=lambda letter: letter.id, reverse=after is None)[:limit]
 
-    def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
+    def replay(self, ids: Collection[int], target: Target) -> Replayed:
         with self.tables.lock:
-            self._require_usable(landing)
+            self._require_usable(target)
             refused: dict[int, str] = {}
             letters = [letter for letter in self.tables.dead if letter.id in ids]
             for letter in letters:
-                write = FeedWrite(letter.feed_id, letter.feed, letter.epoch, landing, ())
+                write = FeedWrite(letter.feed_id, letter.feed, letter.epoch, target, ())
                 if why := self._refusal(write, letter.record):
                     refused[letter.id] = why
                     self.tables.dead[self.tables.dead.index(letter)] = replace(letter, error=why)
@@ -294,10 +294,10 @@ class MemorySink:
         """Nothing to close."""
 
     def _apply(
-        self, landing: Sequence[FeedWrite], kept: Mapping[FeedKey, list[bytes]], commit_id: UUID
+        self, target: Sequence[FeedWrite], kept: Mapping[FeedKey, list[bytes]], commit_id: UUID
     ) -> None:
         self.tables.commits += 1
-        for write in landing:
+        for write in target:
             for batch, record in _records(write):
                 if why := self._refusal(write, record):
                     self._bury(write, batch, record, why)
@@ -309,7 +309,7 @@ class MemorySink:
 
     def _land(self, write: FeedWrite, record: bytes) -> None:
         self.tables.rows.setdefault(write.feed, []).append(record)
-        self.tables.landed.append(MemoryRow(write.landing.table, write.feed, write.epoch, record))
+        self.tables.landed.append(MemoryRow(write.target.table, write.feed, write.epoch, record))
 
     def _bury(self, write: FeedWrite, batch: Batch, record: bytes, why: str) -> None:
         self.tables.dead.append(
@@ -336,8 +336,8 @@ class MemorySink:
         return write.continues is None or row.commit_id == write.continues
 
     def _why_unusable(self, write: FeedWrite) -> str | None:
-        if write.landing.table in self.tables.unusable:
-            return self.tables.unusable[write.landing.table]
+        if write.target.table in self.tables.unusable:
+            return self.tables.unusable[write.target.table]
         # The only value that compares unequal to itself, and no JSON.
         return "the cursor cannot be kept: not a number" if write.cursor != write.cursor else None
 
@@ -347,7 +347,7 @@ class MemorySink:
             return "poison"
         if self.tables.unreadable:
             try:
-                if write.landing.format == "json":
+                if write.target.format == "json":
                     orjson.loads(record)
             except orjson.JSONDecodeError as error:
                 return f"invalid JSON: {error}"
@@ -357,10 +357,10 @@ class MemorySink:
         if self.tables.away:
             raise SinkUnavailable("sink (in memory): away")
 
-    def _require_usable(self, landing: Landing) -> None:
+    def _require_usable(self, target: Target) -> None:
         self._require()
-        if landing.table in self.tables.unusable:
-            raise InvalidInput(self.tables.unusable[landing.table])
+        if target.table in self.tables.unusable:
+            raise InvalidInput(self.tables.unusable[target.table])
 
 
 def _records(write: FeedWrite) -> Iterator[tuple[Batch, bytes]]:

@@ -44,8 +44,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "the loss of the last database session is no doubt",
-            "if self.live_sessions:\n            return []\n        return self._doubt",
-            "return []\n        return self._doubt",
+            "if self.live_sessions:\n            return []\n        return self._end_trust",
+            "return []\n        return self._end_trust",
         ),
         (
             "feeds of a session that is over run on",
@@ -82,7 +82,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
             "actions += [CutSockets([feed.assigned for feed in over]), *self._lose(over, now)]",
             "pass",
         ),
-        ("a stray lease is kept", "strays = set(held) - known", "strays = set[FeedKey]()"),
+        ("a lease that nobody runs is kept", "unrun = set(held) - known", "unrun = set[FeedKey]()"),
         (
             "a feed whose lease the database does not know runs on",
             "lost = [f for f in self._running.values() if f.key not in held and not f.in_quarantine]",
@@ -313,7 +313,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         (
             "a commit whose answer was lost counts as refused",
             "except AnswerLost as lost:\n            raise CommitUnknown(commit_id, writes, written) from lost",
-            "except AnswerLost as lost:\n            raise self._failed(Part.COMMIT, lost) from lost",
+            "except AnswerLost as lost:\n            raise self._failed(FailedPart.COMMIT, lost) from lost",
         ),
     ),
     ("tests/contract/test_store_leases.py",): (
@@ -368,7 +368,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ("what went back counts as untouched", "continues[key] in (None, last.commit_id)", "True"),
         ("some landed, so none did", "if untouched and not landed:", "if untouched:"),
     ),
-    ("tests/unit/test_sinks_isolate.py",): (
+    ("tests/unit/test_sinks_bisection.py",): (
         (
             "of a refused half the rest is left out",
             "sizes += [len(part) - len(part) // 2, len(part) // 2]",

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import pymysql
 
-from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Sink
+from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Target
 from feedq.sinks.sql import SqlSink
 from feedq.testing.sink_stage import ENVIRONMENT, PATIENCE_S, FrozenWrite
 from tests.peers.mariadb import MariaDb, MariaDbProxy
@@ -52,8 +52,8 @@ class MariaDbHarness:
         self._sinks.append(sink)
         return sink
 
-    def rows(self, landing: Landing) -> Sequence[tuple[str, int, Any]]:
-        return self.query(f"SELECT feed, epoch, payload FROM `{landing.table}`")
+    def rows(self, target: Target) -> Sequence[tuple[str, int, Any]]:
+        return self.query(f"SELECT feed, epoch, payload FROM `{target.table}`")
 
     def frozen(self, writes: Sequence[FeedWrite], *, worker_id: UUID) -> FrozenWrite:
         trap = self.proxy.arm(Fault.HOLD, "COMMIT", application=f"feedq-writer/{worker_id}")
@@ -67,21 +67,21 @@ class MariaDbHarness:
         sink, unknown, trap = self._lose(Fault.STRAND, writes)
         return sink, unknown, trap.release
 
-    def spoil(self, landing: Landing) -> bytes:
+    def spoil(self, target: Target) -> bytes:
         self.query(
-            f"CREATE TRIGGER spoil BEFORE INSERT ON `{landing.table}` FOR EACH ROW "
+            f"CREATE TRIGGER spoil BEFORE INSERT ON `{target.table}` FOR EACH ROW "
             "IF NEW.payload = '\"odd\"' THEN SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 31999, "
             "MESSAGE_TEXT = 'how odd'; END IF"
         )
         return b'"odd"'
 
-    def drop_table(self, landing: Landing) -> None:
-        self.query(f"DROP TABLE `{landing.table}`")
+    def drop_table(self, target: Target) -> None:
+        self.query(f"DROP TABLE `{target.table}`")
 
     @contextlib.contextmanager
-    def hold(self, landing: Landing) -> Iterator[None]:
+    def hold(self, target: Target) -> Iterator[None]:
         with self.server.connect(DATABASE) as operator, operator.cursor() as cursor:
-            cursor.execute(f"LOCK TABLES `{landing.table}` WRITE")
+            cursor.execute(f"LOCK TABLES `{target.table}` WRITE")
             yield
             cursor.execute("UNLOCK TABLES")
 

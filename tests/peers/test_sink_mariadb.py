@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from feedq.errors import SinkUnavailable
-from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Landing, Written
+from feedq.sinks.base import Blocked, CommitUnknown, Fenced, Target, Written
 from feedq.testing.sink_conformance import SinkConformance
 from feedq.testing.sink_stage import (
     LOCK_TIMEOUT_S,
@@ -26,7 +26,7 @@ from tests.peers.mariadb import MariaDb
 from tests.peers.mariadb_harness import DATABASE, MariaDbHarness
 from tests.proxy import Fault
 
-OTHER = Landing("other", "json")
+OTHER = Target("other", "json")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_an_ordinary_user_is_enough(harness: MariaDbHarness) -> None:
     successor = harness.sink(url=url)
     assert successor.unblock([zombie]) == 1
     fence(successor, 1, 2, OTHER)
-    assert successor.write([write(1, 2, batch(b"1", b"bad"), landing=OTHER)]).dead == {(1, 2): 1}
+    assert successor.write([write(1, 2, batch(b"1", b"bad"), target=OTHER)]).dead == {(1, 2): 1}
 
 
 # -- broken off --------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_an_ordinary_user_is_enough(harness: MariaDbHarness) -> None:
         "INSERT INTO feedq_dead_letter",
         "SAVEPOINT feedq_attempt",
         "ROLLBACK TO SAVEPOINT feedq_attempt",
-        "RELEASE SAVEPOINT feedq_landing",
+        "RELEASE SAVEPOINT feedq_target",
     ],
 )
 def test_broken_off_before_the_commit_nothing_was_written(
@@ -221,7 +221,7 @@ def test_feeds_of_a_locked_table_are_postponed_and_the_others_go_on(harness: Mar
         cursor.execute("LOCK TABLES raw WRITE")
         for n in range(3):
             written = sink.write(
-                [write(1, 1, batch(b"1", cursor=0)), write(2, 1, batch(b"2", cursor=n), landing=OTHER)]
+                [write(1, 1, batch(b"1", cursor=0)), write(2, 1, batch(b"2", cursor=n), target=OTHER)]
             )
             assert (written.landed, set(written.postponed)) == ({(2, 1): 1}, {(1, 1)})
         cursor.execute("UNLOCK TABLES")

@@ -13,18 +13,18 @@ import pytest
 from feedq.connectors.base import RecordFormat
 from feedq.errors import SinkUnavailable
 from feedq.model import Batch
-from feedq.sinks.base import Landing, OnConflict, Unusable
+from feedq.sinks.base import OnConflict, Target, Unusable
 from feedq.sinks.mapping import sources_of
 from feedq.testing.sink_stage import PATIENCE_S, batch, fence, lines, request, write
 from tests.peers.mariadb import MariaDb
 from tests.peers.mariadb_harness import DATABASE, MariaDbHarness
 
 ORDERS = "CREATE TABLE orders (seq bigint, at datetime(6), sku varchar(5), payload json)"
-TYPED = Landing(
+TYPED = Target(
     "orders", "json", sources_of({"seq": "/seq", "at": "/ts", "sku": "/lines/0/sku", "payload": ""})
 )
-KEYED = Landing("orders", "json", TYPED.columns, ("seq",))
-UPDATING = Landing("orders", "json", TYPED.columns, ("seq",), on_conflict=OnConflict.UPDATE)
+KEYED = Target("orders", "json", TYPED.columns, ("seq",))
+UPDATING = Target("orders", "json", TYPED.columns, ("seq",), on_conflict=OnConflict.UPDATE)
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,11 @@ KINDS: dict[str, tuple[str, str, Any]] = {
 def test_every_kind_of_value_finds_its_type(harness: MariaDbHarness) -> None:
     columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in KINDS.items())
     harness.query(f"CREATE TABLE kinds ({columns}) CHARACTER SET utf8mb4")
-    landing = Landing("kinds", "json", sources_of({name: f"/{name}" for name in KINDS}))
+    target = Target("kinds", "json", sources_of({name: f"/{name}" for name in KINDS}))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     record = "{" + ", ".join(f'"{name}": {text}' for name, (_, text, _) in KINDS.items()) + "}"
-    written = sink.write([write(1, 1, batch(record.encode(), b"{}"), landing=landing)])
+    written = sink.write([write(1, 1, batch(record.encode(), b"{}"), target=target)])
     assert [letter.error for letter in sink.dead_letters()] == []
     assert written.landed == {(1, 1): 2}
     landed, nothing = harness.query(f"SELECT {', '.join(KINDS)} FROM kinds")
@@ -93,10 +93,10 @@ def test_every_kind_of_value_finds_its_type(harness: MariaDbHarness) -> None:
 
 def test_times_are_in_utc_whatever_the_zone_of_the_server(harness: MariaDbHarness) -> None:
     harness.query("CREATE TABLE times (ts timestamp(6) NULL, dt datetime(6))")
-    landing = Landing("times", "json", sources_of({"ts": "/at", "dt": "/at"}))
+    target = Target("times", "json", sources_of({"ts": "/at", "dt": "/at"}))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    sink.write([write(1, 1, batch(b'{"at": "2026-11-20T06:30:00Z"}'), landing=landing)])
+    fence(sink, 1, 1, target)
+    sink.write([write(1, 1, batch(b'{"at": "2026-11-20T06:30:00Z"}'), target=target)])
     moment = datetime(2026, 11, 20, 6, 30, tzinfo=UTC)
     ((seconds, landed),) = harness.query("SELECT unix_timestamp(ts), dt FROM times")
     assert (seconds, landed) == (moment.timestamp(), moment.replace(tzinfo=None))
@@ -135,10 +135,10 @@ def test_what_a_column_would_bend_goes_to_the_dead_letters(
     harness: MariaDbHarness, kind: str, value: str, why: str
 ) -> None:
     harness.query(f"CREATE TABLE kinds (n int, c {kind})")
-    landing = Landing("kinds", "json", sources_of({"n": "/n", "c": "/c"}))
+    target = Target("kinds", "json", sources_of({"n": "/n", "c": "/c"}))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    written = sink.write([write(1, 1, batch(b'{"n": 1, "c": %s}' % value.encode()), landing=landing)])
+    fence(sink, 1, 1, target)
+    written = sink.write([write(1, 1, batch(b'{"n": 1, "c": %s}' % value.encode()), target=target)])
     assert (written.landed, written.dead) == ({(1, 1): 0}, {(1, 1): 1})
     assert harness.query("SELECT * FROM kinds") == []
     (letter,) = sink.dead_letters()
@@ -149,10 +149,10 @@ def test_odd_names_are_quoted(harness: MariaDbHarness) -> None:
     harness.query("CREATE TABLE `odd; --%` (`a'b; ?` text, `VALUES (?)` int UNIQUE, `from` text)")
     columns = sources_of({"a'b; ?": "/a", "VALUES (?)": "/b~1c", "from": "$feed"})
     for epoch, on_conflict in enumerate(OnConflict, 1):
-        landing = Landing("odd; --%", "json", columns, ("VALUES (?)",), on_conflict=on_conflict)
+        target = Target("odd; --%", "json", columns, ("VALUES (?)",), on_conflict=on_conflict)
         sink = harness.sink()
-        fence(sink, 1, epoch, landing)
-        written = sink.write([write(1, epoch, batch(b'{"a": "%%", "b/c": 7}', b"bad"), landing=landing)])
+        fence(sink, 1, epoch, target)
+        written = sink.write([write(1, epoch, batch(b'{"a": "%%", "b/c": 7}', b"bad"), target=target)])
         assert not written.unusable
         assert (written.landed, written.dead) == ({(1, epoch): 1}, {(1, epoch): 1})
     assert harness.query("SELECT * FROM `odd; --%`") == [("%%", 7, "feed/1")]
@@ -160,7 +160,7 @@ def test_odd_names_are_quoted(harness: MariaDbHarness) -> None:
 
 @pytest.mark.parametrize("record_format", ["json", "text", "bytes"])
 def test_the_default_table_keeps_every_byte(harness: MariaDbHarness, record_format: RecordFormat) -> None:
-    landing = Landing("made", record_format)
+    target = Target("made", record_format)
     at = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
     records = {
         "json": [b'{"a":  1.50, "\xc3\xb6": "\\u0000%s\\\\\'"}', b"12345678901234567890.5", '"😀"'.encode()],
@@ -168,20 +168,20 @@ def test_the_default_table_keeps_every_byte(harness: MariaDbHarness, record_form
         "bytes": [b"\0\xff\xfe'\\\"%s\x1a", bytes(range(256))],
     }[record_format]
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    sink.write([write(1, 1, Batch.of_records(records, cursor=None, received_at=at), landing=landing)])
+    fence(sink, 1, 1, target)
+    sink.write([write(1, 1, Batch.of_records(records, cursor=None, received_at=at), target=target)])
     rows = harness.query("SELECT feed, epoch, received_at, payload FROM made")
     shown = records if record_format == "bytes" else [record.decode() for record in records]
     assert rows == [("feed/1", 1, at.replace(tzinfo=None), payload) for payload in shown]
 
 
 def test_feeds_that_differ_in_case_only_are_two(harness: MariaDbHarness) -> None:
-    landing = Landing("made", "text", (), ("feed", "epoch"))
+    target = Target("made", "text", (), ("feed", "epoch"))
     sink = harness.sink()
     for n, name in enumerate(("Feed", "feed", "féed")):
-        one = write(n, 1, batch(b"x"), landing=landing)
-        sink.fence([request(n, 1, landing)], lock_timeout_s=PATIENCE_S)
-        assert sink.write([type(one)(n, name, 1, landing, one.batches)]).dead == {}
+        one = write(n, 1, batch(b"x"), target=target)
+        sink.fence([request(n, 1, target)], lock_timeout_s=PATIENCE_S)
+        assert sink.write([type(one)(n, name, 1, target, one.batches)]).dead == {}
     assert harness.query("SELECT count(*) FROM made") == [(3,)]
 
 
@@ -197,9 +197,9 @@ def test_feeds_that_differ_in_case_only_are_two(harness: MariaDbHarness) -> None
         ("sku varchar(5)", "sig", "the trigger says no"),
     ],
 )
-@pytest.mark.parametrize("landing", [TYPED, KEYED, UPDATING], ids=["plain", "ignore", "update"])
+@pytest.mark.parametrize("target", [TYPED, KEYED, UPDATING], ids=["plain", "ignore", "update"])
 def test_a_constraint_refuses_its_record_only(
-    harness: MariaDbHarness, column: str, bad: str, why: str, landing: Landing
+    harness: MariaDbHarness, column: str, bad: str, why: str, target: Target
 ) -> None:
     harness.query("CREATE TABLE skus (sku varchar(5) PRIMARY KEY)")
     harness.query("INSERT INTO skus VALUES ('a'), ('b'), ('c')")
@@ -209,9 +209,9 @@ def test_a_constraint_refuses_its_record_only(
         "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the trigger says no'; END IF"
     )
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     records = [order(1, "a"), order(2, "b"), order(3, bad), order(4, "c")]
-    assert sink.write([write(1, 1, batch(*records), landing=landing)]).landed == {(1, 1): 3}
+    assert sink.write([write(1, 1, batch(*records), target=target)]).landed == {(1, 1): 3}
     assert harness.query("SELECT seq FROM orders ORDER BY seq") == [(1,), (2,), (4,)]
     (letter,) = sink.dead_letters()
     assert why in letter.error
@@ -234,7 +234,7 @@ def test_one_bad_record_among_thousands_costs_a_few_attempts(harness: MariaDbHar
 
 @pytest.mark.parametrize("more", ["", ", UNIQUE (sku, seq)", ", id bigint AUTO_INCREMENT PRIMARY KEY"])
 @pytest.mark.parametrize(
-    ("landing", "rows"),
+    ("target", "rows"),
     [
         (KEYED, [(1, "old"), (2, "old"), (3, "new")]),
         (UPDATING, [(1, "old"), (2, "new"), (3, "last")]),
@@ -242,38 +242,38 @@ def test_one_bad_record_among_thousands_costs_a_few_attempts(harness: MariaDbHar
     ids=["ignore", "update"],
 )
 def test_a_row_whose_key_is_there_already(
-    harness: MariaDbHarness, landing: Landing, rows: list[tuple[int, str]], more: str
+    harness: MariaDbHarness, target: Target, rows: list[tuple[int, str]], more: str
 ) -> None:
     harness.query(f"{ORDERS[:-1]}, UNIQUE (seq){more})")
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    assert sink.write([write(1, 1, lines(order(1, "old"), order(2, "old")), landing=landing)]).landed
+    fence(sink, 1, 1, target)
+    assert sink.write([write(1, 1, lines(order(1, "old"), order(2, "old")), target=target)]).landed
     again = lines(order(2, "new"), order(3, "new"), order(3, "last"))
-    assert sink.write([write(1, 1, again, landing=landing)]).landed == {(1, 1): 3}
+    assert sink.write([write(1, 1, again, target=target)]).landed == {(1, 1): 3}
     assert harness.query("SELECT seq, sku FROM orders ORDER BY seq") == rows
 
 
-@pytest.mark.parametrize("landing", [KEYED, UPDATING], ids=["ignore", "update"])
+@pytest.mark.parametrize("target", [KEYED, UPDATING], ids=["ignore", "update"])
 def test_a_unique_index_that_is_not_the_key_refuses_its_record(
-    harness: MariaDbHarness, landing: Landing
+    harness: MariaDbHarness, target: Target
 ) -> None:
     """ON DUPLICATE KEY would take it for the key, and drop or overwrite the wrong row."""
     harness.query(f"{ORDERS[:-1]}, UNIQUE (seq), UNIQUE (sku))")
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     records = [order(1, "a"), order(2, "b"), order(3, "a"), order(1, "c")]
-    written = sink.write([write(1, 1, batch(*records), landing=landing)])
+    written = sink.write([write(1, 1, batch(*records), target=target)])
     assert (written.landed, written.dead) == ({(1, 1): 3}, {(1, 1): 1})
-    first = "a" if landing is KEYED else "c"
+    first = "a" if target is KEYED else "c"
     assert harness.query("SELECT seq, sku FROM orders ORDER BY seq") == [(1, first), (2, "b")]
 
 
 def test_the_default_landing_may_have_its_payload_for_a_key(harness: MariaDbHarness) -> None:
-    landing = Landing("made", "text", (), ("feed", "payload"))
+    target = Target("made", "text", (), ("feed", "payload"))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
     for _ in range(2):
-        sink.write([write(1, 1, batch(b"x", b"X", b"x"), landing=landing)])
+        sink.write([write(1, 1, batch(b"x", b"X", b"x"), target=target)])
     assert harness.query("SELECT payload FROM made ORDER BY payload") == [("X",), ("x",)]
 
 
@@ -282,7 +282,7 @@ def test_a_key_may_hold_null(harness: MariaDbHarness) -> None:
     sink = harness.sink()
     fence(sink, 1, 1, KEYED)
     records = [order(1), order(None), order(None), order(1)]
-    assert sink.write([write(1, 1, batch(*records), landing=KEYED)]).landed == {(1, 1): 4}
+    assert sink.write([write(1, 1, batch(*records), target=KEYED)]).landed == {(1, 1): 4}
     assert harness.query("SELECT seq FROM orders ORDER BY seq") == [(None,), (None,), (1,)]
 
 
@@ -290,7 +290,7 @@ def test_a_key_may_hold_null(harness: MariaDbHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ddl", "landing", "words"),
+    ("ddl", "target", "words"),
     [
         (f"{ORDERS} ENGINE=MyISAM", TYPED, "is of the engine MyISAM, and only InnoDB"),
         ("CREATE VIEW orders AS SELECT 1 AS seq", TYPED, "is a view"),
@@ -298,15 +298,15 @@ def test_a_key_may_hold_null(harness: MariaDbHarness) -> None:
         (f"{ORDERS[:-1]}, n int NOT NULL)", TYPED, "'n' is NOT NULL without a default"),
         ("CREATE TABLE orders (n int, seq int AS (n + 1))", KEYED, "no column 'at'"),
         (f"{ORDERS[:-1]}, UNIQUE (seq, sku))", KEYED, "no unique index on exactly (seq)"),
-        ("", Landing("nowhere.made", "json"), "cannot be created in 'nowhere' (Unknown database"),
+        ("", Target("nowhere.made", "json"), "cannot be created in 'nowhere' (Unknown database"),
     ],
 )
 def test_a_landing_that_cannot_work_says_why(
-    harness: MariaDbHarness, ddl: str, landing: Landing, words: str
+    harness: MariaDbHarness, ddl: str, target: Target, words: str
 ) -> None:
     if ddl:
         harness.query(ddl)
-    (outcome,) = harness.sink().fence([request(1, 1, landing)], lock_timeout_s=PATIENCE_S)
+    (outcome,) = harness.sink().fence([request(1, 1, target)], lock_timeout_s=PATIENCE_S)
     assert isinstance(outcome, Unusable)
     assert words in outcome.error
 
@@ -329,9 +329,9 @@ def test_a_landing_that_breaks_stops_its_feeds_and_no_others(
 
     def round_of(n: int) -> list[Any]:
         return [
-            write(1, 1, batch(order(n), cursor=n), landing=KEYED),
+            write(1, 1, batch(order(n), cursor=n), target=KEYED),
             write(2, 1, batch(b"%d" % n, b"bad", cursor=n)),
-            write(3, 1, batch(order(100 + n), cursor=n), landing=KEYED),
+            write(3, 1, batch(order(100 + n), cursor=n), target=KEYED),
         ]
 
     assert set(sink.write(round_of(1)).landed) == {(1, 1), (2, 1), (3, 1)}
@@ -360,7 +360,7 @@ def test_a_permission_taken_away_stops_the_feed(harness: MariaDbHarness) -> None
     harness.query(f"GRANT SELECT ON {DATABASE}.orders TO 'feeds'@'%'")
     sink = harness.sink(url=harness.server.url(DATABASE, user="feeds:s3cret"))
     sink.fence([request(1, 2, TYPED), request(2, 2)], lock_timeout_s=PATIENCE_S)
-    written = sink.write([write(1, 2, batch(order(1)), landing=TYPED), write(2, 2, batch(b"1"))])
+    written = sink.write([write(1, 2, batch(order(1)), target=TYPED), write(2, 2, batch(b"1"))])
     assert written.landed == {(2, 2): 1}
     assert "INSERT command denied" in written.unusable[1, 2]
 
@@ -379,7 +379,7 @@ def test_a_record_that_no_statement_can_carry_stops_its_feed_and_no_other(
         assert "max_allowed_packet" in written.unusable[1, 1]
         nearly = b'"' + b"\\\\" * 240_000 + b'"'
         assert sink.write([write(1, 1, batch(nearly, nearly))]).landed == {(1, 1): 2}
-        assert {len(payload) for _, _, payload in harness.rows(Landing("raw", "json"))} == {1, len(nearly)}
+        assert {len(payload) for _, _, payload in harness.rows(Target("raw", "json"))} == {1, len(nearly)}
     finally:
         mariadb.execute("SET GLOBAL max_allowed_packet = 16777216")
 

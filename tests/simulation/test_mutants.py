@@ -64,7 +64,7 @@ def nothing_suspends(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_doubt(self: Any, why: str, now: float) -> list[Action]:
         return []
 
-    core(monkeypatch, _doubt=no_doubt, is_trusted=lambda self, now: True)
+    core(monkeypatch, _end_trust=no_doubt, is_trusted=lambda self, now: True)
 
 
 def a_refused_report_loses_no_feed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from feedq.model import Assignment, FeedSpec, FeedView, Load, NewWorker, Progres
 from feedq.settings import Settings
 from feedq.sinks.base import Sink
 from feedq.store.base import Store
-from feedq.store.insight import FleetState, JobState, Leader
+from feedq.store.fleet_state import FleetState, JobState, Leader
 from feedq.store.postgresql import JobStore
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink

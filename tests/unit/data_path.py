@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 from feedq.model import JSON, Batch, FeedKey
-from feedq.sinks.base import Landing
+from feedq.sinks.base import Target
 from feedq.worker.batch_queue import BatchQueue, InflightBudget
 from feedq.worker.fencer import Fencer
 from feedq.worker.outage import Outage
 from feedq.worker.sink_pool import make_writer
 from tests.fakes.sink import MemorySink, MemoryTables
 
-LANDING = Landing("landed", "json")
+TARGET = Target("landed", "json")
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT_S = 10.0
 
@@ -73,13 +73,13 @@ class DataPath:
         *,
         cursor: JSON = None,
         continues: UUID | None = None,
-        landing: Landing = LANDING,
+        target: Target = TARGET,
         on_change: Callable[[], None] = lambda: None,
     ) -> BatchQueue:
         return BatchQueue(
             key,
             feed,
-            landing,
+            target,
             cursor=cursor,
             continues=continues,
             budget=self.budget,

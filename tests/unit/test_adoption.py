@@ -13,13 +13,13 @@ from feedq.adoption import left_behind
 from feedq.cli import main
 from feedq.manifest import reader
 from feedq.model import Batch, Feed, TargetState
-from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Landing, Unusable
+from feedq.sinks.base import FeedWrite, Fenced, FenceRequest, Target, Unusable
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation
 from tests.unit.data_path import AT
 
-LANDING = Landing("t", "json")
+TARGET = Target("t", "json")
 
 
 class Site:
@@ -51,7 +51,7 @@ class Site:
 
     def fence(self, name: str, *, epoch: int = 1) -> Any:
         feed = self.feed(name)
-        request = FenceRequest(feed.id, name, epoch, LANDING, feed.identity)
+        request = FenceRequest(feed.id, name, epoch, TARGET, feed.identity)
         (outcome,) = self.sink.fence([request], lock_timeout_s=0)
         return outcome
 
@@ -60,7 +60,7 @@ class Site:
         assert isinstance(fenced, Fenced), fenced
         batch = Batch.of_records([b"%d" % cursor], cursor=cursor, received_at=AT)
         feed = self.feed(name)
-        self.sink.write([FeedWrite(feed.id, name, 1, LANDING, (batch,), fenced.commit_id)])
+        self.sink.write([FeedWrite(feed.id, name, 1, TARGET, (batch,), fenced.commit_id)])
 
 
 @pytest.fixture

@@ -118,6 +118,6 @@ def test_all_that_begins_with_a_shutdown_is_told_its_exit_status(monkeypatch: py
 
 
 def test_a_worker_whose_pool_is_to_shrink_says_why_it_does_not() -> None:
-    answer = bootsteps._keep_the_size(SimpleNamespace(hostname="w1@host"), n=3)
+    answer = bootsteps._refuse_new_size(SimpleNamespace(hostname="w1@host"), n=3)
     assert answer.keys() == {"error"}
     assert "w1@host holds as many feeds as -c says" in answer["error"]

@@ -14,7 +14,7 @@ from feedq.cli import main
 from feedq.cli.dead_letters import AT_ONCE, BYTES_AT_ONCE
 from feedq.errors import SinkUnavailable
 from feedq.model import Batch, FeedSpec
-from feedq.sinks.base import FeedWrite, FenceRequest, Landing, Replayed
+from feedq.sinks.base import FeedWrite, FenceRequest, Replayed, Target
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemorySink, MemoryTables
 from tests.unit.command import FakeInvocation
@@ -32,18 +32,18 @@ class WatchedSink(MemorySink):
         self.refuse_more = False
         self.away_at: int | None = None
 
-    def replay(self, ids: Collection[int], landing: Landing) -> Replayed:
+    def replay(self, ids: Collection[int], target: Target) -> Replayed:
         self.parts.append(sorted(ids))
         if len(self.parts) == self.away_at:
             raise SinkUnavailable("sink (in memory): away")
         if self.refuse_more:
             self.write_dead_letters(NAME, 1, b"poison again")
-        return super().replay(ids, landing)
+        return super().replay(ids, target)
 
     def write_dead_letters(self, feed: str, feed_id: int, *records: bytes) -> None:
-        self.fence([FenceRequest(feed_id, feed, 1, Landing("t", "json"))], lock_timeout_s=0)
+        self.fence([FenceRequest(feed_id, feed, 1, Target("t", "json"))], lock_timeout_s=0)
         batch = Batch.of_records(records, cursor=None, received_at=AT)
-        self.write([FeedWrite(feed_id, feed, 1, Landing("t", "json"), (batch,))])
+        self.write([FeedWrite(feed_id, feed, 1, Target("t", "json"), (batch,))])
 
 
 class Bench:
@@ -173,9 +173,9 @@ def test_letters_that_somebody_else_is_at_are_counted(bench: Bench) -> None:
     bench.tables.poison = None
     replay = bench.sink.replay
 
-    def second(ids: Collection[int], landing: Landing) -> Replayed:
-        replay([2], landing)
-        return replay(ids, landing)
+    def second(ids: Collection[int], target: Target) -> Replayed:
+        replay([2], target)
+        return replay(ids, target)
 
     bench.sink.replay = second  # type: ignore[method-assign] # the other one was quicker with one of them
     ran = bench.run("replay", "--all")

@@ -10,7 +10,7 @@ import pytest
 
 from feedq.cli.root import said
 from feedq.model import Load, Loss, NewWorker, Reason, TargetState
-from feedq.store.insight import FleetState
+from feedq.store.fleet_state import FleetState
 from tests.unit.command import Command, led
 
 

@@ -85,7 +85,7 @@ def test_passes_in_a_row_place_all_feeds_of_a_dead_worker_and_report_it_as_one(
     assert (report.can_wait, report.more) == (False, False)
 
 
-def test_what_is_left_of_a_rush_does_not_wait(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_fast_path_leaves_does_not_wait(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PLACED_FIRST", 2)
     die_with(store, 20)
     wakes = store.database.tables.wakes
@@ -95,7 +95,7 @@ def test_what_is_left_of_a_rush_does_not_wait(store: MemoryStore, monkeypatch: p
     assert store.database.tables.wakes == wakes + 1
 
 
-def test_an_edit_during_a_rush_is_taken_in_by_the_pass_after_it(store: MemoryStore) -> None:
+def test_an_edit_during_the_fast_path_is_taken_in_by_the_pass_after_it(store: MemoryStore) -> None:
     die_with(store, 5)
     store.feeds.set_target("f4", TargetState.PAUSED)
     report = reconcile(store, lambda _: None, SETTINGS, passes=control.PASSES_IN_A_ROW)

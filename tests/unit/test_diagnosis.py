@@ -31,7 +31,7 @@ from feedq.model import (
     WorkerView,
 )
 from feedq.placement.base import Rules
-from feedq.store.insight import FleetState
+from feedq.store.fleet_state import FleetState
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 RULES = Rules(settle_s=1.5)

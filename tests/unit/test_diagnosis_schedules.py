@@ -23,7 +23,7 @@ from feedq.diagnosis.schedule_checks import (
     job_checks,
 )
 from feedq.schedule.model import Every, Job, RunState, Schedule, ScheduleSpec, ScheduleView
-from feedq.store.insight import JobState
+from feedq.store.fleet_state import JobState
 from feedq.store.jobs.listing import ScheduledTask
 from tests.unit.command import NO_JOBS, Command
 

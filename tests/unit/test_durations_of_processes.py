@@ -24,7 +24,7 @@ from feedq.store.election import LivenessCheck
 from feedq.tasks import reconcile
 from feedq.worker.core import WATCHDOG_MIN_S
 from feedq.worker.outage import Outage
-from feedq.worker.runner import Interrupt, Surroundings
+from feedq.worker.runner import Interrupt, WorkerServices
 from feedq.worker.sink_pool import SinkPool, sinks_to_leave
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemoryCheckpoint
@@ -135,8 +135,8 @@ class Leaving(Bench):
 
     drain_timeout_s = 0.0
 
-    def _surroundings(self) -> Surroundings:
-        return replace(super()._surroundings(), drain_timeout_s=self.drain_timeout_s)
+    def _worker_services(self) -> WorkerServices:
+        return replace(super()._worker_services(), drain_timeout_s=self.drain_timeout_s)
 
 
 @pytest.mark.parametrize("timeout_s", astuple(Bounds.of("drain_timeout_s")))

@@ -233,10 +233,10 @@ def test_a_worker_that_is_leaving_gives_back_what_it_never_heard_of(stage: Stage
     stage.runs.loses_answer_of = "claim"
     with pytest.raises(Unavailable):
         stage.claim()
-    assert stage.slots.is_in_doubt
+    assert stage.slots.has_unanswered_claim
     stage.slots.drain()
     stage.slots.turn()
-    assert not stage.slots.is_in_doubt
+    assert not stage.slots.has_unanswered_claim
     assert stage.runs.states() == {1: "waiting"}
 
 
@@ -251,7 +251,7 @@ def test_a_stuck_thread_is_no_reason_to_wake_up(stage: Stage) -> None:
     assert stage.slots._pause_s() > 0.1
 
 
-def test_a_doubt_ends_with_its_session(stage: Stage) -> None:
+def test_an_unanswered_claim_ends_with_its_session(stage: Stage) -> None:
     stage.runs.add(1)
     stage.runs.loses_answer_of = "claim"
     with pytest.raises(Unavailable):

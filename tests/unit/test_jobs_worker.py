@@ -144,7 +144,7 @@ class RecordingSession:
         self.heard.append("notified")
 
 
-def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_ring() -> None:
+def test_the_keeper_tells_of_the_end_of_its_session_and_of_each_notification() -> None:
     clock = ManualClock()
     store, recording, session_listener = MemoryStore(clock), RecordingListener(), RecordingSession()
     settings = Settings(heartbeat_s=2, ttl_s=6, trust_margin_s=1)

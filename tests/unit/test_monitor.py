@@ -13,7 +13,7 @@ import pytest
 from feedq.model import Loss, NewWorker
 from feedq.worker.activity import Activity
 from feedq.worker.memory import GROWTH_MIN_BYTES, MemoryWatch
-from feedq.worker.monitor import Limits, Monitor, Voice, Watch, make_private, parse_stacks, report_losses
+from feedq.worker.monitor import DumpPipe, Limits, Monitor, Watch, make_private, parse_stacks, report_losses
 from tests.fakes import ManualClock, MemoryStore
 
 
@@ -38,7 +38,7 @@ def test_garbage_has_no_stacks() -> None:
 def make_monitor(tmp_path: Path, limits: Limits) -> tuple[Activity, Monitor, int]:
     activity = Activity.create(tmp_path / "notes")
     theirs, ours = os.pipe()
-    return activity, Monitor(activity, pid=os.getpid(), voice=Voice(theirs), limits=limits), ours
+    return activity, Monitor(activity, pid=os.getpid(), dump_pipe=DumpPipe(theirs), limits=limits), ours
 
 
 def test_a_worker_that_left_in_good_order_is_no_loss(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_no_move_leads_to_where_a_feed_failed_or_cannot_land_or_to_a_worker_that
 
 
 @given(st.data(), strategies)
-def test_evening_out_comes_to_an_end_whatever_feeds_avoid(data: st.DataObject, strategy: Strategy) -> None:
+def test_rebalancing_comes_to_an_end_whatever_feeds_avoid(data: st.DataObject, strategy: Strategy) -> None:
     fleet = data.draw(troubled_running(strategy))
     for _ in range(200):
         transfers = rebalance(fleet.held, fleet.workers, now=NOW, rules=fleet.rules, moves=3)

@@ -306,13 +306,13 @@ def test_one_without_a_place_stays_and_holds_up_nobody_else() -> None:
     assert [t.feed_id for t in moves_of(fleet, moves=1)] == [2]
 
 
-def test_leaving_comes_before_evening_out_and_uses_the_limit_up() -> None:
+def test_leaving_comes_before_rebalancing_and_uses_the_limit_up() -> None:
     fleet = uniform([10, 0])
     fleet = replace(fleet, held=[*fleet.held, *(Held(900 + i, UUID(int=77)) for i in range(3))])
     assert {t.source for t in moves_of(fleet, moves=3)} == {UUID(int=77)}
 
 
-def test_evening_out_makes_room_for_one_that_could_not_leave() -> None:
+def test_rebalancing_makes_room_for_one_that_could_not_leave() -> None:
     workers = [candidate(1, capacity=2, labels={"zone": "a"}), candidate(2, capacity=2)]
     held = [
         Held(1, UUID(int=77), selector=Selector({"zone": "a"})),

@@ -14,25 +14,25 @@ from feedq.model import Claim, Feed, FeedSpec, Progress
 from feedq.permission import Permissions
 from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
 from feedq.worker.progress_reporter import PROGRESS_MAX, ProgressReporter
-from feedq.worker.runner import FeedRunner, Surroundings
+from feedq.worker.runner import FeedRunner, WorkerServices
 from feedq.worker.sockets import Sockets
 from feedq.worker.throttling import Pacing
 from tests.unit.data_path import AT, DataPath, until
 
 
-def make_runner(surroundings: Surroundings, feed_id: int) -> FeedRunner:
+def make_runner(surroundings: WorkerServices, feed_id: int) -> FeedRunner:
     spec = FeedSpec(f"feed-{feed_id}", "tcp", {"url": "tcp://127.0.0.1:1"}, {"table": "t"})
     return FeedRunner(Claim(Feed(feed_id, spec, 1, AT, AT), 1, 0), surroundings)
 
 
-def surroundings_of(reporter: ProgressReporter) -> Surroundings:
+def surroundings_of(reporter: ProgressReporter) -> WorkerServices:
     """What all feeds of a worker share, with nothing behind it."""
     path = DataPath()
 
     async def cannot_raise(*_: object) -> None:
         return None
 
-    return Surroundings(
+    return WorkerServices(
         clock=SystemClock(),
         rng=Random(1),
         backoff=BackoffPolicy(),

@@ -22,7 +22,7 @@ from feedq.permission import DEFAULT, Permissions
 from feedq.testing.loopback import serving
 from feedq.worker import throttling
 from feedq.worker.connect_limiter import ConnectLimiter, StartLimiter
-from feedq.worker.runner import FeedRunner, Interrupt, Surroundings
+from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sockets import Sockets
 from feedq.worker.throttling import Pacing
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables
@@ -121,7 +121,7 @@ class Bench:
             is_new_here=is_new_here,
             has_failed=has_failed,
         )
-        self.runner = FeedRunner(claim, self._surroundings())
+        self.runner = FeedRunner(claim, self._worker_services())
         self.task: asyncio.Task[Release | None] | None = None
 
     def start(self) -> asyncio.Task[Release | None]:
@@ -137,8 +137,8 @@ class Bench:
         self.raised.append(above)
         return (key[0], above + 1) if self.may_raise else None
 
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(
+    def _worker_services(self) -> WorkerServices:
+        return WorkerServices(
             clock=SystemClock(),
             rng=Random(1),
             backoff=FAST,

@@ -1,4 +1,4 @@
-"""COPY of a landing with columns: what each column gets, quickly and plainly the same."""
+"""COPY of a target with columns: what each column gets, quickly and plainly the same."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from feedq.connectors.base import CsvFormat
 from feedq.model import JSON, Batch
 from feedq.sinks import copybinary, copytext
-from feedq.sinks.base import FeedWrite, Landing
+from feedq.sinks.base import FeedWrite, Target
 from feedq.sinks.copytext import ColumnRows
 from feedq.sinks.jsontext import UnreadableRecord
-from feedq.sinks.landing import Column
 from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
+from feedq.sinks.target_table import Column
 from tests.records import as_line, csv_records, json_records, spoiled
 
 AT = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
@@ -31,11 +31,11 @@ def column(type_name: str) -> Column:
     return Column(type_name, type_name, False, False, False, True, True)
 
 
-def rows_of(landing: Landing, *more: str) -> ColumnRows:
+def rows_of(target: Target, *more: str) -> ColumnRows:
     """A column whose name begins with j is jsonb, with y bytea, any other text."""
-    names = [*more, *(source.column for source in landing.columns)]
+    names = [*more, *(source.column for source in target.columns)]
     types = {"j": "jsonb", "y": "bytea"}
-    return ColumnRows(landing, {name: column(types.get(name[0], "text")) for name in names})
+    return ColumnRows(target, {name: column(types.get(name[0], "text")) for name in names})
 
 
 def of_records(records: Sequence[bytes], cursor: JSON = None) -> Batch:
@@ -47,7 +47,7 @@ def of_lines(records: Sequence[bytes], cursor: JSON = None) -> Batch:
 
 
 def write_of(batch: Batch) -> FeedWrite:
-    return FeedWrite(12, FEED, 7, Landing("t", "json"), (batch,))
+    return FeedWrite(12, FEED, 7, Target("t", "json"), (batch,))
 
 
 def fields(rows: ColumnRows, record: bytes, cursor: JSON = None) -> list[str | None]:
@@ -89,17 +89,17 @@ CSV_COLUMNS = sources_of(
 )
 DELIMITERS = {",": '"', r"\t": '"', "||": "'", ";": "", "é": '"', r"\x01": "“"}
 DIALECTS = [CSV.model_copy(update={"delimiter": d, "quote": q}) for d, q in DELIMITERS.items()]
-LANDINGS = {
-    "pointers": Landing("t", "json", sources_of(POINTING)),
-    "members": Landing("t", "json", sources_of({"a": "/a", "c": "/c", "b": "/b"})),
-    "json members": Landing("t", "json", sources_of({"ja": "/a", "c": "/c"})),
-    "deeper": Landing("t", "json", sources_of({"x": "/a/c", "c": "/c"})),
-    "all kinds": Landing(
+TARGETS = {
+    "pointers": Target("t", "json", sources_of(POINTING)),
+    "members": Target("t", "json", sources_of({"a": "/a", "c": "/c", "b": "/b"})),
+    "json members": Target("t", "json", sources_of({"ja": "/a", "c": "/c"})),
+    "deeper": Target("t", "json", sources_of({"x": "/a/c", "c": "/c"})),
+    "all kinds": Target(
         "t",
         "json",
         sources_of(POINTING | BATCH_WIDE | {"w": "", "jw": "", "y": "/a", "k": rule(value=["x\ty"])}),
     ),
-    "defaults": Landing(
+    "defaults": Target(
         "t",
         "json",
         sources_of(
@@ -109,34 +109,34 @@ LANDINGS = {
             }
         ),
     ),
-    "refused": Landing(
+    "refused": Target(
         "t",
         "json",
         sources_of({"a": rule(pointer="/a", missing="refuse"), "b": rule(pointer="/b", null="refuse")}),
     ),
-    "flattened": Landing("t", "json", sources_of({"b": "/a"}), flatten="_"),
-    "quoted name": Landing("t", "json", sources_of({"a": '/a"b', "c": "/c"})),
-    "no pointer": Landing("t", "json", sources_of({"w": "", "f": "$feed"})),
-    **{f"csv {d.delimiter}": Landing("t", "csv", CSV_COLUMNS, csv=d) for d in DIALECTS},
-    "csv refused": Landing("t", "csv", sources_of({"a": rule(pointer="/a", null="refuse")}), csv=CSV),
-    "csv flattened": Landing("t", "csv", flatten="_", csv=CSV),
-    "text": Landing("t", "text", sources_of({"w": "", "f": "$feed"})),
-    "bytes": Landing("t", "bytes", sources_of({"y": "", "f": "$feed"})),
+    "flattened": Target("t", "json", sources_of({"b": "/a"}), flatten="_"),
+    "quoted name": Target("t", "json", sources_of({"a": '/a"b', "c": "/c"})),
+    "no pointer": Target("t", "json", sources_of({"w": "", "f": "$feed"})),
+    **{f"csv {d.delimiter}": Target("t", "csv", CSV_COLUMNS, csv=d) for d in DIALECTS},
+    "csv refused": Target("t", "csv", sources_of({"a": rule(pointer="/a", null="refuse")}), csv=CSV),
+    "csv flattened": Target("t", "csv", flatten="_", csv=CSV),
+    "text": Target("t", "text", sources_of({"w": "", "f": "$feed"})),
+    "bytes": Target("t", "bytes", sources_of({"y": "", "f": "$feed"})),
 }
 FLATTENED = ["a", "a_b", "b_c", "ja_b_c", "b_0_c", "_"]
 
 
 def landing_rows(name: str) -> ColumnRows:
-    landing = LANDINGS[name]
-    return rows_of(landing, *(FLATTENED if landing.flatten is not None else []))
+    target = TARGETS[name]
+    return rows_of(target, *(FLATTENED if target.flatten is not None else []))
 
 
-def records_for(landing: Landing) -> st.SearchStrategy[bytes]:
-    if landing.csv is None:
+def records_for(target: Target) -> st.SearchStrategy[bytes]:
+    if target.csv is None:
         good = json_records
     else:
-        between = landing.csv.delimiter.replace(r"\t", "\t").replace(r"\x01", "\x01")
-        good = csv_records(between, landing.csv.quote, len(landing.csv.fields))
+        between = target.csv.delimiter.replace(r"\t", "\t").replace(r"\x01", "\x01")
+        good = csv_records(between, target.csv.quote, len(target.csv.fields))
     return st.one_of(good, good, good, spoiled(good), st.binary(max_size=20))
 
 
@@ -150,12 +150,12 @@ def outcome(encode: Callable[[], bytes]) -> bytes | str:
 # -- the fast path and the plain one -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", LANDINGS)
+@pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_columns_land_the_same_quickly_and_plainly(name: str, data: st.DataObject) -> None:
     rows = landing_rows(name)
-    records = data.draw(st.lists(records_for(LANDINGS[name]), max_size=6))
+    records = data.draw(st.lists(records_for(TARGETS[name]), max_size=6))
     if data.draw(st.booleans()):
         # One bad record ends a batch: without any, more is seen of the good ones.
         records = [r for r in records if isinstance(outcome(partial(one, rows, r)), bytes)]
@@ -277,7 +277,7 @@ def test_no_chunk_is_empty_for_that_would_end_the_copy() -> None:
 
 # -- what a column gets ------------------------------------------------------------------------------
 
-PLAIN = rows_of(Landing("t", "json", sources_of({"a": "/a", "deep": "/b/0/c", "whole": "", "j": "/j"})))
+PLAIN = rows_of(Target("t", "json", sources_of({"a": "/a", "deep": "/b/0/c", "whole": "", "j": "/j"})))
 
 
 @given(record=json_records)
@@ -361,14 +361,14 @@ def test_the_whole_record_is_kept_to_the_byte() -> None:
 
 
 def test_a_column_gets_what_is_known_of_the_batch() -> None:
-    rows = rows_of(Landing("t", "json", sources_of(BATCH_WIDE)))
+    rows = rows_of(Target("t", "json", sources_of(BATCH_WIDE)))
     assert fields(rows, b"{}", "x")[:6] == [FEED, '"acme/\\"ö\\t"', "7", "x", '"x"', AT.isoformat()]
     assert fields(rows, b"{}", {"n": 1})[3:5] == ['{"n": 1}', '{"n": 1}']
     assert fields(rows, b"{}")[3:5] == [None, None]
 
 
 def test_bytes_reach_a_bytea_column_as_they_are() -> None:
-    rows = rows_of(Landing("t", "bytes", sources_of({"y": ""})))
+    rows = rows_of(Target("t", "bytes", sources_of({"y": ""})))
     assert fields(rows, b"\x00\xff\\") == ["\\x00ff5c"]
 
 
@@ -386,7 +386,7 @@ def test_bytes_reach_a_bytea_column_as_they_are() -> None:
 def test_a_rule_says_what_stands_in_for_nothing_and_for_null(
     given_rule: dict[str, Any], missing: object, null: object
 ) -> None:
-    rows = rows_of(Landing("t", "json", sources_of({"price": rule(pointer="/p", **given_rule)})))
+    rows = rows_of(Target("t", "json", sources_of({"price": rule(pointer="/p", **given_rule)})))
     for record, expected, word in ((b"{}", missing, "nothing"), (b'{"p": null}', null, "null")):
         if expected is Otherwise.REFUSE:
             with pytest.raises(UnreadableRecord, match=f"column 'price': the record has {word} at /p"):
@@ -408,7 +408,7 @@ def test_a_rule_says_what_stands_in_for_nothing_and_for_null(
     ],
 )
 def test_a_flattened_column_gets_the_shortest_path_of_its_name(record: bytes, expected: str | None) -> None:
-    rows = rows_of(Landing("t", "json", flatten="_"), "a_b_c")
+    rows = rows_of(Target("t", "json", flatten="_"), "a_b_c")
     assert fields(rows, record) == [expected]
     assert one(rows, record) == b"".join(rows.chunks(write_of(of_lines([record])), of_lines([record])))
 

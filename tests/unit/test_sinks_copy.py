@@ -1,4 +1,4 @@
-"""COPY of the default landing: the quick path gives the same bytes as the plain one, and both the right ones."""
+"""COPY of the default target: the quick path gives the same bytes as the plain one, and both the right ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from feedq.model import Batch
 from feedq.sinks import copybinary
-from feedq.sinks.base import FeedWrite, Landing
+from feedq.sinks.base import FeedWrite, Target
 from feedq.sinks.copybinary import DefaultRows
 
 AT = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
-LANDING = Landing("t", "json")
+TARGET = Target("t", "json")
 
 
 def write_of(batch: Batch) -> FeedWrite:
-    return FeedWrite(12, 'acme/"ö\t', 7, LANDING, (batch,))
+    return FeedWrite(12, 'acme/"ö\t', 7, TARGET, (batch,))
 
 
 def of_records(records: Sequence[bytes]) -> Batch:

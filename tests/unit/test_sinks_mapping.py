@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from feedq.connectors.base import ConnectorOptions
 from feedq.connectors.records.pointer import parse_pointer
 from feedq.errors import InvalidInput
-from feedq.sinks.base import OnConflict, landing_of, parse_sink
+from feedq.sinks.base import OnConflict, parse_sink, target_of
 from feedq.sinks.mapping import SEPARATORS_MAX, ColumnSource, Origin, Otherwise, flattened, sources_of
 
 JSON = ConnectorOptions()
@@ -95,23 +95,23 @@ def test_a_sink_that_does_not_fit_its_source_says_why(
     options: dict[str, Any], source: ConnectorOptions, words: str
 ) -> None:
     with pytest.raises(InvalidInput, match=words):
-        landing_of(parse_sink(sink(**options)), source)
+        target_of(parse_sink(sink(**options)), source)
 
 
 def test_a_landing_has_all_that_was_declared() -> None:
     options = parse_sink(
         sink(columns={"p": "/price~1eur", "w": ""}, flatten="_", key=["seq"], on_conflict="update")
     )
-    landing = landing_of(options, CSV)
-    assert [source.pointer for source in landing.columns] == ["/price~1eur", ""]
-    assert (landing.flatten, landing.key, landing.on_conflict) == ("_", ("seq",), OnConflict.UPDATE)
-    assert landing.csv == CSV.csv
-    assert landing.is_mapped
+    target = target_of(options, CSV)
+    assert [source.pointer for source in target.columns] == ["/price~1eur", ""]
+    assert (target.flatten, target.key, target.on_conflict) == ("_", ("seq",), OnConflict.UPDATE)
+    assert target.csv == CSV.csv
+    assert target.is_mapped
 
 
 def test_a_landing_of_lines_may_have_columns_that_point_nowhere() -> None:
-    landing = landing_of(parse_sink(sink(columns={"line": "", "at": "$received_at"})), TEXT)
-    assert [source.origin for source in landing.columns] == [Origin.RECORD, Origin.RECEIVED_AT]
+    target = target_of(parse_sink(sink(columns={"line": "", "at": "$received_at"})), TEXT)
+    assert [source.origin for source in target.columns] == [Origin.RECORD, Origin.RECEIVED_AT]
 
 
 # -- flatten -----------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import pytest
 
 from feedq.errors import InvalidInput
 from feedq.sinks.base import parse_sink
-from feedq.sinks.landing import TableName
 from feedq.sinks.reserved import why_not_in_postgresql, why_nowhere
 from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession
+from feedq.sinks.target_table import TableName
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from uuid import UUID, uuid4
 import pytest
 
 from feedq.model import Batch, FeedKey
-from feedq.sinks.base import CommitUnknown, FeedWrite, Landing, Written
+from feedq.sinks.base import CommitUnknown, FeedWrite, Target, Written
 from feedq.sinks.settlement import LastCommit, decide
 
 LOST, OTHER, LEFT = uuid4(), uuid4(), uuid4()
-LANDING = Landing("t", "json")
+TARGET = Target("t", "json")
 
 
 def unknown(*keys: FeedKey, **changes: object) -> CommitUnknown:
     batch = Batch.of_lines(b"1\n", cursor=1, received_at=datetime.now(UTC))
-    writes = [FeedWrite(feed_id, f"f{feed_id}", epoch, LANDING, (batch,), LEFT) for feed_id, epoch in keys]
+    writes = [FeedWrite(feed_id, f"f{feed_id}", epoch, TARGET, (batch,), LEFT) for feed_id, epoch in keys]
     facts: dict[str, Any] = {"landed": dict.fromkeys(keys, 1), "dead": {}, "fenced": (), "unusable": {}}
     return CommitUnknown(LOST, writes, Written(**{**facts, **changes}))
 

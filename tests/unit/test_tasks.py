@@ -100,7 +100,7 @@ def test_what_counts_is_how_many_one_worker_begins(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("is_away", [False, True])
 @pytest.mark.parametrize(("left_out", "wakes"), [(False, 1), (True, 0)])
-def test_what_a_rush_leaves_is_asked_for_in_a_moment(
+def test_what_the_fast_path_leaves_is_asked_for_in_a_moment(
     is_away: bool, left_out: bool, wakes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken: list[float] = []

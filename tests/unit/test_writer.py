@@ -12,7 +12,7 @@ import pytest
 
 from feedq.errors import FeedMisconfigured, LeaseLost, SinkRewound, SinkUnavailable
 from feedq.model import Batch
-from feedq.sinks.base import FeedWrite, Landing, Written
+from feedq.sinks.base import FeedWrite, Target, Written
 from feedq.telemetry import REGISTRY
 from tests.fakes.sink import MemoryCheckpoint, MemorySink
 from tests.unit.data_path import AT, DataPath, batch, until
@@ -206,7 +206,7 @@ async def test_the_budget_of_the_worker_stops_every_feed_and_lets_them_go_on() -
 async def test_feeds_of_a_locked_table_wait_and_the_others_go_on(path: DataPath) -> None:
     own(path, 1, 2)
     path.tables.locked_tables.add("stuck")
-    stuck = path.open_batch_queue((1, 1), "a", landing=Landing("stuck", "json"))
+    stuck = path.open_batch_queue((1, 1), "a", target=Target("stuck", "json"))
     free = path.open_batch_queue((2, 1), "b")
     await stuck.put(batch(b"0", cursor=0))
     await until(lambda: stuck.is_postponed, "put aside")
@@ -415,7 +415,7 @@ async def test_an_abandoned_feed_leaves_the_writer_at_once(path: DataPath, where
         path.tables.away = True
     gone, kept = (
         path.open_batch_queue((1, 1), "a"),
-        path.open_batch_queue((2, 1), "b", landing=Landing("other", "json")),
+        path.open_batch_queue((2, 1), "b", target=Target("other", "json")),
     )
     first, second = (kept, gone) if where == "queued" else (gone, kept)
     await first.put(batch(b"1", cursor=1))

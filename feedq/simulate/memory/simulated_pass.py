@@ -109,7 +109,7 @@ class SimulatedPass:
         return self._db.free(worker_ids, Move.LOSE_WORKER, Reason.WORKER_GONE)
 
     @statement
-    def absorb_new(self, *, limit: int) -> int:
+    def accept_new(self, *, limit: int) -> int:
         new = {
             feed.id
             for feed, lease in self.dirty(limit=limit)

@@ -1,4 +1,4 @@
-"""How records get into one landing: read as texts, converted to values, inserted many at a time.
+"""How records get into one target: read as texts, converted to values, inserted many at a time.
 
 Reading is `feedq.sinks.copytext`'s, so that a record lands here as it does in PostgreSQL; converting is
 `feedq.sinks.sql.column_values`'. A record that cannot be read or converted is refused here, before the database
@@ -18,15 +18,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from feedq.connectors.base import RecordFormat
 from feedq.model import Batch, FeedKey
-from feedq.sinks.base import DeadRecord, FeedWrite, Landing, OnConflict, SuspectRecord
-from feedq.sinks.catalog import LandingPlan, ReadyRecord
+from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
+from feedq.sinks.catalog import ReadyRecord, TargetPlan
 from feedq.sinks.copytext import ColumnRows
 from feedq.sinks.jsontext import UnreadableRecord, check, decode
-from feedq.sinks.landing import DEFAULT_COLUMNS, TableShape, written_columns
 from feedq.sinks.session import parameter
 from feedq.sinks.sql.column_values import Conversion, Convert, Unfit
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.target_table import DEFAULT_COLUMNS, TableShape, written_columns
 
 ROWS_AT_ONCE: Final = 1_000
 BYTES_AT_ONCE: Final = 256 * 1024
@@ -37,15 +37,15 @@ Reader = Callable[[bytes], Values]
 """Raises `UnreadableRecord`."""
 
 
-class InsertPlan(LandingPlan[list[ReadyRecord]]):
-    """One landing, ready to be written."""
+class InsertPlan(TargetPlan[list[ReadyRecord]]):
+    """One target, ready to be written."""
 
     session: SqlSession
 
-    def __init__(self, session: SqlSession, landing: Landing, shape: TableShape) -> None:
+    def __init__(self, session: SqlSession, target: Target, shape: TableShape) -> None:
         """Raises `Unfit` for a constant that its column does not take."""
-        super().__init__(session, landing, shape)
-        self._names = names = written_columns(landing, shape.columns)
+        super().__init__(session, target, shape)
+        self._names = names = written_columns(target, shape.columns)
         columns = {name: shape.columns[name] for name in names}
         self._conversions: Mapping[str, Conversion] = {
             name: session.conversion(column.own_type, is_json=column.type == "json")
@@ -54,7 +54,7 @@ class InsertPlan(LandingPlan[list[ReadyRecord]]):
         self._required = frozenset(
             name for name, column in columns.items() if column.not_null and not column.is_numbered
         )
-        self._rows = ColumnRows(landing, shape.columns) if landing.is_mapped else None
+        self._rows = ColumnRows(target, shape.columns) if target.is_mapped else None
         self._table = Table(
             shape.name,
             MetaData(),
@@ -62,7 +62,7 @@ class InsertPlan(LandingPlan[list[ReadyRecord]]):
             schema=shape.schema,
         )
         self._upsert = self._statement()
-        self._by_hand = ByHand(self._table, landing) if self._upsert is None else None
+        self._by_hand = ByHand(self._table, target) if self._upsert is None else None
         self._done = 0
         """Rows of the last `land` that were in the statements before the last one."""
 
@@ -81,7 +81,7 @@ class InsertPlan(LandingPlan[list[ReadyRecord]]):
         }
 
     def prepare(
-        self, writes: Sequence[FeedWrite], doubtful: Collection[FeedKey]
+        self, writes: Sequence[FeedWrite], recently_refused: Collection[FeedKey]
     ) -> tuple[Sequence[list[ReadyRecord]], list[DeadRecord]]:
         prepared: list[list[ReadyRecord]] = []
         dead: list[DeadRecord] = []
@@ -114,7 +114,7 @@ class InsertPlan(LandingPlan[list[ReadyRecord]]):
         texts = self.texts(SuspectRecord(write, batch, b""))
         return _default_reader(
             self._values({name: texts[name] for name in DEFAULT_COLUMNS[:-1]}),
-            self.landing.format,
+            self.target.format,
             self._conversions["payload"].convert,
         )
 
@@ -154,14 +154,14 @@ class InsertPlan(LandingPlan[list[ReadyRecord]]):
 
     def _statement(self) -> Insert | None:
         """How rows are inserted; None when no single statement does what the key asks for."""
-        if not self.landing.key:
+        if not self.target.key:
             return insert(self._table)
-        others = self.shape.unique_keys - {frozenset(self.landing.key)}
+        others = self.shape.unique_keys - {frozenset(self.target.key)}
         may_conflict = self.shape.has_other_unique or any(map(self._may_conflict, others))
         if may_conflict and not self.session.upserts_by_key:
             return None
-        replaced = self._names if self.landing.on_conflict is OnConflict.UPDATE else ()
-        return self.session.upsert(self._table, key=self.landing.key, replaced=replaced)
+        replaced = self._names if self.target.on_conflict is OnConflict.UPDATE else ()
+        return self.session.upsert(self._table, key=self.target.key, replaced=replaced)
 
     def _may_conflict(self, key: frozenset[str]) -> bool:
         """Whether rows of ours can have a key of that index; numbers that the database gives out cannot."""
@@ -171,11 +171,11 @@ class InsertPlan(LandingPlan[list[ReadyRecord]]):
 class ByHand:
     """Rows with a key, each looked for before it is inserted."""
 
-    def __init__(self, table: Table, landing: Landing) -> None:
+    def __init__(self, table: Table, target: Target) -> None:
         self._table = table
-        self._replaces = landing.on_conflict is OnConflict.UPDATE
-        here = [table.c[name] == parameter(name, table.c[name]) for name in landing.key]
-        self._key = landing.key
+        self._replaces = target.on_conflict is OnConflict.UPDATE
+        here = [table.c[name] == parameter(name, table.c[name]) for name in target.key]
+        self._key = target.key
         self._find = select(literal(1)).select_from(table).where(*here).limit(1)
         self._replace: Executable = (
             update(table).where(*here).values({c.name: parameter(f"new_{c.name}", c) for c in table.c})

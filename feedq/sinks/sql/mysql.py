@@ -22,13 +22,13 @@ from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from feedq.connectors.wire.dialing import keep_alive
-from feedq.sinks.landing import TableName
 from feedq.sinks.session import ROLES, application_name, by_class
 from feedq.sinks.sql import column_values
 from feedq.sinks.sql.column_values import Conversion, conversion
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.table_definitions import MYSQL, checkpoint, utc_now
+from feedq.sinks.target_table import TableName
 
 SESSIONS_MAX: Final = 8
 """Of one worker in one role; a worker has one, and a few more while it replaces lost ones."""
@@ -70,7 +70,7 @@ _DATA: Final = (
     4037, 4038,
 )
 # No such table or column, not permitted, not insertable, no default, generated.
-_LANDINGS: Final = (
+_TARGETS: Final = (
     1049, 1051, 1054, 1064, 1072, 1109, 1136, 1142, 1143, 1146, 1170, 1227, 1288, 1305, 1347, 1348, 1364, 1370,
     1393, 1394, 1423, 1424, 1442, 1471, 1809, 1814, 1906, 1932, 3105,
 )
@@ -85,7 +85,7 @@ _BY_CODE: Final[Mapping[int, ErrorScope]] = {
     **dict.fromkeys(_LOCKED, ErrorScope.LOCKED),
     **dict.fromkeys(_CONFLICTS, ErrorScope.CONFLICT),
     **dict.fromkeys(_DATA, ErrorScope.DATA),
-    **dict.fromkeys(_LANDINGS, ErrorScope.LANDING),
+    **dict.fromkeys(_TARGETS, ErrorScope.TARGET),
     **dict.fromkeys(_LATER, ErrorScope.LATER),
     **dict.fromkeys(_UNAVAILABLE, ErrorScope.UNAVAILABLE),
 }

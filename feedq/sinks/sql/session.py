@@ -10,10 +10,10 @@ from sqlalchemy import URL, Engine, Insert, Inspector, Table, inspect
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
-from feedq.sinks.landing import TableName
 from feedq.sinks.session import SinkSession
 from feedq.sinks.sql.column_values import Conversion, conversion
 from feedq.sinks.table_definitions import checkpoint, dead_letter, lacking
+from feedq.sinks.target_table import TableName
 
 CONNECT_TIMEOUT_S: Final = 5
 READ_TIMEOUT_S: Final = 60

@@ -12,10 +12,9 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
 from feedq.errors import InvalidInput
-from feedq.sinks.base import FeedWrite, Landing
-from feedq.sinks.catalog import Catalog, LandingPlan
+from feedq.sinks.base import FeedWrite, Target
+from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.cursors import ascii_text
-from feedq.sinks.landing import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, problem
 from feedq.sinks.reserved import SYSTEM
 from feedq.sinks.sql.column_values import is_binary
 from feedq.sinks.sql.insertplan import InsertPlan
@@ -23,7 +22,8 @@ from feedq.sinks.sql.mysql import MySqlSession
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sql.sqlite import SqliteSession
 from feedq.sinks.sqlstate import ErrorScope
-from feedq.sinks.table_definitions import checkpoint, landing_table
+from feedq.sinks.table_definitions import checkpoint, default_table
+from feedq.sinks.target_table import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, problem
 from feedq.sinks.transactional import TransactionalSink
 from feedq.telemetry import mask_url
 
@@ -146,56 +146,56 @@ class SqlCatalog(Catalog):
                 )
         return None
 
-    def judge(self, landing: Landing, shape: TableShape | None) -> str | None:
-        types_ = (TEXT, ("integer",), ("date and time",), PAYLOAD_TYPES[landing.format])
-        return problem(landing, shape, dict(zip(DEFAULT_COLUMNS, types_, strict=True)))
+    def judge(self, target: Target, shape: TableShape | None) -> str | None:
+        types_ = (TEXT, ("integer",), ("date and time",), PAYLOAD_TYPES[target.format])
+        return problem(target, shape, dict(zip(DEFAULT_COLUMNS, types_, strict=True)))
 
-    def make_plan(self, landing: Landing, shape: TableShape) -> InsertPlan:
-        return InsertPlan(self._session, landing, shape)
+    def make_plan(self, target: Target, shape: TableShape) -> InsertPlan:
+        return InsertPlan(self._session, target, shape)
 
-    def imagine(self, landing: Landing) -> tuple[LandingPlan[Any], bool]:
+    def imagine(self, target: Target) -> tuple[TargetPlan[Any], bool]:
         # Not every database makes tables in a transaction: records are only read and converted.
-        table = landing_table(landing)
+        table = default_table(target)
         dialect = self._session.connection.dialect
         columns = {
             column.name: _column(column.type.dialect_impl(dialect), not_null=not column.nullable)
             for column in table.c
         }
-        return self.make_plan(landing, TableShape(table.schema, table.name, columns)), False
+        return self.make_plan(target, TableShape(table.schema, table.name, columns)), False
 
-    def create(self, landing: Landing) -> str | None:
+    def create(self, target: Target) -> str | None:
         try:
-            self._session.make(landing_table(landing))
+            self._session.make(default_table(target))
         except SQLAlchemyError as error:
             self._session.rollback()
-            if self._session.scope(error) not in (ErrorScope.LANDING, ErrorScope.DATA):
+            if self._session.scope(error) not in (ErrorScope.TARGET, ErrorScope.DATA):
                 raise
-            schema = TableName.parse(landing.table).schema
+            schema = TableName.parse(target.table).schema
             where = f"in {schema!r} " if schema else ""
             return (
-                f"table {landing.table!r} does not exist and cannot be created {where}"
+                f"table {target.table!r} does not exist and cannot be created {where}"
                 f"({self._session.explain(error)}): create it, or have somebody permit it"
             )
         return None
 
-    def describe(self, landings: Collection[Landing]) -> dict[Landing, TableShape]:
-        if not landings:
+    def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
+        if not targets:
             return {}
         self._session.set_lock_timeout(self._session.lock_timeout_s)
         try:
             # One for all of them: it remembers what it has asked the database.
             inspector = inspect(self._session.connection)
-            found = {landing: self._shape(inspector, landing) for landing in landings}
-            return {landing: shape for landing, shape in found.items() if shape is not None}
+            found = {target: self._shape(inspector, target) for target in targets}
+            return {target: shape for target, shape in found.items() if shape is not None}
         finally:
             self._session.end_reading()
 
-    def _shape(self, inspector: Inspector, landing: Landing) -> TableShape | None:
+    def _shape(self, inspector: Inspector, target: Target) -> TableShape | None:
         """None when there is no such table."""
-        name, session = TableName.parse(landing.table), self._session
+        name, session = TableName.parse(target.table), self._session
 
         def unfit(why: str | None) -> str | None:
-            return why and f"table {landing.table!r} {why}"
+            return why and f"table {target.table!r} {why}"
 
         if session.is_system(name, inspector.default_schema_name):
             return TableShape(name.schema, name.name, {}, unfit=unfit(SYSTEM))

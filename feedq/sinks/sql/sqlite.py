@@ -21,11 +21,11 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError
 
 from feedq.errors import InvalidInput
-from feedq.sinks.landing import TableName
 from feedq.sinks.session import by_class
 from feedq.sinks.sql.column_values import Conversion, Convert, conversion, is_number, native_number, text
 from feedq.sinks.sql.session import SqlSession
 from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.target_table import TableName
 
 OPEN_TIMEOUT_S: Final = 5.0
 
@@ -35,7 +35,7 @@ _SCOPES: Final = {
     sqlite3.SQLITE_CONSTRAINT: ErrorScope.DATA,
     sqlite3.SQLITE_MISMATCH: ErrorScope.DATA,
     sqlite3.SQLITE_TOOBIG: ErrorScope.DATA,
-    sqlite3.SQLITE_ERROR: ErrorScope.LANDING,
+    sqlite3.SQLITE_ERROR: ErrorScope.TARGET,
     sqlite3.SQLITE_SCHEMA: ErrorScope.CONFLICT,
 }
 _DEFERRED: Final = re.compile(r"\bINITIALLY\s+DEFERRED\b", re.IGNORECASE)

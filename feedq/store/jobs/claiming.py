@@ -10,7 +10,7 @@ left to what it assumes. Each part reads one index in its own order and stops af
 
 - runs that the worker was told of, by their ids;
 - of each *lane* that is open, the first by rank (`run_lane`). A lane is a queue, a task and a selector: one whose
-  queue is full, or whose runs the worker cannot do, costs a look, however many wait in it;
+  queue is full, or whose runs the worker cannot do, costs one step of the scan, however many wait in it;
 - of each schedule that is being backfilled one run after another, the oldest (`run_backfill`). Those behind it,
   thousands maybe, are in no other index that a claim reads.
 
@@ -26,8 +26,8 @@ locks the first of them that nobody else has locked, and takes them.
 - want the same run: the second skips its locked row, or finds on reading it again that it waits no more.
 - want two runs of a schedule of which one may run at a time. They want the same one, the oldest, unless one of
   them has not seen yet what the other has. So a claim also holds the schedule's advisory lock until it commits,
-  tried and never waited for; and who gets that lock a moment after it was let go, with an older view of the rows,
-  meets the unique index `run_one_at_a_time`. Nothing of its claim is kept then, and it claims again.
+  tried and never waited for; and who gets that lock a moment after it was released, with an older view of the
+  rows, meets the unique index `run_one_at_a_time`. Nothing of its claim is kept then, and it claims again.
 - want runs of a queue with limits. The statement before the last locks its row, and the last, which begins when
   that is done, counts what others have committed.
 
@@ -132,7 +132,7 @@ FIRST = """
     WHERE state = 'waiting' ORDER BY due_at LIMIT 1
 """
 # The first run that this worker may take once it falls due, and the first of others that it may steal. If none of
-# those looked at is: the last of them.
+# those read is: the last of them.
 _NEXT_DUE = f"""
     SELECT least(
         min(CASE WHEN is_mine AND due_at > {NOW} THEN due_at
@@ -276,7 +276,7 @@ CLAIM = f"""
 _DUE = f"WITH {CANDIDATES} SELECT * FROM candidate ORDER BY rank_at, id LIMIT :limit"
 
 
-# -- a look ------------------------------------------------------------------------------------------
+# -- a scan ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +367,7 @@ def taken_from(rows: Sequence[Any], seen: DueScan, *, limit: int) -> ClaimedRuns
     if len(taken) == limit:
         next_in_s: float | None = 0.0
     elif rows[0].candidates > len(taken) or (taken and seen.parameters["open"]):
-        # Others hold them for a moment; or a bucket is emptier than it was when we looked.
+        # Others hold them for a moment; or a bucket is emptier than it was at the scan.
         next_in_s = AGAIN_S if seen.next_in_s is None else min(seen.next_in_s, AGAIN_S)
     else:
         next_in_s = seen.next_in_s

@@ -15,7 +15,7 @@ does, and may only be waiting for the database to tell it. An outage of the data
 run is a matter of its semantics.
 
 Any node may expire, several at once: what one has locked the others skip. Nothing is waited for, so the order of
-locks matters to nobody else, and what was skipped is there for the next look.
+locks matters to nobody else, and what was skipped is there for the next scan.
 
 A worker that has lost all its sessions for a moment is taken for dead, and lives. So what it runs is left alone
 for `GRACE_S` from the suspicion on. Its process registers again within a fraction of that, and takes its runs over
@@ -343,7 +343,7 @@ def _cut(reason: str | None) -> str | None:
 
 
 def is_needed(c: Connection) -> bool:
-    """Whether anything runs, or has missed its start deadline: nearly all looks find nothing."""
+    """Whether anything runs, or has missed its start deadline: nearly all scans find nothing."""
     return bool(c.execute(text(_ANY)).scalar_one())
 
 

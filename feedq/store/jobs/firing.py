@@ -1,13 +1,13 @@
 """Firing: ticks that are due become rows, and each watermark moves behind them, in one transaction.
 
-No node leads. Each looks when it likes; those that look at the same moment share the due schedules, because a
+No node leads. Each scans when it likes; those that scan at the same moment share the due schedules, because a
 locked one is skipped, and one that another has just fired is no longer due when its row is read again. Killed
-before the commit, nothing has happened, and the next look does the same. Killed after it, only hints are lost.
+before the commit, nothing has happened, and the next scan does the same. Killed after it, only hints are lost.
 Should a tick come a second time (a watermark put back by hand, say), its key is there already: no second row.
 
 Decisions are those of `feedq.schedule.due`. A schedule about which none can be made (stored by a release that
 knows more options, in a time zone that is no more) is paused with the reason, so that it neither stops the others
-nor is looked at again and again, until it is declared anew.
+nor is decided again and again, until it is declared anew.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from feedq.telemetry import EventKind
 
 DECIDE_S = 0.25
 """So long are schedules decided while all are locked; the rest is left to the next look. One schedule may take as
-long as `feedq.schedule.due.TICKS_PER_LOOK` ticks of a cron expression do."""
-ROWS_PER_LOOK = 5_000
+long as `feedq.schedule.due.TICKS_PER_SCAN` ticks of a cron expression do."""
+ROWS_PER_SCAN = 5_000
 """No further schedule is decided when this many rows are to be written."""
 AGAIN_S = 0.05
 """When others are firing what is due."""
@@ -228,7 +228,7 @@ def _decide(
     until = time.monotonic() + DECIDE_S
     made = 0
     for row in rows:
-        if (decided or problems) and (made >= ROWS_PER_LOOK or time.monotonic() > until):
+        if (decided or problems) and (made >= ROWS_PER_SCAN or time.monotonic() > until):
             break
         try:
             one = _decide_one(row, unfinished[row.id], is_resumed=row.id in resuming)

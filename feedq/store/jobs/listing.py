@@ -37,7 +37,7 @@ from feedq.store.jobs.rows import (
 PAGE_MAX = 1_000
 """Schedules or runs of one answer."""
 SCANNED = 500
-"""Runs of each kind that are looked through for urgent schedules; a few milliseconds."""
+"""Runs of each kind that are searched for urgent schedules; a few milliseconds."""
 LATE_S = 5.0
 """What is due for longer than that is late: most begins within a second."""
 LAST_OF_ALL = "\U0010ffff"

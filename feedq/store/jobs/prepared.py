@@ -101,7 +101,7 @@ class PreparedRuns:
         self._is_off = False
         """Behind a pooler."""
         self._lanes: DueScan | None = None
-        """What the last look found, as long as it is good for another claim."""
+        """What the last scan found, as long as it is good for another claim."""
         self._claims = 0
 
     def claim(self, offer: Offer, *, is_due: bool = False) -> ClaimedRuns | None:

@@ -75,7 +75,8 @@ UNREADABLE = "(cannot be read)"
 """Shown in lists as the task of a job that this release cannot read. Nothing is told by it: see
 `feedq.schedule.model.Schedule.unreadable`."""
 SOON = timedelta(seconds=1)
-"""What is declared to fire within this is told to a worker: nobody may look by then. All others see it in time."""
+"""What is declared to fire within this is told to a worker: no worker may scan by then. All others see it in
+time."""
 KEPT = 4_096
 """Values of each part that are kept, read once: what people look at is the same again and again, and few
 schedules have a timing of their own."""
@@ -269,7 +270,7 @@ def cancel(c: Connection, reasons: Mapping[int, str], states: Sequence[RunState]
 
 def notify_some(c: Connection, runs: int) -> None:
     """Tell one worker for each of so many runs, with the commit: those with a slot free first. A worker that is
-    not told looks by itself, on an idle fleet seconds later; by then the others have done all of a backlog."""
+    not told scans by itself, on an idle fleet seconds later; by then the others have done all of a backlog."""
     sql = """
         SELECT pg_notify('feedq_worker_' || lock_key, :reason) FROM (
             SELECT lock_key FROM feedq.worker w
@@ -284,7 +285,7 @@ def notify_some(c: Connection, runs: int) -> None:
 
 
 def notify_if_soon(c: Connection, schedules: Iterable[Schedule], at: datetime) -> None:
-    """Have a worker look for the next tick of these, with the commit, if one of them is to fire soon."""
+    """Have a worker scan for the next tick of these, with the commit, if one of them is to fire soon."""
     fires_at = [s.next_fire_at for s in schedules if s.state is ScheduleState.ACTIVE]
     if any(fires is not None and fires <= at + SOON for fires in fires_at):
         notify_some(c, 1)

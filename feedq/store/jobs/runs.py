@@ -82,7 +82,7 @@ _KEEPING = text(f"""
     WHERE {KEEPING} AND id > :after
     ORDER BY id LIMIT :limit
 """)
-# Only the oldest of each are looked at, so that one which keeps much is not read as a whole each time.
+# Only the oldest of each are read, so that one which keeps much is not read as a whole each time.
 _KEEPERS = GivenRows("id bigint, runs int, days int")
 _KEPT = text(f"""
     DELETE FROM feedq.run WHERE id = ANY(ARRAY(
@@ -111,7 +111,7 @@ class RunStore(Aggregate):
         self._ageing_s = ageing_s
         self._sessions = JobSessions(database.url)
         self._trimmed_to = 0
-        """The schedule with a history of its own after which the next look goes on."""
+        """The schedule with a history of its own after which the next scan goes on."""
         self._prepared = PreparedRuns(database.url, ageing_s=ageing_s)
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class RunStore(Aggregate):
 
     def _trim_kept(self, c: Connection, limit: int) -> int:
         """Delete at most ``limit`` runs of the next schedules that keep a history of their own, beyond what they
-        keep. They are gone through by their ids, so that a look takes as long whether there are ten of them or a
+        keep. They are gone through by their ids, so that a scan takes as long whether there are ten of them or a
         hundred thousand."""
         keeping = c.execute(_KEEPING, {"after": self._trimmed_to, "limit": SCHEDULES_PER_SCAN}).all()
         if not keeping:

@@ -114,7 +114,7 @@ class JobSessions:
         try:
             complete(connection, worker_id, run)
         except RunTakenAway:
-            # First it lets go of what it has locked. If the rest fails, the worker finishes the run as failed, and
+            # First it releases what it has locked. If the rest fails, the worker finishes the run as failed, and
             # that is rejected in turn.
             connection.rollback()
             with self._engine.begin() as c:

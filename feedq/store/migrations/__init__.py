@@ -9,7 +9,7 @@ from alembic import op
 def run_live(*scripts: str) -> None:
     """Execute statements on a live database: one at a time, each a transaction of its own.
 
-    None may lock a table for longer than one look through it takes, and each must be one that can be repeated:
+    None may lock a table for longer than one scan of it takes, and each must be one that can be repeated:
     the migration may be cut off anywhere. A script is several statements, unless it has a body of its own.
     """
     with op.get_context().autocommit_block():

@@ -1,9 +1,9 @@
 """What the code of a job may ask of its run: `feedq.run_context`.
 
-A run ends for its worker in three ways that the job does not choose: its time-out, a cancellation, or the loss of
-the worker's lease. Python cannot stop a thread, so the job is told, and has to look: at `RunContext.is_cancelled`
-between two steps, or by waiting with `RunContext.wait`. Whatever a job does beyond that counts for nothing: its
-run has ended, and its end is not heard.
+A run ends for its worker in three ways that the job does not choose: its time-out, a cancellation, or the loss
+of the worker's lease. Python cannot stop a thread, so the job is told, and has to ask for it: by
+`RunContext.is_cancelled` between two steps, or by waiting with `RunContext.wait`. Whatever a job does beyond
+that counts for nothing: its run has ended, and its end is not heard.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from feedq.worker.jobs.ticker import Ticker
 from feedq.worker.outbox import Outbox
 
 POLL_S = 0.1
-DOUBT_S = 0.5
+GIVE_BACK_S = 0.5
 """How long it tries to give back what it may have claimed and never heard of."""
 TELL_S = 5.0
 """How long a worker that leaves tries to tell of its last ends, once nothing runs any more."""
@@ -156,8 +156,8 @@ class Jobs:
             logger.warning(LogEvent.JOBS_LEFT, runs=left)
             slots.cancel_all("its worker is leaving")
         began = monotonic()
-        while not self._is_forced and monotonic() - began < (DOUBT_S if slots.is_idle else TELL_S):
-            if slots.is_idle and not slots.is_in_doubt:
+        while not self._is_forced and monotonic() - began < (GIVE_BACK_S if slots.is_idle else TELL_S):
+            if slots.is_idle and not slots.has_unanswered_claim:
                 break
             Event().wait(POLL_S / 10)
 

@@ -1,14 +1,14 @@
 """Which runs are this worker's, how often it looks for them, and how workers are told of runs that are due.
 
-**Share.** Each worker has segments of all runs, as of the last look at the workers; who looked earlier or later
+**Share.** Each worker has segments of all runs, as of the last scan of the workers; who scanned earlier or later
 may see it another way, and the claim decides.
 
-**Looks.** Each worker fires ticks, ends what has expired, and asks who else is there. One look of one worker is
-enough for all; many only mean that no particular one must live. So the more there are, the seldomer each looks,
+**Scans.** Each worker fires ticks, ends what has expired, and asks who else is there. One scan of one worker is
+enough for all; many only mean that no particular one must live. So the more there are, the seldomer each scans,
 and a fleet of any size asks the database about as much.
 
 **Hints** are messages that tell a worker of runs that are due. They carry two numbers and no facts. Lost, late,
-copied or forged, a hint costs time only: who was not told of a run finds it by its own look, and the claim
+copied or forged, a hint costs time only: who was not told of a run finds it by its own scan, and the claim
 judges everything. So they leave from a `feedq.worker.outbox.Outbox`, and nobody waits for the broker.
 """
 
@@ -26,12 +26,12 @@ from feedq.schedule.spread import segments_of
 from feedq.store.jobs.runs import RunStore
 
 POLL_S = 0.5
-"""How often a worker of a small fleet looks for what nobody told it of."""
+"""How often a worker of a small fleet scans for what nobody told it of."""
 IDLE_POLL_S = 5.0
-"""The same while there is nothing to look for: no schedule with a tick to come, no run that waits or runs."""
+"""The same while there is nothing to find: no schedule with a tick to come, no run that waits or runs."""
 POLL_MAX_S = 10.0
 POLLS_PER_S = 50
-"""Looks of one kind, of all workers together, beyond 25 of them: somebody looks every 20 ms."""
+"""The scans of one kind a second, of all workers together, beyond 25 of them: one every 20 ms."""
 SCANNERS = 20
 """So many workers, about, look at the moment at which the next tick falls due; the others on their own time.
 None of them must: that all happen to be late is as likely as a hash that collides."""
@@ -56,7 +56,7 @@ class Share:
     workers: int = 1
     """How many there are, at least one."""
     is_idle: bool = False
-    """Whether there was nothing to fire and nothing to run when somebody looked last."""
+    """Whether there was nothing to fire and nothing to run at the last scan of any worker."""
 
     @classmethod
     def of(cls, workers: Sequence[JobWorker], me: UUID | None, *, is_idle: bool = False) -> Share:

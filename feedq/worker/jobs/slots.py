@@ -40,7 +40,7 @@ from feedq.worker.jobs.context import TIMED_OUT, RunContext
 from feedq.worker.jobs.share import Identity, Share
 
 HINTS_MAX = 1_000
-"""Runs that the worker was told of and has not asked for yet; beyond, it learns of them by its own look."""
+"""Runs that the worker was told of and has not asked for yet; beyond, it learns of them by its own scan."""
 CHECK_S = 2.0
 """How often it is asked which runs were taken away, beside being notified of it."""
 RETRY_S = 0.25
@@ -93,10 +93,10 @@ class Slots:
         """Of whose end the database has not been told. One that was timed out may be in both."""
         self._hints: dict[int, None] = {}
         self._claim_at = self._check_at = self._retry_at = float("-inf")
-        self._is_stirred = self._is_draining = self._is_closed = False
+        self._is_woken = self._is_draining = self._is_closed = False
         self._last_fence = 0
         """The highest that was heard of."""
-        self._in_doubt: UUID | None = None
+        self._unanswered_claim: UUID | None = None
         """The session for which a claim was asked and its answer not heard."""
         self._gone: UUID | None = None
         """The session that was declared gone last."""
@@ -116,19 +116,19 @@ class Slots:
                 if len(self._hints) < HINTS_MAX:
                     self._hints[run_id] = None
             self._claim_at = float("-inf")
-            self._stir()
+            self._wake()
 
     def notified(self) -> None:
         """Something has changed: a run was taken away, or triggered."""
         with self._changed:
             self._check_at = self._claim_at = float("-inf")
-            self._stir()
+            self._wake()
 
     def gone(self, session_id: UUID) -> None:
         """Declared gone. What runs under this session goes on under the next one, if that comes soon."""
         with self._changed:
             self._gone = session_id
-            self._stir()
+            self._wake()
 
     def drain(self) -> None:
         """Claim nothing more. Safe in a signal handler: it takes no lock, and wakes nobody."""
@@ -139,13 +139,13 @@ class Slots:
         with self._changed:
             for attempt in self._attempts:
                 self._decide(attempt, why)
-            self._stir()
+            self._wake()
 
     def close(self, *, timeout_s: float) -> None:
         """End the thread. Jobs that still run end with the process."""
         with self._changed:
             self._is_closed = True
-            self._stir()
+            self._wake()
         self._threads.close()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -168,16 +168,16 @@ class Slots:
             return any(a.run.id == run_id for a in (*self._running(), *self._ended))
 
     @property
-    def is_in_doubt(self) -> bool:
+    def has_unanswered_claim(self) -> bool:
         """Whether more may have been claimed than was heard of."""
-        return self._in_doubt is not None
+        return self._unanswered_claim is not None
 
     def wait_idle(self, timeout_s: float) -> bool:
         with self._changed:
             return self._changed.wait_for(self._has_none, max(timeout_s, 0.0))
 
-    def _stir(self) -> None:
-        self._is_stirred = True
+    def _wake(self) -> None:
+        self._is_woken = True
         self._changed.notify_all()
 
     def _running(self) -> list[Attempt]:
@@ -212,18 +212,18 @@ class Slots:
                     self._end(attempt, outcome.finish.state, outcome.finish.reason)
             # A slot is free, and maybe the way for another run of the schedule or queue.
             self._claim_at = float("-inf")
-            self._stir()
+            self._wake()
 
     # -- the thread that talks to the database -------------------------------------------------------
 
     def _serve(self) -> None:
         while True:
             with self._changed:
-                if not self._is_stirred:
+                if not self._is_woken:
                     self._changed.wait(self._pause_s())
                 if self._is_closed:
                     return
-                self._is_stirred = False
+                self._is_woken = False
             if monotonic() < self._retry_at:
                 continue
             try:
@@ -243,7 +243,7 @@ class Slots:
 
     def _again_later(self) -> None:
         with self._changed:
-            # Whatever was under way is asked again: a look that was not answered was none.
+            # Whatever was under way is asked again: a scan that was not answered was none.
             self._claim_at = self._check_at = float("-inf")
             self._retry_at = monotonic() + RETRY_S
 
@@ -368,10 +368,10 @@ class Slots:
                 return
             hints = tuple(self._hints)
             self._hints.clear()
-        self._in_doubt = session_id
+        self._unanswered_claim = session_id
         offer = Offer(session_id, room, share.mine, self._steal_after_s, hints)
         granted = self._runs.claim(offer)
-        self._in_doubt = None
+        self._unanswered_claim = None
         for run in granted.runs:
             self._begin(session_id, run)
         if granted.next_in_s is not None:
@@ -381,14 +381,14 @@ class Slots:
 
     def _give_back(self) -> None:
         """What was claimed and never heard of, before anything else is claimed, or the worker leaves."""
-        session_id = self._in_doubt
+        session_id = self._unanswered_claim
         if session_id is not None and session_id != self._gone:
             held = self._runs.held(session_id)
             unheard = [Finish(i, f, RunState.WAITING) for i, f in held.items() if f > self._last_fence]
             if unheard:
                 self._runs.finish(session_id, unheard)
                 self._last_fence = max(finish.fence for finish in unheard)
-        self._in_doubt = None
+        self._unanswered_claim = None
 
     def _begin(self, session_id: UUID, run: ClaimedRun) -> None:
         self._last_fence = max(self._last_fence, run.fence)

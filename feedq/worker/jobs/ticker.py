@@ -2,12 +2,12 @@
 
 It fires what is due, and does now and then what somebody has to do: end runs of workers that are gone, ask who
 else runs jobs, delete old history. All of it is decided and bounded in the database; that many do it at once
-costs a look, and that one of them dies costs nothing.
+costs a scan, and that one of them dies costs nothing.
 
 One duty is its own worker's alone: runs of that worker whose time has been up for long, and of which nobody in the
 process knows any more (a child process of Celery's pool died with its run, say). No other worker may end them.
 
-A look that fired something says so at once: to the slots of this worker, where its own segments are concerned,
+A scan that fired something says so at once: to the slots of this worker, where its own segments are concerned,
 and to other workers by a message. The broker is spoken to on a thread of its own (`feedq.worker.outbox`):
 one that is away must not delay the next tick.
 """
@@ -28,7 +28,7 @@ from feedq.worker.jobs.share import POLL_S, Identity, Note, Reminder, Share
 from feedq.worker.outbox import Outbox
 
 FIRED_PER_SCAN = 500
-"""Schedules that one look fires. More of them make its transaction longer, and others have to wait for its
+"""Schedules that one scan fires. More of them make its transaction longer, and others have to wait for its
 rows."""
 SCANS_IN_A_ROW = 20
 """While there is more to fire; then the other duties have their turn."""
@@ -36,13 +36,13 @@ EXPIRED_PER_LOOK = 1_000
 TRIM_INTERVAL_S = 60.0
 TRIM_AGAIN_S = 1.0
 """When there was more to delete than one does."""
-TRIMMED_PER_LOOK = 5_000
+TRIMMED_PER_SCAN = 5_000
 OVERDUE_INTERVAL_S = 10.0
 OVERDUE_S = 30.0
 """So long past its time-out, and so long after the database was away, is a run of ours still left to whoever
 runs it here. Their own word comes within a second; this is for those that cannot say it any more."""
 REMIND_INTERVAL_S = 1.0
-"""On Celery's own pools: how often it looks which runs wait for a message."""
+"""On Celery's own pools: how often it checks which runs wait for a message."""
 AWAY_S = 0.5
 WOKEN_S = 0.01
 """It looks no more often than so for being woken: a worker is notified of many things that are none of its own."""
@@ -89,8 +89,8 @@ class Ticker:
         self._stopping = Event()
         self._woken = Event()
         self._fired_at = float("-inf")
-        """When the last look for due ticks was answered."""
-        self._meeting = _Duty(self._meet)
+        """When the last scan for due ticks was answered."""
+        self._scan_duty = _Duty(self._scan_workers)
         trimming_at = monotonic() + self._rng.uniform(0.1, 1.0) * TRIM_INTERVAL_S
         self._duties = [_Duty(self._expire), _Duty(self._trim, trimming_at), _Duty(self._end_overdue)]
         if reminder is not None:
@@ -101,7 +101,7 @@ class Ticker:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look again now: a schedule may have been declared whose tick comes sooner than the last look knew. Any
+        """Scan again now: a schedule may have been declared whose tick comes sooner than the last scan knew. Any
         thread; returns at once."""
         self._woken.set()
 
@@ -115,9 +115,9 @@ class Ticker:
         """Fire what is due and do what is to be done by now. Returns for how long to sleep. Raises
         `Unavailable`."""
         # First who is there: what is fired is told to them.
-        self._attend(self._meeting)
+        self._do_if_due(self._scan_duty)
         next_in_s = self._fire()
-        self._attend(*self._duties)
+        self._do_if_due(*self._duties)
         # Since that answer the duties have taken their time.
         return max(0.0, self._fired_at + self.share.next_scan_s(next_in_s, rng=self._rng) - monotonic())
 
@@ -143,13 +143,13 @@ class Ticker:
         for worker, its_hints in theirs.items():
             self._notes.put([Note(worker.queue, hint.run_id, hint.attempt) for hint in its_hints])
 
-    def _attend(self, *duties: _Duty) -> None:
+    def _do_if_due(self, *duties: _Duty) -> None:
         for duty in duties:
             if monotonic() >= duty.at:
                 # Spread over the fleet: workers that were started together do not meet here for ever.
                 duty.at = monotonic() + duty.do() * self._rng.uniform(0.75, 1.0)
 
-    def _meet(self) -> float:
+    def _scan_workers(self) -> float:
         self.share = Share.of(self._runs.workers(), self._identity(), is_idle=self.share.is_idle)
         return self.share.poll_s
 
@@ -158,8 +158,8 @@ class Ticker:
         return POLL_S if expired >= EXPIRED_PER_LOOK else self.share.poll_s
 
     def _trim(self) -> float:
-        trimmed = self._runs.trim(older_than_days=self._retention_days, limit=TRIMMED_PER_LOOK)
-        if trimmed >= TRIMMED_PER_LOOK:
+        trimmed = self._runs.trim(older_than_days=self._retention_days, limit=TRIMMED_PER_SCAN)
+        if trimmed >= TRIMMED_PER_SCAN:
             return TRIM_AGAIN_S
         return TRIM_INTERVAL_S * max(1, self.share.workers / 10)
 

@@ -1,4 +1,4 @@
-"""Whether a landing can work: table names, table shapes, and what is wrong between the two. Pure.
+"""Whether a target can work: table names, table shapes, and what is wrong between the two. Pure.
 
 `feedq.sinks.catalog` reads the shapes from a database; here they are judged, and every complaint says which table
 and column, and what to do about it. Names are quoted wherever they are written, and never folded; a dot separates
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from feedq.sinks.base import Landing, OnConflict
+from feedq.sinks.base import OnConflict, Target
 from feedq.sinks.mapping import ColumnSource, Origin, flattened, pointer_to, unknown_field
 
 NAME_BYTES_MAX: Final = 63
 """PostgreSQL cuts longer names off silently, and two of them could then mean the same table."""
 DEFAULT_COLUMNS: Final = ("feed", "epoch", "received_at", "payload")
-"""Of a landing without ``columns``."""
+"""Of a target without ``columns``."""
 
 Types = Mapping[str, Sequence[str]]
-"""Those that each column of a default landing may have; the first is what a complaint asks for."""
+"""Those that each column of a default target may have; the first is what a complaint asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,9 @@ class TableShape:
     name: str
     columns: Mapping[str, Column]
     unique_keys: frozenset[frozenset[str]] = frozenset()
-    """Those that a landing's key may name."""
+    """Those that a target's key may name."""
     unfit: str | None = None
-    """Why nothing can land there whatever the landing."""
+    """Why nothing can land there whatever the target."""
     role: str | None = None
     """Where the database says what it may do."""
     has_triggers: bool = False
@@ -93,69 +93,67 @@ class TableShape:
 NO_COLUMNS: Final[Mapping[str, Column]] = MappingProxyType({})
 
 
-def column_sources(landing: Landing, columns: Mapping[str, Column] = NO_COLUMNS) -> tuple[ColumnSource, ...]:
+def column_sources(target: Target, columns: Mapping[str, Column] = NO_COLUMNS) -> tuple[ColumnSource, ...]:
     """Where the columns of the user's own table come from: the given ones, and those that ``flatten`` fills."""
-    if landing.flatten is None:
-        return landing.columns
-    given = {source.column for source in landing.columns}
+    if target.flatten is None:
+        return target.columns
+    given = {source.column for source in target.columns}
     left = [
         name
         for name, column in columns.items()
         if name not in given and not column.generated and not column.has_default
     ]
-    if landing.csv is not None:
+    if target.csv is not None:
         # There is nothing nested, and a column without a field is none of ours.
-        return landing.columns + tuple(
-            ColumnSource(name, Origin.POINTER, pointer_to(name))
-            for name in left
-            if name in landing.csv.fields
+        return target.columns + tuple(
+            ColumnSource(name, Origin.POINTER, pointer_to(name)) for name in left if name in target.csv.fields
         )
-    return landing.columns + tuple(flattened(name, landing.flatten) for name in left)
+    return target.columns + tuple(flattened(name, target.flatten) for name in left)
 
 
-def written_columns(landing: Landing, columns: Mapping[str, Column] = NO_COLUMNS) -> tuple[str, ...]:
+def written_columns(target: Target, columns: Mapping[str, Column] = NO_COLUMNS) -> tuple[str, ...]:
     """What is written of a table with these columns, in the order of a COPY."""
-    if landing.is_mapped:
-        return tuple(source.column for source in column_sources(landing, columns))
+    if target.is_mapped:
+        return tuple(source.column for source in column_sources(target, columns))
     return DEFAULT_COLUMNS
 
 
-def misdeclared(landing: Landing, why_reserved: Callable[[TableName], str | None]) -> str | None:
-    """What is wrong with the landing whatever the database holds; None when nothing is."""
+def misdeclared(target: Target, why_reserved: Callable[[TableName], str | None]) -> str | None:
+    """What is wrong with the target whatever the database holds; None when nothing is."""
     try:
-        table = TableName.parse(landing.table)
+        table = TableName.parse(target.table)
     except ValueError as error:
         return str(error)
     if why := why_reserved(table):
-        return f"sink.table {landing.table!r} {why}"
-    if landing.csv is not None and (why := unknown_field(landing.columns, landing.csv.fields)):
+        return f"sink.table {target.table!r} {why}"
+    if target.csv is not None and (why := unknown_field(target.columns, target.csv.fields)):
         return why
-    if landing.flatten is not None:
+    if target.flatten is not None:
         # Which columns that fills is for the table to say.
         return None
-    known = written_columns(landing)
-    for column in landing.key:
+    known = written_columns(target)
+    for column in target.key:
         if column not in known:
             return f"sink.key: {column!r} is not among the columns written: {', '.join(known)}"
     return None
 
 
-def problem(landing: Landing, shape: TableShape | None, types: Types) -> str | None:
-    """Why the landing cannot work with the table as it is; None when it can."""
+def problem(target: Target, shape: TableShape | None, types: Types) -> str | None:
+    """Why the target cannot work with the table as it is; None when it can."""
     if shape is None:
-        return f"table {landing.table!r} does not exist: create it, or correct sink.table"
+        return f"table {target.table!r} does not exist: create it, or correct sink.table"
     if shape.unfit is not None:
         return shape.unfit
     try:
-        written = written_columns(landing, shape.columns)
+        written = written_columns(target, shape.columns)
     except ValueError as error:
-        return f"table {landing.table!r}: {error}, too often for sink.flatten: map it in sink.columns"
-    return next(_complaints(landing, shape, written, types), None)
+        return f"table {target.table!r}: {error}, too often for sink.flatten: map it in sink.columns"
+    return next(_complaints(target, shape, written, types), None)
 
 
-def _complaints(landing: Landing, shape: TableShape, written: Sequence[str], types: Types) -> Iterator[str]:
-    table = f"table {landing.table!r}"
-    yield from _wrong_columns(landing, shape, written, types)
+def _complaints(target: Target, shape: TableShape, written: Sequence[str], types: Types) -> Iterator[str]:
+    table = f"table {target.table!r}"
+    yield from _wrong_columns(target, shape, written, types)
     unfilled = [
         name
         for name, column in shape.columns.items()
@@ -166,22 +164,20 @@ def _complaints(landing: Landing, shape: TableShape, written: Sequence[str], typ
             f"{table}: column {_listed(unfilled)} is NOT NULL without a default and nothing is written to it: "
             "map it in sink.columns, or give it a default"
         )
-    if unwritten := [name for name in landing.key if name not in written]:
+    if unwritten := [name for name in target.key if name not in written]:
         yield f"sink.key: {_listed(unwritten)} is not among the columns written to {table}: {_listed(written)}"
-    if landing.key and frozenset(landing.key) not in shape.unique_keys:
-        key = ", ".join(map(quoted, landing.key))
+    if target.key and frozenset(target.key) not in shape.unique_keys:
+        key = ", ".join(map(quoted, target.key))
         yield (
             f"{table} has no unique index on exactly ({key}), which sink.key needs: "
             f"CREATE UNIQUE INDEX {'' if shape.role else '… '}ON {shape.quoted} ({key})"
         )
     if shape.role is not None:
-        yield from _not_permitted(landing, shape, [shape.columns[name] for name in written], shape.role)
+        yield from _not_permitted(target, shape, [shape.columns[name] for name in written], shape.role)
 
 
-def _wrong_columns(
-    landing: Landing, shape: TableShape, written: Sequence[str], types: Types
-) -> Iterator[str]:
-    table, there = f"table {landing.table!r}", _listed(shape.columns)
+def _wrong_columns(target: Target, shape: TableShape, written: Sequence[str], types: Types) -> Iterator[str]:
+    table, there = f"table {target.table!r}", _listed(shape.columns)
     if not written:
         yield (
             f"{table} has no column that sink.flatten could fill (it has {there}): add one, or map one in "
@@ -191,37 +187,35 @@ def _wrong_columns(
         wanted = ", ".join(f"{name} {type_}" for name, (type_, *_) in types.items())
         yield (
             f"{table} has no column {_listed(missing)}: add it, or correct sink.columns (the table has {there})"
-            if landing.is_mapped
+            if target.is_mapped
             else f"{table} exists and has no column {_listed(missing)}: without sink.columns records land as "
             f"({wanted}); name another table, or map them with sink.columns"
         )
     if generated := [name for name in written if shape.columns[name].generated]:
         yield f"{table}: column {_listed(generated)} is generated by the database; leave it out of sink.columns"
-    for name, wanted_types in () if landing.is_mapped else types.items():
+    for name, wanted_types in () if target.is_mapped else types.items():
         found = shape.columns[name]
         if found.type not in wanted_types:
-            why = f" for source.format {landing.format}" if name == "payload" else ""
+            why = f" for source.format {target.format}" if name == "payload" else ""
             yield (
                 f"{table}: column {name!r} is {found.definition}, and must be {wanted_types[0]}{why}; "
                 "change the column, name another table, or map the records with sink.columns"
             )
 
 
-def _not_permitted(
-    landing: Landing, shape: TableShape, written: Sequence[Column], role: str
-) -> Iterator[str]:
+def _not_permitted(target: Target, shape: TableShape, written: Sequence[Column], role: str) -> Iterator[str]:
     """What the role may not do; each with the statement that permits it."""
-    table, to = f"table {landing.table!r}", f"ON {shape.quoted} TO {quoted(role)}"
+    table, to = f"table {target.table!r}", f"ON {shape.quoted} TO {quoted(role)}"
     if not all(column.insertable for column in written):
         yield f"role {role!r} may not insert into {table}: GRANT INSERT {to}"
-    if not all(shape.columns[name].selectable for name in landing.key):
-        key = ", ".join(map(quoted, landing.key))
+    if not all(shape.columns[name].selectable for name in target.key):
+        key = ", ".join(map(quoted, target.key))
         yield (
             f"role {role!r} may not read the key ({key}) of {table}, which sink.key needs: "
             f"GRANT SELECT ({key}) {to}"
         )
     # PostgreSQL wants SELECT for whatever an update takes its new values from.
-    updates = landing.on_conflict is OnConflict.UPDATE
+    updates = target.on_conflict is OnConflict.UPDATE
     if updates and not all(column.updatable and column.selectable for column in written):
         yield (
             f"role {role!r} may not change rows of {table}, which sink.on_conflict update needs: "

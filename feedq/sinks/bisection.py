@@ -1,6 +1,6 @@
 """Finding the few that are refused among many that are fine.
 
-`isolate` knows neither databases nor records: it is given an attempt that takes all of what it is given, or
+`bisect` knows neither databases nor records: it is given an attempt that takes all of what it is given, or
 none of it. Each unit is taken at most once, in order, and every unit is either taken or refused. The
 attempt may hint at the unit that was in the way; a wrong hint costs time and nothing else. One bad unit
 costs three attempts with a hint, and a logarithm without. What is attempted at once is about as much as lay
@@ -29,7 +29,7 @@ class FailedAttempt:
     """Index, within what was attempted, of the unit that was in the way."""
 
 
-def isolate(
+def bisect(
     units: Sequence[T],
     attempt: Callable[[Sequence[T]], FailedAttempt | None],
     *,

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from feedq.placement.base import EligibleWorker, lags
 
-# What is promised counts for the worker that it is promised to, and no longer for the one that is letting go
+# What is promised counts for the worker that it is promised to, and no longer for the one that is releasing it
 # of it.
 _SHIFTED = """
     SELECT worker_id, sum(feeds)::int AS feeds, sum(weight) AS weight FROM (

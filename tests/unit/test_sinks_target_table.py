@@ -1,4 +1,4 @@
-"""A landing that cannot work is told apart beforehand, in words that name table, column and remedy."""
+"""A target that cannot work is told apart beforehand, in words that name table, column and remedy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import pytest
 from psycopg2 import sql
 
 from feedq.connectors.base import CsvFormat, RecordFormat
-from feedq.sinks.base import Landing, OnConflict
-from feedq.sinks.landing import (
+from feedq.sinks.base import OnConflict, Target
+from feedq.sinks.mapping import sources_of
+from feedq.sinks.postgresql_catalog import problem, why_unfit
+from feedq.sinks.postgresql_session import identifier_of
+from feedq.sinks.reserved import why_not_in_postgresql
+from feedq.sinks.target_table import (
     Column,
     TableName,
     TableShape,
@@ -19,15 +23,11 @@ from feedq.sinks.landing import (
     misdeclared,
     written_columns,
 )
-from feedq.sinks.mapping import sources_of
-from feedq.sinks.postgresql_catalog import problem, why_unfit
-from feedq.sinks.postgresql_session import identifier_of
-from feedq.sinks.reserved import why_not_in_postgresql
 
-DEFAULT = Landing("raw", "json")
+DEFAULT = Target("raw", "json")
 CSV = CsvFormat(fields=("seq", "extra"))
-FLAT = Landing("raw", "json", flatten="_")
-TYPED = Landing("raw", "json", sources_of({"seq": "/seq", "payload": ""}), ("seq",))
+FLAT = Target("raw", "json", flatten="_")
+TYPED = Target("raw", "json", sources_of({"seq": "/seq", "payload": ""}), ("seq",))
 
 UPDATING = replace(TYPED, on_conflict=OnConflict.UPDATE)
 
@@ -97,11 +97,11 @@ def test_what_no_record_can_land_in_is_no_table_of_ours(
 )
 def test_the_payload_column_fits_the_format(record_format: RecordFormat, payload: str) -> None:
     shape = table(columns={**table().columns, "payload": column(payload)})
-    assert problem(Landing("raw", record_format), shape) is None
+    assert problem(Target("raw", record_format), shape) is None
 
 
 @pytest.mark.parametrize(
-    ("landing", "shape", "words"),
+    ("target", "shape", "words"),
     [
         (DEFAULT, None, "table 'raw' does not exist: create it"),
         (
@@ -167,16 +167,16 @@ def test_the_payload_column_fits_the_format(record_format: RecordFormat, payload
         (replace(FLAT, key=("missing",)), typed_table(), "sink.key: 'missing' is not among"),
         (replace(FLAT, columns=sources_of({"gone": "/a"})), typed_table(), "has no column 'gone'"),
         (
-            Landing("raw", "csv", flatten="_", csv=CSV),
+            Target("raw", "csv", flatten="_", csv=CSV),
             typed_table(note=column(not_null=True)),
             "column 'note' is NOT NULL without a default and nothing is written to it",
         ),
     ],
 )
 def test_a_problem_names_table_column_and_remedy(
-    landing: Landing, shape: TableShape | None, words: str
+    target: Target, shape: TableShape | None, words: str
 ) -> None:
-    why = problem(landing, shape)
+    why = problem(target, shape)
     assert why is not None
     assert re.search(words, why), why
 
@@ -190,30 +190,30 @@ def test_what_the_database_fills_in_need_not_be_mapped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("landing", "words"),
+    ("target", "words"),
     [
-        (Landing("a.b.c", "json"), "neither a table nor schema.table"),
-        (Landing(".b", "json"), "neither a table nor schema.table"),
-        (Landing("ä" * 32, "json"), "longer than 63 bytes"),
-        (Landing("feedq_checkpoint", "json"), "feedq's own"),
-        (Landing("public.feedq_dead_letter", "json"), "feedq's own"),
-        (Landing("feedq.feed", "json"), "feedq's own"),
-        (Landing("pg_catalog.pg_description", "json"), "kept by the database about itself"),
-        (Landing("pg_toast.pg_toast_1255", "json"), "kept by the database about itself"),
-        (Landing("pg_temp_3.landed", "json"), "kept by the database about itself"),
-        (Landing("information_schema.sql_features", "json"), "kept by the database about itself"),
+        (Target("a.b.c", "json"), "neither a table nor schema.table"),
+        (Target(".b", "json"), "neither a table nor schema.table"),
+        (Target("ä" * 32, "json"), "longer than 63 bytes"),
+        (Target("feedq_checkpoint", "json"), "feedq's own"),
+        (Target("public.feedq_dead_letter", "json"), "feedq's own"),
+        (Target("feedq.feed", "json"), "feedq's own"),
+        (Target("pg_catalog.pg_description", "json"), "kept by the database about itself"),
+        (Target("pg_toast.pg_toast_1255", "json"), "kept by the database about itself"),
+        (Target("pg_temp_3.landed", "json"), "kept by the database about itself"),
+        (Target("information_schema.sql_features", "json"), "kept by the database about itself"),
         (
-            Landing("raw", "csv", sources_of({"seq": "/sequence"}), csv=CSV),
+            Target("raw", "csv", sources_of({"seq": "/sequence"}), csv=CSV),
             "column 'seq' points at /sequence, which is no field of the records; source.csv.fields has 'seq'",
         ),
         (
-            Landing("raw", "json", key=("seq",)),
+            Target("raw", "json", key=("seq",)),
             "sink.key: 'seq' is not among the columns written: feed, epoch",
         ),
     ],
 )
-def test_a_declaration_can_be_wrong_by_itself(landing: Landing, words: str) -> None:
-    why = misdeclared(landing, lambda table: why_not_in_postgresql(table.schema, table.name))
+def test_a_declaration_can_be_wrong_by_itself(target: Target, words: str) -> None:
+    why = misdeclared(target, lambda table: why_not_in_postgresql(table.schema, table.name))
     assert why is not None
     assert words in why
 
@@ -237,24 +237,24 @@ def test_flatten_fills_what_is_neither_mapped_nor_filled_by_the_database() -> No
         mapped=column(),
         a_b=column(not_null=True),
     ).columns
-    landing = replace(FLAT, columns=sources_of({"mapped": "/m"}))
+    target = replace(FLAT, columns=sources_of({"mapped": "/m"}))
     assert [
-        (source.column, source.pointer, source.alternatives) for source in column_sources(landing, columns)
+        (source.column, source.pointer, source.alternatives) for source in column_sources(target, columns)
     ] == [
         ("mapped", "/m", ()),
         ("seq", "/seq", ()),
         ("payload", "/payload", ()),
         ("a_b", "/a_b", ("/a/b",)),
     ]
-    assert problem(landing, typed_table(**columns)) is None
+    assert problem(target, typed_table(**columns)) is None
 
 
 def test_flatten_fills_the_columns_that_csv_has_a_field_for() -> None:
-    landing = Landing("raw", "csv", flatten="_", csv=CSV)
-    assert written_columns(landing, typed_table().columns) == ("seq",)
-    assert problem(landing, typed_table()) is None
+    target = Target("raw", "csv", flatten="_", csv=CSV)
+    assert written_columns(target, typed_table().columns) == ("seq",)
+    assert problem(target, typed_table()) is None
 
 
 def test_a_record_of_bytes_may_be_a_column_of_bytes() -> None:
-    landing = Landing("raw", "bytes", sources_of({"payload": ""}))
-    assert problem(landing, typed_table(payload=column("bytea"))) is None
+    target = Target("raw", "bytes", sources_of({"payload": ""}))
+    assert problem(target, typed_table(payload=column("bytea"))) is None

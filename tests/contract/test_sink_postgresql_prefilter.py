@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from feedq.embedded.postgres import Postgres
 from feedq.model import Batch
-from feedq.sinks.base import Landing
+from feedq.sinks.base import Target
 from feedq.sinks.mapping import sources_of
 from tests.contract.sink_harness import PostgresSinkHarness, batch, empty_database, fence, lines, write
 
@@ -61,9 +61,9 @@ def test_a_spoiled_feed_lands_what_the_database_takes_and_nothing_else(
     harness: PostgresSinkHarness, format_: Any, kind: str
 ) -> None:
     harness.query(f"CREATE TABLE raw (feed text, epoch bigint, received_at timestamptz, payload {kind})")
-    landing = Landing("raw", format_)
+    target = Target("raw", format_)
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
+    fence(sink, 1, 1, target)
 
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(records=records, as_lines=st.booleans())
@@ -73,7 +73,7 @@ def test_a_spoiled_feed_lands_what_the_database_takes_and_nothing_else(
             records = [r for r in records if r] or [b"1"]
         group: Batch = lines(*records, cursor=1) if as_lines else batch(*records, cursor=1)
         harness.query("TRUNCATE raw, feedq_dead_letter")
-        written = sink.write([write(1, 1, group, landing=landing)])
+        written = sink.write([write(1, 1, group, target=target)])
         with judge(harness) as takes:
             good = [r for r in records if takes(r, kind)]
             bad = [r for r in records if not takes(r, kind)]
@@ -88,10 +88,12 @@ def test_a_spoiled_feed_lands_what_the_database_takes_and_nothing_else(
         assert [bytes(r) for (r,) in harness.query("SELECT record FROM feedq_dead_letter ORDER BY id")] == bad
 
     check()
-    assert sink._spoiled, "the quick look was never taken"
+    assert sink._recently_refused, "the quick look was never taken"
 
 
-def test_a_spoiled_feed_is_looked_through_before_it_fails_a_group(harness: PostgresSinkHarness) -> None:
+def test_a_feed_with_refused_records_is_prefiltered_before_it_fails_a_group(
+    harness: PostgresSinkHarness,
+) -> None:
     sink = harness.sink(url=harness.proxy.url)
     fence(sink, 1, 1)
     sink.write([write(1, 1, lines(b"1", b"bad", cursor=1))])
@@ -102,14 +104,14 @@ def test_a_spoiled_feed_is_looked_through_before_it_fails_a_group(harness: Postg
     assert harness.proxy.seen["BEGIN"] == 1
 
 
-def test_a_feed_that_is_good_again_is_no_longer_looked_through(
+def test_a_feed_that_is_good_again_is_no_longer_prefiltered(
     harness: PostgresSinkHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedq.sinks.transactional.SPOILED_S", 0.0)
+    monkeypatch.setattr("feedq.sinks.transactional.PREFILTER_S", 0.0)
     sink = harness.sink()
     fence(sink, 1, 1)
     sink.write([write(1, 1, lines(b"1", b"bad", cursor=1))])
-    assert not sink._spoiled
+    assert not sink._recently_refused
 
 
 @pytest.mark.parametrize("after", [b"{}", b"bad"])
@@ -117,12 +119,12 @@ def test_records_that_only_the_table_refuses_are_found_behind_those_that_any_wou
     harness: PostgresSinkHarness, after: bytes
 ) -> None:
     harness.query("CREATE TABLE typed (n smallint CHECK (n <> 13))")
-    landing = Landing("typed", "json", sources_of({"n": "/n"}))
+    target = Target("typed", "json", sources_of({"n": "/n"}))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    sink.write([write(1, 1, lines(b"bad", cursor=0), landing=landing)])
+    fence(sink, 1, 1, target)
+    sink.write([write(1, 1, lines(b"bad", cursor=0), target=target)])
     group = [b'{"n": 1}', after, b'{"n": 13}', b'{"n": 70000}', b'{"n": 2}', b"worse"]
-    written = sink.write([write(1, 1, lines(*group, cursor=1), landing=landing)])
+    written = sink.write([write(1, 1, lines(*group, cursor=1), target=target)])
     bad = [r for r in (after, *group[2:4], group[5]) if r != b"{}"]
     assert written.dead == {(1, 1): len(bad)}
     assert sorted(record for _, _, record, _ in harness.dead()) == sorted([b"bad", *bad])

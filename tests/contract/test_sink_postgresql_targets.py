@@ -12,7 +12,7 @@ import pytest
 
 from feedq.embedded.postgres import Postgres
 from feedq.errors import SinkUnavailable
-from feedq.sinks.base import FeedWrite, Fenced, Landing, Unusable
+from feedq.sinks.base import FeedWrite, Fenced, Target, Unusable
 from feedq.sinks.mapping import sources_of
 from feedq.sinks.postgresql import PostgresSink
 from tests.contract.sink_harness import (
@@ -26,7 +26,7 @@ from tests.contract.sink_harness import (
     write,
 )
 
-TYPED = Landing("orders", "json", sources_of({"seq": "/seq", "note": "/note"}))
+TYPED = Target("orders", "json", sources_of({"seq": "/seq", "note": "/note"}))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def harness(postgres: Postgres) -> Iterator[PostgresSinkHarness]:
 @pytest.fixture
 def lowly(harness: PostgresSinkHarness) -> Iterator[PostgresSink]:
     """A sink whose role may use the schema and nothing else; feedq's own tables are there."""
-    fence(harness.sink(), 99, 1, Landing("other", "json"))
+    fence(harness.sink(), 99, 1, Target("other", "json"))
     role = f"lowly_{uuid4().hex[:8]}"
     harness.query(
         f"CREATE ROLE {role} LOGIN PASSWORD 'lowly'; GRANT USAGE ON SCHEMA public TO {role};"
@@ -54,11 +54,11 @@ def lowly(harness: PostgresSinkHarness) -> Iterator[PostgresSink]:
     harness.query(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def unusable(sink: PostgresSink, landing: Landing) -> str:
+def unusable(sink: PostgresSink, target: Target) -> str:
     """The complaint of a fence, which `check` must share."""
-    (outcome,) = sink.fence([request(1, 1, landing)], lock_timeout_s=PATIENCE_S)
+    (outcome,) = sink.fence([request(1, 1, target)], lock_timeout_s=PATIENCE_S)
     assert isinstance(outcome, Unusable), outcome
-    assert sink.check(landing) is not None
+    assert sink.check(target) is not None
     return outcome.error
 
 
@@ -66,28 +66,28 @@ def unusable(sink: PostgresSink, landing: Landing) -> str:
 
 
 def test_the_default_table_is_made_in_its_schema_and_quoted(harness: PostgresSinkHarness) -> None:
-    landing = Landing('Sch"ema.we"ird; drop', "json")
+    target = Target('Sch"ema.we"ird; drop', "json")
     sink = harness.sink()
-    assert sink.check(landing) is None
-    fence(sink, 1, 1, landing)
-    assert sink.check(landing) is None
-    sink.write([write(1, 1, batch(b"1"), landing=landing)])
+    assert sink.check(target) is None
+    fence(sink, 1, 1, target)
+    assert sink.check(target) is None
+    sink.write([write(1, 1, batch(b"1"), target=target)])
     assert harness.query('SELECT feed, payload FROM "Sch""ema"."we""ird; drop"') == [("feed/1", 1)]
 
 
 def test_names_keep_their_case(harness: PostgresSinkHarness) -> None:
     sink = harness.sink()
     for feed_id, name in enumerate(("Orders", "orders", "ORDERS")):
-        fence(sink, feed_id, 1, Landing(name, "text"))
+        fence(sink, feed_id, 1, Target(name, "text"))
     assert harness.query("SELECT count(*) FROM pg_tables WHERE lower(tablename) = 'orders'") == [(3,)]
 
 
 def test_odd_column_names_are_quoted(harness: PostgresSinkHarness) -> None:
     harness.query('CREATE TABLE odd ("a""b; --" text, "Ünï %s" text UNIQUE)')
-    landing = Landing("odd", "json", sources_of({'a"b; --': "/a", "Ünï %s": "/b~1c"}), ("Ünï %s",))
+    target = Target("odd", "json", sources_of({'a"b; --': "/a", "Ünï %s": "/b~1c"}), ("Ünï %s",))
     sink = harness.sink()
-    fence(sink, 1, 1, landing)
-    written = sink.write([write(1, 1, batch(b'{"a": "x", "b/c": "%"}', b"bad"), landing=landing)])
+    fence(sink, 1, 1, target)
+    written = sink.write([write(1, 1, batch(b'{"a": "x", "b/c": "%"}', b"bad"), target=target)])
     assert (written.landed, written.dead) == ({(1, 1): 1}, {(1, 1): 1})
     assert harness.query("SELECT * FROM odd") == [("x", "%")]
 
@@ -102,14 +102,14 @@ def test_the_search_path_decides_where_a_plain_name_is(harness: PostgresSinkHarn
 
 
 def test_workers_that_start_together_make_the_same_tables_once(harness: PostgresSinkHarness) -> None:
-    landings = [RAW, Landing("new.one", "json"), Landing("new.two", "text")]
+    targets = [RAW, Target("new.one", "json"), Target("new.two", "text")]
     together = threading.Barrier(6)
     outcomes: list[object] = []
 
     def start(n: int) -> None:
         sink = harness.sink()
         together.wait(PATIENCE_S)
-        requests = [request(10 * n + k, 1, landing) for k, landing in enumerate(landings)]
+        requests = [request(10 * n + k, 1, target) for k, target in enumerate(targets)]
         outcomes.extend(sink.fence(requests, lock_timeout_s=PATIENCE_S))
 
     threads = [threading.Thread(target=start, args=(n,)) for n in range(6)]
@@ -127,7 +127,7 @@ def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> 
     )
     sink = harness.sink()
     fence(sink, 1, 1, TYPED)
-    written = sink.write([write(1, 1, batch(b'{"seq": 1}', b'{"seq": 99}'), landing=TYPED)])
+    written = sink.write([write(1, 1, batch(b'{"seq": 1}', b'{"seq": 99}'), target=TYPED)])
     assert (written.landed, written.dead) == ({(1, 1): 1}, {(1, 1): 1})
     assert "no partition" in harness.sink().dead_letters()[0].error
 
@@ -136,10 +136,10 @@ def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> 
 
 
 @pytest.mark.parametrize(
-    ("ddl", "landing", "words"),
+    ("ddl", "target", "words"),
     [
         ("SELECT 1", TYPED, ["table 'orders' does not exist"]),
-        ("SELECT 1", Landing("no.such", "json", TYPED.columns), ["table 'no.such' does not exist"]),
+        ("SELECT 1", Target("no.such", "json", TYPED.columns), ["table 'no.such' does not exist"]),
         ("CREATE TABLE orders (seq bigint)", TYPED, ["no column 'note'", "has 'seq'"]),
         ("CREATE VIEW orders AS SELECT 1 AS seq, '' AS note", TYPED, ["'orders' is not a table"]),
         ("CREATE TABLE raw (id int)", RAW, ["'feed', 'epoch', 'received_at', 'payload'", "sink.columns"]),
@@ -155,12 +155,12 @@ def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> 
         ),
         (
             "CREATE TABLE orders (seq bigint, note text); CREATE UNIQUE INDEX ON orders (seq) WHERE seq > 1",
-            Landing("orders", "json", TYPED.columns, ("seq",)),
+            Target("orders", "json", TYPED.columns, ("seq",)),
             ["no unique index on exactly (seq)", "CREATE UNIQUE INDEX ON public.orders (seq)"],
         ),
         (
             "CREATE TABLE orders (note text, seq bigint UNIQUE DEFERRABLE)",
-            Landing("orders", "json", TYPED.columns, ("seq",)),
+            Target("orders", "json", TYPED.columns, ("seq",)),
             ["no unique index on exactly (seq)"],
         ),
         (
@@ -168,26 +168,26 @@ def test_a_partitioned_table_is_as_good_as_any(harness: PostgresSinkHarness) -> 
             TYPED,
             ["'seq' is generated"],
         ),
-        ("SELECT 1", Landing("a.b.c", "json"), ["neither a table nor schema.table"]),
-        ("SELECT 1", Landing("feedq_checkpoint", "json"), ["feedq's own"]),
+        ("SELECT 1", Target("a.b.c", "json"), ["neither a table nor schema.table"]),
+        ("SELECT 1", Target("feedq_checkpoint", "json"), ["feedq's own"]),
         (
             "SELECT 1",
-            Landing("pg_description", "json", sources_of({"description": "/d"})),
+            Target("pg_description", "json", sources_of({"description": "/d"})),
             ["leads to pg_catalog.pg_description", "kept by the database about itself"],
         ),
         (
             "CREATE SCHEMA feedq; CREATE TABLE feedq.feed (name text); DO $$ BEGIN EXECUTE format("
             "'ALTER DATABASE %I SET search_path = public, feedq', current_database()); END $$",
-            Landing("feed", "json", sources_of({"name": "/n"})),
+            Target("feed", "json", sources_of({"name": "/n"})),
             ["leads to feedq.feed", "one of feedq's own"],
         ),
     ],
 )
 def test_a_landing_that_cannot_work_says_what_and_where(
-    harness: PostgresSinkHarness, ddl: str, landing: Landing, words: list[str]
+    harness: PostgresSinkHarness, ddl: str, target: Target, words: list[str]
 ) -> None:
     harness.query(ddl)
-    error = unusable(harness.sink(), landing)
+    error = unusable(harness.sink(), target)
     for word in words:
         assert word in error
 
@@ -209,26 +209,26 @@ def test_a_missing_permission_names_the_grant_and_the_grant_helps(
     assert f"GRANT INSERT ON public.orders TO {role}" in unusable(lowly, TYPED)
     harness.query(f"GRANT INSERT ON public.orders TO {role}")
     fence(lowly, 1, 1, TYPED)
-    assert lowly.write([write(1, 1, batch(b'{"seq":1}'), landing=TYPED)]).landed == {(1, 1): 1}
+    assert lowly.write([write(1, 1, batch(b'{"seq":1}'), target=TYPED)]).landed == {(1, 1): 1}
 
-    keyed = Landing("orders", "json", TYPED.columns, ("seq",))
+    keyed = Target("orders", "json", TYPED.columns, ("seq",))
     assert f"GRANT SELECT (seq) ON public.orders TO {role}" in unusable(lowly, keyed)
     harness.query(f"GRANT SELECT (seq) ON public.orders TO {role}")
     fence(lowly, 1, 1, keyed)
-    assert lowly.write([write(1, 1, batch(b'{"seq":1}'), landing=keyed)]).landed == {(1, 1): 1}
+    assert lowly.write([write(1, 1, batch(b'{"seq":1}'), target=keyed)]).landed == {(1, 1): 1}
     assert harness.query("SELECT count(*) FROM orders") == [(1,)]
 
 
 def test_a_table_that_may_not_be_made_is_asked_for(harness: PostgresSinkHarness, lowly: PostgresSink) -> None:
-    for landing in (Landing("mine", "json"), Landing("nowhere.mine", "json")):
-        error = unusable(lowly, landing)
+    for target in (Target("mine", "json"), Target("nowhere.mine", "json")):
+        error = unusable(lowly, target)
         assert "does not exist and cannot be created: permission denied" in error
         assert "grant CREATE" in error
 
 
 def test_a_schema_that_may_not_be_used_is_named(harness: PostgresSinkHarness, lowly: PostgresSink) -> None:
     harness.query("CREATE SCHEMA shut; CREATE TABLE shut.orders (seq bigint, note text)")
-    assert "GRANT USAGE ON SCHEMA shut" in unusable(lowly, Landing("shut.orders", "json", TYPED.columns))
+    assert "GRANT USAGE ON SCHEMA shut" in unusable(lowly, Target("shut.orders", "json", TYPED.columns))
 
 
 def test_own_tables_that_may_not_be_made_make_the_sink_unavailable(
@@ -259,16 +259,16 @@ def test_a_landing_that_breaks_stops_its_feeds_and_no_others(
     harness: PostgresSinkHarness, change: str, word: str, key: tuple[str, ...]
 ) -> None:
     harness.query("CREATE TABLE orders (seq bigint UNIQUE, note text)")
-    landing = Landing("orders", "json", TYPED.columns, key)
+    target = Target("orders", "json", TYPED.columns, key)
     sink = harness.sink()
-    sink.fence([request(1, 1, landing), request(2, 1), request(3, 1, landing)], lock_timeout_s=PATIENCE_S)
+    sink.fence([request(1, 1, target), request(2, 1), request(3, 1, target)], lock_timeout_s=PATIENCE_S)
     order = b'{"seq": %d, "note": "x"}'
 
     def round_of(n: int) -> list[FeedWrite]:
         return [
-            write(1, 1, batch(order % n, cursor=n), landing=landing),
+            write(1, 1, batch(order % n, cursor=n), target=target),
             write(2, 1, batch(b"%d" % n, b"bad", cursor=n)),
-            write(3, 1, batch(order % (100 + n), cursor=n), landing=landing),
+            write(3, 1, batch(order % (100 + n), cursor=n), target=target),
         ]
 
     assert sink.write(round_of(1)).landed == {(1, 1): 1, (2, 1): 1, (3, 1): 1}
@@ -289,7 +289,7 @@ def test_a_permission_taken_away_stops_the_feed(harness: PostgresSinkHarness, lo
     harness.query(f"CREATE TABLE orders (seq bigint, note text); GRANT INSERT ON orders TO {role}")
     fence(lowly, 1, 1, TYPED)
     harness.query(f"REVOKE INSERT ON orders FROM {role}")
-    written = lowly.write([write(1, 1, batch(b'{"seq":1}'), landing=TYPED)])
+    written = lowly.write([write(1, 1, batch(b'{"seq":1}'), target=TYPED)])
     assert f"GRANT INSERT ON public.orders TO {role}" in written.unusable[1, 1]
 
 
@@ -318,8 +318,8 @@ def test_a_trigger_that_fails_on_names_breaks_the_landing_and_nothing_of_it_is_w
     sink.fence([request(1, 1, TYPED), request(2, 1, TYPED), request(3, 1)], lock_timeout_s=PATIENCE_S)
     written = sink.write(
         [
-            write(1, 1, batch(b'{"seq": 1}', b"bad"), landing=TYPED),
-            write(2, 1, batch(b'{"seq": 2, "note": "trip"}'), landing=TYPED),
+            write(1, 1, batch(b'{"seq": 1}', b"bad"), target=TYPED),
+            write(2, 1, batch(b'{"seq": 2, "note": "trip"}'), target=TYPED),
             write(3, 1, batch(b"1")),
         ]
     )

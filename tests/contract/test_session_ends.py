@@ -14,7 +14,7 @@ import pytest
 from feedq.model import Worker
 from feedq.store.channels import SESSION_LOCK_CLASS
 from feedq.store.election import WAITER_NAME, Election, LivenessCheck
-from feedq.store.endings import SNAPSHOT_S
+from feedq.store.session_ends import SNAPSHOT_S
 from tests.contract.harness import TTL_S, PostgresHarness
 
 pytestmark = pytest.mark.servers
@@ -218,7 +218,7 @@ def test_the_waiters_of_a_frozen_beat_end_with_its_lead(
     assert len(waiters(postgres_harness)) == 1
     postgres_harness.execute("UPDATE feedq.leader SET expires_at = clock_timestamp() - interval '1 s'")
     with closing(candidate(postgres_harness, holder=uuid4())) as other:
-        assert other.depose_frozen()
+        assert other.end_frozen_leader()
     deadline = time.monotonic() + LIMIT_S
     while waiters(postgres_harness):
         assert time.monotonic() < deadline
@@ -247,7 +247,7 @@ def test_where_no_more_sessions_can_be_had_it_looks(
         raise psycopg2.OperationalError("too many clients already")
 
     has_session(postgres_harness, postgres_harness.worker(), closing_all)
-    monkeypatch.setattr("feedq.store.endings.psycopg2.connect", refuse)
+    monkeypatch.setattr("feedq.store.session_ends.psycopg2.connect", refuse)
     for _ in range(3):
         assert not elected.check_liveness().is_awaited
     monkeypatch.undo()
@@ -306,4 +306,4 @@ def test_a_beat_that_stands_by_looks_again_when_the_leaders_row_has_expired(
             other.stand_by(0.01)
         postgres_harness.execute(expire_soon)
         other.stand_by(0.01)
-        assert other.depose_frozen()
+        assert other.end_frozen_leader()

@@ -2,7 +2,7 @@
 
 Each session of a worker holds an advisory lock of its own, whose key is the number of its backend. A session of
 the beat waits for these, one after the other. It is woken within milliseconds of the end of the last one, and
-costs nothing meanwhile. What it hears is only that it is worth to look: a worker that has opened another session
+costs nothing meanwhile. What it hears is only that a check is worth it: a worker that has opened another session
 since then lives.
 
 That each session has a key of its own is what makes waiting harmless: PostgreSQL queues whoever asks for a lock
@@ -45,14 +45,14 @@ STATEMENT_S: Final = 60
 CHECK_CLIENT_MS: Final = 1_000
 """How soon the server ends the wait of a beat that has died. It disturbs nobody until then."""
 CONNECTING_MAX: Final = 2
-"""Sessions that are opened at a time: the first looks of a new leader are for what happened before it."""
+"""Sessions that are opened at a time: the first checks of a new leader are for what happened before it."""
 RETRY_FIRST_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
-"""When a session cannot be had, looks are as frequent as they would be without it."""
+"""When a session cannot be had, checks are as frequent as they would be without it."""
 
 logger = log(__name__)
 
-# Once a lock is had, it is let go of by the COMMIT: the next session with this backend's number may ask for it.
+# Once a lock is had, the COMMIT releases it: the next session with this backend's number may ask for it.
 _WAIT = f"""
     DO $$
     DECLARE
@@ -72,7 +72,7 @@ _WAIT = f"""
 """
 
 
-class EndWaiter:
+class SessionEndWaiter:
     """One session that waits for the end of others, which hold locks of one class. Never blocks; whoever has it
     polls its descriptor."""
 
@@ -134,7 +134,7 @@ class EndWaiter:
             self._connection.close()
 
 
-class EndWaiters:
+class SessionEndWaiters:
     """A waiter for each of some owners of locks, such as workers, of which there are no more than ``limit``. Used
     by one thread."""
 
@@ -150,7 +150,7 @@ class EndWaiters:
         """``pause_s``: one whose wait ends sooner than that is not renewed before it is over."""
         self._url, self.limit, self._application_name, self._pause_s = url, limit, application_name, pause_s
         self._lock_class = lock_class
-        self._waiters: dict[int, EndWaiter] = {}
+        self._waiters: dict[int, SessionEndWaiter] = {}
         self._retry_at = float("-inf")
         self._retry_s = RETRY_FIRST_S
         self.is_complete = False
@@ -188,7 +188,7 @@ class EndWaiters:
                     raise Unavailable("the control database does not answer a session that waits")
                 was_connected, has_ended = waiter.is_connected, waiter.go_on()
             except Unavailable as error:
-                # Ended by somebody, or the server is going: a look says more.
+                # Ended by somebody, or the server is going: a check says more.
                 self._give_up(key, error)
                 heard = True
             else:
@@ -207,7 +207,7 @@ class EndWaiters:
         if monotonic() < self._retry_at or connecting >= CONNECTING_MAX:
             return
         try:
-            self._waiters[key] = EndWaiter(
+            self._waiters[key] = SessionEndWaiter(
                 self._url, application_name=self._application_name, lock_class=self._lock_class
             )
         except Unavailable as error:

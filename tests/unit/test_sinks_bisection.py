@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.sinks.isolate import FailedAttempt, isolate
+from feedq.sinks.bisection import FailedAttempt, bisect
 
 
 class Table:
@@ -47,29 +47,29 @@ HINTS: dict[str, Callable[[int], int | None]] = {
 )
 def test_everything_but_the_bad_is_taken_once_and_in_order(size: int, bad: set[int], hint: str) -> None:
     table = Table(bad, HINTS[hint])
-    refused = isolate(range(size), table.attempt)
+    refused = bisect(range(size), table.attempt)
     assert table.taken == [unit for unit in range(size) if unit not in bad]
     assert refused == [(unit, f"bad {unit}") for unit in range(size) if unit in bad]
 
 
 def test_one_bad_record_among_many_costs_few_attempts() -> None:
     with_hint = Table({7_000}, HINTS["right"])
-    isolate(range(10_000), with_hint.attempt)
+    bisect(range(10_000), with_hint.attempt)
     assert with_hint.attempts == 4
 
     without = Table({7_000}, HINTS["none"])
-    isolate(range(10_000), without.attempt)
+    bisect(range(10_000), without.attempt)
     assert without.attempts <= 2 * 14 + 1
 
 
 def test_units_are_attempted_few_times_however_many_are_bad() -> None:
     table = Table(set(range(0, 100_000, 1_000)), HINTS["right"])
-    isolate(range(100_000), table.attempt)
+    bisect(range(100_000), table.attempt)
     assert len(table.taken) == 100_000 - 100
     assert table.attempted < 5 * 100_000
 
 
 def test_nothing_to_take_is_no_attempt() -> None:
     table = Table(set(), HINTS["none"])
-    assert isolate([], table.attempt) == []
+    assert bisect([], table.attempt) == []
     assert table.attempts == 0
