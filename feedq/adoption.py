@@ -1,4 +1,4 @@
-"""Taking over a checkpoint that a feed of the same name has left in a sink: deliberately, and never by itself.
+"""Adopts a checkpoint that a feed of the same name has left in a sink: deliberately, and never by itself.
 
 For feeds that were removed and declared again, and for an installation whose control database was lost: its feeds
 are declared anew, and find in the sink what their namesakes have left there.

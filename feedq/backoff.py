@@ -1,4 +1,4 @@
-"""When to try again, and where: full-jitter exponential backoff, as a decision.
+"""Decides when to try again, and where: full-jitter exponential backoff.
 
 The caller counts failures in a row and performs the decision; nothing here sleeps or draws a clock.
 Full jitter (a uniform draw between nothing and the exponential bound) spreads the reconnects of a
@@ -17,7 +17,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class BackoffPolicy:
-    """How fast to try again, and when to let another worker try."""
+    """The policy of tries: how fast they follow each other, and when another worker gets the next one."""
 
     base_s: float = 0.2
     max_s: float = 30.0

@@ -49,10 +49,11 @@ CHECKS_COMPARED = 8
 """The time of a check is that of the quickest of so many. One alone says little: a worker that dies with hundreds
 of sockets keeps the machine busy, and that must not put off the check that finds it dead."""
 CALM_CHECK_S = 1.0
-"""Between looks while nothing is under way and the end of each worker is waited for, or less when something falls
-due before: a look finds then what nobody has said, such as a change made by hand."""
+"""The time between checks while nothing is under way and the end of each worker is waited for, or less when
+something falls due before: a check finds then what nobody has said, such as a change made by hand."""
 CALM_AFTER_S = 1.0
-"""So long after the last change. What has just joined opens its sessions one after the other."""
+"""The time after the last change from which on nothing counts as under way. What has just joined opens its
+sessions one after the other."""
 ASK_AGAIN_S = 0.5
 """A reconcile begun here and not finished by then is asked for by message, and again if a frozen worker has taken
 that. Each time the wait doubles, up to the tick, so that a fleet without workers does not pile up messages."""
@@ -70,7 +71,7 @@ PASS_GRACE_S = 0.5
 STANDBY_TICK_S = 1.0
 """How late a new leader's first tick may be."""
 LEADER_TICK_S = 5.0
-"""Between ticks while nothing falls due: each costs more than a millisecond of Celery's own."""
+"""The time between ticks while nothing falls due: each costs more than a millisecond of Celery's own."""
 
 logger = log(__name__)
 
@@ -90,7 +91,7 @@ class _Asked:
 
 
 class ElectionCandidate(Thread):
-    """One beat's part in the election."""
+    """A beat as a candidate in the election."""
 
     def __init__(self, s: Settings, post: Callable[[Sequence[Send]], None]) -> None:
         """``post`` has messages sent, and waits for nothing."""
@@ -201,7 +202,7 @@ class ElectionCandidate(Thread):
                 self._woken = True
 
     def _pause_s(self, check: LivenessCheck, took_s: float) -> float:
-        """Until the next look, unless something is heard before."""
+        """Return the pause before the next liveness check, unless something is heard before."""
         now = monotonic()
         often_s = max(self._settings.look_interval_s, CHECK_SHARE * took_s)
         if check.suspected:
@@ -257,7 +258,8 @@ class ElectionCandidate(Thread):
         self._asked = _Asked(served_at, again_s, monotonic() + again_s)
 
     def _pass_here(self) -> None:
-        """On the thread of passes. Soon after a whole pass only feeds that wait are placed."""
+        """Make a pass in this process, on the thread of passes. Soon after a whole pass only feeds that wait
+        are placed."""
         now = monotonic()
         placing_only = now < self._whole_pass_at + WHOLE_PASS_EVERY_S
         if not placing_only:
@@ -328,8 +330,9 @@ class ElectedScheduler(Scheduler):
         return super().adjust(n, drift)
 
     def _forget_ticks_of_others(self) -> None:
-        """What fell due before this beat was elected was another's to send: without this, each change of the
-        elected one would send every ``crontab`` entry once more. Plain intervals have no ticks to repeat."""
+        """Skip what fell due before this beat was elected, which was another's to send: without this, each
+        change of the elected one would send every ``crontab`` entry once more. Plain intervals have no ticks to
+        repeat."""
         for entry in self.schedule.values():
             if type(entry.schedule) is not schedule:
                 entry.last_run_at = entry.default_now()

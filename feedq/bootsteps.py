@@ -1,4 +1,4 @@
-"""How feedq gets into a Celery worker: a bootstep that runs supervisor and jobs, and the node's own queue.
+"""Brings feedq into a Celery worker: a bootstep that runs supervisor and jobs, and the node's own queue.
 
 The step belongs to the *worker* blueprint, whose steps live as long as the process; consumer steps are made
 anew with each reconnect to the broker. The drain begins in Celery's shutdown signal, not in the step's `stop`,
@@ -58,14 +58,15 @@ from feedq.worker.monitor import (
 from feedq.worker.supervisor import Supervisor
 
 NAME_BYTES_MAX = 255
-"""Of a queue, in AMQP."""
+"""The longest name of a queue in AMQP."""
 NODE_QUEUE_EXPIRES_S = 60
 """A dead node's queue goes with what is in it: its messages are stale, because its leases are freed."""
 EVENT_HEARTBEAT_S = 5.0
 """Celery's own heartbeat, an event that Flower and all other workers take in: unless ``--heartbeat-interval`` says
 otherwise, not each two seconds. Nothing of feedq goes by it; Flower shows a dead worker as offline after two."""
 EVENTS_GATHERED_MAX = 1_000
-"""Beyond it they are sent at once, by the thread that has one more. Celery would do so with each 24."""
+"""The most events that are gathered; beyond it they are sent at once, by the thread that has one more. Celery
+would do so with each 24."""
 PR_SET_PDEATHSIG = 1
 GIL_SWITCH_S = 0.002
 """How long a thread that has the interpreter may keep the others waiting. Each of ours gives it up for every
@@ -248,8 +249,8 @@ def _shutting_down(exitcode: int | None = None, how: str | None = None, **_: Any
 
 @signals.celeryd_init.connect
 def _go_on_in_child(**_: Any) -> None:
-    """As the first process of a container, go on in a child: all others end with the first one at once, and the
-    monitor among them could tell nobody how the worker was lost."""
+    """Go on in a child when this is the first process of a container: all others end with the first one at
+    once, and the monitor among them could tell nobody how the worker was lost."""
     if is_container_init() and (child := os.fork()):
         os._exit(serve_as_init(child))
 
@@ -264,7 +265,8 @@ def _refuse_new_size(state: Any, n: int = 1, **_: Any) -> Any:
 
 @signals.celeryd_init.connect
 def _import_jobs(**_: Any) -> None:
-    """Before anything is connected to: a module that is not there ends the worker with one sentence."""
+    """Import the modules of jobs before anything is connected to: one that is not there ends the worker with
+    one sentence."""
     try:
         import_jobs(settings().imports)
     except InvalidInput as error:
@@ -343,7 +345,7 @@ def wait_for_database(s: Settings) -> bool:
 
 
 def _sleep(seconds: float) -> None:
-    """In slices: Celery's signal handler sets a flag and interrupts nothing."""
+    """Sleep in slices: Celery's signal handler sets a flag and interrupts nothing."""
     until = monotonic() + seconds
     while monotonic() < until and worker_state.should_stop is None:
         sleep(0.1)
@@ -374,7 +376,7 @@ def _gather_events(consumer: Any) -> None:
 
 
 def _tune_interpreter() -> None:
-    """For thousands of streams and a handful of threads in one interpreter."""
+    """Tune the interpreter for thousands of streams and a handful of threads."""
     sys.setswitchinterval(GIL_SWITCH_S)
     # What has been imported stays: no collection needs to visit it again.
     gc.collect()
@@ -415,7 +417,7 @@ def _active_feeds() -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What this worker takes at a time."""
+    """The places of this worker: what it takes at a time."""
 
     capacity: int
     """Feeds."""
@@ -433,7 +435,7 @@ class Places:
 
 
 def _queues(worker: Any) -> set[str]:
-    """What it was told to consume; its own queue is not named to anybody."""
+    """Return the queues that the worker was told to consume; its own queue is not named to anybody."""
     return set(worker.app.amqp.queues.consume_from) - {node_queue(worker.hostname)}
 
 

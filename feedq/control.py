@@ -33,7 +33,7 @@ Dispatch = Callable[[Sequence[Assignment]], None]
 """Sends one ``stream_feed(feed_id, epoch)`` an assignment to its worker's queue; may fail, may repeat."""
 
 PASSES_IN_A_ROW = 10
-"""While there is more to do; then it is somebody else's turn."""
+"""The most passes in a row while there is more to do; then it is somebody else's turn."""
 EDITS_PER_PASS = 1_000
 """Bounds a pass after a bulk edit; what is left over wakes the next pass."""
 PLACEMENTS_PER_PASS = 10_000
@@ -56,7 +56,7 @@ logger = log(__name__)
 
 @dataclass(slots=True)
 class PassReport:
-    """What one pass did, or several in a row. All zeros is the usual case."""
+    """Reports what one pass did, or several in a row. All zeros is the usual case."""
 
     workers_gone: int = 0
     leases_freed: int = 0
@@ -77,7 +77,7 @@ class PassReport:
     """Whether feeds of dead workers were placed and nothing else was done."""
 
     def after(self, before: PassReport) -> PassReport:
-        """What both did, and what is left as this one, which is the later, found it."""
+        """Return what both passes did, and what is left as this one, the later, found it."""
         sums = {name: getattr(before, name) + getattr(self, name) for name in COUNTS}
         return replace(self, **sums, assignments=before.assignments + self.assignments)
 
@@ -158,7 +158,7 @@ def make_passes(
 def _pass(
     fleet: FleetStore, settings: Settings, *, fast_path_limit: int, placing_only: bool
 ) -> PassReport | None:
-    """One pass, which is one transaction.
+    """Make one pass, which is one transaction.
 
     With a ``fast_path_limit`` it places so many feeds whose workers have died, and does nothing else: the rest can
     wait until those connect.
@@ -194,7 +194,7 @@ def _pass(
 
 
 def _expire_gone_workers(p: ReconcilePass, report: PassReport, *, ttl_s: float) -> bool:
-    """Whether there was anybody."""
+    """Expire the workers that are gone, and return whether there were any."""
     suspects = p.suspects()
     if not suspects:
         return False
@@ -351,7 +351,7 @@ def _digest(*facts: object) -> str:
 
 
 def _is_calm(candidates: Sequence[EligibleWorker], rules: Rules) -> bool:
-    """Whether no worker is so far from its even part that feeds should move because of that alone.
+    """Return whether no worker is so far from its even part that feeds should move because of that alone.
 
     When workers come or go, the fleet is rebalanced as far as possible. In between feeds are added, paused, or
     fail: to move another feed each time would restart a second feed for every change of one.

@@ -49,7 +49,7 @@ class Document:
 
 
 class DocumentError(Exception):
-    """Reading cannot go on, for the reason in the message."""
+    """Reading a document cannot go on, for the reason in the message."""
 
     def __init__(self, line: int | None, what: str) -> None:
         super().__init__(what)

@@ -44,7 +44,7 @@ from feedq.model import (
 
 
 class Move(StrEnum):
-    """What can happen to a lease."""
+    """A transition of a lease."""
 
     ASSIGN = "assign"
     """Reconcile chose a worker: the epoch grows."""
@@ -121,7 +121,7 @@ class TrustWindow:
 
 @dataclass(frozen=True, slots=True)
 class OutageGrace:
-    """Since when the database has been heard from without a break, of its own or of the network.
+    """The grace period after an outage of the database or of the network, by when the outage ended.
 
     An outage of the database must not become a failover of everything: nobody could renew, so nobody is
     declared gone before a full ttl of uninterrupted service has given everyone the chance to.
@@ -146,13 +146,13 @@ def as_of(worker: Worker, now: datetime) -> Worker:
 
 
 SECOND_CHECK_S = 0.005
-"""Between the two looks that make a crash: long enough for a reconnect under way to show up."""
+"""The time between the two checks that make a crash: long enough for a reconnect under way to show up."""
 
 
 def is_gone(
     worker: Worker, *, has_session: bool, now: datetime, outage_grace: OutageGrace, ttl_s: float
 ) -> bool:
-    """Whether the control plane may free this worker's leases; ``now`` is the database's clock.
+    """Return whether the control plane may free this worker's leases; ``now`` is the database's clock.
 
     ``has_session`` says whether any database session holds the worker's lock at this moment; it only
     speeds things up, and only for a worker that the beat already suspected before.
@@ -167,12 +167,12 @@ def is_gone(
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What an edited feed asks of its lease."""
+    """The change that an edited feed asks of its lease."""
 
     move: Move | None
     reason: Reason | None = None
     purge: bool = False
-    """Nobody has the feed and nobody wants it: delete it."""
+    """Whether to delete the feed: nobody has it and nobody wants it."""
 
 
 CLEARED_BY_EDIT = frozenset(
@@ -183,12 +183,12 @@ reason was made by hand, and would wait for ever."""
 
 
 def first_reason(feed: Feed) -> Reason:
-    """Why a feed waits that was declared this moment."""
+    """Return why a feed waits that was declared this moment."""
     return Reason.PAUSED if feed.spec.target_state is TargetState.PAUSED else Reason.NEW
 
 
 def on_edit(feed: Feed, lease: Lease) -> Edit:
-    """What to do about a feed that a person touched; repeating it changes nothing."""
+    """Decide what to do about a feed that a person touched; repeating it changes nothing."""
     if feed.removed_at is not None:
         wanted = Reason.REMOVED
     elif feed.spec.target_state is TargetState.PAUSED:
@@ -216,10 +216,10 @@ def on_edit(feed: Feed, lease: Lease) -> Edit:
 # -- blame -------------------------------------------------------------------------------------------
 
 BLAME_RECENT = timedelta(minutes=10)
-"""Twice in hand within this, at the end of two workers, is no chance."""
+"""The time within which being in hand twice, at the end of two workers, is no chance."""
 BLAME_KEPT = timedelta(days=1)
 QUARANTINE_RETRY_S = (10.0, 600.0)
-"""Between two tries of a feed that ends its own process: at first, and at most."""
+"""The time between two tries of a feed that ends its own process: at first, and at most."""
 QUARANTINE_MAX_S = 86_400.0
 
 
@@ -232,7 +232,7 @@ FAILOVER_WITHIN = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """What the loss of a worker means for the feed that was in hand."""
+    """The blame that a feed gets for the loss of the worker that had it in hand."""
 
     blamed: int
     quarantined: bool
@@ -251,13 +251,13 @@ def on_loss(lease: Lease, *, is_certain: bool, now: datetime) -> Blame:
 
 
 def quarantine_retry_s(blamed: int) -> float:
-    """How long a feed in quarantine waits for its next try, after so many losses."""
+    """Return how long a feed in quarantine waits for its next try, after so many losses."""
     first_s, most_s = QUARANTINE_RETRY_S
     return float(min(most_s, first_s * 2.0 ** min(max(blamed, 1) - 1, 16)))
 
 
 def is_in_company(lease: Lease) -> bool:
-    """Whether a feed still runs among others that was quarantined meanwhile."""
+    """Return whether a feed still runs among others that was quarantined meanwhile."""
     return (
         lease.quarantined
         and lease.state is LeaseState.RUNNING
@@ -267,7 +267,7 @@ def is_in_company(lease: Lease) -> bool:
 
 
 def is_pardoned(lease: Lease, *, now: datetime, quarantine_s: float) -> bool:
-    """Whether a feed in quarantine has behaved for long enough: it landed records, and did no harm."""
+    """Return whether a feed in quarantine has behaved for long enough: it landed records, and did no harm."""
     if not lease.quarantined or lease.state is not LeaseState.RUNNING or lease.running_since is None:
         return False
     length_s = min(
@@ -278,12 +278,12 @@ def is_pardoned(lease: Lease, *, now: datetime, quarantine_s: float) -> bool:
 
 
 MOVABLE_WHILE_STOPPING = frozenset({Reason.EDITED, Reason.MOVED, Reason.DRAINED})
-"""It is to go on afterwards, so it may as well go on elsewhere."""
+"""Reasons to stop after which the feed is to go on, so that it may as well go on elsewhere."""
 
 
 def objection_to_move(feed: Feed, lease: Lease, target: UUID) -> str | None:
-    """Why a feed cannot be moved to this worker as it is now, in the words that follow its name; None if it
-    can."""
+    """Return why a feed cannot be moved to this worker as it is now, in the words that follow its name; None if
+    it can."""
     if feed.removed_at is not None:
         return "is being removed"
     if feed.spec.target_state is TargetState.PAUSED:
@@ -315,7 +315,7 @@ def smoothed(rate: float, *, count: int, elapsed_s: float, is_first: bool) -> fl
 LAGS_S = 2.0
 """A worker whose event loop runs a timer this late stands still. A loaded one is late by tenths of a second."""
 SILENT_AFTER = (2, 3)
-"""Of its ttl: a worker that has missed its heartbeats for this part of it may stand still for all that is known.
+"""The part of its ttl after which a worker that misses its heartbeats may stand still for all that is known.
 With the default settings two of them are missing then; less would blame a statement that took a second."""
 FAILING_FROM = 3
 """Failures in a row, with nothing landed since, that make a feed `failing`. One is a restart of the source."""
@@ -325,7 +325,7 @@ REFUSING_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What the database knows of the worker that has a feed: evidence that is not the feed's own word."""
+    """The owner of a feed as the database knows it: evidence that is not the feed's own word."""
 
     name: str
     loop_lag_s: float
@@ -342,7 +342,7 @@ class Standing:
 
 
 def stillness(*, loop_lag_s: float, heartbeat_age: timedelta, ttl: timedelta) -> str | None:
-    """What is said of a worker that stands still, in words that follow its name; None of one that moves.
+    """Say of a worker that it stands still, in words that follow its name; None of one that moves.
 
     The lag is as of the heartbeat, so what has passed since is added to it.
     """
@@ -429,7 +429,7 @@ def _stands_still(owner: Owner | None, *, now: datetime) -> str | None:
 
 
 def _is_refusing(lease: Lease, *, now: datetime) -> bool:
-    """Whether most of the last minute's records went to the dead letters."""
+    """Return whether most of the last minute's records went to the dead letters."""
     return (
         lease.dead_per_s > lease.rows_per_s
         and lease.dead_letter_at is not None
@@ -455,5 +455,5 @@ def _failing(lease: Lease) -> Standing:
 
 
 def _latest_error(lease: Lease) -> str | None:
-    """What went wrong the last time; an error of before is kept after the feed is well again."""
+    """Return what went wrong the last time; an error of before is kept after the feed is well again."""
     return lease.last_error if lease.attempts else None

@@ -22,7 +22,7 @@ STACK_CALLS_SHOWN: Final = 12
 
 
 class TargetState(StrEnum):
-    """What a person wants of a feed."""
+    """The state that a person wants a feed to be in."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -68,7 +68,7 @@ class WorkerState(StrEnum):
 
 
 class WorkerTarget(StrEnum):
-    """What a person wants of a worker session; one that registers anew is wanted to serve."""
+    """The state that a person wants a worker session to be in; one that registers anew is wanted to serve."""
 
     SERVING = "serving"
     CORDONED = "cordoned"
@@ -78,7 +78,8 @@ class WorkerTarget(StrEnum):
 
 
 class Status(StrEnum):
-    """What a person sees of a feed, from its lease and from what is known of its worker: see `lease.standing`."""
+    """The status of a feed that a person sees, from its lease and from what is known of its worker: see
+    `lease.standing`."""
 
     STREAMING = "streaming"
     CONNECTING = "connecting"
@@ -226,7 +227,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker says of itself with each heartbeat."""
+    """The load of a worker, as it says with each heartbeat."""
 
     feeds: int = 0
     cpu: float = 0.0
@@ -313,7 +314,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of history: the latest, if the same happened again and again."""
+    """An event: one line of history, the latest if the same happened again and again."""
 
     at: datetime
     kind: str
@@ -348,7 +349,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """What is said of one tenure of one feed."""
+    """A statement about one feed under one epoch."""
 
     feed_id: int
     epoch: int
@@ -390,7 +391,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """How a worker process was lost, and to whom: what its monitor found out."""
+    """The loss of a worker process: how, and to which feed, as its monitor found out."""
 
     cause: str
     """``stalled``, ``crashed``, ``memory`` or ``killed``."""
@@ -439,7 +440,7 @@ class Rewind:
 
 @dataclass(frozen=True, slots=True)
 class Progress(Keyed):
-    """How a running feed fares; counters are since the last report, and are added up by the database."""
+    """The progress of a running feed; counters are since the last report, and are added up by the database."""
 
     records: int
     bytes: int

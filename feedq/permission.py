@@ -1,4 +1,4 @@
-"""What feeds may reach from a worker: addresses on the network, programs to run, and secrets. Pure.
+"""The permissions of feeds on a worker: addresses on the network, programs to run, and secrets. Pure.
 
 An address is refused when it lies in a denied network, unless it lies in an allowed one too. Some networks are
 denied from the start: link-local ones, and the addresses at which clouds hand out credentials to whoever
@@ -50,7 +50,7 @@ ANY: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What the operator of a worker lets its feeds reach."""
+    """The permissions that the operator of a worker gives its feeds."""
 
     deny: tuple[Network, ...] = ()
     """Denied besides `DENIED_BY_DEFAULT`."""

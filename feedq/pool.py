@@ -44,7 +44,8 @@ logger = log(__name__)
 
 
 class StreamPool(BasePool):
-    """``-c`` is the number of feeds this worker will hold; job threads come on top."""
+    """The pool of a worker runs feeds as coroutines on one event loop, and jobs on threads. ``-c`` is the
+    number of feeds that it holds; job threads come on top."""
 
     body_can_be_buffer = True
     signal_safe = False
@@ -182,7 +183,8 @@ class StreamPool(BasePool):
         return running
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
-        """Nothing by pid: all tasks share this process. `Running.terminate` ends the one that is meant."""
+        """Terminate nothing by pid: all tasks share this process. `Running.terminate` ends the one that is
+        meant."""
 
     @property
     def backlog(self) -> int:
@@ -202,7 +204,7 @@ class StreamPool(BasePool):
 
 
 class _Stream:
-    """What Celery hears of one feed's task, or of a hint."""
+    """Tells Celery what becomes of one feed's task, or of a hint."""
 
     __slots__ = ("_accept_callback", "_callback", "_pool", "_request", "_running", "_started")
 
@@ -237,7 +239,7 @@ class _Stream:
 
 
 class Running:
-    """What Celery holds of a task under way, to terminate it by its id."""
+    """The handle by which Celery terminates a task under way."""
 
     __slots__ = ("__weakref__", "_cancel", "_future")
 
@@ -246,11 +248,11 @@ class Running:
         self._cancel: Callable[[], None] | None = None
 
     def cancel_with(self, cancel: Callable[[], None]) -> None:
-        """What ends it, from any thread, until it is `done`."""
+        """Set what ends the task, from any thread, until it is `done`."""
         self._cancel = cancel
 
     def done(self, _: object = None) -> None:
-        """It is over: there is nothing left to end."""
+        """Note that the task is over: there is nothing left to end."""
         self._cancel = self._future = None
 
     def get(self, timeout: float | None = None) -> Any:

@@ -41,7 +41,8 @@ SETTLING_POLL_S = 0.25
 SETTLING_POLLS = 40
 PASS_WAIT_S = 0.02
 PASS_TRIES = 100
-"""Two seconds of waiting for another pass; if that one takes longer still, the next tick is near."""
+"""The number of tries while another pass is under way, two seconds of waiting; if that one takes longer still,
+the next tick is near."""
 DISPATCH_BATCH = 100
 """Messages that leave together: the first workers begin while the rest of a cold start is still being sent."""
 
@@ -92,12 +93,13 @@ def run_job(self: Any, run_id: int, attempt: int) -> str:
 
 @shared_task(name=RECONCILE, ignore_result=True, max_retries=0)
 def reconcile() -> str:
-    """One reconcile pass."""
+    """Make one reconcile pass."""
     return run_reconcile()
 
 
 def run_reconcile(*, placing_only: bool = False) -> str:
-    """One reconcile pass, here and now; also what the watchdog calls. Never raises for a server that is away."""
+    """Make one reconcile pass, here and now; the watchdog calls it, too. Never raises for a server that is
+    away."""
 
     def make() -> control.PassReport | None:
         return control.reconcile(
@@ -127,7 +129,7 @@ def run_reconcile(*, placing_only: bool = False) -> str:
 
 
 def _later(seconds: float, function: Callable[..., None], *args: object) -> None:
-    """What is lost with this process: the tick, or a dispatch time-out, makes it good."""
+    """Call in a moment what may be lost with this process: the tick, or a dispatch time-out, makes it good."""
     timer = Timer(seconds, function, args)
     timer.daemon = True
     timer.start()
@@ -179,7 +181,8 @@ def send_all(assignments: Sequence[Assignment]) -> None:
 
 
 def send_hints(notes: Sequence[Note]) -> int:
-    """One ``run_job`` message a note, to each worker's own queue. Returns how many. Raises whatever kombu does."""
+    """Send one ``run_job`` message a note, to each worker's own queue. Returns how many. Raises whatever kombu
+    does."""
     # A new id for each: a copy must not be taken for what was revoked or is under way.
     _send_each(
         (f"run-{note.run_id}-{uuid4().hex[:8]}", RUN_JOB, (note.run_id, note.attempt), note.queue)
@@ -189,14 +192,14 @@ def send_hints(notes: Sequence[Note]) -> int:
 
 
 def _send_each(messages: Iterable[tuple[str, str, tuple[int, int], str]]) -> None:
-    """Of each its id, the name of the task, its arguments, and the queue."""
+    """Send messages, each given as its id, the name of the task, its arguments, and the queue."""
     with stream_feed.app.producer_or_acquire() as producer, _batch(producer):
         for message in messages:
             _publish(producer, *message)
 
 
 def _publish(producer: Any, task_id: str, name: str, args: tuple[int, int], queue: str) -> None:
-    """What ``apply_async`` sends, for a quarter of its time.
+    """Publish what ``apply_async`` would send, for a quarter of its time.
 
     A cold start is ten thousand of these, all alike: there is nothing to route, to look up or to tell anybody.
     """
@@ -232,7 +235,7 @@ def _origin() -> str:
 
 
 def _batch(producer: Any) -> AbstractContextManager[Any]:
-    """Many messages a round trip, where kombu can (5.7, Redis); a batch that breaks off is a lost hint."""
+    """Send many messages a round trip, where kombu can (5.7, Redis); a batch that breaks off is a lost hint."""
     batch = getattr(producer, "batch", None)
     return nullcontext() if batch is None else batch(max_size=DISPATCH_BATCH)
 

@@ -1,4 +1,4 @@
-"""Trying a feed out: connect, look at the first records, and say how they would land. Imports nothing.
+"""Tries a feed out: connects, reads the first records, and says how they would land. Imports nothing.
 
 What is done here is what a worker does with the feed, up to the point where it would write: the same options,
 secrets, permissions and connector. Nothing is fenced, committed or acknowledged, so a worker that runs
@@ -43,7 +43,7 @@ BYTES_MAX = 64 * 2**20
 
 
 class StepOutcome(StrEnum):
-    """How one step of a trial went."""
+    """The outcome of one step of a trial."""
 
     OK = "ok"
     FAILED = "failed"
@@ -53,7 +53,7 @@ class StepOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrialStep:
-    """One thing that was tried. ``detail`` says what was found, or why it failed."""
+    """A step of a trial. ``detail`` says what was found, or why it failed."""
 
     name: str
     outcome: StepOutcome
@@ -62,7 +62,7 @@ class TrialStep:
 
 @dataclass(slots=True)
 class Trial:
-    """What came of it."""
+    """The trial of a feed: its steps, and what came of them."""
 
     steps: list[TrialStep] = field(default_factory=list)
     records: list[Preview] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How far a trial goes."""
+    """The extent of a trial."""
 
     records: int = 5
     timeout_s: float = 10.0

@@ -78,7 +78,7 @@ _WORDS = {
 
 
 class Wrong(ValueError):
-    """What is wrong below one value: paths from there, and what is wrong with each."""
+    """The problems below one value: paths from there, and what is wrong with each."""
 
     def __init__(self, found: list[tuple[str, str]]) -> None:
         super().__init__(found)

@@ -28,7 +28,7 @@ _UNITS = (("d", 86_400), ("h", 3600), ("min", 60))
 
 
 class Tone(StrEnum):
-    """How good or bad a status or state is: what colour it has on a terminal and on a page."""
+    """The tone of a status or state, good or bad: what colour it has on a terminal and on a page."""
 
     GOOD = "good"
     UNDER_WAY = "under way"

@@ -1,4 +1,4 @@
-"""What placement decides about, as values: feeds that wait, feeds that run, workers, and the rules.
+"""The values that placement decides about: feeds that wait, feeds that run, workers, and the rules.
 
 The numbers of a worker are those of the control database: they count what it has been given, whether or not
 it runs already, and what has been promised to it; what it has been asked to give away no longer counts.
@@ -19,19 +19,20 @@ LAG_MAX_S = 1.0
 """A worker whose loop runs later than this is given nothing while another can take it: loops run a few
 milliseconds late under load, and one that is a second late does not serve what it has."""
 SILENT_SHARE = 2 / 3
-"""Of a worker's ttl: one that has not been heard from for longer may well be stuck or cut off. An interval of
-heartbeats is at most half of a ttl."""
+"""The part of a worker's ttl after which one that has not been heard from may well be stuck or cut off. An
+interval of heartbeats is at most half of a ttl."""
 
 Avoided: TypeAlias = tuple[tuple[str, datetime], ...]
 """Workers on which a feed failed, or others of its remote did, by name, each with the time when it last was so;
 the latest last."""
 
 EVERY_OTHER = "*"
-"""In a table by tenant: every tenant that has no line of its own. Feeds without a tenant are not meant."""
+"""The line of a table by tenant that stands for every tenant that has none of its own. Feeds without a tenant
+are not meant."""
 
 
 class Strategy(StrEnum):
-    """How a worker is chosen among those that may have a feed."""
+    """The way in which a worker is chosen among those that may have a feed."""
 
     BALANCED = "balanced"
     """The least utilised: as even as it gets."""
@@ -46,18 +47,20 @@ class Rules:
 
     strategy: Strategy = Strategy.BALANCED
     settle_s: float = 0.0
-    """While every worker is younger nothing is placed; and none that is younger is moved anything."""
+    """The age of a settled worker: while every worker is younger nothing is placed; and none that is younger is
+    moved anything."""
     tenant_caps: Mapping[str, int] = field(default_factory=dict)
     """Feeds of one tenant that one worker may have."""
     band: float = 0.1
-    """Of the mean utilisation: how uneven workers may be before feeds of different weights are moved."""
+    """The part of the mean utilisation by which workers may differ before feeds of different
+    weights are moved."""
     moves: int = 100
     """Feeds that may be under way from one worker to another at a time."""
     avoid_s: float = 600.0
     """When no feed has failed on a worker for so long, one of those that did is moved there, to see."""
 
     def cap_of(self, tenant: str) -> int | None:
-        """How many feeds of this tenant one worker may have; None for any number."""
+        """Return how many feeds of this tenant one worker may have; None for any number."""
         if not tenant or not self.tenant_caps:
             return None
         return self.tenant_caps.get(tenant, self.tenant_caps.get(EVERY_OTHER))
@@ -92,7 +95,8 @@ class Held:
     avoid: Avoided = ()
     sink: str = ""
     reached: Collection[str] = ()
-    """Of the workers that it avoids, those on which another feed of its remote has begun to land records since."""
+    """The workers, of those that it avoids, on which another feed of its remote has begun to land records
+    since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ class EligibleWorker:
     started_at: datetime
     labels: Mapping[str, str] = field(default_factory=dict)
     tenants: Mapping[str, int] = field(default_factory=dict)
-    """Its feeds by tenant, as far as tenants with a cap are concerned that wait or may be moved."""
+    """The number of its feeds by tenant, as far as tenants with a cap are concerned that wait or
+    may be moved."""
     sinks_down: frozenset[str] = frozenset()
     """Named sinks that it cannot write to just now."""
     lags: bool = False
@@ -124,8 +129,8 @@ class Placement:
     assignments: tuple[tuple[int, UUID], ...]
     """``(feed_id, worker_id)`` pairs."""
     unplaced: tuple[tuple[int, Reason], ...]
-    """Each with `SETTLING`, `NO_MATCH` (no worker has the labels) or `NO_CAPACITY` (those that have are full or at
-    the tenant's cap, or there is no worker at all)."""
+    """The feeds without a place, each with `SETTLING`, `NO_MATCH` (no worker has the labels) or `NO_CAPACITY`
+    (those that have are full or at the tenant's cap, or there is no worker at all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +143,15 @@ class Transfer:
 
 
 def lags(*, loop_lag_s: float, silent_s: float, ttl_s: float) -> bool:
-    """Whether a worker may be stuck, going by its last heartbeat, which came ``silent_s`` ago and is good for
-    ``ttl_s``."""
+    """Return whether a worker may be stuck, going by its last heartbeat, which came ``silent_s`` ago and is
+    good for ``ttl_s``."""
     return loop_lag_s > LAG_MAX_S or silent_s > SILENT_SHARE * ttl_s
 
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What feeds of one remote have met with on which workers, by name. Mostly there is nothing to tell."""
+    """The experience of feeds of one remote: what they have met with on which workers, by name. Mostly there is
+    nothing to tell."""
 
     failed: Mapping[str, datetime] = field(default_factory=dict)
     """When the latest of them failed there."""

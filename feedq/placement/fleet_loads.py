@@ -35,7 +35,7 @@ SPREADING = 2_654_435_761
 
 
 class Slot:
-    """One worker, filling up."""
+    """The place of one worker in the fleet, which fills up."""
 
     __slots__ = (
         "capacity",
@@ -106,9 +106,9 @@ class Pool:
         self.heap: list[Key] = [slot.key for slot in slots if slot.key is not None]
         heapify(self.heap)
         self.sharing: list[tuple[float, int, int, int, Slot]] = []
-        """By utilisation, then by the number of the tenant's feeds."""
+        """The workers by utilisation, then by the number of the tenant's feeds."""
         self.barred: list[Slot] = []
-        """At the tenant's cap."""
+        """The workers at the tenant's cap."""
 
     def least(self) -> Slot | None:
         """The least utilised worker with room."""
@@ -146,7 +146,7 @@ class Pool:
         return other if other.utilisation < slot.utilisation else slot
 
     def _is_single(self, utilisation: float) -> bool:
-        """Whether the top of the heap, of this utilisation, is the only one so little utilised."""
+        """Return whether the top of the heap, of this utilisation, is the only one so little utilised."""
         heap = self.heap
         # Entries that are out of date are too small: where they are larger, so are the keys.
         return (len(heap) < 2 or heap[1][0] > utilisation) and (len(heap) < 3 or heap[2][0] > utilisation)
@@ -183,7 +183,7 @@ class Pool:
         return slot
 
     def forget(self) -> None:
-        """Another tenant's turn: all stand together again."""
+        """Forget the tenant, as another one's turn comes: all stand together again."""
         slots = [entry[4] for entry in self.sharing] + self.barred
         self.sharing.clear()
         self.barred.clear()
@@ -207,19 +207,20 @@ class Choice:
 
 
 NOWHERE = Choice((), matched=True)
-"""For a feed that had better stay where it is."""
+"""The choice of a feed that had better stay where it is."""
 
 
 class FleetLoads:
-    """All workers, those whose ``is_open`` is false as givers only."""
+    """The loads of all workers, those whose ``is_open`` is false as givers only."""
 
     def __init__(
         self, workers: Sequence[EligibleWorker], *, settled: tuple[datetime, float] | None = None
     ) -> None:
-        """With ``settled``, now and the time to settle, younger workers are given nothing, nor those that lag."""
+        """Count the loads of workers. With ``settled``, now and the time to settle, younger workers are given
+        nothing, nor those that lag."""
         ordered = sorted(workers, key=lambda w: w.worker_id.int)
         self.lagging = sum(1 << n for n, worker in enumerate(ordered) if worker.lags)
-        """Those that lag, as a set; none if all do."""
+        """The workers that lag, as a set; none if all do."""
         if self.lagging == (1 << len(ordered)) - 1:
             self.lagging = 0
         self.slots = [
@@ -232,13 +233,13 @@ class FleetLoads:
             for n, w in enumerate(ordered)
         ]
         self.named: dict[str, list[Slot]] = {}
-        """By name, which a worker keeps when it is restarted."""
+        """The workers by name, which a worker keeps when it is restarted."""
         for slot in self.slots:
             self.named.setdefault(slot.name, []).append(slot)
         self.by_id: dict[UUID, Slot] = {slot.worker_id: slot for slot in self.slots}
         self.everyone = (1 << len(ordered)) - 1
         self.without: dict[str, int] = {}
-        """By named sink, the workers that cannot write to it; empty nearly always."""
+        """The workers that cannot write to a sink, by its name; empty nearly always."""
         self._labels: dict[tuple[str, str], int] = {}
         self._tenants: dict[str, dict[int, int]] = {}
         for n, worker in enumerate(ordered):

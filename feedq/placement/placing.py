@@ -1,4 +1,4 @@
-"""`place`: which worker each waiting feed goes to.
+"""Places feeds: decides which worker each waiting feed goes to.
 
 Feeds that are promised to a worker go there. The others follow, the heaviest first, and those of equal weight by
 tenant: each to the worker that the strategy chooses among the eligible ones, which have room, have the labels that
@@ -47,7 +47,7 @@ def place(
 
 
 def is_cold(workers: Sequence[EligibleWorker], *, now: datetime, settle_s: float) -> bool:
-    """Whether the whole fleet has only just come up."""
+    """Return whether the whole fleet has only just come up."""
     return not any(is_settled(w, now=now, settle_s=settle_s) for w in workers)
 
 

@@ -1,4 +1,4 @@
-"""Which running feeds go on elsewhere, so that the fleet is even again with as few moves as possible.
+"""Chooses which running feeds go on elsewhere, so that the fleet is even again with as few moves as possible.
 
 First the feeds whose worker is to have none leave it, each to where `place` would put it; without a place it
 stays. Then the strategy evens out: `balanced` here, `rendezvous` in `feedq.placement.rendezvous`. Nothing is moved
@@ -67,7 +67,7 @@ def rebalance(
         before = made.made
         if made.left > 0:
             strategy(made, rules).run()
-        # Evening out can have made room for what could not leave before.
+        # Rebalancing can have made room for what could not leave before.
         if made.made == before or not made.stranded:
             break
     return made.transfers()

@@ -37,8 +37,9 @@ EXCESS = 0.25
 come and go."""
 
 POINTS = 64
-"""Of a worker whose capacity is the largest power of two within the fleet; with them one worker's part of the ring
-varies by an eighth. The others' are in proportion, so a fleet that outgrows a power of two is dealt out anew."""
+"""The number of points of a worker whose capacity is the largest power of two within the fleet; with them one
+worker's part of the ring varies by an eighth. The others' are in proportion, so a fleet that outgrows a power
+of two is dealt out anew."""
 
 NEW = 1 - 2 * EXCESS
 """Of the mean utilisation. Chance alone leaves hardly any worker of a settled fleet below it."""
@@ -97,7 +98,7 @@ class Rendezvous:
         return cap is None or self._fleet.held(tenant).get(slot.index, 0) < cap
 
     def is_over(self, slot: Slot) -> bool:
-        """Whether it is above the bound."""
+        """Return whether a worker is above the bound."""
         return slot.load > self.mean * slot.capacity * (1 + EXCESS) + self.feed
 
     def _mean_of(self, mask: int, coming: float) -> float:

@@ -22,7 +22,8 @@ _URL_PASSWORD = re.compile(r"://[^\s/@:]*:(?P<password>[^\s/@]+)@")
 
 
 def names_secret(key: str) -> bool:
-    """Whether the name of an argument gives it away as a secret: ``password``, ``db_token``, ``apiKey``."""
+    """Return whether the name of an argument gives it away as a secret: ``password``, ``db_token``,
+    ``apiKey``."""
     words = _CAMEL.sub("_", key[-_NAME_CHARS:]).replace("-", "_").lower()
     return _SECRET.fullmatch(words) is not None
 
@@ -34,7 +35,7 @@ def is_secret(key: str, value: Any) -> bool:
 
 
 def secret_problem(keys: tuple[Any, ...], value: Any) -> str | None:
-    """What is wrong with a value under these keys, if it must not be stored as it stands."""
+    """Return what is wrong with a value under these keys, if it must not be stored as it stands."""
     if any(isinstance(key, str) and is_secret(key, value) for key in keys):
         return (
             "would be stored and shown as it stands; write a reference such as ${NAME} instead, "

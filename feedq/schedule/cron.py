@@ -48,7 +48,7 @@ NAMES = {
 }
 
 YEAR_MAX = 9000
-"""There are no ticks beyond it: arithmetic of dates ends in the year 9999, and zones must not reach it."""
+"""The year of the last ticks: arithmetic of dates ends in the year 9999, and zones must not reach it."""
 
 YEARS_WITHOUT_MAX = 50
 """The rarest day there is, a certain weekday of 29 February, comes back within 40 years."""
@@ -136,7 +136,7 @@ def _parse(expression: str, name: str) -> CronRule:
 
 
 def _not_five(expression: str) -> str:
-    """What is wrong with an expression that has not five fields, and what to write instead."""
+    """Return what is wrong with an expression that has not five fields, and what to write instead."""
     fields = expression.split()
     if every := _EVERY.fullmatch(expression):
         return f"@every is not cron: write every: {every[1].lower()} in place of cron"

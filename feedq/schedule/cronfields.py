@@ -32,13 +32,13 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True)
 class FieldRange:
-    """What one of the five fields may hold."""
+    """The range that one of the five fields may hold."""
 
     name: str
     low: int
     high: int
     allowed: str
-    """In words."""
+    """The allowed values in words."""
     names: Mapping[str, int] = field(hash=False)
     step_max: int
     """Longer steps are taken for what they cannot mean: ``*/90`` in the minutes for every 90 minutes."""
@@ -91,7 +91,7 @@ class MonthDay:
     """The day; or, from the end, how many days before the last."""
     from_end: bool
     nearest: bool
-    """Or the day from Monday to Friday that is nearest to it, within the month."""
+    """Whether the day from Monday to Friday that is nearest to it, within the month, is meant."""
 
     def of(self, first_weekday: int, last: int) -> int | None:
         """The day in a month whose first day is this weekday (0 is Monday) and that ends on ``last``; None when
@@ -158,7 +158,7 @@ def read_values(field: FieldRange, text: str) -> frozenset[int]:
 
 
 def read_days(month_day: str, weekday: str) -> DayRule:
-    """What the two fields of days mean. Raises ValueError."""
+    """Return what the two fields of days mean. Raises ValueError."""
     plain_days: set[int] = set()
     moving: list[MonthDay] = []
     for item in month_day.split(","):
@@ -289,7 +289,7 @@ _HINTS: tuple[tuple[tuple[FieldRange, ...], str, str], ...] = (
     (FIELDS, r"(?P<first>\d+)~(?P<last>\d+)", "write H({first}-{last}) for a value hashed from the name"),
     (FIELDS, r"(?P<first>\w+)\.\.(?P<last>\w+)", "write {first}-{last}"),
 )
-"""For these fields, an item like this: what to write instead."""
+"""The items of these fields that deserve a hint, and what to write instead."""
 _WORD = re.compile(r"[A-Z]{4,}", re.ASCII)
 
 

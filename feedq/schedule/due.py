@@ -1,4 +1,4 @@
-"""Which runs a schedule's ticks become when somebody looks: misfires, catch-up and overlap, decided at once.
+"""Decides which runs a schedule's ticks become in one scan: misfires, catch-up and overlap, decided at once.
 
 A scan takes the ticks from the watermark on, in order, and decides each for good::
 
@@ -74,10 +74,10 @@ class DueRun:
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """What a look decided."""
+    """The decision of one scan."""
 
     runs: Sequence[DueRun]
-    """In the order of their ticks."""
+    """The runs in the order of their ticks."""
     cancel_others: bool
     """Whether the runs that had not ended before are to be cancelled."""
     next_tick_at: datetime | None
@@ -134,7 +134,7 @@ def _at(schedule: Schedule, tick: datetime | None) -> Schedule:
 
 
 def refusal(spec: ScheduleSpec, unfinished: Unfinished) -> str | None:
-    """Why the overlap policy lets no further run wait; None when it does."""
+    """Return why the overlap policy lets no further run wait; None when it does."""
     match spec.overlap:
         case Overlap.SKIP if unfinished.waiting or unfinished.running:
             return "an earlier run has not ended"

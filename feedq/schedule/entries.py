@@ -314,7 +314,7 @@ class ScheduleEntry(Entry):
 
     @property
     def spec(self) -> ScheduleSpec:
-        """What it declares."""
+        """The spec that the entry declares."""
         days = self.exclude.dates or self.exclude.calendars
         return ScheduleSpec(
             name=self.name,
@@ -349,7 +349,8 @@ def plain_schedule(spec: ScheduleSpec) -> dict[str, Any]:
 
 
 def job_problems(job: Job, *, name: str = "job") -> list[str]:
-    """What is wrong with a job alone, as a trigger or an entry of the beat brings one, and with the name."""
+    """Return what is wrong with a job alone, as a trigger or an entry of the beat brings one, and with the
+    name."""
     found = read_each(ScheduleEntry, ScheduleEntry.of({"name": name, **_plain_job(job)}).plain())
     return [what for _, what in found] if isinstance(found, list) else []
 

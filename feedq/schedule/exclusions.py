@@ -59,7 +59,7 @@ class DaySet:
 
 
 def date_problems(texts: Sequence[str]) -> list[str]:
-    """What is wrong with a list of dates."""
+    """Return what is wrong with a list of dates."""
     if len(texts) > DATES_MAX:
         return [f"has {len(texts)} dates; at most {DATES_MAX} are allowed"]
     wrong = []
@@ -142,7 +142,8 @@ def _read(text: str) -> tuple[date, date] | frozenset[tuple[int, int]]:
 
 
 def _each_year(begin: date, end: date) -> frozenset[tuple[int, int]]:
-    """Both in the leap year; one that ends before it begins goes on in the next year."""
+    """Return the days of a span in each year, both in the leap year; one that ends before it begins goes on in
+    the next year."""
     year = [date(LEAP_YEAR, 1, 1) + n * _DAY for n in range(DAYS_OF_YEAR + 1)]
     wraps = end < begin
     return frozenset(

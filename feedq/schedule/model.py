@@ -1,4 +1,4 @@
-"""What schedules, runs and job queues are, as values. Nothing here decides anything.
+"""The values of schedules, runs and job queues. Nothing here decides anything.
 
 A *schedule* says which job is to be run and when. Each moment at which it falls due is a *tick*; each tick ends
 in exactly one counted state. A *run* is one tick, one trigger or one tick of a backfill on its way through the
@@ -23,18 +23,18 @@ BEAT_PREFIX = "beat:"
 
 
 class Semantics(StrEnum):
-    """What becomes of a run whose worker died under way."""
+    """The meaning of a worker's death for the run that it had under way."""
 
     AT_MOST_ONCE = "at_most_once"
-    """It is `lost`: never run again by itself."""
+    """The run is `lost`: never run again by itself."""
     AT_LEAST_ONCE = "at_least_once"
-    """It is run again elsewhere, with the next attempt."""
+    """The run is run again elsewhere, with the next attempt."""
     TRANSACTIONAL = "transactional"
     """As at least once; and what it writes through its session commits with its completion, or not at all."""
 
 
 class Overlap(StrEnum):
-    """What becomes of a tick that falls due while an earlier run of its schedule has not ended."""
+    """The policy about a tick that falls due while an earlier run of its schedule has not ended."""
 
     SKIP = "skip"
     BUFFER_ONE = "buffer_one"
@@ -44,7 +44,7 @@ class Overlap(StrEnum):
 
 
 class CatchUp(StrEnum):
-    """What becomes of ticks that nobody fired in time (misfires)."""
+    """The policy about ticks that nobody fired in time (misfires)."""
 
     SKIP = "skip"
     LATEST = "latest"
@@ -68,7 +68,7 @@ class DstFold(StrEnum):
 
 
 class ResumePolicy(StrEnum):
-    """What becomes of the ticks of a pause when it ends."""
+    """The policy about the ticks of a pause when it ends."""
 
     SKIP = "skip"
     """They never were: the schedule goes on with the next tick."""
@@ -77,7 +77,7 @@ class ResumePolicy(StrEnum):
 
 
 class ScheduleState(StrEnum):
-    """Whether a schedule fires. A paused one keeps its watermark."""
+    """The state of a schedule: whether it fires. A paused one keeps its watermark."""
 
     ACTIVE = "active"
     PAUSED = "paused"
@@ -105,7 +105,7 @@ class RunState(StrEnum):
 
 
 class RunKind(StrEnum):
-    """What made a run."""
+    """The origin of a run."""
 
     TICK = "tick"
     TRIGGER = "trigger"
@@ -131,11 +131,11 @@ class Cron:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Every so many seconds since ``anchor``: whole multiples, whatever a run takes."""
+    """A timing of every so many seconds since ``anchor``: whole multiples, whatever a run takes."""
 
     every_s: float
     anchor: datetime | None = None
-    """None: the epoch of Unix, so that every 60 s is on the minute."""
+    """The start; None: the epoch of Unix, so that every 60 s is on the minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is run: a Celery task by its name, with JSON arguments; and how."""
+    """The job that is run: a Celery task by its name, with JSON arguments; and how."""
 
     task: str
     args: Sequence[Any] = ()
@@ -192,7 +192,7 @@ class Exclusion:
     dates: tuple[str, ...] = ()
     """Such as ``2026-12-24``, ``12-25`` (each year) or ``2026-12-24..2027-01-02``."""
     zone: str = "UTC"
-    """On whose clock a day begins and ends."""
+    """The zone on whose clock a day begins and ends."""
     calendars: tuple[str, ...] = ()
     """Names of calendars, whose days are left out, too."""
     calendar_dates: tuple[str, ...] = field(default=(), compare=False)
@@ -224,27 +224,27 @@ class ScheduleSpec:
     """A run not started this long after it was due is not started any more."""
     overlap: Overlap = Overlap.SKIP
     buffer_max: int = 100
-    """Of `Overlap.BUFFER_ALL`: runs that may wait; a tick beyond them is skipped."""
+    """The most runs that may wait with `Overlap.BUFFER_ALL`; a tick beyond them is skipped."""
     catch_up: CatchUp = CatchUp.LATEST
     catch_up_window_s: float = 86_400.0
     """Misfires older than this are not made up for."""
     catch_up_max: int = 100
-    """Of `CatchUp.ALL`: how many misfires are made up for, the latest of them."""
+    """The most misfires that are made up for with `CatchUp.ALL`, the latest of them."""
     misfire_after_s: float = 60.0
     """A tick fired this much late is no misfire yet."""
     resume: ResumePolicy = ResumePolicy.SKIP
     pause_on_failure: int | None = None
-    """So many runs in a row that failed, timed out or were lost pause the schedule."""
+    """The number of runs in a row that failed, timed out or were lost that pauses the schedule."""
     paused: bool = False
     start_at: datetime | None = None
-    """It has no ticks before."""
+    """The moment before which it has no ticks."""
     end_at: datetime | None = None
-    """It has no ticks from then on."""
+    """The moment from which on it has no ticks."""
     exclude: Exclusion = Exclusion()
     keep_runs: int | None = None
-    """So many runs of history are kept, the newest; None: as many as there are."""
+    """The number of runs of history that are kept, the newest; None: as many as there are."""
     keep_days: int | None = None
-    """So long history is kept; None: as all of the installation's, ``FEEDQ_RUN_RETENTION_DAYS``."""
+    """The days that history is kept; None: as all of the installation's, ``FEEDQ_RUN_RETENTION_DAYS``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ class Schedule:
     next_tick_at: datetime | None
     """The watermark: the first tick that has not been fired. It only grows, and None is the end of all ticks."""
     next_fire_at: datetime | None
-    """That tick with its jitter."""
+    """The moment of that tick with its jitter."""
     failures: int
     """Runs in a row that did not succeed."""
     created_at: datetime
@@ -280,7 +280,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One row of history, or one run on its way."""
+    """A run: one row of history, or on its way."""
 
     id: int
     schedule_id: int
@@ -316,7 +316,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRun:
-    """What a worker may run: nobody else may, as long as its fence stands."""
+    """A run that a worker may run, and nobody else, as long as its fence stands."""
 
     id: int
     fence: int
@@ -328,9 +328,9 @@ class ClaimedRun:
     due_at: datetime
     job: Job
     remaining_s: float | None
-    """Until its time-out, when it was claimed."""
+    """The seconds until its time-out, when it was claimed."""
     waited_s: float = 0.0
-    """From when it fell due until it was claimed, on the database's clock."""
+    """The seconds from when it fell due until it was claimed, on the database's clock."""
 
     @property
     def correlation_id(self) -> str:
@@ -339,7 +339,7 @@ class ClaimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How an attempt ended, as its worker tells it."""
+    """The end of an attempt, as its worker tells it."""
 
     run_id: int
     fence: int
@@ -352,26 +352,27 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What one look at the due schedules did."""
+    """The result of one scan of the due schedules."""
 
     hints: Sequence[Hint]
     """Runs that may start now."""
     more: bool
     """Whether there was more to do than one scan does."""
     next_in_s: float | None
-    """Until the next tick of any schedule, on the database's clock; None when there is none."""
+    """The seconds until the next tick of any schedule, on the database's clock; None when there is none."""
     is_idle: bool = False
     """Whether no schedule has a next tick and no run waits or runs: what changes that notifies a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a worker asks for when it has free slots."""
+    """The offer of a worker with free slots: what it asks for."""
 
     worker_id: UUID
     limit: int
     segments: Sequence[int]
-    """Its own: runs of these it takes at once, all others once they have waited ``steal_after_s``."""
+    """The worker's own segments: runs of these it takes at once, all others once they have waited
+    ``steal_after_s``."""
     steal_after_s: float
     runs: Sequence[int] = ()
     """Runs that it was told of: taken whichever segment they are of."""
@@ -379,12 +380,12 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """What a worker got, and when to ask again."""
+    """The runs that a worker got, and when to ask again."""
 
     runs: Sequence[ClaimedRun]
     next_in_s: float | None
-    """Until a run falls due that this worker could take, or until a rate lets one start; None when none is
-    known."""
+    """The seconds until a run falls due that this worker could take, or until a rate lets one start; None when
+    none is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""What becomes of a run: its states and moves as one table, and what to do after an attempt that did not succeed.
+"""The outcome of a run: its states and moves as one table, and what to do after an attempt that did not
+succeed.
 
 A run waits, is claimed by a worker under a fence, and ends; or it waits again, for another attempt. An attempt
 is its worker's as long as the worker lives and the fence stands: until then nobody else ends it, however long it
@@ -19,12 +20,12 @@ from types import MappingProxyType
 from feedq.schedule.model import Job, Retries, RunState, Semantics
 
 LOSSES_MAX = 10
-"""So many attempts of one run may be lost with their workers or sessions: a job that kills its worker must end
-some day."""
+"""The most attempts of one run that may be lost with their workers or sessions: a job that kills its worker
+must end some day."""
 
 
 class RunMove(StrEnum):
-    """What can happen to a run."""
+    """A transition of a run."""
 
     CLAIM = "claim"
     """A worker took it, under a new fence and before any code of the job."""
@@ -38,7 +39,7 @@ class RunMove(StrEnum):
     RUN_AGAIN = "run_again"
     """Its worker was declared gone, or its transaction was cut off: it is to be done at once, by any worker."""
     CANCEL = "cancel"
-    """By a person, or by a later run of a schedule that wants it so."""
+    """Cancelled by a person, or by a later run of a schedule that wants it so."""
     GIVE_BACK = "give_back"
     """Its worker is stopping and had not begun it."""
     MISS_DEADLINE = "miss_deadline"
@@ -73,7 +74,8 @@ FIRST_STATES = frozenset(
 """The states in which a run may come into being: to be run, or decided when its tick was fired."""
 
 LEFT_OUT = frozenset({RunState.SKIPPED_OVERLAP, RunState.MISSED_CATCHUP, RunState.MISSED_DEADLINE})
-"""Of these those of ticks for which nothing is done. Many in a row, for one reason, are one row with a count."""
+"""The states, of these, of ticks for which nothing is done. Many in a row, for one reason, are one row with a
+count."""
 
 
 def states_before(move: RunMove) -> tuple[RunState, ...]:
@@ -82,7 +84,8 @@ def states_before(move: RunMove) -> tuple[RunState, ...]:
 
 
 def counts_as_failure(state: RunState) -> bool:
-    """Whether a run that ended so is one more failure in a row. `SUCCEEDED` ends the row; all others leave it."""
+    """Return whether a run that ended so is one more failure in a row. `SUCCEEDED` ends the row; all others
+    leave it."""
     return state in (RunState.FAILED, RunState.TIMED_OUT, RunState.LOST)
 
 

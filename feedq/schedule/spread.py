@@ -1,4 +1,4 @@
-"""Which worker starts a run: segments of a hash, dealt out by weighted rendezvous with bounded load.
+"""Chooses which worker starts a run: segments of a hash, dealt out by weighted rendezvous with bounded load.
 
 Each run of a schedule belongs to one of 256 segments, by a hash of schedule and key. Each worker owns segments in
 proportion to its job slots and takes their runs at once; the runs of others it takes only when they have waited a

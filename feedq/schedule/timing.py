@@ -1,4 +1,4 @@
-"""When a schedule falls due, its ticks, and when each of them fires.
+"""The timing of a schedule: when it falls due, its ticks, and when each of them fires.
 
 Jitter lets each tick fire a little later than it falls due, always by the same for the same tick. The delay is
 hashed from the schedule's id and the tick, so every node comes to the same moment, and an edit of anything but
@@ -90,7 +90,8 @@ class Grid:
         return self.anchor + number * self.period
 
     def count_before(self, moment: datetime) -> int:
-        """How many ticks are earlier than ``moment``; so this is also the number of the first that is not."""
+        """Return how many ticks are earlier than ``moment``; so this is also the number of the first that is
+        not."""
         return max(0, -((self.anchor - moment) // self.period))
 
     def ticks_after(self, after: datetime) -> Iterator[datetime]:

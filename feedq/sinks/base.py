@@ -1,4 +1,4 @@
-"""What a sink is: the database that records land in, with the checkpoint beside them.
+"""The interface of a sink: the database that records land in, with the checkpoint beside them.
 
 A sink does a few things, each safe to be killed or frozen at any statement:
 
@@ -40,7 +40,7 @@ _count = attrgetter("count")
 
 
 class OnConflict(StrEnum):
-    """What becomes of a row whose key is there already."""
+    """The policy about a row whose key is there already."""
 
     IGNORE = "ignore"
     UPDATE = "update"
@@ -93,7 +93,7 @@ class SinkOptions(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how one feed's records land; equal targets share a COPY."""
+    """The table that one feed's records land in, and how a record becomes a row. Equal targets share a COPY."""
 
     table: str
     format: RecordFormat
@@ -111,6 +111,10 @@ class Target:
         return bool(self.columns) or self.flatten is not None
 
 
+Landing = Target
+"""The name of earlier releases, for sinks of others that import it."""
+
+
 @dataclass(frozen=True, slots=True)
 class FenceRequest:
     """Take over a feed in the sink under a new epoch."""
@@ -123,6 +127,11 @@ class FenceRequest:
     """Whose the checkpoint has to be. With another one's the feed is `Unusable`, and so it is without one beside
     that of a feed of its name of another installation. One that says nothing, of an earlier release, belongs to
     the feed that has its number and its name. None: whosever it is."""
+
+    @property
+    def landing(self) -> Target:
+        """The target under its name of earlier releases, for sinks of others."""
+        return self.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +192,11 @@ class FeedWrite:
     nothing is written. None: whatever the row says, for those who only try records out."""
 
     @property
+    def landing(self) -> Target:
+        """The target under its name of earlier releases, for sinks of others."""
+        return self.target
+
+    @property
     def key(self) -> FeedKey:
         return (self.feed_id, self.epoch)
 
@@ -197,7 +211,7 @@ class FeedWrite:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a group commit."""
+    """The result of a group commit."""
 
     landed: Mapping[FeedKey, int]
     """Records in the table, per feed; the checkpoint stands after all batches of these feeds."""
@@ -299,7 +313,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a sink knows of a feed."""
+    """The checkpoint of a feed, as a sink keeps it."""
 
     feed_id: int
     feed: str
@@ -367,7 +381,7 @@ DeadRecord = tuple[SuspectRecord, str]
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """How a record would land: its columns as texts (None is NULL), or why it would be refused."""
+    """The preview of a record: its columns as texts (None is NULL), or why it would be refused."""
 
     record: bytes
     columns: Mapping[str, str | None]
@@ -376,7 +390,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of dead letters that were tried again."""
+    """The result of trying dead letters again."""
 
     landed: int
     refused: Mapping[int, str]

@@ -1,4 +1,4 @@
-"""Finding the few that are refused among many that are fine.
+"""Bisection: finds the few that are refused among many that are fine.
 
 `bisect` knows neither databases nor records: it is given an attempt that takes all of what it is given, or
 none of it. Each unit is taken at most once, in order, and every unit is either taken or refused. The

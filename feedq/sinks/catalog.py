@@ -1,6 +1,6 @@
-"""What a session knows of the tables that records land in.
+"""The catalog of a session: what it knows of the tables that records land in.
 
-Landings are looked at when they are first needed, judged by `feedq.sinks.target_table`, and remembered until
+Targets are inspected when they are first needed, judged by `feedq.sinks.target_table`, and remembered until
 `Catalog.refresh` finds them changed. Only a fence creates tables: what disappears while a feed is being written
 was taken away by a person, who should be asked and not overruled.
 """
@@ -46,7 +46,7 @@ class ReadyRecord(NamedTuple):
 
 
 class TargetPlan(ABC, Generic[Prepared]):
-    """How records get into one target on one session."""
+    """A plan for one target on one session: how records get into it."""
 
     def __init__(self, session: SinkSession, target: Target, shape: TableShape) -> None:
         self.session = session
@@ -122,7 +122,7 @@ class TargetPlan(ABC, Generic[Prepared]):
 
 
 class Catalog(ABC):
-    """Landings as one session sees them. Methods raise the session's errors."""
+    """The targets as one session sees them. Methods raise the session's errors."""
 
     def __init__(self) -> None:
         self._plans: dict[Target, TargetPlan[Any]] = {}
@@ -132,14 +132,14 @@ class Catalog(ABC):
         return self._plans[target]
 
     def inspect(self, target: Target) -> TargetPlan[Any]:
-        """How to write to a target, looked at anew. Raises `InvalidInput` when it cannot work."""
+        """How to write to a target, inspected anew. Raises `InvalidInput` when it cannot work."""
         self.refresh([target])
         if why := self.get_ready([target]).get(target):
             raise InvalidInput(why)
         return self._plans[target]
 
     def problems(self, targets: Iterable[Target], *, create: bool) -> dict[Target, str]:
-        """Those that cannot work, and why. With ``create``, default target tables that are missing are made."""
+        """Those that cannot work, and why. With ``create``, default tables that are missing are made."""
         unknown = {target for target in targets if target not in self._plans}
         if not unknown:
             return {}
@@ -174,7 +174,7 @@ class Catalog(ABC):
                 self.forget(target)
 
     def forget(self, target: Target) -> None:
-        """Look at the target before it is next used."""
+        """Have the target inspected before it is next used."""
         self._plans.pop(target, None)
 
     def is_yet_to_be_made(self, target: Target) -> bool:
@@ -201,7 +201,7 @@ class Catalog(ABC):
 
     @abstractmethod
     def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:
-        """The tables of these landings as they are, of those that there are."""
+        """The tables of these targets as they are, for those that exist."""
 
     @abstractmethod
     def judge(self, target: Target, shape: TableShape | None) -> str | None:

@@ -1,4 +1,4 @@
-"""How records get into one landing of PostgreSQL: the statements and the encoder, worked out once for a session.
+"""Plans how records get into one target in PostgreSQL: the statements and the encoder, worked out once a session.
 
 Without a key, rows are copied straight into the table. With one a single row of each key is in the table, which is
 what a staging table is for: rows are copied there and inserted from it with ``ON CONFLICT``. There they carry a
@@ -73,7 +73,7 @@ class Detour:
 
 
 class CopyPlan(TargetPlan[FeedWrite]):
-    """One target, ready to be written."""
+    """A plan that copies batches into one target."""
 
     session: PostgresSinkSession
 
@@ -160,7 +160,7 @@ class CopyPlan(TargetPlan[FeedWrite]):
 
 
 class KeyedCopyPlan(CopyPlan):
-    """One target with a key, with its staging table. Methods raise `psycopg2.Error`."""
+    """A plan for one target with a key, with its staging table. Methods raise `psycopg2.Error`."""
 
     def __init__(
         self, session: PostgresSinkSession, target: Target, shape: TableShape, *, stage: str

@@ -55,7 +55,7 @@ def copied(text: str | None) -> str:
 
 
 class Kind(Enum):
-    """What a column's input function takes."""
+    """The kind of text that a column's input function takes."""
 
     TEXT = auto()
     JSON = auto()
@@ -68,7 +68,7 @@ class Kind(Enum):
 
 
 class Cell:
-    """How one column gets its text."""
+    """A cell of a row: how one column gets its text."""
 
     def __init__(self, source: ColumnSource, kind: Kind) -> None:
         self.source = source

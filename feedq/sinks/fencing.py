@@ -1,4 +1,4 @@
-"""Fencing: raise the epoch of many checkpoints, and read the cursors that the predecessors left.
+"""Fences feeds: raises the epoch of many checkpoints, and reads the cursors that the predecessors left.
 
 Many feeds are fenced together, which waits for a predecessor's commit that is in flight. When that runs into a
 lock for too long, the feeds that are not locked are fenced all the same, and of the others it is told whose

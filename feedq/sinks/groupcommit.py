@@ -1,16 +1,16 @@
-"""One attempt at a group commit: one transaction, from the locks to the commit.
+"""A group commit: one attempt is one transaction, from the locks to the commit.
 
 ::
 
-    begin ─ lock my checkpoints ─ land, a COPY per landing ─ advance checkpoints ─ bury the dead ─ commit
+    begin ─ lock my checkpoints ─ land, a COPY per target ─ advance checkpoints ─ write dead letters ─ commit
                   │ another epoch, or another commit than it continues:
                   └ nothing of that feed is written
 
 The locks come first: a successor's fence waits for them, and so for the outcome. Killed, frozen or cut off
 at any point before the commit, nothing has happened.
 
-The attempt is `CommitMode.OPTIMISTIC` at first: whatever goes wrong ends it, and the caller makes another one with
-more care, which lands under savepoints and finds out which record, feed or landing is to blame. `RetryPlan` says
+The first attempt is `CommitMode.OPTIMISTIC`: whatever goes wrong ends it, and the caller makes another one in the
+next mode, which lands under savepoints and finds out which record, feed or target is to blame. `RetryPlan` says
 what the next attempt does differently, and when there is none.
 
 What the database answers belongs to one record, one feed, or the sink, in this order: only errors at the
@@ -47,7 +47,7 @@ CONFLICTS_MAX: Final = 5
 
 
 class CommitMode(IntEnum):
-    """How closely an attempt looks."""
+    """The mode of an attempt: how it guards against what the database refuses."""
 
     OPTIMISTIC = 0
     CAREFUL = 1
@@ -82,7 +82,7 @@ class GroupFailed(Exception):
 
 
 class NextStep(Enum):
-    """What follows from an attempt that failed."""
+    """The step that follows from an attempt that failed."""
 
     AGAIN = auto()
     POSTPONE = auto()
@@ -93,14 +93,15 @@ class NextStep(Enum):
 
 @dataclass(slots=True)
 class RetryPlan:
-    """What the next attempt at a group does differently. Pure."""
+    """Says what the next attempt at a group does differently. Pure."""
 
     targets: Collection[Target]
     briefly: bool
     lock_uncertain: Collection[Target] = ()
-    """Landings whose locks are not to be waited for: locked a while ago, or the group has waited enough."""
+    """Targets that may be locked, and whose locks are not to be waited for: they were locked a while ago, or the
+    group has waited enough."""
     held: dict[Target, str] = field(default_factory=dict)
-    """Landings that cannot be written now, and why."""
+    """Targets that cannot be written now, and why."""
     around_locks: bool = False
     """Whether to leave out feeds whose checkpoints somebody has locked."""
     mode: CommitMode = CommitMode.OPTIMISTIC
@@ -139,8 +140,7 @@ class GroupCommit:
         unusable: Mapping[FeedKey, str],
         recently_refused: Collection[FeedKey],
     ) -> None:
-        """``recently_refused`` feeds had bad records not long ago: they are looked through before they can do
-        harm."""
+        """Records of ``recently_refused`` feeds are prefiltered: others of theirs were bad not long ago."""
         self._session = session
         self._catalog = catalog
         self._retry_plan = retry_plan
@@ -192,7 +192,7 @@ class GroupCommit:
         return {(id_, epoch) for id_, epoch in lost if id_ in known and known[id_].epoch > epoch}
 
     def _find_locked(self, plan: TargetPlan[Any]) -> str | None:
-        """Look, where there is a doubt, whether somebody has the table locked."""
+        """Why the target cannot be written now: somebody has its table locked. Asked only of those that may be."""
         self._session.set_lock_timeout(self._session.lock_timeout_s)
         if plan.target not in self._retry_plan.lock_uncertain or not self._session.is_locked(plan.shape):
             return None
@@ -249,7 +249,7 @@ class GroupCommit:
             raise self._failed(FailedPart.COMMIT, error) from error
         return written
 
-    # -- with care -----------------------------------------------------------------------------------
+    # -- under savepoints ----------------------------------------------------------------------------
 
     def _land_under_savepoints(self, plan: TargetPlan[Any], writes: Sequence[FeedWrite]) -> None:
         """Land the feeds of a target that can be, or none of them if it is the target that is broken."""

@@ -31,7 +31,7 @@ from feedq.values import StrictModel
 
 
 class Origin(StrEnum):
-    """What a column is filled from."""
+    """The origin of a column's value."""
 
     RECORD = "record"
     """The record's own bytes."""
@@ -45,7 +45,7 @@ class Origin(StrEnum):
 
 
 class Otherwise(StrEnum):
-    """What a column gets in place of a value that is missing, or null."""
+    """The value of a column in place of one that is missing, or null."""
 
     NULL = "null"
     DEFAULT = "default"
@@ -60,7 +60,7 @@ SEPARATORS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """How one column gets its value. ``constant`` and ``default`` are JSON texts."""
+    """The source of one column: how it gets its value. ``constant`` and ``default`` are JSON texts."""
 
     column: str
     origin: Origin

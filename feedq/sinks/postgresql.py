@@ -23,7 +23,7 @@ UPGRADE_BY_OWNER: Final = (
 
 
 class PostgresSink(TransactionalSink):
-    """One session with a PostgreSQL database, on behalf of one worker. Belongs to one thread."""
+    """A session with a PostgreSQL database, on behalf of one worker. Belongs to one thread."""
 
     session_type = PostgresSinkSession
 

@@ -1,4 +1,4 @@
-"""The catalog of PostgreSQL: feedq's own tables, and landings as `DESCRIBE` reads them, all in one statement."""
+"""The catalog of PostgreSQL: feedq's own tables, and targets as `DESCRIBE` reads them, all in one statement."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAYLOAD_TYPES: Final[Types] = {"json": ("jsonb", "json"), "csv": TEXT, "text": T
 
 
 class PostgresCatalog(Catalog):
-    """Landings as a session with PostgreSQL sees them. Methods raise `psycopg2.Error`."""
+    """The targets as a session with PostgreSQL sees them. Methods raise `psycopg2.Error`."""
 
     def __init__(self, session: PostgresSinkSession) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def default_types(target: Target) -> Types:
 
 
 def _create_table(target: Target) -> sql.Composed:
-    """The default landing table."""
+    """The statement that makes the default table."""
     parts = [
         sql.SQL("{} {} NOT NULL").format(sql.Identifier(name), sql.SQL(type_))
         for name, (type_, *_) in default_types(target).items()

@@ -252,7 +252,7 @@ class PostgresSinkSession(SinkSession):
 
     def is_locked(self, shape: TableShape) -> bool:
         try:
-            with self.savepoint("feedq_look"):
+            with self.savepoint("feedq_inspect"):
                 self.query(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE NOWAIT").format(identifier_of(shape)))
         except psycopg2.Error as error:
             # Whatever else is wrong with it, landing there will tell.

@@ -1,14 +1,14 @@
-"""Setting aside the records that surely cannot land, many at a time.
+"""The prefilter sets aside records that surely cannot land, many at a time.
 
-Whoever has a batch refused could find the culprits by trial alone (`feedq.sinks.bisection`), and does so for
+When a batch is refused, the culprits could be found by bisection alone (`feedq.sinks.bisection`), which does find
 whatever is left here. But a source gone wrong sends nothing but bad records, and each of them would cost two
 attempts while every other feed of the worker waits. So the usual reasons are looked for first: no UTF-8, no
 JSON, a NUL, NULL where there must be a value, and, from PostgreSQL 16 on, whatever the input functions of
 the columns say. A record is set aside only if the database would refuse it by itself. Input functions that raise
 an error when they are asked leave their records to trial.
 
-`Prefilter.validate` goes over every record so. `Prefilter.run` looks quickly for those that are worth it, a few in
-a whole group; what it overlooks makes the group fail, and then `validate` finds it.
+`Prefilter.validate` judges every record so. `Prefilter.run` judges only the few of a write that look suspicious;
+what it overlooks makes the group fail, and then `validate` finds it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Prefilter:
         return kept, [(suspects[n], errors[n]) for n in sorted(errors)]
 
     def run(self, write: FeedWrite) -> tuple[FeedWrite, list[DeadRecord]]:
-        """The write without those that a quick look found and that cannot land; these."""
+        """The write without its suspicious records that cannot land; and these."""
         places: list[tuple[int, int]] = []
         suspects: list[SuspectRecord] = []
         for number, batch in enumerate(write.batches):

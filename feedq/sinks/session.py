@@ -1,4 +1,4 @@
-"""One session with a sink database, and what is done with checkpoints there.
+"""A session with a sink database, and what is done with checkpoints there.
 
 `SinkSession` does it with what every database has: transactions, ``SELECT … FOR UPDATE`` and savepoints. What a
 database does its own way, or much quicker, its own class says: `feedq.sinks.postgresql_session`, and the sessions

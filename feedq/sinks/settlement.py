@@ -1,4 +1,4 @@
-"""What became of a commit whose answer was lost, told from the checkpoints. Pure.
+"""Settles a commit whose answer was lost: tells from the checkpoints what became of it. Pure.
 
 A group commit is one transaction: if one of its feeds carries its ``commit_id``, all of it happened. A feed that
 still carries what it was to continue says that nothing of it did. Any other ``commit_id`` tells nothing: a

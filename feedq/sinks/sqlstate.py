@@ -1,4 +1,4 @@
-"""What an error of PostgreSQL means for us: the one place that reads SQLSTATE codes.
+"""Classifies errors of PostgreSQL: the one place that reads SQLSTATE codes.
 
 A server that answers with an error, on a session that still works, is not away. Unknown codes count as
 `ErrorScope.DATA`: the record that raises one again when it is written by itself goes to the dead letters, with the
@@ -18,7 +18,7 @@ ERROR_TEXT_MAX: Final = 1_000
 
 
 class ErrorScope(Enum):
-    """What the caller does differently."""
+    """The scope of an error, by which the caller acts."""
 
     UNAVAILABLE = auto()
     """The server is away or shutting down: keep the batches, try again."""

@@ -1,4 +1,4 @@
-"""Tables that this sink makes: feedq's own two, and the landing table of a feed without ``columns``.
+"""Tables that sinks make: feedq's own two, and the default table of a feed without ``columns``.
 
 Times are UTC without a zone, which every database has a type for. Cursors are JSON in a text column: a JSON
 column would keep numbers its own way, and a cursor must come back as it was.

@@ -1,4 +1,4 @@
-"""Whether a target can work: table names, table shapes, and what is wrong between the two. Pure.
+"""Judges whether a target can work: table names, table shapes, and what is wrong between the two. Pure.
 
 `feedq.sinks.catalog` reads the shapes from a database; here they are judged, and every complaint says which table
 and column, and what to do about it. Names are quoted wherever they are written, and never folded; a dot separates

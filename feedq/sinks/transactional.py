@@ -65,7 +65,7 @@ group commit that fails because of one costs half of a group's."""
 
 
 class TransactionalSink(ABC):
-    """One session with a database, on behalf of one worker. Belongs to one thread.
+    """A session with a database, on behalf of one worker. Belongs to one thread.
 
     What its methods promise is said at `feedq.sinks.base.Sink`.
     """
@@ -81,7 +81,7 @@ class TransactionalSink(ABC):
         self._lost: dict[UUID, Any] = {}
         """By which the server knows the sessions of commits whose answers were lost."""
         self._locked: set[Target] = set()
-        """Landings that could not be written when last tried, because of somebody's lock."""
+        """Targets that could not be written when last tried, because of somebody's lock."""
         self._recently_refused: dict[FeedKey, float] = {}
         """Feeds that had bad records, and until when others are expected of them."""
 

@@ -1,4 +1,5 @@
-"""What people ask of a sink: dead letters tried again or dropped, previews, checkpoints looked at and given away.
+"""The operations of people on a sink: dead letters tried again or dropped, previews, checkpoints shown and
+given away.
 
 A replay locks the dead letters, lands what can be landed now, deletes just these, and commits: one transaction,
 so a record is at any time either a dead letter or in the table, whoever dies when. Two replays at once pass

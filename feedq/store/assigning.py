@@ -47,7 +47,7 @@ EFFECTIVE_WEIGHT = f"""
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the mean feed of the fleet lands, and how much that counts: the parameters of
+    """The means of the fleet: what the mean feed lands, and how much that counts, as parameters of
     `EFFECTIVE_WEIGHT`."""
 
     measured: float = 0.0
@@ -239,7 +239,8 @@ def _ids(c: Connection, sql: str, **parameters: int) -> list[int]:
 
 
 def _promise_to_successors(c: Connection) -> None:
-    """What is held for the successor of a worker goes to it as soon as it is there, as far as it has room."""
+    """Promise feeds that are held for the successor of a worker to it as soon as it is there, as far as it has
+    room."""
     sql = f"""
         WITH successor AS (
             SELECT DISTINCT ON (name) id, name FROM feedq.worker w WHERE {SERVING}

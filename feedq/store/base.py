@@ -1,4 +1,4 @@
-"""What the control database can do, as interfaces.
+"""The interfaces of the control database.
 
 Two implementations: `feedq.store.postgresql.PostgresStore`, the real one, and `tests.fakes.MemoryStore`, for
 scenarios ticked by hand, whose larger part `feedq simulate` runs on (`feedq.simulate.memory`). One contract suite
@@ -75,7 +75,7 @@ class Feeds(Protocol):
     def view(self, name: str) -> FeedView: ...
 
     def views(self, *, tenant: str | None = None, worker: str | None = None) -> list[FeedView]:
-        """All feeds by name, the ones being removed included."""
+        """Return all feeds by name, the ones being removed included."""
 
     def declared(self, *, tenant: str | None = None, after: str = "", limit: int = 1_000) -> list[Feed]:
         """A page of feeds by name, from the first one after this name on, without the ones being removed: for
@@ -98,8 +98,8 @@ class Workers(Protocol):
         not claimed yet is free at once. False when it is gone."""
 
     def set_target(self, worker_id: UUID, target: WorkerTarget) -> bool:
-        """What a person wants of it. Unless it is to serve, what it has not claimed yet is free at once; what
-        it runs is handed over by passes. Wakes reconcile. False when it is gone."""
+        """Set what a person wants of a worker. Unless it is to serve, what it has not claimed yet is free at
+        once; what it runs is handed over by passes. Wakes reconcile. False when it is gone."""
 
     def leave(self, worker_id: UUID) -> None:
         """Say goodbye: free what is left and end the session."""
@@ -112,7 +112,7 @@ class Workers(Protocol):
         (`lease.on_loss`). Once a session: False when it is known already. Wakes reconcile."""
 
     def gone_among(self, worker_ids: Collection[UUID]) -> set[UUID]:
-        """Which of these are declared gone, or unknown by now."""
+        """Return which of these workers are declared gone, or unknown by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Followed:
     stopping: Reason | None
     """Set when the owner was asked to stop."""
     remaining_s: float
-    """Until the worker's last heartbeat expires, on the database's clock."""
+    """The seconds until the worker's last heartbeat expires, on the database's clock."""
 
 
 class Leases(Protocol):
@@ -143,15 +143,15 @@ class Leases(Protocol):
         """Add up progress. Returns what matched; the rest has been lost and must be stopped."""
 
     def assigned(self, worker_id: UUID, *, limit: int) -> list[FeedKey]:
-        """What waits for this worker to claim it, whether or not a message says so."""
+        """Return the assignments that wait for this worker to claim them, whether or not a message says so."""
 
     def stop_requests(self, worker_id: UUID) -> list[StopRequest]: ...
 
     def running_of(self, tenants: Collection[str]) -> dict[str, int]:
-        """How many feeds of each of these tenants run, on all workers; none is left out."""
+        """Return how many feeds of each of these tenants run, on all workers; none is left out."""
 
     def held(self, worker_id: UUID) -> list[FeedKey]:
-        """What the database thinks this worker runs (running or stopping)."""
+        """Return what the database thinks this worker runs (running or stopping)."""
 
     def follow(self, key: FeedKey) -> Followed | None:
         """Look up who holds the lease under ``key``, and for how long. None: nobody does, under this epoch."""
@@ -172,7 +172,7 @@ class SuspectWorker:
 
 
 class Placing(Protocol):
-    """What it takes to give feeds their places, and to move them to better ones."""
+    """The operations that give feeds their places, and move them to better ones."""
 
     now: datetime
     """The database's clock at the beginning of the pass."""
@@ -208,10 +208,10 @@ class Placing(Protocol):
 
 
 class ReconcilePass(Placing, Protocol):
-    """One pass of reconcile: one transaction, and only one in the fleet at a time."""
+    """A pass of reconcile: one transaction, and only one in the fleet at a time."""
 
     def outage_grace(self, *, ttl_s: float) -> OutageGrace:
-        """Since when the database was heard from without a break of more than half a ttl.
+        """Return since when the database was heard from without a break of more than half a ttl.
 
         Such a break may still be under way: the first to come back after an outage may be this very pass.
         """
@@ -253,14 +253,14 @@ class ReconcilePass(Placing, Protocol):
         after."""
 
     def sweep_is_due(self, *, interval_s: float) -> bool:
-        """Whether one is under way, or began this long ago."""
+        """Return whether a sweep is under way, or the last one began this long ago."""
 
     def waiting_by_reason(self) -> dict[Reason, int]:
         """Idle feeds by reason: those held right now, and the rest as the last sweep counted them."""
 
 
 class FleetStore(Protocol):
-    """What belongs to nobody in particular."""
+    """The operations on the fleet as a whole."""
 
     def reconcile_pass(self, *, measured_load: float = 0.0) -> AbstractContextManager[ReconcilePass | None]:
         """Begin a pass; None when another one is under way. Leaving the block commits and stamps it.

@@ -17,13 +17,13 @@ WAKE = "feedq_wake"
 
 
 class NotifyReason(StrEnum):
-    """What a worker is notified of."""
+    """The reason why a worker is notified."""
 
     FEEDS = "feeds"
     JOBS = "jobs"
 
     def is_among(self, heard: Collection[str]) -> bool:
-        """Whether these payloads are for this; what another release says may be for anybody."""
+        """Return whether these payloads are for this; what another release says may be for anybody."""
         others = {reason.value for reason in NotifyReason if reason is not self}
         return any(payload not in others for payload in heard)
 

@@ -32,12 +32,13 @@ from feedq.settings import settings
 from feedq.telemetry import mask_url
 
 SCHEMA = "feedq"
-"""Of the control tables."""
+"""The schema of the control tables."""
 CONNECT_TIMEOUT_S = 5
 PROBES = 3
-"""That the other end leaves unanswered before it counts as gone."""
+"""The number of probes that the other end leaves unanswered before it counts as gone."""
 STATEMENT_TIMEOUT_MS = 60_000
-"""Nothing feedq asks of the control database takes this long; a lock that does is better given up."""
+"""The statement time-out: nothing feedq asks of the control database takes this long; a lock that does is
+better given up."""
 LOCK_TIMEOUT_MS = 10_000
 IDLE_IN_TRANSACTION_TIMEOUT_MS = 3_000
 """A process that freezes in a transaction, a reconcile pass say, is thrown out after this. Longer than a pass
@@ -309,7 +310,8 @@ class GivenRows:
 
 @contextmanager
 def translate_driver_errors(url: str) -> Iterator[None]:
-    """Whatever the driver raises on a session of ours means that the session cannot go on."""
+    """Translate errors of the driver: whatever it raises on a session of ours means that the session cannot go
+    on."""
     try:
         yield
     except psycopg2.Error as error:

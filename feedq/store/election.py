@@ -88,7 +88,7 @@ _PREPARED_CHECK = PreparedStatement.of(
 
 @dataclass(frozen=True, slots=True)
 class LivenessCheck:
-    """What one look over the workers found."""
+    """The result of one liveness check of all workers."""
 
     crashed: int
     """Workers without a session in two checks in a row."""
@@ -111,7 +111,8 @@ class LivenessCheck:
 
 
 class Election:
-    """One candidate's session. Used by one thread; any method may raise `Unavailable`."""
+    """A candidate's session in the election of the beat. Used by one thread; any method may raise
+    `Unavailable`."""
 
     def __init__(
         self,

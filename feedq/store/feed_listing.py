@@ -23,7 +23,7 @@ from feedq.store.feed_rows import FEED_COLUMNS, LEASE_COLUMNS, OWNER_COLUMNS, fe
 PAGE_MAX = 1000
 """Rows of one page: what a browser still shows at once, and one answer of the API holds."""
 OFFSET_MAX = 100_000_000
-"""Beyond any table; keeps the number within what the database takes."""
+"""The largest offset: beyond any table, and within what the database takes."""
 LATELY_S = 86_400.0
 """Dead letters are warned of for this long: until somebody has had a working day to look at them."""
 STATEMENT_TIMEOUT_S = 30
@@ -31,7 +31,7 @@ STATEMENT_TIMEOUT_S = 30
 
 
 class Sort(StrEnum):
-    """What a page is in order of; equal ones in order of name."""
+    """The order of a page; equal feeds are in order of name."""
 
     NAME = "name"
     STATUS = "status"
@@ -43,7 +43,8 @@ class Sort(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which feeds, and which page of them. ``search`` is plain text, looked for wherever a feed shows some."""
+    """A query for feeds: which, and which page of them. ``search`` is plain text, looked for wherever a feed
+    shows some."""
 
     search: str = ""
     status: Status | None = None
@@ -63,17 +64,17 @@ class StatusCount:
     reason: Reason | None
     feeds: int
     wanted: int
-    """Those that ask for a place on a worker: neither paused nor failed nor being removed."""
+    """The feeds that ask for a place on a worker: neither paused nor failed nor being removed."""
     records_total: int
     refused: int = 0
-    """Those of which a record was refused within `LATELY_S`."""
+    """The feeds of which a record was refused within `LATELY_S`."""
     example: str = ""
     """The first of them by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFeeds:
-    """One page of feeds, with the numbers of all that the search found, whatever their status."""
+    """A page of feeds, with the numbers of all that the search found, whatever their status."""
 
     now: datetime
     """The database's clock, for ages."""

@@ -45,7 +45,7 @@ FEED_COLUMNS = (
 LEASE_COLUMNS = ", ".join(f"l.{name}" for name in _LEASE_FIELDS)
 WORKER_COLUMNS = ", ".join(f"w.{name}" for name in (*_WORKER_FIELDS, *LOAD_FIELDS))
 OWNER_COLUMNS = "w.name AS worker_name, w.loop_lag_s, w.heartbeat_at, w.expires_at"
-"""Of the worker that has a feed, beside ``now``: the moment to judge it at."""
+"""The columns of the worker that has a feed, beside ``now``: the moment to judge it at."""
 
 
 def selector_from(stored: Mapping[str, Mapping[str, str]] | None) -> Selector:

@@ -49,7 +49,7 @@ _SPEC = {
 
 
 class PostgresFeeds(Aggregate):
-    """`feedq.store.base.Feeds` on PostgreSQL."""
+    """Implements `feedq.store.base.Feeds` on PostgreSQL."""
 
     @in_transaction
     def add(self, c: Connection, spec: FeedSpec) -> Feed:

@@ -1,4 +1,4 @@
-"""What can be read about the fleet as a whole: when reconcile last ran, which beat leads, how many runs wait."""
+"""Reads the state of the fleet as a whole: when reconcile last ran, which beat leads, how many runs wait."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class JobState:
     running: int
     waiting: int
     due: int
-    """Of those that wait, the runs that may start now: the others are retries that wait for their time."""
+    """The runs, of those that wait, that may start now: the others are retries that wait for their time."""
     oldest_due_s: float | None
     """How long the first of them has been due."""
     workers: int

@@ -35,11 +35,11 @@ from feedq.store.database import ADMIN, INSUFFICIENT_PRIVILEGE, SCHEMA, connect,
 from feedq.telemetry import mask_url
 
 PREFIX: Final = "feedq_"
-"""Of the names of roles, unless ``FEEDQ_ROLE_PREFIX`` says otherwise."""
+"""The prefix of the names of roles, unless ``FEEDQ_ROLE_PREFIX`` says otherwise."""
 
 
 class Role(StrEnum):
-    """What a process is; with the prefix, the name of its role."""
+    """The kind of a process; with the prefix, the name of its role."""
 
     MIGRATION = "migration"
     WORKER = "worker"
@@ -50,7 +50,7 @@ class Role(StrEnum):
 
 
 class Right(StrEnum):
-    """What may be done to the rows of a table, besides reading them."""
+    """A right to the rows of a table, besides reading them."""
 
     INSERT = "INSERT"
     UPDATE = "UPDATE"
@@ -86,7 +86,8 @@ CHANGES: Final[Mapping[str, Mapping[Role, Collection[Right]]]] = {
     "run": {Role.WORKER: ALL, Role.FLOWER: (Right.INSERT, Right.UPDATE), Role.OPERATOR: ALL},
     "job_queue": {Role.WORKER: (Right.UPDATE,), Role.OPERATOR: ALL},
 }
-"""By table. A beat has the rights of a worker too; the role of migrations owns all of them."""
+"""The changes that a role may make, by table. A beat has the rights of a worker too; the role of migrations
+owns all of them."""
 
 DECLARED: Final[Mapping[str, Collection[str]]] = {
     "feed": (
@@ -101,10 +102,10 @@ SEQUENCES: Final[Mapping[str, Collection[Role]]] = {
     "run_fence": (Role.WORKER,),
     "schedule_id_seq": (Role.OPERATOR,),
 }
-"""Those that are asked by name, and by whom. Identity columns need no right."""
+"""The sequences that are asked by name, and by whom. Identity columns need no right."""
 
 INHERITS: Final[Mapping[Role, Collection[Role]]] = {Role.BEAT: (Role.WORKER,)}
-"""Who has the rights of others too, and may end their sessions."""
+"""The roles that have the rights of others too, and may end their sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +114,14 @@ class SinkTables:
 
     name: str
     tables: tuple[str, ...] = ()
-    """Those that declared feeds name, as ``table`` or ``schema.table``."""
+    """The tables that declared feeds name, as ``table`` or ``schema.table``."""
     with_control: bool = False
     """Whether it is in the control database."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantStatement:
-    """One step, and what it is for; the first of several alike says it."""
+    """A statement, and what it is for; the first of several alike says it."""
 
     text: sql.Composable
     about: str = ""
@@ -187,7 +188,8 @@ def memberships(prefix: str, database: str, sinks: Collection[SinkTables]) -> li
 
 
 def rights(prefix: str, existing: Existing) -> list[GrantStatement]:
-    """What each role may do in the schema, and nothing else. For the owner of its tables, or a superuser."""
+    """Return what each role may do in the schema, and nothing else. For the owner of its tables, or a
+    superuser."""
     there = [r for r in Role if r is not Role.MIGRATION and role_name(prefix, r) in existing.roles]
     return [step for role in there for step in _rights_of(role, role_name(prefix, role), existing)]
 
@@ -221,7 +223,8 @@ def _granted(table: str, changes: Collection[Right], existing: Existing) -> sql.
 
 
 def sink_rights(prefix: str, database: str, sink: SinkTables) -> list[GrantStatement]:
-    """What the role of a sink may do in its database. For the owner of the tables there, or a superuser."""
+    """Return what the role of a sink may do in its database. For the owner of the tables there, or
+    a superuser."""
     role = role_name(prefix, sink_role(sink.name))
     steps = [
         _sql("GRANT CONNECT, TEMPORARY ON DATABASE {} TO {}", database, role),
@@ -251,20 +254,20 @@ def sink_rights(prefix: str, database: str, sink: SinkTables) -> list[GrantState
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """What there is in a database."""
+    """The roles, tables and rights that exist in a database."""
 
     database: str
     user: str
     is_superuser: bool
     owner: str | None
-    """Of the schema `feedq`, if there is one."""
+    """The owner of the schema `feedq`, if there is one."""
     roles: Collection[str]
     tables: Mapping[str, Sequence[str]]
-    """Of the schema `feedq`, with their columns; without any, nothing was migrated yet."""
+    """The tables of the schema `feedq`, with their columns; without any, nothing was migrated yet."""
     sequences: Sequence[str]
-    """Those that belong to no column."""
+    """The sequences that belong to no column."""
     functions: Sequence[str]
-    """With their arguments, quoted."""
+    """The functions with their arguments, quoted."""
 
 
 # In the order of the fields of `Existing`.

@@ -1,4 +1,4 @@
-"""What workers hold: counters, so that a pass reads a row a worker and none of their feeds.
+"""Counts what workers hold, so that a pass reads a row a worker and none of their feeds.
 
 Triggers on `lease` write what a statement changed to ``held_change``; each pass folds that into
 ``worker_held``, and the sweep counts anew. A change and the line that tells of it commit together, so the two

@@ -24,7 +24,7 @@ EVENTS_PER_FEED = 200
 
 @dataclass(frozen=True, slots=True)
 class HistoryKept:
-    """How much of history is kept."""
+    """Says how much of history is kept."""
 
     days: int = RETENTION_DAYS
     per_feed: int = EVENTS_PER_FEED

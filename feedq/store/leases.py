@@ -115,7 +115,7 @@ _PROGRESS = GivenRows(
     "cursor jsonb, connected boolean, stalled boolean, attempts int, error text, failures int, "
     "dead_letter_error text, sink_error text, rewind jsonb"
 )
-"""Of `Release` and of `Progress`, what the statements are given."""
+"""The fields of `Release` and of `Progress` that the statements are given."""
 
 _CLAIM = f"""
     WITH given AS (
@@ -248,7 +248,7 @@ _REPORT = f"""
 
 
 class PostgresLeases(Aggregate):
-    """`feedq.store.base.Leases` on PostgreSQL."""
+    """Implements `feedq.store.base.Leases` on PostgreSQL."""
 
     def __init__(self, database: Database, *, restart_hold_s: float = 0.0) -> None:
         super().__init__(database)

@@ -25,7 +25,7 @@ MIGRATION_LOCK = 0x_FEED_0001
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """Where a database stands: `pending` revisions lie between `current` and `head`."""
+    """The revision that a database stands at: `pending` revisions lie between `current` and `head`."""
 
     current: str | None
     head: str

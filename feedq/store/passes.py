@@ -1,4 +1,4 @@
-"""One reconcile pass: set-based statements inside one transaction, one pass at a time in the fleet.
+"""A reconcile pass: set-based statements inside one transaction, one pass at a time in the fleet.
 
 With nothing to do, a pass reads a handful of partial indexes that are empty, and no row of any feed. The planner
 cannot know how many feeds somebody has touched: of a million all are dirty, and a minute later none is. So
@@ -100,7 +100,7 @@ _PARTED = GivenRows("feed_id bigint, reason text, quarantined boolean")
 
 
 class PostgresFleet:
-    """`feedq.store.base.FleetStore` on PostgreSQL."""
+    """Implements `feedq.store.base.FleetStore` on PostgreSQL."""
 
     def __init__(self, database: Database, *, keep: HistoryKept) -> None:
         self._database = database
@@ -124,7 +124,7 @@ class PostgresFleet:
 
 
 class PostgresPass(PassAssignments, PassSweep):
-    """`feedq.store.base.ReconcilePass` on PostgreSQL."""
+    """Implements `feedq.store.base.ReconcilePass` on PostgreSQL."""
 
     def __init__(self, connection: Connection, *, keep: HistoryKept, measured_load: float) -> None:
         self._c = connection

@@ -33,7 +33,8 @@ class JobStore:
 
 
 class PostgresStore:
-    """`feedq.store.base.Store` on a migrated database. Connects when it is first used. Thread-safe."""
+    """Implements `feedq.store.base.Store` on a migrated database. Connects when it is first used.
+    Thread-safe."""
 
     def __init__(
         self,

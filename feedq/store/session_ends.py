@@ -36,10 +36,12 @@ from feedq.store.database import (
 from feedq.telemetry import LogEvent, log
 
 SNAPSHOT_S: Final = 0.9
-"""With longer ones, tables that change all the time, such as that of runs, would fill up with rows that nobody can
-clear away. Below PostgreSQL's ``deadlock_timeout``, after which it looks for deadlocks and may log the wait."""
+"""The length of one wait's snapshot. With longer ones, tables that change all the time, such as that of runs,
+would fill up with rows that nobody can clear away. Below PostgreSQL's ``deadlock_timeout``, after which it
+looks for deadlocks and may log the wait."""
 ROUNDS: Final = 33
-"""Of `SNAPSHOT_S` each: after half a minute a wait ends by itself, also that of a beat that is gone or frozen."""
+"""The number of rounds of `SNAPSHOT_S` each: after half a minute a wait ends by itself, also that of a beat
+that is gone or frozen."""
 STATEMENT_S: Final = 60
 """The server's own time limit for a wait; reached only when something is wrong."""
 CHECK_CLIENT_MS: Final = 1_000
@@ -73,7 +75,7 @@ _WAIT = f"""
 
 
 class SessionEndWaiter:
-    """One session that waits for the end of others, which hold locks of one class. Never blocks; whoever has it
+    """Waits, in one session, for the end of others, which hold locks of one class. Never blocks; whoever has it
     polls its descriptor."""
 
     def __init__(self, url: str, *, application_name: str, lock_class: int = SESSION_LOCK_CLASS) -> None:
@@ -114,7 +116,8 @@ class SessionEndWaiter:
         self.go_on()
 
     def go_on(self) -> bool:
-        """Whether a wait has ended just now. To be called when the descriptor is ready. Raises `Unavailable`."""
+        """Go on waiting, and return whether a wait has ended just now. To be called when the descriptor is
+        ready. Raises `Unavailable`."""
         with translate_driver_errors(self._url):
             state = self._connection.poll()
         self.events = select.POLLOUT if state == POLL_WRITE else select.POLLIN
@@ -174,11 +177,12 @@ class SessionEndWaiters:
         )
 
     def descriptors(self) -> dict[int, int]:
-        """What to poll them for."""
+        """Return the descriptors, and what to poll them for."""
         return {waiter.fileno(): waiter.events for waiter in self._waiters.values()}
 
     def go_on(self, ready: Collection[int]) -> bool:
-        """Whether the end of some session was heard, perhaps. ``ready`` are descriptors."""
+        """Go on waiting, and return whether the end of some session was heard, perhaps. ``ready`` are
+        descriptors."""
         heard = False
         for key, waiter in list(self._waiters.items()):
             if waiter.fileno() not in ready and not waiter.is_overdue:

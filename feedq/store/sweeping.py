@@ -21,7 +21,7 @@ from feedq.store.leases import free_leases
 SWEEP_PAGE = 5_000
 """Feeds of one page, events that are trimmed with it, and feeds whose workers are counted anew."""
 WEIGHT_STEP = 0.1
-"""By how much of itself a measured weight must have changed before it is written."""
+"""The part of itself by which a measured weight must have changed before it is written."""
 _ALL = 2**63 - 1
 
 _MISMATCHED = """
@@ -104,7 +104,7 @@ class PassSweep:
     _sweep_at: datetime | None
     """When the latest sweep began."""
     _swept_to: int | None
-    """Where the next pass goes on; None when the sweep is done."""
+    """The feed that the next pass goes on from; None when the sweep is done."""
     _idle_counts: dict[str, int]
     _page: Mapping[str, int] | None = None
     """The feeds that this pass has swept."""

@@ -59,7 +59,7 @@ def hold_worker_lock(connection: Connection, worker: Worker) -> bool:
 
 
 def _has_lock(cursor: Any, lock_class: int, key: int) -> bool:
-    """Whether the backend that answers is the one that was connected to, and has this lock."""
+    """Return whether the backend that answers is the one that was connected to, and has this lock."""
     cursor.execute(
         "SELECT pg_backend_pid(), EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted "
         "AND pid = pg_backend_pid() AND classid = %s AND objid = %s)",
@@ -85,7 +85,8 @@ class _Waiting:
         os.set_blocking(self._wake_w, False)
 
     def wait(self, timeout_s: float, others: Mapping[int, int] = MappingProxyType({})) -> bool:
-        """Whether something was heard. ``others`` are descriptors that end the wait too, with what to poll for."""
+        """Wait, and return whether something was heard. ``others`` are descriptors that end the wait too, with
+        what to poll for."""
         with translate_driver_errors(self._url):
             # Not select(), which knows no descriptor beyond 1023: a worker with 600 feeds has no other ones.
             waiting = select.poll()

@@ -37,7 +37,7 @@ TARGET_EVENTS = {
 }
 """What history calls it when a person wants this of a worker."""
 STACK_CALLS_MAX = 30
-"""Of the process that was lost, in its event."""
+"""The most calls of the process that was lost that its event keeps."""
 ALIVE_STAMP_S = 1.0
 """The fleet row is stamped at most this often: a thousand heartbeats must not queue for one row. With a
 short ttl more often, or every stamp would look like the end of a silence."""
@@ -46,7 +46,8 @@ short ttl more often, or every stamp would look like the end of a silence."""
 # could renew, and starts the grace period anew (see feedq.lease.OutageGrace): a heartbeat interval may have
 # passed before the gap, and the rest of the ttl must still be ahead when the first one is back.
 OVERDUE = "(w.expires_at < clock_timestamp() OR greatest(w.started_at, w.heartbeat_at) > clock_timestamp())"
-"""Of workers that a pass has to look at: they have not renewed in time, or the clock was put back."""
+"""The condition for workers that a pass has to check: they have not renewed in time, or the clock
+was put back."""
 
 # Another server than before, or a restarted one, has another start. How long ago that was is not asked: its clock
 # may have been put right since. When it was last heard from in the future, the clock was put back: what had been
@@ -133,7 +134,7 @@ def heartbeat_from(row: Iterable[Any] | None) -> Heartbeat | None:
 
 
 class PostgresWorkers(Aggregate):
-    """`feedq.store.base.Workers` on PostgreSQL."""
+    """Implements `feedq.store.base.Workers` on PostgreSQL."""
 
     @in_transaction
     def register(self, c: Connection, new: NewWorker, *, ttl_s: float) -> Worker:

@@ -295,7 +295,7 @@ class SinkConformance(SinkInterrupts):
         sink.close()
         assert sink.write([write(1, 1, batch(b"1"))]).landed == {(1, 1): 1}
 
-    # -- landings that cannot work -------------------------------------------------------------------
+    # -- targets that cannot work --------------------------------------------------------------------
 
     def test_landings_are_reported_before_anything_is_fenced(self, harness: SinkHarness) -> None:
         sink = harness.sink()

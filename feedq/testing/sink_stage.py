@@ -22,7 +22,7 @@ from feedq.sinks.mapping import sources_of
 
 ENVIRONMENT: Final = "test"
 RAW: Final = Target("raw", "json")
-"""The landing of nearly all tests: a table that feedq makes."""
+"""The target of nearly all tests: a table that feedq makes."""
 PATIENCE_S: Final = 20.0
 """For what must happen, on however busy a machine; only a failing test waits this long."""
 LOCK_TIMEOUT_S: Final = 0.1

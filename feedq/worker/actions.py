@@ -79,15 +79,15 @@ class StopFeeds:
     """Have these feeds commit what they have received, and release them."""
 
     feeds: list[tuple[FeedKey, Reason]]
-    """By the key that they were assigned under."""
+    """The feeds by the key that they were assigned under."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoseFeeds:
-    """These have another owner, or may have: end them without writing or releasing anything."""
+    """Ends these feeds without writing or releasing anything: they have another owner, or may have."""
 
     keys: list[FeedKey]
-    """By the key that they were assigned under."""
+    """The keys that the feeds were assigned under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class CutSockets:
     """Shut the sockets of these at once, whether their event loop turns or not."""
 
     keys: list[FeedKey]
-    """By the key that they were assigned under."""
+    """The keys that the feeds were assigned under."""
     overdue: bool = False
-    """They were told to end, and have not."""
+    """The feeds that were told to end, and have not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class FinishMessage:
 
 @dataclass(frozen=True, slots=True)
 class RunReconcile:
-    """No reconcile pass has finished for too long."""
+    """Runs a reconcile pass in this worker, because none has finished for too long."""
 
     pass_age_s: float | None
 
@@ -150,7 +150,7 @@ class AnnounceDrain:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing runs here any more, and nothing will."""
+    """Says that the drain is over: nothing runs here any more, and nothing will."""
 
 
 Action: TypeAlias = (

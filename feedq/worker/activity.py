@@ -1,4 +1,4 @@
-"""What a process is doing at this moment, written where others can read it even when the process cannot speak.
+"""Notes what a process is doing at this moment, where others can read it even when the process cannot speak.
 
 A worker notes in a small shared file how often its event loop has turned and which feed's code is running: on the
 loop, and on each thread of a blocking connector. Its monitor (`feedq.worker.monitor`) reads this when the loop
@@ -82,7 +82,7 @@ class Activity:
 
     @staticmethod
     def is_of_the_dead(path: Path) -> bool:
-        """Whether the process that made this file has ended. Raises `OSError`."""
+        """Return whether the process that made this file has ended. Raises `OSError`."""
         with path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -98,7 +98,7 @@ class Activity:
     # -- what the process notes ----------------------------------------------------------------------
 
     def watch_loop(self, loop: AbstractEventLoop) -> None:
-        """To be called on the loop's thread: from now on the tasks of feeds are noted as they run."""
+        """Note the tasks of feeds from now on as they run. Called on the loop's thread."""
         self._memory[_LOOP_THREAD] = threading.get_native_id()
         self._memory[_LOOP_IDENT] = threading.get_ident()
         loop.set_task_factory(self._make_task)  # type: ignore[arg-type]  # a task of a coroutine, never of a generator
@@ -108,7 +108,7 @@ class Activity:
         self._memory[_TICKS] += 1
 
     def pulse(self) -> None:
-        """Some other thread than the loop's got the interpreter."""
+        """Note that a thread other than the loop's got the interpreter."""
         self._memory[_PULSE] += 1
 
     def measure_growth(self, on: bool) -> None:
@@ -128,7 +128,7 @@ class Activity:
 
     @contextmanager
     def thread_of(self, feed_id: int) -> Iterator[None]:
-        """While inside, this thread runs code of a feed."""
+        """Note, while inside, that this thread runs code of a feed."""
         memory = self._memory
         with self._lock:
             place = next((at for at in _THREADS if not memory[at]), None)

@@ -28,7 +28,7 @@ SUSPECT_S = 60.0
 """A feed that had a record refused is written apart this long, as others are to be expected of it."""
 SLICE_BYTES_MIN = 64 * 1024
 SLICE_FAST_S, SLICE_SLOW_S = 0.25, 1.0
-"""Of a feed that is written apart so much is written at once that it takes about this long."""
+"""The time that one slice of a feed that is written apart is to take: so much of it is written at once."""
 
 logger = log(__name__)
 
@@ -39,7 +39,7 @@ class FeedApart:
 
     due_at: float
     until: float
-    """It is written with the others again when nothing of it waits then."""
+    """The moment at which the feed is written with the others again, when nothing of it waits then."""
     slice_bytes: int = 4 * SLICE_BYTES_MIN
     pause_s: float = 0.0
     tried_at: float = float("-inf")

@@ -1,4 +1,4 @@
-"""The end of a feed's pipe: where a runner puts its batches and learns what became of them.
+"""The batch queue of a feed: its runner puts batches there and learns what became of them.
 
 A batch queue lives on its runner's event loop; the writer thread reaches it through `call_soon_threadsafe` only.
 It bounds what is received and not yet committed, for its feed and, through `InflightBudget`, for the whole worker:
@@ -144,7 +144,8 @@ class BatchQueue:
         """Set by the writer's threads while the feed is written apart from the others: it may take half of the
         worker's room, and leaves the rest to those."""
         self.is_postponed = False
-        """Besides, while nothing of it can be written: what waits for it is not to fill up their room at all."""
+        """Whether, besides, nothing of it can be written: what waits for it is not to fill up the room of
+        others at all."""
         self.trouble: str | None = None
         """Why nothing of it can be written just now, though the sink can."""
         self.back_at, self.apart_s = float("-inf"), 0.0
@@ -222,7 +223,7 @@ class BatchQueue:
         self.dead_error, self.last_record_at = before.dead_error, before.last_record_at
 
     def abandon(self) -> None:
-        """Its runner has ended: what is not written yet is not to be, and nobody waits for an answer."""
+        """Drop what is not written yet, because the runner has ended: nobody waits for an answer any more."""
         self._on_change = _tell_nobody
         if self.broken is None:
             feed_id, epoch = self.key
@@ -231,7 +232,7 @@ class BatchQueue:
             self._forget()
 
     def tell(self) -> None:
-        """There are news of it; from any thread."""
+        """Wake whoever waits for news of this queue. From any thread."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._on_change)
 
@@ -254,7 +255,7 @@ class BatchQueue:
 
 
 class CommitAnswer(NamedTuple):
-    """What became of the batches of one queue in a group commit, with their sizes added up."""
+    """Says what became of the batches of one queue in a group commit, with their sizes added up."""
 
     batch_queue: BatchQueue
     size: int
@@ -306,4 +307,4 @@ def _deliver(answers: list[CommitAnswer]) -> None:
 
 
 def _tell_nobody() -> None:
-    """In place of a runner that has ended."""
+    """Do nothing, in place of the callback of a runner that has ended."""

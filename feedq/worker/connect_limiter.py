@@ -69,7 +69,8 @@ W = TypeVar("W", bound=Waiter)
 
 @dataclass(eq=False, slots=True)
 class HostQueue(Generic[W]):
-    """Those who wait for one host, the feeds of lost workers apart from others; the limiter is the same."""
+    """The feeds that wait to connect to one host. Feeds of lost workers have a queue of their own, with the
+    same rate limiter."""
 
     host: str | None
     after_loss: bool
@@ -81,7 +82,7 @@ class HostQueue(Generic[W]):
 
 
 class ConnectTurns(Generic[W]):
-    """Who may connect when. Told the time; knows neither threads nor event loops."""
+    """Decides who may connect when. Told the time; knows neither threads nor event loops."""
 
     def __init__(
         self,
@@ -99,14 +100,14 @@ class ConnectTurns(Generic[W]):
         self._lines: dict[tuple[str | None, bool], HostQueue[W]] = {}
         self._look_through_at = HOSTS_KEPT
         self._turns: dict[bool, deque[HostQueue[W]]] = {True: deque(), False: deque()}
-        """By whether they are those of lost workers, which come first."""
+        """The queues that take turns, by whether they are those of lost workers, which come first."""
         self._timetable: list[tuple[float, int, HostQueue[W]]] = []
         self._numbers = count(1)
         self.waiting = 0
 
     @property
     def lines(self) -> int:
-        """How many are remembered."""
+        """The number of host queues that are remembered."""
         return len(self._lines)
 
     def join(self, waiter: W, *, now: float) -> None:
@@ -121,7 +122,7 @@ class ConnectTurns(Generic[W]):
             self._line_up(line, now)
 
     def leave(self, waiter: W, *, now: float) -> None:
-        """It does not want to connect any more, though it may just have been let through."""
+        """Take out a feed that does not want to connect any more, though it may just have been let through."""
         line = self._lines.get((waiter.host, waiter.after_loss))
         if waiter.is_waiting:
             assert line is not None
@@ -137,7 +138,7 @@ class ConnectTurns(Generic[W]):
             self._line_up(line, now)
 
     def let_through(self, now: float) -> Iterator[W]:
-        """All who may connect by now."""
+        """Let through all feeds that may connect by now, and return them."""
         while self._timetable and self._timetable[0][0] <= now:
             _, number, line = heappop(self._timetable)
             if number == line.timer:
@@ -158,7 +159,7 @@ class ConnectTurns(Generic[W]):
                 self._line_up(line, now)
 
     def next(self) -> tuple[float, W] | None:
-        """When to look again, and who may be let through then."""
+        """Return when to ask again, and which feed may be let through then."""
         upcoming: list[tuple[float, W]] = []
         for after_loss, turns in self._turns.items():
             while turns and not turns[0].waiting:
@@ -203,7 +204,7 @@ class ConnectTurns(Generic[W]):
             heappush(self._timetable, (opens_at, line.timer, line))
 
     def _opens_at(self, limiter: RateLimiter | None, after_loss: bool) -> float:
-        """When it opens for feeds of lost workers, or for others."""
+        """Return when a rate limiter opens for feeds of lost workers, or for others."""
         if limiter is None:
             return float("-inf")
         return limiter.opens_at - (self._failover_burst_s if after_loss else 0.0)
@@ -236,7 +237,7 @@ class ConnectTurns(Generic[W]):
 
 @dataclass(eq=False, slots=True)
 class Sleeper(Waiter):
-    """One that waits on an event loop."""
+    """A feed that waits on an event loop."""
 
     loop: asyncio.AbstractEventLoop
     through: asyncio.Future[None]
@@ -310,7 +311,8 @@ class ConnectLimiter:
         CONNECTS.inc()
 
     def share(self, active_workers: int) -> None:
-        """How many workers the rates of hosts are for; they keep to it who wait already. From any thread."""
+        """Set how many workers the rates of hosts are shared by; feeds that wait already keep to it as well.
+        From any thread."""
         with self._lock:
             self._turns.share(max(1, active_workers), now=self._clock.monotonic())
             self._alarm = None

@@ -1,4 +1,4 @@
-"""What a worker decides, as a state machine without threads, input, output or Celery.
+"""The decisions of a worker, as a state machine without threads, input, output or Celery.
 
 Events go in, as calls of `WorkerCore`: a heartbeat was answered, an assignment was found, a claim was granted, a
 feed has ended, time has passed. Each call returns the actions that follow, in the order in which they are to be
@@ -58,7 +58,7 @@ RETRY_MAX_S = 1.0
 WATCHDOG_INTERVALS = 3
 """Reconcile intervals without a finished pass after which a worker runs one itself."""
 WATCHDOG_MIN_S = 1.0
-"""With an interval of nothing every heartbeat of every worker would become a pass."""
+"""The least of these waits: with an interval of nothing every heartbeat of every worker would become a pass."""
 WATCHDOG_JITTER = 0.2
 """Spreads the watchdogs of a fleet over a fifth of their wait, so that the first one spares the others."""
 LOST_S = 0.5
@@ -77,7 +77,7 @@ NO_SLOT_RETRY_S = 30.0
 
 
 class SessionState(StrEnum):
-    """How this process stands with the control database."""
+    """The standing of this process with the control database."""
 
     JOINING = "joining"
     """It has no worker session, or one that no heartbeat has confirmed yet."""
@@ -88,7 +88,7 @@ class SessionState(StrEnum):
 
 
 class SessionEvent(StrEnum):
-    """What changes that."""
+    """An event that changes the state of the worker session."""
 
     CONFIRMED = "confirmed"
     """A heartbeat was answered."""
@@ -114,7 +114,7 @@ SESSION_TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = 
 
 
 class FeedState(StrEnum):
-    """How far a feed is, from its assignment to the end of its stream."""
+    """The progress of a feed from its assignment to the end of its stream."""
 
     CLAIMING = "claiming"
     """Its claim is on the way to the database."""
@@ -126,7 +126,7 @@ class FeedState(StrEnum):
 
 
 class FeedEvent(StrEnum):
-    """What changes that."""
+    """An event that changes the state of a feed."""
 
     GRANTED = "granted"
     STOP = "stop"
@@ -214,15 +214,15 @@ class WorkerCore:
         self._lost: dict[FeedKey, WorkerFeed] = {}
         self._claiming = 0
         self._asked: set[FeedKey] = set()
-        """Of which the database said last that they are to stop."""
+        """The feeds of which the database said last that they are to stop."""
         self._unrun: set[FeedKey] = set()
-        """With ``external``: leases that nobody ran when they were last compared."""
+        """The leases that nobody ran when they were last compared, with ``external``."""
         self._drain = _Drain()
 
     # -- what there is -------------------------------------------------------------------------------
 
     def is_trusted(self, now: float) -> bool:
-        """Whether this worker may act as owner of its leases at this moment."""
+        """Return whether this worker may act as owner of its leases at this moment."""
         return self.state is SessionState.SERVING and self._trust.holds(now)
 
     @property
@@ -233,18 +233,18 @@ class WorkerCore:
 
     @property
     def feeds(self) -> int:
-        """How many have been granted and have not ended."""
+        """The number of feeds that have been granted and have not ended."""
         return len(self._running)
 
     def __iter__(self) -> Iterator[WorkerFeed]:
-        """Those that have been granted and have not ended."""
+        """Iterate over the feeds that have been granted and have not ended."""
         return iter(list(self._running.values()))
 
     def get(self, assigned: FeedKey) -> WorkerFeed | None:
         return self._feeds.get(assigned)
 
     def wakes_at(self) -> float:
-        """When `tick` is due, unless an event comes first."""
+        """Return when `tick` is due, unless an event comes first."""
         ends = self._trust.until if self.state is SessionState.SERVING else float("inf")
         lost = min((feed.told_at + LOST_S for feed in self._lost.values()), default=float("inf"))
         return min(ends, lost, self._audit_at, self._drain.next_at)
@@ -267,7 +267,8 @@ class WorkerCore:
         return []
 
     def session_lost(self, name: str, *, now: float) -> list[Action]:
-        """Without any session nobody holds the worker's lock: the beat may take it for crashed any moment."""
+        """A database session was lost. Without any session nobody holds the worker's lock: the beat may take it
+        for crashed any moment."""
         if name not in self.live_sessions:
             return []
         self.live_sessions.discard(name)
@@ -277,13 +278,13 @@ class WorkerCore:
         return self._end_trust("the last database session was lost", now)
 
     def heartbeat_failed(self, *, now: float) -> list[Action]:
-        """It was not answered, or there was no session to send it in."""
+        """A heartbeat was not answered, or there was no session to send it in."""
         self.heartbeat_at = now + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
         return []
 
     def heartbeat_answered(self, answer: Heartbeat | None, *, sent_at: float, now: float) -> list[Action]:
-        """None: the database does not know this worker session any more."""
+        """A heartbeat was answered; with None, the database does not know this worker session any more."""
         self.heartbeat_at = now + max(self._settings.heartbeat_s, HEARTBEAT_MIN_S)
         self._retry_s = RETRY_FIRST_S
         if answer is None:
@@ -370,7 +371,7 @@ class WorkerCore:
         return [FetchOrders(self.worker_id, with_assignments=not self.is_draining)]
 
     def assignments_found(self, worker_id: UUID, keys: Iterable[FeedKey]) -> list[Action]:
-        """These wait for this worker to claim them. The message of each follows."""
+        """Assignments were found that wait for this worker to claim them. The message of each follows."""
         if worker_id != self.worker_id:
             return []
         wanted = [key for key in keys if key not in self._feeds and self._add_claim(key, None) is None]
@@ -464,7 +465,7 @@ class WorkerCore:
     # -- from a feed that runs to one that has ended -------------------------------------------------
 
     def stops_found(self, worker_id: UUID, requests: Sequence[StopRequest], *, now: float) -> list[Action]:
-        """These feeds of this worker are to stop, and no others."""
+        """Stop requests were found for these feeds of this worker, and for no others."""
         if worker_id != self.worker_id or self.needs_session:
             return []
         before, self._asked = self._asked, {request.key for request in requests}
@@ -480,7 +481,7 @@ class WorkerCore:
         return actions + ([ReleaseLeases(worker_id, unrun)] if unrun else [])
 
     def stop_feed(self, feed_id: int) -> list[Action]:
-        """Somebody revoked its task; reconcile will start it again elsewhere."""
+        """Somebody revoked the task of a feed; reconcile will start it again elsewhere."""
         feed = self._running.get(feed_id)
         if feed is None:
             return []
@@ -531,8 +532,8 @@ class WorkerCore:
         return []
 
     def feed_ended(self, assigned: FeedKey, release: Release | None, why: str, *, now: float) -> list[Action]:
-        """It does not run here any more. ``release`` is what is to become of its lease; None: that is lost, or was
-        released by the feed's own process."""
+        """A feed does not run here any more. ``release`` is what is to become of its lease; None: that is lost,
+        or was released by the feed's own process."""
         feed = self._feeds.get(assigned)
         if feed is None or feed.state is FeedState.CLAIMING:
             return []

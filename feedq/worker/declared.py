@@ -1,4 +1,4 @@
-"""What a feed declares, parsed; and shared by all feeds of a worker that declare the same.
+"""Parses what feeds declare, once for all feeds of a worker that declare the same.
 
 Thousands of feeds of one provider differ in their name only, which stands in for itself in their templates. To
 keep and to check the same options for each of them would be a good part of what a feed costs.
@@ -37,7 +37,7 @@ def declared(feed: Feed) -> Declared:
 
 
 def lean(feed: Feed) -> Feed:
-    """The same feed, its options shared with those of equal ones."""
+    """Return the same feed with its options shared with those of equal ones."""
     return replace(
         feed, spec=replace(feed.spec, source=_shared(feed.spec.source), sink=_shared(feed.spec.sink))
     )

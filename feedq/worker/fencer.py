@@ -76,7 +76,8 @@ class Fencer:
         self._thread.start()
 
     async def fence(self, request: FenceRequest) -> FenceOutcome:
-        """Never `Blocked`: that is tried again until it is decided or the caller is cancelled.
+        """Fence a feed in its sink. The outcome is never `Blocked`: that is tried again until it is decided or
+        the caller is cancelled.
 
         Raises `SinkUnavailable`.
         """
@@ -191,7 +192,7 @@ class Fencer:
 
 
 def _newest(group: list[_Waiting]) -> list[_Waiting]:
-    """One request a feed, as a fence may name each only once.
+    """Keep one request a feed, the one of the latest epoch: a fence may name each feed only once.
 
     An older stream of the same feed does not know yet that it is lost, and is told so.
     """

@@ -1,4 +1,4 @@
-"""`LeaseClient`: one thread that talks to the control database about feeds, for the whole worker.
+"""The lease client: one thread that talks to the control database about feeds, for the whole worker.
 
 Runners and the pool drop requests here and go on; the lease client takes whatever has gathered and makes one
 statement of it: a thousand claims are one round trip. A database that is away is asked again with the same
@@ -43,7 +43,7 @@ class _Group:
     claims: dict[UUID, list[FeedKey]] = field(default_factory=dict)
     releases: dict[UUID, list[Release]] = field(default_factory=dict)
     reports: dict[UUID, list[dict[FeedKey, Progress]]] = field(default_factory=dict)
-    """In batches that name no feed twice: one statement would count only one of the two."""
+    """The reports in batches that name no feed twice: one statement would count only one of the two."""
     jobs: list[Job] = field(default_factory=list)
     is_last: bool = False
 
@@ -139,7 +139,8 @@ class LeaseClient:
                 return
 
     def _gather(self) -> _Group:
-        """Everything that is asked for by now, and in a rush of claims what comes within a moment more."""
+        """Take all requests that have come in, and after several claims in a row those that come within a
+        moment more."""
         group = _Group()
         group.add(self._queue.get())
         room = iter(range(GROUP_MAX))
@@ -186,7 +187,8 @@ class LeaseClient:
         self._store.leases.release(worker_id, releases)
 
     def _retry_until_done(self, job: Job) -> bool:
-        """Until it succeeds or the client is closed; what fails for another reason than an outage is dropped.
+        """Repeat a call until it succeeds or the client is closed; what fails for another reason than an outage
+        is dropped.
 
         Whether it succeeded.
         """

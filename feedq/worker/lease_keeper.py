@@ -59,7 +59,8 @@ class CoreDriver:
 
 
 class SessionListener(Protocol):
-    """Who else lives under the worker session. Called from other threads; must not block."""
+    """Hears of the worker session's begin and end, for whoever else lives under it. Called from other threads;
+    must not block."""
 
     def gone(self) -> None: ...
 
@@ -113,7 +114,7 @@ class LeaseKeeper:
 
     @property
     def attempt_age_s(self) -> float:
-        """Since a heartbeat was last tried, whatever became of it."""
+        """The seconds since a heartbeat was last tried, whatever became of it."""
         return self._clock.monotonic() - self._tried_at
 
     @property
@@ -146,7 +147,7 @@ class LeaseKeeper:
                 self._session.interrupt()
 
     def beat(self) -> bool:
-        """One heartbeat, or the registration that it needs. False when the database did not answer."""
+        """Send one heartbeat, or the registration that it needs. False when the database did not answer."""
         core, clock = self._core, self._clock
         if core.is_stalled:
             return False

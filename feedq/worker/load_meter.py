@@ -1,4 +1,5 @@
-"""What a worker says of itself with each heartbeat: CPU, memory, how late its loop runs, and what it lands."""
+"""Measures what a worker says of itself with each heartbeat: CPU, memory, how late its loop runs, and what it
+lands."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ SMOOTHED_OVER_S = 30.0
 
 
 class SmoothedRate:
-    """How fast something grows, of late: what was longer ago counts exponentially less. Pure."""
+    """A rate of growth, smoothed: what was longer ago counts exponentially less. Pure."""
 
     __slots__ = ("_at", "_per_s", "_total")
 
@@ -56,7 +57,7 @@ class LoadMeter:
         self.start()
 
     def count(self, progress: Iterable[Progress]) -> None:
-        """What has landed since the last time."""
+        """Add what has landed since the last call."""
         rows, size = self._landed
         for one in progress:
             rows += one.records
@@ -81,6 +82,7 @@ class LoadMeter:
 
     @property
     def lag_s(self) -> float:
-        """How late the loop last ran a timer. One that is stuck runs none: what it is late already counts."""
+        """The seconds by which the loop last ran a timer late. One that is stuck runs none: what it is late
+        already counts."""
         overdue_s = max(0.0, self._loop.time() - self._due_at) if self._due_at else 0.0
         return max(self._lag_s, overdue_s)

@@ -1,9 +1,9 @@
-"""Finds the feed that uses up a worker's memory, and has it let go before the kernel ends the process.
+"""Finds the feed that uses up a worker's memory, and has it release its lease before the kernel ends the process.
 
 Nothing is measured while there is enough. From `WATCHED` of the limit on, each step of a feed on the loop is
-measured, and what grows between two looks without any of these is put down to the thread of a blocking
-connector that worked most. At `RELEASE_AT` of the limit the feed that grew most lets go of its lease, and runs
-apart from then on. What grows too fast for this is the monitor's to end (`feedq.worker.monitor`).
+measured, and what grows between two checks without any of these is put down to the thread of a blocking connector
+that worked most. At `RELEASE_AT` of the limit the feed that grew most releases its lease, and runs apart from then
+on. What grows too fast for this is the monitor's to end (`feedq.worker.monitor`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from feedq.worker.stall import processor_s
 CHECK_S: Final = 0.1
 WATCHED: Final = 0.5
 RELEASE_AT: Final = 0.8
-"""Of the limit. What is left has to do until
+"""The part of the limit at which the feed that grew most releases its lease. What is left has to do until
 the feed has ended."""
 SHARE_MIN: Final = 0.5
-"""Of all growth: who has less is not known to be the one."""
+"""The part of all growth that a feed must have: with less it is not known to be the one."""
 GROWTH_MIN_BYTES: Final = 16 * 2**20
 AGAIN_S: Final = 2.0
-"""From one feed to the next: memory comes back only when the first has ended."""
+"""The time from one feed to the next: memory comes back only when the first has ended."""
 MIB: Final = 2**20
 
 ReleaseFeed = Callable[[int, Loss], None]
@@ -58,7 +58,7 @@ class MemoryWatch(Thread):
                 give_back_memory()
 
     def check(self) -> bool:
-        """One look. Whether a feed was told to let go."""
+        """Check the memory once, and return whether a feed was told to release its lease."""
         before, self._used = self._used, resident_bytes()
         if self._used < WATCHED * self._limit:
             self._activity.measure_growth(False)

@@ -53,7 +53,8 @@ STACK_BYTES_MAX: Final = 256 * 1024
 PIPE_BYTES: Final = 2**20
 """A hundred threads, each with a deep stack, are to fit into the pipe."""
 BURNING: Final = 0.5
-"""Of a processor: who uses as much while nobody else gets the interpreter, is who holds it."""
+"""The part of a processor: a thread that uses as much while nobody else gets the interpreter is the one that
+holds it."""
 WAITS_FOR_OTHERS: Final = (
     "futex",
     "poll",
@@ -69,8 +70,8 @@ WAITS_FOR_OTHERS: Final = (
 MEMORY_WATCHED: Final = 0.6
 MEMORY_SUSPECT: Final = 0.85
 MEMORY_END: Final = 0.95
-"""Of the limit: here the worker is ended, because the kernel is about to. One that died with as much as
-`MEMORY_SUSPECT` is taken to have died of it."""
+"""The part of the limit at which the worker is ended, because the kernel is about to. One that died with as
+much as `MEMORY_SUSPECT` is taken to have died of it."""
 GROWTH_MIN_BYTES: Final = 16 * 2**20
 GROWTH_KEPT: Final = 0.97
 """What of a feed's growth is remembered from check to check: a leak of long ago is nobody's fault now."""
@@ -80,10 +81,10 @@ REPORT_FIRST_S: Final = 2.0
 """The same for one that the end of the worker waits for."""
 RETRY_S: Final = 0.2
 AFTER_FAILOVER_S: Final = 0.5
-"""From the end of a killed worker to its report: to import what that needs takes half a second of a processor,
-just when the worker's feeds connect elsewhere."""
+"""The pause between the end of a killed worker and its report: to import what that needs takes half a second of
+a processor, just when the worker's feeds connect elsewhere."""
 MINIMAL_INITS: Final = frozenset({"tini", "docker-init", "dumb-init", "catatonit"})
-"""They end, and all others with them, as soon as their only child does."""
+"""Inits that end, and all other processes with them, as soon as their only child does."""
 FORWARDED: Final = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -95,12 +96,12 @@ FORWARDED: Final = (
 )
 UNLIMITED_BYTES: Final = 2**60
 RESTART_S: Final = 5.0
-"""From one start of the monitor to the next, should it die by itself."""
+"""The least time from one start of the monitor to the next, should it die by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a worker is ended. 0 is never."""
+    """The limits at which a worker is ended. 0 is never."""
 
     stall_s: float
     memory_bytes: int
@@ -108,7 +109,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """What one thread was doing, the innermost call first: ``File "…", line 3 in f``."""
+    """The calls that one thread was in, the innermost first: ``File "…", line 3 in f``."""
 
     ident: int
     is_current: bool
@@ -120,7 +121,7 @@ class ThreadStack:
 
 
 class DumpPipe:
-    """What faulthandler writes for the worker."""
+    """The pipe that faulthandler writes to for the worker."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -128,7 +129,7 @@ class DumpPipe:
         self._said = b""
 
     def hear(self) -> str:
-        """All that was written and is still kept, the end of it."""
+        """Return the end of all that was written, as far as it is kept."""
         with contextlib.suppress(BlockingIOError, OSError):
             while data := os.read(self._descriptor, 65_536):
                 self._said = (self._said + data)[-STACK_BYTES_MAX:]
@@ -179,7 +180,7 @@ class Monitor:
         """Processor times of threads, and when that was: as the loop last turned."""
 
     def check(self) -> Loss | None:
-        """One look at the worker: why it has to be ended now, if so."""
+        """Check the worker once, and return why it has to be ended now, if so."""
         self._watch_memory()
         if self._fills(MEMORY_END):
             return self._explain_memory()
@@ -195,14 +196,15 @@ class Monitor:
 
     @property
     def pause_s(self) -> float:
-        """Until the next look: memory may go fast."""
+        """The seconds until the next check: memory may go fast."""
         return CHECK_S / 5 if self._fills(MEMORY_WATCHED) else CHECK_S
 
     def _fills(self, part: float) -> bool:
         return bool(self._limits.memory_bytes) and self._memory >= part * self._limits.memory_bytes
 
     def explain_death(self) -> Loss | None:
-        """After the worker has ended by itself or by somebody else; None when that was in order."""
+        """Explain the death of a worker that has ended by itself or by somebody else; None when that was in
+        order."""
         said = self._dump_pipe.hear()
         feed_id = self._activity.feed or None
         if FATAL in said:
@@ -258,7 +260,7 @@ class Monitor:
         return (holders[0].ident, holders[0].feed_id) if len(holders) == 1 else loop
 
     def _sleeps(self, thread: int) -> bool:
-        """Whether it waits in the kernel for something that is neither data nor a lock."""
+        """Return whether a thread waits in the kernel for something that is neither data nor a lock."""
         with contextlib.suppress(OSError):
             waits_in = Path(f"/proc/{self._pid}/task/{thread}/wchan").read_text()
             return waits_in not in ("", "0") and not any(word in waits_in for word in WAITS_FOR_OTHERS)
@@ -293,7 +295,7 @@ class Monitor:
         self._used = {thread: (now, processor_s(self._pid, thread)) for thread in threads}
 
     def _share(self, thread: int) -> float:
-        """Of a processor, since the loop last turned."""
+        """Return the share of a processor that was used since the loop last turned."""
         if thread not in self._used:
             return 0.0
         since, used = self._used[thread]
@@ -451,7 +453,7 @@ def report_losses(directory: Path, store: Store) -> None:
 
 
 def is_container_init() -> bool:
-    """Whether this is the first process of a container, or the only child of a minimal init that is."""
+    """Return whether this is the first process of a container, or the only child of a minimal init that is."""
     if os.getpid() == 1:
         return True
     with contextlib.suppress(OSError):
@@ -460,8 +462,8 @@ def is_container_init() -> bool:
 
 
 def serve_as_init(worker: int) -> int:
-    """What the first process of a container does beside its worker: pass signals on, reap whatever ends, and stay
-    until the monitor has said what it knows. Returns the worker's exit status, as a shell would."""
+    """Serve as the first process of a container beside its worker: pass signals on, reap whatever ends, and
+    stay until the monitor has said what it knows. Returns the worker's exit status, as a shell would."""
     for number in FORWARDED:
         signal.signal(number, lambda number, _: _send(worker, number))
     pid, ended = os.wait()
@@ -511,7 +513,8 @@ class VerdictWriter(Thread):
 
 
 def _import_what_a_report_needs() -> None:
-    """Only when there may be something to say: a process for each worker had better be small."""
+    """Import what a report needs, only when there may be something to report: a process for each worker had
+    better be small."""
     import feedq.settings
     import feedq.store.postgresql
     import feedq.telemetry  # noqa: F401

@@ -1,4 +1,4 @@
-"""What a worker knows of the reach of its sinks: since when one has not been reached, and why."""
+"""Remembers which sinks a worker cannot reach: since when, and why."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ logger = log(__name__)
 
 
 class Down(NamedTuple):
-    """Since when a sink has not been reached, on the monotonic clock, and why."""
+    """A sink that is not reached: since when, on the monotonic clock, and why."""
 
     since: float
     error: str
 
 
 class Outage:
-    """What one worker knows of the reach of one sink. Shared by the threads that use it."""
+    """Remembers whether one worker reaches one sink. Shared by the threads that use it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -39,11 +39,11 @@ class Outage:
         return self._failed
 
     def ask(self, now: float) -> None:
-        """Before something that is known to take little time."""
+        """Note that something was asked of the sink that is known to take little time."""
         self._asked_at = now
 
     def answered(self) -> None:
-        """After it, whatever came of it."""
+        """Note that the sink has answered, whatever came of it."""
         self._asked_at = None
 
     def failed(self, error: Exception, *, since: float) -> None:

@@ -1,4 +1,4 @@
-"""`Outbox`: sends messages on a thread of its own, so that nobody else ever waits for the broker.
+"""The outbox sends messages on a thread of its own, so that nobody else ever waits for the broker.
 
 A broker may refuse, be gone, or hang: accept what it is sent and never answer. What decides, places, elects or
 renews therefore only puts its messages here. Every message is a hint that somebody else makes good (a
@@ -19,7 +19,7 @@ from feedq.telemetry import MESSAGES_LEFT_OUT, LogEvent, log
 WAITING_MAX = 100_000
 """Messages that wait: ten cold starts of ten thousand feeds. Beyond it they would only fill the memory."""
 SAY_AGAIN_S = 30.0
-"""Between two lines about messages that are left out."""
+"""The least time between two lines about messages that are left out."""
 
 T = TypeVar("T")
 
@@ -41,7 +41,8 @@ class Outbox(Generic[T]):
         event: LogEvent,
         waiting_max: int = WAITING_MAX,
     ) -> None:
-        """What has waited for ``stale_s`` is not worth sending any more; ``event`` is what the log says of it."""
+        """Make an outbox. What has waited for ``stale_s`` is not worth sending any more; ``event`` is what the
+        log says of it."""
         self._send, self._stale_s, self._event = send, stale_s, event
         self._waiting_max = waiting_max
         self._waiting: deque[tuple[float, T]] = deque()
@@ -54,7 +55,7 @@ class Outbox(Generic[T]):
         self._thread = Thread(target=self._run, name=name, daemon=True)
 
     def put(self, items: Iterable[T]) -> None:
-        """Never waits for the broker; what there is no room for is left out."""
+        """Add messages, without ever waiting for the broker; what there is no room for is left out."""
         now, left_out = monotonic(), 0
         with self._changed:
             if self._is_closed:
@@ -86,7 +87,7 @@ class Outbox(Generic[T]):
                 self._leave_out(len(items), repr(error))
 
     def _take(self) -> list[T] | None:
-        """All that waits and is not stale; None when there will be no more."""
+        """Take all that waits and is not stale; None when there will be no more."""
         with self._changed:
             self._is_sending = False
             self._changed.notify_all()

@@ -30,7 +30,7 @@ Send = Callable[[UUID, list[Progress]], None]
 
 
 class FeedProgress:
-    """How one feed fares under one epoch. Used on its runner's loop, but for what says otherwise."""
+    """The progress of one feed under one epoch. Used on its runner's loop, but for what says otherwise."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class FeedProgress:
         self.error: str | None = None
         """What went wrong since the last report."""
         self.rewind: Rewind | None = None
-        """That the sink was found to have gone back since the last report."""
+        """The finding, since the last report, that the sink has gone back."""
         self._feed, self._retries, self._clock = feed, retries, clock
         self._masked, self._sink_trouble = masked, sink_trouble
         self._sink_error: str | None = None
@@ -76,7 +76,7 @@ class FeedProgress:
         return self.batch_queue is not None and self.batch_queue.last_record_at is not None
 
     def report(self) -> Progress:
-        """What happened since the last call."""
+        """Return what happened since the last call."""
         batch_queue = self.batch_queue
         now = (batch_queue.landed, batch_queue.bytes_landed, batch_queue.dead) if batch_queue else (0, 0, 0)
         before, self._reported = self._reported, now
@@ -110,7 +110,7 @@ class FeedProgress:
         )
 
     def _find_sink_error(self) -> str | None:
-        """Why nothing of it can be written just now: its table, or the sink."""
+        """Return why nothing of the feed can be written just now: its table, or the sink."""
         trouble = self.batch_queue.trouble if self.batch_queue is not None else None
         if trouble is None and self.sink is not None:
             trouble = self._sink_trouble(self.sink)
@@ -128,12 +128,13 @@ class FeedProgress:
 
     @property
     def unwritten_s(self) -> float:
-        """How long something of it has waited without any of it being written. From any thread."""
+        """The seconds that something of the feed has waited without any of it being written. From any thread."""
         since = None if self.batch_queue is None else self.batch_queue.unwritten_since
         return 0.0 if since is None else max(0.0, monotonic() - since)
 
     def status(self, owner: Owner | None) -> Status:
-        """As the control plane sees it if this is the worker, for the metrics. From any thread."""
+        """Return the status that the control plane would see if this is the worker, for the metrics. From any
+        thread."""
         clock, is_refused = self._clock, self._refused_at >= 0
         ago = timedelta(seconds=clock.monotonic() - self._refused_at) if is_refused else None
         lease = Lease(
@@ -154,21 +155,21 @@ class FeedProgress:
 
 
 class ProgressReporter:
-    """What is to be reported of the feeds of one loop. Used on that loop only."""
+    """Collects what is to be reported of the feeds of one loop. Used on that loop only."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Send, *, worker_id: Callable[[], UUID]) -> None:
         self._loop, self._send, self._worker_id = loop, send, worker_id
         self._progressed: dict[FeedProgress, None] = {}
-        """In the order in which they are due."""
+        """The feeds that made progress, in the order in which their reports are due."""
         self._news: dict[FeedProgress, None] = {}
         self._soon: asyncio.TimerHandle | None = None
 
     def note(self, feed: FeedProgress) -> None:
-        """It made progress. Called for each batch of each feed."""
+        """Note that a feed made progress. Called for each batch of each feed."""
         self._progressed[feed] = None
 
     def tell(self, feed: FeedProgress) -> None:
-        """Its status changed."""
+        """Note that the status of a feed changed."""
         self._news[feed] = None
         if self._soon is None:
             self._soon = self._loop.call_later(NEWS_GATHERED_S, self._tell_news)

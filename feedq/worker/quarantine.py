@@ -48,7 +48,8 @@ from feedq.worker.stall import CHECK_S
 
 END_S = 10.0
 PART_OF_LIMIT = 0.5
-"""Of the memory of the worker, which in a container is that of both together."""
+"""The part of the worker's memory limit that a child gets; in a container that is the memory of
+both together."""
 PR_SET_PDEATHSIG = 1
 
 logger = log("feedq.worker.quarantine")  # __name__ is another in the child
@@ -113,7 +114,7 @@ class Quarantine:
 
 
 class _Child:
-    """One process that runs one claim."""
+    """A process that runs one claim."""
 
     def __init__(self, claim: Claim, worker_id: UUID, settings: Settings) -> None:
         self.key, self.feed = claim.key, claim.feed.name
@@ -124,7 +125,8 @@ class _Child:
         self.is_cancelled = False
 
     def run(self) -> Loss | None:
-        """Until it has ended; how it was lost, if it was. Blocks. Raises `OSError` when it cannot be started."""
+        """Run the process until it has ended, and return how it was lost, if it was. Blocks. Raises `OSError`
+        when it cannot be started."""
         directory = Path(self._settings.state_dir) if self._settings.state_dir else default_state_dir()
         make_private(directory)
         path = Path(tempfile.mktemp(prefix="feed-", dir=directory))  # noqa: S306 -- the child makes it exclusively

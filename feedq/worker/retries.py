@@ -20,9 +20,9 @@ class FeedRetries:
     def __init__(self, claim: Claim, *, policy: BackoffPolicy, clock: Clock, rng: Random) -> None:
         self._policy, self._clock, self._rng = policy, clock, rng
         self.failures = claim.failures
-        """Of any kind, since a record of the feed landed last."""
+        """The failures of any kind since a record of the feed landed last."""
         self.attempts = 0 if claim.has_failed else claim.attempts
-        """To connect, or to own the checkpoint, that failed in a row."""
+        """The attempts to connect, or to own the checkpoint, that failed in a row."""
         self.rechecks = claim.attempts if claim.has_failed else 0
         """How often in a row the feed was found unable to run as declared."""
         self._is_new_here = claim.is_new_here
@@ -74,9 +74,9 @@ class FeedRetries:
         )
 
     def after_fence_s(self) -> float:
-        """In how long a feed that was superseded in its sink is placed again: at once the first time, and later
-        each time that follows soon. Two installations that share a sink would take it from each other without
-        end."""
+        """Return in how long a feed that was superseded in its sink is placed again: at once the first time,
+        and later each time that follows soon. Two installations that share a sink would take it from each other
+        without end."""
         self.failures += 1
         owned_s = self._seconds_since(self._owned_since)
         self.attempts = attempts_after(self.attempts, connected_s=owned_s, policy=self._policy)
@@ -90,11 +90,11 @@ class FeedRetries:
         self.rechecks += 1
 
     def next_recheck_s(self) -> float:
-        """In how long such a feed is looked at again."""
+        """Return in how long a feed that cannot run as declared is checked again."""
         return next_recheck_s(self.rechecks, rng=self._rng, policy=self._policy)
 
     def counted_for(self, reason: Reason) -> int:
-        """How many failures in a row a release for this reason tells the next worker of."""
+        """Return how many failures in a row a release for this reason tells the next worker of."""
         counts = {Reason.BACKOFF: self.attempts, Reason.FENCED: self.attempts, Reason.FAILED: self.rechecks}
         return counts.get(reason, 0)
 

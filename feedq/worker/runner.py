@@ -75,7 +75,7 @@ logger = log(__name__)
 
 
 class Interrupt(Enum):
-    """Why a runner is woken from whatever it waits for."""
+    """The reason why a runner is woken from whatever it waits for."""
 
     SUSPEND = auto()
     """The lease cannot be trusted for the moment: cut the connection, wait, go on."""
@@ -87,7 +87,7 @@ class Interrupt(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerServices:
-    """What a runner needs of its worker."""
+    """The surroundings of a runner: what it needs of its worker."""
 
     clock: Clock
     rng: Random
@@ -134,7 +134,7 @@ class FeedRunner:
         )
         self._gave_up: str | None = None
         self._after_loss = claim.after_loss
-        """Until it has had its first turn to connect here."""
+        """Whether the feed comes from a lost worker, until it has had its first turn to connect here."""
         self._interrupt: Interrupt | None = None
         self._interrupted_at = float("-inf")
         self._is_releasing = False
@@ -232,7 +232,7 @@ class FeedRunner:
                 # Suspended, or a reconnect whose delay is over: wait until we may, then go round again.
 
     async def _attempt(self, kind: type[Connector], what: Declared, pace: FeedThrottle) -> Release | None:
-        """One connection, from its fence to its end. None: go on as the interrupt says, or try again."""
+        """Make one connection, from its fence to its end. None: go on as the interrupt says, or try again."""
         try:
             if what.options.secrets and self._masker is None:
                 self._secrets = await asyncio.to_thread(
@@ -385,7 +385,7 @@ class FeedRunner:
                 await self._batch_queue.drained()
 
     def _take_interrupt(self) -> Interrupt | None:
-        """Why it was interrupted, if it was; the cancellations that said so are spent."""
+        """Return why it was interrupted, if it was; the cancellations that said so are spent."""
         why = self._interrupt
         if why is not None:
             task = asyncio.current_task()
@@ -438,13 +438,15 @@ class FeedRunner:
         return Release(*self.key, reason, retry_in_s, self._retries.counted_for(reason), error, self._blame)
 
     def release_after(self, error: BaseException) -> Release:
-        """For whoever runs it, when it ended in a way that it should not: another worker may try."""
+        """Return the release of a feed whose runner ended in a way that it should not: another worker may
+        try."""
         self._retries.failures += 1
         said = self._masked(f"unexpected error: {str(error) or type(error).__name__}")
         return Release(*self.key, Reason.BACKOFF, UNEXPECTED_RETRY_S, 1, said)
 
     def log_unexpected(self, error: BaseException, where: str) -> None:
-        """With its traceback, masked: what a library raises may quote what it was given."""
+        """Log an unexpected error with its traceback, masked: what a library raises may quote what it was
+        given."""
         trace = self._masked("".join(format_exception(error)))
         logger.error(LogEvent.UNEXPECTED, where=where, feed=self.feed.name, exception=trace)
 

@@ -1,4 +1,4 @@
-"""One thread that does jobs in their order, and that a process need not wait for when it leaves.
+"""Runs jobs on one thread in their order; a process need not wait for it when it leaves.
 
 An executor of the standard library keeps the process alive until its last job has ended. What is done here
 talks to brokers and databases that may not answer, and a worker must be able to leave all the same.

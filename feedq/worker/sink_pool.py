@@ -1,4 +1,4 @@
-"""The worker's ends of its sinks: for each named sink a writer and a fencer, made when a feed first needs one."""
+"""The sink pool of a worker: for each named sink a writer and a fencer, made when a feed first needs one."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SinkPool:
         return tuple(sorted(set(written) - down.keys()))
 
     def trouble(self, sink: str) -> str | None:
-        """Why the sink has not been reached for a while; None when it has."""
+        """Return why the sink has not been reached for a while; None when it has."""
         return self.down().get(sink) if self._outages else None
 
     def flush_now(self, sink: str) -> None:
@@ -161,5 +161,5 @@ def make_writer(
 
 
 def sinks_to_leave(down: Mapping[str, str], elsewhere: Collection[str]) -> dict[str, str]:
-    """Of the sinks that this worker cannot write to, and why: those that others can, or may."""
+    """Return the sinks that this worker cannot write to and that others can, or may, each with the reason."""
     return {name: why for name, why in down.items() if name in elsewhere}

@@ -13,7 +13,7 @@ from threading import Lock
 
 
 class Sockets:
-    """Every open socket of the feeds of this process. Thread-safe."""
+    """Knows every open socket of the feeds of this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()

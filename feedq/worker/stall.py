@@ -23,26 +23,26 @@ LAPSE_MAX_S = 2 * CHECK_S
 
 @dataclass(frozen=True, slots=True)
 class LoopSample:
-    """What is seen of a process at one moment."""
+    """A sample of what a process did up to one moment."""
 
     at: float
-    """On the monotonic clock."""
+    """The moment of the sample, on the monotonic clock."""
     ticks: int
     waited_s: float = 0.0
-    """For how long its threads have waited for a processor in all, the one that waited longest."""
+    """The time that its threads have waited for a processor in all, as of the one that waited longest."""
     stopped: bool = False
-    """By a signal or a debugger."""
+    """Whether the process was stopped by a signal or a debugger."""
 
 
 class StallClock:
-    """For how long a loop has stood still although it could have turned. Pure: fed with samples."""
+    """Counts for how long a loop has stood still although it could have turned. Pure: fed with samples."""
 
     def __init__(self) -> None:
         self._last: LoopSample | None = None
         self.stalled_s = 0.0
 
     def observe(self, seen: LoopSample) -> float:
-        """Seconds of standing still, after one more look."""
+        """Add a sample, and return the seconds of standing still."""
         last, self._last = self._last, seen
         if last is None or seen.ticks != last.ticks:
             self.stalled_s = 0.0
@@ -53,7 +53,7 @@ class StallClock:
 
 
 class Scheduling:
-    """What the kernel says of the threads of a process; where it says nothing, nothing is taken off."""
+    """Reads what the kernel says of the threads of a process; where it says nothing, nothing is taken off."""
 
     def __init__(self, pid: int) -> None:
         self._process = Path(f"/proc/{pid}")

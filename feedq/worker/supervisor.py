@@ -1,4 +1,4 @@
-"""One worker process: carries out what its core decides.
+"""The supervisor of a worker process carries out what its core decides.
 
 `feedq.worker.core` decides, `feedq.worker.lease_keeper` and `feedq.worker.lease_client` talk to the control
 database, and the supervisor does the rest: it starts a runner for each granted claim on its event loop, passes
@@ -77,7 +77,7 @@ logger = log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TaskCallbacks:
-    """What the pool wants to hear of a ``stream_feed`` message. None of them may block."""
+    """The callbacks that the pool gets for a ``stream_feed`` message. None of them may block."""
 
     accepted: Callable[[], None]
     """The claim was committed: from now on the lease brings the feed back, not the message."""
@@ -137,7 +137,7 @@ class Supervisor:
         self._drained = Event()
         self._loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._runners: dict[FeedKey, FeedRunner] = {}
-        """By the key that the feed was assigned under. Changed on the loop, read from any thread."""
+        """The runners by the key that the feed was assigned under. Changed on the loop, read from any thread."""
         self._start_limiter = StartLimiter()
         self._quarantine = Quarantine(settings, on_ended=self._feed_ended)
         self._progress_reporter = ProgressReporter(self._loop, self._report, worker_id=self._session_id)
@@ -181,7 +181,8 @@ class Supervisor:
 
     @property
     def loop_stalled_s(self) -> float:
-        """For how long the loop has stood still although it could have turned, as the lease keeper last saw it."""
+        """The seconds that the loop has stood still although it could have turned, as the lease keeper last saw
+        it."""
         return self._stall.stalled_s
 
     def statuses(self) -> Counter[Status]:
@@ -195,7 +196,7 @@ class Supervisor:
         return counts
 
     def _owner(self, worker: Worker) -> Owner:
-        """What the control plane would know of this worker, had it just been told."""
+        """Return what the control plane would know of this worker, had it just been told."""
         heartbeat_at = self._clock.now() - timedelta(seconds=self.lease_keeper.heartbeat_age_s)
         expires_at = heartbeat_at + timedelta(seconds=self._settings.ttl_s)
         return Owner(worker.name, self.loop_lag_s, heartbeat_at, expires_at)
@@ -207,7 +208,7 @@ class Supervisor:
 
     @property
     def feeds(self) -> int:
-        """How many have been granted and have not ended."""
+        """The number of feeds that have been granted and have not ended."""
         return self.core.feeds
 
     def _all_runners(self) -> list[FeedRunner]:
@@ -249,7 +250,8 @@ class Supervisor:
         logger.info(LogEvent.WORKER_LEFT, worker=worker.name if worker else None)
 
     def _await_external(self, worker_id: UUID, *, timeout_s: float) -> None:
-        """These see a drain by themselves; leaving before they have let go would cut them off."""
+        """Wait for feeds on Celery's own pools, which see a drain by themselves; leaving before they have let
+        go would cut them off."""
         deadline = self._clock.monotonic() + timeout_s
         with contextlib.suppress(Unavailable):
             while self._store.leases.held(worker_id) and self._clock.monotonic() < deadline:
@@ -510,7 +512,7 @@ class Supervisor:
         self._driver.tell(self.core.drain, now=self._clock.monotonic())
 
     def _tick(self, count: int) -> None:
-        """Every heartbeat: report what moved, compare notes with the database now and then."""
+        """Report at every heartbeat what moved, and compare notes with the database now and then."""
         interval_s = max(self._settings.heartbeat_s, 0.05)
         self._loop.call_later(interval_s, self._tick, count + 1)
         self._keep_watch()

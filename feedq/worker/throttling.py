@@ -26,7 +26,7 @@ from feedq.telemetry import THROTTLED_SECONDS
 
 EVERY_OTHER = "*"
 SHARE_TICKS = 5
-"""Every so many heartbeats a worker asks how many feeds its rate-limited tenants have elsewhere."""
+"""The number of heartbeats after which a worker asks how many feeds its rate-limited tenants have elsewhere."""
 WAITING_PART = 0.25
 NAP_S_MAX = 2.0
 """A debt is counted again after this long: the limit may have become another in the meantime, or the feed's
@@ -34,7 +34,7 @@ table may be gone."""
 
 
 class FeedThrottle:
-    """What one feed has to keep to."""
+    """The limits that one feed has to keep to."""
 
     __slots__ = ("_clock", "_is_waiting", "_lock", "_throttles", "_waiting_bytes_max")
 
@@ -59,7 +59,8 @@ class FeedThrottle:
 
     @property
     def bytes_max(self) -> int | None:
-        """What the feed may keep of what it has not taken yet; None while it need not wait for anything."""
+        """The bytes that the feed may keep of what it has not taken yet; None while it need not wait for
+        anything."""
         return self._waiting_bytes_max() if self._is_waiting else None
 
     def room(self, room: Room) -> Room:
@@ -131,7 +132,7 @@ class Pacing:
 
     @contextmanager
     def of(self, feed: Feed, limits: RateLimits) -> Iterator[FeedThrottle]:
-        """What a feed has to keep to while it is here."""
+        """Return the limits that a feed has to keep to while it is here."""
         own = () if limits == UNLIMITED else (Throttle(limits, now=self._clock.monotonic()),)
         shared = self._join(feed.spec.tenant)
         self._count_limited(1 if own or shared else 0)
@@ -168,7 +169,8 @@ class Pacing:
                 del self._here[tenant], self._throttles[tenant]
 
     def limited_tenants(self) -> list[str]:
-        """Those with feeds here: for them `share` wants to know how many they have everywhere."""
+        """Return the tenants with limits that have feeds here: `share` wants to know how many they have
+        everywhere."""
         with self._lock:
             return list(self._here)
 

@@ -1,4 +1,4 @@
-"""Group commit: a writer a sink, which lands the batches of all feeds in few transactions.
+"""The writer of a sink gathers the batches of all feeds and lands them in few transactions, by group commit.
 
 It gathers what comes in until the oldest batch has waited ``flush_interval_s``, or ``flush_bytes`` wait, or
 a flush is asked for; then one transaction lands everything and advances every checkpoint. A sink that is
@@ -48,7 +48,7 @@ RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 2.0
 """A sink that comes back is noticed within this; asking more often would only add to its troubles."""
 IDLE_S = 60.0
-"""With nothing to do a thread sleeps until it is woken, and looks up now and then."""
+"""The longest sleep of a thread with nothing to do, unless it is woken."""
 APART_AFTER = 5
 """Failures of a group in a row before one of its feeds is tried by itself, to see whether it is the sink."""
 
@@ -120,7 +120,8 @@ class WritingSession:
             raise SinkUnavailable(f"sink {self._name!r}: {error}") from error
 
     def forget(self) -> None:
-        """Nobody will ask what became of the last group; if it landed, its feeds are `Written.rewound` next."""
+        """Forget the last group: nobody will ask what became of it; if it landed, its feeds are
+        `Written.rewound` next."""
         self._unknown = None
 
     def close(self) -> None:
@@ -172,7 +173,7 @@ class Writer:
         self._apart.flush_now()
 
     def forget(self) -> None:
-        """Some batch queue was abandoned: let go of what it has brought."""
+        """Drop what an abandoned batch queue has brought."""
         with self._wakeup:
             self._must_forget = True
             self._wakeup.notify()

@@ -96,7 +96,7 @@ def test_a_backlog_is_worked_off_without_a_look_each_time(
     taken = [len(claim(jobs, worker, limit=2)) for _ in range(4)]
     assert taken == [2, 2, 1, 0]
     # The third found less than it asked for.
-    assert asked == ["feedq_first", "feedq_look", *["feedq_claim"] * 3, "feedq_first"]
+    assert asked == ["feedq_first", "feedq_due_scan", *["feedq_claim"] * 3, "feedq_first"]
 
 
 def test_behind_a_pooler_it_goes_the_other_way(jobs: JobsHarness) -> None:

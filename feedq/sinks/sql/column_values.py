@@ -42,7 +42,7 @@ class Unfit(UnreadableRecord):
 
 
 class Conversion(NamedTuple):
-    """How a column is written: its texts are converted, and bound as ``bound``."""
+    """A conversion of a column: its texts are converted, and bound as ``bound``."""
 
     convert: Convert
     bound: TypeEngine[Any]

@@ -1,4 +1,4 @@
-"""How records get into one target: read as texts, converted to values, inserted many at a time.
+"""Plans how records get into one target: read as texts, converted to values, inserted many at a time.
 
 Reading is `feedq.sinks.copytext`'s, so that a record lands here as it does in PostgreSQL; converting is
 `feedq.sinks.sql.column_values`'. A record that cannot be read or converted is refused here, before the database
@@ -38,7 +38,7 @@ Reader = Callable[[bytes], Values]
 
 
 class InsertPlan(TargetPlan[list[ReadyRecord]]):
-    """One target, ready to be written."""
+    """A plan that inserts rows into one target."""
 
     session: SqlSession
 

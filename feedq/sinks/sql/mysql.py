@@ -254,7 +254,7 @@ class MySqlSession(SqlSession):
             return False
         return True
 
-    # -- landings ------------------------------------------------------------------------------------
+    # -- targets -------------------------------------------------------------------------------------
 
     @classmethod
     def is_system(cls, name: TableName, default_schema: str | None) -> bool:

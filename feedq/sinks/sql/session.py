@@ -109,7 +109,7 @@ class SqlSession(SinkSession):
                 if last or self.is_broken:
                     raise
 
-    # -- landings ------------------------------------------------------------------------------------
+    # -- targets -------------------------------------------------------------------------------------
 
     @classmethod
     def is_system(cls, name: TableName, default_schema: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""`SqlSink`: the sink for any database with transactions that SQLAlchemy speaks."""
+"""The sink for any database with transactions that SQLAlchemy speaks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PACKAGES: Final = {
 
 
 class SqlSink(TransactionalSink):
-    """One session with a database, on behalf of one worker. Belongs to one thread."""
+    """A session with a database, on behalf of one worker. Belongs to one thread."""
 
     session_type: type[SqlSession]
 

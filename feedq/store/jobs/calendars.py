@@ -96,7 +96,7 @@ class CalendarStore(Aggregate):
 
     @in_transaction
     def users(self, c: Connection) -> Mapping[str, int]:
-        """How many schedules leave it out, by calendar; without those that none does."""
+        """Count the schedules that leave a calendar out, by calendar; without those that none does."""
         sql = """
             SELECT used.name, count(*)::int AS schedules
             FROM feedq.schedule s, jsonb_array_elements_text(s.policy #> '{exclude,calendars}') AS used (name)

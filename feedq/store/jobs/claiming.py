@@ -1,4 +1,4 @@
-"""Claiming: a waiting run becomes a worker's, under a new fence, before any of its code runs.
+"""Claims runs: a waiting run becomes a worker's, under a new fence, before any of its code runs.
 
 **Which runs.** A run may be started when the worker knows its task and has the labels that its job asks for, it is
 due, its start deadline has not passed, its queue has room, and, if it is to be the only one of its schedule,
@@ -65,11 +65,12 @@ AGAIN_S = 0.05
 MISSED_PER_CLAIM = 1_000
 """Runs past their start deadline that one claim ends."""
 DEFAULT_TIMEOUT_S = Job("").timeout_s or inf
-"""Of a stored job that does not say, as it differs from no default."""
+"""The time-out of a stored job that does not say, as it differs from no default."""
 CROWD = 32
-"""So many candidates more than are wanted are looked at: the first may be locked by workers that claim as well."""
+"""The number of candidates beyond those that are wanted that are read as well: the first may be locked by
+workers that claim as well."""
 SCAN_AHEAD = 256
-"""Of runs that fall due later, so many are looked at for the first that this worker may take."""
+"""The number of runs that fall due later that are searched for the first that this worker may take."""
 NEVER_S = 1e9
 """Thirty years, for durations beyond it, which no interval holds."""
 BIGINT_MAX = 2**63 - 1
@@ -96,10 +97,10 @@ DUE = f"r.due_at <= {NOW} AND (r.start_by IS NULL OR r.start_by > {NOW})"
 _MINE = f"""(r.segment IS NULL OR r.segment = ANY(CAST(:segments AS smallint[]))
     OR r.due_at <= {NOW} - make_interval(secs => :steal_after_s))"""
 _IN_LINE = "exclusive AND kind = 'backfill'"
-"""As the index `run_backfill` has it; `run_lane` has all others."""
+"""The runs of backfills, as the index `run_backfill` has it; `run_lane` has all others."""
 _TASK = "coalesce(r.job ->> 'task', '')"
 _SELECTOR = "coalesce(r.job -> 'selector', '{}'::jsonb)"
-"""As the index `run_lane` has them."""
+"""The labels of a selector, as the index `run_lane` has them."""
 _ME = """
     SELECT w.id, w.labels, t.tasks FROM feedq.worker w LEFT JOIN feedq.task_set t ON t.id = w.task_set_id
     WHERE w.id = :worker_id AND w.state = 'active' AND w.target_state = 'serving'
@@ -110,8 +111,8 @@ CAN = f"{KNOWS} AND me.labels @> {{selector}}"
 try all; and a job without the name of a task is some worker's to end, as one that cannot be read."""
 _I_CAN = f"EXISTS (SELECT FROM me WHERE {CAN.format(task=_TASK, selector=_SELECTOR)})"
 BY_ID = "id BETWEEN {0} AND {0} ORDER BY id LIMIT 1"
-"""One run by its key. For ``id = …`` a plan that was made when there were no runs could take any index that has
-the id in it, such as that of the runs of a schedule, and go through all of it later."""
+"""The condition for one run by its key. For ``id = …`` a plan that was made when there were no runs could take
+any index that has the id in it, such as that of the runs of a schedule, and go through all of it later."""
 _COLUMNS = "r.id, r.schedule_id, r.key, r.queue, r.exclusive, r.rank_at, r.tick_at, r.attempt, r.segment"
 _LIMITED = f"""
     SELECT q.name, q.rate_per_s, t.tokens,
@@ -281,10 +282,10 @@ _DUE = f"WITH {CANDIDATES} SELECT * FROM candidate ORDER BY rank_at, id LIMIT :l
 
 @dataclass(frozen=True, slots=True)
 class DueScan:
-    """What `scan_due` found."""
+    """The result of `scan_due`."""
 
     parameters: Mapping[str, Any]
-    """Of `CANDIDATES`."""
+    """The parameters of `CANDIDATES`."""
     any_missed: bool
     """Whether a start deadline has passed."""
     next_in_s: float | None
@@ -301,8 +302,8 @@ def first_due_in_s(c: Connection) -> float | None:
 
 
 def scan_due(c: Connection, offer: Offer, *, ageing_s: float, locking: bool) -> DueScan:
-    """What there is to be looked through, and when to ask again if that is nothing. With ``locking``, the rows of
-    queues with limits that have room are locked."""
+    """Find the lanes and backfills that a claim has to go through, and when to ask again if there are none.
+    With ``locking``, the rows of queues with limits that have room are locked."""
     given, takes_others = scan_parameters(offer, ageing_s=ageing_s)
     sql = DUE_SCAN.replace("{lock}", "FOR UPDATE" if locking else "")
     row = c.execute(text(sql), {**given, "takes_others": takes_others, "told": bool(given["runs"])}).one()
@@ -342,7 +343,7 @@ def due_scan_from(row: Any, given: Mapping[str, Any]) -> DueScan:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRuns:
-    """What a claim took."""
+    """The runs that a claim took."""
 
     granted: Granted
     unreadable: Sequence[Finish] = ()
@@ -376,7 +377,7 @@ def taken_from(rows: Sequence[Any], seen: DueScan, *, limit: int) -> ClaimedRuns
 
 
 def due(c: Connection, offer: Offer, *, ageing_s: float) -> list[Hint]:
-    """What `claim` would take if it came alone."""
+    """Return what `claim` would take if it came alone."""
     seen = scan_due(c, offer, ageing_s=ageing_s, locking=False)
     if seen.is_idle:
         return []

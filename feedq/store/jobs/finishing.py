@@ -1,4 +1,4 @@
-"""How runs end: an attempt is finished by its worker, or taken from a worker that is gone.
+"""Ends runs: an attempt is finished by its worker, or taken from a worker that is gone.
 
 **Finishing.** A finish names run, fence and worker. It has an effect only while the run is running under that
 fence: not when the attempt was taken away (its worker was declared gone), and not a second time. Those turned
@@ -154,7 +154,7 @@ _END_SESSIONS = """
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What becomes of a running run."""
+    """The state that a running run ends in."""
 
     row: Any
     """The run as it was found; it is locked."""
@@ -163,12 +163,13 @@ class Ended:
     is_lost: bool = False
     """Whether the attempt ended with its worker, or with nothing kept."""
     due_in_s: float | None = None
-    """Of one that waits for another attempt. None: it is over, or is due when it was."""
+    """The seconds until the next attempt of a run that waits for one. None: it is over, or is due
+    when it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStanding:
-    """What ending a run needs to know of its schedule; the row is locked."""
+    """The part of a schedule that ending a run needs to know; the row is locked."""
 
     name: str
     failures: int
@@ -230,7 +231,8 @@ def record_rejected(
 
 
 def is_current(row: Any, worker_id: UUID, fence: int) -> bool:
-    """Whether a run is this worker's, under this fence. The row is locked, so it stays so until the commit."""
+    """Return whether a run is this worker's, under this fence. The row is locked, so it stays so until the
+    commit."""
     return bool(row.state == RunState.RUNNING and row.fence == fence and row.worker_id == worker_id)
 
 
@@ -239,7 +241,8 @@ def standing_from(row: Any) -> ScheduleStanding:
 
 
 def _may_repeat(f: Finish) -> bool:
-    """Whether its schedule must be looked at, under a lock: for its failures, and whether it is there at all."""
+    """Return whether its schedule must be read, under a lock: for its failures, and whether it is there at
+    all."""
     return counts_as_failure(f.state) or f.state is RunState.WAITING
 
 
@@ -247,7 +250,8 @@ def _may_repeat(f: Finish) -> bool:
 
 
 def _after(row: Any, f: Finish, *, is_removed: bool) -> Ended:
-    """What becomes of a run whose attempt ended so. Of a removed schedule nobody wants another attempt."""
+    """Decide what becomes of a run whose attempt ended so. Of a removed schedule nobody wants
+    another attempt."""
     if f.state is RunState.LOST:
         return _after_loss(row, f.reason, is_removed=is_removed)
     if f.state is RunState.WAITING:
@@ -261,7 +265,7 @@ def _after(row: Any, f: Finish, *, is_removed: bool) -> Ended:
 
 
 def _after_loss(row: Any, reason: str | None, *, is_removed: bool) -> Ended:
-    """What becomes of a run whose attempt ended with its worker, or with nothing kept."""
+    """Decide what becomes of a run whose attempt ended with its worker, or with nothing kept."""
     job = None if is_removed else _job_of(row)
     decision = Ends(RunState.LOST) if job is None else after_loss(job, losses=row.losses + 1)
     return _ended(row, decision, reason, is_lost=True)
@@ -343,7 +347,7 @@ def _cut(reason: str | None) -> str | None:
 
 
 def is_needed(c: Connection) -> bool:
-    """Whether anything runs, or has missed its start deadline: nearly all scans find nothing."""
+    """Return whether anything runs, or has missed its start deadline: nearly all scans find nothing."""
     return bool(c.execute(text(_ANY)).scalar_one())
 
 
@@ -372,7 +376,7 @@ def expire(c: Connection, *, limit: int) -> int:
 
 
 def session_name(run_id: int, fence: int) -> str:
-    """What the session of a `transactional` job is called on the server."""
+    """Return the name of the session of a `transactional` job on the server."""
     return f"feedq-job/{run_id}/{fence}"
 
 

@@ -1,4 +1,4 @@
-"""Firing: ticks that are due become rows, and each watermark moves behind them, in one transaction.
+"""Fires ticks: those that are due become rows, and each watermark moves behind them, in one transaction.
 
 No node leads. Each scans when it likes; those that scan at the same moment share the due schedules, because a
 locked one is skipped, and one that another has just fired is no longer due when its row is read again. Killed
@@ -30,8 +30,8 @@ from feedq.store.jobs.rows import SCHEDULE_COLUMNS, UNFIRED, cancel, record, sch
 from feedq.telemetry import EventKind
 
 DECIDE_S = 0.25
-"""So long are schedules decided while all are locked; the rest is left to the next look. One schedule may take as
-long as `feedq.schedule.due.TICKS_PER_SCAN` ticks of a cron expression do."""
+"""The time for which schedules are decided while all are locked; the rest is left to the next scan. One
+schedule may take as long as `feedq.schedule.due.TICKS_PER_SCAN` ticks of a cron expression do."""
 ROWS_PER_SCAN = 5_000
 """No further schedule is decided when this many rows are to be written."""
 AGAIN_S = 0.05
@@ -116,10 +116,10 @@ _PAUSE = text(f"""
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a look makes of one schedule."""
+    """The decision about one schedule in one scan."""
 
     schedule: Schedule
-    """As it was; of an ended pause, as it is without it."""
+    """The schedule as it was; of an ended pause, as it is without it."""
     firing: Firing
     is_resumed: bool = False
 
@@ -134,7 +134,8 @@ class FiringProblem:
 
 
 def scan_due(c: Connection) -> Fired:
-    """What there is to fire or resume, and when; not above zero when it is time. Writes nothing."""
+    """Find whether there is anything to fire or resume, and when; not above zero when it is time. Writes
+    nothing."""
     row = c.execute(_DUE_SCAN).one()
     waits = [wait for wait in (row.due_in_s, row.resumed_in_s) if wait is not None]
     return Fired((), False, min(waits, default=None), is_idle=not waits and row.is_done)

@@ -41,7 +41,7 @@ SCANNED = 500
 LATE_S = 5.0
 """What is due for longer than that is late: most begins within a second."""
 LAST_OF_ALL = "\U0010ffff"
-"""No name goes on with a greater character."""
+"""The greatest character: no name goes on with a greater one."""
 
 # OFFSET 0: names are looked up row by row, and no table is read as a whole to be joined with a few.
 _WORKER = "LEFT JOIN LATERAL (SELECT name FROM feedq.worker WHERE id = r.worker_id OFFSET 0) w ON true"
@@ -155,7 +155,7 @@ class ScheduledTask:
 
 
 class ScheduleListing(Aggregate):
-    """What is to be seen of schedules and runs. Thread-safe."""
+    """Lists schedules and runs. Thread-safe."""
 
     @in_transaction
     def get(self, c: Connection, name: str) -> Schedule:
@@ -217,8 +217,9 @@ class ScheduleListing(Aggregate):
 
     @in_transaction
     def unserved(self, c: Connection, names: Collection[str]) -> Mapping[str, str]:
-        """Which of these schedules no worker can serve, because none knows the task or has the labels, each with
-        a sentence that says so. None while no worker runs jobs. Nothing fails by it: runs wait for a worker."""
+        """Return which of these schedules no worker can serve, because none knows the task or has the labels,
+        each with a sentence that says so. None while no worker runs jobs. Nothing fails by it: runs wait for a
+        worker."""
         return _unserved(c, names)
 
     def specs(self) -> Mapping[str, ScheduleSpec | UnreadableSpec]:

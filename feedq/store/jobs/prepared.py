@@ -50,7 +50,8 @@ PLANS = {
     "plan_cache_mode": "force_generic_plan",
 }
 SCAN_EVERY = 50
-"""So many claims in a row take from the lanes that the last look found, as long as each finds all it asked for."""
+"""The number of claims in a row that take from the lanes that the last scan found, as long as each finds all it
+asked for."""
 TYPES = {
     "worker_id": "uuid",
     "segments": "smallint[]",

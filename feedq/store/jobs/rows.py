@@ -62,15 +62,15 @@ SCHEDULE_COLUMNS = (
     f"s.id, {SPEC_COLUMNS}, s.state, s.paused_until, s.pause_reason, s.generation, s.next_tick_at, "
     "s.next_fire_at, s.failures, s.created_at, s.updated_at"
 )
-"""In the order of the fields, as those of runs are: a page has a thousand rows, and to look each column up by its
-name takes longer than all else that is done with it."""
+"""The columns of a schedule in the order of the fields, as those of runs are: a page has a thousand rows, and
+to look each column up by its name takes longer than all else that is done with it."""
 SCHEDULE_WIDTH = 15
 RUN_COLUMNS = (
     "r.id AS run_id, r.schedule_id, s.name AS schedule_name, r.kind, r.key, r.tick_at, r.ticks, r.due_at, "
     "r.state AS run_state, r.reason, r.attempt, r.fence, r.worker_id, w.name AS worker_name, r.started_at, "
     "r.deadline_at, r.ended_at, r.job::text AS run_job"
 )
-"""Of a run, with its schedule and its worker joined to it."""
+"""The columns of a run, with its schedule and its worker joined to it."""
 UNREADABLE = "(cannot be read)"
 """Shown in lists as the task of a job that this release cannot read. Nothing is told by it: see
 `feedq.schedule.model.Schedule.unreadable`."""

@@ -1,4 +1,4 @@
-"""What workers do with runs, each method one or a few short transactions.
+"""The operations of workers on runs, each method one or a few short transactions.
 
 **The order of locks**, which keeps everything here, and everything in `feedq.store.jobs.schedules`, free of
 deadlocks. Whoever waits for a row lock takes them so:
@@ -50,9 +50,11 @@ from feedq.store.jobs.schedules import AGEING_S
 from feedq.store.jobs.sessions import JobSessions
 
 CLAIM_TRIES = 5
-"""Each time another worker was about to take a run of the same schedule, and has taken it since."""
+"""The number of tries at a claim: each time another worker was about to take a run of the same schedule, and
+has taken it since."""
 SCHEDULES_PER_SCAN = 100
-"""Of those with a history of their own. Each costs a walk over as many index entries as it keeps runs."""
+"""The number of schedules with a history of their own that are trimmed at a time. Each costs a walk over as
+many index entries as it keeps runs."""
 
 KEEPING = "jsonb_exists_any(policy, ARRAY['keep_runs', 'keep_days'])"
 """As the index `schedule_keeping` has it."""
@@ -159,7 +161,8 @@ class RunStore(Aggregate):
 
     @in_transaction
     def due(self, c: Connection, offer: Offer) -> list[Hint]:
-        """What `claim` would look at, and nothing taken: for pools that run jobs only when a message says so."""
+        """Return what `claim` would find, and take nothing: for pools that run jobs only when a message says
+        so."""
         return claiming.due(c, offer, ageing_s=self._ageing_s)
 
     def finish(self, worker_id: UUID, finishes: Sequence[Finish]) -> list[int]:
@@ -184,8 +187,8 @@ class RunStore(Aggregate):
 
     @in_statement
     def held(self, c: Connection, worker_id: UUID) -> Mapping[int, int]:
-        """What the database thinks this worker runs: run id → fence. A claim whose answer was lost is found
-        here."""
+        """Return what the database thinks this worker runs: run id → fence. A claim whose answer was lost is
+        found here."""
         sql = "SELECT id, fence FROM feedq.run WHERE worker_id = :worker_id AND state = 'running' ORDER BY id"
         return {row.id: row.fence for row in c.execute(text(sql), {"worker_id": worker_id})}
 
@@ -202,7 +205,7 @@ class RunStore(Aggregate):
 
     @in_statement
     def taken_away(self, c: Connection, worker_id: UUID, fences: Mapping[int, int]) -> set[int]:
-        """Which of these runs (id → fence) are no longer this worker's."""
+        """Return which of these runs (id → fence) are no longer this worker's."""
         sql = f"""
             SELECT given.id FROM {FENCES}
             WHERE NOT EXISTS (

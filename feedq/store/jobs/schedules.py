@@ -68,7 +68,7 @@ from feedq.telemetry import EventKind
 from feedq.values import instant
 
 AGEING_S = 1.0
-"""So many seconds of waiting make up for a point of priority."""
+"""The seconds of waiting that make up for a point of priority."""
 TRIGGER_PREFIX = "trigger:"
 KEY_MAX = 200
 """Characters of a run's key: it is part of the correlation id in every log line of the job."""

@@ -41,7 +41,8 @@ from feedq.store.database import make_lone_engine, translate_errors
 from feedq.store.jobs import finishing
 
 MARGIN_S = 5.0
-"""Beyond the time-out of the run: who overruns it is ended by its worker, and by the server only if that fails."""
+"""The time beyond the time-out of the run: who overruns it is ended by its worker, and by the server only if
+that fails."""
 TIMEOUT_MS_MAX = 2**31 - 1
 """What the server's settings hold."""
 
@@ -138,7 +139,8 @@ class JobSessions:
 
 
 def _is_cut(connection: Connection) -> bool:
-    """Whether the server is known to have dropped this session, or cannot be reached through it any more."""
+    """Return whether the server is known to have dropped this session, or cannot be reached through it any
+    more."""
     try:
         session: Any = connection.connection.driver_connection
     except SQLAlchemyError:
@@ -172,7 +174,7 @@ def record_rejected(c: Connection, worker_id: UUID, run: ClaimedRun) -> None:
 
 
 def _timeout_ms(run: ClaimedRun) -> str:
-    """0 is none."""
+    """Return a time-out in milliseconds; 0 is none."""
     if run.remaining_s is None:
         return "0"
     return str(min(ceil(1000 * (max(run.remaining_s, 0.0) + MARGIN_S)), TIMEOUT_MS_MAX))

@@ -1,4 +1,4 @@
-"""From a claimed run to its end: calls the Celery task, and says what became of it.
+"""Calls the Celery task of a claimed run, and says what became of it.
 
 The task is called here and now, not sent: the database has chosen this worker. It sees itself as any task does,
 ``self.request.id`` is the correlation id of the run, and ``self.request.retries`` counts its earlier attempts.
@@ -93,7 +93,7 @@ class TaskCaller:
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """How the code of an attempt came to its end."""
+    """Says how the code of an attempt came to its end."""
 
     finish: Finish | None
     """None: the run had been taken away, and who has it now says how it ends."""
@@ -146,7 +146,7 @@ def _failure(run: ClaimedRun, context: RunContext, error: BaseException) -> Fini
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong in one bounded line of text, without passwords of URLs."""
+    """Return what went wrong in one bounded line of text, without passwords of URLs."""
     if isinstance(error, Retry):
         text = "Retry: Celery's own retries are not for runs; give the schedule `retries` instead"
     elif isinstance(error, Reject):

@@ -1,4 +1,4 @@
-"""What the code of a job may ask of its run: `feedq.run_context`.
+"""The context of a run: what the code of a job may ask of it by `feedq.run_context`.
 
 A run ends for its worker in three ways that the job does not choose: its time-out, a cancellation, or the loss
 of the worker's lease. Python cannot stop a thread, so the job is told, and has to ask for it: by
@@ -25,7 +25,7 @@ TIMED_OUT = "its time is up"
 
 
 class RunContext:
-    """One attempt of a run, as its job sees it. Thread-safe, but for `session`."""
+    """The context of one attempt at a run, as its job sees it. Thread-safe, but for `session`."""
 
     def __init__(self, run: ClaimedRun) -> None:
         self._run = run
@@ -41,8 +41,8 @@ class RunContext:
 
     @property
     def key(self) -> str:
-        """What makes the run unique in its schedule: the tick in UTC, ``2026-11-22T10:00:00Z``, or
-        what the trigger said: ``trigger:invoice-4711``."""
+        """The run key, unique in its schedule: the tick in UTC, ``2026-11-22T10:00:00Z``, or what the trigger
+        said: ``trigger:invoice-4711``."""
         return self._run.key
 
     @property
@@ -66,12 +66,13 @@ class RunContext:
 
     @property
     def due_at(self) -> datetime:
-        """When this attempt fell due: the tick with its jitter, or the end of the wait before a retry."""
+        """The moment at which this attempt fell due: the tick with its jitter, or the end of the wait before a
+        retry."""
         return self._run.due_at
 
     @property
     def attempt(self) -> int:
-        """1 for the first one."""
+        """The number of this attempt, 1 for the first one."""
         return self._run.attempt
 
     @property
@@ -82,7 +83,7 @@ class RunContext:
 
     @property
     def remaining_s(self) -> float | None:
-        """Seconds until the time-out, never less than 0; None without one."""
+        """The seconds until the time-out, never less than 0; None without one."""
         return None if self._ends_at == inf else max(0.0, self._ends_at - monotonic())
 
     @property
@@ -107,7 +108,7 @@ class RunContext:
 
     @property
     def why(self) -> str | None:
-        """Why it is cancelled; None while it is not."""
+        """The reason why the run is cancelled; None while it is not."""
         return self._why or (TIMED_OUT if self.is_overdue else None)
 
     def raise_if_cancelled(self) -> None:
@@ -126,7 +127,7 @@ class RunContext:
 
     @property
     def ends_at(self) -> float:
-        """When its time is up, on the monotonic clock; infinity without a time-out."""
+        """The moment at which its time is up, on the monotonic clock; infinity without a time-out."""
         return self._ends_at
 
     @property

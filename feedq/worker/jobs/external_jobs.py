@@ -1,4 +1,4 @@
-"""One run in a slot of Celery's own pools: on a thread, or in a child process.
+"""Runs one claimed run in a slot of Celery's own pools: on a thread, or in a child process.
 
 The lease keeper lives in the main process, and its heartbeat renews what runs here. The run is claimed in this
 process, in the name of that worker, and *followed* on a thread beside: asked for every half second, and ended
@@ -25,8 +25,8 @@ from feedq.worker.jobs.context import TIMED_OUT, RunContext
 
 FOLLOW_S = 0.5
 TELL_MAX_S = 600.0
-"""So long is it tried to tell how a run ended: longer than most outages of a database. Then the worker's ticker
-says that its time was up, if it has a time-out."""
+"""The time for which it is tried to tell how a run ended: longer than most outages of a database. Then the
+worker's ticker says that its time was up, if it has a time-out."""
 TELL_RETRY_S = 0.25
 
 logger = log(__name__)
@@ -85,7 +85,7 @@ class _Followed:
         return outcome.finish.state.value
 
     def _decide(self) -> bool:
-        """Whether nobody has decided yet how it ends."""
+        """Return whether nobody has decided yet how the run ends."""
         with self._lock:
             was, self._is_decided = self._is_decided, True
         return not was
@@ -111,7 +111,8 @@ class _Followed:
                 logger.warning(database_event(error), where="run", error=str(error))
 
     def _tell(self, finish: Finish) -> None:
-        """Raises nothing: what cannot be told ends long after its time-out, or with the worker."""
+        """Tell the database how the run has ended. Raises nothing: what cannot be told ends long after its
+        time-out, or with the worker."""
         until = monotonic() + TELL_MAX_S
         while monotonic() < until:
             try:

@@ -1,4 +1,4 @@
-"""All that one worker process does for schedules: ticker, hints and job slots, put together.
+"""The job service of a worker process: ticker, hints and job slots, put together.
 
 It lives beside the supervisor, under the same worker session: the lease keeper's heartbeat renews what runs here
 as it renews the leases of feeds, and tells when that session is gone. On `feedq.pool.StreamPool` jobs run in slots

@@ -1,4 +1,5 @@
-"""Which runs are this worker's, how often it looks for them, and how workers are told of runs that are due.
+"""The share of a worker in all runs: which are its own, how often it scans for them, and how workers are told
+of runs that are due.
 
 **Share.** Each worker has segments of all runs, as of the last scan of the workers; who scanned earlier or later
 may see it another way, and the claim decides.
@@ -33,10 +34,10 @@ POLL_MAX_S = 10.0
 POLLS_PER_S = 50
 """The scans of one kind a second, of all workers together, beyond 25 of them: one every 20 ms."""
 SCANNERS = 20
-"""So many workers, about, look at the moment at which the next tick falls due; the others on their own time.
-None of them must: that all happen to be late is as likely as a hash that collides."""
+"""The number of workers, about, that scan at the moment at which the next tick falls due; the others do on
+their own time. None of them must: that all happen to be late is as likely as a hash that collides."""
 STAGGER_S = 0.01
-"""They do not all look at once, but within this."""
+"""The time over which they are spread, so that not all scan at once."""
 STALE_S = 3.0
 """A hint that could not be sent for this long is no news: somebody else has taken the run."""
 REMIND_AFTER_S = 5.0
@@ -69,7 +70,7 @@ class Share:
         return min(max(IDLE_POLL_S if self.is_idle else POLL_S, self.workers / POLLS_PER_S), POLL_MAX_S)
 
     def next_scan_s(self, next_in_s: float | None, *, rng: Random) -> float:
-        """When to look for due ticks, given when the next one is."""
+        """Return in how long to scan for due ticks, given when the next one is."""
         # Not all at the same time, as workers that were started together would for ever.
         at_most_s = self.poll_s * rng.uniform(0.75, 1.0)
         if next_in_s is None or next_in_s >= at_most_s:
@@ -79,7 +80,8 @@ class Share:
         return min(max(next_in_s, 0.0) + rng.random() * STAGGER_S, at_most_s)
 
     def sort(self, hints: Iterable[Hint]) -> tuple[list[Hint], dict[JobWorker, list[Hint]]]:
-        """Ours, and those of others: of each no more than it has slots, for more would tell it nothing."""
+        """Sort hints into those of this worker and those of others: of each no more than it has slots, for more
+        would tell it nothing."""
         mine = set(self.mine)
         ours: list[Hint] = []
         theirs: dict[JobWorker, list[Hint]] = defaultdict(list)
@@ -94,7 +96,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One message ``run_job(run_id, attempt)`` to one worker's own queue."""
+    """A note to one worker: a message ``run_job(run_id, attempt)`` for its own queue."""
 
     queue: str
     run_id: int
@@ -117,7 +119,8 @@ class Reminder:
         """When each attempt was mentioned, of late."""
 
     def mention(self, hints: Sequence[Hint]) -> None:
-        """At most as many as there are slots, and none that was mentioned a moment ago."""
+        """Tell a worker of runs: at most as many as there are slots, and none that was mentioned a moment
+        ago."""
         now = monotonic()
         self._said = {key: at for key, at in self._said.items() if now - at < REMIND_AFTER_S}
         fresh = [hint for hint in hints if (hint.run_id, hint.attempt) not in self._said][: self._limit]

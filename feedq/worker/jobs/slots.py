@@ -45,7 +45,8 @@ CHECK_S = 2.0
 """How often it is asked which runs were taken away, beside being notified of it."""
 RETRY_S = 0.25
 CLAIM_PAUSE_S = 0.01
-"""Between two claims that nobody asked for: what may start in a moment cannot become a loop without a pause."""
+"""The pause between two claims that nobody asked for: what may start in a moment cannot become a loop without a
+pause."""
 TAKE_OVER_PAUSE_S = 0.05
 """How often it looks for the next session while runs of one that is gone go on here: well within the grace that
 the database gives them (`feedq.store.jobs.finishing`)."""
@@ -55,7 +56,7 @@ logger = log(__name__)
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """One claimed run."""
+    """An attempt at a claimed run."""
 
     session_id: UUID
     run: ClaimedRun
@@ -63,7 +64,7 @@ class Attempt:
     is_decided: bool = False
     """Whether its end was decided from outside; what its code does from now on is not heard."""
     finish: Finish | None = None
-    """How it ended."""
+    """The end of the attempt, once it is known."""
 
 
 Work: TypeAlias = Callable[[], None]
@@ -88,9 +89,9 @@ class Slots:
         self._identity, self._share = identity, share
         self._changed = Condition()
         self._attempts: set[Attempt] = set()
-        """Whose threads run, the stuck ones included."""
+        """The attempts whose threads run, the stuck ones included."""
         self._ended: list[Attempt] = []
-        """Of whose end the database has not been told. One that was timed out may be in both."""
+        """The attempts of whose end the database has not been told. One that was timed out may be in both."""
         self._hints: dict[int, None] = {}
         self._claim_at = self._check_at = self._retry_at = float("-inf")
         self._is_woken = self._is_draining = self._is_closed = False
@@ -110,7 +111,7 @@ class Slots:
     # -- what others say -----------------------------------------------------------------------------
 
     def hint(self, run_ids: Iterable[int]) -> None:
-        """These may be started now, it is said."""
+        """Note runs that may be started now, as a message says."""
         with self._changed:
             for run_id in run_ids:
                 if len(self._hints) < HINTS_MAX:
@@ -119,7 +120,7 @@ class Slots:
             self._wake()
 
     def notified(self) -> None:
-        """Something has changed: a run was taken away, or triggered."""
+        """Note that something has changed: a run was taken away, or triggered."""
         with self._changed:
             self._check_at = self._claim_at = float("-inf")
             self._wake()
@@ -163,7 +164,7 @@ class Slots:
             return self._has_none()
 
     def knows(self, run_id: int) -> bool:
-        """Whether the database will be told how this run ends: it runs here, or has just ended."""
+        """Return whether the database will be told how this run ends: it runs here, or has just ended."""
         with self._changed:
             return any(a.run.id == run_id for a in (*self._running(), *self._ended))
 
@@ -261,8 +262,8 @@ class Slots:
         return max(0.0, min(wanted) - now)
 
     def turn(self) -> None:
-        """All that is to be done by now. Raises `Unavailable` when the database does not let us: nothing
-        is claimed before it was told of what has ended."""
+        """Do all that is due by now. Raises `Unavailable` when the database does not let us: nothing is claimed
+        before it was told of what has ended."""
         self._time_out()
         self._take_over()
         self._tell()
@@ -380,7 +381,8 @@ class Slots:
                 self._claim_at = min(self._claim_at, soon)
 
     def _give_back(self) -> None:
-        """What was claimed and never heard of, before anything else is claimed, or the worker leaves."""
+        """Give back what was claimed and never heard of, before anything else is claimed, or the worker
+        leaves."""
         session_id = self._unanswered_claim
         if session_id is not None and session_id != self._gone:
             held = self._runs.held(session_id)

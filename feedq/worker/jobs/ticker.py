@@ -31,21 +31,23 @@ FIRED_PER_SCAN = 500
 """Schedules that one scan fires. More of them make its transaction longer, and others have to wait for its
 rows."""
 SCANS_IN_A_ROW = 20
-"""While there is more to fire; then the other duties have their turn."""
-EXPIRED_PER_LOOK = 1_000
+"""The number of scans in a row while there is more to fire; then the other duties have their turn."""
+EXPIRED_PER_SCAN = 1_000
 TRIM_INTERVAL_S = 60.0
 TRIM_AGAIN_S = 1.0
-"""When there was more to delete than one does."""
+"""The pause before more is deleted, when there was more than one transaction deletes."""
 TRIMMED_PER_SCAN = 5_000
 OVERDUE_INTERVAL_S = 10.0
 OVERDUE_S = 30.0
-"""So long past its time-out, and so long after the database was away, is a run of ours still left to whoever
-runs it here. Their own word comes within a second; this is for those that cannot say it any more."""
+"""The time past its time-out, and after an outage of the database, for which the end of a run of this worker is
+still left to whoever runs it here. Their own word comes within a second; this is for those that cannot say it
+any more."""
 REMIND_INTERVAL_S = 1.0
 """On Celery's own pools: how often it checks which runs wait for a message."""
 AWAY_S = 0.5
 WOKEN_S = 0.01
-"""It looks no more often than so for being woken: a worker is notified of many things that are none of its own."""
+"""The least time between two scans for being woken: a worker is notified of many things that are none of its
+own."""
 
 TIME_IS_UP = "still running when its time was up"
 
@@ -54,7 +56,7 @@ logger = log(__name__)
 
 @dataclass(slots=True)
 class _Duty:
-    """Something to do at intervals."""
+    """A duty is something to do at intervals."""
 
     do: Callable[[], float]
     """Does it, and says when to do it again."""
@@ -62,7 +64,7 @@ class _Duty:
 
 
 class Ticker:
-    """One worker's part in firing. `share` may be read from any thread."""
+    """Fires due ticks: the part of one worker in that. `share` may be read from any thread."""
 
     def __init__(
         self,
@@ -154,8 +156,8 @@ class Ticker:
         return self.share.poll_s
 
     def _expire(self) -> float:
-        expired = self._runs.expire(limit=EXPIRED_PER_LOOK)
-        return POLL_S if expired >= EXPIRED_PER_LOOK else self.share.poll_s
+        expired = self._runs.expire(limit=EXPIRED_PER_SCAN)
+        return POLL_S if expired >= EXPIRED_PER_SCAN else self.share.poll_s
 
     def _trim(self) -> float:
         trimmed = self._runs.trim(older_than_days=self._retention_days, limit=TRIMMED_PER_SCAN)
