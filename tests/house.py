@@ -19,6 +19,11 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "feedq"
 SAME_EVERYWHERE = {"__init__", "base", "model"}
 """Modules whose name means the same in each folder."""
+PRIVATE_NOUNS = (
+    *("band", "blame", "hint", "hold", "lane", "note", "promise", "rewound", "segment", "settle", "share"),
+    "trust window",
+)
+"""Nouns of our own, which only the glossary explains. All others are the field's, or plain English."""
 RECORD_PATH = (
     "connectors/wire/connection.py",
     "connectors/tcp.py",
@@ -166,6 +171,7 @@ def measures() -> list[Measure]:
         Measure("files for one claim, their lines", "14", "", "8 or fewer", of_path(CLAIM_PATH)),
         Measure("class names that recur", "40", "43", "0", f"{len(classes)}"),
         Measure("module names that recur", "48", "45", "12 or fewer", f"{len(names)}"),
+        Measure("private nouns", "about 40", "", "12 or fewer", f"{len(PRIVATE_NOUNS)}"),
         Measure("mutants that tests must notice", "", "", "60 or more", f"{len(MUTANTS)}"),
     ]
 
