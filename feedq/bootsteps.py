@@ -8,11 +8,9 @@ which comes only after all tasks have ended.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable, Collection
@@ -43,7 +41,7 @@ from feedq.settings import Settings, settings
 from feedq.store.migrate import require_current
 from feedq.tasks import STREAM_FEED, parse_key, run_reconcile, send_hints, store
 from feedq.telemetry import LogEvent, database_event, log
-from feedq.worker.deadline import Deadline
+from feedq.worker.deadline import Deadline, end_with_parent
 from feedq.worker.jobs.calling import TaskCaller, import_jobs
 from feedq.worker.jobs.job_service import Jobs
 from feedq.worker.monitor import (
@@ -67,7 +65,6 @@ otherwise, not each two seconds. Nothing of feedq goes by it; Flower shows a dea
 EVENTS_GATHERED_MAX = 1_000
 """The most events that are gathered; beyond it they are sent at once, by the thread that has one more. Celery
 would do so with each 24."""
-PR_SET_PDEATHSIG = 1
 GIL_SWITCH_S = 0.002
 """How long a thread that has the interpreter may keep the others waiting. Each of ours gives it up for every
 message or statement; to wait Python's 5 ms for it each time, behind a loop that is busy, made a cold start of
@@ -277,11 +274,8 @@ def _import_jobs(**_: Any) -> None:
 def _end_with_parent(**_: Any) -> None:
     """A child of the prefork pool must not stream on when its worker was killed: its leases are free at once."""
     process = current_process()
-    if sys.platform != "linux" or process.name == "MainProcess":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != process._parent_pid:
-        os._exit(1)  # killed before we asked
+    if process.name != "MainProcess":
+        end_with_parent(process._parent_pid)
 
 
 @signals.celeryd_after_setup.connect

@@ -48,6 +48,7 @@ CLAIM_PATH = (
     "worker/lease_client.py",
     "store/leases.py",
     "store/database.py",
+    "worker/loops.py",
     "worker/runner.py",
 )
 """The same for one claim, from the notification of an assignment to the runner of the feed."""

@@ -1,6 +1,6 @@
 """The batch queue of a feed: its runner puts batches there and learns what became of them.
 
-A batch queue lives on its runner's event loop; the writer thread reaches it through `call_soon_threadsafe` only.
+A batch queue lives on its runner's event loop; the writer thread reaches it through `feedq.worker.loops` only.
 It bounds what is received and not yet committed, for its feed and, through `InflightBudget`, for the whole worker:
 a batch that it has taken is on its way at once, and the next one is only asked for when there is room for it. What
 became of the batches comes back as `CommitAnswer`.
@@ -9,7 +9,6 @@ became of the batches comes back as `CommitAnswer`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -22,6 +21,7 @@ from feedq.errors import FeedqError, LeaseLost
 from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import Target
 from feedq.telemetry import INFLIGHT_BYTES, LogEvent, log
+from feedq.worker.loops import call_on, call_on_each, resolve
 
 logger = log(__name__)
 
@@ -232,18 +232,15 @@ class BatchQueue:
             self._forget()
 
     def tell(self) -> None:
-        """Wake whoever waits for news of this queue. From any thread."""
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self._on_change)
+        """Tell its runner that there is news of it. From any thread."""
+        call_on(self.loop, self._on_change)
 
     def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            resolve(self._waiter, None)
 
     def wake_from_any_thread(self) -> None:
-        # A loop that has been closed has nobody left to wake; it may be closed at any moment.
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self.wake)
+        call_on(self.loop, self.wake)
 
     async def _wait(self) -> None:
         # One waiter is enough: a batch queue belongs to one runner, which does one thing at a time.
@@ -287,18 +284,14 @@ class CommitAnswer(NamedTuple):
 
 def answer_all(answers: Iterable[CommitAnswer]) -> None:
     """Tell the queues, each on its loop. From the writer's threads."""
-    by_loop: defaultdict[asyncio.AbstractEventLoop, list[CommitAnswer]] = defaultdict(list)
     decided: defaultdict[InflightBudget, int] = defaultdict(int)
+    answers = list(answers)
     for one in answers:
         decided[one.batch_queue.budget] += one.size
-        by_loop[one.batch_queue.loop].append(one)
     # It no longer burdens the worker, whether or not a runner is left to hear of it.
     for budget, size in decided.items():
         budget.give_back(size)
-    for loop, mine in by_loop.items():
-        # Closed, at whatever moment: nobody is left to tell there, and the others must be told all the same.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_deliver, mine)
+    call_on_each(lambda one: one.batch_queue.loop, _deliver, answers)
 
 
 def _deliver(answers: list[CommitAnswer]) -> None:

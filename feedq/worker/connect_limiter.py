@@ -26,10 +26,9 @@ What it does not pace: further connections that a connector makes by itself whil
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import heapify, heappop, heappush
@@ -43,6 +42,7 @@ from feedq.clock import Clock, SystemClock
 from feedq.limits import STARTS_TOGETHER, RateLimiter, starts_together
 from feedq.settings import Settings
 from feedq.telemetry import CONNECTS, CONNECTS_WAITING
+from feedq.worker.loops import call_on, resolve
 
 EVERY_OTHER: Final = "*"
 HOSTS_KEPT: Final = 64
@@ -335,9 +335,9 @@ class ConnectLimiter:
         now = self._clock.monotonic()
         for waiter in self._turns.let_through(now):
             if waiter.loop is here:
-                _tell(waiter.through)
+                resolve(waiter.through, None)
             else:
-                _call(waiter.loop, _tell, waiter.through)
+                call_on(waiter.loop, resolve, waiter.through, None)
         upcoming = self._turns.next()
         if upcoming is None:
             return
@@ -349,23 +349,13 @@ class ConnectLimiter:
         if who.loop is here:
             here.call_later(nap_s, self._let_next_go, upcoming)
         else:
-            _call(who.loop, who.loop.call_later, nap_s, self._let_next_go, upcoming)
+            call_on(who.loop, who.loop.call_later, nap_s, self._let_next_go, upcoming)
 
     def _let_next_go(self, alarm: tuple[float, Sleeper]) -> None:
         with self._lock:
             if self._alarm is alarm:
                 self._alarm = None
                 self._go_on(alarm[1].loop)
-
-
-def _call(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> None:
-    with contextlib.suppress(RuntimeError):  # closed: nobody waits there any more
-        loop.call_soon_threadsafe(callback, *arguments)
-
-
-def _tell(through: asyncio.Future[None]) -> None:
-    if not through.done():
-        through.set_result(None)
 
 
 def connect_limiter_of(settings: Settings, clock: Clock, rng: Random) -> ConnectLimiter:

@@ -10,7 +10,6 @@ A fencer also finds out whether a sink that was away is back, when nobody has an
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -22,6 +21,7 @@ from uuid import UUID
 from feedq.errors import FeedqError, SinkUnavailable
 from feedq.sinks.base import Blocked, FenceOutcome, FenceRequest, Sink, Superseded
 from feedq.telemetry import LogEvent, database_event, log
+from feedq.worker.loops import call_on_each
 from feedq.worker.outage import Outage
 
 GROUP_MAX = 1_000
@@ -211,16 +211,10 @@ _Answer: TypeAlias = tuple[_Waiting, FenceOutcome | FeedqError]
 
 def _answer(answers: Iterable[_Answer]) -> None:
     """Tell those who wait, with one call to each of their event loops."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
-    for answer in answers:
-        by_loop.setdefault(answer[0].loop, []).append(answer)
-    for loop, its_answers in by_loop.items():
-        # A loop that is closed, at whatever moment, has nobody left who waits.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve, its_answers)
+    call_on_each(lambda answer: answer[0].loop, _resolve_all, answers)
 
 
-def _resolve(answers: list[_Answer]) -> None:
+def _resolve_all(answers: list[_Answer]) -> None:
     for waiting, outcome in answers:
         if waiting.future.done():
             continue

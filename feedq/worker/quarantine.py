@@ -14,7 +14,6 @@ later, and later each time. If it behaves, passes let it back among the others.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import resource
@@ -35,6 +34,7 @@ from feedq.settings import Settings, settings
 from feedq.telemetry import LogEvent, configure_logging, log
 from feedq.worker.activity import Activity
 from feedq.worker.core import NO_SLOT_RETRY_S
+from feedq.worker.deadline import end_with_parent
 from feedq.worker.monitor import (
     DUMP_SIGNAL,
     DumpPipe,
@@ -50,7 +50,6 @@ END_S = 10.0
 PART_OF_LIMIT = 0.5
 """The part of the worker's memory limit that a child gets; in a container that is the memory of
 both together."""
-PR_SET_PDEATHSIG = 1
 
 logger = log("feedq.worker.quarantine")  # __name__ is another in the child
 
@@ -208,7 +207,7 @@ def main() -> int:
     from feedq.worker.external_stream import run_claimed
 
     feed_id, epoch, worker_id, file, pipe = sys.argv[1:]
-    _end_with(os.getppid())
+    end_with_parent(os.getppid())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         # For the worker: what follows for the feed is in its lease.
         signal.signal(number, signal.SIG_IGN)
@@ -228,14 +227,6 @@ def main() -> int:
     finally:
         activity.leave()
     return 0
-
-
-def _end_with(worker: int) -> None:
-    """Have the kernel end this process with its worker; elsewhere a lost lease does, half a second later."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != worker:
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ from feedq.worker.external_stream import FOLLOW_S
 from feedq.worker.lease_client import LeaseClient
 from feedq.worker.lease_keeper import CoreDriver, LeaseKeeper
 from feedq.worker.load_meter import LoadMeter
+from feedq.worker.loops import call_on, resolve
 from feedq.worker.memory import MemoryWatch
 from feedq.worker.monitor import Watch
 from feedq.worker.progress_reporter import ProgressReporter
@@ -261,9 +262,8 @@ class Supervisor:
         return max(0.0, until - self._clock.monotonic())
 
     def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Call it on the loop; once that is closed, there is nobody left to tell."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(callback, *arguments)
+        """Call it on the loop."""
+        call_on(self._loop, callback, *arguments)
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -556,11 +556,11 @@ class Supervisor:
             except Unavailable:
                 raise  # asked again
             except Exception:
-                self._soon(_resolve, answer, None)
+                self._soon(resolve, answer, None)
                 raise
             if raised is not None:
                 self._driver.tell(self.core.epoch_raised, key, raised)
-            self._soon(_resolve, answer, raised)
+            self._soon(resolve, answer, raised)
 
         self.lease_client.do(job)
         return await answer
@@ -592,8 +592,3 @@ def drop_message(dropped: actions.DropMessage) -> None:
     if isinstance(dropped.message, TaskCallbacks):
         dropped.message.accepted()
         dropped.message.finished(f"dropped: {dropped.why}")
-
-
-def _resolve(future: asyncio.Future[Any], result: object) -> None:
-    if not future.done():
-        future.set_result(result)

@@ -145,6 +145,14 @@ def _failure(run: ClaimedRun, context: RunContext, error: BaseException) -> Fini
     return Finish(run.id, run.fence, RunState.FAILED, reason_of(error))
 
 
+def timed_out(run: ClaimedRun) -> Finish:
+    """The end of a run whose time is up, whatever its code does from now on."""
+    logger.warning(LogEvent.RUN_TIMED_OUT, run=run.correlation_id, task=run.job.task)
+    limit_s = run.job.timeout_s
+    said = "timed out" if limit_s is None else f"timed out after {limit_s:g} s"
+    return Finish(run.id, run.fence, RunState.TIMED_OUT, said)
+
+
 def reason_of(error: BaseException) -> str:
     """Return what went wrong in one bounded line of text, without passwords of URLs."""
     if isinstance(error, Retry):

@@ -16,11 +16,11 @@ from uuid import UUID
 
 from feedq.errors import Unavailable
 from feedq.model import WorkerState
-from feedq.schedule.model import ClaimedRun, Finish, Offer, RunState
+from feedq.schedule.model import ClaimedRun, Finish, Offer
 from feedq.store.base import Store
 from feedq.store.jobs.runs import RunStore
 from feedq.telemetry import RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, database_event, log
-from feedq.worker.jobs.calling import Call, perform
+from feedq.worker.jobs.calling import Call, perform, timed_out
 from feedq.worker.jobs.context import TIMED_OUT, RunContext
 
 FOLLOW_S = 0.5
@@ -97,11 +97,7 @@ class _Followed:
                 if self._context.is_overdue:
                     if self._decide():
                         self._context.cancel(TIMED_OUT)
-                        said = (
-                            f"timed out after {run.job.timeout_s:g} s" if run.job.timeout_s else "timed out"
-                        )
-                        logger.warning(LogEvent.RUN_TIMED_OUT, run=run.correlation_id, task=run.job.task)
-                        self._tell(Finish(run.id, run.fence, RunState.TIMED_OUT, said))
+                        self._tell(timed_out(run))
                     return
                 if self._runs.taken_away(self._session_id, {run.id: run.fence}) and self._decide():
                     logger.info(LogEvent.RUN_TAKEN_AWAY, run=run.correlation_id, why="cancelled")

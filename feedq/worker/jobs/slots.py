@@ -35,7 +35,7 @@ from feedq.errors import Unavailable
 from feedq.schedule.model import ClaimedRun, Finish, Offer, RunState
 from feedq.store.jobs.runs import RunStore
 from feedq.telemetry import JOB_SLOTS, RUN_WAIT_SECONDS, RUNS_ENDED, LogEvent, database_event, log
-from feedq.worker.jobs.calling import Call, perform
+from feedq.worker.jobs.calling import Call, perform, timed_out
 from feedq.worker.jobs.context import TIMED_OUT, RunContext
 from feedq.worker.jobs.share import Identity, Share
 
@@ -190,9 +190,9 @@ class Slots:
     def _has_none(self) -> bool:
         return not self._ended and not self._running()
 
-    def _end(self, attempt: Attempt, state: RunState, reason: str | None = None) -> None:
+    def _end(self, attempt: Attempt, finish: Finish) -> None:
         """Have the database told of its end."""
-        attempt.finish = Finish(attempt.run.id, attempt.run.fence, state, reason)
+        attempt.finish = finish
         self._ended.append(attempt)
 
     @staticmethod
@@ -210,7 +210,7 @@ class Slots:
                 if outcome.is_told:
                     RUNS_ENDED.labels(outcome.finish.state.value).inc()
                 else:
-                    self._end(attempt, outcome.finish.state, outcome.finish.reason)
+                    self._end(attempt, outcome.finish)
             # A slot is free, and maybe the way for another run of the schedule or queue.
             self._claim_at = float("-inf")
             self._wake()
@@ -277,10 +277,7 @@ class Slots:
             for attempt in self._running():
                 if attempt.context.is_overdue:
                     self._decide(attempt, TIMED_OUT)
-                    run, limit_s = attempt.run, attempt.run.job.timeout_s
-                    said = "timed out" if limit_s is None else f"timed out after {limit_s:g} s"
-                    self._end(attempt, RunState.TIMED_OUT, said)
-                    logger.warning(LogEvent.RUN_TIMED_OUT, run=run.correlation_id, task=run.job.task)
+                    self._end(attempt, timed_out(attempt.run))
 
     def _take_over(self) -> None:
         """Have what runs under a session that is gone, and what has ended under it, go on under ours. What was
@@ -400,7 +397,7 @@ class Slots:
             if session_id == self._gone:
                 return  # while the answer was under way
             if self._is_draining:
-                self._end(attempt, RunState.WAITING)
+                self._end(attempt, Finish(run.id, run.fence, RunState.WAITING))
                 return
             self._attempts.add(attempt)
         try:
@@ -409,7 +406,7 @@ class Slots:
             logger.error(LogEvent.UNEXPECTED, where="jobs", error=str(error), run=run.correlation_id)
             with self._changed:
                 self._attempts.discard(attempt)
-                self._end(attempt, RunState.WAITING)
+                self._end(attempt, Finish(run.id, run.fence, RunState.WAITING))
 
     def _show(self) -> None:
         with self._changed:
