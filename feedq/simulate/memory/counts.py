@@ -127,21 +127,28 @@ def leaving(db: SimulatedDatabase, now: datetime) -> dict[UUID, int]:
 def movable(
     db: SimulatedDatabase, worker_ids: Collection[UUID], *, limit: int, measured: float
 ) -> list[Held]:
-    known, tables = experiences(db, proven=False), db.tables
-    kept = {} if known or measured else tables.movable
+    known = experiences(db, proven=False)
     found: list[MovableFeed] = []
     for worker_id in sorted(worker_ids):
-        for lease in islice(tables.leases.running_on(worker_id), max(1, limit // len(worker_ids))):
-            feed, one = tables.feeds[lease.feed_id], kept.get(lease.feed_id)
-            if one is None or one[0] is not lease or one[1] is not feed:
-                weight = effective_weight(db, feed, lease, measured=measured)
-                assert lease.running_since is not None
-                one = (lease, feed, lease.running_since, _held(feed, lease, known, weight))
-                kept[feed.id] = one
-            if feed.removed_at is None and feed.spec.target_state is TargetState.RUNNING:
-                found.append(one)
-    found.sort(key=itemgetter(2))  # quick, for each worker's are in this order already
-    return [held for *_, held in found]
+        noted = db.tables.leases.running_on(worker_id)
+        for feed_id, one in islice(noted.items(), max(1, limit // len(worker_ids))):
+            if one is None or known or measured:
+                one = _movable(db, feed_id, known, measured)
+                noted[feed_id] = None if known or measured else one
+            found.append(one)
+    found.sort(key=itemgetter(0))  # quick, for each worker's are in this order already
+    return [held for _, held in found if held is not None]
+
+
+def _movable(
+    db: SimulatedDatabase, feed_id: int, known: Mapping[str, Experience], measured: float
+) -> MovableFeed:
+    feed, lease = db.tables.feeds[feed_id], db.tables.leases[feed_id]
+    assert lease.running_since is not None
+    if feed.removed_at is not None or feed.spec.target_state is not TargetState.RUNNING:
+        return lease.running_since, None
+    weight = effective_weight(db, feed, lease, measured=measured)
+    return lease.running_since, _held(feed, lease, known, weight)
 
 
 def _held(feed: Feed, lease: Lease, known: Mapping[str, Experience], weight: float) -> Held:

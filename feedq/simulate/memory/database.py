@@ -22,8 +22,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-MovableFeed: TypeAlias = tuple[Lease, Feed, datetime, Held]
-"""A running feed with its lease, since when it runs, and what placement is told of it."""
+MovableFeed: TypeAlias = tuple[datetime, Held | None]
+"""Since when a feed runs, and what placement is told of it; None when it is not to run any more."""
 
 
 def counted_at(lease: Lease) -> UUID | None:
@@ -38,7 +38,7 @@ class LeaseTable(dict[int, Lease]):
 
     def __init__(self, leases: Mapping[int, Lease] | None = None) -> None:
         super().__init__()
-        self._held: dict[tuple[UUID | None, LeaseState], dict[int, None]] = defaultdict(dict)
+        self._held: dict[tuple[UUID | None, LeaseState], dict[int, MovableFeed | None]] = defaultdict(dict)
         self.in_state: dict[LeaseState, set[int]] = {state: set() for state in LeaseState}
         self.counted: dict[UUID, set[int]] = defaultdict(set)
         """The feeds that count for a worker."""
@@ -59,6 +59,7 @@ class LeaseTable(dict[int, Lease]):
         super().__setitem__(feed_id, lease)
         if before is not None:
             if _counted_alike(before, lease):
+                self.touch(feed_id)
                 return
             self._forget(feed_id, before)
         self._held[lease.worker_id, lease.state][feed_id] = None
@@ -79,9 +80,15 @@ class LeaseTable(dict[int, Lease]):
         ids = [feed_id for state in states for feed_id in self._held.get((worker_id, state), ())]
         return [self[feed_id] for feed_id in sorted(ids)]
 
-    def running_on(self, worker_id: UUID) -> Iterator[Lease]:
-        """What runs on this worker, the one that has run there longest first."""
-        return (self[feed_id] for feed_id in self._held.get((worker_id, LeaseState.RUNNING), ()))
+    def running_on(self, worker_id: UUID) -> dict[int, MovableFeed | None]:
+        """Ids of what runs on this worker, the one that has run there longest first, each with what was noted of
+        it since it last changed: passes ask for thousands."""
+        return self._held[worker_id, LeaseState.RUNNING]
+
+    def touch(self, feed_id: int) -> None:
+        """Forget what was noted of a feed."""
+        lease = self[feed_id]
+        self._held[lease.worker_id, lease.state][feed_id] = None
 
     def number_held(self, worker_id: UUID, *states: LeaseState) -> int:
         return sum(len(self._held.get((worker_id, state), ())) for state in states)
@@ -133,9 +140,6 @@ class Tables:
     feeds: dict[int, Feed] = field(default_factory=dict)
     dirty: set[int] = field(default_factory=set)
     leases: LeaseTable = field(default_factory=LeaseTable)
-    movable: dict[int, MovableFeed] = field(default_factory=dict)
-    """What placement was told of a running feed, for as long as lease and feed stay as they are: passes ask for
-    thousands."""
     names: dict[str, int] = field(default_factory=dict)
     """Ids of the feeds that are not being removed."""
     workers: dict[UUID, Worker] = field(default_factory=dict)

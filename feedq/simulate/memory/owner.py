@@ -80,6 +80,8 @@ class SimulatedFeeds:
     def _touch(self, feed: Feed, kind: EventKind, **detail: Any) -> Feed:
         feed = replace(feed, updated_at=self._db.now())
         self._db.tables.feeds[feed.id] = feed
+        if feed.id in self._db.tables.leases:
+            self._db.tables.leases.touch(feed.id)
         self._db.tables.dirty.add(feed.id)
         self._db.record(kind, feed_id=feed.id, generation=feed.generation, **detail)
         self._db.wake()
