@@ -121,6 +121,30 @@ def twice(found: dict[str, list[str]]) -> dict[str, list[str]]:
     return {name: places for name, places in sorted(found.items()) if len(places) > 1}
 
 
+def worker_protocols() -> list[str]:
+    """Modules that decide for a worker until when it may act as an owner, or what becomes of its leases: they
+    begin a trust window or move a lease by themselves. A control database moves leases, too, for others."""
+    found = []
+    for path in [*modules(), *sorted((ROOT / "tests" / "fakes").rglob("*.py"))]:
+        place = path.relative_to(ROOT)
+        names = imported(parsed(path), "feedq.lease")
+        calls = {called(node.func) for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)}
+        decides = calls & {"TrustWindow.after_heartbeat", "transition"}
+        if decides and names & {"TrustWindow", "transition"} and not {"store", "memory"} & set(place.parts):
+            found.append(str(place))
+    return found
+
+
+def imported(tree: ast.Module, module: str) -> set[str]:
+    """Names that come from this module."""
+    froms = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == module]
+    return {alias.name for node in froms for alias in node.names}
+
+
+def called(function: ast.expr) -> str:
+    return ast.unparse(function) if isinstance(function, ast.Name | ast.Attribute) else ""
+
+
 def tests_by_folder() -> dict[str, int]:
     """How many tests pytest finds in each folder of `tests`."""
     command = [
@@ -173,6 +197,7 @@ def measures() -> list[Measure]:
         Measure("class names that recur", "40", "43", "0", f"{len(classes)}"),
         Measure("module names that recur", "48", "45", "12 or fewer", f"{len(names)}"),
         Measure("private nouns", "about 40", "", "12 or fewer", f"{len(PRIVATE_NOUNS)}"),
+        Measure("implementations of the worker's protocol", "4", "4", "1", f"{len(worker_protocols())}"),
         Measure("mutants that tests must notice", "", "", "60 or more", f"{len(MUTANTS)}"),
     ]
 

@@ -30,3 +30,7 @@ def test_a_public_class_name_stands_once() -> None:
 
 def test_few_module_names_stand_twice() -> None:
     assert len(house.twice(house.module_names())) <= 11
+
+
+def test_a_worker_decides_in_one_place() -> None:
+    assert house.worker_protocols() == ["feedq/worker/core.py"]
