@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-PROPERTIES = $(shell grep -l hypothesis tests/unit/test_*.py)
-FAST_TESTS := $(wildcard tests/unit tests/scenarios tests/simulation)
+PROPERTIES = $(shell grep -l hypothesis tests/unit/test_*.py tests/live/test_*.py)
+FAST_TESTS := $(wildcard tests/repository tests/unit tests/live tests/scenarios tests/simulation)
 
 # One virtual environment, one terminal: nothing here gains from -j.
 .NOTPARALLEL:
@@ -16,7 +16,7 @@ FAST_TESTS := $(wildcard tests/unit tests/scenarios tests/simulation)
 help:
 	@echo 'make run      start everything on this machine with a demo: PostgreSQL, Valkey, workers, beats, Flower'
 	@echo 'make test     all tests, real processes and servers included (about twenty minutes)'
-	@echo 'make thorough the properties of tests/unit with ten times as many examples'
+	@echo 'make thorough the properties of the fast tests with ten times as many examples'
 	@echo 'make simulate 2,000 seeds of faults on fleets in memory; SEED=7 replays one, SECONDS=300 makes it longer'
 	@echo 'make mutants  break the code in a hundred places, one after another, and see that tests notice'
 	@echo 'make peers    the tests against servers of other projects, which have to be installed: see tests/peers'

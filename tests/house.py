@@ -54,7 +54,17 @@ CLAIM_PATH = (
 """The same for one claim, from the notification of an assignment to the runner of the feed."""
 TEST_FOLDERS = [
     f"tests/{name}"
-    for name in ("unit", "scenarios", "simulation", "contract", "acceptance", "chaos", "peers")
+    for name in (
+        "repository",
+        "unit",
+        "live",
+        "scenarios",
+        "simulation",
+        "contract",
+        "acceptance",
+        "chaos",
+        "peers",
+    )
 ]
 NO_CODE = {
     tokenize.COMMENT,

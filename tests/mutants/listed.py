@@ -383,7 +383,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
     ("tests/unit/test_sinks_groupcommit.py",): (
         ("a conflict is tried again without end", "and self._conflicts < CONFLICTS_MAX", ""),
     ),
-    ("tests/unit/test_writer.py",): (
+    ("tests/live/test_writer.py",): (
         (
             "what is decided is asked again",
             "if self._unknown is not None:\n            settled = self._sink.settle(self._unknown)",
@@ -436,7 +436,7 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
     ),
     (
-        "tests/unit/test_writer.py",
+        "tests/live/test_writer.py",
         "tests/unit/test_batch_queue.py",
     ): (("bytes that were decided keep the worker full", "budget.give_back(size)", "pass"),),
     ("tests/unit/test_batch_queue.py",): (

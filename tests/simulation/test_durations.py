@@ -22,11 +22,11 @@ from tests.contract import test_jobs_durations as jobs
 from tests.contract import test_store_durations as store
 from tests.contract import test_store_sessions as sessions
 from tests.fakes.fleet import TICK_MIN_S
+from tests.live import test_connect_limiter as connect_limiter
+from tests.live import test_durations_of_processes as processes
+from tests.live import test_job_service as leaving
 from tests.simulation.durations import TimedFleet, at_largest, at_lowest, durations
 from tests.unit import test_backoff as backoff
-from tests.unit import test_connect_limiter as connect_limiter
-from tests.unit import test_durations_of_processes as processes
-from tests.unit import test_job_service as leaving
 from tests.unit import test_placement_elsewhere as elsewhere
 
 Story = Callable[[TimedFleet], None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from feedq.testing.loopback import until
 from feedq.worker.runner import Interrupt
 from tests.contract.mqtt_broker import ScriptedBroker
+from tests.live.test_runner import Bench
 from tests.unit.data_path import DataPath
-from tests.unit.test_runner import Bench
 
 
 async def test_messages_committed_after_their_connection_broke_do_not_land_again() -> None:

@@ -26,7 +26,7 @@ from feedq.worker.runner import FeedRunner, Interrupt, WorkerServices
 from feedq.worker.sockets import Sockets
 from feedq.worker.throttling import Pacing
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables
-from tests.unit import odd_connector
+from tests.live import odd_connector
 from tests.unit.data_path import AT, DataPath, until
 
 LAGGING = Owner("w1", loop_lag_s=LAGS_S + 1, heartbeat_at=AT, expires_at=AT)

@@ -89,5 +89,5 @@ def install(directory: Path) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
-        "[feedq.connectors]\nodd = tests.unit.odd_connector:OddConnector\n"
+        "[feedq.connectors]\nodd = tests.live.odd_connector:OddConnector\n"
     )

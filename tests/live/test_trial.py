@@ -16,7 +16,7 @@ from feedq.connectors.base import load_connector
 from feedq.model import FeedSpec
 from feedq.settings import Settings
 from feedq.trial import BYTES_MAX, StepOutcome, Trial, Wanted, try_feed
-from tests.unit import odd_connector
+from tests.live import odd_connector
 
 
 @pytest.fixture(autouse=True)

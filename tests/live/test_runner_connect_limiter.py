@@ -13,8 +13,8 @@ from feedq.connectors.base import parse_options
 from feedq.model import Reason
 from feedq.worker.connect_limiter import ConnectLimiter
 from feedq.worker.runner import Interrupt
+from tests.live.test_runner import Bench, numbered_source, options
 from tests.unit.data_path import DataPath, until
-from tests.unit.test_runner import Bench, numbered_source, options
 
 NEXT_YEAR = 1e-8
 """A rate at which the first one goes, and the next one in years."""

@@ -29,9 +29,9 @@ from feedq.worker.sink_pool import SinkPool, sinks_to_leave
 from tests.fakes import ManualClock, MemoryStore
 from tests.fakes.sink import MemoryCheckpoint
 from tests.lease_listener import RecordingListener
+from tests.live.test_runner import Bench, numbered_source, options
 from tests.simulation.durations import Bounds
 from tests.unit.data_path import LIMIT_S, DataPath, batch, until
-from tests.unit.test_runner import Bench, numbered_source, options
 
 LEADER, LOOKS = Bounds.of("leader_ttl_s"), Bounds.of("look_interval_s")
 CHECK_TAKES_S = 0.002

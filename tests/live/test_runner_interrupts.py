@@ -13,8 +13,8 @@ from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.tcp import TcpOptions
 from feedq.model import JSON, Batch, Reason
 from feedq.worker.runner import Interrupt
+from tests.live.test_runner import Bench, numbered_source, options
 from tests.unit.data_path import AT, DataPath, until
-from tests.unit.test_runner import Bench, numbered_source, options
 
 
 class Deaf:

@@ -9,8 +9,8 @@ import pytest
 from feedq.model import Reason
 from feedq.worker.runner import Interrupt
 from tests.fakes.sink import MemoryCheckpoint, MemoryTables
+from tests.live.test_runner import Bench, numbered_source, options
 from tests.unit.data_path import DataPath
-from tests.unit.test_runner import Bench, numbered_source, options
 
 
 @pytest.mark.parametrize("gone", [False, True])
