@@ -36,6 +36,8 @@ class Part:
         self, name: str, paths: Sequence[str], arguments: Sequence[str], *, nice: int, printing: Lock
     ) -> None:
         self.name = name
+        self.failed: list[str] = []
+        """The lines of pytest's summary that name a test."""
         self._printing = printing
         self._began = time.monotonic()
         self._process = subprocess.Popen(
@@ -56,6 +58,8 @@ class Part:
         for line in self._process.stdout:
             with self._printing:
                 print(f"{self.name:<8} | {line}", end="", flush=True)
+            if line.startswith(("FAILED ", "ERROR ")):
+                self.failed.append(line)
 
     def wait(self) -> int:
         status = self._process.wait()
@@ -79,7 +83,9 @@ def main() -> int:
         try:
             statuses = [part.wait() for part in parts]
         except KeyboardInterrupt:
-            continue  # Ctrl-C has reached both: they clean up and end
+            continue  # Ctrl-C has reached all of them: they clean up and end
+        # Once more at the end, which is all that is kept of some logs.
+        print("".join(line for part in parts for line in part.failed), end="", flush=True)
         return next((status for status in statuses if status not in (0, NOTHING_RAN)), 0)
 
 
