@@ -46,10 +46,10 @@ def _compare(other: Path, which: Sequence[str]) -> Iterator[Figure]:
             for case, value in _measured(tree, which):
                 values[case].append(value)
     for case in dict.fromkeys([*before, *now]):
-        yield _external_pool(case, before[case], now[case])
+        yield _ratio(case, before[case], now[case])
 
 
-def _external_pool(case: str, before: Sequence[float], now: Sequence[float]) -> Figure:
+def _ratio(case: str, before: Sequence[float], now: Sequence[float]) -> Figure:
     if len(before) < ROUNDS or len(now) < ROUNDS:
         found = f"measured {len(now)} times now, {len(before)} times before; see above"
         return Figure(case, f"{ROUNDS} figures of each commit", found, ok=False)
