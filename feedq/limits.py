@@ -1,4 +1,4 @@
-"""Not all at once: every limit on how fast or how many together, in one place. Pure.
+"""Not all at once: the limits on how fast or how many together, in one place. Pure.
 
 Thousands of feeds that begin, move or end at the same moment would stand in each other's way, and in the way of
 their sources. There are three ways to keep them from it:
@@ -10,7 +10,7 @@ their sources. There are three ways to keep them from it:
 
 Here are the numbers and the arithmetic; whoever waits does so where it lives: `feedq.worker.connect_limiter`,
 `feedq.worker.throttling`, the worker core, the lease client, the beat. What each number buys, and by which
-measurement, is told in ``docs/reference/limits.md``.
+measurement, is told in ``docs/reference/limits.md``. How many rows a single statement takes stands beside it.
 
 *Reading*: a bucket may go into debt. A batch is taken whole, however large, and whoever took it waits until
 everything up to it is paid for. So the rate holds on average, and what comes at once is bounded by what a
@@ -33,7 +33,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from feedq.values import StrictModel
+from feedq.values import EVERY_OTHER, StrictModel
 
 # -- a rate with a burst -----------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ def moves_together(
     worker. So a worker is sent no more than its pace lets through in a moment, and more as these arrive. The
     limits are settings: 0 is none, and that of a host, ``*`` for any, is shared by all ``workers``.
     """
-    rates = [connects_per_s, host_connects_per_s.get("*", 0.0) / max(1, workers)]
+    rates = [connects_per_s, host_connects_per_s.get(EVERY_OTHER, 0.0) / max(1, workers)]
     limits = [rate for rate in rates if rate > 0]
     return max(MOVES_AT_LEAST, int(MOVE_WAIT_S * min(limits))) if limits else None
 

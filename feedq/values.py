@@ -36,6 +36,8 @@ from pydantic_core import ErrorDetails, core_schema
 
 from feedq.errors import InvalidInput
 
+EVERY_OTHER = "*"
+"""In a table by tenant or host: every one that has no line of its own. Feeds without a tenant are not meant."""
 NONE = "none"
 """Says that there is no limit, where leaving a key out would mean a usual one."""
 NAME_MAX = 200

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from feedq.model import ANYWHERE, Reason, Selector
+from feedq.values import EVERY_OTHER
 
 LAG_MAX_S = 1.0
 """A worker whose loop runs later than this is given nothing while another can take it: loops run a few
@@ -25,10 +26,6 @@ interval of heartbeats is at most half of a ttl."""
 Avoided: TypeAlias = tuple[tuple[str, datetime], ...]
 """Workers on which a feed failed, or others of its remote did, by name, each with the time when it last was so;
 the latest last."""
-
-EVERY_OTHER = "*"
-"""The line of a table by tenant that stands for every tenant that has none of its own. Feeds without a tenant
-are not meant."""
 
 
 class Strategy(StrEnum):

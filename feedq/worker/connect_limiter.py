@@ -1,4 +1,4 @@
-"""Ramp: the pace at which connections to sources begin, so that a cold start or a failover is no stampede.
+"""Paces the connections that a worker begins, so that a cold start or a failover is no stampede.
 
 ::
 
@@ -42,9 +42,9 @@ from feedq.clock import Clock, SystemClock
 from feedq.limits import STARTS_TOGETHER, RateLimiter, starts_together
 from feedq.settings import Settings
 from feedq.telemetry import CONNECTS, CONNECTS_WAITING
+from feedq.values import EVERY_OTHER
 from feedq.worker.loops import call_on, resolve
 
-EVERY_OTHER: Final = "*"
 HOSTS_KEPT: Final = 64
 """Lines that nobody waits in are looked through when there are more than this, and twice what was left of them the
 last time: forgetting costs next to nothing, and memory is bounded by what was used lately."""
@@ -359,7 +359,7 @@ class ConnectLimiter:
 
 
 def connect_limiter_of(settings: Settings, clock: Clock, rng: Random) -> ConnectLimiter:
-    """A ramp at the pace of the settings."""
+    """A limiter at the pace of the settings."""
     return ConnectLimiter(
         settings.connects_per_s,
         settings.host_connects_per_s,

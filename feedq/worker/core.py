@@ -210,7 +210,7 @@ class WorkerCore:
         self._audit_at = now + self._audit_every_s
         self._feeds: dict[FeedKey, WorkerFeed] = {}
         self._running: dict[int, WorkerFeed] = {}
-        """The latest of each feed that was granted and has not ended."""
+        """By feed id: what was granted last, until it ends. An earlier stream of the feed may still be ending."""
         self._lost: dict[FeedKey, WorkerFeed] = {}
         self._claiming = 0
         self._asked: set[FeedKey] = set()
@@ -440,7 +440,7 @@ class WorkerCore:
         return feed
 
     def _start(self, worker_id: UUID, granted: list[tuple[Claim, WorkerFeed]], now: float) -> list[Action]:
-        # In a fleet that starts cold nobody has heard of the others yet; the pass that gave us these has.
+        # With its first feeds a worker asks at once how many workers share the pace of connections.
         actions: list[Action] = [] if self._running else self.beat_now(now=now)
         starting = []
         for claim, feed in granted:
@@ -470,8 +470,8 @@ class WorkerCore:
             return []
         before, self._asked = self._asked, {request.key for request in requests}
         actions: list[Action] = []
-        # Only its owner ends a stop request, by a release, and then the feed has ended here; unless it was too
-        # slow, and the lease was taken away. It may be the loop that is: the sockets do not wait for it.
+        # A stop request that is gone, of a feed that still runs here: it was too slow, and its lease was taken.
+        # The event loop may be what is slow, so the sockets are shut without it.
         over = [feed for key in before - self._asked if (feed := self._holder(key))]
         if over:
             actions += [CutSockets([feed.assigned for feed in over]), *self._lose(over, now)]
@@ -540,9 +540,8 @@ class WorkerCore:
         if release is None:
             return self._forget(feed, why)
         if release.reason is Reason.FENCED:
-            self.ask_for_audit(
-                now=now
-            )  # the sink knew of a newer owner and the database did not: of what else?
+            # The sink knew of a newer owner and the database did not: of what else?
+            self.ask_for_audit(now=now)
         return self._release(feed, release, why)
 
     def _release(self, feed: WorkerFeed, release: Release, why: str = "released") -> list[Action]:

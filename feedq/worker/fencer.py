@@ -87,7 +87,7 @@ class Fencer:
         return await future
 
     def renew(self) -> None:
-        """Use a new session from the next group on: the worker has a new name."""
+        """Use a new session from the next group on: the worker has registered again, under a new id."""
         self._renew = True
 
     def stop(self, *, timeout_s: float) -> None:

@@ -96,7 +96,10 @@ class LeaseClient:
         self._queue.put((worker_id, release))
 
     def do(self, job: Job) -> None:
-        """Run something else that talks to the store, after what was asked for before. Retried as the rest."""
+        """Run something else that talks to the store, before the claims and releases that have not been sent yet.
+
+        Retried as the rest.
+        """
         self._queue.put(job)
 
     def report(self, worker_id: UUID, progress: list[Progress]) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the worker's lease: the threads that talk to the control database on behalf of the worker core.
+"""Keeps the leases of a worker: the threads that talk to the control database on behalf of the worker core.
 
 Three threads, none of them the event loop's, so that feed code cannot hold them up:
 

@@ -23,7 +23,7 @@ WRITTEN_S = 30.0
 
 
 class SinkPool:
-    """Writers and fencers by sink name. Thread-safe; `fence` and `open_outlet` on a runner's loop."""
+    """Writers and fencers by sink name. Thread-safe; `fence` and `open_batch_queue` on a runner's loop."""
 
     def __init__(
         self, settings: Settings, *, worker_id: Callable[[], UUID], gone_workers: GoneWorkers

@@ -89,7 +89,7 @@ class TaskCallbacks:
 
 
 class Supervisor:
-    """The data plane of one worker process."""
+    """Carries out what the core of one worker process decides."""
 
     def __init__(
         self,
@@ -375,6 +375,8 @@ class Supervisor:
                 self._quarantine.kill_all()
                 self._was_interrupted = True
                 self._soon(self._trusted.clear)
+            case _:
+                raise AssertionError(f"nothing carries out {action}")
 
     def _fetch_orders(self, action: actions.FetchOrders) -> None:
         worker_id = action.worker_id
@@ -512,7 +514,10 @@ class Supervisor:
         self._driver.tell(self.core.drain, now=self._clock.monotonic())
 
     def _tick(self, count: int) -> None:
-        """Report at every heartbeat what moved, and compare notes with the database now and then."""
+        """Every heartbeat: see to the monitor, report what moved, show some feeds in Celery's events.
+
+        Now and then, share out the limits of tenants.
+        """
         interval_s = max(self._settings.heartbeat_s, 0.05)
         self._loop.call_later(interval_s, self._tick, count + 1)
         self._keep_watch()

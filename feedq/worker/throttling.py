@@ -23,8 +23,8 @@ from feedq.connectors.base import Room
 from feedq.limits import UNLIMITED, RateLimits, Throttle, Turn
 from feedq.model import Batch, Feed
 from feedq.telemetry import THROTTLED_SECONDS
+from feedq.values import EVERY_OTHER
 
-EVERY_OTHER = "*"
 SHARE_TICKS = 5
 """The number of heartbeats after which a worker asks how many feeds its rate-limited tenants have elsewhere."""
 WAITING_PART = 0.25

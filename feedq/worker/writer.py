@@ -109,8 +109,10 @@ class WritingSession:
         try:
             return self._sink.write(
                 [
-                    FeedWrite(o.key[0], o.feed, o.key[1], o.target, tuple(batches), o.continues)
-                    for o, batches in group.items()
+                    FeedWrite(
+                        queue.key[0], queue.feed, queue.key[1], queue.target, tuple(batches), queue.continues
+                    )
+                    for queue, batches in group.items()
                 ],
                 briefly=briefly,
             )
@@ -180,7 +182,7 @@ class Writer:
         self._apart.forget()
 
     def renew(self) -> None:
-        """Use new sessions from the next group on: the worker has a new name."""
+        """Use new sessions from the next group on: the worker has registered again, under a new id."""
         self._session.must_renew = True
         self._apart.renew()
 
@@ -248,8 +250,10 @@ class Writer:
         if written is None:
             return
         if written.postponed:
-            self._put_apart({o: batches for o, batches in group.items() if o.key in written.postponed})
-            group = {o: batches for o, batches in group.items() if o.key not in written.postponed}
+            self._put_apart(
+                {queue: batches for queue, batches in group.items() if queue.key in written.postponed}
+            )
+            group = {queue: batches for queue, batches in group.items() if queue.key not in written.postponed}
         finish(group, written)
 
     def _write(self, group: Group) -> Written | None:
@@ -297,7 +301,7 @@ class Writer:
         return False
 
     def _put_apart(self, group: Group) -> None:
-        logger.info(LogEvent.FEEDS_APART, sink=self._name, feeds=[o.feed for o in islice(group, 20)])
+        logger.info(LogEvent.FEEDS_APART, sink=self._name, feeds=[queue.feed for queue in islice(group, 20)])
         self._apart.add(group)
 
     def _pause(self, seconds: float) -> None:
