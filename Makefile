@@ -15,7 +15,7 @@ FAST_TESTS := $(wildcard tests/repository tests/unit tests/live tests/scenarios 
 
 help:
 	@echo 'make run      start everything on this machine with a demo: PostgreSQL, Valkey, workers, beats, Flower'
-	@echo 'make test     all tests, real processes and servers included (about thirteen minutes)'
+	@echo 'make test     all tests, real processes and servers included (about eleven minutes)'
 	@echo 'make thorough the properties of the fast tests with ten times as many examples'
 	@echo 'make simulate 2,000 seeds of faults on fleets in memory; SEED=7 replays one, SECONDS=300 makes it longer'
 	@echo 'make mutants  break the code in a hundred places, one after another, and see that tests notice'
