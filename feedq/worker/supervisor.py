@@ -41,7 +41,7 @@ from feedq.model import (
     Status,
     Worker,
 )
-from feedq.settings import Settings
+from feedq.settings import HEARTBEAT_MIN_S, Settings
 from feedq.store.base import Store
 from feedq.telemetry import LogEvent, log
 from feedq.worker import actions
@@ -518,7 +518,7 @@ class Supervisor:
 
         Now and then, share out the limits of tenants.
         """
-        interval_s = max(self._settings.heartbeat_s, 0.05)
+        interval_s = max(self._settings.heartbeat_s, HEARTBEAT_MIN_S)
         self._loop.call_later(interval_s, self._tick, count + 1)
         self._keep_watch()
         self._tell_of_sinks()
