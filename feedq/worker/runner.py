@@ -264,7 +264,10 @@ class FeedRunner:
         except (SourceUnavailable, SinkUnavailable) as error:
             if self._batch_queue is not None and self._batch_queue.failure is error:
                 self._must_fence = True
-            return await self._after_failure(error)
+            if self._interrupt is None:
+                return await self._after_failure(error)
+            # Its cancellation came out of the connector as this error: nothing has failed.
+            self._disconnected()
         return None
 
     async def _stream(
@@ -346,8 +349,6 @@ class FeedRunner:
             attempts=self._retries.attempts,
             again_in_s=round(decision.delay_s, 2),
         )
-        if self._interrupt is not None:
-            return None  # its cancellation came out of the connector as this error
         try:
             if isinstance(decision, RetryElsewhere):
                 await self._drain()

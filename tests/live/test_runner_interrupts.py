@@ -11,6 +11,7 @@ import pytest
 
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.tcp import TcpOptions
+from feedq.errors import SourceSilent
 from feedq.model import JSON, Batch, Reason
 from feedq.worker.runner import Interrupt
 from tests.live.test_runner import Bench, numbered_source, options
@@ -35,6 +36,23 @@ class Deaf:
                 continue
             Deaf.sent += 1
             yield Batch.of_records([b'{"seq": %d}' % Deaf.sent], cursor=Deaf.sent, received_at=AT)
+
+
+class Complaining:
+    """A connector that takes a cancellation for trouble at its source."""
+
+    Options: ClassVar[type[ConnectorOptions]] = TcpOptions
+
+    def __init__(self, _options: Any, context: Context) -> None:
+        self._context = context
+
+    async def stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
+        self._context.on_connected()
+        yield Batch.of_records([b'{"seq": 1}'], cursor=1, received_at=AT)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise SourceSilent("cut off") from None
 
 
 @pytest.mark.parametrize("why", [Interrupt.STOP, Interrupt.LOST])
@@ -101,6 +119,23 @@ async def test_a_connector_that_swallows_cancellation_cannot_go_on_after_a_stop(
     assert release is not None
     assert release.reason is Reason.PAUSED
     assert bench.landed == list(range(1, len(bench.landed) + 1))
+
+
+async def test_an_interrupted_connection_is_no_failure_whatever_its_connector_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("feedq.worker.runner.load_connector", lambda _: Complaining)
+    async with numbered_source() as source:
+        with DataPath() as path:
+            bench = Bench(path, options(source))
+            bench.start()
+            await bench.landed_at_least(1)
+            bench.runner.interrupt(Interrupt.STOP, reason=Reason.PAUSED)
+            release = await bench.end()
+    report = bench.runner.progress.report()
+    assert release is not None
+    assert (release.reason, release.error) == (Reason.PAUSED, None)
+    assert (report.failures, report.attempts, report.error, report.stalled) == (0, 0, None, False)
 
 
 async def test_a_stop_that_is_asked_for_again_does_not_cut_the_letting_go_short() -> None:
