@@ -36,7 +36,6 @@ RECORD_PATH = (
     "sinks/groupcommit.py",
     "sinks/postgresql_catalog.py",
     "sinks/copyplan.py",
-    "sinks/copybinary.py",
     "sinks/postgresql_session.py",
 )
 """The files with a function that one record of a ``tcp`` feed passes through, from the socket to COPY.

@@ -1,75 +1,57 @@
-"""Plans how records get into one target in PostgreSQL: the statements and the encoder, worked out once a session.
+"""The plan of a target in PostgreSQL and its encoder: how records become the bytes of a COPY.
 
-Without a key, rows are copied straight into the table. With one a single row of each key is in the table, which is
-what a staging table is for: rows are copied there and inserted from it with ``ON CONFLICT``. There they carry a
-number in order of arrival, since a heap gives them back in any: the first row of a key is the one that stays, or
-with ``update`` the last.
+::
 
-That is three times the work of a COPY into the table itself, which does the same as long as no key is there
-already. So that is tried first, and a violated constraint sends the rows by way of the staging table after all.
-What was copied until then is dead weight in table and index, so a `Detour` has the groups after it take that way
-at once, the more of them the more often they meet keys that are there: a source that repeats itself is not tried
-over and over.
+    batches ─ cut into parts of some 64 kB ─ encoded as rows ─ COPY … FROM STDIN
 
-A staging table lives as long as its session and empties itself at every commit: one made in each transaction would
-churn the system catalog several times a second.
+A plan is worked out once a session. Records of a target with ``columns`` become texts: `feedq.sinks.copytext`. A
+row of the default target is ``feed, epoch, received_at, payload`` in the binary format of COPY. Within a batch
+the first three never change, so a row is one of a few ready-made heads, chosen by the length of the record,
+followed by the record's own bytes: nothing is escaped, converted or looked at. The server in turn has no numbers
+or times to parse. Measured against COPY of the bare lines into a single jsonb column, this lands about as many
+records a second; the same rows in text format land two thirds of it.
+
+`DefaultRows.record` is the plain reference: `DefaultRows.encode` must give the same bytes. With a key, records
+take another way: `feedq.sinks.stagedcopy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from itertools import chain
+from struct import Struct
 from typing import Any, Final
 
-import psycopg2
-from psycopg2 import errorcodes, sql
+from psycopg2 import sql
 
-from feedq.model import FeedKey
-from feedq.sinks.base import DeadRecord, FeedWrite, OnConflict, SuspectRecord, Target
+from feedq.model import Batch, FeedKey
+from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
 from feedq.sinks.catalog import ReadyRecord, TargetPlan
-from feedq.sinks.copybinary import DefaultRows
-from feedq.sinks.copytext import ColumnRows
+from feedq.sinks.copytext import ColumnRows, Part
+from feedq.sinks.jsontext import BeyondUs, check, decode
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
 from feedq.sinks.prefilter import Prefilter
 from feedq.sinks.sqlstate import line_of
 from feedq.sinks.target_table import TableShape, written_columns
 
-GOES_STAGED: Final = (
-    errorcodes.UNIQUE_VIOLATION,
-    # COPY cannot into a table with row security, and INSERT can.
-    errorcodes.FEATURE_NOT_SUPPORTED,
-)
-"""Refusals of a COPY into the table itself that an INSERT from the staging table need not meet."""
+HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+"""Signature, flags, length of the header extension."""
+TRAILER: Final = b"\xff\xff"
+CHUNK_BYTES: Final = 64 * 1024
+"""Encoded at a time, so that the server parses one chunk while we make the next."""
+CHUNK_RECORDS: Final = 512
 
-
-ORDINAL: Final = "feedq_ordinal"
-DETOUR_FIRST: Final = 8
-DETOUR_MAX: Final = 4_096
-"""Groups, hence some minutes at full speed: so late is it noticed that a source repeats itself no longer."""
-
-
-class Detour:
-    """Counts the groups that go by way of the staging table without trying the table itself."""
-
-    def __init__(self) -> None:
-        self._left = 0
-        self._length = DETOUR_FIRST
-
-    @property
-    def is_over(self) -> bool:
-        return self._left == 0
-
-    def pass_one(self) -> None:
-        self._left = max(0, self._left - 1)
-
-    def begin(self) -> None:
-        """A key was there already."""
-        self._left = self._length
-        self._length = min(2 * self._length, DETOUR_MAX)
-
-    def shorten(self) -> None:
-        """No key was there."""
-        self._length = max(self._length // 2, DETOUR_FIRST)
+_POSTGRES_EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_int16 = Struct(">h").pack
+_int32 = Struct(">i").pack
+_int64 = Struct(">q").pack
+_before_name = Struct(">hi").pack
+"""Number of fields, length of the name."""
+_between_name_and_payload = Struct(">iqiqi").pack
+"""Epoch and time, each after its length; length of the payload."""
 
 
 class CopyPlan(TargetPlan[FeedWrite]):
@@ -88,7 +70,7 @@ class CopyPlan(TargetPlan[FeedWrite]):
         )
         self._fields = self.columns if target.is_mapped else ("payload",)
         """What ``rows.fields`` gives for a record."""
-        self._prefilter = Prefilter(session, target, shape, rows=self.rows, fields=self._fields)
+        self._prefilter = Prefilter(session, target, shape, read=self.rows.fields, fields=self._fields)
         self._table = identifier_of(shape)
 
     def prepare(
@@ -105,7 +87,7 @@ class CopyPlan(TargetPlan[FeedWrite]):
         return sound, dead
 
     def land(self, prepared: Sequence[FeedWrite]) -> None:
-        self._copy(self._table, self._chunks(prepared))
+        self._copy(self._table, encoded(self.rows, prepared))
 
     def count(self, prepared: FeedWrite) -> int:
         return prepared.records
@@ -142,118 +124,105 @@ class CopyPlan(TargetPlan[FeedWrite]):
             "payload": "\\x" + record.hex() if payload is None else payload,
         }
 
-    def _chunks(self, prepared: Sequence[FeedWrite]) -> Iterable[bytes]:
-        encode = self.rows.chunks
-        return chain.from_iterable(encode(write, batch) for write in prepared for batch in write.batches)
-
     def _rows_of(self, records: Sequence[ReadyRecord]) -> Iterable[bytes]:
         """Encodes rows by the plain reference."""
         return (self.rows.record(*ready.suspect) for ready in records)
 
-    def _copy(self, table: sql.Identifier, chunks: Iterable[bytes]) -> None:
+    def _copy(self, table: sql.Identifier, rows: Iterable[bytes]) -> None:
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT {})").format(
-            table,
-            sql.SQL(", ").join(map(sql.Identifier, self.columns)),
-            sql.SQL("text" if self.target.is_mapped else "binary"),
+            table, listed(self.columns), sql.SQL("text" if self.target.is_mapped else "binary")
         )
-        self.session.copy(statement, chain((self.rows.header,), chunks, (self.rows.trailer,)))
+        self.session.copy(statement, chain((self.rows.header,), rows, (self.rows.trailer,)))
 
 
-class KeyedCopyPlan(CopyPlan):
-    """A plan for one target with a key, with its staging table. Methods raise `psycopg2.Error`."""
-
-    def __init__(
-        self, session: PostgresSinkSession, target: Target, shape: TableShape, *, stage: str
-    ) -> None:
-        super().__init__(session, target, shape)
-        self._detour = Detour()
-        self._staging_table = sql.Identifier("pg_temp", stage)
-        self._ordinal = ORDINAL
-        while self._ordinal in self.columns:
-            self._ordinal += "_"
-        self._insert = self._insertion()
-
-    def create_staging_table(self) -> None:
-        columns = [
-            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(self.shape.columns[name].definition))
-            for name in self.columns
-        ]
-        # Cached: a number costs a row nothing that could be measured.
-        columns.append(
-            sql.SQL("{} bigint GENERATED ALWAYS AS IDENTITY (CACHE 1000)").format(
-                sql.Identifier(self._ordinal)
-            )
-        )
-        self.session.query(
-            sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DELETE ROWS").format(
-                self._staging_table, sql.SQL(", ").join(columns)
-            )
-        )
-
-    def drop_staging_table(self) -> None:
-        self.session.query(sql.SQL("DROP TABLE IF EXISTS {}").format(self._staging_table))
-
-    def clear(self) -> None:
-        self.session.query(sql.SQL("DELETE FROM {}").format(self._staging_table))
-
-    def land(self, prepared: Sequence[FeedWrite]) -> None:
-        if self._detour.is_over:
-            try:
-                with self.session.savepoint("feedq_straight"):
-                    super().land(prepared)
-            except psycopg2.Error as error:
-                if error.pgcode not in GOES_STAGED:
-                    raise
-                self._detour.begin()
-            else:
-                self._detour.shorten()
-                return
-        else:
-            self._detour.pass_one()
-        self._land_staged(self._chunks(prepared))
-
-    def land_records(self, records: Sequence[ReadyRecord]) -> None:
-        self._land_staged(self._rows_of(records))
-
-    def _land_staged(self, chunks: Iterable[bytes]) -> None:
-        """Copy into the staging table, and insert from there in order of arrival."""
-        self._copy(self._staging_table, chunks)
-        self.session.query(self._insert)
-
-    def _insertion(self) -> sql.Composed:
-        updates = self.target.on_conflict is OnConflict.UPDATE
-        return sql.SQL(
-            "INSERT INTO {table} ({columns}) SELECT {columns} FROM {source} ORDER BY {ordinal} "
-            "ON CONFLICT ({key}) DO {action}"
-        ).format(
-            table=self._table,
-            columns=_listed(self.columns),
-            source=self._last_of_each() if updates else self._staging_table,
-            ordinal=sql.Identifier(self._ordinal),
-            key=_listed(self.target.key),
-            action=self._replacement() if updates else sql.SQL("NOTHING"),
-        )
-
-    def _last_of_each(self) -> sql.Composed:
-        """Selects the last row of each key, since one statement may change a row once only. Rows with NULL in
-        their key are no duplicates of another."""
-        key = self.target.key
-        nulls = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in key)
-        return sql.SQL(
-            "(SELECT DISTINCT ON ({key}, CASE WHEN {nulls} THEN {ordinal} END) * FROM {stage} "
-            "ORDER BY {key}, CASE WHEN {nulls} THEN {ordinal} END, {ordinal} DESC) AS latest"
-        ).format(
-            key=_listed(key), nulls=nulls, ordinal=sql.Identifier(self._ordinal), stage=self._staging_table
-        )
-
-    def _replacement(self) -> sql.Composed:
-        """The key is set, too: equal is not always the same, 1.0 and 1.00 for one."""
-        return sql.SQL("UPDATE SET {}").format(
-            sql.SQL(", ").join(
-                sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in self.columns
-            )
-        )
+def listed(columns: Iterable[str]) -> sql.Composed:
+    """Columns in a statement."""
+    return sql.SQL(", ").join(map(sql.Identifier, columns))
 
 
-def _listed(names: Sequence[str]) -> sql.Composed:
-    return sql.SQL(", ").join(map(sql.Identifier, names))
+def encoded(rows: ColumnRows | DefaultRows, writes: Iterable[FeedWrite]) -> Iterator[bytes]:
+    """All rows of these writes, some at a time and never none. Raises `UnreadableRecord`."""
+    encode = rows.encode
+    for write in writes:
+        for batch in write.batches:
+            for part in cut(batch):
+                yield encode(write, batch, part)
+
+
+def cut(batch: Batch) -> Iterable[Part]:
+    """Cuts a batch into parts, none of them empty."""
+    if batch.records is not None:
+        records = batch.records
+        return (records[at : at + CHUNK_RECORDS] for at in range(0, len(records), CHUNK_RECORDS))
+    lines = batch.lines or b""
+    return (lines,) if batch.count == 1 else _cut_lines(lines)
+
+
+def _cut_lines(lines: bytes) -> Iterator[bytes]:
+    start = 0
+    while start < len(lines):
+        end = lines.rfind(b"\n", start, start + CHUNK_BYTES) + 1 or lines.index(b"\n", start) + 1
+        yield lines[start:end]
+        start = end
+
+
+class DefaultRows:
+    """Encodes batches for one default target."""
+
+    header = HEADER
+    trailer = TRAILER
+
+    def __init__(self, payload_type: str) -> None:
+        self._version = b"\x01" if payload_type == "jsonb" else b""
+        self._type = payload_type
+
+    def fields(self, _write: FeedWrite, _batch: Batch, record: bytes) -> list[str | None]:
+        """The payload as text for its input function; None if any bytes will do.
+
+        Raises `UnreadableRecord` for what no payload column of this type could hold.
+        """
+        if self._type == "bytea":
+            return [None]
+        if self._type in ("json", "jsonb"):
+            with suppress(BeyondUs):
+                check(record)
+        return [decode(record)]
+
+    def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
+        """Encodes one row."""
+        return _head(write, batch) + _field(self._version + record)
+
+    def encode(self, write: FeedWrite, batch: Batch, part: Part) -> bytes:
+        """Encodes a part of a batch."""
+        if batch.count == 1 and isinstance(part, bytes):
+            return self._only_row(write, batch, part[:-1])
+        records = part[:-1].split(b"\n") if isinstance(part, bytes) else part
+        head, version = _head(write, batch), self._version
+        lengths = list(map(len, records))
+        heads = {n: head + _int32(n + len(version)) + version for n in set(lengths)}
+        # Head, record, head, record: filled in by slices, without a step of Python for each record.
+        parts: list[bytes] = [b""] * (2 * len(records))
+        parts[::2] = map(heads.__getitem__, lengths)
+        parts[1::2] = records
+        return b"".join(parts)
+
+    def _only_row(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
+        """Encodes a row in a third of `record`'s time: slow feeds have thousands of batches of one record."""
+        name, version = write.feed.encode(), self._version
+        between = _between_name_and_payload(8, write.epoch, 8, _us(batch), len(version) + len(record))
+        return b"".join((_before_name(4, len(name)), name, between, version, record))
+
+
+def _head(write: FeedWrite, batch: Batch) -> bytes:
+    """What all rows of a batch begin with."""
+    fields = (write.feed.encode(), _int64(write.epoch), _int64(_us(batch)))
+    return _int16(4) + b"".join(map(_field, fields))
+
+
+def _field(value: bytes) -> bytes:
+    return _int32(len(value)) + value
+
+
+def _us(batch: Batch) -> int:
+    """When it was received, as PostgreSQL counts time."""
+    return (batch.received_at - _POSTGRES_EPOCH) // _MICROSECOND

@@ -4,7 +4,7 @@ A value of a JSON record goes to its column as the record has it: strings as wha
 its JSON text; what is missing or null is NULL unless the column's rule says otherwise. Into a json or jsonb
 column strings go as JSON, too. A field of a CSV record goes there as it is, whatever the column.
 
-`ColumnRows.record` is the plain reference, one record and one column at a time. `ColumnRows.chunks` gives the
+`ColumnRows.record` is the plain reference, one record and one column at a time. `ColumnRows.encode` gives the
 same bytes by way of `QuickRows` where it can, and where it cannot by the reference. A record
 lands the same whatever its neighbours are.
 """
@@ -12,7 +12,7 @@ lands the same whatever its neighbours are.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from itertools import repeat
 from typing import Final
@@ -27,7 +27,6 @@ from feedq.connectors.records.csvtext import CsvReader, MalformedLine
 from feedq.connectors.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
 from feedq.model import JSON, Batch
 from feedq.sinks.base import FeedWrite, Target
-from feedq.sinks.copybinary import cut_lines, cut_records
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.jsontext import (
     BeyondUs,
@@ -41,8 +40,11 @@ from feedq.sinks.jsontext import (
 from feedq.sinks.mapping import ColumnSource, Origin, Otherwise
 from feedq.sinks.target_table import Column, column_sources
 
+LF: Final = b"\n"
 NULL: Final = r"\N"
 """As COPY's text format has it."""
+Part = bytes | Sequence[bytes]
+"""Of a batch: whole lines, each ended by a newline, or records that may hold one."""
 _ESCAPED: Final = re.compile(r"[\\\t\n\r]")
 _ESCAPES: Final = {ord("\\"): r"\\", ord("\t"): r"\t", ord("\n"): r"\n", ord("\r"): r"\r"}
 
@@ -52,6 +54,11 @@ def copied(text: str | None) -> str:
     if text is None:
         return NULL
     return text.translate(_ESCAPES) if _ESCAPED.search(text) else text
+
+
+def row_of(fields: Iterable[str | None]) -> bytes:
+    """A row as COPY's text format has it. Raises `UnreadableRecord` for half of a surrogate pair."""
+    return encode("\t".join(map(copied, fields))) + LF
 
 
 class Kind(Enum):
@@ -181,30 +188,28 @@ class ColumnRows:
 
     def record(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
         """Encodes one row. Raises `UnreadableRecord`."""
-        return encode("\t".join(map(copied, self.fields(write, batch, record)))) + b"\n"
+        return row_of(self.fields(write, batch, record))
 
-    def chunks(self, write: FeedWrite, batch: Batch) -> Iterator[bytes]:
-        """All rows of a batch, some at a time. Raises `UnreadableRecord`."""
-        for chunk in _split(batch):
-            if isinstance(chunk, bytes):
-                yield from self._rows(write, batch, chunk)
-            else:
-                yield self._rows_singly(write, batch, chunk)
+    def encode(self, write: FeedWrite, batch: Batch, part: Part) -> bytes:
+        """Encodes a part of a batch. Raises `UnreadableRecord`."""
+        if isinstance(part, bytes):
+            return self._rows(write, batch, part)
+        lines = LF.join([*part, b""])
+        if lines.count(LF) != len(part):
+            return self._rows_singly(write, batch, part)
+        return self._rows(write, batch, lines)
 
-    def _rows(self, write: FeedWrite, batch: Batch, lines: bytes) -> Iterator[bytes]:
+    def _rows(self, write: FeedWrite, batch: Batch, lines: bytes) -> bytes:
         """Rows of lines, in halves where they are not alike: one odd record should not slow down the others."""
-        records = lines[:-1].split(b"\n")
+        records = lines[:-1].split(LF)
         if len(records) >= FEW:
             rows = self._quick.rows(write, batch, lines=lines, records=records)
             if rows is not None:
-                yield rows
-                return
+                return rows
         if len(records) < 2 * FEW:
-            yield self._rows_singly(write, batch, records)
-        else:
-            middle = lines.find(b"\n", len(lines) // 2, -1) + 1 or lines.rfind(b"\n", 0, -1) + 1
-            yield from self._rows(write, batch, lines[:middle])
-            yield from self._rows(write, batch, lines[middle:])
+            return self._rows_singly(write, batch, records)
+        middle = lines.find(LF, len(lines) // 2, -1) + 1 or lines.rfind(LF, 0, -1) + 1
+        return self._rows(write, batch, lines[:middle]) + self._rows(write, batch, lines[middle:])
 
     def _rows_singly(self, write: FeedWrite, batch: Batch, records: Iterable[bytes]) -> bytes:
         return b"".join([self.record(write, batch, record) for record in records])
@@ -245,17 +250,6 @@ class ColumnRows:
         return found
 
 
-def _split(batch: Batch) -> Iterator[bytes | Sequence[bytes]]:
-    """The records of a batch, some at a time and never none; as lines, each ended by a newline, if possible."""
-    if batch.records is None:
-        yield from cut_lines(batch.lines or b"")
-        return
-    for records in cut_records(batch.records):
-        lines = b"\n".join([*records, b""])
-        yield lines if lines.count(b"\n") == len(records) else records
-
-
-LF: Final = b"\n"
 NOTHING: Final = b"\0"
 """Stands in a column where a record of JSON has nothing: no JSON text holds it."""
 NULL_IN_CSV: Final = b""

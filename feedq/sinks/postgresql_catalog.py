@@ -12,12 +12,13 @@ from feedq.errors import InvalidInput
 from feedq.sinks import target_table
 from feedq.sinks.base import FeedWrite, Target
 from feedq.sinks.catalog import Catalog, TargetPlan
-from feedq.sinks.copyplan import CopyPlan, KeyedCopyPlan
+from feedq.sinks.copyplan import CopyPlan
 from feedq.sinks.cursors import cursor_text
 from feedq.sinks.mapping import Origin
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
 from feedq.sinks.reserved import why_not_in_postgresql
 from feedq.sinks.sqlstate import ErrorScope, classify, explain
+from feedq.sinks.stagedcopy import KeyedCopyPlan
 from feedq.sinks.statements import (
     BOOKKEEPING_EXISTS,
     CREATE_BOOKKEEPING,

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from feedq.model import JSON, FeedKey
 from feedq.sinks import statements
 from feedq.sinks.base import Checkpoint, DeadRecord, FeedWrite, FenceRequest
-from feedq.sinks.copybinary import HEADER, JSONB_VERSION, TRAILER, int8, row
+from feedq.sinks.copytext import row_of
 from feedq.sinks.cursors import cursor_of, cursor_text
 from feedq.sinks.session import ROLES, SinkSession, application_name, worker_of
 from feedq.sinks.sqlstate import ErrorScope, classify, explain
@@ -313,24 +313,21 @@ class PostgresSinkSession(SinkSession):
     # -- dead letters --------------------------------------------------------------------------------
 
     def write_dead_letters(self, dead: Iterable[DeadRecord]) -> None:
-        self.copy(statements.COPY_DEAD_LETTERS, self._dead_letter_rows(dead))
-
-    def _dead_letter_rows(self, dead: Iterable[DeadRecord]) -> Iterator[bytes]:
-        yield HEADER
-        for (write, batch, record), error in dead:
-            cursor = cursor_text(batch.cursor)
-            yield row(
+        rows = (
+            row_of(
                 (
-                    self.environment.encode(),
-                    int8(write.feed_id),
-                    write.feed.encode(),
-                    int8(write.epoch),
-                    record,
-                    error.encode(errors="replace"),
-                    None if cursor is None else JSONB_VERSION + cursor.encode(),
+                    self.environment,
+                    str(write.feed_id),
+                    write.feed,
+                    str(write.epoch),
+                    "\\x" + record.hex(),
+                    error.encode(errors="replace").decode(),
+                    cursor_text(batch.cursor),
                 )
             )
-        yield TRAILER
+            for (write, batch, record), error in dead
+        )
+        self.copy(statements.COPY_DEAD_LETTERS, rows)
 
     # -- private -------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import add, length_hint
@@ -27,8 +27,6 @@ import psycopg2
 from feedq.connectors.base import RecordFormat
 from feedq.model import Batch
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
-from feedq.sinks.copybinary import DefaultRows
-from feedq.sinks.copytext import ColumnRows
 from feedq.sinks.jsontext import UnreadableRecord, encode
 from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.sinks.sqlstate import ERROR_TEXT_MAX, ErrorScope, classify
@@ -56,13 +54,13 @@ class Prefilter:
         target: Target,
         shape: TableShape,
         *,
-        rows: ColumnRows | DefaultRows,
+        read: Callable[[FeedWrite, Batch, bytes], Fields],
         fields: Sequence[str],
     ) -> None:
-        """``fields`` are the columns that ``rows.fields`` gives texts for."""
+        """``read`` gives the texts of a record for ``fields``, or raises `UnreadableRecord`."""
         self._session = session
         self._format = target.format
-        self._rows = rows
+        self._read = read
         self._types = tuple(shape.columns[name].definition for name in fields)
         # A NULL in one of these surely is refused.
         judged = target.is_mapped and not shape.has_triggers
@@ -99,7 +97,7 @@ class Prefilter:
         errors: dict[int, str] = {}
         for n, suspect in enumerate(suspects):
             try:
-                fields = self._rows.fields(*suspect)
+                fields = self._read(*suspect)
                 error = self._null_violation(fields) or _nul_violation(fields)
             except UnreadableRecord as unreadable:
                 error = str(unreadable)

@@ -140,9 +140,8 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = ANY(%(names)s) AND pid <> pg_backend_pid()
 """
 
-DEAD_LETTER_COLUMNS: Final = ("environment", "feed_id", "feed", "epoch", "record", "error", "cursor")
 COPY_DEAD_LETTERS: Final = (
-    f"COPY feedq_dead_letter ({', '.join(DEAD_LETTER_COLUMNS)}) FROM STDIN (FORMAT binary)"
+    "COPY feedq_dead_letter (environment, feed_id, feed, epoch, record, error, cursor) FROM STDIN"
 )
 
 INPUT_ERRORS: Final = """

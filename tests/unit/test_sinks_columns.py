@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from feedq.connectors.base import CsvFormat
 from feedq.model import JSON, Batch
-from feedq.sinks import copybinary, copytext
+from feedq.sinks import copyplan, copytext
 from feedq.sinks.base import FeedWrite, Target
+from feedq.sinks.copyplan import encoded
 from feedq.sinks.copytext import ColumnRows
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.mapping import ColumnRule, Otherwise, sources_of
@@ -164,11 +165,11 @@ def test_columns_land_the_same_quickly_and_plainly(name: str, data: st.DataObjec
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copytext, "FEW", 1)
         patch.setattr(copytext, "TRY_AGAIN_AFTER", 0)
-        patch.setattr(copybinary, "CHUNK_BYTES", data.draw(st.sampled_from([1, 80, 2**16])))
+        patch.setattr(copyplan, "CHUNK_BYTES", data.draw(st.sampled_from([1, 80, 2**16])))
         for batch in (of_records(records, cursor), of_lines(list(filter(as_line, records)), cursor)):
             write = write_of(batch)
             plain = outcome(lambda: b"".join(rows.record(write, batch, r) for r in batch.split()))  # noqa: B023
-            assert outcome(lambda: b"".join(rows.chunks(write, batch))) == plain  # noqa: B023
+            assert outcome(lambda: b"".join(encoded(rows, [write]))) == plain  # noqa: B023
 
 
 def one(rows: ColumnRows, record: bytes) -> bytes:
@@ -196,7 +197,7 @@ def test_values_of_every_kind_beside_each_other_land_as_each_by_itself(
     singly = {record: outcome(partial(one, rows, record)) for record in mixture}
     for records in chain(product(mixture, repeat=3), product(mixture)):
         batch = of_records(records)
-        together = outcome(lambda: b"".join(rows.chunks(write_of(batch), batch)))  # noqa: B023
+        together = outcome(lambda: b"".join(encoded(rows, [write_of(batch)])))  # noqa: B023
         errors = [singly[record] for record in records if isinstance(singly[record], str)]
         assert together == (errors[0] if errors else b"".join(one(rows, record) for record in records))
 
@@ -222,7 +223,7 @@ def test_lines_that_are_not_a_record_each_are_taken_one_by_one(
     rows = landing_rows("pointers")
     batch = of_lines(lines)
     plain = outcome(lambda: b"".join(one(rows, line) for line in lines))
-    assert outcome(lambda: b"".join(rows.chunks(write_of(batch), batch))) == plain
+    assert outcome(lambda: b"".join(encoded(rows, [write_of(batch)]))) == plain
 
 
 GOOD = [
@@ -240,7 +241,7 @@ def test_good_lines_take_the_fast_path(name: str, monkeypatch: pytest.MonkeyPatc
     rows = landing_rows(name)
     monkeypatch.setattr(rows, "record", None)
     batch = of_lines(GOOD * 200)
-    assert b"".join(rows.chunks(write_of(batch), batch)).count(b"\n") == batch.count
+    assert b"".join(encoded(rows, [write_of(batch)])).count(b"\n") == batch.count
 
 
 @pytest.mark.parametrize("lines", [[b'a,,"c,d"', b"1,2,3"], [b"x\\y,1,2"], [b'"a","b","c"']])
@@ -248,7 +249,7 @@ def test_good_lines_of_csv_take_the_fast_path(lines: list[bytes], monkeypatch: p
     rows = landing_rows("csv ,")
     monkeypatch.setattr(rows, "record", None)
     batch = of_lines(lines * 200)
-    assert b"".join(rows.chunks(write_of(batch), batch)).count(b"\n") == batch.count
+    assert b"".join(encoded(rows, [write_of(batch)])).count(b"\n") == batch.count
 
 
 def test_an_odd_record_does_not_slow_down_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +263,7 @@ def test_an_odd_record_does_not_slow_down_the_others(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(rows, "record", record)
     batch = of_lines([*GOOD * 50, b"[1]", *GOOD * 50])
-    assert b"".join(rows.chunks(write_of(batch), batch)).count(b"\n") == batch.count
+    assert b"".join(encoded(rows, [write_of(batch)])).count(b"\n") == batch.count
     assert b"[1]" in singly
     assert len(singly) < 10
 
@@ -270,7 +271,7 @@ def test_an_odd_record_does_not_slow_down_the_others(monkeypatch: pytest.MonkeyP
 def test_no_chunk_is_empty_for_that_would_end_the_copy() -> None:
     rows = landing_rows("pointers")
     for batch in (of_lines([]), of_records([]), of_lines([b"{}"] * 30_000), of_records([b"{\n}"] * 2_000)):
-        chunks = list(rows.chunks(write_of(batch), batch))
+        chunks = list(encoded(rows, [write_of(batch)]))
         assert all(chunks)
         assert b"".join(chunks).count(b"\n") == batch.count
 
@@ -342,7 +343,7 @@ def test_a_number_keeps_its_digits(number: str) -> None:
     record = b'{"a": %s, "b": [{"c": [%s]}], "j": {"n": %s}}' % ((number.encode(),) * 3)
     for neighbours in ([record], [b"{}", record, b'{"a": 1.5}'] * 3):
         batch = of_lines(neighbours)
-        rows = b"".join(PLAIN.chunks(write_of(batch), batch)).decode().splitlines()
+        rows = b"".join(encoded(PLAIN, [write_of(batch)])).decode().splitlines()
         cells = rows[neighbours.index(record)].split("\t")
         assert cells == [number, f"[{number}]", record.decode(), f'{{"n": {number}}}']
 
@@ -410,7 +411,7 @@ def test_a_rule_says_what_stands_in_for_nothing_and_for_null(
 def test_a_flattened_column_gets_the_shortest_path_of_its_name(record: bytes, expected: str | None) -> None:
     rows = rows_of(Target("t", "json", flatten="_"), "a_b_c")
     assert fields(rows, record) == [expected]
-    assert one(rows, record) == b"".join(rows.chunks(write_of(of_lines([record])), of_lines([record])))
+    assert one(rows, record) == b"".join(encoded(rows, [write_of(of_lines([record]))]))
 
 
 @pytest.mark.parametrize(
@@ -452,4 +453,4 @@ def test_an_unreadable_record_says_why(name: str, record: bytes, why: str) -> No
     with pytest.raises(UnreadableRecord, match=why):
         one(rows, record)
     with pytest.raises(UnreadableRecord, match=why):
-        list(rows.chunks(write_of(batch), batch))
+        list(encoded(rows, [write_of(batch)]))

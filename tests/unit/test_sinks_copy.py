@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.model import Batch
-from feedq.sinks import copybinary
+from feedq.sinks import copyplan
 from feedq.sinks.base import FeedWrite, Target
-from feedq.sinks.copybinary import DefaultRows
+from feedq.sinks.copyplan import DefaultRows, encoded
 
 AT = datetime(2026, 11, 20, 6, 30, 0, 123457, tzinfo=UTC)
 TARGET = Target("t", "json")
@@ -61,7 +61,7 @@ def test_a_default_row_holds_feed_epoch_time_and_the_records_own_bytes(
 ) -> None:
     batch = of_records(records)
     version = b"\x01" if payload_type == "jsonb" else b""
-    copied = b"".join(DefaultRows(payload_type).chunks(write_of(batch), batch))
+    copied = b"".join(encoded(DefaultRows(payload_type), [write_of(batch)]))
     micros = round((AT - datetime(2000, 1, 1, tzinfo=UTC)).total_seconds() * 10**6)
     assert decoded(copied) == [
         ['acme/"ö\t'.encode(), struct.pack(">q", 7), struct.pack(">q", micros), version + record]
@@ -74,14 +74,14 @@ def test_lines_land_as_the_same_rows_as_their_records(records: list[bytes], chun
     rows = DefaultRows("jsonb")
     lines = of_lines(records)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copybinary, "CHUNK_BYTES", chunk_bytes)
-        quick = b"".join(rows.chunks(write_of(lines), lines))
+        patch.setattr(copyplan, "CHUNK_BYTES", chunk_bytes)
+        quick = b"".join(encoded(rows, [write_of(lines)]))
     assert lines.split() == tuple(records)
     assert quick == b"".join(rows.record(write_of(lines), lines, record) for record in records)
 
 
 def test_no_chunk_is_empty_for_that_would_end_the_copy() -> None:
     for batch in (of_lines([]), of_records([]), of_lines([b"1"] * 30_000), of_records([b""] * 2_000)):
-        chunks = list(DefaultRows("text").chunks(write_of(batch), batch))
+        chunks = list(encoded(DefaultRows("text"), [write_of(batch)]))
         assert all(chunks)
         assert len(decoded(b"".join(chunks))) == batch.count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedq.sinks.copyplan import DETOUR_FIRST, DETOUR_MAX, Detour
+from feedq.sinks.stagedcopy import DETOUR_FIRST, DETOUR_MAX, Detour
 
 
 def run(meets_key: list[bool]) -> tuple[int, int]:

@@ -1,0 +1,160 @@
+"""Plans how records with a key get into one target in PostgreSQL: straight, or by way of a staging table.
+
+With a key a single row of each is in the table, which is what a staging table is for: rows are copied there and
+inserted from it with ``ON CONFLICT``. There they carry a number in order of arrival, since a heap gives them
+back in any: the first row of a key is the one that stays, or with ``update`` the last.
+
+That is three times the work of a COPY into the table itself, which does the same as long as no key is there
+already. So that is tried first, and a violated constraint sends the rows by way of the staging table after all.
+What was copied until then is dead weight in table and index, so a `Detour` has the groups after it take that way
+at once, the more of them the more often they meet keys that are there: a source that repeats itself is not tried
+over and over.
+
+A staging table lives as long as its session and empties itself at every commit: one made in each transaction would
+churn the system catalog several times a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import psycopg2
+from psycopg2 import errorcodes, sql
+
+from feedq.sinks.base import FeedWrite, OnConflict, Target
+from feedq.sinks.catalog import ReadyRecord
+from feedq.sinks.copyplan import CopyPlan, encoded, listed
+from feedq.sinks.postgresql_session import PostgresSinkSession
+from feedq.sinks.target_table import TableShape
+
+GOES_STAGED: Final = (
+    errorcodes.UNIQUE_VIOLATION,
+    # COPY cannot into a table with row security, and INSERT can.
+    errorcodes.FEATURE_NOT_SUPPORTED,
+)
+"""Refusals of a COPY into the table itself that an INSERT from the staging table need not meet."""
+ORDINAL: Final = "feedq_ordinal"
+DETOUR_FIRST: Final = 8
+DETOUR_MAX: Final = 4_096
+"""Groups, hence some minutes at full speed: so late is it noticed that a source repeats itself no longer."""
+
+
+class Detour:
+    """Counts the groups that go by way of the staging table without trying the table itself."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._length = DETOUR_FIRST
+
+    @property
+    def is_over(self) -> bool:
+        return self._left == 0
+
+    def pass_one(self) -> None:
+        self._left = max(0, self._left - 1)
+
+    def begin(self) -> None:
+        """A key was there already."""
+        self._left = self._length
+        self._length = min(2 * self._length, DETOUR_MAX)
+
+    def shorten(self) -> None:
+        """No key was there."""
+        self._length = max(self._length // 2, DETOUR_FIRST)
+
+
+class KeyedCopyPlan(CopyPlan):
+    """A plan for one target with a key, with its staging table. Methods raise `psycopg2.Error`."""
+
+    def __init__(
+        self, session: PostgresSinkSession, target: Target, shape: TableShape, *, stage: str
+    ) -> None:
+        super().__init__(session, target, shape)
+        self._detour = Detour()
+        self._staging_table = sql.Identifier("pg_temp", stage)
+        self._ordinal = ORDINAL
+        while self._ordinal in self.columns:
+            self._ordinal += "_"
+        self._insert = self._insertion()
+
+    def create_staging_table(self) -> None:
+        columns = [
+            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(self.shape.columns[name].definition))
+            for name in self.columns
+        ]
+        # Cached: a number costs a row nothing that could be measured.
+        columns.append(
+            sql.SQL("{} bigint GENERATED ALWAYS AS IDENTITY (CACHE 1000)").format(
+                sql.Identifier(self._ordinal)
+            )
+        )
+        self.session.query(
+            sql.SQL("CREATE TEMP TABLE {} ({}) ON COMMIT DELETE ROWS").format(
+                self._staging_table, sql.SQL(", ").join(columns)
+            )
+        )
+
+    def drop_staging_table(self) -> None:
+        self.session.query(sql.SQL("DROP TABLE IF EXISTS {}").format(self._staging_table))
+
+    def clear(self) -> None:
+        self.session.query(sql.SQL("DELETE FROM {}").format(self._staging_table))
+
+    def land(self, prepared: Sequence[FeedWrite]) -> None:
+        if self._detour.is_over:
+            try:
+                with self.session.savepoint("feedq_straight"):
+                    super().land(prepared)
+            except psycopg2.Error as error:
+                if error.pgcode not in GOES_STAGED:
+                    raise
+                self._detour.begin()
+            else:
+                self._detour.shorten()
+                return
+        else:
+            self._detour.pass_one()
+        self._land_staged(encoded(self.rows, prepared))
+
+    def land_records(self, records: Sequence[ReadyRecord]) -> None:
+        self._land_staged(self._rows_of(records))
+
+    def _land_staged(self, chunks: Iterable[bytes]) -> None:
+        """Copy into the staging table, and insert from there in order of arrival."""
+        self._copy(self._staging_table, chunks)
+        self.session.query(self._insert)
+
+    def _insertion(self) -> sql.Composed:
+        updates = self.target.on_conflict is OnConflict.UPDATE
+        return sql.SQL(
+            "INSERT INTO {table} ({columns}) SELECT {columns} FROM {source} ORDER BY {ordinal} "
+            "ON CONFLICT ({key}) DO {action}"
+        ).format(
+            table=self._table,
+            columns=listed(self.columns),
+            source=self._last_of_each() if updates else self._staging_table,
+            ordinal=sql.Identifier(self._ordinal),
+            key=listed(self.target.key),
+            action=self._replacement() if updates else sql.SQL("NOTHING"),
+        )
+
+    def _last_of_each(self) -> sql.Composed:
+        """Selects the last row of each key, since one statement may change a row once only. Rows with NULL in
+        their key are no duplicates of another."""
+        key = self.target.key
+        nulls = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in key)
+        return sql.SQL(
+            "(SELECT DISTINCT ON ({key}, CASE WHEN {nulls} THEN {ordinal} END) * FROM {stage} "
+            "ORDER BY {key}, CASE WHEN {nulls} THEN {ordinal} END, {ordinal} DESC) AS latest"
+        ).format(
+            key=listed(key), nulls=nulls, ordinal=sql.Identifier(self._ordinal), stage=self._staging_table
+        )
+
+    def _replacement(self) -> sql.Composed:
+        """The key is set, too: equal is not always the same, 1.0 and 1.00 for one."""
+        return sql.SQL("UPDATE SET {}").format(
+            sql.SQL(", ").join(
+                sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in self.columns
+            )
+        )
