@@ -10,7 +10,8 @@ their sources. There are three ways to keep them from it:
 
 Here are the numbers and the arithmetic; whoever waits does so where it lives: `feedq.worker.connect_limiter`,
 `feedq.worker.throttling`, the worker core, the lease client, the beat. What each number buys, and by which
-measurement, is told in ``docs/reference/limits.md``. How many rows a single statement takes stands beside it.
+measurement, is told in ``docs/reference/limits.md``. How many rows a single statement takes stands beside the
+statement, and on that page.
 
 *Reading*: a bucket may go into debt. A batch is taken whole, however large, and whoever took it waits until
 everything up to it is paid for. So the rate holds on average, and what comes at once is bounded by what a

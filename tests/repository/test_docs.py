@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import pkgutil
 import re
@@ -12,7 +13,6 @@ import click
 from click import Command, Group
 
 import feedq
-from feedq import limits
 from feedq.cli import main as feedq_command
 from feedq.connectors.base import load_connector
 from feedq.errors import FeedqError
@@ -22,6 +22,8 @@ from feedq.model import LeaseState, Reason, Status, TargetState, WorkerState, Wo
 from feedq.schedule.model import RunKind, RunState, ScheduleState
 from feedq.settings import Settings
 from feedq.telemetry import EventKind, LogEvent
+from tests import house
+from tests.house import PACKAGE, parsed
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -221,16 +223,48 @@ def test_the_glossary_explains_the_terms() -> None:
     assert [term for term in TERMS if f"**{term}**" not in glossary] == []
 
 
+PORTION = re.compile(
+    r"(?:[A-Z_]+_)?(?:PER_(?:PASS|SCAN|CLAIM)|AT_ONCE|IN_A_ROW|BATCH|PAGE|PAGE_MAX|GROUP_MAX)"
+)
+"""Names of constants that bound what one statement, transaction or turn of a loop takes."""
+BYTES = {"KiB": 2**10, "MiB": 2**20}
+
+
+def constants(path: Path) -> dict[str, float]:
+    """The numbers that a module gives a name to."""
+    given = [node for node in parsed(path).body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    numbers = {}
+    for node in given:
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if node.value is not None and re.fullmatch(r"[-\d_.e*+/() ]+", text := ast.unparse(node.value)):
+            numbers[ast.unparse(target)] = eval(text)
+    return numbers
+
+
+def limits_listed() -> dict[tuple[str, str], float]:
+    """The value of each limit that the page lists, by module and name."""
+    listed = {}
+    for row in read("limits.md").splitlines():
+        _, limit, value, *_ = row.split("|") if row.startswith("|") else ("", "", "")
+        for name, module in re.findall(r"`([A-Z_]+)`(?: in `([\w/]+\.py)`)?", limit):
+            if not name.startswith("FEEDQ_"):
+                number, _, unit = value.strip().replace(",", "").partition(" ")
+                listed[module or "limits.py", name] = float(number) * BYTES.get(unit, 1)
+    return listed
+
+
 def test_each_limit_is_listed_with_its_value() -> None:
-    rows = read("limits.md").splitlines()
-    numbers = {name: value for name, value in vars(limits).items() if isinstance(value, int | float)}
-    assert len(numbers) > 20
-    listed = {
-        name: cells[2].strip().replace(",", "")
-        for cells in (row.split("|") for row in rows if row.startswith("|"))
-        for name in re.findall(r"`([A-Z_]+)`", cells[1])
-    }
-    assert {name: listed.get(name) for name in numbers} == {name: f"{n:g}" for name, n in numbers.items()}
+    listed = limits_listed()
+    modules = {str(path.relative_to(PACKAGE)): constants(path) for path in house.modules()}
+    missing = [
+        f"{module}: {name}"
+        for module, numbers in modules.items()
+        for name in numbers
+        if (module == "limits.py" or PORTION.fullmatch(name)) and "migrations" not in module
+        if (module, name) not in listed
+    ]
+    assert missing == []
+    assert {(module, name): modules[module].get(name) for module, name in listed} == listed
 
 
 def test_links_lead_somewhere() -> None:
