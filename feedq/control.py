@@ -17,7 +17,7 @@ from uuid import UUID
 
 from feedq import lease, limits
 from feedq.model import Assignment, Reason
-from feedq.placement import placing, rebalance
+from feedq.placement import placing, rebalancing
 from feedq.placement.base import EligibleWorker, Held, Rules, WaitingFeed, is_settled
 from feedq.settings import Settings
 from feedq.store.base import FleetStore, Placing, ReconcilePass, Store
@@ -294,11 +294,13 @@ def rebalance_fleet(p: Placing, report: PassReport, settings: Settings, *, held:
     is_known = p.evened_out is not None and p.evened_out.startswith(fingerprint.workers)
     sources = set(leaving)
     if not held and not (is_known and _is_calm(candidates, rules)):
-        sources.update(rebalance.donors(candidates, now=p.now, rules=rules))
+        sources.update(rebalancing.donors(candidates, now=p.now, rules=rules))
     running = p.movable(sources, limit=MOVABLE_PER_PASS) if sources and candidates else []
     if tenants := _capped(running, rules):
         candidates = p.candidates(tenants)
-    decide = partial(rebalance.rebalance, running, candidates, now=p.now, rules=rules, busy=under_way.keys())
+    decide = partial(
+        rebalancing.rebalance, running, candidates, now=p.now, rules=rules, busy=under_way.keys()
+    )
     transfers = decide(moves=budget) if running else ()
     if not transfers:
         counted = sum(leaving.values()) + sum(c.feeds for c in candidates if c.worker_id in sources)

@@ -18,10 +18,9 @@ from operator import attrgetter
 from uuid import UUID
 
 from feedq.model import Reason
-from feedq.placement.balanced import Balanced
-from feedq.placement.base import EligibleWorker, Placement, Rules, Strategy, WaitingFeed, is_settled
+from feedq.placement.base import EligibleWorker, Placement, Rules, WaitingFeed, is_settled
 from feedq.placement.fleet_loads import Choice, FleetLoads, Slot
-from feedq.placement.rendezvous import Rendezvous
+from feedq.placement.strategies import STRATEGIES
 
 
 def place(
@@ -64,14 +63,13 @@ def assign(
     queue: Sequence[WaitingFeed], fleet: FleetLoads, rules: Rules
 ) -> Iterator[tuple[WaitingFeed, Slot | None]]:
     """Fill the fleet up with these feeds, in this order, as far as it is asked to: who took each, or None."""
-    rendezvous = rules.strategy is Strategy.RENDEZVOUS
-    strategy = Rendezvous(fleet, rules, queue) if rendezvous else Balanced(fleet, rules)
-    choose, is_limited = strategy.choose, bool(fleet.without)
+    chooser = STRATEGIES[rules.strategy].chooser(fleet, rules, queue)
+    choose, is_limited = chooser.choose, bool(fleet.without)
     for feed in queue:
         # Nearly all feeds avoid nobody: of a million each step counts.
         if feed.avoid or is_limited:
             choice, avoided = fleet.choice_of(feed), fleet.avoided(feed.avoid)
-            slot = strategy.choose_but(feed, choice, avoided) or _longest_ago(feed, choice, fleet, rules)
+            slot = chooser.choose_but(feed, choice, avoided) or _longest_ago(feed, choice, fleet, rules)
         else:
             slot = choose(feed, fleet.choice(feed.selector))
         if slot is not None:

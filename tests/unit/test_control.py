@@ -26,7 +26,7 @@ from feedq.model import (
     Worker,
     WorkerTarget,
 )
-from feedq.placement import rebalance
+from feedq.placement import rebalancing
 from feedq.settings import Settings
 from feedq.simulate.memory.simulated_pass import SimulatedPass
 from feedq.telemetry import FEEDS_UNPLACED
@@ -404,7 +404,7 @@ def test_a_fleet_that_was_found_even_is_not_looked_through_again(
         store.leases.claim(a.worker_id, [a.key])
     run(store)
     monkeypatch.setattr(SimulatedPass, "movable", lambda *_, **__: pytest.fail("looked for what could move"))
-    monkeypatch.setattr(rebalance, "donors", lambda *_, **__: pytest.fail("looked for donors"))
+    monkeypatch.setattr(rebalancing, "donors", lambda *_, **__: pytest.fail("looked for donors"))
     run(store)
 
 

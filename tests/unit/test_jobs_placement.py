@@ -13,7 +13,7 @@ from feedq.diagnosis.placement_checks import serves
 from feedq.model import FeedSpec, NewWorker, Worker, WorkerTarget
 from feedq.placement.base import EligibleWorker, Rules, Strategy, WaitingFeed
 from feedq.placement.placing import place
-from feedq.placement.rebalance import donors, rebalance
+from feedq.placement.rebalancing import donors, rebalance
 from feedq.schedule.model import JobWorker
 from feedq.settings import Settings
 from tests.fakes import ManualClock, MemoryStore

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from feedq.model import Reason
 from feedq.placement.base import Avoided, EligibleWorker, Held, Rules, Strategy, WaitingFeed, lags
 from feedq.placement.placing import place
-from feedq.placement.rebalance import rebalance
+from feedq.placement.rebalancing import rebalance
 from tests.unit.placing import (
     DAY_S,
     NOW,

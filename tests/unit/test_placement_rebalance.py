@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from feedq.model import Selector
 from feedq.placement.base import EligibleWorker, Held, Rules, Strategy, Transfer, WaitingFeed, is_settled
 from feedq.placement.placing import place
-from feedq.placement.rebalance import donors, rebalance
+from feedq.placement.rebalancing import donors, rebalance
 from tests.unit.placing import (
     NOW,
     SETTLE_S,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from feedq.model import Reason, Selector
 from feedq.placement.base import EligibleWorker, Held, Placement, Rules, Strategy, Transfer, WaitingFeed
 from feedq.placement.placing import place
-from feedq.placement.rebalance import donors
-from feedq.placement.rebalance import rebalance as rebalance_fleet
+from feedq.placement.rebalancing import donors
+from feedq.placement.rebalancing import rebalance as rebalance_fleet
 from feedq.placement.rendezvous import EXCESS
 from tests.unit.placing import NOW, candidate, caps, choosy_feeds, fleets, matches, running
 
