@@ -164,13 +164,8 @@ class FeedqStep(bootsteps.StartStopStep):
         metrics.serve(s, lambda: getattr(worker, "feedq", None))
         streams_here = isinstance(worker.pool, StreamPool)
         if streams_here:
-            for command in ("pool_grow", "pool_shrink"):
-                Panel.data[command] = _refuse_new_size
             # Celery's own pools are left to Celery: their children must not be orphaned.
-            limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
-            limit.start()
-            _on_shutdown.append(limit.begin)
-        watch = _watch(s) if streams_here else None
+            self._take_charge(worker, s)
         places = Places.of(worker, s)
         supervisor = Supervisor(
             store(),
@@ -178,7 +173,7 @@ class FeedqStep(bootsteps.StartStopStep):
             lambda: _describe(worker.hostname, places, s, tasks=frozenset(worker.app.tasks)),
             reconcile=_reconcile_in(worker.pool) if streams_here else _reconcile_in_thread,
             external_feeds=None if streams_here else _active_feeds,
-            watch=watch,
+            watch=_watch(s) if streams_here else None,
         )
         jobs = Jobs(
             store().jobs.runs,
@@ -195,14 +190,21 @@ class FeedqStep(bootsteps.StartStopStep):
         jobs.start()
         self._supervisor, self._jobs = supervisor, jobs
         worker.feedq = supervisor
-        _on_shutdown.append(lambda _: supervisor.drain())
-        _on_shutdown.append(lambda _: jobs.drain())
+        _on_shutdown.extend((lambda _: supervisor.drain(), lambda _: jobs.drain()))
         _on_second.append(jobs.force_stop)
         if streams_here:
             worker.pool.supervisor, worker.pool.schedules = supervisor, jobs
             # Celery sizes the window by -c, which here counts feeds and not messages.
             worker.consumer.initial_prefetch_count = worker.pool.num_processes * worker.prefetch_multiplier
         _gather_events(worker.consumer)
+
+    def _take_charge(self, worker: Any, s: Settings) -> None:
+        """Keep the size of the pool as it is, and the end of the process within its time-out."""
+        for command in ("pool_grow", "pool_shrink"):
+            Panel.data[command] = _refuse_new_size
+        limit = Deadline(s.drain_timeout_s + LEAVE_GRACE_S, is_busy=lambda: self._is_busy(worker))
+        limit.start()
+        _on_shutdown.append(limit.begin)
 
     def stop(self, worker: Any) -> None:
         if self._supervisor is not None:

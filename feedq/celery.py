@@ -31,21 +31,13 @@ HEARTBEATS = 2
 
 
 def make_app(s: Settings) -> Celery:
-    """The app for these settings. Connects to nothing."""
+    """Makes the app for these settings. Connects to nothing."""
     broker.install()
     app = OnceCelery("feedq", include=["feedq.tasks"])
     app.clock = broker.BoundedClock()
     app.events.dispatcher_cls = broker.BoundedDispatcher
     app.conf.update(
-        broker_url=s.broker_url.get_secret_value(),
-        broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,
-        broker_connection_timeout=s.broker_timeout_s,
-        broker_transport_options=_transport_options(s),
-        # RabbitMQ: a consumer that hears nothing for two of these connects anew.
-        broker_heartbeat=round(HEARTBEATS * s.broker_timeout_s),
-        # RabbitMQ closes a channel for one message, such as one that waits longer than its consumer_timeout.
-        broker_channel_error_retry=True,
+        _broker_options(s),
         result_backend=None,
         task_ignore_result=True,
         task_serializer="json",
@@ -87,6 +79,20 @@ def asks_for_prefork(argv: Sequence[str]) -> bool:
         (option in ("-P", "--pool") and value == "prefork") or option in ("-Pprefork", "--pool=prefork")
         for option, value in pairs
     )
+
+
+def _broker_options(s: Settings) -> dict[str, Any]:
+    return {
+        "broker_url": s.broker_url.get_secret_value(),
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        "broker_connection_timeout": s.broker_timeout_s,
+        "broker_transport_options": _transport_options(s),
+        # RabbitMQ: a consumer that hears nothing for two of these connects anew.
+        "broker_heartbeat": round(HEARTBEATS * s.broker_timeout_s),
+        # RabbitMQ closes a channel for one message, such as one that waits longer than its consumer_timeout.
+        "broker_channel_error_retry": True,
+    }
 
 
 def _transport_options(s: Settings) -> dict[str, Any]:

@@ -27,8 +27,14 @@ TEXTS = sorted(
 MODULE_LINES_MAX = 700
 SUITE_LINES_MAX = 700
 """A suite of tests is a list that is read in parts."""
-FUNCTION_LINES_MAX = 60
-"""Forty is the aim; past this a function has two jobs."""
+BODY_LINES_MAX = 40
+"""Past this a function has two jobs."""
+LONG_BODIES = {
+    "Supervisor.__init__": "lists the parts of a worker, each in the order in which others need it",
+    "SimulatedLeases.report": "sets the fields of a lease as one statement of SQL does",
+    "upgrade": "is one long list of what a migration creates",
+}
+"""Functions that may be longer, each with the reason."""
 VAGUE_MODULES = {
     "util",
     "utils",
@@ -59,11 +65,15 @@ def statements(block: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from statements(getattr(node, field, ()))
 
 
-def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def functions() -> Iterator[tuple[Path, str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Functions at any depth; a method's name is that of its class and its own."""
     for path in PRODUCT:
-        for node in statements(parsed(path).body):
+        found = list(statements(parsed(path).body))
+        classes = [node for node in found if isinstance(node, ast.ClassDef)]
+        prefixes = {id(node): f"{owner.name}." for owner in classes for node in owner.body}
+        for node in found:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield path, node
+                yield path, prefixes.get(id(node), "") + node.name, node
 
 
 def nodes(paths: Sequence[Path], word: str, *kinds: type[ast.AST]) -> Iterator[tuple[Path, ast.AST]]:
@@ -79,13 +89,10 @@ def nodes(paths: Sequence[Path], word: str, *kinds: type[ast.AST]) -> Iterator[t
                     yield path, node
 
 
-def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function without its docstring and decorators."""
-    lines = (function.end_lineno or function.lineno) - function.lineno + 1
-    if ast.get_docstring(function) is None:
-        return lines
-    prose = function.body[0]
-    return lines - ((prose.end_lineno or prose.lineno) - prose.lineno + 1)
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of what a function does, without its signature and docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
 def test_modules_are_short_enough_to_be_read() -> None:
@@ -95,13 +102,13 @@ def test_modules_are_short_enough_to_be_read() -> None:
 
 
 def test_functions_have_one_job() -> None:
-    # A migration is one long list of what it creates.
     long = [
-        f"{where(path, f)} {f.name}: {code_lines(f)} lines"
-        for path, f in functions()
-        if code_lines(f) > FUNCTION_LINES_MAX and "migrations" not in path.parts
+        (name, where(path, function), size)
+        for path, name, function in functions()
+        if (size := body_lines(function)) > BODY_LINES_MAX
     ]
-    assert long == []
+    assert [place for place in long if place[0] not in LONG_BODIES] == []
+    assert LONG_BODIES.keys() - {name for name, *_ in long} == set()
 
 
 def test_modules_are_nouns_and_not_drawers() -> None:
