@@ -66,6 +66,9 @@ def main() -> int:
     parser.add_argument(
         "--before", metavar="COMMIT", help="measure that commit as well, in turn with this one"
     )
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="of --before: how often each commit is measured"
+    )
     options = parser.parse_args()
     unknown = sorted(set(options.which) - set(BENCHMARKS))
     if unknown:
@@ -77,7 +80,8 @@ def main() -> int:
         if not is_commit(options.before):
             parser.error(f"--before: no commit {options.before} in this repository")
         with tempfile.TemporaryDirectory(prefix="feedq-bench-before-") as scratch:
-            return 0 if write_table(compare(Path(scratch), options.before, options.which)) else 1
+            compared = compare(Path(scratch), options.before, options.which, rounds=options.rounds)
+            return 0 if write_table(compared) else 1
     figures: list[Figure] = []
     for name in options.which or [name for name in BENCHMARKS if name not in BY_HAND]:
         directory = Path(tempfile.mkdtemp(prefix=f"feedq-bench-{name}-"))

@@ -20,39 +20,40 @@ from typing import Final
 from bench.report import Figure, say
 
 ROOT: Final = Path(__file__).parents[1]
-ROUNDS: Final = 2
-"""Of each commit."""
-ROW: Final = re.compile(r"^(?P<case>.+?) +\| (?P<must>[<>=]+ .+?) +\| (?P<value>[0-9.e+-]+)")
-"""A line of the table that `bench.report.write_table` prints."""
+ROW: Final = re.compile(
+    r"^(?P<case>.+?) +\| (?P<must>(?:median )?[<>=]+ .+?) +\| (?:median )?(?P<value>[0-9.e+-]+)"
+)
+"""A line of the table that `bench.report.write_table` prints. Of a median and a last, the median counts."""
 
 
-def compare(directory: Path, commit: str, which: Sequence[str]) -> Iterator[Figure]:
-    """``which`` are names of benchmarks; none means all. The commit is checked out below the directory."""
+def compare(directory: Path, commit: str, which: Sequence[str], *, rounds: int) -> Iterator[Figure]:
+    """``which`` are names of benchmarks; none means all. Each commit is measured ``rounds`` times, the other one
+    in a checkout below the directory."""
     other = directory / "before"
     _git("worktree", "add", "--force", "--detach", str(other), commit)
     try:
-        yield from _compare(other, which)
+        yield from _compare(other, which, rounds)
     finally:
         _git("worktree", "remove", "--force", str(other))
 
 
-def _compare(other: Path, which: Sequence[str]) -> Iterator[Figure]:
+def _compare(other: Path, which: Sequence[str], rounds: int) -> Iterator[Figure]:
     before: dict[str, list[float]] = defaultdict(list)
     now: dict[str, list[float]] = defaultdict(list)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         turns = ((other, before), (ROOT, now))
         for tree, values in turns if number % 2 == 0 else reversed(turns):
             say(f"round {number + 1}: {'now' if tree == ROOT else 'before'}")
             for case, value in _measured(tree, which):
                 values[case].append(value)
     for case in dict.fromkeys([*before, *now]):
-        yield _ratio(case, before[case], now[case])
+        yield _ratio(case, before[case], now[case], rounds)
 
 
-def _ratio(case: str, before: Sequence[float], now: Sequence[float]) -> Figure:
-    if len(before) < ROUNDS or len(now) < ROUNDS:
+def _ratio(case: str, before: Sequence[float], now: Sequence[float], rounds: int) -> Figure:
+    if len(before) < rounds or len(now) < rounds:
         found = f"measured {len(now)} times now, {len(before)} times before; see above"
-        return Figure(case, f"{ROUNDS} figures of each commit", found, ok=False)
+        return Figure(case, f"{rounds} figures of each commit", found, ok=False)
     below = statistics.median(before)
     ratio = f"{statistics.median(now) / below:.3f}" if below else "-"
     return Figure(case, "-", f"now ÷ before {ratio} (now {_list(now)}; before {_list(before)})", ok=None)
