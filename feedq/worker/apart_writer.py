@@ -12,15 +12,15 @@ from feedq.errors import SinkUnavailable
 from feedq.model import Batch
 from feedq.sinks.base import Written
 from feedq.telemetry import LogEvent, log
-from feedq.worker.batch_queue import BatchQueue, answer_all
-from feedq.worker.writer import (
+from feedq.worker.batch_queue import BatchQueue
+from feedq.worker.writing_session import (
     IDLE_S,
     RETRY_FIRST_S,
     RETRY_MAX_S,
     Group,
     WritingSession,
     finish,
-    refusal,
+    refuse,
     refuse_unexpected,
 )
 
@@ -114,7 +114,7 @@ class ApartWriter:
                     feed.due_at = min(feed.due_at, monotonic())
             self._wakeup.notify()
 
-    def forget(self) -> None:
+    def drop_abandoned(self) -> None:
         with self._wakeup:
             self._wakeup.notify()
 
@@ -140,7 +140,7 @@ class ApartWriter:
             except Exception as error:
                 logger.exception(LogEvent.UNEXPECTED, where="writer", sink=self._name, feed=batch_queue.feed)
                 refuse_unexpected(self._name, {batch_queue: batches}, error)
-                self._session.forget()
+                self._session.leave_undecided()
                 self._done(feed, batches)
             del turn, batch_queue, feed, batches
         self._session.close()
@@ -161,11 +161,9 @@ class ApartWriter:
         return None
 
     def _drop_broken(self) -> None:
-        for batch_queue in [batch_queue for batch_queue in self._feeds if batch_queue.broken is not None]:
-            assert batch_queue.broken is not None
-            feed = self._feeds.pop(batch_queue)
-            if feed.batches:
-                answer_all([refusal(batch_queue, list(feed.batches), batch_queue.broken)])
+        for batch_queue in list(self._feeds):
+            if batch_queue.broken is not None:
+                refuse(batch_queue, self._feeds.pop(batch_queue).batches, batch_queue.broken)
 
     def _rejoin(self, batch_queue: BatchQueue, now: float) -> None:
         self._feeds.pop(batch_queue, None)
@@ -210,7 +208,7 @@ class ApartWriter:
                     while not self._stopping and (left_s := feed.due_at - monotonic()) > 0:
                         self._wakeup.wait(left_s)
                 if batch_queue.broken is not None:
-                    self._session.forget()
+                    self._session.leave_undecided()
                     return None
         return None
 

@@ -202,7 +202,7 @@ class FeedRunner:
             # What came before the record that cannot pass is to be in the table when a person looks.
             try:
                 with contextlib.suppress(FeedqError):
-                    await self._drain()
+                    await self._await_commits()
             except asyncio.CancelledError:
                 if self._interrupt is None:
                     raise
@@ -248,7 +248,7 @@ class FeedRunner:
             batch_queue = self._batch_queue
             assert batch_queue is not None
             # What was received before the last connection broke must be decided before we ask again.
-            await batch_queue.drained()
+            await batch_queue.join()
             await self._worker.start_limiter.turn()
             await self._worker.connect_limiter.turn(what.options.remote_host, after_loss=self._after_loss)
             self._after_loss = False
@@ -275,16 +275,7 @@ class FeedRunner:
     ) -> None:
         try:
             async with contextlib.aclosing(batches):
-                async for batch in batches:
-                    if self._interrupt is not None:
-                        raise asyncio.CancelledError  # the connector, or a library of its, swallowed ours
-                    if self.progress.stalled:
-                        self.progress.stalled = False
-                        self._changed()
-                    await batch_queue.put(batch)
-                    if pace.is_limited:
-                        await pace.keep(batch, unless=lambda: batch_queue.failure)
-                    del batch  # or it would stay in memory until the next one comes
+                await batch_queue.take_all(batches, pace, before_each=self._received)
         except (SourceUnavailable, FeedMisconfigured, LeaseLost, SinkUnavailable):
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # these two would end all other feeds too
@@ -351,7 +342,7 @@ class FeedRunner:
         )
         try:
             if isinstance(decision, RetryElsewhere):
-                await self._drain()
+                await self._await_commits()
                 return self._release(Reason.BACKOFF, error=message, retry_in_s=decision.delay_s)
             await asyncio.sleep(decision.delay_s)
         except asyncio.CancelledError:
@@ -371,19 +362,19 @@ class FeedRunner:
             return self._release(self._stop_reason, error=self._gave_up)
         self._worker.flush_now(sink_name)
         try:
-            await self._drain()
+            await self._await_commits()
         except asyncio.CancelledError:
             # Lost while it was being released; or the loop is going down, which releases nothing either.
             return None
         return self._release(self._stop_reason)
 
-    async def _drain(self) -> None:
+    async def _await_commits(self) -> None:
         """Wait for the last commits, but not for ever: what is not committed, the successor asks for again."""
         if self._batch_queue is None:
             return
         with contextlib.suppress(TimeoutError, SinkUnavailable):
             async with asyncio.timeout(self._worker.drain_timeout_s):
-                await self._batch_queue.drained()
+                await self._batch_queue.join()
 
     def _take_interrupt(self) -> Interrupt | None:
         """Return why it was interrupted, if it was; the cancellations that said so are spent."""
@@ -421,6 +412,13 @@ class FeedRunner:
     def _disconnected(self) -> None:
         self._retries.disconnected()
         self._changed()
+
+    def _received(self) -> None:
+        if self._interrupt is not None:
+            raise asyncio.CancelledError  # the connector, or a library of its, swallowed ours
+        if self.progress.stalled:
+            self.progress.stalled = False
+            self._changed()
 
     def _progressed(self) -> None:
         batch_queue = self._batch_queue

@@ -10,11 +10,11 @@ from uuid import UUID
 from feedq.model import FeedKey
 from feedq.settings import Settings
 from feedq.sinks.base import Fenced, FenceOutcome, FenceRequest, Sink, Target, load_sink
-from feedq.worker.apart_writer import ApartWriter
-from feedq.worker.batch_queue import BatchQueue, InflightBudget
+from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.fencer import Fencer, GoneWorkers
+from feedq.worker.inflight_budget import InflightBudget
 from feedq.worker.outage import Down, Outage
-from feedq.worker.writer import Writer, WritingSession
+from feedq.worker.writer import Writer
 
 DOWN_AFTER_S = 2.0
 """A sink that was away for less was restarted, or the network stumbled: nobody need hear of it."""
@@ -50,6 +50,7 @@ class SinkPool:
         fenced: Fenced,
         on_change: Callable[[], None],
     ) -> BatchQueue:
+        writer = self._writer(sink)
         return BatchQueue(
             key,
             feed,
@@ -58,9 +59,9 @@ class SinkPool:
             continues=fenced.commit_id,
             budget=self.budget,
             inflight_max=self._settings.inflight_bytes,
-            submit=self._writer(sink).submit,
-            flush_now=self._writer(sink).flush_now,
-            forget=self._writer(sink).forget,
+            submit=writer.submit,
+            flush_now=writer.flush_now,
+            drop_abandoned=writer.drop_abandoned,
             on_change=on_change,
         )
 
@@ -105,7 +106,7 @@ class SinkPool:
     def _writer(self, sink: str) -> Writer:
         with self._lock:
             if sink not in self._writers:
-                writer = make_writer(
+                writer = Writer(
                     sink,
                     self._maker(sink, "writer"),
                     self._outage(sink),
@@ -139,25 +140,6 @@ class SinkPool:
         return lambda: kind(
             url, environment=self._settings.environment, worker_id=self._worker_id(), role=role
         )
-
-
-def make_writer(
-    name: str, make_sink: Callable[[], Sink], outage: Outage, *, flush_interval_s: float, flush_bytes: int
-) -> Writer:
-    """The writing end of one sink, with one for its feeds in trouble."""
-    apart = ApartWriter(
-        name,
-        WritingSession(name, make_sink, outage),
-        flush_interval_s=flush_interval_s,
-        slice_bytes_max=2 * flush_bytes,
-    )
-    return Writer(
-        name,
-        WritingSession(name, make_sink, outage),
-        apart,
-        flush_interval_s=flush_interval_s,
-        flush_bytes=flush_bytes,
-    )
 
 
 def sinks_to_leave(down: Mapping[str, str], elsewhere: Collection[str]) -> dict[str, str]:

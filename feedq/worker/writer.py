@@ -3,133 +3,47 @@
 It gathers what comes in until the oldest batch has waited ``flush_interval_s``, or ``flush_bytes`` wait, or
 a flush is asked for; then one transaction lands everything and advances every checkpoint. A sink that is
 away is tried again with the same batches for as long as the worker runs: backpressure stops the reading
-meanwhile. A commit whose answer was lost is decided by the checkpoint, never by guessing.
+meanwhile.
 
 Feeds in trouble are not waited for. What a group commit does not land at once (a record that is refused, a table
 that is locked) is put apart, the others land, and `ApartWriter` writes it feed by feed, on a thread and a session
-of its own, until the feed behaves.
-
-Invariant: batches of one feed are written in the order they were received, and a batch is answered exactly
-once, through `BatchQueue.committed` or `BatchQueue.failed`.
+of its own, until the feed behaves. Batches of one feed are written in the order they were received.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable
 from itertools import islice
 from threading import Condition, Lock, Thread
 from time import monotonic
-from typing import TYPE_CHECKING
 
-from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
+from feedq.errors import SinkUnavailable
 from feedq.model import Batch
-from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
-from feedq.telemetry import (
-    BYTES,
-    COMMIT_DELAY_SECONDS,
-    COMMIT_SECONDS,
-    DEAD_LETTERS,
-    FENCED,
-    RECORDS,
-    SINK_REWINDS,
-    LogEvent,
-    log,
-)
-from feedq.worker.batch_queue import BatchQueue, CommitAnswer, answer_all
+from feedq.sinks.base import Sink, Written
+from feedq.telemetry import LogEvent, log
+from feedq.worker.apart_writer import ApartWriter
+from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.outage import Outage
+from feedq.worker.writing_session import (
+    IDLE_S,
+    RETRY_FIRST_S,
+    RETRY_MAX_S,
+    Group,
+    WritingSession,
+    finish,
+    refuse,
+    refuse_unexpected,
+)
 
-if TYPE_CHECKING:
-    from feedq.worker.apart_writer import ApartWriter
-
-RETRY_FIRST_S = 0.1
-RETRY_MAX_S = 2.0
-"""A sink that comes back is noticed within this; asking more often would only add to its troubles."""
-IDLE_S = 60.0
-"""The longest sleep of a thread with nothing to do, unless it is woken."""
 APART_AFTER = 5
 """Failures of a group in a row before one of its feeds is tried by itself, to see whether it is the sink."""
 
 logger = log(__name__)
 
-
 Entry = tuple[BatchQueue, Batch, float]
 """A batch on its way, and the monotonic time of its arrival here. A bare tuple: one is made for each batch."""
-Group = dict[BatchQueue, list[Batch]]
-
-
-class WritingSession:
-    """A session with a sink that lands groups, and knows of a commit whose answer was lost. For one thread."""
-
-    def __init__(self, name: str, make_sink: Callable[[], Sink], outage: Outage) -> None:
-        self._name, self._make_sink, self.outage = name, make_sink, outage
-        self._sink: Sink | None = None
-        self._unknown: CommitUnknown | None = None
-        self.must_renew = False
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether it is known what became of the last group. If not, the same is to be written next."""
-        return self._unknown is None
-
-    def write(self, group: Mapping[BatchQueue, Sequence[Batch]], *, briefly: bool) -> Written:
-        """Raises `SinkUnavailable`."""
-        since = monotonic()
-        if briefly:
-            self.outage.ask(since)
-        try:
-            written = self._write(group, briefly=briefly)
-        except SinkUnavailable as error:
-            self.outage.failed(error, since=since)
-            raise
-        else:
-            self.outage.over()
-            COMMIT_SECONDS.observe(monotonic() - since)
-            for batch_queue in group:
-                if batch_queue.key in written.landed:
-                    batch_queue.continues = written.commit_id
-            return written
-        finally:
-            if briefly:
-                self.outage.answered()
-
-    def _write(self, group: Mapping[BatchQueue, Sequence[Batch]], *, briefly: bool) -> Written:
-        if self.must_renew and self.is_decided:
-            self.must_renew = False
-            self.close()
-        if self._sink is None:
-            self._sink = self._make_sink()
-        if self._unknown is not None:
-            settled = self._sink.settle(self._unknown)
-            self._unknown = None
-            if settled is not None:
-                return settled
-        try:
-            return self._sink.write(
-                [
-                    FeedWrite(
-                        queue.key[0], queue.feed, queue.key[1], queue.target, tuple(batches), queue.continues
-                    )
-                    for queue, batches in group.items()
-                ],
-                briefly=briefly,
-            )
-        except CommitUnknown as error:
-            logger.warning(LogEvent.COMMIT_UNKNOWN, sink=self._name, feeds=len(error.writes))
-            self._unknown = error
-            raise SinkUnavailable(f"sink {self._name!r}: {error}") from error
-
-    def forget(self) -> None:
-        """Forget the last group: nobody will ask what became of it; if it landed, its feeds are
-        `Written.rewound` next."""
-        self._unknown = None
-
-    def close(self) -> None:
-        if self._sink is not None:
-            self._sink.close()
-            self._sink = None
 
 
 class Writer:
@@ -138,20 +52,27 @@ class Writer:
     def __init__(
         self,
         name: str,
-        session: WritingSession,
-        apart: ApartWriter,
+        make_sink: Callable[[], Sink],
+        outage: Outage,
         *,
         flush_interval_s: float,
         flush_bytes: int,
     ) -> None:
-        self._name, self._session, self._apart = name, session, apart
+        self._name, self._outage = name, outage
         self._flush_interval_s, self._flush_bytes = flush_interval_s, flush_bytes
+        self._session = WritingSession(name, make_sink, outage)
+        self._apart = ApartWriter(
+            name,
+            WritingSession(name, make_sink, outage),
+            flush_interval_s=flush_interval_s,
+            slice_bytes_max=2 * flush_bytes,
+        )
         # Without the counting of the lock that is the default: it is taken for each batch.
         self._lock = Lock()
         self._wakeup = Condition(self._lock)
         self._queue: deque[Entry] = deque()
         self._bytes = 0
-        self._flush_now = self._must_forget = False
+        self._flush_now = self._must_drop = False
         self._stopping = False
         self._thread = Thread(target=self._run, name=f"feedq-writer-{name}", daemon=True)
 
@@ -174,12 +95,12 @@ class Writer:
             self._wakeup.notify()
         self._apart.flush_now()
 
-    def forget(self) -> None:
-        """Drop what an abandoned batch queue has brought."""
+    def drop_abandoned(self) -> None:
+        """Drop what abandoned batch queues have brought."""
         with self._wakeup:
-            self._must_forget = True
+            self._must_drop = True
             self._wakeup.notify()
-        self._apart.forget()
+        self._apart.drop_abandoned()
 
     def renew(self) -> None:
         """Use new sessions from the next group on: the worker has registered again, under a new id."""
@@ -242,11 +163,11 @@ class Writer:
         return group
 
     def _commit(self, group: Group) -> None:
-        self._session.outage.is_tried = True
+        self._outage.is_tried = True
         try:
             written = self._write(group)
         finally:
-            self._session.outage.is_tried = False
+            self._outage.is_tried = False
         if written is None:
             return
         if written.postponed:
@@ -265,7 +186,7 @@ class Writer:
         while not self._stopping:
             _drop_broken(group)
             if not group:
-                self._session.forget()
+                self._session.leave_undecided()
                 return None
             try:
                 return self._session.write(group, briefly=True)
@@ -280,7 +201,7 @@ class Writer:
                 if len(group) == 1:
                     raise
                 logger.warning(LogEvent.UNEXPECTED, where="writer", sink=self._name, error=repr(error))
-                self._session.forget()
+                self._session.leave_undecided()
                 self._put_apart(group)
                 return None
         return None
@@ -308,8 +229,8 @@ class Writer:
         deadline = monotonic() + seconds
         with self._wakeup:
             while not self._stopping and (left_s := deadline - monotonic()) > 0:
-                if self._must_forget:
-                    self._must_forget = False
+                if self._must_drop:
+                    self._must_drop = False
                     self._queue = deque(entry for entry in self._queue if not self._is_gone(entry))
                 self._wakeup.wait(left_s)
 
@@ -318,69 +239,12 @@ class Writer:
         if batch_queue.broken is None:
             return False
         self._bytes -= batch.size
-        answer_all([refusal(batch_queue, [batch], batch_queue.broken)])
+        refuse(batch_queue, [batch], batch_queue.broken)
         return True
-
-
-def finish(group: Group, written: Written) -> None:
-    """Count what became of a group, and tell its feeds."""
-    answers = [_answer_of(batch_queue, batches, written) for batch_queue, batches in group.items()]
-    now = datetime.now(UTC)
-    COMMIT_DELAY_SECONDS.observe_all(
-        max(0.0, (now - batch.received_at).total_seconds())
-        for answer in answers
-        if answer.failure is None
-        for batch in group[answer.batch_queue]
-    )
-    RECORDS.inc(sum(answer.landed for answer in answers))
-    BYTES.inc(sum(answer.size for answer in answers if answer.failure is None))
-    answer_all(answers)
 
 
 def _drop_broken(group: Group) -> None:
     """Let go of feeds of which nothing may be written any more: stopped, lost, or misconfigured."""
-    for batch_queue in [batch_queue for batch_queue in group if batch_queue.broken is not None]:
-        assert batch_queue.broken is not None
-        answer_all([refusal(batch_queue, group.pop(batch_queue), batch_queue.broken)])
-
-
-def refuse_unexpected(name: str, group: Group, error: Exception) -> None:
-    """An error of ours, or of a sink: its feeds shall hear of it."""
-    failure = SinkUnavailable(f"sink {name!r}: unexpected error: {error!r}")
-    answer_all([refusal(batch_queue, batches, failure) for batch_queue, batches in group.items()])
-
-
-def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) -> CommitAnswer:
-    if batch_queue.broken is not None:
-        return refusal(batch_queue, batches, batch_queue.broken)
-    if batch_queue.key in written.unusable:
-        return refusal(batch_queue, batches, FeedMisconfigured(written.unusable[batch_queue.key]))
-    feed_id, epoch = batch_queue.key
-    if batch_queue.key in written.rewound:
-        SINK_REWINDS.inc()
-        gone_back = (
-            f"feed {feed_id} ({batch_queue.feed}): its checkpoint in the sink is not the one that was left there "
-            f"under epoch {epoch}: the sink has gone back, or the row was changed; going on from its cursor"
-        )
-        return refusal(batch_queue, batches, SinkRewound(gone_back))
-    if batch_queue.key not in written.landed:
-        FENCED.inc()
-        lost = f"feed {feed_id} ({batch_queue.feed}): epoch {epoch} was superseded; this worker stops writing"
-        return refusal(batch_queue, batches, LeaseLost(lost))
-    landed, dead = written.landed[batch_queue.key], written.dead.get(batch_queue.key, 0)
-    if dead:
-        DEAD_LETTERS.inc(dead)
-        logger.warning(LogEvent.DEAD_LETTERS, feed=batch_queue.feed, records=dead)
-    size = 0
-    on_committed: list[Callable[[], None]] = []
-    for batch in batches:
-        size += batch.size
-        if batch.on_committed is not None:
-            on_committed.append(batch.on_committed)
-    error = written.errors.get(batch_queue.key)
-    return CommitAnswer(batch_queue, size, landed, dead, error, batches[-1].cursor, on_committed=on_committed)
-
-
-def refusal(batch_queue: BatchQueue, batches: list[Batch], failure: FeedqError) -> CommitAnswer:
-    batch_queue.broken = failure
-    return CommitAnswer(batch_queue, sum(batch.size for batch in batches), failure=failure)
+    for batch_queue in list(group):
+        if batch_queue.broken is not None:
+            refuse(batch_queue, group.pop(batch_queue), batch_queue.broken)

@@ -120,11 +120,11 @@ def test_a_writer_gathers_for_the_interval_and_no_longer(interval_s: float) -> N
             if interval_s:
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.1):
-                        await batch_queue.drained()
+                        await batch_queue.join()
                 assert path.tables.commits == 0
                 path.writer.flush_now()
             async with asyncio.timeout(LIMIT_S):
-                await batch_queue.drained()
+                await batch_queue.join()
             assert path.tables.commits == 1
 
     on_uvloop(gather)

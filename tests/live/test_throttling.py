@@ -14,7 +14,7 @@ import pytest
 from feedq.clock import SystemClock
 from feedq.limits import RateLimits
 from feedq.model import Batch, Feed, FeedSpec
-from feedq.worker.batch_queue import InflightBudget
+from feedq.worker.inflight_budget import InflightBudget
 from feedq.worker.throttling import WAITING_PART, FeedThrottle, Pacing
 from tests.fakes import ManualClock
 

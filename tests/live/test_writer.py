@@ -34,7 +34,7 @@ async def test_batches_land_in_the_order_they_were_received(path: DataPath) -> N
     batch_queue = path.open_batch_queue((1, 1), "a")
     for n in range(50):
         await batch_queue.put(batch(b"%d" % n, cursor=n))
-    await batch_queue.drained()
+    await batch_queue.join()
     assert path.tables.rows["a"] == [b"%d" % n for n in range(50)]
     assert (batch_queue.cursor, batch_queue.landed) == (49, 50)
 
@@ -46,7 +46,7 @@ async def test_many_feeds_share_few_commits() -> None:
         for batch_queue in batch_queues:
             await batch_queue.put(batch(b"x", cursor=1))
         for batch_queue in batch_queues:
-            await batch_queue.drained()
+            await batch_queue.join()
         assert path.tables.commits <= 3
 
 
@@ -56,7 +56,7 @@ async def test_flush_now_commits_before_the_interval_ends() -> None:
         batch_queue = path.open_batch_queue((1, 1), "a")
         await batch_queue.put(batch(b"x", cursor=1))
         path.writer.flush_now()
-        await until(lambda: batch_queue.is_drained, "committed")
+        await until(lambda: batch_queue.is_empty, "committed")
 
 
 async def test_a_full_feed_does_not_wait_for_the_interval() -> None:
@@ -75,7 +75,7 @@ async def test_a_full_buffer_does_not_wait_for_the_interval_either() -> None:
         batch_queues = [path.open_batch_queue((n, 1), f"feed-{n}") for n in (1, 2, 3)]
         for batch_queue in batch_queues:
             await batch_queue.put(batch(b"ten bytes.", cursor=1))
-        await until(lambda: all(o.is_drained for o in batch_queues), "committed")
+        await until(lambda: all(o.is_empty for o in batch_queues), "committed")
 
 
 async def test_a_group_holds_no_more_than_twice_what_makes_it_due() -> None:
@@ -87,7 +87,7 @@ async def test_a_group_holds_no_more_than_twice_what_makes_it_due() -> None:
             await batch_queue.put(batch(b"ten bytes.", cursor=1))
         path.tables.away = False
         for batch_queue in batch_queues:
-            await batch_queue.drained()
+            await batch_queue.join()
         assert path.tables.commits >= 200 / (2 * 30)
 
 
@@ -104,9 +104,9 @@ async def test_a_batch_is_acknowledged_once_it_is_committed_and_not_when_it_is_r
             acknowledged.append(f"{feed} {len(path.tables.rows.get(feed, ()))}")
 
         await batch_queue.put(Batch.of_records([b"1"], cursor=1, received_at=AT, on_committed=acknowledge))
-    await landed.drained()
+    await landed.join()
     with pytest.raises(LeaseLost):
-        await refused.drained()
+        await refused.join()
     assert acknowledged == ["a 1"]
 
 
@@ -116,9 +116,9 @@ async def test_a_superseded_feed_is_told_and_the_others_land(path: DataPath) -> 
     lost, kept = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     await lost.put(batch(b"x", cursor=1))
     await kept.put(batch(b"y", cursor=1))
-    await kept.drained()
+    await kept.join()
     with pytest.raises(LeaseLost, match="epoch 1 was superseded"):
-        await lost.drained()
+        await lost.join()
     assert path.tables.rows == {"b": [b"y"]}
 
 
@@ -131,8 +131,8 @@ async def test_nothing_lands_after_a_refused_batch_even_if_the_table_is_back(pat
     path.tables.unusable.clear()
     path.writer.submit(batch_queue, batch(b"2", cursor=2))
     with pytest.raises(FeedMisconfigured, match="table is gone"):
-        await batch_queue.drained()
-    await until(lambda: batch_queue.is_drained, "answered")
+        await batch_queue.join()
+    await until(lambda: batch_queue.is_empty, "answered")
     assert path.tables.rows == {}, "a gap: record 2 landed and record 1 did not"
     assert path.tables.checkpoints[1].cursor is None
 
@@ -144,7 +144,7 @@ async def test_a_lost_answer_neither_loses_nor_doubles(path: DataPath, happened:
     path.tables.lose_answer = happened
     for n in range(3):
         await batch_queue.put(batch(b"%d" % n, cursor=n))
-    await batch_queue.drained()
+    await batch_queue.join()
     assert path.tables.rows["a"] == [b"0", b"1", b"2"]
     assert (batch_queue.cursor, batch_queue.landed) == (2, 3)
 
@@ -156,9 +156,9 @@ async def test_a_sink_that_is_away_gets_the_same_batches_when_it_is_back(path: D
     await batch_queue.put(batch(b"1", cursor=1))
     # A moment, to see that nothing is answered.
     await asyncio.sleep(0.15)
-    assert not batch_queue.is_drained
+    assert not batch_queue.is_empty
     path.tables.away = False
-    await batch_queue.drained()
+    await batch_queue.join()
     assert path.tables.rows["a"] == [b"1"]
 
 
@@ -213,14 +213,14 @@ async def test_feeds_of_a_locked_table_wait_and_the_others_go_on(path: DataPath)
     putting = asyncio.create_task(stuck.put(batch(b"1", cursor=1)))
     for n in range(20):
         await free.put(batch(b"%d" % n, cursor=n))
-        await free.drained()
+        await free.join()
     assert path.tables.rows == {"b": [b"%d" % n for n in range(20)]}
     assert not putting.done(), "it would fill up the room of the others"
 
     path.tables.locked_tables.clear()
     await putting
     await stuck.put(batch(b"2", cursor=2))
-    await stuck.drained()
+    await stuck.join()
     assert path.tables.rows["a"] == [b"0", b"1", b"2"]
     assert (stuck.cursor, stuck.landed, stuck.is_postponed) == (2, 3, False)
     assert path.budget.bytes == 0
@@ -234,7 +234,7 @@ async def test_a_postponed_feed_that_is_superseded_meanwhile_is_told(path: DataP
     await until(lambda: batch_queue.is_postponed, "put aside")
     path.tables.checkpoints[1].epoch = 2
     with pytest.raises(LeaseLost, match="superseded"):
-        await batch_queue.drained()
+        await batch_queue.join()
     assert path.tables.rows == {}
 
 
@@ -243,7 +243,7 @@ async def test_dead_letters_are_counted_and_the_cursor_passes_over_them(path: Da
     path.tables.poison = b"bad"
     batch_queue = path.open_batch_queue((1, 1), "a")
     await batch_queue.put(batch(b"good", b"bad", b"fine", cursor=3))
-    await batch_queue.drained()
+    await batch_queue.join()
     assert (batch_queue.landed, batch_queue.dead, batch_queue.cursor) == (2, 1, 3)
 
 
@@ -257,7 +257,7 @@ async def test_batches_that_are_committed_do_not_stay_in_memory(path: DataPath) 
     alive = weakref.ref(acknowledge)
     await batch_queue.put(Batch.of_records([b"1"], cursor=1, received_at=AT, on_committed=acknowledge))
     del acknowledge
-    await batch_queue.drained()
+    await batch_queue.join()
     await until(lambda: alive() is None, "let go, and not when the next one comes")
 
 
@@ -269,11 +269,11 @@ async def test_a_bug_in_a_sink_is_told_to_its_feeds_and_does_not_end_the_thread(
     batch_queue = path.open_batch_queue((1, 1), "a")
     await batch_queue.put(batch(b"1", cursor=1))
     with pytest.raises(Exception, match="unexpected error"):
-        await batch_queue.drained()
+        await batch_queue.join()
     monkeypatch.undo()
     other = path.open_batch_queue((2, 1), "b")
     await other.put(batch(b"2", cursor=1))
-    await other.drained()
+    await other.join()
     assert path.tables.rows == {"b": [b"2"]}
 
 
@@ -300,9 +300,9 @@ async def test_a_feed_with_a_refused_record_is_written_apart_and_its_dead_letter
     troubled, well = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     await troubled.put(batch(b"1", b"bad", cursor=2))
     await well.put(batch(b"1", cursor=1))
-    await well.drained()
+    await well.join()
     await troubled.put(batch(b"2", cursor=3))
-    await troubled.drained()
+    await troubled.join()
     assert (troubled.landed, troubled.dead, troubled.dead_error, troubled.cursor) == (2, 1, "poison", 3)
     assert (troubled.is_apart, troubled.is_postponed, well.is_apart) == (True, False, False)
     assert path.tables.rows == {"a": [b"1", b"2"], "b": [b"1"]}
@@ -316,11 +316,11 @@ async def test_a_feed_that_behaves_again_lands_with_the_others_again(
     path.tables.poison = b"bad"
     batch_queue = path.open_batch_queue((1, 1), "a")
     await batch_queue.put(batch(b"bad", cursor=1))
-    await batch_queue.drained()
+    await batch_queue.join()
     assert batch_queue.is_apart
     for n in range(20):
         await batch_queue.put(batch(b"%d" % n, cursor=n))
-    await batch_queue.drained()
+    await batch_queue.join()
     assert not batch_queue.is_apart
     assert path.tables.rows["a"] == [b"%d" % n for n in range(20)]
 
@@ -337,7 +337,7 @@ async def test_records_stay_in_order_while_a_feed_goes_apart_and_comes_back(
             bad = n % (7 * batch_queue.key[0]) == 0
             await batch_queue.put(batch(b"bad" if bad else b"%d" % n, cursor=n))
     for batch_queue in batch_queues:
-        await batch_queue.drained()
+        await batch_queue.join()
         landed = [int(record) for record in path.tables.rows[batch_queue.feed]]
         assert landed == [n for n in range(300) if n % (7 * batch_queue.key[0])]
         assert (batch_queue.landed + batch_queue.dead, batch_queue.cursor) == (300, 299)
@@ -353,7 +353,7 @@ async def test_what_is_in_the_way_of_a_feed_is_told_until_it_lands(path: DataPat
     await until(lambda: batch_queue.trouble, "told")
     assert batch_queue.trouble == "table 'landed' is locked"
     path.tables.locked_tables.clear()
-    await batch_queue.drained()
+    await batch_queue.join()
     await until(lambda: batch_queue.trouble is None, "told that it lands")
     assert told[0] == "table 'landed' is locked"
 
@@ -375,13 +375,13 @@ async def test_a_feed_that_alone_makes_the_sink_fail_does_not_hold_up_the_others
     troubled, *others = (path.open_batch_queue((n, 1), f"feed-{n}") for n in (1, 2, 3))
     for batch_queue in (troubled, *others):
         await batch_queue.put(batch(b"1", cursor=1))
-    await until(lambda: all(batch_queue.is_drained for batch_queue in others), "the others land")
+    await until(lambda: all(batch_queue.is_empty for batch_queue in others), "the others land")
     await until(lambda: troubled.trouble, "told")
     for batch_queue in others:
         await batch_queue.put(batch(b"2", cursor=2))
-        await batch_queue.drained()
+        await batch_queue.join()
     monkeypatch.undo()
-    await troubled.drained()
+    await troubled.join()
     assert path.tables.rows == {"feed-1": [b"1"], "feed-2": [b"1", b"2"], "feed-3": [b"1", b"2"]}
 
 
@@ -399,9 +399,9 @@ async def test_an_error_of_ours_over_one_feed_is_told_to_no_other(
     odd, well = path.open_batch_queue((1, 1), "a"), path.open_batch_queue((2, 1), "b")
     await odd.put(batch(b"odd", cursor=1))
     await well.put(batch(b"1", cursor=1))
-    await well.drained()
+    await well.join()
     with pytest.raises(SinkUnavailable, match="nobody thought of"):
-        await odd.drained()
+        await odd.join()
     assert path.tables.rows == {"b": [b"1"]}
     assert path.budget.bytes == 0
 
@@ -426,7 +426,7 @@ async def test_an_abandoned_feed_leaves_the_writer_at_once(path: DataPath, where
     await until(lambda: path.budget.bytes <= 1, "given back")
     path.tables.away = False
     path.tables.locked_tables.clear()
-    await kept.drained()
+    await kept.join()
     assert path.tables.rows == {"b": [b"1"]}
 
 
@@ -440,7 +440,7 @@ async def test_an_abandoned_feed_whose_commit_is_unknown_is_not_written_again(pa
     await until(lambda: path.tables.away, "its answer is lost, and nobody can be asked")
     gone.abandon()
     path.tables.away = False
-    await kept.drained()
+    await kept.join()
     assert path.tables.rows == {"b": [b"1"]}
 
 
@@ -455,7 +455,7 @@ async def test_each_group_continues_the_one_before_it_also_one_whose_answer_was_
     for n, lost in enumerate([None, True, False, None, True]):
         path.tables.lose_answer = lost
         await batch_queue.put(batch(b"%d" % n, cursor=n))
-        await batch_queue.drained()
+        await batch_queue.join()
         assert batch_queue.continues == path.tables.checkpoints[1].commit_id
     assert path.tables.rows["a"] == [b"%d" % n for n in range(5)]
 
@@ -467,14 +467,14 @@ async def test_a_feed_whose_checkpoint_went_back_writes_nothing_more_and_the_oth
     back, well = (path.open_batch_queue((n, 1), f"feed-{n}") for n in (1, 2))
     for batch_queue in (back, well):
         await batch_queue.put(batch(b"1", cursor=1))
-        await batch_queue.drained()
+        await batch_queue.join()
     rewinds = REGISTRY.get_sample_value("feedq_sink_rewinds_total") or 0.0
     rewind(path, 1, MemoryCheckpoint(1, uuid4(), cursor=0, commit_id=uuid4()))
     for batch_queue in (back, well):
         await batch_queue.put(batch(b"2", cursor=2))
-    await well.drained()
+    await well.join()
     with pytest.raises(SinkRewound, match=r"feed 1 \(feed-1\): its checkpoint .* under epoch 1"):
-        await back.drained()
+        await back.join()
     assert path.tables.rows == {"feed-1": [b"1"], "feed-2": [b"1", b"2"]}
     assert REGISTRY.get_sample_value("feedq_sink_rewinds_total") == rewinds + 1
 
@@ -485,7 +485,7 @@ async def test_a_commit_of_unknown_outcome_that_was_taken_back_is_not_taken_for_
     own(path, 1)
     batch_queue = path.open_batch_queue((1, 1), "a")
     await batch_queue.put(batch(b"1", cursor=1))
-    await batch_queue.drained()
+    await batch_queue.join()
     before = replace(path.tables.checkpoints[1], commit_id=uuid4())
     path.tables.lose_answer = path.tables.away_after = True
     await batch_queue.put(batch(b"2", cursor=2))
@@ -493,7 +493,7 @@ async def test_a_commit_of_unknown_outcome_that_was_taken_back_is_not_taken_for_
     rewind(path, 1, before)
     path.tables.away = False
     with pytest.raises(SinkRewound):
-        await batch_queue.drained()
+        await batch_queue.join()
     assert batch_queue.landed == 1
 
 
@@ -509,5 +509,5 @@ async def test_a_sink_that_does_not_answer_counts_as_away_before_it_fails(
         await until(lambda: outage.down, "noticed")
         assert outage.down is not None
         assert "no answer for" in outage.down.error
-    await batch_queue.drained()
+    await batch_queue.join()
     await until(lambda: outage.down is None, "answers again")

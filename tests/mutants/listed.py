@@ -426,12 +426,12 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ),
         (
             "what is committed is never acknowledged",
-            "for acknowledge in self.on_committed:",
+            "for acknowledge in answer.on_committed:",
             "for acknowledge in ():",
         ),
         (
             "a feed that is not landed is not told",
-            "if batch_queue.key not in written.landed:\n        FENCED.inc()",
+            "if key not in written.landed:\n        FENCED.inc()",
             "if False:\n        FENCED.inc()",
         ),
     ),

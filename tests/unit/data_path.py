@@ -9,10 +9,11 @@ from uuid import UUID, uuid4
 
 from feedq.model import JSON, Batch, FeedKey
 from feedq.sinks.base import Target
-from feedq.worker.batch_queue import BatchQueue, InflightBudget
+from feedq.worker.batch_queue import BatchQueue
 from feedq.worker.fencer import Fencer
+from feedq.worker.inflight_budget import InflightBudget
 from feedq.worker.outage import Outage
-from feedq.worker.sink_pool import make_writer
+from feedq.worker.writer import Writer
 from tests.fakes.sink import MemorySink, MemoryTables
 
 TARGET = Target("landed", "json")
@@ -38,7 +39,7 @@ class DataPath:
         self.inflight_max = inflight_max
         self.budget = InflightBudget(budget)
         self.outage = Outage("default")
-        self.writer = make_writer(
+        self.writer = Writer(
             "default",
             self.make_sink,
             self.outage,
@@ -86,7 +87,7 @@ class DataPath:
             inflight_max=self.inflight_max,
             submit=self.writer.submit,
             flush_now=self.writer.flush_now,
-            forget=self.writer.forget,
+            drop_abandoned=self.writer.drop_abandoned,
             on_change=on_change,
         )
 

@@ -55,7 +55,7 @@ def test_a_loop_that_closes_under_the_writer_does_not_cost_the_others_their_answ
             batch_queue = path.open_batch_queue((2, 1), "b")
             await batch_queue.put(batch(b"y", cursor=1))
             path.writer.flush_now()
-            await until(lambda: batch_queue.is_drained, "answered")
+            await until(lambda: batch_queue.is_empty, "answered")
             assert batch_queue.failure is None
             assert batch_queue.cursor == 1
 
@@ -72,5 +72,5 @@ async def test_a_connection_that_reads_ahead_never_stops_a_feed_for_good() -> No
         async with asyncio.timeout(LIMIT_S):
             for n in range(20):
                 await batch_queue.put(batch(b"x" * 90, cursor=n))
-            await batch_queue.drained()
+            await batch_queue.join()
         assert len(path.tables.rows["a"]) == 20

@@ -1,0 +1,189 @@
+"""A writing session lands groups of batches in one sink, and tells the queues that they came from.
+
+Of a commit whose answer was lost it asks what became of it before it writes anything else: the checkpoint decides,
+never a guess. A batch is answered exactly once, by a `CommitAnswer` to its queue.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from time import monotonic
+from typing import TypeAlias
+
+from feedq.errors import FeedMisconfigured, FeedqError, LeaseLost, SinkRewound, SinkUnavailable
+from feedq.model import Batch
+from feedq.sinks.base import CommitUnknown, FeedWrite, Sink, Written
+from feedq.telemetry import (
+    BYTES,
+    COMMIT_DELAY_SECONDS,
+    COMMIT_SECONDS,
+    DEAD_LETTERS,
+    FENCED,
+    RECORDS,
+    SINK_REWINDS,
+    LogEvent,
+    log,
+)
+from feedq.worker.batch_queue import BatchQueue, CommitAnswer
+from feedq.worker.inflight_budget import InflightBudget
+from feedq.worker.loops import call_on_each
+from feedq.worker.outage import Outage
+
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 2.0
+"""A sink that comes back is noticed within this; asking more often would only add to its troubles."""
+IDLE_S = 60.0
+"""The longest sleep of a writer's thread with nothing to do, unless it is woken."""
+
+Group: TypeAlias = dict[BatchQueue, list[Batch]]
+
+logger = log(__name__)
+
+
+class WritingSession:
+    """A session with a sink that lands groups, and knows of a commit whose answer was lost. For one thread."""
+
+    def __init__(self, name: str, make_sink: Callable[[], Sink], outage: Outage) -> None:
+        self._name, self._make_sink, self._outage = name, make_sink, outage
+        self._sink: Sink | None = None
+        self._unknown: CommitUnknown | None = None
+        self.must_renew = False
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known what became of the last group. If not, the same is to be written next."""
+        return self._unknown is None
+
+    def write(self, group: Mapping[BatchQueue, Sequence[Batch]], *, briefly: bool) -> Written:
+        """Raises `SinkUnavailable`."""
+        since = monotonic()
+        if briefly:
+            self._outage.ask(since)
+        try:
+            written = self._write(group, briefly=briefly)
+        except SinkUnavailable as error:
+            self._outage.failed(error, since=since)
+            raise
+        finally:
+            if briefly:
+                self._outage.answered()
+        self._outage.over()
+        COMMIT_SECONDS.observe(monotonic() - since)
+        for batch_queue in group:
+            if batch_queue.key in written.landed:
+                batch_queue.continues = written.commit_id
+        return written
+
+    def _write(self, group: Mapping[BatchQueue, Sequence[Batch]], *, briefly: bool) -> Written:
+        if self.must_renew and self.is_decided:
+            self.must_renew = False
+            self.close()
+        if self._sink is None:
+            self._sink = self._make_sink()
+        if self._unknown is not None:
+            settled = self._sink.settle(self._unknown)
+            self._unknown = None
+            if settled is not None:
+                return settled
+        writes = [
+            FeedWrite(queue.key[0], queue.feed, queue.key[1], queue.target, tuple(batches), queue.continues)
+            for queue, batches in group.items()
+        ]
+        try:
+            return self._sink.write(writes, briefly=briefly)
+        except CommitUnknown as error:
+            logger.warning(LogEvent.COMMIT_UNKNOWN, sink=self._name, feeds=len(error.writes))
+            self._unknown = error
+            raise SinkUnavailable(f"sink {self._name!r}: {error}") from error
+
+    def leave_undecided(self) -> None:
+        """Ask no more what became of the last group; if it landed, its feeds are `Written.rewound` next."""
+        self._unknown = None
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+            self._sink = None
+
+
+# -- answers -----------------------------------------------------------------------------------------
+
+
+def finish(group: Group, written: Written) -> None:
+    """Count what became of a group, and tell its feeds."""
+    answers = [_answer_of(batch_queue, batches, written) for batch_queue, batches in group.items()]
+    now = datetime.now(UTC)
+    COMMIT_DELAY_SECONDS.observe_all(
+        max(0.0, (now - batch.received_at).total_seconds())
+        for answer in answers
+        if answer.failure is None
+        for batch in group[answer.batch_queue]
+    )
+    RECORDS.inc(sum(answer.landed for answer in answers))
+    BYTES.inc(sum(answer.size for answer in answers if answer.failure is None))
+    _tell(answers)
+
+
+def refuse(batch_queue: BatchQueue, batches: Iterable[Batch], failure: FeedqError) -> None:
+    """Say that nothing of these was written, nor will be."""
+    _tell([_refusal(batch_queue, batches, failure)])
+
+
+def refuse_unexpected(name: str, group: Group, error: Exception) -> None:
+    """An error of ours, or of a sink: its feeds shall hear of it."""
+    failure = SinkUnavailable(f"sink {name!r}: unexpected error: {error!r}")
+    for batch_queue, batches in group.items():
+        refuse(batch_queue, batches, failure)
+
+
+def _answer_of(batch_queue: BatchQueue, batches: list[Batch], written: Written) -> CommitAnswer:
+    key, (feed_id, epoch) = batch_queue.key, batch_queue.key
+    if batch_queue.broken is not None:
+        return _refusal(batch_queue, batches, batch_queue.broken)
+    if key in written.unusable:
+        return _refusal(batch_queue, batches, FeedMisconfigured(written.unusable[key]))
+    if key in written.rewound:
+        SINK_REWINDS.inc()
+        gone_back = (
+            f"feed {feed_id} ({batch_queue.feed}): its checkpoint in the sink is not the one that was left there "
+            f"under epoch {epoch}: the sink has gone back, or the row was changed; going on from its cursor"
+        )
+        return _refusal(batch_queue, batches, SinkRewound(gone_back))
+    if key not in written.landed:
+        FENCED.inc()
+        lost = f"feed {feed_id} ({batch_queue.feed}): epoch {epoch} was superseded; this worker stops writing"
+        return _refusal(batch_queue, batches, LeaseLost(lost))
+    if dead := written.dead.get(key, 0):
+        DEAD_LETTERS.inc(dead)
+        logger.warning(LogEvent.DEAD_LETTERS, feed=batch_queue.feed, records=dead)
+    return CommitAnswer(
+        batch_queue,
+        sum(batch.size for batch in batches),
+        written.landed[key],
+        dead,
+        written.errors.get(key),
+        batches[-1].cursor,
+        on_committed=[batch.on_committed for batch in batches if batch.on_committed is not None],
+    )
+
+
+def _refusal(batch_queue: BatchQueue, batches: Iterable[Batch], failure: FeedqError) -> CommitAnswer:
+    batch_queue.broken = failure
+    return CommitAnswer(batch_queue, sum(batch.size for batch in batches), failure=failure)
+
+
+def _tell(answers: Sequence[CommitAnswer]) -> None:
+    decided: defaultdict[InflightBudget, int] = defaultdict(int)
+    for answer in answers:
+        decided[answer.batch_queue.budget] += answer.size
+    # It no longer burdens the worker, whether or not a runner is left to hear of it.
+    for budget, size in decided.items():
+        budget.give_back(size)
+    call_on_each(lambda answer: answer.batch_queue.loop, _hear_all, answers)
+
+
+def _hear_all(answers: list[CommitAnswer]) -> None:
+    for answer in answers:
+        answer.batch_queue.hear(answer)
