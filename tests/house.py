@@ -32,9 +32,7 @@ RECORD_PATH = (
     "worker/batch_queue.py",
     "worker/writer.py",
     "worker/writing_session.py",
-    "sinks/transactional.py",
     "sinks/groupcommit.py",
-    "sinks/postgresql_catalog.py",
     "sinks/copyplan.py",
     "sinks/postgresql_session.py",
 )

@@ -8,33 +8,19 @@ was taken away by a person, who should be asked and not overruled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from feedq.errors import InvalidInput
 from feedq.model import FeedKey
 from feedq.sinks.base import DeadRecord, FeedWrite, SuspectRecord, Target
-from feedq.sinks.bisection import FailedAttempt
 from feedq.sinks.jsontext import UnreadableRecord
 from feedq.sinks.reserved import why_nowhere
 from feedq.sinks.session import SinkSession
-from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.target_table import TableName, TableShape, misdeclared
 
 Prepared = TypeVar("Prepared")
 """What of one feed's write is ready to land."""
-
-
-class TargetBroken(Exception):
-    """The table cannot be written, whatever the records."""
-
-
-class TargetBusy(Exception):
-    """The table cannot be written at this moment, though perhaps later: locked, no room on its disk."""
-
-    def __init__(self, said: str, scope: ErrorScope, error: Exception) -> None:
-        super().__init__(said)
-        self.scope, self.error = scope, error
 
 
 class ReadyRecord(NamedTuple):
@@ -94,31 +80,6 @@ class TargetPlan(ABC, Generic[Prepared]):
 
     def clear(self) -> None:
         """Forget what attempts before this one left behind."""
-
-    def attempt(self, land: Callable[[], None]) -> FailedAttempt | None:
-        """Land under a savepoint: all of what is given, or nothing and the reason.
-
-        Raises `TargetBroken`, `TargetBusy`, and the session's errors for what savepoints cannot mend.
-        """
-        session = self.session
-        try:
-            with session.savepoint("feedq_attempt"):
-                self.clear()
-                land()
-        except UnreadableRecord as unreadable:
-            return FailedAttempt(str(unreadable))
-        except session.errors as error:
-            if session.is_broken or not session.can_undo(error):
-                raise
-            scope, said, table = session.scope(error), session.explain(error), repr(self.target.table)
-            if scope is ErrorScope.TARGET:
-                raise TargetBroken(
-                    f"table {table} cannot be written: {said}; mend the table or edit the feed"
-                ) from error
-            if scope is not ErrorScope.DATA:
-                raise TargetBusy(f"table {table}: {said}", scope, error) from error
-            return FailedAttempt(said, self.row_of(error))
-        return None
 
 
 class Catalog(ABC):
@@ -194,10 +155,6 @@ class Catalog(ABC):
     def why_unmakeable(self, target: Target) -> str | None:
         """Why a fence could not make the table of this default target, as far as that can be told."""
         return None
-
-    @abstractmethod
-    def unkeepable(self, write: FeedWrite) -> str | None:
-        """Why nothing of a write can be kept, be it as a dead letter; None when it can."""
 
     @abstractmethod
     def describe(self, targets: Collection[Target]) -> dict[Target, TableShape]:

@@ -209,20 +209,17 @@ class DefaultRows:
     def _only_row(self, write: FeedWrite, batch: Batch, record: bytes) -> bytes:
         """Encodes a row in a third of `record`'s time: slow feeds have thousands of batches of one record."""
         name, version = write.feed.encode(), self._version
-        between = _between_name_and_payload(8, write.epoch, 8, _us(batch), len(version) + len(record))
+        us = (batch.received_at - _POSTGRES_EPOCH) // _MICROSECOND
+        between = _between_name_and_payload(8, write.epoch, 8, us, len(version) + len(record))
         return b"".join((_before_name(4, len(name)), name, between, version, record))
 
 
 def _head(write: FeedWrite, batch: Batch) -> bytes:
     """What all rows of a batch begin with."""
-    fields = (write.feed.encode(), _int64(write.epoch), _int64(_us(batch)))
+    us = (batch.received_at - _POSTGRES_EPOCH) // _MICROSECOND
+    fields = (write.feed.encode(), _int64(write.epoch), _int64(us))
     return _int16(4) + b"".join(map(_field, fields))
 
 
 def _field(value: bytes) -> bytes:
     return _int32(len(value)) + value
-
-
-def _us(batch: Batch) -> int:
-    """When it was received, as PostgreSQL counts time."""
-    return (batch.received_at - _POSTGRES_EPOCH) // _MICROSECOND

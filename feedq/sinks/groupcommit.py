@@ -1,4 +1,4 @@
-"""A group commit: one attempt is one transaction, from the locks to the commit.
+"""The group commit: records of many feeds and their checkpoints, in one transaction.
 
 ::
 
@@ -9,9 +9,10 @@
 The locks come first: a successor's fence waits for them, and so for the outcome. Killed, frozen or cut off
 at any point before the commit, nothing has happened.
 
-The first attempt is `CommitMode.OPTIMISTIC`: whatever goes wrong ends it, and the caller makes another one in the
-next mode, which lands under savepoints and finds out which record, feed or target is to blame. `RetryPlan` says
-what the next attempt does differently, and when there is none.
+`GroupCommitSink.write` makes one attempt after another, and each `GroupCommit` is one of them. The first one is
+`CommitMode.OPTIMISTIC`: whatever goes wrong ends it, and the next one lands under savepoints and finds out which
+record, feed or target is to blame (`feedq.sinks.refusals`). `feedq.sinks.retryplan` says what the next attempt
+does differently, and when there is none.
 
 What the database answers belongs to one record, one feed, or the sink, in this order: only errors at the
 checkpoints, which all feeds need, are the sink's.
@@ -19,144 +20,128 @@ checkpoints, which all feeds need, are the sink's.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum, auto
-from itertools import accumulate
 from typing import Any, Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from feedq.model import FeedKey
 from feedq.sinks.base import CommitUnknown, DeadRecord, FeedWrite, Target, Written
-from feedq.sinks.bisection import FailedAttempt, bisect
-from feedq.sinks.catalog import Catalog, ReadyRecord, TargetBroken, TargetBusy, TargetPlan
+from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.refusals import TargetOutcome, land_around_refusals
+from feedq.sinks.retryplan import CommitMode, FailedPart, GroupFailed, NextStep, RetryPlan
 from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.sqlstate import ErrorScope
+from feedq.sinks.transactional import TransactionalSink
 
+ATTEMPTS_MAX: Final = 12
+"""At one group commit, and one more for each target that is found locked. `RetryPlan` ends them sooner."""
+PREFILTER_S: Final = 60.0
+"""A feed with a bad record is looked through for others this long. That costs about a tenth of its throughput; a
+group commit that fails because of one costs half of a group's."""
 STATEMENT_TIMEOUT_S: Final = 300.0
 """No group commit takes this long in good health; beyond it the feeds would have stood still for ever."""
 BRIEF_STATEMENT_TIMEOUT_S: Final = 5.0
 """The same while other feeds wait: a target that takes longer, by a slow trigger for one, is written apart."""
-REFUSALS_MAX: Final = 40
-"""Attempts in vain in a target while other feeds wait: enough to find one feed among thousands without a hint,
-and several with one. Then all that have not landed are postponed, and each is judged by itself."""
-CONFLICTS_MAX: Final = 5
-"""Transactions that end in a deadlock or a serialization failure are tried again this often."""
+
+Groups = Mapping[Target, Sequence[FeedWrite]]
 
 
-class CommitMode(IntEnum):
-    """The mode of an attempt: how it guards against what the database refuses."""
+class GroupCommitSink(TransactionalSink):
+    """A sink that writes by group commits."""
 
-    OPTIMISTIC = 0
-    CAREFUL = 1
-    """Under savepoints: refused records go to the dead letters, broken targets are left out."""
-    IMMEDIATE = 2
-    """Besides, constraints deferred to the commit are checked at once, because the commit was refused."""
+    def __init__(self, url: str, *, environment: str, worker_id: UUID, role: str) -> None:
+        super().__init__(url, environment=environment, worker_id=worker_id, role=role)
+        self._locked: set[Target] = set()
+        """Targets that could not be written when last tried, because of somebody's lock."""
+        self._recently_refused: dict[FeedKey, float] = {}
+        """Feeds that had bad records, and until when others are expected of them."""
 
+    def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
+        assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
+        groups = by_target(writes)
+        retry_plan = RetryPlan(tuple(groups), briefly, around_locks=self.session_type.locks_all)
+        retry_plan.lock_uncertain = self._locked & groups.keys()
+        for _ in range(ATTEMPTS_MAX + len(groups)):
+            session, catalog = self._connect()
+            try:
+                written = GroupCommit(session, catalog, retry_plan, self._recently_refused).run(groups)
+                self._learn(groups, written, retry_plan)
+                return written
+            except GroupFailed as failed:
+                last = failed.error
+                session.rollback()
+                if session.is_broken or failed.trouble is ErrorScope.UNAVAILABLE:
+                    step = NextStep.AGAIN if _died_idle(session) else NextStep.GIVE_UP
+                else:
+                    step = retry_plan.after(failed)
+                if step is NextStep.POSTPONE:
+                    # What the catalog knows may be what is wrong: it is read anew.
+                    self.close()
+                    return _postponed(writes, f"the commit failed: {failed}")
+                if step is NextStep.GIVE_UP:
+                    break
+            except session.errors as error:
+                last = error
+                session.rollback()
+                if not _died_idle(session):
+                    break
+            except CommitUnknown as unknown:
+                self._lost[unknown.commit_id] = session.backend
+                self.close()
+                raise
+            except BaseException:
+                # Whatever it was, the transaction must not stay open behind it.
+                self.close()
+                raise
+        raise self._unavailable(last, "nothing was written") from last
 
-class FailedPart(Enum):
-    """Where an attempt has failed."""
-
-    CHECKPOINTS = auto()
-    TARGET = auto()
-    COMMIT = auto()
-    """From the dead letters on."""
-
-
-class GroupFailed(Exception):
-    """An attempt failed: nothing was written, and the transaction is still open, or broken."""
-
-    def __init__(
-        self,
-        part: FailedPart,
-        trouble: ErrorScope,
-        error: Exception,
-        said: str,
-        *,
-        target: Target | None = None,
-    ) -> None:
-        super().__init__(said)
-        self.part, self.trouble, self.error, self.target = part, trouble, error, target
-
-
-class NextStep(Enum):
-    """The step that follows from an attempt that failed."""
-
-    AGAIN = auto()
-    POSTPONE = auto()
-    """The sink is well: the feeds are in trouble."""
-    GIVE_UP = auto()
-    """The sink is unavailable."""
-
-
-@dataclass(slots=True)
-class RetryPlan:
-    """Says what the next attempt at a group does differently. Pure."""
-
-    targets: Collection[Target]
-    briefly: bool
-    lock_uncertain: Collection[Target] = ()
-    """Targets that may be locked, and whose locks are not to be waited for: they were locked a while ago, or the
-    group has waited enough."""
-    held: dict[Target, str] = field(default_factory=dict)
-    """Targets that cannot be written now, and why."""
-    around_locks: bool = False
-    """Whether to leave out feeds whose checkpoints somebody has locked."""
-    mode: CommitMode = CommitMode.OPTIMISTIC
-    _conflicts: int = 0
-
-    def after(self, failed: GroupFailed) -> NextStep:
-        """Decide after an attempt that failed on a session that still works."""
-        trouble, part, target = failed.trouble, failed.part, failed.target
-        if target is not None and trouble in (ErrorScope.LOCKED, ErrorScope.LATER):
-            why = " is locked" if trouble is ErrorScope.LOCKED else f": {failed}"
-            self.held[target] = f"table {target.table!r}{why}"
-            # One wait is enough for all who wait with it.
-            self.lock_uncertain = self.targets
-        elif trouble is ErrorScope.LOCKED and part is FailedPart.CHECKPOINTS and not self.around_locks:
-            self.around_locks = True
-        elif trouble is ErrorScope.CONFLICT and self._conflicts < CONFLICTS_MAX:
-            self._conflicts += 1
-        elif part is FailedPart.CHECKPOINTS:
-            return NextStep.GIVE_UP
-        elif self.mode is max(CommitMode):
-            return NextStep.POSTPONE
-        else:
-            self.mode = CommitMode.IMMEDIATE if part is FailedPart.COMMIT else CommitMode(self.mode + 1)
-        return NextStep.AGAIN
+    def _learn(self, groups: Groups, written: Written, retry_plan: RetryPlan) -> None:
+        """Remember what makes the next group commit quicker, and forget what does not any more."""
+        self._locked |= retry_plan.held.keys()
+        if self._locked:
+            landed = {target for target, ws in groups.items() if any(w.key in written.landed for w in ws)}
+            self._locked -= landed
+        if written.dead or self._recently_refused:
+            now = time.monotonic()
+            self._recently_refused |= dict.fromkeys(written.dead, now + PREFILTER_S)
+            self._recently_refused = {
+                key: until for key, until in self._recently_refused.items() if until > now
+            }
 
 
 class GroupCommit:
-    """Makes one transaction. Used once."""
+    """One attempt at a group: one transaction. Used once."""
 
     def __init__(
         self,
         session: SinkSession,
         catalog: Catalog,
-        *,
         retry_plan: RetryPlan,
-        unusable: Mapping[FeedKey, str],
         recently_refused: Collection[FeedKey],
     ) -> None:
         """Records of ``recently_refused`` feeds are prefiltered: others of theirs were bad not long ago."""
         self._session = session
         self._catalog = catalog
         self._retry_plan = retry_plan
+        self._recently_refused = recently_refused
         self._landed: dict[FeedKey, int] = {}
         self._dead: list[DeadRecord] = []
-        self._unusable = dict(unusable)
-        self._recently_refused = recently_refused
+        self._unusable: dict[FeedKey, str] = {}
         self._postponed: dict[FeedKey, str] = {}
 
-    def run(self, writes: Sequence[FeedWrite]) -> Written:
+    def run(self, groups: Groups) -> Written:
         """Land and advance.
 
         Raises:
             CommitUnknown: the answer to the commit was lost; the session is closed.
             GroupFailed: nothing was written; the transaction is still open, or broken.
+            errors of the session: the same, before the transaction has begun.
         """
+        self._session.ensure_bookkeeping()
+        writes = self._find_usable(groups)
         if not writes:
             return Written(landed={}, dead={}, fenced=(), unusable=self._unusable)
         try:
@@ -164,14 +149,27 @@ class GroupCommit:
             fenced = self._find_fenced(lost) if lost else lost
         except self._session.errors as error:
             raise self._failed(FailedPart.CHECKPOINTS, error) from error
-        ours = [w for w in writes if w.key not in lost and w.key not in self._postponed]
-        for target, admitted in by_target(ours).items():
-            plan = self._catalog.plan(target)
-            if why := self._retry_plan.held.get(target) or self._find_locked(plan):
-                self._postponed |= {write.key: why for write in admitted}
-            else:
-                self._land(plan, admitted)
+        left_out = lost | self._unusable.keys() | self._postponed.keys()
+        for target, group in groups.items():
+            admitted = [write for write in group if write.key not in left_out] if left_out else group
+            if admitted:
+                self._land(self._catalog.plan(target), admitted)
         return self._commit(writes, fenced=tuple(fenced), rewound=tuple(lost - fenced))
+
+    def _find_usable(self, groups: Groups) -> list[FeedWrite]:
+        """The writes that are not without hope whatever their records."""
+        if self._retry_plan.mode is not CommitMode.OPTIMISTIC:
+            self._catalog.refresh(self._retry_plan.targets)
+        wrong = self._catalog.get_ready(self._retry_plan.targets)
+        usable: list[FeedWrite] = []
+        for target, group in groups.items():
+            why_none = wrong.get(target)
+            for write in group:
+                if why := why_none or self._session.unkeepable(write):
+                    self._unusable[write.key] = why
+                else:
+                    usable.append(write)
+        return usable
 
     def _begin(self, writes: Sequence[FeedWrite]) -> set[FeedKey]:
         """Lock the checkpoints that are as we left them, to the end; returns the keys of the others."""
@@ -191,31 +189,34 @@ class GroupCommit:
         known = self._session.last_commits([feed_id for feed_id, _ in lost], lock=False)
         return {(id_, epoch) for id_, epoch in lost if id_ in known and known[id_].epoch > epoch}
 
+    def _land(self, plan: TargetPlan[Any], writes: Sequence[FeedWrite]) -> None:
+        if why := self._retry_plan.held.get(plan.target) or self._find_locked(plan):
+            self._postponed |= {write.key: why for write in writes}
+            return
+        try:
+            if self._retry_plan.mode is CommitMode.OPTIMISTIC:
+                prepared, dead = plan.prepare(writes, self._recently_refused)
+                plan.land(prepared)
+                outcome = TargetOutcome(writes, dead)
+            else:
+                outcome = land_around_refusals(plan, writes, briefly=self._retry_plan.briefly)
+        except UnreadableRecord as unreadable:
+            raise GroupFailed(FailedPart.TARGET, ErrorScope.DATA, unreadable, str(unreadable)) from unreadable
+        except self._session.errors as error:
+            raise self._failed(FailedPart.TARGET, error, target=plan.target) from error
+        self._landed |= {write.key: write.records for write in outcome.landed}
+        for suspect, _ in outcome.dead:
+            self._landed[suspect.write.key] -= 1
+        self._dead += outcome.dead
+        self._unusable |= outcome.unusable
+        self._postponed |= outcome.postponed
+
     def _find_locked(self, plan: TargetPlan[Any]) -> str | None:
         """Why the target cannot be written now: somebody has its table locked. Asked only of those that may be."""
         self._session.set_lock_timeout(self._session.lock_timeout_s)
         if plan.target not in self._retry_plan.lock_uncertain or not self._session.is_locked(plan.shape):
             return None
         return self._retry_plan.held.setdefault(plan.target, f"table {plan.target.table!r} is locked")
-
-    def _land(self, plan: TargetPlan[Any], writes: Sequence[FeedWrite]) -> None:
-        try:
-            if self._retry_plan.mode is CommitMode.OPTIMISTIC:
-                prepared, dead = plan.prepare(writes, self._recently_refused)
-                plan.land(prepared)
-                self._note(writes, dead)
-            else:
-                self._land_under_savepoints(plan, writes)
-        except UnreadableRecord as unreadable:
-            raise GroupFailed(FailedPart.TARGET, ErrorScope.DATA, unreadable, str(unreadable)) from unreadable
-        except self._session.errors as error:
-            raise self._failed(FailedPart.TARGET, error, target=plan.target) from error
-
-    def _note(self, landed: Iterable[FeedWrite], dead: Sequence[DeadRecord]) -> None:
-        self._landed |= {write.key: write.records for write in landed}
-        for suspect, _ in dead:
-            self._landed[suspect.write.key] -= 1
-        self._dead += dead
 
     def _commit(
         self, writes: Sequence[FeedWrite], *, fenced: tuple[FeedKey, ...], rewound: tuple[FeedKey, ...]
@@ -249,53 +250,6 @@ class GroupCommit:
             raise self._failed(FailedPart.COMMIT, error) from error
         return written
 
-    # -- under savepoints ----------------------------------------------------------------------------
-
-    def _land_under_savepoints(self, plan: TargetPlan[Any], writes: Sequence[FeedWrite]) -> None:
-        """Land the feeds of a target that can be, or none of them if it is the target that is broken."""
-        briefly = self._retry_plan.briefly
-        prepared, dead = plan.prepare(writes, ())
-
-        def land(part: Sequence[int]) -> FailedAttempt | None:
-            try:
-                refusal = plan.attempt(lambda: plan.land([prepared[n] for n in part]))
-            except TargetBusy as later:
-                if not (briefly and later.scope is ErrorScope.CONFLICT):
-                    raise
-                # Of one of these, perhaps.
-                return FailedAttempt(str(later))
-            counts = [plan.count(prepared[n]) for n in part] if refusal else ()
-            return refusal and FailedAttempt(refusal.error, _feed_at(counts, refusal.position))
-
-        try:
-            with self._session.savepoint("feedq_target"):
-                refused = bisect(range(len(writes)), land, refusals_max=REFUSALS_MAX if briefly else None)
-                if not briefly:
-                    for n, _ in refused:
-                        dead += self._land_records(plan, prepared[n])
-        except (TargetBroken, TargetBusy) as broken:
-            # By itself each feed is judged anew: it need not be all of them.
-            put_off = briefly or isinstance(broken, TargetBusy)
-            (self._postponed if put_off else self._unusable).update((w.key, str(broken)) for w in writes)
-            return
-        if briefly:
-            self._postponed |= {writes[n].key: error for n, error in refused}
-            writes = [write for write in writes if write.key not in self._postponed]
-            dead = [(suspect, why) for suspect, why in dead if suspect.write.key not in self._postponed]
-        self._note(writes, dead)
-
-    def _land_records(self, plan: TargetPlan[Any], refused: Any) -> list[DeadRecord]:
-        """Land what can be of a feed, record by record where need be; returns the others."""
-
-        def land(part: Sequence[ReadyRecord]) -> FailedAttempt | None:
-            return plan.attempt(lambda: plan.land_records(part))
-
-        sound, dead = plan.prefilter(refused)
-        if dead and not plan.attempt(lambda: plan.land([sound])):
-            return dead
-        records, more = plan.split(sound)
-        return dead + more + [(ready.suspect, error) for ready, error in bisect(records, land)]
-
     def _failed(self, part: FailedPart, error: Exception, *, target: Target | None = None) -> GroupFailed:
         scope = self._session.scope(error)
         if scope is ErrorScope.LOCKED and self._session.locks_all:
@@ -315,8 +269,11 @@ def by_target(writes: Iterable[FeedWrite]) -> dict[Target, list[FeedWrite]]:
     return groups
 
 
-def _feed_at(counts: Iterable[int], row: int | None) -> int | None:
-    """Index of the feed that a row of their common statement belongs to."""
-    if row is None:
-        return None
-    return next((index for index, end in enumerate(accumulate(counts)) if row < end), None)
+def _postponed(writes: Sequence[FeedWrite], why: str) -> Written:
+    """The sink is well, and these cannot be committed: each of them is to be tried by itself."""
+    return Written({}, {}, (), {}, {write.key: why for write in writes})
+
+
+def _died_idle(session: SinkSession) -> bool:
+    """Whether the connection was dead before the transaction did anything: then a new one is worth a try."""
+    return session.is_broken and not session.has_begun

@@ -9,11 +9,12 @@ import psycopg2
 from sqlalchemy.exc import ProgrammingError
 
 from feedq.errors import SinkUnavailable
+from feedq.sinks.groupcommit import GroupCommitSink
 from feedq.sinks.postgresql_catalog import PostgresCatalog
-from feedq.sinks.postgresql_session import PostgresSinkSession, open_engine
+from feedq.sinks.postgresql_connection import open_engine
+from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.sinks.session import application_name
 from feedq.sinks.sqlstate import cause_of
-from feedq.sinks.transactional import TransactionalSink
 from feedq.telemetry import mask_url
 
 UPGRADE_BY_OWNER: Final = (
@@ -22,7 +23,7 @@ UPGRADE_BY_OWNER: Final = (
 )
 
 
-class PostgresSink(TransactionalSink):
+class PostgresSink(GroupCommitSink):
     """A session with a PostgreSQL database, on behalf of one worker. Belongs to one thread."""
 
     session_type = PostgresSinkSession

@@ -10,10 +10,9 @@ from psycopg2 import sql
 
 from feedq.errors import InvalidInput
 from feedq.sinks import target_table
-from feedq.sinks.base import FeedWrite, Target
+from feedq.sinks.base import Target
 from feedq.sinks.catalog import Catalog, TargetPlan
 from feedq.sinks.copyplan import CopyPlan
-from feedq.sinks.cursors import cursor_text
 from feedq.sinks.mapping import Origin
 from feedq.sinks.postgresql_session import PostgresSinkSession, identifier_of
 from feedq.sinks.reserved import why_not_in_postgresql
@@ -58,13 +57,6 @@ class PostgresCatalog(Catalog):
 
     def why_reserved(self, table: TableName) -> str | None:
         return why_not_in_postgresql(table.schema, table.name)
-
-    def unkeepable(self, write: FeedWrite) -> str | None:
-        try:
-            cursor_text(write.cursor)
-        except ValueError as error:
-            return str(error)
-        return None
 
     def judge(self, target: Target, shape: TableShape | None) -> str | None:
         return problem(target, shape)

@@ -2,9 +2,8 @@
 
 `SinkSession` does it with what every database has: transactions, ``SELECT … FOR UPDATE`` and savepoints. What a
 database does its own way, or much quicker, its own class says: `feedq.sinks.postgresql_session`, and the sessions
-of `feedq.sinks.sql`. Above it everything is written once: `feedq.sinks.transactional` decides what an error means
-for the caller, `feedq.sinks.groupcommit` lands and advances, `feedq.sinks.fencing` raises epochs,
-`feedq.sinks.upkeep` tries dead letters again.
+of `feedq.sinks.sql`. Above it everything is written once: `feedq.sinks.groupcommit` lands and advances,
+`feedq.sinks.fencing` raises epochs, `feedq.sinks.upkeep` tries dead letters again.
 
 A session is opened with bounds on every wait. It does not reconnect and does not retry; SQLAlchemy would open a
 new connection behind our back after an error, which is why a broken session refuses to be used. Transactions begin
@@ -134,6 +133,15 @@ class SinkSession:
 
     def ensure_bookkeeping(self) -> None:
         """Make feedq's own tables if they are not there. Here that was done when it was opened."""
+
+    def unkeepable(self, write: FeedWrite) -> str | None:
+        """Why nothing of a write can be kept, be it as a dead letter; None when it can."""
+        try:
+            for batch in write.batches:
+                ascii_text(batch.cursor)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def _set_up(self) -> Any:
         """Make a new session ours; returns its number at the server if it can be ended by that."""

@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from feedq.errors import SinkUnavailable
-from feedq.model import FeedKey
 from feedq.sinks.base import (
     Checkpoint,
     CommitUnknown,
@@ -36,15 +35,6 @@ from feedq.sinks.base import (
 )
 from feedq.sinks.catalog import Catalog
 from feedq.sinks.fencing import Fencing
-from feedq.sinks.groupcommit import (
-    CommitMode,
-    FailedPart,
-    GroupCommit,
-    GroupFailed,
-    NextStep,
-    RetryPlan,
-    by_target,
-)
 from feedq.sinks.session import AnswerLost, SinkSession
 from feedq.sinks.settlement import LastCommit, decide
 from feedq.sinks.sqlstate import ErrorScope
@@ -53,15 +43,10 @@ from feedq.telemetry import mask_url
 
 T = TypeVar("T")
 
-ATTEMPTS_MAX: Final = 12
-"""At one group commit, and one more for each target that is found locked. `RetryPlan` ends them sooner."""
 READ_ATTEMPTS_MAX: Final = 5
 """Transactions that end in a deadlock or a serialization failure are tried this often."""
 CONFLICT_PAUSE_S: Final = 0.02
 SETTLE_LOCK_TIMEOUT_S: Final = 5.0
-PREFILTER_S: Final = 60.0
-"""A feed with a bad record is looked through for others this long. That costs about a tenth of its throughput; a
-group commit that fails because of one costs half of a group's."""
 
 
 class TransactionalSink(ABC):
@@ -80,10 +65,6 @@ class TransactionalSink(ABC):
         self._connected: tuple[SinkSession, Catalog] | None = None
         self._lost: dict[UUID, Any] = {}
         """By which the server knows the sessions of commits whose answers were lost."""
-        self._locked: set[Target] = set()
-        """Targets that could not be written when last tried, because of somebody's lock."""
-        self._recently_refused: dict[FeedKey, float] = {}
-        """Feeds that had bad records, and until when others are expected of them."""
 
     @abstractmethod
     def _open(self) -> tuple[SinkSession, Catalog]:
@@ -104,45 +85,6 @@ class TransactionalSink(ABC):
             return unusable + Fencing(session).fence(usable, lock_timeout_s=lock_timeout_s)
 
         return self._do(fence) if requests else []
-
-    def write(self, writes: Sequence[FeedWrite], *, briefly: bool = False) -> Written:
-        assert len({write.key for write in writes}) == len(writes), "a feed is twice in one group"
-        targets = by_target(writes).keys()
-        retry_plan = RetryPlan(
-            targets, briefly, lock_uncertain=self._locked & targets, around_locks=self.session_type.locks_all
-        )
-        for _ in range(ATTEMPTS_MAX + len(targets)):
-            session, catalog = self._connect()
-            try:
-                written = self._write(session, catalog, writes, retry_plan)
-                self._learn(writes, written, retry_plan)
-                return written
-            except GroupFailed as failed:
-                last = failed
-                session.rollback()
-                if session.is_broken or failed.trouble is ErrorScope.UNAVAILABLE:
-                    if not _died_idle(session):
-                        break
-                    continue
-                match retry_plan.after(failed):
-                    case NextStep.POSTPONE:
-                        return self._postpone(writes, failed)
-                    case NextStep.GIVE_UP:
-                        break
-            except session.errors as error:
-                session.rollback()
-                if not _died_idle(session):
-                    raise self._unavailable(error, "nothing was written") from error
-                last = GroupFailed(FailedPart.CHECKPOINTS, ErrorScope.UNAVAILABLE, error, str(error))
-            except CommitUnknown as unknown:
-                self._lost[unknown.commit_id] = session.backend
-                self.close()
-                raise
-            except BaseException:
-                # Whatever it was, the transaction must not stay open behind it.
-                self.close()
-                raise
-        raise self._unavailable(last.error, "nothing was written") from last.error
 
     def settle(self, unknown: CommitUnknown) -> Written | None:
         backend = self._lost.get(unknown.commit_id)
@@ -224,47 +166,6 @@ class TransactionalSink(ABC):
 
     # -- private -------------------------------------------------------------------------------------
 
-    def _write(
-        self, session: SinkSession, catalog: Catalog, writes: Sequence[FeedWrite], retry_plan: RetryPlan
-    ) -> Written:
-        """Makes one attempt, without the feeds that cannot be written in any case."""
-        session.ensure_bookkeeping()
-        grouped = by_target(writes)
-        if retry_plan.mode is not CommitMode.OPTIMISTIC:
-            catalog.refresh(grouped)
-        wrong = catalog.get_ready(grouped.keys())
-        unusable = {write.key: why for write in writes if (why := catalog.unkeepable(write))}
-        for target, why in wrong.items():
-            unusable |= {write.key: why for write in grouped[target]}
-        usable = [write for write in writes if write.key not in unusable] if unusable else writes
-        group = GroupCommit(
-            session,
-            catalog,
-            retry_plan=retry_plan,
-            unusable=unusable,
-            recently_refused=self._recently_refused,
-        )
-        return group.run(usable)
-
-    def _learn(self, writes: Sequence[FeedWrite], written: Written, retry_plan: RetryPlan) -> None:
-        """Remember what makes the next group commit quicker, and forget what does not any more."""
-        if written.postponed:
-            self._locked |= {w.target for w in writes if w.key in written.postponed} & retry_plan.held.keys()
-        if self._locked:
-            self._locked -= {write.target for write in writes if write.key in written.landed}
-        if written.dead or self._recently_refused:
-            now = time.monotonic()
-            self._recently_refused |= dict.fromkeys(written.dead, now + PREFILTER_S)
-            self._recently_refused = {
-                key: until for key, until in self._recently_refused.items() if until > now
-            }
-
-    def _postpone(self, writes: Sequence[FeedWrite], failed: GroupFailed) -> Written:
-        """The sink is well, and these cannot be committed: each of them is to be tried by itself."""
-        # What the catalog knows may be what is wrong: it is read anew.
-        self.close()
-        return Written({}, {}, (), {}, {write.key: f"the commit failed: {failed}" for write in writes})
-
     def _do(self, work: Callable[[SinkSession, Catalog], T], *, bookkeeping: bool = True) -> T:
         """Do what may be repeated: again after a conflict, or when the session turns out to be dead."""
         for attempt in range(READ_ATTEMPTS_MAX):
@@ -310,8 +211,3 @@ class TransactionalSink(ABC):
                 text = f"{text}: another session holds the lock" + (f" ({context})" if context else "")
         parts = [f"sink {mask_url(self._url)}: {mask_url(text)}", *filter(None, [consequence])]
         return SinkUnavailable("; ".join(parts))
-
-
-def _died_idle(session: SinkSession) -> bool:
-    """Whether the connection was dead before the transaction did anything: then a new one is worth a try."""
-    return session.is_broken and not session.has_begun

@@ -19,10 +19,11 @@ from sqlalchemy import ColumnElement, Select, delete, insert, select, update
 from feedq.errors import InvalidInput, SinkUnavailable
 from feedq.sinks.base import Checkpoint, DeadLetter, FeedWrite, Preview, Replayed, SuspectRecord, Taking
 from feedq.sinks.bisection import FailedAttempt, bisect
-from feedq.sinks.catalog import Catalog, ReadyRecord, TargetBroken, TargetBusy, TargetPlan
+from feedq.sinks.catalog import Catalog, ReadyRecord, TargetPlan
 from feedq.sinks.cursors import ascii_text, cursor_of
 from feedq.sinks.identity import not_its_own, taken_meanwhile
 from feedq.sinks.jsontext import UnreadableRecord
+from feedq.sinks.refusals import TargetBroken, TargetBusy, attempt
 from feedq.sinks.session import AnswerLost, SinkSession, parameter, parts
 from feedq.sinks.table_definitions import checkpoint, dead_letter, utc_now
 
@@ -65,7 +66,7 @@ def replay(session: SinkSession, plan: TargetPlan[Any], ids: Collection[int]) ->
             refused[letter.id] = str(unreadable)
 
     def land(part: Sequence[int]) -> FailedAttempt | None:
-        return plan.attempt(lambda: plan.land_records([records[id_] for id_ in part]))
+        return attempt(plan, lambda: plan.land_records([records[id_] for id_ in part]))
 
     with _explained(session):
         refused |= bisect(list(records), land)
@@ -115,7 +116,7 @@ def _preview(plan: TargetPlan[Any], suspect: SuspectRecord, *, lands: bool) -> P
         ready = plan.ready(suspect)
     except UnreadableRecord as unreadable:
         return Preview(suspect.record, columns, str(unreadable))
-    refusal = plan.attempt(lambda: plan.land_records([ready])) if lands else None
+    refusal = attempt(plan, lambda: plan.land_records([ready])) if lands else None
     return Preview(suspect.record, columns, None if refusal is None else refusal.error)
 
 

@@ -298,6 +298,18 @@ def test_feeds_that_all_have_refused_records_cost_the_others_few_attempts(
     assert sink.write(group[:1]).dead == {(1, 1): 1}
 
 
+def test_a_cursor_that_cannot_be_kept_is_its_feeds_trouble_whichever_batch_has_it(
+    harness: PostgresSinkHarness,
+) -> None:
+    sink = harness.sink()
+    fence(sink, 1, 1)
+    fence(sink, 2, 1)
+    bad = write(1, 1, batch(harness.refused, cursor="\0"), batch(b"2", cursor=2))
+    written = sink.write([bad, write(2, 1, batch(b"1"))])
+    assert "cursor cannot be kept" in written.unusable[1, 1]
+    assert written.landed == {(2, 1): 1}
+
+
 def test_dead_letters_that_cannot_be_kept_are_their_feeds_trouble_alone(harness: PostgresSinkHarness) -> None:
     sink = harness.sink()
     sink.fence([request(n, 1) for n in (1, 2)], lock_timeout_s=PATIENCE_S)

@@ -8,7 +8,8 @@ from uuid import uuid4
 import pytest
 
 from feedq.model import LeaseState, Load, Reason, Release
-from feedq.sinks.postgresql_session import PostgresSinkSession, open_engine
+from feedq.sinks.postgresql_connection import open_engine
+from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.store.election import Election
 from feedq.store.postgresql import PostgresStore
 from feedq.telemetry import EventKind

@@ -16,7 +16,8 @@ from sqlalchemy import text
 from feedq.errors import Unavailable
 from feedq.model import Load
 from feedq.settings import Settings
-from feedq.sinks.postgresql_session import PostgresSinkSession, open_engine
+from feedq.sinks.postgresql_connection import open_engine
+from feedq.sinks.postgresql_session import PostgresSinkSession
 from feedq.store import database as database_module
 from feedq.store import worker_session as session_module
 from feedq.store.database import connect_once, make_lone_engine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from psycopg2 import errors
 
 from feedq.sinks.cursors import cursor_text
-from feedq.sinks.postgresql_session import driver_url
+from feedq.sinks.postgresql_connection import driver_url
 from feedq.sinks.session import application_name, worker_of
 from feedq.sinks.sqlstate import ErrorScope, classify
 

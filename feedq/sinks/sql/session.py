@@ -10,6 +10,7 @@ from sqlalchemy import URL, Engine, Insert, Inspector, Table, inspect
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import SQLAlchemyError
 
+from feedq.sinks.base import FeedWrite
 from feedq.sinks.session import SinkSession
 from feedq.sinks.sql.column_values import Conversion, conversion
 from feedq.sinks.table_definitions import checkpoint, dead_letter, lacking
@@ -46,6 +47,7 @@ class SqlSession(SinkSession):
     def __init__(self, engine: Engine, *, environment: str, worker_id: UUID, role: str) -> None:
         super().__init__(engine, environment=environment, worker_id=worker_id, role=role)
         self._has_bookkeeping = False
+        self._record_bytes_max = self.record_bytes_max()
 
     @classmethod
     def connect_args(cls, url: URL, driver: str) -> dict[str, Any]:
@@ -55,6 +57,16 @@ class SqlSession(SinkSession):
     def record_bytes_max(self) -> int | None:
         """The longest record that a statement may carry."""
         return None
+
+    def unkeepable(self, write: FeedWrite) -> str | None:
+        if limit := self._record_bytes_max:
+            for batch in write.batches:
+                if batch.size > limit and (longest := max(map(len, batch.split()))) > limit:
+                    return (
+                        f"a record of {longest} bytes is longer than this server takes ({limit}): raise its "
+                        "max_allowed_packet to more than twice that"
+                    )
+        return super().unkeepable(write)
 
     def row_of(self, error: SQLAlchemyError) -> int | None:
         """The row of a statement, from 0, that the database stopped at. A hint, nothing more."""

@@ -12,9 +12,9 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.types import TypeEngine
 
 from feedq.errors import InvalidInput
-from feedq.sinks.base import FeedWrite, Target
+from feedq.sinks.base import Target
 from feedq.sinks.catalog import Catalog, TargetPlan
-from feedq.sinks.cursors import ascii_text
+from feedq.sinks.groupcommit import GroupCommitSink
 from feedq.sinks.reserved import SYSTEM
 from feedq.sinks.sql.column_values import is_binary
 from feedq.sinks.sql.insertplan import InsertPlan
@@ -24,7 +24,6 @@ from feedq.sinks.sql.sqlite import SqliteSession
 from feedq.sinks.sqlstate import ErrorScope
 from feedq.sinks.table_definitions import checkpoint, default_table
 from feedq.sinks.target_table import DEFAULT_COLUMNS, Column, TableName, TableShape, Types, problem
-from feedq.sinks.transactional import TransactionalSink
 from feedq.telemetry import mask_url
 
 SESSIONS: Final[dict[str, type[SqlSession]]] = {
@@ -43,7 +42,7 @@ PACKAGES: Final = {
 """Of the modules that are not called like the package that has them."""
 
 
-class SqlSink(TransactionalSink):
+class SqlSink(GroupCommitSink):
     """A session with a database, on behalf of one worker. Belongs to one thread."""
 
     session_type: type[SqlSession]
@@ -130,21 +129,6 @@ class SqlCatalog(Catalog):
     def __init__(self, session: SqlSession) -> None:
         super().__init__()
         self._session = session
-        self._record_bytes_max = session.record_bytes_max()
-
-    def unkeepable(self, write: FeedWrite) -> str | None:
-        limit = self._record_bytes_max
-        for batch in write.batches:
-            try:
-                ascii_text(batch.cursor)
-            except ValueError as error:
-                return str(error)
-            if limit and batch.size > limit and (longest := max(map(len, batch.split()))) > limit:
-                return (
-                    f"a record of {longest} bytes is longer than this server takes ({limit}): raise its "
-                    "max_allowed_packet to more than twice that"
-                )
-        return None
 
     def judge(self, target: Target, shape: TableShape | None) -> str | None:
         types_ = (TEXT, ("integer",), ("date and time",), PAYLOAD_TYPES[target.format])
