@@ -41,6 +41,7 @@ class Root(click.Group):
         "schedule": "feedq.cli.schedule:schedule",
         "worker": "feedq.cli.worker:worker",
         "status": "feedq.cli.status:status",
+        "api": "feedq.cli.serve:serve",
         "top": "feedq.cli.top:top",
         "doctor": "feedq.cli.status:doctor",
         "connectors": "feedq.cli.connectors:connectors",

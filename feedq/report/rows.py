@@ -43,6 +43,8 @@ RUN_FIELDS = (
     *("id", "schedule", "key", "kind", "tick_at", "ticks", "due_at", "state", "attempt", "fence", "worker"),
     *("worker_id", "started_at", "deadline_at", "ended_at"),
 )
+LEADER_FIELDS = ("host", "pid", "elected_at", "expires_at", "leads")
+RUN_NUMBERS = ("running", "waiting", "due", "oldest_due_s", "workers", "slots")
 SCHEDULE_FIELDS = (
     *("state", "paused_until", "pause_reason", "unreadable", "next_tick_at", "next_fire_at", "failures"),
     "generation",
@@ -148,13 +150,11 @@ def status_document(
             "utilisation": None if numbers.utilisation is None else round(numbers.utilisation, 4),
             "list": [worker_row(view) for view in workers],
         },
-        "beat": None
-        if leader is None
-        else _fields(leader, ("host", "pid", "elected_at", "expires_at", "leads")),
+        "beat": None if leader is None else _fields(leader, LEADER_FIELDS),
         "reconcile": {"last_pass_at": state.pass_at, "last_pass_age_s": state.pass_age_s},
         "schedules": _fields(jobs, ("active", "paused", "overdue_s"))
         | {"total": jobs.schedules, "paused_by_failures": list(jobs.tripped)},
-        "runs": _fields(jobs, ("running", "waiting", "due", "oldest_due_s", "workers", "slots")),
+        "runs": _fields(jobs, RUN_NUMBERS),
         "warnings": [check_row(check) for check in warnings],
     }
 

@@ -8,11 +8,12 @@ only, one transaction a call.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+import orjson
 from sqlalchemy import Connection, text
 
 from feedq.lease import FAILING_FROM, LAGS_S, REFUSING_S, SILENT_AFTER, WAITS_ANEW
@@ -54,6 +55,21 @@ class Query:
     descending: bool = False
     limit: int = PAGE_MAX
     offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FeedFilter:
+    """Which feeds: those to which all of it applies. What is left empty applies to every one."""
+
+    text: str = ""
+    """Plain text, looked for wherever a feed shows some."""
+    statuses: tuple[Status, ...] = ()
+    worker: str | None = None
+    """The whole name of the worker that has it."""
+    tenant: str | None = None
+    connector: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that it has, all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +154,14 @@ _CONDITIONS = {
     "worker": "w.name = :worker",
     "tenant": "f.tenant = :tenant",
 }
+_FILTERS = {
+    "text": f"strpos({_HAYSTACK}, lower(:text)) > 0",
+    "statuses": f"{_STATUS} = ANY(:statuses)",
+    "worker": "w.name = :worker",
+    "tenant": "f.tenant = :tenant",
+    "connector": "f.connector = :connector",
+    "labels": "f.labels @> CAST(:labels AS jsonb)",
+}
 _ORDER = {
     Sort.NAME: "f.name",
     Sort.STATUS: _STATUS,
@@ -173,6 +197,26 @@ class FeedListing(Aggregate):
         views = [feed_view_from(row) for row in c.execute(text(page_sql), parameters)]
         matching = sum(t.feeds for t in tallies if query.status in (None, t.status))
         return FoundFeeds(now, views, tallies, matching)
+
+    @in_transaction
+    def after(
+        self, c: Connection, which: FeedFilter, *, place: tuple[str, int] = ("", 0), limit: int = PAGE_MAX
+    ) -> list[FeedView]:
+        """Feeds by name and id, from behind ``place`` on: a page costs what it shows, and what it leaves out on
+        the way. For programs that go through all of them, while others are added and removed."""
+        given = {name: value for name in _FILTERS if (value := getattr(which, name))}
+        conditions = ["(f.name, f.id) > (:name, :id)", *(_FILTERS[name] for name in given)]
+        sql = f"""
+            SELECT {FEED_COLUMNS}, {LEASE_COLUMNS}, {OWNER_COLUMNS}, :now AS now
+            {_FROM} {_filtered(conditions)} ORDER BY f.name, f.id LIMIT :limit
+        """
+        parameters = {**given, "now": _begin(c), "limit": min(max(limit, 0), PAGE_MAX)}
+        parameters |= dict(zip(("name", "id"), place, strict=True))
+        if which.statuses:
+            parameters["statuses"] = [status.value for status in which.statuses]
+        if which.labels:
+            parameters["labels"] = orjson.dumps(dict(which.labels)).decode()
+        return [feed_view_from(row) for row in c.execute(text(sql), parameters)]
 
     @in_transaction
     def tallies(self, c: Connection) -> list[StatusCount]:

@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from feedq.model import Worker
 from feedq.store.database import Database
+from feedq.store.event_listing import EventListing
 from feedq.store.feed_listing import FeedListing
 from feedq.store.feeds import PostgresFeeds
 from feedq.store.history import EVENTS_PER_FEED, RETENTION_DAYS, HistoryKept
@@ -50,6 +51,7 @@ class PostgresStore:
         self._database = Database(url, application_name=application_name)
         self.feeds = PostgresFeeds(self._database)
         self.listing = FeedListing(self._database)
+        self.history = EventListing(self._database)
         self.workers = PostgresWorkers(self._database)
         self.leases = PostgresLeases(self._database, restart_hold_s=restart_hold_s)
         self.fleet = PostgresFleet(self._database, keep=HistoryKept(retention_days, events_per_feed))

@@ -15,6 +15,7 @@ import orjson
 from flower.api import BaseApiHandler
 from tornado import web
 
+from feedq.api.problems import status_of
 from feedq.errors import FeedqError, InvalidInput
 from feedq.report.rows import (
     event_row,
@@ -38,7 +39,6 @@ from feedq.web.params import (
     parse_run_id,
     parse_schedules,
     parse_states,
-    status_of,
 )
 from feedq.web.queries import WebQueries
 from feedq.wording import as_json

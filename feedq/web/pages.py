@@ -20,6 +20,7 @@ from flower.views import BaseHandler
 from tornado import web
 
 from feedq import __version__, wording
+from feedq.api.problems import status_of
 from feedq.errors import FeedqError, InvalidInput
 from feedq.lease import stillness_of
 from feedq.model import Status
@@ -34,7 +35,7 @@ from feedq.schedule.model import RunState, ScheduleState
 from feedq.store.feed_listing import Query, Sort, StatusCount
 from feedq.telemetry import LogEvent, log, mask_url
 from feedq.web.guard import refusal
-from feedq.web.params import address, parse_query, parse_run_id, parse_schedules, parse_states, status_of
+from feedq.web.params import address, parse_query, parse_run_id, parse_schedules, parse_states
 from feedq.web.queries import WebQueries
 from feedq.wording import TONES, Tone, timing_words
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
+from feedq.errors import InvalidInput
 from feedq.model import Status
 from feedq.schedule.model import RunState
 from feedq.store.feed_listing import OFFSET_MAX, PAGE_MAX, Query, Sort
@@ -23,8 +23,6 @@ SEARCH_MAX = 200
 SCHEDULES_MAX = 500
 """Schedules of one page: each costs a few lookups."""
 RUN_ID_MAX = 2**63 - 1
-STATUSES = ((NotFound, 404), (InvalidInput, 400), (Conflict, 409), (FeedqError, 503))
-"""HTTP statuses by error; the first that fits counts."""
 
 Word = TypeVar("Word", bound=StrEnum)
 Arguments = Callable[[str], str | None]
@@ -72,10 +70,6 @@ def address(query: Query, *, limit: int, **changes: Any) -> str:
 def arguments_of(parts: Mapping[str, Any]) -> str:
     """The end of an address that gives these arguments; those without a value are left out."""
     return "?" + urlencode({name: str(value) for name, value in parts.items() if value})
-
-
-def status_of(error: FeedqError) -> int:
-    return next(status for kind, status in STATUSES if isinstance(error, kind))
 
 
 def word(text: str | None, kind: type[Word], *, name: str) -> Word | None:

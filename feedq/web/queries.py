@@ -8,16 +8,13 @@ from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
-from feedq.diagnosis.checks import Check, Level
-from feedq.diagnosis.fleet_checks import Overview, number_checks, summary, tally_checks
-from feedq.diagnosis.placement_checks import placing_checks
-from feedq.diagnosis.schedule_checks import job_checks
 from feedq.diagnosis.waiting_checks import explain
 from feedq.model import Event, FeedView, WorkerView
+from feedq.report.fleet_data import FleetData, read_fleet
 from feedq.schedule.model import Run, RunState, ScheduleView
 from feedq.settings import Settings
-from feedq.store.feed_listing import FoundFeeds, Query, StatusCount
-from feedq.store.fleet_state import FleetState, JobState, fleet_state, job_state
+from feedq.store.feed_listing import FoundFeeds, Query
+from feedq.store.fleet_state import fleet_state
 from feedq.store.jobs.schedules import ScheduleStore
 from feedq.store.postgresql import JobStore, PostgresStore
 from feedq.verbs import worker_names
@@ -42,18 +39,6 @@ class FeedData:
     """Names of the workers that are there."""
     explanation: str | None
     """Why it does not stream, and what to do about it."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetData:
-    """The whole fleet in numbers, and its workers one by one."""
-
-    state: FleetState
-    jobs: JobState
-    numbers: Overview
-    tallies: Sequence[StatusCount]
-    workers: Sequence[WorkerView]
-    warnings: Sequence[Check]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +84,7 @@ class WebQueries:
         return await self._reader.read("workers", self._store.workers.views)
 
     async def fleet(self) -> FleetData:
-        return await self._reader.read("fleet", self._read_fleet)
+        return await self._reader.read("fleet", lambda: read_fleet(self._store, self._settings))
 
     def _read_feed(self, name: str) -> FeedData:
         view = self._store.feeds.view(name)
@@ -108,21 +93,6 @@ class WebQueries:
         now = fleet_state(self._url).now
         explanation = explain(view, workers, now=now, rules=self._settings.rules)
         return FeedData(now, view, events, worker_names(workers), explanation)
-
-    def _read_fleet(self) -> FleetData:
-        workers = self._store.workers.views()
-        tallies = self._store.listing.tallies()
-        state, jobs = fleet_state(self._url), job_state(self._url)
-        numbers = summary(tallies, workers)
-        interval_s = self._settings.reconcile_interval_s
-        checks = [
-            *number_checks(numbers, workers, state, reconcile_interval_s=interval_s),
-            *placing_checks((), workers, self._settings.rules),
-            *tally_checks(tallies),
-            *job_checks(jobs),
-        ]
-        warnings = [check for check in checks if check.level is not Level.OK]
-        return FleetData(state, jobs, numbers, tallies, workers, warnings)
 
 
 class ScheduleQueries:

@@ -181,12 +181,19 @@ class MemorySchedules(ScheduleStore):
         }
 
     def runs(
-        self, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50
+        self,
+        name: str | None = None,
+        *,
+        states: Collection[RunState] = (),
+        before: int | None = None,
+        limit: int = 50,
     ) -> list[Run]:
         found = [
             run
             for run in reversed(self.history.values())
-            if (name is None or run.schedule == name) and (not states or run.state in states)
+            if (name is None or run.schedule == name)
+            and (not states or run.state in states)
+            and (before is None or run.id < before)
         ]
         return found[:limit]
 

@@ -27,7 +27,7 @@ transfer
 PLAIN = """
 accept activity announce answer arguments base begin call catch choice connect control count cut day
 decided declared down drop dump eligible end entry every exclude exclusion existing fetch
-field finish followed found given grid held history in kept kind listing means migrate month now
+field filter finish followed found given grid held history in kept kind listing means migrate month now
 offer once orders outcome plain problem progress range reason report resume right room rule sample
 set sleeper smoothed sort spread stop timing unfinished unreadable up view waiter
 """

@@ -235,10 +235,18 @@ class ScheduleListing(Aggregate):
 
     @in_transaction
     def runs(
-        self, c: Connection, name: str | None = None, *, states: Collection[RunState] = (), limit: int = 50
+        self,
+        c: Connection,
+        name: str | None = None,
+        *,
+        states: Collection[RunState] = (),
+        before: int | None = None,
+        limit: int = 50,
     ) -> list[Run]:
-        """Newest first."""
+        """Newest first; ``before`` is the id of the run behind which a page begins."""
         conditions = []
+        if before is not None:
+            conditions.append("r.id < :before")
         if name is not None:
             conditions.append("r.schedule_id = :schedule_id")
         if states:
@@ -247,6 +255,7 @@ class ScheduleListing(Aggregate):
         parameters = {
             "schedule_id": None if name is None else _known(c, name),
             "states": [state.value for state in states],
+            "before": before,
             "limit": min(max(limit, 0), PAGE_MAX),
         }
         # The few that are shown first: only for these names are looked up.

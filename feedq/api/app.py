@@ -1,0 +1,59 @@
+"""Makes the ASGI application of a store and settings. Whoever makes it closes the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Depends, FastAPI, Response
+from fastapi.openapi.utils import get_openapi
+from starlette.types import ASGIApp
+
+import feedq
+from feedq.api import event_routes, feed_routes, fleet_routes, schedule_routes, worker_routes
+from feedq.api.answers import answer
+from feedq.api.arguments import known_arguments
+from feedq.api.backend import ApiBackend
+from feedq.api.bounds import BoundedRequests
+from feedq.api.problems import Problem, answer_errors
+
+PREFIX = "/api/v1"
+ROUTERS = (feed_routes, worker_routes, schedule_routes, event_routes, fleet_routes)
+
+
+def make_app(backend: ApiBackend) -> ASGIApp:
+    return BoundedRequests(make_fastapi(backend))
+
+
+def make_fastapi(backend: ApiBackend) -> FastAPI:
+    """The application without the bounds."""
+    # No pages for people here, which load scripts from elsewhere.
+    app = FastAPI(
+        title="feedq",
+        version=feedq.__version__,
+        summary="Long-running feeds on a fixed set of workers.",
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        dependencies=[Depends(known_arguments)],
+        generate_unique_id_function=lambda route: route.name,
+    )
+    app.state.backend = backend
+    for module in ROUTERS:
+        app.include_router(module.router, prefix=PREFIX)
+    app.get("/healthz", include_in_schema=False)(_healthz)
+    answer_errors(app)
+    app.openapi = lambda: _document(app)  # type: ignore[method-assign]
+    return app
+
+
+def _healthz() -> Response:
+    """The process answers, whatever else does."""
+    return answer({"status": "ok"})
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        made = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+        made["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+        app.openapi_schema = made
+    return app.openapi_schema

@@ -1,0 +1,24 @@
+"""Refuses arguments of an address that its endpoint does not know: a filter spelled wrong would list all."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+
+from feedq.errors import InvalidInput
+from feedq.values import shown_path
+
+
+async def known_arguments(request: Request) -> None:
+    """Raises `InvalidInput`, naming the one that is not known and what may have been meant."""
+    route = request.scope["route"]
+    if not isinstance(route, APIRoute):
+        return
+    known = sorted(field.alias for field in route.dependant.query_params)
+    for name in request.query_params:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(known) or 'none'}"
+            raise InvalidInput(f"unknown argument {shown_path(name)!r}; {hint}")

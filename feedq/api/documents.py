@@ -1,0 +1,225 @@
+"""What the API answers, as models, for the OpenAPI document; `feedq.report.rows` makes the answers themselves.
+
+Most fields are columns of tables under the same names, so their types are taken from `feedq.model` and not written
+down again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, create_model
+
+from feedq.diagnosis.checks import Check
+from feedq.diagnosis.fleet_checks import Overview
+from feedq.model import Event, Feed, Lease, Load, Status, TargetState, Worker
+from feedq.report import rows
+from feedq.schedule.model import Run, Schedule
+from feedq.store.fleet_state import JobState, Leader
+
+Model = type[BaseModel]
+Text = str | None
+
+
+def _columns(kind: type, names: Iterable[str]) -> dict[str, Any]:
+    """Fields of a model that are those of a value."""
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in names}
+
+
+def _model(name: str, about: str, /, *, base: Any = BaseModel, **fields: Any) -> Model:
+    required: dict[str, Any] = {field: (kind, ...) for field, kind in fields.items()}
+    return create_model(name, __doc__=about, __base__=base, **required)
+
+
+def _list(of: Model) -> Any:
+    return list.__class_getitem__(of)
+
+
+def _page(name: str, of: Model, key: str) -> Model:
+    return _model(name, "A page of a list.", **{key: _list(of), "next": Text})
+
+
+# -- feeds and workers -------------------------------------------------------------------------------
+
+_SELECTOR = _model(
+    "SelectorRow", "Which workers may have a feed.", required=dict[str, str], preferred=dict[str, str]
+)
+FEED_ROW = _model(
+    "FeedRow",
+    "A feed in a list: as `feedq feed list --json`.",
+    id=int,
+    name=str,
+    status=Status,
+    because=Text,
+    worker=Text,
+    **_columns(Lease, rows.LEASE_FIELDS),
+    **dict.fromkeys(rows.LEASE_ERRORS, Text),
+    avoid=list[str],
+    target_state=TargetState,
+    tenant=str,
+    connector=str,
+    labels=dict[str, str],
+    selector=_SELECTOR,
+    weight=float,
+    load=float,
+    generation=int,
+)
+FEED_PAGE = _page("FeedPage", FEED_ROW, "feeds")
+FEED = _model(
+    "FeedDocument",
+    "Everything about a feed: as `feedq feed show --json`.",
+    base=FEED_ROW,
+    explanation=Text,
+    source=dict[str, Any],
+    sink=dict[str, Any],
+    cursor=Any,
+    **_columns(Lease, ("worker_id", "assigned_at")),
+    generation_running=int,
+    **_columns(Feed, ("created_at", "updated_at", "removed_at")),
+)
+WORKER_ROW = _model(
+    "WorkerRow",
+    "A worker in a list: as `feedq worker list --json`.",
+    **_columns(Worker, rows.WORKER_FIELDS),
+    **_columns(Load, rows.LOAD_FIELDS),
+    feeds=int,
+    load=float,
+    utilisation=float | None,
+    heartbeat_age_s=float,
+    because=Text,
+    feeds_reported=int,
+    labels=dict[str, str],
+)
+WORKERS = _model("WorkerList", "All workers by name.", workers=_list(WORKER_ROW))
+EVENT_ROW = _model(
+    "EventRow",
+    "A line of history. `feed` and `worker` are names, as long as those are known.",
+    **_columns(Event, ("at", "kind", "count", "since", "feed_id", "worker_id", "epoch")),
+    detail=dict[str, Any],
+    id=int,
+    feed=Text,
+    worker=Text,
+)
+EVENT_PAGE = _page("EventPage", EVENT_ROW, "events")
+DEAD_LETTER = _model(
+    "DeadLetterRow",
+    "A record that the sink refused; `record_hex` in the place of `record` if it is no text.",
+    id=int,
+    feed=str,
+    epoch=int,
+    at=datetime,
+    error=str,
+    cursor=Any,
+)
+DEAD_LETTER_PAGE = _page("DeadLetterPage", DEAD_LETTER, "dead_letters")
+
+# -- schedules and runs ------------------------------------------------------------------------------
+
+RUN_ROW = _model(
+    "RunRow",
+    "A run: as `feedq schedule runs --json`.",
+    **_columns(Run, rows.RUN_FIELDS),
+    correlation_id=str,
+    reason=Text,
+    task=str,
+    queue=str,
+    lag_s=float | None,
+)
+RUN_PAGE = _page("RunPage", RUN_ROW, "runs")
+_STANDING = _model(
+    "ScheduleStanding",
+    "A schedule by itself.",
+    id=int,
+    name=str,
+    **_columns(Schedule, rows.SCHEDULE_FIELDS),
+    timing=dict[str, Any],
+    task=str,
+    queue=str,
+    semantics=str,
+)
+SCHEDULE_ROW = _model(
+    "ScheduleRow",
+    "A schedule in a list: as `feedq schedule list --json`.",
+    base=_STANDING,
+    waiting=int,
+    running=int,
+    last=RUN_ROW | None,
+)
+SCHEDULE_PAGE = _page("SchedulePage", SCHEDULE_ROW, "schedules")
+SCHEDULE = _model(
+    "ScheduleDocument",
+    "Everything about a schedule: as `feedq schedule show --json`.",
+    base=SCHEDULE_ROW,
+    job=dict[str, Any],
+    policy=dict[str, Any],
+    unserved=Text,
+    counts=dict[str, int],
+    created_at=datetime,
+    updated_at=datetime,
+    runs=_list(RUN_ROW),
+)
+QUEUE = _model(
+    "QueueRow",
+    "A job queue with its limits, and its runs in numbers.",
+    name=str,
+    rate_per_s=float | None,
+    burst=float,
+    concurrency=int | None,
+    waiting=int,
+    running=int,
+)
+QUEUES = _model("QueueList", "Job queues that have limits or runs.", queues=_list(QUEUE))
+CALENDAR = _model("CalendarRow", "Days that schedules leave out.", name=str, dates=list[str])
+CALENDARS = _model("CalendarList", "All calendars.", calendars=_list(CALENDAR))
+
+# -- the fleet ---------------------------------------------------------------------------------------
+
+_LEADER = _model("LeaderRow", "The elected beat.", **_columns(Leader, rows.LEADER_FIELDS))
+_CHECK = _model(
+    "CheckRow", "Something that was checked.", **_columns(Check, ("name", "level", "detail")), advice=Text
+)
+CHECKS = _model("CheckList", "As `feedq doctor --json`.", healthy=bool, checks=_list(_CHECK))
+_FEED_NUMBERS = _model(
+    "FeedNumbers",
+    "Feeds in numbers.",
+    total=int,
+    by_status=dict[str, int],
+    waiting=dict[str, int],
+    **_columns(Overview, ("wanted", "moving", "records_total")),
+)
+_WORKER_NUMBERS = _model(
+    "WorkerNumbers",
+    "Workers in numbers, and one by one.",
+    **_columns(Overview, rows.OVERVIEW_FIELDS),
+    feeds=int,
+    utilisation=float | None,
+    list=_list(WORKER_ROW),
+)
+_PASS = _model(
+    "ReconcileRow", "The last reconcile pass.", last_pass_at=datetime | None, last_pass_age_s=float | None
+)
+_SCHEDULE_NUMBERS = _model(
+    "ScheduleNumbers",
+    "Schedules in numbers.",
+    **_columns(JobState, ("active", "paused", "overdue_s")),
+    total=int,
+    paused_by_failures=list[str],
+)
+_RUN_NUMBERS = _model("RunNumbers", "Runs in numbers.", **_columns(JobState, rows.RUN_NUMBERS))
+STATUS = _model(
+    "StatusDocument",
+    "The fleet at a glance: as `feedq status --json`.",
+    feeds=_FEED_NUMBERS,
+    workers=_WORKER_NUMBERS,
+    beat=_LEADER | None,
+    reconcile=_PASS,
+    schedules=_SCHEDULE_NUMBERS,
+    runs=_RUN_NUMBERS,
+    warnings=_list(_CHECK),
+)
+CONNECTORS = _model(
+    "ConnectorList", "JSON Schemas of options, by connector.", connectors=dict[str, dict[str, Any]]
+)

@@ -1,0 +1,75 @@
+"""Feeds: lists, one of them, and its history."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from feedq.api import documents
+from feedq.api.answers import answer, answer_page, returns
+from feedq.api.backend import Served
+from feedq.api.event_routes import listed_event_row
+from feedq.api.names import NamePath
+from feedq.api.paging import Cursor, Limit, place_of
+from feedq.diagnosis.waiting_checks import explain
+from feedq.errors import InvalidInput
+from feedq.model import Status
+from feedq.report.rows import feed_document, feed_row
+from feedq.store.event_listing import EventFilter
+from feedq.store.feed_listing import FeedFilter
+from feedq.store.fleet_state import fleet_state
+
+TEXT_MAX = 200
+LABELS_MAX = 20
+STATUSES_MAX = len(Status)
+
+router = APIRouter(prefix="/feeds", tags=["feeds"])
+
+
+@router.get("", responses=returns(documents.FEED_PAGE), summary="Feeds by name")
+def list_feeds(
+    backend: Served,
+    status: Annotated[list[Status], Query(max_length=STATUSES_MAX)] = [],  # noqa: B006 -- FastAPI copies it
+    tenant: str | None = None,
+    worker: Annotated[str | None, Query(description="The whole name of the worker that has it.")] = None,
+    connector: str | None = None,
+    label: Annotated[
+        list[str], Query(max_length=LABELS_MAX, description="As `key=value`; all of them.")
+    ] = [],  # noqa: B006
+    text: Annotated[
+        str, Query(max_length=TEXT_MAX, description="Looked for wherever a feed shows some, in any case.")
+    ] = "",
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response:
+    which = FeedFilter(text.strip(), tuple(status), worker, tenant, connector, _labels(label))
+    place = place_of(cursor, str, int) or ("", 0)
+    found = backend.store.listing.after(which, place=place, limit=limit + 1)
+    return answer_page("feeds", found, limit, feed_row, lambda view: (view.feed.name, view.feed.id))
+
+
+@router.get("/{name:name}", responses=returns(documents.FEED), summary="Everything about one feed")
+def show_feed(backend: Served, name: NamePath) -> Response:
+    view = backend.store.feeds.view(name)
+    now = fleet_state(backend.database_url).now
+    why = explain(view, backend.store.workers.views(), now=now, rules=backend.settings.rules)
+    return answer(feed_document(view, explanation=why))
+
+
+@router.get("/{name:name}/events", responses=returns(documents.EVENT_PAGE), summary="History of one feed")
+def list_events_of_feed(
+    backend: Served, name: NamePath, limit: Limit = 100, cursor: Cursor = None
+) -> Response:
+    feed = backend.store.feeds.get(name)
+    (place,) = place_of(cursor, int) or (None,)
+    found = backend.store.history.before(EventFilter(feed_id=feed.id), place=place, limit=limit + 1)
+    return answer_page("events", found, limit, listed_event_row, lambda one: (one.id,))
+
+
+def _labels(given: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    for text, (key, equals, _) in zip(given, pairs, strict=True):
+        if not key or not equals:
+            raise InvalidInput(f"label {text!r}: write it as key=value")
+    return {key: value for key, _, value in pairs}

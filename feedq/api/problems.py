@@ -1,0 +1,91 @@
+"""Errors as ``application/problem+json`` (RFC 9457), in the words of the command line.
+
+``detail`` is what the command would print, ``error`` the class of `feedq.errors`, by which programs tell one error
+from another. A bug answers 500 without a word of its insides; those are in the log.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from feedq.errors import Conflict, FeedqError, InvalidInput, NotFound
+from feedq.telemetry import LogEvent, log, mask_url
+from feedq.values import explained_type
+from feedq.wording import as_json, printable
+
+STATUSES = ((NotFound, 404), (InvalidInput, 400), (Conflict, 409), (FeedqError, 503))
+"""HTTP statuses by error; the first that fits counts."""
+MEDIA_TYPE = "application/problem+json"
+UNEXPECTED = "an error inside feedq; the log of this process has it"
+
+logger = log(__name__)
+
+
+class Problem(BaseModel):
+    """What went wrong."""
+
+    type: Literal["about:blank"] = "about:blank"
+    title: str
+    status: int
+    detail: str
+    error: str
+
+
+def status_of(error: FeedqError) -> int:
+    return next(status for kind, status in STATUSES if isinstance(error, kind))
+
+
+def problem(status: int, detail: str, *, error: str, headers: dict[str, str] | None = None) -> Response:
+    shown = "\n".join(map(printable, mask_url(detail).split("\n")))
+    document = Problem(title=HTTPStatus(status).phrase, status=status, detail=shown, error=error)
+    return Response(as_json(document.model_dump()), status, headers, media_type=MEDIA_TYPE)
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Have the application answer every error as a problem."""
+    app.add_exception_handler(FeedqError, _expected)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _of_http)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def _expected(_: Request, error: Exception) -> Response:
+    assert isinstance(error, FeedqError)
+    return problem(status_of(error), str(error), error=type(error).__name__)
+
+
+def _invalid(_: Request, error: Exception) -> Response:
+    """Arguments and bodies that are not what the document says: named, and never quoted."""
+    assert isinstance(error, RequestValidationError)
+    found = [f"{_place(one['loc'])}: {_what(one)}" for one in error.errors()]
+    return problem(400, "; ".join(found), error=InvalidInput.__name__)
+
+
+def _place(loc: tuple[Any, ...]) -> str:
+    """Leaves out in what part of the request it is: names are not used twice."""
+    return ".".join(map(str, loc[1:])) or "the body"
+
+
+def _what(error: Any) -> str:
+    if error["type"] == "json_invalid":
+        return "is no valid JSON"
+    return explained_type(error)
+
+
+def _of_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {404: "nothing is at this address; /api/v1/openapi.json lists what there is"}
+    detail = words.get(error.status_code, str(error.detail))
+    headers = dict(error.headers or {})
+    return problem(error.status_code, detail, error=HTTPStatus(error.status_code).name, headers=headers)
+
+
+def _unexpected(_: Request, error: Exception) -> Response:
+    logger.error(LogEvent.UNEXPECTED, exc_info=error)
+    return problem(500, UNEXPECTED, error="INTERNAL_SERVER_ERROR")

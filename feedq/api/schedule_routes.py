@@ -1,0 +1,80 @@
+"""Schedules, their runs, job queues and calendars."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+
+from feedq.api import documents
+from feedq.api.answers import answer, answer_page, returns
+from feedq.api.backend import Served
+from feedq.api.names import NamePath
+from feedq.api.paging import Cursor, Limit, place_of
+from feedq.report.rows import run_row, schedule_document, schedule_row
+from feedq.schedule.model import Queue, RunState, ScheduleState
+from feedq.values import NAME_MAX
+
+RUNS_SHOWN = 100
+"""Runs in the document of one schedule."""
+STATES_MAX = len(RunState)
+ID_MAX = 2**63 - 1
+
+RunId = Annotated[int, Path(ge=1, le=ID_MAX)]
+router = APIRouter(tags=["schedules"])
+
+
+@router.get("/schedules", responses=returns(documents.SCHEDULE_PAGE), summary="Schedules by name")
+def list_schedules(
+    backend: Served,
+    prefix: Annotated[str, Query(max_length=NAME_MAX, description="How their names begin.")] = "",
+    state: ScheduleState | None = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response:
+    (after,) = place_of(cursor, str) or ("",)
+    found = backend.store.jobs.schedules.views(prefix=prefix, after=after, state=state, limit=limit + 1)
+    return answer_page("schedules", found, limit, schedule_row, lambda view: (view.schedule.spec.name,))
+
+
+@router.get("/schedules/{name:name}", responses=returns(documents.SCHEDULE), summary="One schedule")
+def show_schedule(backend: Served, name: NamePath) -> Response:
+    schedules = backend.store.jobs.schedules
+    view, counts, runs = schedules.view(name), schedules.counts(name), schedules.runs(name, limit=RUNS_SHOWN)
+    return answer(schedule_document(view, counts=counts, runs=runs))
+
+
+@router.get("/runs", responses=returns(documents.RUN_PAGE), summary="Runs, newest first")
+def list_runs(
+    backend: Served,
+    schedule: Annotated[str | None, Query(max_length=NAME_MAX)] = None,
+    state: Annotated[list[RunState], Query(max_length=STATES_MAX)] = [],  # noqa: B006 -- FastAPI copies it
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Response:
+    (before,) = place_of(cursor, int) or (None,)
+    runs = backend.store.jobs.schedules.runs(schedule, states=state, before=before, limit=limit + 1)
+    return answer_page("runs", runs, limit, run_row, lambda run: (run.id,))
+
+
+@router.get("/runs/{run_id}", responses=returns(documents.RUN_ROW), summary="One run")
+def show_run(backend: Served, run_id: RunId) -> Response:
+    return answer(run_row(backend.store.jobs.schedules.run(run_id)))
+
+
+@router.get("/queues", responses=returns(documents.QUEUES), summary="Job queues")
+def list_queues(backend: Served) -> Response:
+    queues = {found.name: found for found in backend.store.jobs.queues.all()}
+    depths = backend.store.jobs.queues.depths()
+    names = sorted(queues.keys() | depths.keys())
+    return answer({"queues": [_queue(queues.get(n, Queue(n)), *depths.get(n, (0, 0))) for n in names]})
+
+
+def _queue(limits: Queue, waiting: int, running: int) -> dict[str, Any]:
+    return asdict(limits) | {"waiting": waiting, "running": running}
+
+
+@router.get("/calendars", responses=returns(documents.CALENDARS), summary="Calendars")
+def list_calendars(backend: Served) -> Response:
+    return answer({"calendars": [asdict(found) for found in backend.store.jobs.calendars.all()]})

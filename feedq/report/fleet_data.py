@@ -1,0 +1,45 @@
+"""The fleet in numbers, read in a few statements however many feeds there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from feedq.diagnosis.checks import Check, Level
+from feedq.diagnosis.fleet_checks import Overview, number_checks, summary, tally_checks
+from feedq.diagnosis.placement_checks import placing_checks
+from feedq.diagnosis.schedule_checks import job_checks
+from feedq.model import WorkerView
+from feedq.settings import Settings
+from feedq.store.feed_listing import StatusCount
+from feedq.store.fleet_state import FleetState, JobState, fleet_state, job_state
+from feedq.store.postgresql import PostgresStore
+
+
+@dataclass(frozen=True, slots=True)
+class FleetData:
+    """The whole fleet in numbers, and its workers one by one."""
+
+    state: FleetState
+    jobs: JobState
+    numbers: Overview
+    tallies: Sequence[StatusCount]
+    workers: Sequence[WorkerView]
+    warnings: Sequence[Check]
+
+
+def read_fleet(store: PostgresStore, settings: Settings) -> FleetData:
+    """Raises `Unavailable`."""
+    url = settings.database_url.get_secret_value()
+    workers = store.workers.views()
+    tallies = store.listing.tallies()
+    state, jobs = fleet_state(url), job_state(url)
+    numbers = summary(tallies, workers)
+    checks = [
+        *number_checks(numbers, workers, state, reconcile_interval_s=settings.reconcile_interval_s),
+        *placing_checks((), workers, settings.rules),
+        *tally_checks(tallies),
+        *job_checks(jobs),
+    ]
+    warnings = [check for check in checks if check.level is not Level.OK]
+    return FleetData(state, jobs, numbers, tallies, workers, warnings)

@@ -1,0 +1,203 @@
+"""What the API says of feeds, workers, schedules and history, and how it says what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import jsonschema
+import pytest
+from pydantic import SecretStr
+
+from feedq.api.app import make_app
+from feedq.api.backend import ApiBackend
+from feedq.model import TargetState
+from feedq.settings import Settings
+from tests.api_client import ApiClient
+from tests.contract.harness import PostgresHarness
+from tests.contract.jobs_harness import JobsHarness, schedule_spec
+
+pytestmark = pytest.mark.servers
+
+NAMES = ["acme/a", "acme/b", "beta/größe %2F?", "beta/x"]
+
+
+@pytest.fixture
+def harness(control_database_url: str) -> Iterator[JobsHarness]:
+    made = JobsHarness(control_database_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def api(harness: JobsHarness) -> Iterator[ApiClient]:
+    settings = Settings(database_url=SecretStr(harness.url))
+    with ApiClient(make_app(ApiBackend(harness.store, settings))) as client:
+        yield client
+
+
+@pytest.fixture
+def feeds(harness: JobsHarness) -> None:
+    for name in NAMES:
+        tenant, _, short = name.partition("/")
+        harness.feed(name, tenant=tenant, labels={"kind": short, "of": tenant})
+    harness.store.feeds.set_target("acme/b", TargetState.PAUSED)
+
+
+def names(document: Any) -> list[str]:
+    return [feed["name"] for feed in document["feeds"]]
+
+
+def pages(api: ApiClient, path: str, key: str, **params: Any) -> Iterator[list[Any]]:
+    cursor = None
+    while True:
+        page = api.json(path, params=params | ({} if cursor is None else {"cursor": cursor}))
+        yield page[key]
+        cursor = page["next"]
+        if cursor is None:
+            return
+
+
+# -- lists -------------------------------------------------------------------------------------------
+
+
+def test_pages_go_through_all_feeds_by_name_once(api: ApiClient, feeds: None) -> None:
+    shown = list(pages(api, "/feeds", "feeds", limit=3))
+    assert [len(page) for page in shown] == [3, 1]
+    assert sorted(feed["name"] for page in shown for feed in page) == sorted(NAMES)
+
+
+def test_a_page_goes_on_behind_the_last_whatever_was_added_and_removed_since(
+    api: ApiClient, harness: JobsHarness, feeds: None
+) -> None:
+    first = api.json("/feeds", params={"limit": 2})
+    assert names(first) == ["acme/a", "acme/b"]
+    harness.store.feeds.remove("acme/b")
+    harness.feed("acme/aa")
+    assert names(api.json("/feeds", params={"cursor": first["next"]}))[-1] == "beta/x"
+    assert "acme/aa" not in names(api.json("/feeds", params={"cursor": first["next"]}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"tenant": "acme"}, ["acme/a", "acme/b"]),
+        ({"status": "paused"}, ["acme/b"]),
+        ({"status": ["paused", "waiting"]}, None),
+        ({"label": "kind=x"}, ["beta/x"]),
+        ({"label": ["kind=x", "of=acme"]}, []),
+        ({"text": "ACME/A"}, ["acme/a"]),
+        ({"connector": "mqtt"}, []),
+        ({"worker": "w@host"}, ["acme/a"]),
+        ({"tenant": "acme", "status": "waiting"}, []),
+    ],
+)
+def test_a_filter_finds_those_to_which_all_of_it_applies(
+    api: ApiClient, harness: JobsHarness, feeds: None, asked: dict[str, Any], found: list[str] | None
+) -> None:
+    harness.run(harness.store.feeds.get("acme/a"), harness.worker("w@host"))
+    expected = [n for n in NAMES if n != "acme/a"] if found is None else found
+    assert names(api.json("/feeds", params=asked)) == sorted(expected)
+
+
+def test_a_feed_is_shown_whatever_its_name(api: ApiClient, feeds: None) -> None:
+    for name in NAMES:
+        document = api.json(f"/feeds/{quote(name, safe='')}")
+        assert (document["name"], document["sink"]) == (name, {"table": "orders"})
+        assert api.json(f"/feeds/{quote(name, safe='')}/events")["events"][-1]["kind"] == "feed_added"
+
+
+def test_history_of_everything_is_paged_and_names_the_feed(
+    api: ApiClient, harness: JobsHarness, feeds: None
+) -> None:
+    kinds = [event["kind"] for page in pages(api, "/events", "events", limit=2) for event in page]
+    assert kinds == ["feed_paused", *["feed_added"] * 4]
+    (paused,) = api.json("/events", params={"kind": "feed_paused"})["events"]
+    assert (paused["feed"], paused["worker"]) == ("acme/b", None)
+    assert len(api.json("/events", params={"tenant": "beta"})["events"]) == 2
+
+
+def test_workers_schedules_and_runs_are_shown(api: ApiClient, harness: JobsHarness) -> None:
+    harness.worker("w@host")
+    harness.schedules.add(schedule_spec("acme/nightly"))
+    runs = [harness.schedules.trigger("acme/nightly", key=str(n)) for n in range(3)]
+    assert [worker["name"] for worker in api.json("/workers")["workers"]] == ["w@host"]
+    assert api.json("/workers/w")["name"] == "w@host"
+    assert [s["name"] for s in api.json("/schedules", params={"prefix": "acme/"})["schedules"]] == [
+        "acme/nightly"
+    ]
+    assert api.json("/schedules/acme%2Fnightly")["counts"]["waiting"] == 1
+    shown = [run["id"] for page in pages(api, "/runs", "runs", limit=2) for run in page]
+    assert shown == sorted((run.id for run in runs), reverse=True)
+    assert api.json(f"/runs/{runs[0].id}")["key"] == "trigger:0"
+    assert api.json("/queues")["queues"][0]["waiting"] == 1
+    assert api.json("/calendars") == {"calendars": []}
+
+
+def test_the_fleet_and_the_connectors_are_shown(api: ApiClient, feeds: None) -> None:
+    assert api.json("/status")["feeds"]["by_status"]["paused"] == 1
+    assert api.json("/connectors")["connectors"]["tcp"] == api.json("/connectors/tcp")
+    assert "feeds" in api.json("/schema")["properties"]
+
+
+# -- what is wrong -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/feeds/none", 404, "no feed named 'none'; `feedq feed list` shows them all"),
+        ("/feeds/a%00b", 400, "no name and no text here may hold a NUL character (U+0000): leave it out"),
+        ("/feeds?tennant=acme", 400, "unknown argument 'tennant'; did you mean tenant?"),
+        ("/feeds?status=well", 400, r"status.0: must be one of streaming, .*"),
+        ("/feeds?limit=0", 400, "limit: .*greater than or equal to 1"),
+        ("/feeds?cursor=bm8", 400, "cursor: is none of this list; .*"),
+        ("/feeds?label=x", 400, "label 'x': write it as key=value"),
+        ("/workers/w", 404, "no worker 'w'; alive are: none"),
+        ("/schedules/none", 404, "no schedule named 'none'.*"),
+        ("/runs/7", 404, "no run 7.*"),
+        ("/connectors/none", 400, "unknown connector 'none'.*"),
+        ("/nothing", 404, "nothing is at this address; /api/v1/openapi.json lists what there is"),
+    ],
+)
+def test_an_error_is_a_problem_in_the_words_of_the_command(
+    api: ApiClient, path: str, status: int, said: str
+) -> None:
+    answer = api.get(path)
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.status_code == status == answer.json()["status"]
+    assert answer.json()["detail"] == said or re.fullmatch(said, answer.json()["detail"]), answer.text
+
+
+def test_a_database_that_is_away_is_503(postgres_harness: PostgresHarness) -> None:
+    from feedq.store.postgresql import PostgresStore
+
+    url = "postgresql://me:hunter2@127.0.0.1:1/feedq"
+    store = PostgresStore(url)
+    with ApiClient(make_app(ApiBackend(store, Settings(database_url=SecretStr(url))))) as api:
+        answer = api.get("/feeds")
+    store.close()
+    assert (answer.status_code, answer.json()["error"]) == (503, "Unavailable")
+    assert "hunter2" not in answer.text
+
+
+def test_each_answer_is_what_the_document_says(api: ApiClient, harness: JobsHarness, feeds: None) -> None:
+    harness.run(harness.store.feeds.get("acme/a"), harness.worker("w@host"))
+    harness.schedules.add(schedule_spec())
+    run = harness.schedules.trigger("nightly")
+    document = api.json("/openapi.json")
+    assert document["openapi"].startswith("3.1")
+    values = {"{run_id}": str(run.id)}
+    named = {"feeds": "acme%2Fa", "workers": "w", "schedules": "nightly", "connectors": "tcp"}
+    checked = 0
+    for path, operations in document["paths"].items():
+        if "get" not in operations:
+            continue
+        asked = path.replace("{run_id}", values["{run_id}"]).removeprefix("/api/v1")
+        asked = asked.replace("{name}", named.get(asked.split("/")[1], ""))
+        schema = operations["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        jsonschema.validate(api.json(asked), schema | {"components": document["components"]})
+        checked += 1
+    assert checked >= 15
