@@ -28,7 +28,6 @@ RECORD_PATH = (
     "connectors/wire/connection.py",
     "connectors/tcp.py",
     "connectors/records/framing.py",
-    "connectors/records/cursor.py",
     "worker/batch_queue.py",
     "worker/writer.py",
     "worker/writing_session.py",

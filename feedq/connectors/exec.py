@@ -27,7 +27,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from feedq.connectors import leash
 from feedq.connectors.base import ConnectorOptions, Context, SocketGuard
 from feedq.connectors.records.cursor import CursorOptions
-from feedq.connectors.records.framing import Framed, FramingOptions
+from feedq.connectors.records.framing import Framed
+from feedq.connectors.records.framing_options import FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
 from feedq.connectors.wire.template import CURSOR, NAME, Template, compile_template
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable

@@ -37,7 +37,8 @@ from zlib import crc32
 from pydantic import Field, ValidationInfo, field_validator
 
 from feedq.connectors.base import ConnectorOptions, Context, log_gap
-from feedq.connectors.records.framing import Framed, Framer, FramingOptions
+from feedq.connectors.records.framing import Framed, Framer
+from feedq.connectors.records.framing_options import FramingOptions
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX
 from feedq.errors import FeedMisconfigured, SourceSilent, SourceUnavailable
 from feedq.model import JSON, Batch

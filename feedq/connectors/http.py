@@ -51,7 +51,7 @@ class HttpConnector:
 
     async def _stream(self, cursor: JSON) -> AsyncGenerator[Batch, None]:
         options, context = self._options, self._context
-        framer = options.framer()
+        framer, reader = options.framer(), options.cursor_reader
         client = HttpClient(options, context, idle_timeout_s=options.idle_timeout_s)
         async with aclosing(client), client.ask(cursor) as answer:
             if answer.status in NO_CONTENT:
@@ -63,7 +63,8 @@ class HttpConnector:
                 for piece in (data,) if options.framing == "lines" else slices(data):
                     framed = framer.push(piece)
                     if framed:
-                        cursor = await options.cursor_after(framed, cursor)
+                        if reader is not None:
+                            cursor = await reader.follow(framed, cursor)
                         yield framed.batch(cursor=cursor, received_at=context.clock.now())
                     if framed.is_last:
                         raise options.refusal(framed, where=answer.where, cursor=cursor)
@@ -72,7 +73,8 @@ class HttpConnector:
             discarded = framer.pending
             last = self._last(framer, answer) if discarded else None
             if last is not None:
-                cursor = await options.cursor_after(last, cursor)
+                if reader is not None:
+                    cursor = await reader.follow(last, cursor)
                 yield last.batch(cursor=cursor, received_at=context.clock.now())
                 discarded = 0
         raise _closed(answer, discarded=discarded, heard=heard)

@@ -20,10 +20,10 @@ from pydantic import ValidationInfo, field_validator
 from feedq.connectors.base import ConnectorOptions, Context
 from feedq.connectors.records.cursor import CursorOptions
 from feedq.connectors.records.exclusions import Ping, Pinged
-from feedq.connectors.records.framing import FramingOptions
+from feedq.connectors.records.framing_options import FramingOptions
 from feedq.connectors.records.turns import in_turns, slices
-from feedq.connectors.wire.connection import ConnectedOptions, Connection, open_connection
-from feedq.connectors.wire.remote import Scheme, check_template
+from feedq.connectors.wire.connection import Connection, open_connection
+from feedq.connectors.wire.remote import ConnectedOptions, Scheme, check_template
 from feedq.connectors.wire.template import fill_in, unescape
 from feedq.errors import SourceUnavailable
 from feedq.model import JSON, Batch
@@ -106,7 +106,7 @@ class TcpConnector:
             SourceSilent: no byte for the idle timeout.
             FeedMisconfigured: a record over the limit, a cursor that cannot be kept, a wrong TLS file.
         """
-        framer = self._options.framer()
+        framer, reader = self._options.framer(), self._options.cursor_reader
         pinged = Pinged(self._options.ping) if self._options.ping is not None else None
         how = self._options.connection_options(
             idle_timeout_s=self._options.idle_timeout_s, keepalive=self._options.keepalive
@@ -124,7 +124,8 @@ class TcpConnector:
                         framed, answers = await in_turns(pinged.take(framed))
                         connection.send(answers)
                     if framed:
-                        cursor = await self._options.cursor_after(framed, cursor)
+                        if reader is not None:
+                            cursor = await reader.follow(framed, cursor)
                         yield framed.batch(cursor=cursor, received_at=self._context.clock.now())
                     if framed.is_last:
                         raise self._options.refusal(framed, where=self._endpoint, cursor=cursor)

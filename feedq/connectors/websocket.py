@@ -20,7 +20,8 @@ from feedq.connectors.base import ConnectorOptions, Context, check_format, show_
 from feedq.connectors.protocol.websocket_connection import WebsocketConnectionOptions, open_websocket
 from feedq.connectors.records.cursor import CursorOptions
 from feedq.connectors.records.exclusions import Ignored, Scalar
-from feedq.connectors.records.framing import Framed, Framer, HeaderlessFramer, LineFramer, as_lines
+from feedq.connectors.records.framing import Framed, Framer, LineFramer, as_lines
+from feedq.connectors.records.framing_options import HeaderlessFramer
 from feedq.connectors.records.pointer import parse_pointer
 from feedq.connectors.records.turns import in_turns
 from feedq.connectors.wire.remote import check_template
@@ -110,6 +111,7 @@ class WebsocketConnector:
                 TLS file.
         """
         framer = self._options.message_framer()
+        reader = self._options.cursor_reader
         websocket = await open_websocket(self._options, cursor, self._context)
         try:
             for message in self._subscriptions(cursor):
@@ -120,7 +122,8 @@ class WebsocketConnector:
                 if framer.ignored is not None:
                     framed = await in_turns(framer.ignored.take(framed))
                 if framed:
-                    cursor = await self._options.cursor_after(framed, cursor)
+                    if reader is not None:
+                        cursor = await reader.follow(framed, cursor)
                     yield framed.batch(cursor=cursor, received_at=self._context.clock.now())
         finally:
             websocket.close()

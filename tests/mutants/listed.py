@@ -470,8 +470,8 @@ BROKEN: dict[tuple[str, ...], tuple[tuple[str, str, str], ...]] = {
         ("a length below nothing is taken", "if size < 0 or size > self._max:", "if size > self._max:"),
         (
             "a large record in crumbs takes the square of its time",
-            "    if tail:\n        tail += data\n        _release_memory(data)\n        return tail\n",
-            "",
+            "            self._tail += data\n            _release_memory(data)\n            return self._tail\n",
+            "            return self._tail + data\n",
         ),
     ),
     ("tests/unit/test_connectors_csvtext.py",): (

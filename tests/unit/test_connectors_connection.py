@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection, ConnectionOptions
+from feedq.connectors.wire.connection import READ_BYTES_MIN, Connection
 from feedq.connectors.wire.dialing import GuardedSocket, explain, reason
-from feedq.connectors.wire.remote import Location
+from feedq.connectors.wire.remote import ConnectionOptions, Location
 from feedq.connectors.wire.tls import TlsFiles
 from feedq.errors import SourceSilent, SourceUnavailable
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.connectors.base import CsvFormat, show_cursor
-from feedq.connectors.records.cursor import CURSOR_BYTES_MAX, CursorReader
-from feedq.connectors.records.framing import Framed
+from feedq.connectors.records.framing import CURSOR_BYTES_MAX, CursorReader, Framed
 from feedq.errors import FeedMisconfigured
 from feedq.model import JSON
 

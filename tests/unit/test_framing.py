@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedq.connectors.base import CsvFormat
-from feedq.connectors.records.framing import (
-    DelimiterFramer,
-    Framed,
-    Framer,
-    HeaderlessFramer,
-    LengthFramer,
-    LineFramer,
-)
+from feedq.connectors.records.framing import Framed, Framer, LineFramer
+from feedq.connectors.records.framing_options import DelimiterFramer, HeaderlessFramer, LengthFramer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NO_LIMIT = 2**30

@@ -9,7 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from feedq.connectors.protocol.http_client import HttpRequestOptions
 from feedq.connectors.records.cursor import CursorOptions
-from feedq.connectors.records.framing import LF, RECORD_BYTES_MAX, Framed, Framer, FramingOptions
+from feedq.connectors.records.framing import LF, RECORD_BYTES_MAX, Framed, Framer
+from feedq.connectors.records.framing_options import FramingOptions
 from feedq.connectors.records.pointer import parse_pointer
 from feedq.connectors.records.turns import Steps, slices
 from feedq.connectors.wire.remote import TIMEOUT_S_MAX

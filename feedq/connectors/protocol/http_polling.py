@@ -40,8 +40,7 @@ from feedq.connectors.protocol.http_client import (
     RequestRefused,
 )
 from feedq.connectors.protocol.http_options import FRAMED, LINK, HttpOptions
-from feedq.connectors.records.cursor import CURSOR_BYTES_MAX, CursorReader
-from feedq.connectors.records.framing import BYTE_ORDER_MARK, Framed
+from feedq.connectors.records.framing import BYTE_ORDER_MARK, CURSOR_BYTES_MAX, CursorReader, Framed
 from feedq.connectors.records.pointer import MISSING, TextPointers, is_json
 from feedq.connectors.records.turns import SLICE_BYTES, Steps, in_turns
 from feedq.errors import FeedMisconfigured, SourceBusy, SourceUnavailable

@@ -19,8 +19,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from feedq import __version__
 from feedq.connectors.base import Context
-from feedq.connectors.wire.connection import ConnectedOptions
-from feedq.connectors.wire.remote import check_template, parse_location
+from feedq.connectors.wire.remote import ConnectedOptions, check_template, parse_location
 from feedq.connectors.wire.template import CURSOR, NAME, Template, compile_template
 from feedq.errors import FeedMisconfigured
 from feedq.model import JSON

@@ -15,13 +15,19 @@ Fields are bytes here: nothing is decoded that nobody asks for.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from itertools import repeat
 
+import orjson
+
 from feedq.connectors.base import CsvFormat
+from feedq.connectors.records.pointer import MISSING, Missing, parse_pointer
 from feedq.connectors.wire.template import unescape
 
 LF = b"\n"
+_INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,17}")
+"""As JSON writes one, and surely within 64 bits: nothing of the text is lost."""
 
 
 class MalformedLine(ValueError):
@@ -119,3 +125,25 @@ class CsvReader:
 
 def _counted(fields: int) -> str:
     return "1 field" if fields == 1 else f"{fields} fields"
+
+
+def field_finder(pointer: str, csv_format: CsvFormat) -> Callable[[bytes], bytes | Missing]:
+    """Returns what finds a field in a record, as JSON text: a number if it is written as JSON writes an integer,
+    so that it is repeated as the source sent it; any other is a string.
+
+    Raises `ValueError` for a pointer that names no field; what it returns does so for a record that is none.
+    """
+    reader = CsvReader(csv_format)
+    names = parse_pointer(pointer)
+    place = reader.place(names[0]) if len(names) == 1 else None
+    if place is None:
+        known = ", ".join(map(repr, csv_format.fields))
+        raise ValueError(f"{pointer!r} is no field of the records; source.csv.fields has {known}")
+
+    def find(record: bytes) -> bytes | Missing:
+        field = reader.read(record)[place]
+        if field is None:
+            return MISSING
+        return field if _INTEGER.fullmatch(field) else orjson.dumps(field.decode())
+
+    return find

@@ -1,4 +1,4 @@
-"""Framing: cutting a byte stream into records, incrementally and without a loop per record.
+"""Framing cuts a byte stream into records, without a loop per record, and reads where to resume after them.
 
 A framer is fed whatever arrived and gives back the records that are complete; the beginning of an
 incomplete one stays inside. Invariants, whatever the stream and however it was cut into pieces:
@@ -12,23 +12,28 @@ A record over the limit ends the stream: everything before it is given back toge
 the framer takes nothing more. It cannot be skipped, for skipping it would lose it silently. A length that
 cannot be one ends the stream likewise, with ``corrupt``: what follows it is anybody's guess.
 
-Nothing here knows sockets or cursors.
+A `CursorReader` then reads the cursor out of the last record that has one: a cursor resumes *after* it, so earlier
+ones do not matter. A record that is not of its format, or has nothing (or a null) there, is passed over: the sink
+decides what becomes of it. Nothing but the cursor is parsed of a record, so that it counts although something else
+is no UTF-8. A cursor that could not be kept exactly would resume at the wrong place, so it stops the feed instead.
+
+Here are lines, as most sources send them; the other framings are in `feedq.connectors.records.framing_options`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from struct import Struct
-from typing import Annotated, Literal, Protocol
+from typing import Protocol
 
-from pydantic import Field, ValidationInfo, field_validator
+import orjson
 
-from feedq.connectors.base import ConnectorOptions, CsvFormat, show_cursor
-from feedq.connectors.records.csvtext import CsvReader, MalformedLine
-from feedq.connectors.records.turns import SLICE_BYTES, Steps, at_once
-from feedq.connectors.wire.template import unescape
+from feedq.connectors.base import CsvFormat
+from feedq.connectors.records.csvtext import field_finder
+from feedq.connectors.records.pointer import MISSING, Missing, TextPointers, array_index, parse_pointer
+from feedq.connectors.records.turns import SLICE_BYTES, Steps, at_once, in_turns
 from feedq.errors import FeedMisconfigured
 from feedq.model import JSON, Batch
 
@@ -39,6 +44,15 @@ RECORD_BYTES_MAX = 32 * 2**20
 """To look through one that is larger would hold up all feeds of a worker for more than a tenth of a second."""
 STEP_RECORDS = 64
 """Looked at in one step, if they are no larger than `SLICE_BYTES` together."""
+CURSOR_BYTES_MAX = 8 * 1024
+"""The cursor is written with every commit and sent with every hello: it is a position, not a payload."""
+_TEXT_BYTES_MAX = 8 * CURSOR_BYTES_MAX
+"""A longer text is no cursor, however much of it may be blanks and escapes."""
+SMALL_BYTES = 4 * 1024
+"""What is parsed as a whole takes a hundredth of a millisecond at most."""
+_EXACT_BELOW = 2.0**63
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""NUL as JSON text escapes it: after an even number of backslashes."""
 
 
 @dataclass(slots=True)
@@ -73,6 +87,15 @@ class Framed:
     def each(self) -> Sequence[bytes]:
         """The records one by one, whichever form they are in."""
         return self.records or (self.lines[:-1].split(LF) if self.lines else ())
+
+    def backwards(self) -> Iterator[bytes]:
+        """The records from the last to the first, none cut out before it is asked for."""
+        yield from reversed(self.records)
+        end = len(self.lines) - 1
+        while end > 0:
+            start = self.lines.rfind(LF, 0, end) + 1
+            yield self.lines[start:end]
+            end = start - 1
 
     def without(self, is_excluded: Callable[[bytes], bool]) -> Steps[Framed]:
         """What is left of the records when some are no part of the feed."""
@@ -117,7 +140,7 @@ class Framer(Protocol):
         """The records completed by ``data``. ``data`` is the framer's from now on."""
 
 
-class _TailFramer:
+class TailFramer:
     """A framer that keeps of the stream what no record is complete of."""
 
     def __init__(self, max_record_bytes: int) -> None:
@@ -128,8 +151,16 @@ class _TailFramer:
     def pending(self) -> int:
         return len(self._tail)
 
+    def _joined(self, data: bytes | bytearray) -> bytearray:
+        # Growing in place is what keeps a large record that arrives in crumbs from costing its square.
+        if self._tail:
+            self._tail += data
+            _release_memory(data)
+            return self._tail
+        return data if isinstance(data, bytearray) else bytearray(data)
 
-class LineFramer(_TailFramer):
+
+class LineFramer(TailFramer):
     """Records end with LF or CRLF."""
 
     def push(self, data: bytes | bytearray) -> Framed:
@@ -139,7 +170,7 @@ class LineFramer(_TailFramer):
             _release_memory(data)
             return Framed(lines)
         searched = len(self._tail)
-        stream = _join(self._tail, data)
+        stream = self._joined(data)
         cut = stream.rfind(LF, searched) + 1
         complete, self._tail = _divide(stream, cut)
         lines = complete.replace(b"\r\n", LF) if CR in complete else complete
@@ -151,194 +182,6 @@ class LineFramer(_TailFramer):
         # The CR of a CRLF is no part of the record, and its LF may still be on the way.
         pending = len(self._tail) - self._tail.endswith(CR)
         return _framed_lines(lines, oversize=pending > self._max)
-
-
-class DelimiterFramer(_TailFramer):
-    """Records end with a fixed string of bytes."""
-
-    def __init__(self, delimiter: bytes, max_record_bytes: int) -> None:
-        super().__init__(max_record_bytes)
-        assert delimiter
-        self._delimiter = delimiter
-
-    def push(self, data: bytes | bytearray) -> Framed:
-        overlap = len(self._delimiter) - 1
-        searched = max(0, len(self._tail) - overlap)
-        stream = _join(self._tail, data)
-        if stream.find(self._delimiter, searched) < 0:
-            self._tail = stream
-            # Up to `overlap` bytes at the end may be the beginning of the delimiter.
-            return Framed(oversize=len(stream) - overlap > self._max)
-        *complete, tail = bytes(stream).split(self._delimiter)
-        self._tail = bytearray(tail)
-        records = tuple(filter(None, complete))
-        if max(map(len, records), default=0) > self._max:
-            end = next(i for i, record in enumerate(complete) if len(record) > self._max)
-            self._tail = bytearray(self._delimiter.join([*complete[end:], tail]))
-            return Framed(records=tuple(filter(None, complete[:end])), oversize=True)
-        return Framed(records=records, oversize=len(tail) - overlap > self._max)
-
-
-class LengthFramer(_TailFramer):
-    """Each record comes after its length, an unsigned number."""
-
-    def __init__(
-        self,
-        length_bytes: Literal[1, 2, 4],
-        max_record_bytes: int,
-        *,
-        byte_order: Literal["big", "little"],
-        counts_itself: bool,
-    ) -> None:
-        super().__init__(max_record_bytes)
-        self._prefix = Struct((">" if byte_order == "big" else "<") + {1: "B", 2: "H", 4: "I"}[length_bytes])
-        self._counted = length_bytes if counts_itself else 0
-        self._wanted: int = length_bytes
-        """Bytes of the stream without which nothing more can be told: those of the record's end, if known."""
-
-    def push(self, data: bytes | bytearray) -> Framed:
-        stream = _join(self._tail, data)
-        self._tail = stream
-        if len(stream) < self._wanted:
-            return Framed()
-        records: list[bytes] = []
-        read, prefix, counted, total = self._prefix.unpack_from, self._prefix.size, self._counted, len(stream)
-        start, oversize, corrupt = 0, False, False
-        with memoryview(stream) as view:
-            while (begin := start + prefix) <= total:
-                size = read(stream, start)[0] - counted
-                if size < 0 or size > self._max:
-                    oversize, corrupt = size > self._max, size < 0
-                    break
-                if begin + size > total:
-                    break
-                if size:
-                    records.append(bytes(view[begin : begin + size]))
-                start = begin + size
-        if start:
-            self._tail = stream[start:]
-        self._wanted = prefix if begin > total else prefix + size
-        return Framed(records=tuple(records), oversize=oversize, corrupt=corrupt)
-
-
-class HeaderlessFramer:
-    """A framer that leaves out the header lines of CSV among the records of another.
-
-    A header is a record that is just the names of the fields in their order, each quoted or not; wherever it
-    stands, since files that were joined have one in their middle. A byte order mark before it belongs to it.
-    """
-
-    def __init__(self, framer: Framer, csv: CsvFormat) -> None:
-        self._framer = framer
-        self._read = CsvReader(csv).read
-        self._names = [name.encode() for name in csv.fields]
-        between = len(unescape(csv.delimiter)) + 2 * len(csv.quote)
-        # All quoted, and each character of a name a quote that is doubled.
-        self._size_max = len(BYTE_ORDER_MARK) + sum(2 * len(name) + between for name in self._names)
-        self._mark = max((name.encode() for name in csv.fields), key=len)
-        """Where it does not occur there is no header: one search instead of a look at each record."""
-
-    @property
-    def pending(self) -> int:
-        return self._framer.pending
-
-    def push(self, data: bytes | bytearray) -> Framed:
-        framed = self._framer.push(data)
-        if framed.records or self._mark in framed.lines:
-            return at_once(framed.without(self._is_header))
-        return framed
-
-    def _is_header(self, record: bytes) -> bool:
-        if len(record) > self._size_max:
-            return False
-        try:
-            fields = self._read(record.removeprefix(BYTE_ORDER_MARK))
-        except MalformedLine:
-            return False
-        return [field or b"" for field in fields] == self._names
-
-
-class FramingOptions(ConnectorOptions):
-    """How a stream of bytes is cut into records."""
-
-    framing: Literal["lines", "delimiter", "length"] = "lines"
-    """How records are told apart: `lines` end with LF or CRLF, `delimiter` is whatever ends them instead,
-    with `length` each comes after its length. Empty records are keep-alives and are skipped."""
-    delimiter: Annotated[str | None, Field(validate_default=True)] = None
-    r"""With `framing: delimiter`: what ends a record; any bytes. Escapes: `\n \r \t \0 \\ \xNN`."""
-    length_bytes: Literal[1, 2, 4] = 4
-    """With `framing: length`: size of the number before each record."""
-    length_order: Literal["big", "little"] = "big"
-    """With `framing: length`: order of the bytes of that number; `big` is network order."""
-    length_counts_itself: bool = False
-    """With `framing: length`: the number counts its own bytes too."""
-    max_record_bytes: Annotated[int, Field(ge=1, le=RECORD_BYTES_MAX)] = 2**20
-    """A larger record fails the feed, with everything before it landed, until this is raised."""
-
-    @field_validator("delimiter")
-    @classmethod
-    def _check_delimiter(cls, delimiter: str | None, info: ValidationInfo) -> str | None:
-        wanted = info.data.get("framing") == "delimiter"
-        if wanted and not delimiter:
-            raise ValueError("must not be empty with source.framing delimiter")
-        if delimiter is not None:
-            if not wanted:
-                raise ValueError("needs source.framing delimiter")
-            unescape(delimiter)
-        return delimiter
-
-    @field_validator("length_bytes", "length_order", "length_counts_itself")
-    @classmethod
-    def _check_length(cls, value: int | str | bool, info: ValidationInfo) -> int | str | bool:
-        # Defaults are not validated: it was given.
-        if info.data.get("framing", "length") != "length":
-            raise ValueError("needs source.framing length")
-        return value
-
-    @property
-    def end_mark(self) -> bytes:
-        """What ends a record; nothing if its length does."""
-        if self.framing == "length":
-            return b""
-        return LF if self.delimiter is None else unescape(self.delimiter)
-
-    def framer(self) -> Framer:
-        """Makes the framer of one stream from its beginning; each needs its own."""
-        framer: Framer = LineFramer(self.max_record_bytes)
-        if self.framing == "length":
-            framer = LengthFramer(
-                self.length_bytes,
-                self.max_record_bytes,
-                byte_order=self.length_order,
-                counts_itself=self.length_counts_itself,
-            )
-        elif self.framing == "delimiter":
-            framer = DelimiterFramer(self.end_mark, self.max_record_bytes)
-        if self.csv is not None and self.csv.header:
-            return HeaderlessFramer(framer, self.csv)
-        return framer
-
-    def refusal(self, framed: Framed, *, where: object, cursor: JSON) -> FeedMisconfigured:
-        """Why the stream cannot go on after ``framed``, for when it `is_last`."""
-        after = f"after cursor {show_cursor(cursor)}"
-        if framed.corrupt:
-            return FeedMisconfigured(
-                f"{where}: what should be the length of a record {after} is less than its own size; "
-                "check source.framing and its source.length_… options"
-            )
-        return FeedMisconfigured(
-            f"{where}: record of more than {self.max_record_bytes} bytes {after}; "
-            "raise source.max_record_bytes, or check source.framing"
-        )
-
-
-def _join(tail: bytearray, data: bytes | bytearray) -> bytearray:
-    # Growing in place is what keeps a large record that arrives in crumbs from costing its square.
-    if tail:
-        tail += data
-        _release_memory(data)
-        return tail
-    return data if isinstance(data, bytearray) else bytearray(data)
 
 
 def _divide(stream: bytearray, cut: int) -> tuple[bytes, bytearray]:
@@ -379,3 +222,107 @@ def _framed_lines(lines: bytes, *, oversize: bool) -> Framed:
     if lines.startswith(LF) or lines.rfind(b"\n\n") >= 0:
         lines = as_lines([line for line in lines.split(LF) if line])
     return Framed(lines=lines, oversize=oversize)
+
+
+# -- where to resume ---------------------------------------------------------------------------------
+
+
+class CursorReader:
+    """Reads the cursor of one feed."""
+
+    def __init__(self, pointer: str, csv: CsvFormat | None = None, *, option: str = "cursor") -> None:
+        """Raises `ValueError` for a pointer that is none, or names no field of CSV."""
+        self._where = f"source.{option} {pointer}"
+        self._find = _json_finder(pointer) if csv is None else field_finder(pointer, csv)
+        self._tokens = parse_pointer(pointer) if csv is None else None
+
+    def after(self, framed: Framed, previous: JSON) -> JSON:
+        """The cursor to resume after these records; ``previous`` if none of them has one. For a thread: on a loop,
+        `follow` does the same in turns with others.
+
+        Raises:
+            FeedMisconfigured: there is one, and it cannot be kept exactly.
+        """
+        return at_once(self._steps(framed, previous))
+
+    async def follow(self, framed: Framed, previous: JSON) -> JSON:
+        """`after`, for a loop."""
+        found = self._in_last(framed)
+        return found if found is not None else await in_turns(self._steps(framed, previous))
+
+    def _in_last(self, framed: Framed) -> JSON:
+        """The cursor in the last record, if that is small: then to parse all of it is what costs least (1 us, not
+        6). None says nothing."""
+        if self._tokens is None:
+            return None
+        lines = framed.lines
+        record = framed.records[-1] if framed.records else lines[lines.rfind(LF, 0, len(lines) - 1) + 1 :]
+        if len(record) > SMALL_BYTES:
+            return None
+        try:
+            found: JSON = orjson.loads(record)
+        except orjson.JSONDecodeError:
+            return None
+        for token in self._tokens:
+            if type(found) is dict:
+                found = found.get(token)
+            elif type(found) is list and (index := array_index(token)) is not None and index < len(found):
+                found = found[index]
+            else:
+                return None
+        return self._checked(found)
+
+    def _steps(self, framed: Framed, previous: JSON) -> Steps[JSON]:
+        size = 0
+        for number, record in enumerate(framed.backwards(), start=1):
+            if (found := self._in(record)) is not None:
+                return found
+            size += len(record)
+            if number % STEP_RECORDS == 0 or size >= SLICE_BYTES:
+                size = 0
+                yield
+        return previous
+
+    def _in(self, record: bytes) -> JSON:
+        """The cursor in a record; None if there is none."""
+        try:
+            text = self._find(record)
+            if text is MISSING:
+                return None
+            found: JSON = orjson.loads(text) if len(text) <= _TEXT_BYTES_MAX else None
+        except ValueError:  # a record that is not of its format
+            return None
+        if len(text) > _TEXT_BYTES_MAX:
+            raise self._larger(len(text))
+        return self._checked(found)
+
+    def _checked(self, cursor: JSON) -> JSON:
+        if type(cursor) is int or cursor is None:
+            return cursor
+        if isinstance(cursor, float) and abs(cursor) >= _EXACT_BELOW and cursor.is_integer():
+            raise FeedMisconfigured(
+                f"{self._where}: a number beyond 64 bits ({cursor!r}) cannot be kept exactly; "
+                "have the source send it as a string"
+            )
+        try:
+            text = orjson.dumps(cursor)
+        except orjson.JSONEncodeError:
+            raise FeedMisconfigured(
+                f"{self._where}: nested deeper than can be kept; point it at a smaller part of the record"
+            ) from None
+        if len(text) > CURSOR_BYTES_MAX:
+            raise self._larger(len(text))
+        if _NUL.search(text):
+            raise FeedMisconfigured(f"{self._where}: a NUL character in it cannot be kept in PostgreSQL")
+        return cursor
+
+    def _larger(self, size: int) -> FeedMisconfigured:
+        return FeedMisconfigured(
+            f"{self._where}: {size} bytes, at most {CURSOR_BYTES_MAX} are kept; "
+            "point it at a smaller part of the record"
+        )
+
+
+def _json_finder(pointer: str) -> Callable[[bytes], bytes | Missing]:
+    find = TextPointers([pointer]).find
+    return lambda record: find(record)[0]

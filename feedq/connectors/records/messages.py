@@ -25,8 +25,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from feedq.connectors.base import Context, CsvFormat, needs_json, show_cursor
 from feedq.connectors.records.framing import RECORD_BYTES_MAX, Framed
 from feedq.connectors.records.pointer import is_json
-from feedq.connectors.wire.connection import BUFFER_BYTES_MAX, ConnectedOptions
-from feedq.connectors.wire.remote import TIMEOUT_S_MAX, check_template
+from feedq.connectors.wire.remote import BUFFER_BYTES_MAX, TIMEOUT_S_MAX, ConnectedOptions, check_template
 from feedq.connectors.wire.template import fill_in
 from feedq.errors import FeedMisconfigured, FeedqError
 from feedq.model import JSON, Batch

@@ -18,60 +18,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from feedq.connectors.base import Context, Room
 from feedq.connectors.wire.dialing import GuardedSocket, bounded, dial_host, explain
-from feedq.connectors.wire.remote import Location, RemoteOptions
-from feedq.connectors.wire.tls import TlsFiles, client_context
+from feedq.connectors.wire.remote import ConnectionOptions
+from feedq.connectors.wire.tls import client_context
 from feedq.errors import SourceSilent, SourceUnavailable
 
 READ_BYTES = 256 * 1024
 """What is read from a socket at once, hence how far ``buffer_bytes`` may be overshot."""
 READ_BYTES_MIN = 4 * 1024
 """The same while the worker has no room: a feed that has nothing on its way must not starve behind the others."""
-
-BUFFER_BYTES_MAX = 16 * 2**20
-"""What is read at once is looked through at once."""
 UNSENT_BYTES_MAX = 64 * 1024
 """Bounds what a source that asks for answers and never reads them can make us keep."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionOptions:
-    """How to connect, and when to give up; durations in seconds, 0 for an idle timeout is none."""
-
-    endpoint: Location
-    connect_timeout_s: float
-    idle_timeout_s: float
-    buffer_bytes: int
-    keepalive: bool
-    tls_files: TlsFiles
-    server_name: str | None
-
-
-class ConnectedOptions(RemoteOptions):
-    """Base of the options of connectors that read from a `Connection`."""
-
-    buffer_bytes: Annotated[int, Field(ge=1, le=BUFFER_BYTES_MAX)] = 512 * 1024
-    """Received bytes that wait to be taken before reading pauses and the source has to wait."""
-
-    def connection_options(
-        self, *, idle_timeout_s: float = 0, buffer_bytes: int = 0, keepalive: bool = True
-    ) -> ConnectionOptions:
-        """How to connect to the URL; ``buffer_bytes`` instead of the option's."""
-        return ConnectionOptions(
-            endpoint=self.location,
-            connect_timeout_s=self.connect_timeout_s,
-            idle_timeout_s=idle_timeout_s,
-            buffer_bytes=buffer_bytes or self.buffer_bytes,
-            keepalive=keepalive,
-            tls_files=self.tls_files,
-            server_name=self.server_name,
-        )
 
 
 class _Scratch(threading.local):
@@ -147,7 +107,8 @@ class Connection(asyncio.BufferedProtocol):
     def put_back(self, data: bytes | bytearray) -> None:
         """What was received and not meant for the caller: comes again with the next `receive`."""
         self._buffer[:0] = data
-        self._take(len(data))
+        self._room.take(len(data))
+        self._held += len(data)
 
     def send(self, data: bytes, *, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
         """Send without waiting: it is a hello or answers, a few bytes. Once the connection has ended they are
@@ -205,7 +166,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._heard_at = self._loop.time()
         if self._options.idle_timeout_s > 0:
-            self._watch_idleness(self._options.idle_timeout_s)
+            self._check_idleness()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         # Reserved before it is read: thousands of sources that send at once would overshoot the bound a lot.
@@ -238,10 +199,6 @@ class Connection(asyncio.BufferedProtocol):
             self._idle_timer = None
         self._wake()
 
-    def _take(self, size: int) -> None:
-        self._room.take(size)
-        self._held += size
-
     def _give_back(self) -> None:
         self._room.give_back(self._held)
         self._held = 0
@@ -258,16 +215,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _watch_idleness(self, left_s: float) -> None:
-        self._idle_timer = self._loop.call_later(left_s, self._check_idleness)
-
     def _check_idleness(self) -> None:
         # One timer that looks again later, instead of one set back with every chunk.
         idle_timeout_s = self._options.idle_timeout_s
         # While reading is paused it is we who do not listen: the source cannot be called silent.
         silent_s = 0.0 if self.is_paused else self._loop.time() - self._heard_at
         if silent_s < idle_timeout_s:
-            self._watch_idleness(idle_timeout_s - silent_s)
+            self._idle_timer = self._loop.call_later(idle_timeout_s - silent_s, self._check_idleness)
             return
         self._end(
             SourceSilent(
